@@ -261,9 +261,7 @@ def check_audio(audio: Any, sample_rate: Any, name: str) -> None:
         raise RecordError(
             f"audio {name!r} must have a sample rate of at least 1 Hz, got {short_repr(sample_rate)}."
         )
-    if isinstance(audio, str | PurePath):
-        check_file(audio, f"audio {name!r}")
-    if isinstance(audio, str | bytes | PurePath):
+    if _is_encoded(audio, f"audio {name!r}"):
         return
     shape = _shape(audio)
     if shape is None or len(shape) not in {1, 2} or 0 in shape:
@@ -273,15 +271,20 @@ def check_audio(audio: Any, sample_rate: Any, name: str) -> None:
         )
 
 
+def _is_encoded(value: Any, what: str) -> bool:
+    """Returns whether a value is a path or bytes, and no array; refuses paths as `check_file` does."""
+    if isinstance(value, str | PurePath):
+        check_file(value, what)
+    return isinstance(value, str | bytes | PurePath)
+
+
 def check_video(video: Any, fps: Any, name: str, video_format: Any = "mp4") -> None:
     """Checks that frames have shape (T, C, H, W), a frame rate, and a format to encode them in."""
     if video_format not in {"mp4", "gif"}:
         raise RecordError(
             f'video {name!r} must have the format "mp4" or "gif", got {short_repr(video_format)}.'
         )
-    if isinstance(video, str | PurePath):
-        check_file(video, f"video {name!r}")
-    if isinstance(video, str | bytes | PurePath):
+    if _is_encoded(video, f"video {name!r}"):
         return
     shape = _shape(video)
     if shape is None or len(shape) != 4 or 0 in shape or shape[1] not in _CHANNELS:  # noqa: PLR2004

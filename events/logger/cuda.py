@@ -16,6 +16,7 @@ The current stream must have waited for a tensor that another stream computes, a
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import attrs
 import torch
 
 __all__ = ["CudaDevice", "ScalarSlot"]
@@ -64,6 +65,7 @@ class CudaDevice:
         return torch.cuda.current_stream(self._device)
 
 
+@attrs.define(eq=False)
 class ScalarSlot:
     """The scalars of one call.
 
@@ -77,16 +79,13 @@ class ScalarSlot:
         current_stream: returns what the event is recorded on.
     """
 
-    def __init__(
-        self, staging: torch.Tensor, landed: torch.Tensor, event: _Event, current_stream: Callable[[], Any]
-    ) -> None:
-        self._staging = staging
-        self._landed = landed
-        self._event = event
-        self._current_stream = current_stream
-        self._integers: Sequence[torch.Tensor] = ()
-        self._floats: Sequence[torch.Tensor] = ()
-        self._dtypes: list[torch.dtype] = []
+    _staging: torch.Tensor
+    _landed: torch.Tensor
+    _event: _Event
+    _current_stream: Callable[[], Any]
+    _integers: Sequence[torch.Tensor] = attrs.field(default=(), init=False)
+    _floats: Sequence[torch.Tensor] = attrs.field(default=(), init=False)
+    _dtypes: list[torch.dtype] = attrs.field(factory=list, init=False)
 
     def start(self, tensors: Sequence[torch.Tensor]) -> None:
         """Snapshots scalars and starts their copy; queues work and returns."""

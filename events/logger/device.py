@@ -111,17 +111,17 @@ class PendingCopy:
         self.is_ready = self.is_lost = True
 
 
+@attrs.define(eq=False)
 class _Ring:
     """The pending copies from one device, oldest first."""
 
-    def __init__(self, device: Device, policy: DeviceCopies) -> None:
-        self._device = device
-        self._policy = policy
-        self._free: deque[Slot] | None = None
-        self._copies: deque[tuple[DeviceCopy, list[PendingCopy], Slot | None]] = deque()
-        self._failure: Exception | None = None
-        self._reported: set[str] = set()
-        self.lost_values = 0
+    _device: Device
+    _policy: DeviceCopies
+    _free: deque[Slot] | None = None
+    _copies: deque[tuple[DeviceCopy, list[PendingCopy], Slot | None]] = attrs.field(factory=deque)
+    _failure: Exception | None = None
+    _reported: set[str] = attrs.field(factory=set)
+    lost_values: int = 0
 
     @property
     def is_busy(self) -> bool:
@@ -250,18 +250,20 @@ class HostCopies:
 
     def __init__(self, policy: DeviceCopies) -> None:
         self._policy = policy
-        self._rings: dict[Any, _Ring | None] = {}
+        # By device; None for one that cannot copy without waiting.
+        self._by_device: dict[Any, _Ring | None] = {}
+        self._rings: list[_Ring] = []
         self._owner_pid = os.getpid()
 
     @property
     def is_busy(self) -> bool:
         """Whether a copy is pending."""
-        return any(ring is not None and ring.is_busy for ring in self._rings.values())
+        return any(ring.is_busy for ring in self._rings)
 
     @property
     def lost_values(self) -> int:
         """How many values were lost: a ring was full, a device failed, or a deadline passed."""
-        return sum(ring.lost_values for ring in self._rings.values() if ring is not None)
+        return sum(ring.lost_values for ring in self._rings)
 
     def start_scalars(self, tensors: Sequence[Any]) -> list[Any]:
         """Returns a `PendingCopy` for each scalar, or its number if its device cannot copy without waiting.
@@ -299,18 +301,20 @@ class HostCopies:
 
     def _ring_of(self, tensor: Any) -> _Ring | None:
         key = tensor.device
-        if key not in self._rings:
+        if key not in self._by_device:
             device = self._policy.open_device(tensor)
-            self._rings[key] = None if device is None else _Ring(device, self._policy)
-        return self._rings[key]
+            ring = self._by_device[key] = None if device is None else _Ring(device, self._policy)
+            if ring is not None:
+                self._rings.append(ring)
+        return self._by_device[key]
 
     def collect(self) -> None:
         """Reads the copies that are complete, without waiting."""
         if os.getpid() != self._owner_pid:
-            self._forget()
-        for ring in self._rings.values():
-            if ring is not None:
-                ring.collect()
+            self.abandon()
+            self._by_device, self._rings, self._owner_pid = {}, [], os.getpid()
+        for ring in self._rings:
+            ring.collect()
 
     def wait(self) -> bool:
         """Waits for all copies until the deadline; returns whether they are complete."""
@@ -326,11 +330,5 @@ class HostCopies:
 
     def abandon(self) -> None:
         """Drops all pending copies."""
-        for ring in self._rings.values():
-            if ring is not None:
-                ring.abandon()
-
-    def _forget(self) -> None:
-        self.abandon()
-        self._rings = {}
-        self._owner_pid = os.getpid()
+        for ring in self._rings:
+            ring.abandon()

@@ -712,18 +712,14 @@ class Logger:
     def poll(self) -> None:
         """Delivers records whose copies are complete, without waiting; called by the engine at each event."""
         if self.is_busy:
-            try:
+            with self._refreshing():
                 self._delivery.poll()
-            finally:
-                self._refresh()
 
     def wait_for_copies(self) -> None:
         """Waits for pending copies until the deadline of `device_copies`, and delivers them."""
         if self.is_busy:
-            try:
+            with self._refreshing():
                 self._delivery.wait_for_copies()
-            finally:
-                self._refresh()
 
     def deliver_pending(self, *, is_last: bool = False) -> None:
         """Writes all waiting records, and waits for pending copies from devices.
@@ -731,11 +727,9 @@ class Logger:
         Args:
             is_last: copies that are not complete at the deadline are dropped, and counted.
         """
-        try:
+        with self._refreshing():
             self._delivery.write_all()
             self._delivery.wait_for_copies(is_last=is_last)
-        finally:
-            self._refresh()
 
     def stop(self) -> None:
         """Makes later calls raise; called by the engine once its destinations are closed."""
@@ -780,10 +774,8 @@ class Logger:
         self._require_open("log_metrics")
         self.poll()
         if isinstance(metrics, Mapping):
-            try:
+            with self._refreshing():
                 self._delivery.log_metrics(metrics, self._prefix, step)
-            finally:
-                self._refresh()
         else:
             got = f"{short_repr(metrics, 80)} ({type(metrics).__name__})"
             self.faults.refuse(
@@ -814,11 +806,16 @@ class Logger:
             except Exception as error:  # methods of a value that only looks like an array, list or dict
                 raise _unreadable(action, name, error) from error
 
-        try:
+        with self._refreshing():
             self._delivery.log_record(action, name, given, checked, options)
+        self.faults.raise_refused()
+
+    @contextmanager
+    def _refreshing(self) -> Iterator[None]:
+        try:
+            yield
         finally:
             self._refresh()
-        self.faults.raise_refused()
 
     def _refresh(self) -> None:
         self.is_busy = self._delivery.is_busy

@@ -281,9 +281,8 @@ class Summary:
         self.count += len(samples)
         self._last = samples[-1]
         if self._needs_extremes:
-            smallest, largest = min(samples), max(samples)
-            self._min = min(self._min, smallest)
-            self._max = max(self._max, largest)
+            self._min = min(self._min, *samples)
+            self._max = max(self._max, *samples)
 
     def _fold_deviation(self, samples: list[float]) -> None:
         """Merges means and squared deviations.
@@ -362,6 +361,7 @@ class _ClosedWindow:
     is_logged: threading.Event = attrs.field(factory=threading.Event)
 
 
+@attrs.define(slots=False, eq=False)
 class Window:
     """The samples of a Stat since it last logged; outlives its Stat until they are logged too.
 
@@ -370,26 +370,20 @@ class Window:
     `wait_until_logged`.
     """
 
-    def __init__(
-        self,
-        name: str,
-        aggregations: tuple[Aggregation, ...],
-        seconds: float,
-        max_samples: int | None,
-        log: Callable[[Event], object],
-    ) -> None:
-        self.name = name
-        self.aggregations = aggregations
-        self.seconds = seconds
-        self.max_samples = max_samples
-        self.discarded = 0
-        self.samples: list[float] = []
-        self.being_logged: list[_ClosedWindow] = []
-        self._log = log
-        self._log_has_failed = False
-        # Reentrant, to tell a signal handler in the holding thread, which must not wait, from another thread.
-        self._lock = threading.RLock()
-        self._is_held = False
+    name: str
+    aggregations: tuple[Aggregation, ...]
+    seconds: float
+    max_samples: int | None
+    _log: Callable[[Event], object]
+    discarded: int = attrs.field(default=0, init=False)
+    samples: list[float] = attrs.field(factory=list, init=False)
+    being_logged: list[_ClosedWindow] = attrs.field(factory=list, init=False)
+    _log_has_failed: bool = attrs.field(default=False, init=False)
+    # Reentrant, to tell a signal handler in the holding thread, which must not wait, from another thread.
+    _lock: Any = attrs.field(factory=threading.RLock, init=False)
+    _is_held: bool = attrs.field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
         self._reset()
 
     def _reset(self) -> None:
