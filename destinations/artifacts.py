@@ -27,6 +27,7 @@ _log = logging.getLogger("destinations")
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 _POINTER_SUFFIX = ".symlink"
 _HANDLES_KEPT = 256
+_FILES_LISTED = 1000
 _LOOK_SECONDS = 0.2
 _SECONDS_BEFORE_A_BAR = 1.0
 # Fewer files or bytes are no progress to watch.
@@ -192,14 +193,25 @@ class Artifacts(LoggerDestination):
                 raise
             raise OSError(f"could not download {remote_file_name!r}: {error}") from error
 
-    def delete_file(self, state: State, remote_file_name: str, *, after: Sequence[str] = ()) -> None:
+    def delete_file(
+        self, state: State, remote_file_name: str, *, after: Sequence[str] = (), then: Sequence[str] = ()
+    ) -> None:
         queue = self._open()
         # Also its own: a name that is another run's was refused, and is not ours to delete.
         handles = [self._handles.get(one) for one in after]
         if None not in handles:
             own = self._handles.get(remote_file_name)
             known = [one for one in (*handles, own) if one is not None]
-            queue.delete(self._name(remote_file_name), after=known)
+            queue.delete(self._name(remote_file_name), after=known, then=[self._name(one) for one in then])
+
+    def list_files(self, prefix: str) -> Sequence[str]:
+        end = self._remote_file_name.partition("{remote_file_name}")[2]
+        there = self._name(prefix).removesuffix(end)
+        try:
+            names = self._open().names(there, _FILES_LISTED)
+        except UploadError as error:
+            raise OSError(f"cannot list {self._open().uri(there)}: {error}") from error
+        return [prefix + name.removeprefix(there).removesuffix(end) for name in names]
 
     def file_uri(self, remote_file_name: str) -> str | None:
         return self._open().uri(self._name(remote_file_name))

@@ -335,7 +335,9 @@ class LoggerDestination(Callback):
         """
         raise NotImplementedError(f"{type(self).__name__} keeps no files to download.")
 
-    def delete_file(self, state: State, remote_file_name: str, *, after: Sequence[str] = ()) -> None:
+    def delete_file(
+        self, state: State, remote_file_name: str, *, after: Sequence[str] = (), then: Sequence[str] = ()
+    ) -> None:
         """Deletes a file that this run has uploaded, without waiting for it.
 
         Args:
@@ -343,6 +345,7 @@ class LoggerDestination(Callback):
             remote_file_name: what `upload_file` was told.
             after: names of uploaded files that must be safe before; where one of them fails, nothing is
                 deleted.
+            then: names of uploaded files that are deleted next, once this one is gone.
         """
 
     def file_uri(self, remote_file_name: str) -> str | None:
@@ -352,6 +355,17 @@ class LoggerDestination(Callback):
             remote_file_name: what `upload_file` was told.
         """
         return None
+
+    def list_files(self, prefix: str) -> Sequence[str]:
+        """Returns the names of files that are in its store, of this run or another; the first thousand.
+
+        Args:
+            prefix: the beginning of the names, as `upload_file` was told.
+
+        Raises:
+            OSError: the store cannot be asked.
+        """
+        return ()
 
     def has_uploaded(self, remote_file_name: str) -> bool:
         """Returns whether a file is where others can read it; the pointer to a checkpoint in shards waits.

@@ -32,10 +32,12 @@ _TRIES = 6
 
 @attrs.define(eq=False)
 class _Request:
-    """An object to delete, and the uploads that must be in the store before."""
+    """An object to delete, those to delete once it is gone, and the uploads that must be there before."""
 
     name: str
     after: tuple[UploadHandle | FolderHandle, ...]
+    then: tuple[str, ...] = ()
+    deleted: int = 0
     failures: int = 0
     not_before: float = 0.0
 
@@ -61,15 +63,15 @@ class Deletions:
         self._thread: threading.Thread | None = None
         self._has_ended = False
 
-    def add(self, name: str, after: Sequence[UploadHandle | FolderHandle]) -> None:
-        """Adds an object; returns at once. Any thread."""
+    def add(self, name: str, after: Sequence[UploadHandle | FolderHandle], then: Sequence[str] = ()) -> None:
+        """Adds an object, and those to delete once it is gone; returns at once. Any thread."""
         with self._changed:
             if self._has_ended or any(one.name == name for one in self._requests):
                 return
             if len(self._requests) >= _MAX_WAITING:
                 log_safely(logging.WARNING, "%s is not deleted: too many deletions wait", name)
                 return
-            self._requests.append(_Request(name, tuple(after)))
+            self._requests.append(_Request(name, tuple(after), tuple(then)))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="uploads-deletions", daemon=True)
                 self._thread.start()
@@ -116,7 +118,8 @@ class Deletions:
         after = [one for given in request.after for one in getattr(given, "handles", (given,))]
         if time.monotonic() < request.not_before or not all(one.done() for one in after):
             return False
-        if any(self._is_pending(name) for name in (request.name, *(one.remote_name for one in after))):
+        waited_for = (request.name, *request.then, *(one.remote_name for one in after))
+        if any(self._is_pending(name) for name in waited_for):
             return False
         if failed := next((one for one in after if one.state.is_failure), None):
             log_safely(
@@ -124,10 +127,15 @@ class Deletions:
             )
             return True
         try:
-            if pointer := self._pointer_to(request.name):
+            if not request.deleted and (pointer := self._pointer_to(request)):
                 log_safely(logging.WARNING, "%s is not deleted: %s leads to it", request.name, pointer)
-            else:
-                self._store.delete(request.name)
+                return True
+            for name in (request.name, *request.then)[request.deleted :]:
+                if self._has_ended:
+                    return False
+                self._store.delete(name)
+                request.deleted += 1
+                request.failures = 0
         except TransientStoreError as error:
             request.failures += 1
             if request.failures < _TRIES:
@@ -140,11 +148,18 @@ class Deletions:
         return True
 
     def _report(self, request: _Request, error: Exception) -> None:
-        log_safely(logging.WARNING, "cannot delete %s: %s", self._store.uri(request.name), redact(str(error)))
+        uri = self._store.uri((request.name, *request.then)[request.deleted])
+        log_safely(logging.WARNING, "cannot delete %s: %s", uri, redact(str(error)))
 
-    def _pointer_to(self, name: str) -> str | None:
-        """Returns a pointer beside an object that leads to it, by the last part of the name in it."""
-        folder, slash, leaf = name.rpartition("/")
+    def _pointer_to(self, request: _Request) -> str | None:
+        """Returns a pointer that leads to an object: one beside it, by the last part of the name in it.
+
+        An object that stands for others is the last of a folder: a pointer beside that folder names both.
+        """
+        folder, slash, leaf = request.name.rpartition("/")
+        if request.then and slash:
+            folder, slash, inner = folder.rpartition("/")
+            leaf = f"{inner}/{leaf}"
         listed = itertools.islice(self._store.list(folder + slash), _MAX_LISTED)
         pointers = [one.name for one in listed if one.name.endswith(POINTER_SUFFIX)]
         for pointer in pointers[:_MAX_POINTERS]:
@@ -153,6 +168,6 @@ class Deletions:
                 content += chunk
                 if len(content) > _MAX_POINTER_BYTES:
                     break
-            if content.decode(errors="replace").strip().rpartition("/")[2] == leaf:
+            if f"/{content.decode(errors='replace').strip()}".endswith(f"/{leaf}"):
                 return pointer
         return None

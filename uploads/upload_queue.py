@@ -578,7 +578,13 @@ class UploadQueue:
         except (OSError, InvalidSourceError, SpoolUnusableError) as error:  # The source is in the spool.
             return self._refused(name, 0, _spool_full_error(error, self.spool.path, 0))
 
-    def delete(self, remote_name: str, *, after: Sequence[UploadHandle | FolderHandle] = ()) -> None:
+    def delete(
+        self,
+        remote_name: str,
+        *,
+        after: Sequence[UploadHandle | FolderHandle] = (),
+        then: Sequence[str] = (),
+    ) -> None:
         """Deletes an object from the store in the background, if it is there; returns at once.
 
         It stays where one of `after` fails, and where a pointer in its folder leads to it; the log says so.
@@ -588,12 +594,14 @@ class UploadQueue:
         Args:
             remote_name: Its name in the store; uploads of this name that are pending are waited for.
             after: Handles of uploads of this queue that must be in the store before.
+            then: Names of objects that are deleted next, once this one is gone: the files that a manifest
+                lists.
 
         Raises:
             InvalidRemoteNameError: At once.
             QueueClosedError: After `close`.
         """
-        name = check_remote_name(remote_name)
+        name, *others = map(check_remote_name, (remote_name, *then))
         if self._is_child:
             return
         with self._closing:
@@ -601,7 +609,7 @@ class UploadQueue:
                 raise QueueClosedError(f"cannot delete {name!r}: the queue is closed")
             if self._deletions is None:
                 self._deletions = Deletions(self._store, self._ledger.has_name, self._policy)
-        self._deletions.add(name, after)
+        self._deletions.add(name, after, others)
 
     def download_file(
         self, name: str, destination: str | Path, *, overwrite: bool = False, progress_bar: bool = True
@@ -610,6 +618,14 @@ class UploadQueue:
         return download_file(
             name, destination, store=self._store, overwrite=overwrite, progress_bar=progress_bar
         )
+
+    def names(self, prefix: str, limit: int) -> list[str]:
+        """Returns the names of objects in the store that begin with a prefix, up to so many; waits for it.
+
+        Raises:
+            UploadError: It cannot be listed.
+        """
+        return [one.name for one in itertools.islice(self._store.list(prefix), limit)]
 
     def uri(self, remote_name: str) -> str:
         """Returns the URI of an upload of this name."""

@@ -3,6 +3,7 @@
 The `log_*` methods copy in the training thread; a lane encodes and writes.
 """
 
+import contextlib
 import csv
 import errno
 import hashlib
@@ -272,8 +273,13 @@ class MediaWriter:
 
         self._put(work, 0, f"artifact {remote_name!r}", "files")
 
-    def delete_file(self, remote_name: str, *, step: int) -> None:
+    def delete_file(self, remote_name: str, *, step: int, with_folder: bool = False) -> None:
         """Removes a file from `artifacts/` in the lane, and says so in the index.
+
+        Args:
+            remote_name: of the file.
+            step: for the index.
+            with_folder: whether its folder goes too, if nothing else is in it.
 
         Raises:
             RecordError: the name leads out of the folder.
@@ -289,6 +295,9 @@ class MediaWriter:
                 return
             record = {"step": step, "name": remote_name, "time": at, "path": path, "size": size}
             append_record(self._run_dir / ARTIFACTS_INDEX, {**record, "is_deleted": True})
+            if with_folder:
+                with contextlib.suppress(OSError):
+                    target.parent.rmdir()
 
         self._put(work, 0, f"deletion of artifact {remote_name!r}", "files")
 

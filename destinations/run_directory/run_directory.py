@@ -540,10 +540,17 @@ class RunDirectory(RecordDestination):
                 None,
             )
 
-    def delete_file(self, state: State, remote_file_name: str, *, after: Sequence[str] = ()) -> None:
-        """Removes a file from `artifacts/`, in the background."""
+    def delete_file(
+        self, state: State, remote_file_name: str, *, after: Sequence[str] = (), then: Sequence[str] = ()
+    ) -> None:
+        """Removes files from `artifacts/`, in the background."""
+
+        def delete(media: MediaWriter, at: int) -> None:
+            for name in (remote_file_name, *then):
+                media.delete_file(name, step=at, with_folder=bool(then))
+
         if self._keeping != "off":
-            self._with_media(lambda media, at: media.delete_file(remote_file_name, step=at), None)
+            self._with_media(delete, None)
 
     def download_file(
         self, remote_file_name: str, destination: str, overwrite: bool = False, progress_bar: bool = True

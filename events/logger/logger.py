@@ -622,7 +622,14 @@ class Logger:
         names = ", ".join(type(one).__name__ for one in asked) or "no destination, for none stores files"
         raise FileNotFoundError(f"file {name!r} was not found; asked: {names}.")
 
-    def delete_file(self, remote_file_name: str, *, local: bool = False, after: Sequence[str] = ()) -> None:
+    def delete_file(
+        self,
+        remote_file_name: str,
+        *,
+        local: bool = False,
+        after: Sequence[str] = (),
+        then: Sequence[str] = (),
+    ) -> None:
         """Deletes a file that this run has uploaded, in the background.
 
         Args:
@@ -630,14 +637,16 @@ class Logger:
             local: deletes it where destinations keep it on this machine (`RunDirectory`), not where they send
                 it (`Artifacts`).
             after: names of files that must be there before.
+            then: names of files that are deleted next, once this one is gone.
         """
         name, *before = (self._file_names(one, "")[0] for one in (remote_file_name, *after))
+        more = {"then": [self._file_names(one, "")[0] for one in then]} if then else {}
 
         def delete(destination: Any) -> None:
             if getattr(destination, "keeps_files_here", False) == local and hasattr(
                 destination, "delete_file"
             ):
-                destination.delete_file(self._state, name, after=before)
+                destination.delete_file(self._state, name, after=before, **more)
 
         self._each("delete_file", delete)
 
@@ -657,6 +666,21 @@ class Logger:
 
         self._each("file_uri", ask)
         return tuple(found)
+
+    def list_files(self, prefix: str) -> list[str]:
+        """Returns the names of files that destinations have in stores, of this run or another.
+
+        Waits for the stores.
+
+        Args:
+            prefix: the beginning of the names; of each destination the first thousand are returned.
+
+        Raises:
+            OSError: a store cannot be asked.
+        """
+        self._require_open("list_files")
+        asked = [getattr(one, "list_files", None) for one in self._destinations if self._takes_files(one)]
+        return [name for ask in asked if ask is not None for name in ask(prefix)]
 
     def has_file_upload_destination(self) -> bool:
         """Returns whether a destination takes files."""

@@ -96,7 +96,7 @@ def run(folder, name, **options):
         options: `save`, the folder of checkpoints; `shard`, "fsdp" or "ddp"; `load`, a path, and `weights`,
             whether these alone; `resume`; `run`, its name; `store`, where `Artifacts` uploads; `kill`, the
             batch at whose checkpoint the last rank is killed; `full`, from which batch to which its disk is
-            full; `batches`, how many; `keep`; `process_bytes`.
+            full; `batches`, how many; `keep`; `keep_in_store`; `process_bytes`.
     """
     torch.set_num_threads(1)
     rank = distributed.get_rank()
@@ -112,6 +112,7 @@ def run(folder, name, **options):
         sharded=None if is_divided else True,
         process_bytes=int(options.get("process_bytes", 1 << 30)),
         keep=int(options["keep"]) if "keep" in options else None,
+        keep_in_store=int(options["keep_in_store"]) if "keep_in_store" in options else None,
         close_seconds=60,
     )
     counts = Counts()

@@ -251,6 +251,28 @@ def test_destinations_get_the_shards_and_give_them_back(saved, run_ranks, tmp_pa
     ).read_text() == "r/checkpoints/ep2-ba10/manifest.json"
 
 
+def test_old_shards_of_all_ranks_go_from_a_store(run_ranks, tmp_path, uri, machine):
+    """Those that every rank has uploaded, once the newer ones are there."""
+    run_ranks(2, tmp_path, f"first:save={uri},keep_in_store=1,run=y")
+
+    place = open_store(uri.replace("{run_name}", "y"))
+    assert sorted(one.name for one in place.list("")) == files_of("ep2-ba10")
+
+
+def test_after_a_rank_has_died_the_others_delete_what_it_has_uploaded(run_ranks, tmp_path):
+    """On another number of ranks; while it was dead nothing was deleted."""
+    plan = f"save={tmp_path}/c,store={tmp_path}/store,keep_in_store=1"
+    run_ranks(2, tmp_path, f"first:{plan},batches=8")
+    run_ranks(2, tmp_path, f"killed:{plan},batches=16,resume=1,kill=12", fails=True)
+    uploaded = names(tmp_path / "store/r/checkpoints")
+
+    run_ranks(1, tmp_path, f"again:{plan},batches=16,resume=1")
+
+    assert uploaded == files_of("ep1-ba8")
+    left = names(tmp_path / "store/r/checkpoints")
+    assert left == sorted([*(f"ep3-ba16/{name}" for name in FILES if "1" not in name), "latest.symlink"])
+
+
 def test_a_full_disk_on_one_rank_costs_that_checkpoint_on_all(saved, run_ranks, tmp_path):
     """All say so, give back its room and go on; the next is whole."""
     text = run_ranks(2, tmp_path, f"full:save={tmp_path}/c,full=3-6")

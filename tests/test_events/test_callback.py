@@ -40,6 +40,7 @@ def test_a_destination_adds_records_and_files():
         "delete_file",
         "file_uri",
         "has_uploaded",
+        "list_files",
         "can_upload_files",
         "keeps_files_here",
         "flush",

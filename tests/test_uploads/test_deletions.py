@@ -18,6 +18,7 @@ class Slow(LocalStore):
         self.may_put = threading.Event()
         self.deleted = []
         self.failures = 0
+        self.failures_of = {}
 
     def put(self, name, body, **options):
         if name == "slow":
@@ -28,8 +29,10 @@ class Slow(LocalStore):
 
     def delete(self, name):
         self.deleted.append(name)
+        self.failures += self.failures_of.get(name, 0) > 0
         if self.failures:
             self.failures -= 1
+            self.failures_of[name] = self.failures_of.get(name, 0) - 1
             raise TransientStoreError("busy")
         super().delete(name)
 
@@ -138,7 +141,61 @@ def test_what_is_left_at_the_end_stays(queue, store, file, caplog):
         queue.delete("old")
 
 
+def shards(store, *folders):
+    """Puts objects called `one`, `two` and `last` into folders, and returns the arguments to delete each."""
+    for folder in folders:
+        (store.root / folder).mkdir(parents=True)
+        for name in ("one", "two", "last"):
+            (store.root / folder / name).write_bytes(b"")
+    return [(f"{one}/last", {"then": [f"{one}/one", f"{one}/none", f"{one}/two"]}) for one in folders]
+
+
+def test_what_stands_for_others_goes_first(queue, store):
+    """Nothing that is left looks whole; an object that is not there is no error."""
+    [(name, options)] = shards(store, "a")
+
+    queue.delete(name, **options)
+    queue.drain(WAIT_SECONDS)
+
+    assert names(store) == ["old"]
+    assert store.deleted == ["a/last", "a/one", "a/none", "a/two"]
+
+
+def test_the_others_stay_where_it_cannot_be_deleted(queue, store, caplog):
+    """It would look whole without them; where one of them cannot be deleted, that one is tried again alone."""
+    first, second = shards(store, "a", "b")
+    store.failures = 6
+    queue.delete(first[0], **first[1])
+    queue.drain(WAIT_SECONDS)
+    assert names(store) == ["a/last", "a/one", "a/two", "b/last", "b/one", "b/two", "old"]
+
+    store.failures_of = {"b/one": 2}
+    queue.delete(second[0], **second[1])
+    queue.drain(WAIT_SECONDS)
+
+    assert names(store) == ["a/last", "a/one", "a/two", "old"]
+    assert store.deleted[6:] == ["b/last", "b/one", "b/one", "b/one", "b/none", "b/two"]
+    assert "cannot delete" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["b/last", "x/b/last"])
+def test_what_stands_for_others_stays_where_a_pointer_beside_its_folder_leads_to_it(
+    queue, store, caplog, text
+):
+    """Others of the same name, in other folders, do not."""
+    (store.root / "latest.symlink").write_text(text)
+
+    for name, options in shards(store, "a", "b", "xb"):
+        queue.delete(name, **options)
+    queue.drain(WAIT_SECONDS)
+
+    assert names(store) == ["b/last", "b/one", "b/two", "latest.symlink", "old"]
+    assert "b/last is not deleted: latest.symlink leads to it" in caplog.text
+
+
 def test_a_name_that_leaves_the_store_is_refused(queue):
     """In the caller's thread."""
     with pytest.raises(InvalidRemoteNameError):
         queue.delete("../x")
+    with pytest.raises(InvalidRemoteNameError):
+        queue.delete("old", then=["../x"])

@@ -5,10 +5,10 @@ queue, and uploaded from there. The newest stays on this machine.
 """
 
 import contextlib
-import logging
+import itertools
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 from events.errors import CheckpointError
@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteFolder", "are_uploaded", "is_uri", "newest_names"]
 
-_log = logging.getLogger("events")
-
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 _POINTER_BYTES = 1024
 _HANDLES_KEPT = 256
+_FIRST_NAMES = 1000
 
 
 def is_uri(folder: str) -> bool:
@@ -59,9 +58,9 @@ class RemoteFolder:
         spools = next(default_spools(self.store.uri())).parent
         self.local = spools.with_name(f"{spools.name}.checkpoints")
         self._queue: UploadQueue | None = None
-        # The newest uploads by name, and those of the last checkpoint.
-        self._handles: dict[str, Any] = {}
-        self._last: list[Any] = []
+        # The newest uploads by name, and those of the checkpoint to which the pointer was moved last.
+        self._handles: dict[str, UploadHandle] = {}
+        self._last: list[UploadHandle] = []
 
     def open(self) -> None:
         """Opens the upload queue, which also uploads what an earlier process left behind."""
@@ -79,12 +78,7 @@ class RemoteFolder:
             written: of the file.
             overwrite: whether it may replace an older one of the same name.
         """
-        handle = self.submit(path, path.name, written.crc32, overwrite=overwrite)
-        self._last = [handle]
-        self._handles[path.name] = handle
-        while len(self._handles) > _HANDLES_KEPT:
-            del self._handles[next(iter(self._handles))]
-        self.move_pointer(pointer, handle)
+        self.move_pointer(pointer, self.submit(path, path.name, written.crc32, overwrite=overwrite))
         return self.store.uri(path.name)
 
     def submit(self, path: Path, name: str, crc32: int | None, *, overwrite: bool) -> "UploadHandle":
@@ -101,21 +95,33 @@ class RemoteFolder:
         handle: UploadHandle = self._queue.submit(  # type: ignore[assignment]  # no folder
             path, name, overwrite=overwrite, link=True, crc32=crc32
         )
+        self._handles.pop(name, None)
+        self._handles[name] = handle
+        while len(self._handles) > _HANDLES_KEPT:
+            del self._handles[next(iter(self._handles))]
         return handle
 
     def move_pointer(self, pointer: str | None, target: "UploadHandle") -> None:
         """Submits a pointer, visible once its target is in the store; None for none."""
         self.open()
         assert self._queue is not None  # noqa: S101  # opened above
+        self._last = [target]
         if pointer is not None:
             self._last.append(self._queue.submit_pointer(pointer.removesuffix(POINTER_SUFFIX), target))
 
-    def delete(self, uri: str) -> None:
-        """Deletes a checkpoint of this folder in the background, after what was handed on last."""
-        name = unquote(uri.partition("?")[0].rpartition("/")[2])
+    def delete(self, uri: str, beside: "Sequence[str]" = ()) -> None:
+        """Deletes a checkpoint of this folder in the background, after what the pointer was moved to.
+
+        Args:
+            uri: of the checkpoint, or of the manifest of one in shards; others are not deleted.
+            beside: the names of the files in the folder of that manifest, which follow it.
+        """
+        *_, folder, name = unquote(uri.partition("?")[0]).split("/")
+        start = f"{folder}/" if beside else ""
+        name = f"{start}{name}"
         if self._queue is not None and uri == self.store.uri(name):
             own = [self._handles[name]] if name in self._handles else []
-            self._queue.delete(name, after=[*self._last, *own])
+            self._queue.delete(name, after=[*self._last, *own], then=[f"{start}{one}" for one in beside])
 
     def names(self, pointer: str | None) -> list[str]:
         """Returns the names of the checkpoints in the store, the newest first.
@@ -154,15 +160,13 @@ class RemoteFolder:
         except (UploadError, OSError) as error:
             raise CheckpointError(f"cannot download {self.store.uri(name)}: {error}") from error
 
-    def has(self, name: str) -> bool:
-        """Returns whether the store has an object; False, with a warning, where it cannot be asked."""
-        from uploads import UploadError
+    def first_names(self) -> list[str]:
+        """Returns the names of the first thousand objects in the store, which S3 lists by one request.
 
-        try:
-            return self.store.head(name) is not None
-        except UploadError as error:
-            _log.warning("cannot ask the store for %s: %s", self.store.uri(name), error)
-            return False
+        Raises:
+            UploadError: the store cannot be asked.
+        """
+        return [one.name for one in itertools.islice(self.store.list(""), _FIRST_NAMES)]
 
     def close(self, seconds: float) -> None:
         """Uploads for up to so many seconds; what is left stays in the spool, and the log names it."""

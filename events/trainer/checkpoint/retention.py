@@ -22,6 +22,7 @@ class SavedCheckpoint:
         number: how many were saved before it, plus one.
         batch: the batches that were trained before it.
         metric: the value of the metric that decides which is best, or None.
+        shards: how many ranks have written it; 0 where it is a single file.
     """
 
     path: str
@@ -29,6 +30,7 @@ class SavedCheckpoint:
     number: int = 0
     batch: int = 0
     metric: float | None = None
+    shards: int = 0
 
     @classmethod
     def from_state(cls, state: Any) -> "SavedCheckpoint":
@@ -121,6 +123,13 @@ class Kept:
         local, removed = _apply(here, self.local, self.removed, new)
         stored, deleted = _apply(in_store, self.stored, self.deleted, new)
         return Kept(local, () if in_store.newest is None else stored, removed, deleted)
+
+    def without_stored(self, path: str) -> "Kept":
+        """Returns what is kept without a checkpoint of which a part could not be uploaded."""
+        stored, deleted = (
+            tuple(one for one in part if one.path != path) for part in (self.stored, self.deleted)
+        )
+        return attrs.evolve(self, stored=stored, deleted=deleted)
 
 
 def _apply(

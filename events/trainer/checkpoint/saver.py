@@ -12,9 +12,11 @@ import contextlib
 import functools
 import json
 import logging
+import re
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +26,7 @@ from events.callback import Callback
 from events.errors import CheckpointError
 from events.interval import Interval
 from events.logger.logger import Logger
-from events.names import format_name
+from events.names import format_name, format_run_name
 from events.state import State
 from events.timestamp import Time, Timestamp
 from events.trainer import distributed
@@ -43,7 +45,15 @@ from .files import (
 from .reading import SavePlace
 from .remote import RemoteFolder, are_uploaded, is_uri
 from .retention import Kept, Retention, SavedCheckpoint
-from .sharded import ShardPlan, ShardRequest, WrittenShard, complete, files_of, write_shard
+from .sharded import (
+    ShardPlan,
+    ShardRequest,
+    WrittenShard,
+    complete,
+    files_beside_manifest,
+    files_of,
+    write_shard,
+)
 from .snapshot import NotEnoughMemoryError, SnapshotBuffer, plain_values, size_of
 from .writer import CheckpointWriter, Request
 
@@ -56,6 +66,10 @@ _PROCESS_BYTES = 32 << 20
 _SPARE = 32
 _LOOK_SECONDS = 0.1
 _DESTINATION_SECONDS = 30.0
+# In shards, whose files are not yet where they are to be.
+_MAX_UPLOADS = 32
+_ASK_SECONDS = 20.0
+_PLACEHOLDER = re.compile(r"\{\w+(?::[^{}]*)?\}")
 
 
 @attrs.define
@@ -99,15 +113,17 @@ class _Uploads:
 
     Attributes:
         path: of the manifest.
-        has_pointer: whether there is one.
         are_there: returns whether all of it is where it is to be; raises OSError where it never will be.
-        move_pointer: hands on the pointer.
+        move_pointer: hands on the pointer, if there is one.
+        surplus: what is to be deleted where it is uploaded, once the pointer has moved.
+        delete: deletes one of those.
     """
 
     path: Path
-    has_pointer: bool
     are_there: Callable[[], bool]
     move_pointer: Callable[[], object]
+    surplus: tuple[SavedCheckpoint, ...]
+    delete: Callable[[SavedCheckpoint], object]
 
 
 class CheckpointSaver(Callback):
@@ -171,9 +187,8 @@ class CheckpointSaver(Callback):
         ValueError: one of the numbers is less than one, a choice is none of those named, or the folder is a
             URI without a store.
         TimeStringError: the interval has no unit.
-        FileExistsError: the folder holds checkpoints of another run: at `INIT` where it is in a store,
-            else at `FIT_START`.
-        ValueError: at `INIT`, `keep_in_store` for checkpoints in shards, which are all kept there.
+        FileExistsError: the folder holds checkpoints of another run, or a destination does under these
+            names: when the trainer is made; at `FIT_START` where it is a local folder.
         CheckpointError: the state holds something that is neither a tensor nor a plain value.
     """
 
@@ -228,8 +243,10 @@ class CheckpointSaver(Callback):
         self._asynchronous = asynchronous
         self._sharded = sharded
         self._plan: ShardPlan | None = None
-        # Shards of the newest that are on their way; the pointer follows.
-        self._uploads: _Uploads | None = None
+        # Shards that are on their way, oldest first; the pointer follows them.
+        self._uploads: deque[_Uploads] = deque()
+        # What goes from the store when the pointer moves next.
+        self._surplus: list[SavedCheckpoint] = []
         self._removal: concurrent.futures.Future[Any] | None = None
         self._when_busy = when_busy
         self._process_bytes = process_bytes
@@ -264,11 +281,6 @@ class CheckpointSaver(Callback):
         if is_divided if self._sharded is None else self._sharded:
             distributed.check_rank(state.rank, state.world_size)
             self._plan = ShardPlan(state.rank)
-            if self._retention_in_store.newest is not None:
-                raise ValueError(
-                    "keep_in_store must be None for checkpoints in shards, which are all kept where they are "
-                    f"uploaded, got {self._retention_in_store.newest}."
-                )
         elif is_divided:
             raise ValueError(
                 "sharded must not be False for a model that is divided among ranks: rank 0 has a part of it. "
@@ -283,24 +295,45 @@ class CheckpointSaver(Callback):
         if self._remote is not None:
             self._remote.open()
 
+    def before_load(self, state: State, logger: Logger) -> None:
+        """Raises FileExistsError where destinations have checkpoints of another run under these names."""
+        if state.continues_run or self._overwrite or is_uri(self._folder):
+            return
+        folder = format_name(self._remote_folder, state).rstrip("/")
+        problem = ""
+        if state.rank == 0 and (
+            name := self._name_in(_asked(logger.list_files, f"{folder}/"), folder, state)
+        ):
+            problem = _problem("a destination", name)
+        # All ranks raise, so that none waits for another.
+        if problem := distributed.from_rank_zero(problem):
+            raise FileExistsError(problem)
+
     def _taken(self, state: State) -> str:
         """Returns what is wrong where the folder holds checkpoints of another run, else an empty text."""
-        if self._latest_filename is None or self._overwrite or state.rank != 0:
+        if self._overwrite or state.rank != 0:
             return ""
-        folder, name = self._local_folder(state), format_name(self._latest_filename, state)
-        if self._remote is not None:
-            place, pointer = self._remote.store.uri(), name
-            is_there = self._remote.has(name) or (folder / name).exists()
-        else:
-            place, is_there = str(folder), (folder / name).exists()
-            pointer = str(read_pointer(folder / name)) if is_there else ""
-        if not is_there:
-            return ""
-        return (
-            f"checkpoint folder must be new for a new run, but {place} holds {pointer!r} of another run. "
-            "Pass autoresume=True or load_path to resume that run, another run_name, or "
-            "CheckpointSaver(overwrite=True)."
-        )
+        folder = self._local_folder(state)
+        if self._latest_filename is not None:
+            pointer = folder / format_name(self._latest_filename, state)
+            if pointer.exists():
+                place = str(folder) if self._remote is None else self._remote.store.uri()
+                return _problem(place, str(read_pointer(pointer)))
+        if self._remote is not None and (name := self._name_in(_asked(self._remote.first_names), "", state)):
+            return _problem(self._remote.store.uri(), name)
+        return ""
+
+    def _name_in(self, names: Sequence[str], folder: str, state: State) -> str:
+        """Returns the first of names that a checkpoint of this run, or the pointer, could have, or ""."""
+        latest = None if self._latest_filename is None else format_name(self._latest_filename, state)
+        # Whatever is counted; the files of one in shards are in a folder.
+        parts = _PLACEHOLDER.split(format_run_name(self._filename.removesuffix(".pt"), state))
+        pattern = re.compile(".+".join(map(re.escape, parts)) + r"(\.pt|/.+)?", re.DOTALL)
+        for name in names:
+            leaf = name.removeprefix(f"{folder}/") if folder else name
+            if leaf == latest or pattern.fullmatch(leaf):
+                return name
+        return ""
 
     def _local_folder(self, state: State) -> Path:
         if is_uri(self._folder):
@@ -326,8 +359,7 @@ class CheckpointSaver(Callback):
         """Saves if the interval has passed, and hands on the checkpoint before once it is complete."""
         if self._pending is not None and self._is_done(self._pending):
             self._finish(state, logger)
-        if self._uploads is not None:
-            self._move_pointer(state)
+        self._move_pointer(state)
         if self._interval.passed(state):
             self._save(state, logger)
         elif self._buffer is None and self._asynchronous and (state.rank == 0 or self._plan is not None):
@@ -344,7 +376,7 @@ class CheckpointSaver(Callback):
         # Destinations have a limit of their own for the end of a run.
         seconds = self._close_seconds if self._remote else min(self._close_seconds, _DESTINATION_SECONDS)
         deadline = time.monotonic() + seconds
-        while self._uploads is not None:
+        while self._uploads:
             time.sleep(_LOOK_SECONDS)
             self._move_pointer(state, is_late=distributed.from_rank_zero(time.monotonic() > deadline))
 
@@ -370,7 +402,8 @@ class CheckpointSaver(Callback):
 
     def post_close(self) -> None:
         """Ends the process that writes, and gives its memory back."""
-        self._pending = self._uploads = None
+        self._pending = None
+        self._uploads.clear()
         if self._removal is not None:
             concurrent.futures.wait([self._removal], self._close_seconds)
         writer, self._writer = self._writer, None
@@ -457,7 +490,8 @@ class CheckpointSaver(Callback):
         """Adds a checkpoint to those that are there, and finds those that are not kept."""
         self._number += 1
         metric = state.eval_values.get(self._retention.metric or "")
-        new = SavedCheckpoint(path, remote_name, self._number, int(state.timestamp.batch), metric)
+        shards = 0 if self._plan is None else state.world_size
+        new = SavedCheckpoint(path, remote_name, self._number, int(state.timestamp.batch), metric, shards)
         self._kept = self._kept.with_new(new, self._retention, self._retention_in_store)
 
     def _gone(self, before: Kept) -> tuple[list[SavedCheckpoint], list[SavedCheckpoint]]:
@@ -656,7 +690,10 @@ class CheckpointSaver(Callback):
         latest = None if self._latest_filename is None else format_name(self._latest_filename, state)
         overwrite = self._overwrite or self._is_resumed
         if self._plan is not None:
-            self._hand_on_shards(pending, latest, state, logger, overwrite=overwrite)
+            if state.rank == 0 and self._remote is None:
+                for one in removed:
+                    self._delete_file(one, state, logger, local=True)
+            self._hand_on_shards(pending, latest, deleted, state, logger, overwrite=overwrite)
             return
         if self._remote is not None:
             state.last_checkpoint = self._remote.hand_on(
@@ -664,7 +701,7 @@ class CheckpointSaver(Callback):
             )
             state.last_checkpoint_uris = (state.last_checkpoint,)
             for one in deleted:
-                self._remote.delete(one.remote_name)
+                _delete_from(self._remote, one)
             return
         state.last_checkpoint = str(pending.path)
         # The checkpoint before the pointer, so that a pointer never names a missing file.
@@ -682,14 +719,40 @@ class CheckpointSaver(Callback):
             after.append(f"{remote_folder}{latest}")
             logger.upload_file(after[-1], pending.path.parent / latest, overwrite=True)
         for one in removed:
-            if one.remote_name == f"{remote_folder}{Path(one.path).name}":
-                logger.delete_file(one.remote_name, local=True)
+            self._delete_file(one, state, logger, local=True)
         for one in deleted:
-            if one.remote_name == f"{remote_folder}{Path(one.path).name}":
-                logger.delete_file(one.remote_name, after=after)
+            self._delete_file(one, state, logger, after=after)
+
+    def _delete_file(
+        self,
+        one: SavedCheckpoint,
+        state: State,
+        logger: Logger,
+        *,
+        local: bool = False,
+        after: Sequence[str] = (),
+    ) -> None:
+        """Has destinations delete a checkpoint, if it is one of this run.
+
+        Of one in shards the manifest first: what is left of it then is not whole. Destinations that keep
+        files on this machine have those of rank 0.
+        """
+        parts = Path(one.path).parts[-2 if one.shards else -1 :]
+        name = "/".join([format_name(self._remote_folder, state).rstrip("/"), *parts])
+        if one.remote_name == name:
+            beside = files_beside_manifest(1 if local else one.shards) if one.shards else []
+            then = [f"{name.removesuffix(MANIFEST)}{file}" for file in beside]
+            logger.delete_file(name, local=local, after=after, then=then)
 
     def _hand_on_shards(
-        self, pending: _Pending, latest: str | None, state: State, logger: Logger, *, overwrite: bool
+        self,
+        pending: _Pending,
+        latest: str | None,
+        surplus: list[SavedCheckpoint],
+        state: State,
+        logger: Logger,
+        *,
+        overwrite: bool,
     ) -> None:
         """Hands on the files of this rank, and the pointer once those of all ranks are there."""
         written, folder, remote = pending.shard, pending.path.parent, self._remote
@@ -701,6 +764,7 @@ class CheckpointSaver(Callback):
             files |= {METADATA: None, MANIFEST: None}
         name = pending.remote_name.removesuffix(f"/{MANIFEST}")
         names = {f"{name}/{file}": crc32 for file, crc32 in files.items()}
+        move_pointer: Callable[[], object] = _nothing
         if remote is not None:
             handles = [
                 remote.submit(remote.local / one, one, crc32, overwrite=overwrite)
@@ -710,6 +774,7 @@ class CheckpointSaver(Callback):
             state.last_checkpoint_uris = (state.last_checkpoint,)
             are_there = functools.partial(are_uploaded, handles)
             move_pointer = functools.partial(remote.move_pointer, latest, handles[-1])
+            delete: Callable[[SavedCheckpoint], object] = functools.partial(_delete_from, remote)
         else:
             for one, crc32 in names.items():
                 path = folder / one.rpartition("/")[2]
@@ -717,43 +782,58 @@ class CheckpointSaver(Callback):
             state.last_checkpoint = str(folder)
             state.last_checkpoint_uris = logger.file_uris(name)
             are_there = functools.partial(_are_uploaded, list(names), logger)
-            move_pointer = functools.partial(
-                logger.upload_file,
-                f"{format_name(self._remote_folder, state).rstrip('/')}/{latest}",
-                self._local_folder(state) / str(latest),
-                overwrite=True,
-            )
-        self._uploads = _Uploads(pending.path, latest is not None, are_there, move_pointer)
+            after = [pending.remote_name]
+            if latest is not None:
+                after.append(f"{format_name(self._remote_folder, state).rstrip('/')}/{latest}")
+                move_pointer = functools.partial(
+                    logger.upload_file, after[-1], self._local_folder(state) / latest, overwrite=True
+                )
+            delete = functools.partial(self._delete_file, state=state, logger=logger, after=after)
+        self._uploads.append(_Uploads(pending.path, are_there, move_pointer, tuple(surplus), delete))
+        if len(self._uploads) > _MAX_UPLOADS:
+            self._give_up(self._uploads.popleft(), "for too many newer ones wait for their files")
         self._move_pointer(state)
 
     def _move_pointer(self, state: State, *, is_late: bool = False) -> None:
-        """Hands on the pointer if the files of all ranks are there; every rank must call it.
+        """Hands on pointers to checkpoints whose files are there on all ranks, and has others deleted then.
+
+        Every rank must call it. Of several checkpoints the oldest comes first: what is deleted has either
+        been there whole, or has failed and is not ours.
 
         Args:
             state: the run.
             is_late: whether they are not waited for any longer.
         """
-        uploads = self._uploads
-        if uploads is None:
-            return
-        failure = "they were not there in time" if is_late else ""
-        try:
-            is_there = uploads.are_there()
-        except OSError as error:
-            is_there, failure = False, str(error)
-        if not distributed.any_rank(not is_there):
-            self._uploads = None
-            if state.rank == 0 and uploads.has_pointer:
-                uploads.move_pointer()
-        elif distributed.any_rank(bool(failure)):
-            self._uploads = None
-            if not is_there:
-                _log.error(
-                    "The pointer to %s is not uploaded, for lack of files of rank %d: %s",
-                    uploads.path.parent,
-                    state.rank,
-                    failure or "not there yet",
-                )
+        while self._uploads:
+            uploads, failure = self._uploads[0], "not there in time" if is_late else ""
+            try:
+                is_there = uploads.are_there()
+            except OSError as error:
+                is_there, failure = False, str(error)
+            if distributed.any_rank(not is_there and not failure):
+                return
+            self._uploads.popleft()
+            self._surplus += uploads.surplus
+            if distributed.any_rank(not is_there):
+                reason = "" if is_there else f"for lack of files of rank {state.rank}: {failure}"
+                self._give_up(uploads, reason)
+            else:
+                surplus, self._surplus = self._surplus, []
+                if state.rank == 0:
+                    uploads.move_pointer()
+                    for one in surplus:
+                        uploads.delete(one)
+
+    def _give_up(self, uploads: _Uploads, reason: str) -> None:
+        """Forgets a checkpoint that is not whole in the store: nothing of it is deleted there."""
+        path = str(uploads.path)
+        self._kept = self._kept.without_stored(path)
+        self._surplus = [one for one in self._surplus if one.path != path]
+        for index, one in enumerate(self._uploads):
+            left = tuple(each for each in one.surplus if each.path != path)
+            self._uploads[index] = attrs.evolve(one, surplus=left)
+        if reason:
+            _log.error("The pointer to %s is not uploaded, %s", uploads.path.parent, reason)
 
 
 def _in_thread(name: str, call: Callable[[], object]) -> "concurrent.futures.Future[Any]":
@@ -779,6 +859,32 @@ def _is_below(path: str, folder: Path) -> bool:
     """Returns whether a checkpoint, or the manifest of one in shards, is directly in a folder."""
     parts = Path(path).parts
     return ".." not in parts and folder in {Path(path).parent, Path(path).parent.parent}
+
+
+def _problem(place: str, name: str) -> str:
+    return (
+        f"checkpoint folder must be new for a new run, but {place} holds {name!r} of another run. "
+        "Pass autoresume=True or load_path to resume that run, another run_name, or "
+        "CheckpointSaver(overwrite=True)."
+    )
+
+
+def _asked(ask: Callable[..., Iterable[str]], *arguments: str) -> list[str]:
+    """Returns the names that a store has; none, with a warning, where it does not answer in time."""
+    try:
+        return list(_in_thread("checkpoint-names", lambda: ask(*arguments)).result(_ASK_SECONDS))
+    except Exception as error:  # noqa: BLE001  # a store that is away does not keep a run from starting
+        reason = str(error) or f"no answer in {_ASK_SECONDS:.0f} s"
+        _log.warning("cannot look for checkpoints of another run: %s", reason)
+        return []
+
+
+def _nothing() -> None:
+    pass
+
+
+def _delete_from(remote: RemoteFolder, one: SavedCheckpoint) -> None:
+    remote.delete(one.remote_name, files_beside_manifest(one.shards) if one.shards else ())
 
 
 def _are_uploaded(names: list[str], logger: Logger) -> bool:

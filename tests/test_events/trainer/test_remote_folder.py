@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from destinations import LoggerDestination
+from destinations import Artifacts, LoggerDestination
 from events import Callback, CheckpointError, CheckpointSaver, read_checkpoint
 from tests.servers import s3_servers
 from tests.servers.fault_proxy import Answer, FaultProxy
@@ -81,8 +81,8 @@ def test_a_store_that_loses_an_answer_in_the_middle_of_a_checkpoint(make_trainer
         proxy.close()
 
     there = moto.uri(prefix)
-    # It is asked what it has; at INIT it was asked for the pointer already.
-    assert proxy.count("HEAD", f"/{part}") >= 1 + (part == "latest.symlink")
+    # It is asked what it has.
+    assert proxy.count("HEAD", f"/{part}") >= 1
     assert names(there) == EVERYTHING
     for name, batch in {"ep0-ba4.pt": 4, "ep1-ba8.pt": 8, "ep2-ba10.pt": 10, "latest": 10}.items():
         uri = there.replace("?", f"/{name}?")
@@ -169,6 +169,65 @@ def test_a_store_with_another_run_of_the_name_is_refused(make_trainer, uri, mach
         trainer.fit()
 
     assert trainer.state.timestamp.batch == 5
+
+
+@pytest.mark.parametrize("template", ["{run_name}", ""])
+@pytest.mark.parametrize("options", [{}, {"save_sharded": True}], ids=["file", "shards"])
+def test_names_that_a_destination_has_of_another_run_are_refused(make_trainer, tmp_path, template, options):
+    """On a machine that has nothing of it; runs of other names, and this run resumed, are let in."""
+
+    def make(folder, **arguments):
+        artifacts = Artifacts(f"{tmp_path}/store/{template}", spool=tmp_path / folder / "spool", free_bytes=0)
+        arguments = {"loggers": artifacts, "max_duration": "1ep", **options, **arguments}
+        return make_trainer(save_folder=tmp_path / folder / "saved", **arguments)
+
+    with make("first") as trainer:
+        trainer.fit()
+
+    with pytest.raises(FileExistsError, match=r"a destination holds 'test/checkpoints/.*another run_name"):
+        make("second")
+    for number, allowed in enumerate(
+        [
+            {"run_name": "tes"},
+            {"autoresume": True},
+            {"save_overwrite": True},
+            {"save_filename": "n{batch}.pt"},
+        ]
+    ):
+        if "save_filename" in allowed:
+            allowed["save_latest_filename"] = None
+        make(f"allowed-{number}", **allowed).close()
+
+
+def test_a_store_is_asked_by_one_listing_however_much_it_has(make_trainer, moto):
+    """Of a thousand names; whatever they are called, those of this run are found among them."""
+    for name in ("other-0.txt", "other-1.txt", "test-ba3.pt"):
+        moto.client().put_object(Bucket="bucket", Key=f"full/{name}", Body=b"")
+    proxy = FaultProxy(moto.endpoint_url)
+    settings = {"save_folder": moto.at(proxy.url).uri("full"), "save_latest_filename": None}
+    try:
+        with pytest.raises(FileExistsError, match=r"'test-ba3\.pt' of another run"):
+            make_trainer(save_filename="{run_name}-ba{batch}.pt", **settings)
+        asked = [(one.method, "list-type" in one.path) for one in proxy.seen]
+        make_trainer(save_filename="{run_name}-ep{epoch}.pt", **settings).close()
+    finally:
+        proxy.close()
+
+    assert asked == [("GET", True)]
+
+
+def test_a_store_that_may_not_be_listed_keeps_no_run_from_starting(make_trainer, moto, tmp_path, caplog):
+    """It is said; by a destination, and by a folder of its own."""
+    proxy = FaultProxy(moto.endpoint_url)
+    proxy.plan = lambda request: Answer(403, "AccessDenied") if request.method == "GET" else None
+    uri = moto.at(proxy.url).uri("refuses")
+    try:
+        make_trainer(save_folder=tmp_path / "saved", loggers=Artifacts(uri, close_seconds=0.0)).close()
+        make_trainer(save_folder=uri).close()
+    finally:
+        proxy.close()
+
+    assert caplog.text.count("cannot look for checkpoints of another run: ") == 2
 
 
 def test_destinations_do_not_get_what_goes_to_a_store_of_its_own(make_trainer, uri):

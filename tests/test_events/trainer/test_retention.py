@@ -10,6 +10,7 @@ from destinations.runs import Run
 from events import Callback, CheckpointSaver
 from events.trainer.checkpoint.retention import Retention, SavedCheckpoint
 from tests.servers import s3_servers
+from tests.servers.fault_proxy import FaultProxy
 from uploads import open_store
 
 
@@ -205,6 +206,93 @@ def test_an_object_of_another_run_is_not_deleted(in_epochs, tmp_path):
     # What it should have replaced stays too.
     assert stored(tmp_path / "store") == ["10.pt", "30.pt", "5.pt", "latest.symlink"]
     assert (folder / "10.pt").read_bytes() == b"of another run"
+
+
+SHARDS = ["", ".metadata", "__0_0.distcp", "manifest.json", "rank-0.pt"]
+
+
+def folders(*batches):
+    """Returns the names of all files of checkpoints in shards, and of the pointer."""
+    return sorted(["latest.symlink", *(f"{batch}/{name}" for batch in batches for name in SHARDS[1:])])
+
+
+def whole_names(uri, prefix=""):
+    """Returns the names of all objects in a store, without a prefix."""
+    return sorted(one.name.removeprefix(prefix) for one in open_store(uri).list(""))
+
+
+def names_in(folder):
+    """Returns the names of all files and folders in a folder."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+
+
+def test_shards_follow_the_rules_too(in_epochs, tmp_path):
+    """Here and by a destination: whole folders go; across two sessions."""
+    for duration in ("3ep", "6ep"):
+        artifacts = Artifacts(tmp_path / "store", spool=tmp_path / "spool", free_bytes=0)
+        in_epochs(artifacts, keep=1, duration=duration, sharded=True, **RULES)
+
+    assert whole_names(tmp_path / "store", "test/checkpoints/") == folders(10, 15, 25, 30)
+    assert names_in(tmp_path / "saved") == sorted([*folders(10, 30), "10", "30"])
+
+
+def test_a_run_directory_follows_the_rules_with_shards_too(in_epochs, tmp_path):
+    """No file of those that are removed stays as a hard link, and no empty folder."""
+    in_epochs(RunDirectory(tmp_path / "run"), keep=1, sharded=True)
+
+    assert names_in(tmp_path / "saved") == sorted([*folders(30), "30"])
+    assert names_in(tmp_path / "run/artifacts/test/checkpoints") == sorted([*folders(30), "30"])
+
+
+def test_shards_in_s3_too(in_epochs, monkeypatch, tmp_path):
+    """By the queue of a folder in a store, the manifest of each first."""
+    monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "machine"))
+    for name, value in s3_servers.ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    with s3_servers.moto() as moto:
+        proxy = FaultProxy(moto.endpoint_url)
+        for duration in ("3ep", "6ep"):
+            in_epochs(folder=moto.at(proxy.url).uri("ruled"), duration=duration, sharded=True, **RULES)
+        deleted = [one.path.partition("/ruled/")[2] for one in proxy.seen if one.method == "DELETE"]
+        proxy.close()
+
+        assert whole_names(moto.uri("ruled")) == folders(10, 15, 25, 30)
+    checkpoints = [name for name in deleted if "probe" not in name]
+    assert [name.partition("/")[2] for name in checkpoints] == [
+        "manifest.json",
+        ".metadata",
+        "rank-0.pt",
+        "__0_0.distcp",
+    ] * (len(checkpoints) // 4)
+    assert {name.partition("/")[0] for name in checkpoints} == {"5", "20"}
+
+
+def test_shards_to_which_another_pointer_leads_stay(in_epochs, tmp_path, caplog):
+    """All of them."""
+    folder = tmp_path / "store" / "test/checkpoints"
+    folder.mkdir(parents=True)
+    (folder / "mine.symlink").write_text("test/checkpoints/10/manifest.json")
+
+    artifacts = Artifacts(tmp_path / "store", spool=tmp_path / "spool", free_bytes=0)
+    in_epochs(artifacts, keep_in_store=1, sharded=True)
+
+    left = whole_names(tmp_path / "store", "test/checkpoints/")
+    assert left == sorted([*folders(10, 30), "mine.symlink"])
+    assert "10/manifest.json is not deleted: test/checkpoints/mine.symlink leads to it" in caplog.text
+
+
+def test_shards_of_which_a_part_is_of_another_run_are_not_deleted(in_epochs, tmp_path, caplog):
+    """The name was taken: the checkpoint is not whole there, and none of its objects is known to be ours."""
+    folder = tmp_path / "store" / "test/checkpoints" / "10"
+    folder.mkdir(parents=True)
+    (folder / "rank-0.pt").write_bytes(b"of another run")
+
+    artifacts = Artifacts(tmp_path / "store", spool=tmp_path / "spool", free_bytes=0)
+    in_epochs(artifacts, keep_in_store=1, sharded=True)
+
+    assert (folder / "rank-0.pt").read_bytes() == b"of another run"
+    assert whole_names(tmp_path / "store", "test/checkpoints/") == folders(10, 30)
+    assert "The pointer to" in caplog.text
 
 
 def test_a_run_directory_alone_follows_the_rules_without_a_second_copy(in_epochs, tmp_path):

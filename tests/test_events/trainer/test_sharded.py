@@ -308,6 +308,7 @@ class Slow(LoggerDestination):
     def __init__(self):
         super().__init__()
         self.names = []
+        self.deleted = []
         self.answer = False
 
     def can_upload_files(self):
@@ -315,6 +316,10 @@ class Slow(LoggerDestination):
 
     def upload_file(self, state, remote_file_name, file_path, *, overwrite, link=False, crc32=None):
         self.names.append(remote_file_name)
+
+    def delete_file(self, state, remote_file_name, *, after=(), then=()):
+        assert all(name in self.names for name in (*after, remote_file_name, *then[:1]))
+        self.deleted.append(remote_file_name.split("/")[2])
 
     def has_uploaded(self, remote_file_name):
         if isinstance(self.answer, Exception):
@@ -327,23 +332,21 @@ class TestThePointerInAStore:
 
     def test_waits_for_the_files(self, make_trainer, tmp_path):
         """Of the newest; training goes on meanwhile."""
-        slow, seen = Slow(), []
+        slow, seen, deleted = Slow(), [], []
 
         class Answers(Callback):
             def batch_end(self, state, logger):
                 seen.append("test/checkpoints/latest.symlink" in slow.names)
+                deleted.append(list(slow.deleted))
                 slow.answer = state.timestamp.batch >= 8
 
-        with make_trainer(
-            callbacks=Answers(),
-            loggers=slow,
-            save_folder=tmp_path / "saved",
-            save_interval="4ba",
-            save_sharded=True,
-        ) as trainer:
+        saver = CheckpointSaver(tmp_path / "saved", save_interval="4ba", sharded=True, keep_in_store=1)
+        with make_trainer(callbacks=[Answers(), saver], loggers=slow) as trainer:
             trainer.fit()
 
         assert seen == [False] * 8 + [True] * 2
+        assert deleted[:8] == [[]] * 8
+        assert slow.deleted == ["ep0-ba4", "ep1-ba8"]
         assert slow.names[-1] == "test/checkpoints/latest.symlink"
         assert [name for name in slow.names if name.endswith("manifest.json")] == [
             f"test/checkpoints/{one}/manifest.json" for one in ("ep0-ba4", "ep1-ba8", NEWEST)
@@ -355,12 +358,12 @@ class TestThePointerInAStore:
         slow = Slow()
         slow.answer = answer
 
-        with make_trainer(
-            loggers=slow, save_folder=tmp_path / "saved", save_interval="4ba", save_sharded=True
-        ) as trainer:
+        saver = CheckpointSaver(tmp_path / "saved", save_interval="4ba", sharded=True, keep_in_store=1)
+        with make_trainer(callbacks=saver, loggers=slow) as trainer:
             trainer.fit()
 
         assert "test/checkpoints/latest.symlink" not in slow.names
+        assert slow.deleted == []
         assert caplog.text.count("is not uploaded, for lack of files of rank 0") == 3
         assert str(answer) in caplog.text
 
