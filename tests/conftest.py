@@ -43,5 +43,6 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture(scope="session")
 def torch_server():
     """Runs programs that need torch, in processes of their own that need not import it."""
-    with ForkServer("torch", "torch.monitor", "torch.distributed.launcher.api") as server:
+    # Half of it is imported by the first optimizer of a process: torch._dynamo.
+    with ForkServer("torch", "torch.monitor", "torch.distributed.launcher.api", "torch._dynamo") as server:
         yield server

@@ -12,6 +12,7 @@ import traceback
 from pathlib import Path
 
 import torch
+import torch._dynamo  # Which the first optimizer of a process would import: here it is, before the forks.
 from torch.utils.data import DataLoader, TensorDataset
 
 from destinations import Artifacts

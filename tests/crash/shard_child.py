@@ -19,6 +19,7 @@ import traceback
 from pathlib import Path
 
 import torch
+import torch._dynamo  # Which the first optimizer of a process would import: here it is, before the forks.
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard

@@ -79,20 +79,12 @@ def machine(environment, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def saved(environment, tmp_path_factory):
+def saved(environment, torch_server, tmp_path_factory):
     """A folder in which two ranks under torchrun have saved a run with FSDP, and one with DDP."""
     folder = tmp_path_factory.mktemp("saved")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     plans = [f"{shard}:shard={shard},save={folder}/{shard}" for shard in ("fsdp", "ddp")]
-    outcome = subprocess.run(
-        [*launcher, str(PROGRAM), str(folder), *plans],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_SECONDS,
-        check=False,
-    )
-    assert outcome.returncode == 0, outcome.stderr
+    outcome = torch_server.torchrun(2, PROGRAM, folder, *plans, env=environment, timeout_s=LIMIT_SECONDS)
+    assert outcome.returncode == 0, outcome.stdout
     return folder
 
 
