@@ -1,7 +1,7 @@
 """The events of a training run, the callbacks that react to them, and the logger they log to.
 
 `import events` only defines names; torch is imported when `Trainer` or `CheckpointSaver` is first
-accessed, and most callbacks when they are.
+accessed, and callbacks when they are.
 """
 
 import importlib
@@ -9,11 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from . import callbacks, monitor
 from .callback import Callback
-from .callbacks.code_snapshot import CodeSnapshot
-from .callbacks.stats_monitor import StatsMonitor
-from .callbacks.system_monitor import SystemMonitor
-from .callbacks.throughput import Throughput
-from .callbacks.timer import Timer
 from .engine import Engine
 from .errors import (
     CallbackInUseError,
@@ -42,6 +37,7 @@ from .timestamp import Time, Timestamp, TimeUnit
 if TYPE_CHECKING:
     from .callbacks import (
         ActivationMonitor,
+        CodeSnapshot,
         EarlyStopper,
         EvalOutputLogging,
         ExportForInferenceCallback,
@@ -57,8 +53,12 @@ if TYPE_CHECKING:
         OptimizerMonitor,
         RuntimeEstimator,
         SpeedMonitor,
+        StatsMonitor,
         StragglerDetector,
+        SystemMonitor,
         ThresholdStopper,
+        Throughput,
+        Timer,
     )
     from .trainer.checkpoint.export import export_weights
     from .trainer.checkpoint.load_callback import LoadCheckpoint
