@@ -207,7 +207,7 @@ class Trainer:
         self._loss_fn = loss_fn
         self._metrics = metrics
         self._microbatch_size = device_train_microbatch_size
-        # The size that "auto" has come to.
+        # The size that "auto" has found.
         self._auto_size = sys.maxsize
         self._step_schedulers_every_batch = step_schedulers_every_batch
         self._train_subset = _limit(train_subset_num_batches)
@@ -264,8 +264,10 @@ class Trainer:
         state.train_metrics = as_metrics({**own, **(self._metrics or {})}, self._device)
         state.evaluators = as_evaluators(state.eval_dataloader)
         state.eval_metrics = {one.label: self._eval_metrics(one) for one in state.evaluators}
-        if AUTOCAST_DTYPES.get(state.precision) is torch.float16 and self._device.type != "cpu":
-            state.scaler = torch.amp.GradScaler(self._device.type)
+        is_scaled = AUTOCAST_DTYPES.get(state.precision) is torch.float16 and self._device.type != "cpu"
+        # Where it is disabled, it steps the optimizers and leaves the gradients as they are.
+        self._scaler = torch.amp.GradScaler(self._device.type, enabled=is_scaled)
+        state.scaler = self._scaler if is_scaled else None
         self.engine.run_event(Event.INIT)
         self.logger.log_hyperparameters({"trainer": self._description()})
 
@@ -408,12 +410,8 @@ class Trainer:
         self.engine.run_event(Event.BATCH_START)
         metrics = self._forward_and_backward()
         for optimizer in state.optimizers:
-            if state.scaler is None:
-                optimizer.step()
-            else:
-                state.scaler.step(optimizer)
-        if state.scaler is not None:
-            state.scaler.update()
+            self._scaler.step(optimizer)
+        self._scaler.update()
         self.logger.log_metrics(
             {
                 "loss/train/total": state.loss,
@@ -441,9 +439,8 @@ class Trainer:
         self.engine.run_event(Event.BEFORE_TRAIN_BATCH)
         means = self._accumulate(batch)
         state.batch = batch
-        if state.scaler is not None:
-            for optimizer in state.optimizers:
-                state.scaler.unscale_(optimizer)
+        for optimizer in state.optimizers:
+            self._scaler.unscale_(optimizer)
         averages = means.over_ranks()
         state.loss = averages.pop("loss")
         # The model's own metrics take batches and return nothing: their value so far.
@@ -492,8 +489,7 @@ class Trainer:
             state.loss = self.loss(state.outputs, state.batch)
             self.engine.run_event(Event.AFTER_LOSS)
         self.engine.run_event(Event.BEFORE_BACKWARD)
-        scaled = state.loss * share
-        (scaled if state.scaler is None else state.scaler.scale(scaled)).backward()
+        self._scaler.scale(state.loss * share).backward()
         self.engine.run_event(Event.AFTER_BACKWARD)
         state.loss = state.loss.detach()
         means.add("loss", state.loss, share)
@@ -523,7 +519,7 @@ class Trainer:
         return timedelta(seconds=distributed.mean_over_ranks(seconds))
 
     def _agree_on_stopping(self) -> None:
-        """Stops every rank if one stops: a rank that continued alone would wait for the others for ever."""
+        """Stops every rank if one stops: a rank that continued alone would wait for the others forever."""
         if distributed.any_rank(self.state.is_stopping):
             self.state.stop_training()
 
