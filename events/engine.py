@@ -94,7 +94,7 @@ class Engine:
                 if event is Event.INIT
                 else (
                     *_hooks_of(event, logger, callbacks),
-                    *_SETTLE.get(event, ()),
+                    *_DELIVERIES.get(event, ()),
                     *_hooks_of(event, logger, (*others, *uploaders)),
                 )
             )
@@ -171,21 +171,21 @@ class Engine:
             raise raised
 
 
-def _land(_: State, logger: Logger) -> None:
+def _wait_for_copies(_: State, logger: Logger) -> None:
     logger.wait_for_copies()
 
 
-def _settle(_: State, logger: Logger) -> None:
+def _deliver_pending(_: State, logger: Logger) -> None:
     logger.deliver_pending()
 
 
 # Pending records are delivered at these events, after the callbacks that log them and before the
 # destinations.
-_SETTLE: dict[Event, tuple[Hook, ...]] = {
-    Event.EVAL_END: (_land,),
-    Event.EVAL_STANDALONE_END: (_land,),
-    Event.PREDICT_END: (_land,),
-    Event.FIT_END: (_settle,),
+_DELIVERIES: dict[Event, tuple[Hook, ...]] = {
+    Event.EVAL_END: (_wait_for_copies,),
+    Event.EVAL_STANDALONE_END: (_wait_for_copies,),
+    Event.PREDICT_END: (_wait_for_copies,),
+    Event.FIT_END: (_deliver_pending,),
 }
 
 
@@ -288,13 +288,13 @@ def _close_all(state: State, logger: Logger, callbacks: tuple[Any, ...]) -> Base
                 )
             raise
 
-    settle = functools.partial(logger.deliver_pending, is_last=True)
+    deliver_pending = functools.partial(logger.deliver_pending, is_last=True)
     steps: list[Callable[[], object]] = [
         *(functools.partial(attempt, callback, "close", state, logger) for callback in (*attached, *others)),
-        # Delivers what callbacks logged last, and what waits for a write rate.
-        settle,
+        # What callbacks logged last, and what waits for a write rate.
+        deliver_pending,
         *(functools.partial(attempt, callback, "close", state, logger) for callback in destinations),
-        settle,
+        deliver_pending,
         logger.stop,
         *(functools.partial(attempt, callback, "post_close") for callback in ordered),
         *(functools.partial(_open_callbacks.pop, id(callback), None) for callback in callbacks),

@@ -39,7 +39,7 @@ def new_run_name() -> str:
     return os.environ.get("RUN_NAME") or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
 
 
-# So many calls with the same first name at one step are no step.
+# After so many calls with the same first name at one step, a run warns that its step does not move.
 _CALLS_AT_ONE_STEP = 100
 _MAX_NAMES_AT_ONE_STEP = 1000
 
@@ -89,7 +89,7 @@ def agreed_run_name(timeout_s: float = _AGREE_SECONDS) -> str | None:
 _LOGGER_METHODS = (*RECORD_KINDS, "log_scalar", "download_file", "flush", "namespace")
 
 
-def _say_unclosed(state: State, owner_pid: int) -> None:
+def _warn_unclosed(state: State, owner_pid: int) -> None:
     if os.getpid() == owner_pid:
         _log.warning(
             "run %r was not closed: it is closed now. Write `with Run(...) as run:`, or call run.close().",
@@ -254,7 +254,7 @@ class Run:
         """
         self.fit_start()
         if self._first_step is not None:
-            self._trust_steps()
+            self._end_step_check()
         self.state.timestamp = self.state.timestamp.to_next_batch(samples, tokens, self._lap())
         self.engine.run_event(Event.BATCH_END)
         self.engine.run_event(Event.BATCH_CHECKPOINT)
@@ -320,7 +320,7 @@ class Run:
         if self._is_open:
             return
         self._is_open = True
-        self._unclosed = weakref.finalize(self, _say_unclosed, self.state, os.getpid())
+        self._unclosed = weakref.finalize(self, _warn_unclosed, self.state, os.getpid())
         self._bind_logger()
         try:
             self._set_dataloader(self.state.train_dataloader, Phase.TRAIN, "train", None)
@@ -343,18 +343,18 @@ class Run:
             self.log_metrics = self._log_first_metrics
 
     def _log_first_metrics(self, metrics: Any, step: int | None = None) -> None:
-        """Logs metrics, and says once that the step never moves; until the first step does."""
+        """Logs metrics until the step first moves; warns once if it never does."""
         self.logger.log_metrics(metrics, step)
         names = self._first_step
         if names is None:
             return
         first = next(iter(metrics), None) if isinstance(metrics, Mapping) else None
         if step is not None or len(names) >= _MAX_NAMES_AT_ONE_STEP or int(self.state.timestamp.batch):
-            self._trust_steps()
+            self._end_step_check()
         elif isinstance(first, str) and self.state.phase is Phase.TRAIN:
             names[first] += 1
             if names[first] == _CALLS_AT_ONE_STEP:
-                self._trust_steps()
+                self._end_step_check()
                 _log.warning(
                     "metric %r was logged %d times at step 0: the step moves only with run.batch_end(). "
                     "Call it after each batch, or pass the step: log_metrics({...}, step=...).",
@@ -362,7 +362,7 @@ class Run:
                     _CALLS_AT_ONE_STEP,
                 )
 
-    def _trust_steps(self) -> None:
+    def _end_step_check(self) -> None:
         """Binds the logger's own method, which is faster."""
         self._first_step = None
         self.log_metrics = self.logger.log_metrics

@@ -74,7 +74,7 @@ def _restore_in_forked_children(recorder: "FlightRecorder") -> None:
 
 
 def _before_fork() -> None:
-    # A child that got the signal before it let go of the handler would wake the thread of its parent.
+    # A child that gets the signal before it has removed the handler would wake the thread of its parent.
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}) if _with_handler else None
 
 
@@ -461,7 +461,7 @@ class FlightRecorder(Callback):
         self._earlier, self._handler = earlier, self._on_sigterm
         signal.signal(signal.SIGTERM, self._handler)
         if self._sockets is not None:
-            # Python's handlers wait until the main thread returns from C; this tells our thread at once.
+            # Python's handlers wait until the main thread returns from C; this wakes our thread at once.
             taken = signal.set_wakeup_fd(self._sockets[1].fileno(), warn_on_full_buffer=False)
             self._has_wakeup = taken == -1
             if not self._has_wakeup:

@@ -92,7 +92,7 @@ class Sampler(QueuedCallback):
         """Ends the thread and logs pending samples; a second call does nothing. Blocks for 5 s at most."""
         super().stop()
         if os.getpid() != self._pid:
-            # A forked child has no thread, and the event's lock may be held for ever.
+            # A forked child has no thread, and the event's lock may never be released.
             return
         thread, self._thread = self._thread, None
         if thread is not None:

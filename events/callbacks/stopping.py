@@ -304,7 +304,7 @@ class LossSpike(_Watcher):
                 )
 
     def _report(self, text: str, state: State) -> None:
-        # Starts afresh: one report for a jump, not one for each batch after it.
+        # Starts over: one report for a jump, not one for each batch after it.
         self._window.clear()
         self._outliers = 0
         if self._log_only:

@@ -51,8 +51,8 @@ class CudaDevice:
             on_device = torch.zeros((count, capacity), dtype=torch.int64, device=self._device)
             on_host = torch.zeros((count, capacity), dtype=torch.int64, pin_memory=True)
         return [
-            ScalarSlot(staging, landed, _new_event(), self._stream)
-            for staging, landed in zip(on_device.unbind(), on_host.unbind(), strict=True)
+            ScalarSlot(staging, received, _new_event(), self._stream)
+            for staging, received in zip(on_device.unbind(), on_host.unbind(), strict=True)
         ]
 
     def copy_array(self, tensor: torch.Tensor) -> "_ArrayCopy":
@@ -74,13 +74,13 @@ class ScalarSlot:
 
     Args:
         staging: `(capacity,)` int64, on the device.
-        landed: `(capacity,)` int64, on the host.
-        event: tells when the copy has landed.
+        on_host: `(capacity,)` int64, in pinned host memory.
+        event: recorded behind the copy; complete when the copy is.
         current_stream: returns what the event is recorded on.
     """
 
     _staging: torch.Tensor
-    _landed: torch.Tensor
+    _on_host: torch.Tensor
     _event: _Event
     _current_stream: Callable[[], Any]
     _integers: Sequence[torch.Tensor] = attrs.field(default=(), init=False)
@@ -103,7 +103,7 @@ class ScalarSlot:
             # One kernel for many tensors; torch's optimizers use it too.
             torch._foreach_copy_(targets, [tensor.detach().reshape(()) for tensor in tensors])
             count = len(tensors)
-            self._landed[:count].copy_(self._staging[:count], non_blocking=True)
+            self._on_host[:count].copy_(self._staging[:count], non_blocking=True)
             self._event.record(self._current_stream())
 
     def is_done(self) -> bool:
@@ -112,8 +112,8 @@ class ScalarSlot:
 
     def read(self) -> list[Any]:
         """Returns Python numbers; booleans are `bool`."""
-        landed = self._landed[: len(self._dtypes)]
-        pairs = zip(landed.view(torch.float64).tolist(), landed.tolist(), self._dtypes, strict=True)
+        received = self._on_host[: len(self._dtypes)]
+        pairs = zip(received.view(torch.float64).tolist(), received.tolist(), self._dtypes, strict=True)
         return [_number(as_float, as_integer, dtype) for as_float, as_integer, dtype in pairs]
 
 

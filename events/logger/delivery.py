@@ -151,7 +151,7 @@ class Delivery:
             "".join(names)
         except TypeError:
             return False
-        call = MetricsCall(metrics.copy(), None, step, position_of(state), next(self._orders))
+        call = MetricsCall(metrics.copy(), step, position_of(state), next(self._orders))
         for pending in idle.pending:
             pending.add(names, call)
         return True
@@ -194,9 +194,7 @@ class Delivery:
         if not flat.values and flat.errors:
             return
         if flat.on_device or flat.functions or self.is_paced or self.is_busy:
-            call = MetricsCall(
-                flat.values, set(flat.functions), step, position_of(self._state), next(self._orders)
-            )
+            call = MetricsCall(flat.values, step, position_of(self._state), next(self._orders))
             self._distribute(call, due)
         else:
             self._call(due, "log_metrics", (flat.values, step), {})

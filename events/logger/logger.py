@@ -116,8 +116,8 @@ class Logger:
         self._state = state
         self._destinations = _as_destinations(destinations)
         self._is_stopped = False
-        # Whether it was said that hyperparameters were given without names.
-        self._has_unnamed_parameters = False
+        # Whether the warning about hyperparameters without names was logged.
+        self._has_warned_of_names = False
         self._prefix = _prefix("", name) if name else ""
         self.faults = Faults(raise_errors=raise_errors, strict=strict)
         self._delivery = Delivery(state, self._destinations, lambda: self.faults, device_copies)
@@ -251,8 +251,8 @@ class Logger:
 
     def _named_parameters(self, parameters: Any) -> tuple[dict[str, Any]]:
         plain = redact(plain_config(parameters))
-        if isinstance(parameters, str | bytes) and not self._has_unnamed_parameters:
-            self._has_unnamed_parameters = True
+        if isinstance(parameters, str | bytes) and not self._has_warned_of_names:
+            self._has_warned_of_names = True
             _log.warning(
                 "%s: hyperparameters must have names, got %s: logged as 'value'. "
                 'Write log_hyperparameters({"lr": 0.1}).',
@@ -579,7 +579,7 @@ class Logger:
             check_file(path, f"file to upload as {name!r}")
 
         def upload(destination: Destination) -> None:
-            # Destinations written for Composer know neither.
+            # Destinations written for Composer take neither argument.
             known = inspect.signature(destination.upload_file).parameters if link else ()
             more: dict[str, Any] = {
                 key: value for key, value in (("link", link), ("crc32", crc32)) if key in known
@@ -687,9 +687,9 @@ class Logger:
         return any(self._takes_files(destination) for destination in self._destinations)
 
     def has_uploaded(self, remote_file_name: str) -> bool:
-        """Returns whether a file that was given to `upload_file` is where every destination brings it.
+        """Returns whether a file that was given to `upload_file` has arrived at every destination.
 
-        A destination that says nothing of it, as one written for Composer, has it once `upload_file` returns.
+        A destination without `has_uploaded`, as one written for Composer, has it once `upload_file` returns.
 
         Args:
             remote_file_name: the name in the destination, without placeholders.

@@ -4,6 +4,7 @@ Training thread only.
 """
 
 import copy
+import functools
 import inspect
 import logging
 from collections import defaultdict, deque
@@ -66,22 +67,19 @@ def phase_of(position: RunPosition) -> Phase:
     return phase
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, slots=False)
 class MetricsCall:
     """A call of `log_metrics`, shared by all destinations; its functions are called once for all."""
 
     values: dict[str, Any]
-    _functions: set[str] | None
     step: int
     position: RunPosition
     order: int
 
-    @property
+    @functools.cached_property
     def functions(self) -> set[str]:
         """The names whose values are functions that were not called yet."""
-        if self._functions is None:
-            self._functions = {name for name, value in self.values.items() if is_function(value)}
-        return self._functions
+        return {name for name, value in self.values.items() if is_function(value)}
 
 
 @attrs.define(eq=False)

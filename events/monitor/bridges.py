@@ -529,7 +529,7 @@ class TensorboardEventHandler:
         monitor.unregister_event_handler(handle)
     ```
 
-    The step of a scalar counts the windows in which it came, from 0; torch's handler gives none, so that all
+    The step of a scalar is the number of earlier windows that had it; torch's handler gives none, so that all
     windows are at step 0. Other events are ignored.
 
     Args:

@@ -251,7 +251,7 @@ def log_event(event: Any) -> None:
         return
     outer: tuple[EventHandlerHandle, ...] = getattr(_handlers.running, "handles", ())
     for handle in handles:
-        # Otherwise a handler that logs would be called with its own events for ever.
+        # Otherwise a handler that logs would be called with its own events without end.
         if handle in outer and not handle.is_reentrant:
             continue
         _handlers.running.handles = (*outer, handle)

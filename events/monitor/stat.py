@@ -174,7 +174,7 @@ class Stat:
 
     @property
     def discarded(self) -> int:
-        """The number of samples that came after their window had reached `max_samples`."""
+        """The number of samples added after their window had reached `max_samples`."""
         return self._window.discarded
 
     def get(self) -> dict[Aggregation, float]:

@@ -61,8 +61,7 @@ def leave() -> None:
     Destroying a gloo group waits for its threads while it holds the GIL, which these need to release the
     tensors of the last collective: a process that exits right after one could hang. A barrier does not help,
     as other ranks may have exited. With torch 2.13 the pause was not needed (3,400 groups of two ranks, each
-    destroyed right after three
-    collectives: none hung); it is kept for older versions.
+    destroyed right after three collectives: none hung); it is kept for older versions.
     """
     time.sleep(_LEAVE_SECONDS)
     distributed.destroy_process_group()
@@ -81,7 +80,7 @@ def wrap(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
 
 def is_dtensor(value: Any) -> bool:
     """Returns whether a value is a tensor of which this rank has a part, as `fully_shard` makes them."""
-    # Without an import of `torch.distributed.tensor`, which takes long and is there if such a tensor is.
+    # Without importing `torch.distributed.tensor`, which takes long; a program with a DTensor has done so.
     return isinstance(value, torch.Tensor) and hasattr(value, "device_mesh")
 
 
@@ -91,7 +90,7 @@ def is_sharded(model: torch.nn.Module) -> bool:
 
 
 def check_rank(rank: int, world_size: int) -> None:
-    """Checks that the rank that the environment tells is that in the process group.
+    """Checks that the rank of the environment is that of the process group.
 
     Raises:
         ValueError: it is another.

@@ -56,7 +56,7 @@ class Evaluator:
             self._interval.start(state)
 
     def is_due(self, state: State, *, by_default: bool) -> bool:
-        """Returns whether its interval has passed, or what the trainer's says."""
+        """Returns whether its interval has passed; without one, `by_default`."""
         return by_default if self._interval is None else self._interval.passed(state)
 
     def chosen(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
