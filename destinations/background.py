@@ -44,6 +44,7 @@ class _Item:
     kind: str
 
 
+@attrs.define(eq=False, slots=False, repr=False)
 class Lane:
     """A bounded queue with one worker thread, which starts with the first item.
 
@@ -69,28 +70,16 @@ class Lane:
         on_exit: called in the thread when it ends.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        limit: int = 1000,
-        limit_bytes: int = 256 << 20,
-        when_full: WhenFull = "wait",
-        wait_seconds: float = 1.0,
-        tick: Callable[[], object] | None = None,
-        tick_seconds: float = 1.0,
-        on_exit: Callable[[], object] | None = None,
-    ) -> None:
-        if limit < 1:
-            raise ValueError(f"limit must be at least 1, got {limit}.")
-        self._name = name
-        self._limit = limit
-        self._limit_bytes = limit_bytes
-        self._when_full = when_full
-        self._wait_seconds = wait_seconds
-        self._tick = tick
-        self._tick_seconds = tick_seconds
-        self._on_exit = on_exit
+    _name: str
+    _limit: int = 1000
+    _limit_bytes: int = 256 << 20
+    _when_full: WhenFull = "wait"
+    _wait_seconds: float = 1.0
+    _tick: Callable[[], object] | None = None
+    _tick_seconds: float = 1.0
+    _on_exit: Callable[[], object] = lambda: None
+
+    def __attrs_post_init__(self) -> None:
         # Guards everything below; never held while work runs.
         self._changed = threading.Condition()
         self._items: deque[_Item] = deque()
@@ -100,7 +89,7 @@ class Lane:
         self._is_awake = False
         self._was_timer = False
         # Monotonic times: when the timer is due, and when the first item is retried after RetryLaterError.
-        self._due_at = time.monotonic() + tick_seconds
+        self._due_at = time.monotonic() + self._tick_seconds
         self._paused_until = 0.0
         # The number of finished items when the last wait timed out; None if it did not.
         self._stuck_at: int | None = None
@@ -214,8 +203,7 @@ class Lane:
             while self._turn():
                 time.sleep(0)
         finally:
-            if self._on_exit is not None:
-                self._attempt(self._on_exit, "close")
+            self._attempt(self._on_exit, "close")
 
     def _turn(self) -> bool:
         """Runs one item or the timer; False if the thread should end."""
@@ -306,6 +294,7 @@ class Lane:
             )
 
 
+@attrs.define(eq=False, slots=False, repr=False)
 class Timer:
     """Calls `work` every `seconds` in a thread, and once more when it is stopped.
 
@@ -320,19 +309,13 @@ class Timer:
         on_end: called in the thread when it ends.
     """
 
-    def __init__(
-        self,
-        work: Callable[[bool], None],
-        seconds: float,
-        on_error: Callable[[Exception], None],
-        name: str,
-        on_end: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._work = work
-        self._seconds = seconds
-        self._on_error = on_error
-        self._name = name
-        self._on_end = on_end
+    _work: Callable[[bool], None]
+    _seconds: float
+    _on_error: Callable[[Exception], None]
+    _name: str
+    _on_end: Callable[[], None] = lambda: None
+
+    def __attrs_post_init__(self) -> None:
         self._wake = Wakeup()
         # Guards the counters below, and wakes calls of `flush`.
         self._turn = threading.Condition()
@@ -381,9 +364,9 @@ class Timer:
         self._thread = None
         self._turn = threading.Condition()
 
-    def _attempt_end(self) -> None:
+    def _attempt(self, work: Callable[..., None], *args: bool) -> None:
         try:
-            self._on_end()
+            work(*args)
         except Exception as error:  # noqa: BLE001  # handed on
             self._on_error(error)
 
@@ -397,14 +380,11 @@ class Timer:
                 self._begun += 1
                 turn = self._begun
             is_last = self._is_stopping
-            try:
-                self._work(is_last)
-            except Exception as error:  # noqa: BLE001  # handed on
-                self._on_error(error)
+            self._attempt(self._work, is_last)
             with self._turn:
                 self._done = turn
                 self._turn.notify_all()
             if is_last:
-                self._attempt_end()
+                self._attempt(self._on_end)
                 return
             time.sleep(0)

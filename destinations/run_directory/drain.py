@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import attrs
 import numpy as np
 
 from uploads.disk import DISK, Disk, replace_file
@@ -215,6 +216,7 @@ def _merged_blocks(values: list[Any]) -> list[Any]:
     return [np.concatenate(part) if isinstance(part[0], np.ndarray) else part for part in parts]
 
 
+@attrs.define(eq=False, slots=False, repr=False)
 class Drain:
     """Moves the rows of one rank from its journal to its CSV.
 
@@ -230,27 +232,17 @@ class Drain:
         disk: the disk operations.
     """
 
-    def __init__(
-        self,
-        run_dir: Path,
-        folder: Path,
-        csv: MetricsCsv,
-        journal: "Journal | None" = None,
-        *,
-        on_rollback: Callable[[int, int, Path], None] = lambda *_: None,
-        between: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = time.monotonic,
-        disk: Disk = DISK,
-    ) -> None:
-        self._run_dir = run_dir
-        self._disk = disk
-        self._folder = folder
-        self._csv = csv
-        self._journal = journal
+    _run_dir: Path
+    _folder: Path
+    _csv: MetricsCsv
+    _journal: "Journal | None" = None
+    _on_rollback: Callable[[int, int, Path], None] = attrs.field(default=lambda *_: None, kw_only=True)
+    _between: Callable[[], None] = attrs.field(default=lambda: None, kw_only=True)
+    _clock: Callable[[], float] = attrs.field(default=time.monotonic, kw_only=True)
+    _disk: Disk = attrs.field(default=DISK, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
         self.statistics = Statistics()
-        self._on_rewound = on_rollback
-        self._between = between
-        self._clock = clock
         self._generation = 0
         self._segment = 0
         self._offset = len(MAGIC)
@@ -258,7 +250,7 @@ class Drain:
         self._names_of_segment = 0
         self._skipped_segments: set[int] = set()
         self._is_open = False
-        self._opened_at = clock()
+        self._opened_at = self._clock()
         self._drained_bytes = 0
         self._rewritten_bytes = 0
         self.rows = 0
@@ -269,7 +261,7 @@ class Drain:
         """The number of unreadable bytes in segments."""
         self.durable_step: int | None = None
         """The step of the last synced row."""
-        self._buffer = RowBuffer(csv)
+        self._buffer = RowBuffer(self._csv)
         # The names of the last row, whose columns the file has.
         self._last_names: tuple[str, ...] | None = None
 
@@ -414,14 +406,13 @@ class Drain:
 
     def _segments(self) -> list[tuple[int, Path, bool]]:
         """Returns number and path of each segment, and whether it is open in this process."""
-        own = (
-            {} if self._journal is None else {item.number: item.path for item in list(self._journal.segments)}
-        )
+        own = self._own_segments()
         found = {segment_number(path): path for path in segment_paths(self._folder)}
-        found = {number: path for number, path in found.items() if number not in own}
-        both = [(number, path, False) for number, path in found.items()]
-        both += [(number, path, True) for number, path in own.items()]
-        return sorted(both)
+        return sorted((number, path, number in own) for number, path in {**found, **own}.items())
+
+    def _own_segments(self) -> dict[int, Path]:
+        journal = self._journal
+        return {} if journal is None else {item.number: item.path for item in list(journal.segments)}
 
     def _drain_segment(self, path: Path, live: bool, *, final: bool) -> bool:
         """Drains one segment; False if it stopped early because of new columns."""
@@ -488,11 +479,8 @@ class Drain:
 
     def _count_damage(self, data: bytes) -> None:
         rest = data.rstrip(b"\0")
-        if rest and (self._journal is None or self._segment not in self._own_numbers()):
+        if self._segment not in self._own_segments():
             self.damaged_bytes += len(rest)
-
-    def _own_numbers(self) -> set[int]:
-        return set() if self._journal is None else {item.number for item in list(self._journal.segments)}
 
     # Rows.
 
@@ -601,7 +589,7 @@ class Drain:
                 return
             path = aside.keep()
         self._replace(replacement, end)
-        self._on_rewound(aside.count, resume.step, path)
+        self._on_rollback(aside.count, resume.step, path)
 
     def _replace(self, replacement: Replacement, offset: int) -> None:
         """Announces the new version in the position, renames it into place, then drops the old state."""

@@ -204,6 +204,7 @@ class JournalCounts:
     """Values that cannot be stored, such as integers of thousands of digits."""
 
 
+@attrs.define(eq=False, slots=False, repr=False)
 class Journal:
     """The writing end of the journal of one rank.
 
@@ -223,30 +224,22 @@ class Journal:
         make_segment: makes a segment from path, number and size; default: a mapped one.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        state: "State",
-        *,
-        segment_bytes: int = SEGMENT_BYTES,
-        on_full: Callable[[OSError], None] = lambda _: None,
-        on_refused: Callable[[str, str], None] = lambda *_: None,
-        on_append: Callable[[Append], None] = lambda _: None,
-        clock: Callable[[], float] = time.time,
-        make_segment: MakeSegment = MappedSegment,
-    ) -> None:
-        self._folder = folder
-        self._state = state
-        self._make = make_segment
-        self._segment_bytes = segment_bytes
-        self._on_full = on_full
-        self._on_refused = on_refused
-        self._on_append = on_append
+    _folder: Path
+    _state: "State"
+    _segment_bytes: int = SEGMENT_BYTES
+    _on_full: Callable[[OSError], None] = lambda _: None
+    _on_refused: Callable[[str, str], None] = lambda *_: None
+    _on_append: Callable[[Append], None] = lambda _: None
+    _clock: Callable[[], float] = time.time
+    _make_segment: MakeSegment = MappedSegment
+
+    def __attrs_post_init__(self) -> None:
         self._is_abandoned = False
         self._is_closed = False
         self._is_stopped = False
-        # Readers expect a float.
-        self._clock = clock if clock is time.time else lambda: float(clock())
+        if (clock := self._clock) is not time.time:
+            # Readers expect a float.
+            self._clock = lambda: float(clock())
         # Guards everything outside the fast path.
         self._lock = threading.RLock()
         self._spares: deque[Segment] = deque(maxlen=1)
@@ -268,12 +261,12 @@ class Journal:
         It returns False, and has written nothing, for all else: other values, new names, a full segment.
         Replaced with each segment.
         """
-        self._first_number = _last_number(folder) + 1
-        self._first_follows = end_of_journal(folder)
+        self._first_number = _last_number(self._folder) + 1
+        self._first_follows = end_of_journal(self._folder)
         self._writing: _ActiveSegment | None = None
         # The next segment, from being chosen until it is current.
         self._next: Segment | None = None
-        self._rotate(segment_bytes)
+        self._rotate(self._segment_bytes)
 
     # The training thread.
 
@@ -340,7 +333,7 @@ class Journal:
                 "Its metrics are not written.",
             )
             return
-        self._write_or_hold_locked(("row", row, step, int(self._state.timestamp.epoch), self._clock()))
+        self._write_or_hold_row(("row", row, step, int(self._state.timestamp.epoch), self._clock()))
 
     def _without_unwritable(self, row: dict[str, float]) -> dict[str, float]:
         """Removes values that readers could not read back; counts and reports them."""
@@ -380,14 +373,14 @@ class Journal:
         self.counts.refused += count
         self._on_refused(kind, message)
 
-    def _write_or_hold_locked(self, entry: tuple[Any, ...]) -> None:
-        """Writes an entry, or holds it in memory."""
+    def _write_or_hold_row(self, entry: tuple[Any, ...]) -> None:
+        """Writes a row, or holds it in memory."""
         if self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001  # as Condition asks it
             # A signal handler or finalizer interrupted this code, which writes the entry when it continues.
             self._hold(entry)
             return
         with self._lock:
-            if entry[0] == "row" and self._on_first_row is not None:
+            if self._on_first_row is not None:
                 announce = self._on_first_row
                 announce(entry[2])
                 self._on_first_row = None
@@ -402,7 +395,7 @@ class Journal:
     def _write_sampled(self, entry: tuple[Any, ...]) -> bool:
         """Prepares the fast path for a row, then takes and times it; False if the segment lacks room."""
         writing = self._writing
-        if entry[0] != "row" or writing is None:
+        if writing is None:
             return False
         _, row, step, _, _ = entry
         try:
@@ -440,7 +433,7 @@ class Journal:
 
     def write_pending(self) -> None:
         """Tries to write the pending rows now."""
-        if self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001  # as in `_take`
+        if self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001  # as in `_write_or_hold_row`
             return
         with self._lock:
             self._retry_at = 0.0
@@ -600,7 +593,7 @@ class Journal:
             if spare.size >= needed and spare.is_at(spare.path):
                 return spare
             spare.discard()
-        return self._make(self._spare_path(), 0, needed)
+        return self._make_segment(self._spare_path(), 0, needed)
 
     def _spare_path(self) -> Path:
         """Returns a unique path, of a form that `remove_temporaries` knows."""
@@ -628,7 +621,7 @@ class Journal:
         """
         if self._spares or self._is_closed or self._is_stopped:
             return
-        spare = self._make(self._spare_path(), 0, self._segment_bytes)
+        spare = self._make_segment(self._spare_path(), 0, self._segment_bytes)
         spare.populate()
         self._spares.append(spare)
 

@@ -10,11 +10,12 @@ import hashlib
 import io
 import os
 import shutil
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
+
+import attrs
 
 from destinations.background import Lane, RetryLaterError
 from destinations.copies import size_in_bytes
@@ -58,6 +59,7 @@ FileKeeping = Literal["auto", "copy", "link", "off"]
 _INDICES_KEPT = 1000
 
 
+@attrs.define(eq=False, slots=False, repr=False)
 class MediaWriter:
     """The media writer of one run.
 
@@ -68,18 +70,13 @@ class MediaWriter:
         on_deleted: called when the folder turns out to be deleted, to have it recreated.
     """
 
-    def __init__(
-        self,
-        folder: HeldFolder,
-        lane: Lane,
-        clock: Callable[[], float] = time.time,
-        on_deleted: Callable[[], object] = lambda: None,
-    ) -> None:
-        self._folder = folder
-        self._run_dir = folder.path
-        self._lane = lane
-        self._clock = clock
-        self._on_deleted = on_deleted
+    _folder: HeldFolder
+    _lane: Lane
+    _clock: Callable[[], float]
+    _on_deleted: Callable[[], object]
+
+    def __attrs_post_init__(self) -> None:
+        self._run_dir = self._folder.path
         self._accepted: Counter[str] = Counter()
         self._done: Counter[str] = Counter()
         self.lost: Counter[str] = Counter()

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import attrs
+
 from destinations.background import Timer
 from events import redact_text
 from uploads.disk import file_system_of, is_network_file_system, read_json
@@ -64,6 +66,7 @@ def _percentile(values: list[int], share: float) -> float | None:
     return sorted(values)[min(len(values) - 1, int(len(values) * share))] / 1000
 
 
+@attrs.define(eq=False, slots=False, repr=False, kw_only=True)
 class RankWriter:
     """The writer of one rank, from opening to closing.
 
@@ -77,39 +80,28 @@ class RankWriter:
         journal_kind: whether the journal is mapped.
         media_stats: returns the media counts for the sidecar.
         on_append: called with the function that logs a row, whenever it changes.
-        held: the open folder of the run.
+        run_folder: the same folder, open.
         make_segment: makes the segments of a mapped journal.
         clock: the time of rows, in seconds since 1970.
     """
 
-    def __init__(
-        self,
-        run_dir: Path,
-        state: "State",
-        lock: WriterLock,
-        *,
-        documents: Documents | None,
-        sessions: SessionLog | None,
-        flush_seconds: float,
-        journal_kind: JournalKind,
-        media_stats: Callable[[], dict[str, Any]],
-        on_append: Callable[[Append], None],
-        held: HeldFolder,
-        make_segment: MakeSegment = MappedSegment,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._clock = clock
-        self._state = state
-        self._run_dir = run_dir
-        self._run_folder = held
+    _run_dir: Path
+    _state: "State"
+    _lock: WriterLock
+    _documents: Documents | None
+    _sessions: SessionLog | None
+    _flush_seconds: float
+    _journal_kind: JournalKind
+    _media_stats: Callable[[], dict[str, Any]]
+    _on_append: Callable[[Append], None]
+    _run_folder: HeldFolder
+    _make_segment: MakeSegment = MappedSegment
+    _clock: Callable[[], float] = time.time
+
+    def __attrs_post_init__(self) -> None:
         self._root = self._run_folder.path
-        self._rank = state.rank
-        self._lock = lock
-        lock.follow(self._root)
-        self._documents = documents
-        self._sessions = sessions
-        self._media_stats = media_stats
-        self._on_append = on_append
+        self._rank = self._state.rank
+        self._lock.follow(self._root)
         self._environment: threading.Thread | None = None
         self._folder = journal_path(self._root, self._rank)
         make_journal(self._folder)
@@ -126,7 +118,7 @@ class RankWriter:
         self._refusals: set[str] = set()
         self.had_rows = (self._root / metrics_name(self._rank)).exists() or bool(segment_paths(self._folder))
         """Whether earlier sessions left rows."""
-        self.journal = self._open_journal(make_segment if self._is_mapped(journal_kind) else AppendedSegment)
+        self.journal = self._open_journal(self._make_segment if self._is_mapped() else AppendedSegment)
         self._csv = MetricsCsv(self._root / metrics_name(self._rank))
         self._drain = Drain(
             self._root,
@@ -138,11 +130,10 @@ class RankWriter:
         )
         self._is_open = False
         self._is_well = False
-        self._environment_due = documents is not None
+        self._environment_due = self._documents is not None
         self._heartbeat_at = 0.0
         self._documents_at = -math.inf
         self._are_documents_due = True
-        self._ended = False
         self._deadline = math.inf
         # Accepted rows that are not in the folder; set at the end.
         self._lost_rows = 0
@@ -151,9 +142,9 @@ class RankWriter:
         self._disowned = ""
         self.timer = Timer(
             self._tick,
-            flush_seconds,
+            self._flush_seconds,
             self._failed,
-            name=f"run-directory-{run_dir.name}-rank{self._rank}",
+            name=f"run-directory-{self._run_dir.name}-rank{self._rank}",
             on_end=self._end,
         )
 
@@ -200,9 +191,9 @@ class RankWriter:
 
     # Opening.
 
-    def _is_mapped(self, kind: JournalKind) -> bool:
-        if kind != "auto":
-            return kind == "mapped"
+    def _is_mapped(self) -> bool:
+        if self._journal_kind != "auto":
+            return self._journal_kind == "mapped"
         file_system = file_system_of(self._folder)
         if is_network_file_system(file_system):
             _log.warning(
@@ -510,7 +501,6 @@ class RankWriter:
                 self._reserve.unlink()
             self._csv.close()
             self._lock.release()
-            self._ended = True
 
     def _remove_journal(self) -> None:
         for segment in list(self.journal.segments):

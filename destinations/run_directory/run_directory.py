@@ -322,16 +322,16 @@ class RunDirectory(RecordDestination):
             self._lane = Lane(f"run-directory-{run_dir.name}-media")
             self._media = MediaWriter(folder, self._lane, self._clock, self._wake_writer)
         self._writer = RankWriter(
-            run_dir,
-            state,
-            lock,
+            run_dir=run_dir,
+            state=state,
+            lock=lock,
             documents=self._documents,
             sessions=self._sessions,
             flush_seconds=self._flush_seconds,
             journal_kind=self._journal_kind,
             media_stats=self._media_stats,
             on_append=self._bind_append,
-            held=folder,
+            run_folder=folder,
             make_segment=self._make_segment,
             clock=self._clock,
         )

@@ -8,10 +8,11 @@ import itertools
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 
 from destinations.media import (
@@ -46,28 +47,19 @@ _OFF = dict.fromkeys(
 )
 
 
+@attrs.define(eq=False, slots=False, repr=False)
 class _CometSink(Sink):
     """Writes to an experiment with comet_ml."""
 
-    def __init__(
-        self,
-        name: str,
-        tags: Sequence[str],
-        arguments: Mapping[str, Any],
-        *,
-        folder: str | None,
-        key: str | None,
-        is_continued: bool,
-    ) -> None:
-        self._name = name
-        self._tags = list(tags)
-        self._arguments = dict(arguments)
-        self._folder = folder
-        self._key = key
-        self._is_continued = is_continued
-        self._sounds: str | None = None
-        self._numbers = itertools.count()
-        self.experiment: Any = None
+    _name: str
+    _tags: Sequence[str]
+    _arguments: Mapping[str, Any]
+    _folder: str | None
+    _key: str | None
+    _is_continued: bool
+    _sounds: str | None = attrs.field(default=None, init=False)
+    _numbers: Iterator[int] = attrs.field(factory=itertools.count, init=False)
+    experiment: Any = attrs.field(default=None, init=False)
 
     def open(self) -> None:
         import comet_ml
@@ -92,7 +84,7 @@ class _CometSink(Sink):
         self.experiment = (online if self._folder is None else offline)(**arguments)
         self.experiment.set_name(self._name)
         if self._tags:
-            self.experiment.add_tags(self._tags)
+            self.experiment.add_tags(list(self._tags))
 
     def log_metrics(self, rows: Sequence[Row]) -> None:
         def log(row: Row) -> None:

@@ -282,6 +282,7 @@ class FeedCounts:
     errors: dict[str, int] = attrs.field(factory=dict)
 
 
+@attrs.define(eq=False, slots=False, repr=False)
 class Feed:
     """The queues and the background thread of one run.
 
@@ -297,29 +298,22 @@ class Feed:
         wait_seconds: max time that a call waits for space in the queue.
     """
 
-    def __init__(
-        self,
-        name: str,
-        sink: Sink,
-        *,
-        flush_seconds: float,
-        max_values: int,
-        max_bytes: int,
-        when_full: WhenFull,
-        wait_seconds: float,
-    ) -> None:
-        self.sink = sink
-        self._when_full = when_full
-        self._max_values = max_values
-        self._wait_seconds = wait_seconds
+    _name: str
+    sink: Sink
+    _flush_seconds: float
+    _max_values: int
+    _max_bytes: int
+    _when_full: WhenFull
+    _wait_seconds: float
+
+    def __attrs_post_init__(self) -> None:
         self._lane = Lane(
-            name,
+            self._name,
             limit=MAX_MEDIA,
-            limit_bytes=max_bytes,
-            when_full="wait",
-            wait_seconds=wait_seconds,
+            limit_bytes=self._max_bytes,
+            wait_seconds=self._wait_seconds,
             tick=self._on_tick,
-            tick_seconds=flush_seconds,
+            tick_seconds=self._flush_seconds,
             on_exit=self._close_sink,
         )
         # Copies of files, deleted with the sink; made by the training thread.

@@ -97,6 +97,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
+@attrs.define(eq=False, slots=False, repr=False)
 class JsonPost:
     """Posts JSON documents to a URL.
 
@@ -108,21 +109,15 @@ class JsonPost:
         clock: returns the time in seconds since 1970, for a `Retry-After` date.
     """
 
-    def __init__(
-        self,
-        url: str,
-        headers: dict[str, str],
-        retry: HttpRetry,
-        wait: Callable[[float], object],
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._url = url
-        self._headers = {"Content-Type": "application/json; charset=utf-8", **headers}
-        self._retry = retry
-        self._wait = wait
-        self._clock = clock
+    _url: str
+    _headers: dict[str, str]
+    _retry: HttpRetry
+    _wait: Callable[[float], object]
+    _clock: Callable[[], float] = time.time
+
+    def __attrs_post_init__(self) -> None:
         # A proxy from the environment cannot reach the loopback interface of this machine.
-        proxies = [urllib.request.ProxyHandler({})] if _is_loopback(_host(url)) else []
+        proxies = [urllib.request.ProxyHandler({})] if _is_loopback(_host(self._url)) else []
         self._opener = urllib.request.build_opener(_NoRedirects, *proxies)
 
     def send(self, document: Any) -> None:
@@ -149,8 +144,9 @@ class JsonPost:
                 )
 
     def _try(self, body: bytes) -> _Failure | None:
+        headers = {"Content-Type": "application/json; charset=utf-8", **self._headers}
         # The scheme was checked by require_url.
-        request = urllib.request.Request(self._url, body, self._headers, method="POST")  # noqa: S310
+        request = urllib.request.Request(self._url, body, headers, method="POST")  # noqa: S310
         try:
             with self._opener.open(request, timeout=self._retry.timeout_seconds) as answer:
                 answer.read(_ANSWER_BYTES)

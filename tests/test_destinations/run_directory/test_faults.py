@@ -323,16 +323,16 @@ def test_an_error_in_the_middle_of_a_turn_is_not_mended_by_that_turn(tmp_path, c
     lock = WriterLock(tmp_path / "run" / ".lock")
     lock.acquire()
     writer = RankWriter(
-        tmp_path / "run",
-        State("x"),
-        lock,
+        run_dir=tmp_path / "run",
+        state=State("x"),
+        lock=lock,
         documents=Documents(tmp_path / "run", "id", (), "", 0.0),
         sessions=SessionLog(tmp_path / "run", 0.0),
         flush_seconds=1000,
         journal_kind="mapped",
         media_stats=fails_once,
         on_append=lambda _: None,
-        held=HeldFolder(tmp_path / "run"),
+        run_folder=HeldFolder(tmp_path / "run"),
     )
 
     writer._tick(is_last=False)
