@@ -56,6 +56,7 @@ def compact(options: argparse.Namespace, session: Session) -> int:
     options.root = [options.source]
     try:
         with open_selected(options, session) as runs:
+            told = {path for path, _ in runs.report.problems}
             report = compact_runs(
                 runs.query(archived=None),
                 options.target,
@@ -84,7 +85,8 @@ def compact(options: argparse.Namespace, session: Session) -> int:
     for path in report.duplicates:
         session.note(f"skipped {path}: a newer run has the same id")
     for path, problem in report.damaged:
-        session.note(f"skipped {path}: {problem}")
+        if path not in told:
+            session.note(f"skipped {path}: {problem}")
     return EXIT_OK
 
 

@@ -325,6 +325,8 @@ class _Compaction:
             item = _Item(run, "added", _metrics_state(run.path), _record_state(run.record))
             empty += not item.metrics_state
             if (before := known.get(run_id)) is not None:
+                # Metrics that are gone stay, as runs do.
+                item.metrics_state = item.metrics_state or before["metrics_state"]
                 if before["metrics_state"] != item.metrics_state:
                     item.change = "changed"
                 elif before["record_state"] != item.record_state:
@@ -370,12 +372,16 @@ class _Compaction:
                         first_row += len(block)
                         item.points += len(batch)
                         yield batch
+                if _metrics_state(item.run.path) != item.metrics_state:
+                    raise RunsError("its metrics changed while they were read. Compact again.")
 
     @contextlib.contextmanager
     def _reading(self, run: Run) -> Iterator[None]:
         """Notes which run an error is of: the writer of Delta, which reads the batches, raises another."""
         try:
             yield
+            if not run.path.is_dir():
+                raise FileNotFoundError("its folder is gone")
         except (OSError, ValueError, RunsError, LookupError, TypeError, ArithmeticError) as error:
             self._damaged[run.path] = str(error)
             raise _RunFailedError from error

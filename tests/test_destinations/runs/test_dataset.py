@@ -397,6 +397,38 @@ def test_damaged_runs_are_reported_and_the_others_taken(root, tmp_path):
         assert_same_metrics(dataset, [Run.open(root / "c"), Run.open(root / "spt")])
 
 
+def test_a_run_that_is_deleted_meanwhile_keeps_what_the_dataset_has(root, tmp_path):
+    """Before its turn or while it is read; a new one is reported, and is not in the dataset without values."""
+    place = str(tmp_path / "data")
+    compact([Run.open(root / "a"), Run.open(root / "b")], place)
+    for name in "ab":
+        with (root / name / "metrics.csv").open("a") as file:
+            file.write(
+                "60" + "," * (root / name / "metrics.csv").read_text().split("\n")[0].count(",") + "\n"
+            )
+
+    class DeletedRun(Run):
+        """Its folder is deleted while its metrics are read."""
+
+        def ranks(self):
+            found = super().ranks()
+            shutil.rmtree(self.path)
+            return found
+
+    runs = [DeletedRun(Run.open(root / "a").record), Run.open(root / "b"), Run.open(root / "c")]
+    runs += [DeletedRun(Run.open(root / "spt").record)]
+    shutil.rmtree(root / "b")
+    shutil.rmtree(root / "c")
+
+    report = compact(runs, place)
+
+    assert {path.name for path, _ in report.damaged} == {"a", "c", "spt"}
+    assert (report.runs, report.points, report.unchanged) == (2, 2 * 107, 1)
+    with open_dataset(place) as dataset:
+        assert [run.run_id for run in dataset.query(sort_by="run_id", descending=False)] == ["id-a", "id-b"]
+        assert dataset.sql("SELECT count(*) FROM metrics").rows == ((2 * 107,),)
+
+
 def test_what_is_no_dataset_is_refused(root, tmp_path):
     """A folder without one, one with other files, a table of others, and a path that Delta cannot write to."""
     import pyarrow as pa
