@@ -5,6 +5,7 @@ id and then its wait status: torch is imported once.
 """
 
 import hashlib
+import importlib
 import os
 import sys
 import time
@@ -12,7 +13,6 @@ import traceback
 from pathlib import Path
 
 import torch
-import torch._dynamo  # Which the first optimizer of a process would import: here it is, before the forks.
 from torch.utils.data import DataLoader, TensorDataset
 
 from destinations import Artifacts
@@ -61,6 +61,7 @@ def train(folder: Path) -> None:
 
 def main() -> None:
     """Forks a process for each line."""
+    importlib.import_module("torch._dynamo")  # As the first optimizer of each fork would.
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

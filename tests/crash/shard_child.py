@@ -9,6 +9,7 @@ A plan is `NAME:KEY=VALUE,...`, the keys are the arguments of `run`. Each rank w
 """
 
 import hashlib
+import importlib
 import json
 import os
 import resource
@@ -19,7 +20,6 @@ import traceback
 from pathlib import Path
 
 import torch
-import torch._dynamo  # Which the first optimizer of a process would import: here it is, before the forks.
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -184,6 +184,7 @@ def main(folder, plans):
 
 def serve():
     """Forks ranks for each line."""
+    importlib.import_module("torch._dynamo")  # As the first optimizer of each fork would.
     for line in sys.stdin:
         ranks, port, folder, *plans = line.split()
         children = []

@@ -56,7 +56,7 @@ def _assert_put_once(server, prefix, objects):
     assert sum(server.refused[f"{prefix}/{name}"] for name in objects) <= 4  # In flight at the one kill.
 
 
-@pytest.mark.parametrize("turn", range(times(4, 10)))
+@pytest.mark.parametrize("turn", range(times(2, 10)))
 def test_a_killed_trainer_loses_nothing(start, resume_here, counting_s3, prefix, tmp_path, turn):
     """SIGKILL at a random moment among 100 files, then resume: all that were accepted are there, equal, put once."""
     trainer = start(TRAINER, _uri(counting_s3, prefix, turn), tmp_path, 100, "threads", 0)
@@ -82,7 +82,7 @@ def test_a_killed_trainer_loses_nothing(start, resume_here, counting_s3, prefix,
     assert Spool(tmp_path / "spool").list_pending() == []
 
 
-@pytest.mark.parametrize("turn", range(times(4, 10)))
+@pytest.mark.parametrize("turn", range(times(2, 10)))
 def test_a_killed_worker_loses_nothing(start, counting_s3, prefix, tmp_path, turn):
     """SIGKILL of the worker after a random number of 100 files.
 

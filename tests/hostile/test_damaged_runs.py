@@ -9,6 +9,7 @@ import pytest
 from destinations.runs import MetricNotFoundError, Run, open_runs
 from destinations.runs.content.follow import Follower
 from destinations.runs.export import export_metrics, export_runs
+from tests.effort import times
 from tests.hostile.foreign_runs import (
     NOW,
     command,
@@ -67,6 +68,8 @@ ODD = [
     {"": None},
     {"a": {"b": [1]}},
 ]
+# How many odd values there are to one that is tried; the next one tried is the next of `ODD`.
+ONE_IN = times(2 * len(ODD) + 1, 11)
 JSON_FILES = ["sidecar.json", "summary.json", "environment.json", "edits.json", "journal/rank0/position.json"]
 LINE_FILES = [
     "sessions.jsonl",
@@ -248,7 +251,7 @@ def test_a_value_of_another_type(whole, root, name):
     for place in places(document):
         for value in ODD:
             # A different odd value for each place keeps the number of runs small; all come in turn.
-            if (count := count + 1) % 11:
+            if (count := count + 1) % ONE_IN:
                 continue
             changed = json.loads(lines[0])
             put(changed, place, value)
@@ -256,6 +259,7 @@ def test_a_value_of_another_type(whole, root, name):
                 "\n".join([json.dumps(changed), *lines[1:], ""])
             )
 
+    assert count >= ONE_IN
     check_all(root, whole)
 
 
