@@ -1,6 +1,7 @@
 """A real browser for the tests of the page; an error in its console fails the test."""
 
 import shutil
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -62,28 +63,62 @@ def console():
     return []
 
 
-@pytest.fixture
-def new_page(chromium, console):
-    """Opens a page of its own context; arguments are those of Playwright's `new_context`."""
-    contexts = []
+@pytest.fixture(scope="module")
+def left_pages():
+    """Pages that tests have left, by the options of their contexts."""
+    return {}
 
-    def opened(**options):
-        context = chromium.new_context(
-            **{"viewport": {"width": 1360, "height": 860}, "accept_downloads": True, **options}
-        )
-        context.set_default_timeout(WAIT_MS)
-        contexts.append(context)
-        page = context.new_page()
-        page.on(
-            "console", lambda said: console.append(said.text) if said.type in {"error", "warning"} else None
-        )
-        page.on("pageerror", lambda error: console.append(f"{error}\n{error.stack or ''}"))
+
+@pytest.fixture
+def new_page(chromium, left_pages, console):
+    """Opens a page of its own context; arguments are those of Playwright's `new_context`.
+
+    One that an earlier test has left is emptied and used again: another context, and the process of its page, take a
+    second of the processor.
+    """
+    opened = []
+
+    def said_on_console(said):
+        if said.type in {"error", "warning"}:
+            console.append(said.text)
+
+    def raised(error):
+        console.append(f"{error}\n{error.stack or ''}")
+
+    def open_page(**options):
+        left = left_pages.setdefault(repr(options), [])
+        page = left.pop() if left else _page_of_its_own(chromium, options)
+        opened.append((left, page))
+        page.on("console", said_on_console)
+        page.on("pageerror", raised)
         return page
 
-    yield opened
-    for context in contexts:
-        context.close()
+    yield open_page
+    for left, page in opened:
+        if page.is_closed():
+            page.context.close()
+            continue
+        page.remove_listener("console", said_on_console)
+        page.remove_listener("pageerror", raised)
+        visited = urlsplit(page.url)
+        page.goto("about:blank")
+        page.mouse.move(0, 0)
+        page.context.clear_cookies()
+        of_visited = {"origin": f"{visited.scheme}://{visited.netloc}", "storageTypes": "local_storage"}
+        devtools = page.context.new_cdp_session(page)
+        devtools.send("Storage.clearDataForOrigin", of_visited)
+        devtools.detach()
+        left.append(page)
     assert console == [], "the browser reported errors"
+
+
+def _page_of_its_own(chromium, options):
+    """Returns a page in a new context."""
+    context = chromium.new_context(
+        **{"viewport": {"width": 1360, "height": 860}, "accept_downloads": True, **options}
+    )
+    context.set_default_timeout(WAIT_MS)
+    return context.new_page()
 
 
 class Opened:
