@@ -107,7 +107,7 @@ class CloudStore:
     def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
         key = self._key(name)
         attributes = {"entry-id": body.identifier, "sha256": body.digest.sha256}
-        create_only = not overwrite and self._create_only.check(self.uri(), self)
+        create_only = not overwrite and self._create_only.check(self, name)
         with self._translated(f"put {key}"):
             if body.digest.size <= self._part_bytes:
                 data = body.read(0, body.digest.size)

@@ -10,6 +10,8 @@ from typing import Literal, Protocol
 
 from uploads.errors import RejectedByStoreError, RemoteExistsError, StoreError
 
+from .store import Store
+
 __all__ = ["CreateOnlyPolicy", "CreateOnlySupport", "ProbeTarget"]
 
 CreateOnlyPolicy = Literal["require", "head"]
@@ -19,8 +21,8 @@ _PREFIX = ".uploads-probe-"
 _log = logging.getLogger("uploads")
 
 
-class ProbeTarget(Protocol):
-    """What the probe needs of a store."""
+class ProbeTarget(Store, Protocol):
+    """A store that can be probed."""
 
     def put_probe(self, name: str) -> None:
         """Creates a small object, create-only.
@@ -29,9 +31,6 @@ class ProbeTarget(Protocol):
             RemoteExistsError: The name is taken.
             NotImplementedError: The server does not support create-only puts.
         """
-
-    def delete(self, name: str) -> None:
-        """Removes an object."""
 
 
 class CreateOnlySupport:
@@ -54,32 +53,37 @@ class CreateOnlySupport:
         self._mechanism = mechanism
         self._lock = threading.Lock()
 
-    def check(self, uri: str, store: ProbeTarget, folder: str = "") -> bool:
-        """Returns whether to put create-only, or to check for the object first. The first call probes.
+    def check(self, store: ProbeTarget, name: str = "") -> bool:
+        """Returns whether to put create-only. The first call probes.
+
+        Where the server does not support it, and the policy allows that, looks whether the name is free.
 
         Args:
-            uri: The store's, for messages.
-            store: Where to probe.
-            folder: Where the probe objects are made: empty, or a prefix that ends in "/".
+            store: Where to probe, beside the name.
+            name: What is to be put; empty to ask only whether the server supports it.
 
         Raises:
             RejectedByStoreError: The server does not support it, and the policy requires it.
+            RemoteExistsError: The server does not support it, and the name is taken.
         """
         with self._lock:
             if self._is_supported is None:
+                folder = name[: name.rfind("/") + 1]
                 self._is_supported = _refuses_second(store, f"{folder}{_PREFIX}{uuid.uuid4().hex}")
                 if not self._is_supported and self._policy == "head":
                     _log.warning(
                         "%s ignores %s: two writers with overwrite=False may overwrite each other",
-                        uri,
+                        store.uri(),
                         self._mechanism,
                     )
-            if not self._is_supported and self._policy == "require":
-                raise RejectedByStoreError(
-                    f"{uri} ignores {self._mechanism}, so overwrite=False cannot be guaranteed. "
-                    "Use overwrite=True, or create_only=head to check for the object before the put."
-                )
-            return self._is_supported
+        if not self._is_supported and self._policy == "require":
+            raise RejectedByStoreError(
+                f"{store.uri()} ignores {self._mechanism}, so overwrite=False cannot be guaranteed. "
+                "Use overwrite=True, or create_only=head to check for the object before the put."
+            )
+        if not self._is_supported and name and store.head(name) is not None:
+            raise RemoteExistsError(f"{store.uri(name)} exists")
+        return self._is_supported
 
 
 def _refuses_second(store: ProbeTarget, name: str) -> bool:
@@ -92,12 +96,8 @@ def _refuses_second(store: ProbeTarget, name: str) -> bool:
     except NotImplementedError:
         return False
     finally:
-        _remove(store, name)
+        try:
+            store.delete(name)
+        except StoreError as error:
+            _log.warning("could not remove probe object %s: %s", name, error)
     return False
-
-
-def _remove(store: ProbeTarget, name: str) -> None:
-    try:
-        store.delete(name)
-    except StoreError as error:
-        _log.warning("could not remove probe object %s: %s", name, error)

@@ -128,7 +128,7 @@ class SftpStore:
         goal = self._path(name)
         folder = posixpath.dirname(goal)
         partial = posixpath.join(folder, _PARTIAL + body.identifier)
-        claims = not overwrite and self._create_only.check(self.uri(), self, name[: name.rfind("/") + 1])
+        claims = not overwrite and self._create_only.check(self, name)
         with self._session(f"put {name}") as sftp:
             self._make_folders(sftp, folder)
             try:
@@ -342,7 +342,8 @@ class SftpStore:
                 with sftp.open(claim, "rb") as stream:
                     if stream.read(1 + len(identifier)) == identifier.encode():
                         break
-                self._remove_abandoned_claim(sftp, claim, now)
+                if now - (sftp.lstat(claim).st_mtime or now) > _ABANDONED_SECONDS:
+                    sftp.remove(claim)
             time.sleep(_CLAIM_POLL_SECONDS)
         else:
             raise TransientStoreError(f"could not claim {goal} on {self._host}: {refusal}")
@@ -367,27 +368,6 @@ class SftpStore:
         with stream:
             stream.write(content)
 
-    def _remove_abandoned_claim(self, sftp: Any, claim: str, now: float) -> None:
-        """Removes a claim that is an hour old.
-
-        Another store may do so at the same time, and a third claim again in between. So the right to remove
-        this very claim is itself claimed, under a name that has the claim's time in it, and the time is
-        looked at again.
-        """
-        modified = sftp.lstat(claim).st_mtime or now
-        if now - modified <= _ABANDONED_SECONDS:
-            return
-        right = f"{claim}.{int(modified)}"
-        try:
-            self._create_exclusively(sftp, right, b"")
-        except OSError:
-            return
-        try:
-            if sftp.lstat(claim).st_mtime == modified:
-                sftp.remove(claim)
-        finally:
-            sftp.remove(right)
-
     def _sweep(self, sftp: Any, folder: str, now: float) -> None:
         """Removes what killed writers left in a folder, once per folder."""
         if folder in self._swept:
@@ -395,14 +375,10 @@ class SftpStore:
         self._swept.add(folder)
         with contextlib.suppress(OSError):
             for item in sftp.listdir_attr(folder):
-                if not item.filename.startswith((_PARTIAL, _CLAIM)):
-                    continue
-                path = posixpath.join(folder, item.filename)
-                with contextlib.suppress(OSError):  # Gone meanwhile, or another user's.
-                    if item.filename.startswith(_CLAIM) and "." not in item.filename.removeprefix(_CLAIM):
-                        self._remove_abandoned_claim(sftp, path, now)
-                    elif now - (item.st_mtime or now) > _ABANDONED_SECONDS:
-                        sftp.remove(path)
+                is_ours = item.filename.startswith((_PARTIAL, _CLAIM))
+                if is_ours and now - (item.st_mtime or now) > _ABANDONED_SECONDS:
+                    with contextlib.suppress(OSError):  # Gone meanwhile, or another user's.
+                        sftp.remove(posixpath.join(folder, item.filename))
 
     @staticmethod
     def _exists(sftp: Any, path: str) -> bool:

@@ -162,6 +162,17 @@ class TestCloudStore:
         with pytest.raises(RejectedByStoreError, match="ignores If-None-Match"):
             _put(store, make_file, "a", b"x", overwrite=False)
 
+    def test_on_such_a_server_a_taken_name_is_looked_up(self, rclone, prefix, make_file):
+        """create_only=head never replaces an object that was there before the put."""
+        uri = f"s3://bucket/{prefix}?client=obstore&create_only=head&endpoint_url={rclone.endpoint_url}"
+        store = open_store(uri)
+        _put(store, make_file, "a", b"first", overwrite=False)
+
+        with pytest.raises(RemoteExistsError):
+            _put(store, make_file, "a", b"second", overwrite=False)
+
+        assert b"".join(store.get("a")) == b"first"
+
 
 @pytest.mark.parametrize(
     ("uri", "message"),

@@ -127,14 +127,8 @@ class S3Store:
         self._client: Any = None
 
     def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
-        if overwrite:
-            self._put(name, body, {}, notes)
-        elif self._create_only.check(self.uri(), self):
-            self._put(name, body, {"IfNoneMatch": "*"}, notes)
-        elif self.head(name) is not None:
-            raise RemoteExistsError(f"{self.uri(name)} exists")
-        else:
-            self._put(name, body, {}, notes)
+        create_only = not overwrite and self._create_only.check(self, name)
+        self._put(name, body, {"IfNoneMatch": "*"} if create_only else {}, notes)
         return RemoteObject(name, body.size, body.identifier, body.digest.sha256)
 
     def refuses_overwrite(self) -> bool:
@@ -143,7 +137,7 @@ class S3Store:
         Asks a server that is not AWS itself, once.
         """
         try:
-            return self._create_only.check(self.uri(), self)
+            return self._create_only.check(self)
         except RejectedByStoreError:
             return False
 
