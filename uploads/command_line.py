@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeAlias
 
 import attrs
 
@@ -62,13 +62,7 @@ EXIT_OWNED = 3
 EXIT_FAILED = 4
 
 _ENTRIES_SHOWN = 20
-_EXAMPLES = {
-    "status": ("SPOOL", "SPOOL --json"),
-    "resume": ("SPOOL", "SPOOL --workers 8 --timeout 10m"),
-    "retry": ("SPOOL", "SPOOL checkpoints/ep1.pt"),
-    "verify": ("SPOOL", "SPOOL --store s3://bucket/prefix"),
-    "gc": ("SPOOL --failed", "SPOOL --failed --delete"),
-}
+_Answer: TypeAlias = tuple[int, Any, Iterable[str]]  # The exit code, the JSON, and the lines of text.
 
 
 @attrs.frozen
@@ -222,8 +216,6 @@ def gc(
                 for folder in folders:
                     _remove_failed(spool.failed / state / folder, store, spool)
                     removed["failed"] += 1
-        for notes in spool.list_to_abort():
-            _abandon(notes, store, spool)
     finally:
         lock.release()
     return removed
@@ -406,12 +398,6 @@ def _remove_failed(place: Path, store: Store | None, spool: Spool) -> None:
     shutil.rmtree(place)
 
 
-def _abandon(notes: Path, store: Store | None, spool: Spool) -> None:
-    owner = store or _store_of(spool)
-    if isinstance(owner, Resuming):
-        owner.abandon(notes)
-
-
 def add_commands(subparsers: Any) -> None:
     """Adds the sub-commands to what `ArgumentParser.add_subparsers` returned.
 
@@ -423,28 +409,18 @@ def add_commands(subparsers: Any) -> None:
     The parsed namespace has `run`, to be called with the namespace; it prints errors to stderr and returns
     the exit code.
     """
-    for name, run, text in (
-        ("status", _run_status, "show what is pending and what failed, and which process uploads it"),
-        ("resume", _run_resume, "upload what is pending"),
-        ("retry", _run_retry, "make failed entries pending again, for resume or the next queue"),
-        ("verify", _run_verify, "compare delivered files with the objects in the store"),
-        (
-            "gc",
-            _run_gc,
-            "list leftovers of dead processes and, if asked, failed entries; delete them with --delete",
-        ),
-    ):
+    for name, (run, text, *examples) in _COMMANDS.items():
         command = subparsers.add_parser(
             name,
             help=text,
             description=f"{text[0].upper()}{text[1:]}.",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        lines = "".join(f"  {command.prog} {example}\n" for example in _EXAMPLES[name])
+        lines = "".join(f"  {command.prog} {example}\n" for example in examples)
         command.epilog = f"examples:\n{lines}"
         command.add_argument("spool", metavar="SPOOL", help="folder of the spool")
         command.add_argument("--json", action="store_true", help="print JSON")
-        command.set_defaults(run=functools.partial(_with_exit_code, run))
+        command.set_defaults(run=functools.partial(_run, run))
         if name != "status":
             command.add_argument(
                 "--store", metavar="URI", help="use this store instead of the one that the spool names"
@@ -506,31 +482,29 @@ def _argument() -> Iterator[None]:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def _with_exit_code(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+def _run(command: Callable[[argparse.Namespace], _Answer], options: argparse.Namespace) -> int:
     try:
-        return run(options)
+        code, value, lines = command(options)
     except SpoolOwnedError as error:
         _print([str(error)], sys.stderr)
         return EXIT_OWNED
     except (UploadError, ValueError, ImportError) as error:
         _print([str(error)], sys.stderr)
         return EXIT_FAILED
+    _print(map(one_line_json, json.dumps(value, indent=2).split("\n")) if options.json else lines)
+    return code
 
 
-def _run_status(options: argparse.Namespace) -> int:
+def _run_status(options: argparse.Namespace) -> _Answer:
     found = status(options.spool)
-    if options.json:
-        _print_json(found)
-    else:
-        _print(_as_text(found))
-    return exit_code(Spool(options.spool))
+    return exit_code(Spool(options.spool)), found, _as_text(found)
 
 
 def _store_given(options: argparse.Namespace) -> Store | None:
     return open_store(options.store) if options.store else None
 
 
-def _run_resume(options: argparse.Namespace) -> int:
+def _run_resume(options: argparse.Namespace) -> _Answer:
     code = resume(
         options.spool,
         store=_store_given(options),
@@ -539,31 +513,26 @@ def _run_resume(options: argparse.Namespace) -> int:
         follow=options.follow,
         trust=options.trust,
     )
-    return max(_run_status(options), code)
+    left, found, lines = _run_status(options)
+    return max(left, code), found, lines
 
 
-def _run_retry(options: argparse.Namespace) -> int:
+def _run_retry(options: argparse.Namespace) -> _Answer:
     names = retry(options.spool, options.names, trust=options.trust)
-    if options.json:
-        _print_json(names, indent=None)
-    else:
-        _print(f"pending again: {name}" for name in names)
-    return EXIT_OK
+    return EXIT_OK, names, [f"pending again: {name}" for name in names]
 
 
-def _run_verify(options: argparse.Namespace) -> int:
+def _run_verify(options: argparse.Namespace) -> _Answer:
     findings = verify(options.spool, store=_store_given(options), trust=options.trust)
-    if options.json:
-        _print_json([attrs.asdict(finding) for finding in findings])
-    else:
-        _print(
-            [f"{finding.uri}: {finding.problem}" for finding in findings]
-            or ["everything that was delivered is in the store"]
-        )
-    return EXIT_FAILED if findings else EXIT_OK
+    lines = [f"{finding.uri}: {finding.problem}" for finding in findings]
+    return (
+        EXIT_FAILED if findings else EXIT_OK,
+        [attrs.asdict(finding) for finding in findings],
+        lines or ["everything that was delivered is in the store"],
+    )
 
 
-def _run_gc(options: argparse.Namespace) -> int:
+def _run_gc(options: argparse.Namespace) -> _Answer:
     removed = gc(
         options.spool,
         store=_store_given(options),
@@ -571,14 +540,39 @@ def _run_gc(options: argparse.Namespace) -> int:
         trust=options.trust,
         delete=options.delete,
     )
-    if options.json:
-        _print_json(removed | {"deleted": options.delete}, indent=None)
-    else:
-        counts = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in removed.items())
-        _print(
-            [f"{counts}: " + ("deleted" if options.delete else "not deleted; add --delete to delete them")]
-        )
-    return EXIT_OK
+    counts = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in removed.items())
+    done = "deleted" if options.delete else "not deleted; add --delete to delete them"
+    return EXIT_OK, removed | {"deleted": options.delete}, [f"{counts}: {done}"]
+
+
+_COMMANDS: dict[str, tuple[Any, ...]] = {
+    "status": (
+        _run_status,
+        "show what is pending and what failed, and which process uploads it",
+        "SPOOL",
+        "SPOOL --json",
+    ),
+    "resume": (_run_resume, "upload what is pending", "SPOOL", "SPOOL --workers 8 --timeout 10m"),
+    "retry": (
+        _run_retry,
+        "make failed entries pending again, for resume or the next queue",
+        "SPOOL",
+        "SPOOL checkpoints/ep1.pt",
+    ),
+    "verify": (
+        _run_verify,
+        "compare delivered files with the objects in the store",
+        "SPOOL",
+        "SPOOL --store s3://bucket/prefix",
+    ),
+    "gc": (
+        _run_gc,
+        "list leftovers of dead processes and, if asked, failed entries; delete them with --delete",
+        "SPOOL --failed",
+        "SPOOL --failed --delete",
+    ),
+}
+"""Each command's function, its description, and examples of its arguments."""
 
 
 def _as_text(found: dict[str, Any]) -> list[str]:
@@ -599,21 +593,12 @@ def _as_text(found: dict[str, Any]) -> list[str]:
         )
     if found["drained_by"] and last_status.get("parked_because"):
         lines.append(f"  paused: {last_status['parked_because']}")
-    lines += [
-        f"  {item.get('state', '?')} {item.get('remote_name', item.get('folder'))}"
-        + (
-            f": {item.get('last_error') or item.get('problem')}"
-            if item.get("last_error") or item.get("problem")
-            else ""
-        )
-        for item in found["entries"]
-    ]
+    for item in found["entries"]:
+        problem = item.get("last_error") or item.get("problem")
+        name = item.get("remote_name", item.get("folder"))
+        lines.append(f"  {item.get('state', '?')} {name}" + (f": {problem}" if problem else ""))
     lines += [f"  {item['state']} {item['remote_name']}: {item['reason']}" for item in found["failures"]]
     return lines
-
-
-def _print_json(value: Any, *, indent: int | None = 2) -> None:
-    _print(one_line_json(line) for line in json.dumps(value, indent=indent).split("\n"))
 
 
 def _print(lines: Iterable[str], stream: TextIO | None = None) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
-from .download import POINTER_SUFFIX
+from .download import POINTER_SUFFIX, read_pointer
 from .drain.retry import RetryPolicy
 from .errors import TransientStoreError
 from .handle import FolderHandle, UploadHandle
@@ -25,7 +25,6 @@ __all__ = ["Deletions"]
 _MAX_WAITING = 1000
 _MAX_LISTED = 100_000
 _MAX_POINTERS = 100
-_MAX_POINTER_BYTES = 4096
 _LOOK_SECONDS = 0.2
 _TRIES = 6
 
@@ -163,11 +162,6 @@ class Deletions:
         listed = itertools.islice(self._store.list(folder + slash), _MAX_LISTED)
         pointers = [one.name for one in listed if one.name.endswith(POINTER_SUFFIX)]
         for pointer in pointers[:_MAX_POINTERS]:
-            content = b""
-            for chunk in self._store.get(pointer):
-                content += chunk
-                if len(content) > _MAX_POINTER_BYTES:
-                    break
-            if f"/{content.decode(errors='replace').strip()}".endswith(f"/{leaf}"):
+            if f"/{read_pointer(self._store, pointer)}".endswith(f"/{leaf}"):
                 return pointer
         return None

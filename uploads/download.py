@@ -1,11 +1,10 @@
 """Downloads a file from a store: verified, named atomically, resumed after a broken connection."""
 
-import contextlib
 import hashlib
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from .names import check_remote_name
 from .stores.registry import open_object, open_store
 from .stores.store import Checksumming, RemoteObject, Store
 
-__all__ = ["POINTER_SUFFIX", "download_file"]
+__all__ = ["POINTER_SUFFIX", "download_file", "read_pointer"]
 
 POINTER_SUFFIX = ".symlink"
 
@@ -81,7 +80,10 @@ def download_file(
         with _bar(found, shown=progress_bar) as bar:
             _fetch(store, found, partial, bar, policy or RetryPolicy(), sleep)
         _verify(found, partial)
-        _put_in_place(partial, destination, overwrite=overwrite)
+        if overwrite:
+            partial.replace(destination)
+        else:
+            os.link(partial, destination)  # Unlike a rename, fails if the file exists by now.
     finally:
         partial.unlink(missing_ok=True)
     return destination
@@ -118,20 +120,22 @@ def _in_store(store: Store, name: str) -> str:
 
 
 def _target_of(store: Store, pointer: str) -> str:
-    text = b""
-    for chunk in store.get(pointer):
-        text += chunk
-        if len(text) > _MAX_POINTER_BYTES:
-            raise RemoteNotFoundError(
-                f"the pointer {pointer!r} is too long: {_MAX_POINTER_BYTES} bytes at most"
-            )
-    name = text.decode(errors="replace").strip()
     try:
-        return check_remote_name(name)  # A pointer is untrusted input.
+        return check_remote_name(read_pointer(store, pointer))  # A pointer is untrusted input.
     except InvalidRemoteNameError as error:
         raise RemoteNotFoundError(
             f"the pointer {pointer!r} does not contain a valid name: {error}"
         ) from error
+
+
+def read_pointer(store: Store, pointer: str) -> str:
+    """Returns the name in a pointer; of one that is too long, a beginning that no store accepts as a name."""
+    text = b""
+    for chunk in store.get(pointer):
+        text += chunk
+        if len(text) > _MAX_POINTER_BYTES:
+            break
+    return text.decode(errors="replace").strip()
 
 
 def _fetch(
@@ -177,17 +181,8 @@ def _verify(found: RemoteObject, partial: Path) -> None:
                 raise BytesCorruptError(f"{found.name!r} has CRC-32 {crc32:08x}, expected {found.crc32:08x}")
 
 
-def _put_in_place(partial: Path, destination: Path, *, overwrite: bool) -> None:
-    if overwrite:
-        partial.replace(destination)
-    else:
-        os.link(partial, destination)  # Unlike a rename, fails if the file exists by now.
-
-
-@contextlib.contextmanager
-def _bar(found: RemoteObject, *, shown: bool) -> Iterator[Any]:
+def _bar(found: RemoteObject, *, shown: bool) -> Any:
     from tqdm import tqdm
 
     is_shown = shown and found.size >= _BYTES_OF_A_BAR
-    with tqdm(total=found.size, unit="B", unit_scale=True, desc=found.name, disable=not is_shown) as bar:
-        yield bar
+    return tqdm(total=found.size, unit="B", unit_scale=True, desc=found.name, disable=not is_shown)
