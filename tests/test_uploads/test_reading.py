@@ -191,7 +191,7 @@ def test_memory_per_waiting_entry(spool):
     finally:
         tracemalloc.stop()
 
-    assert (schedule.counts().waiting, ledger.count()) == (count, count)
+    assert (schedule.counts()[0], ledger.count()) == (count, count)
     assert len(ledger._handles) == 0
     assert grown / count <= 600
 

@@ -8,8 +8,6 @@ A transient failure is retried after a delay; several in a row slow all threads 
 store parks it until a probe succeeds; a failure of the entry alone fails that entry alone.
 """
 
-import contextlib
-import errno
 import importlib
 import logging
 import os
@@ -19,13 +17,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from uploads.errors import BytesCorruptError, ManifestError
+from uploads.errors import BytesCorruptError, ManifestError, TransientStoreError
 from uploads.handle import Outcome, UploadState
 from uploads.messages import log_safely
 from uploads.redaction import redact
 from uploads.spool.entry import (
     Entry,
-    has_attempts,
     identifier_of,
     may_have_lost_bytes,
     note_attempt,
@@ -49,65 +46,12 @@ from .retry import (
 )
 from .schedule import DependencyState, Schedule
 
-__all__ = ["Drain", "Settler"]
+__all__ = ["Drain"]
 
 _TICK_SECONDS = 1.0
 _FEWEST_THREADS = 2
 _STATUS_SECONDS = 5.0
 _RESCAN_SECONDS = 10.0
-_ABORT_FAILURES = 5  # Aborts are retried as often as an upload that failed so many times.
-
-
-class Settler:
-    """Moves ended entries out of the spool, later if the disk is full now.
-
-    Thread-safe; the lock guards what is still to be settled.
-    """
-
-    def __init__(self, spool: Spool) -> None:
-        self._spool = spool
-        self._lock = threading.Lock()
-        self._unsettled: dict[str, Outcome] = {}
-        self._has_warned = False
-
-    def settle(self, folder: str, outcome: Outcome) -> None:
-        """Calls `Spool.settle`; if that fails, keeps the outcome for `retry_unsettled`.
-
-        Raises:
-            FileNotFoundError: The spool was deleted.
-        """
-        try:
-            self._spool.settle(folder, outcome)
-        except OSError as error:
-            if error.errno == errno.ENOENT:
-                raise
-            with self._lock:
-                self._unsettled[folder] = outcome
-                has_warned, self._has_warned = self._has_warned, True
-            if not has_warned:
-                log_safely(
-                    logging.WARNING, "cannot record deliveries in the spool (%s); retrying", error.strerror
-                )
-
-    def retry_unsettled(self) -> None:
-        """Settles what could not be settled before."""
-        with self._lock:
-            unsettled, self._unsettled = self._unsettled, {}
-        done = set(self._spool.list_done()) if unsettled else set()
-        for folder, outcome in unsettled.items():
-            self._settle_late(folder, outcome, is_done=folder in done)
-
-    def _settle_late(self, folder: str, outcome: Outcome, *, is_done: bool) -> None:
-        try:
-            if is_done:
-                self._spool.log_delivered(folder, outcome)
-            else:
-                self._spool.settle(folder, outcome)
-        except FileNotFoundError:
-            pass  # Its folder was deleted.
-        except OSError:
-            with self._lock:
-                self._unsettled[folder] = outcome
 
 
 class Drain:
@@ -160,13 +104,13 @@ class Drain:
         self._running = 0
         self._delivered = 0
         self._delivered_bytes = 0
-        self._counting = threading.Lock()  # Guards the two counts, _failures, and what was logged.
+        self._counting = (
+            threading.Lock()
+        )  # Guards the two counts, _failures, _unrecorded, and what was logged.
         self._failures: dict[str, FailureCounts] = {}
-        self._settler = Settler(spool)
+        self._unrecorded: dict[str, Outcome] = {}
         self._logged: set[str] = set()
         self._logged_pauses: set[str] = set()
-        self._aborting = threading.Lock()  # Held by the thread that retries aborts; guards the next.
-        self._next_abort = float("-inf")
 
     def start(self) -> None:
         """Locks the spool, recovers what an earlier process left in flight, and starts the threads.
@@ -191,26 +135,24 @@ class Drain:
         # Clients import it at their first use, which may be at interpreter exit: then it can no longer
         # register its exit function, and no client can be created.
         importlib.import_module("concurrent.futures.thread")
-        self._running = 1  # This thread: the lock is not released before all have been started.
-        try:
-            for number in range(self._workers + 1):
-                target, name = (
-                    (self._maintain, "housekeeping") if number == 1 else (self._upload_entries, str(number))
+        targets = [self._upload_entries, self._maintain, *[self._upload_entries] * (self._workers - 1)]
+        self._running = len(targets)
+        for number, target in enumerate(targets):
+            name = "uploads-housekeeping" if target == self._maintain else f"uploads-{number}"
+            thread = threading.Thread(target=self._run, args=(target,), name=name, daemon=True)
+            try:
+                thread.start()
+            except BaseException as error:
+                for _ in targets[number:]:
+                    self._end_thread()
+                if number < _FEWEST_THREADS or not isinstance(error, RuntimeError):
+                    self.stop()
+                    raise
+                log_safely(
+                    logging.WARNING, "only %d of %d concurrent uploads: %s", number - 1, self._workers, error
                 )
-                self._threads.append(self._thread(target, f"uploads-{name}"))
-        except RuntimeError as error:
-            if len(self._threads) < _FEWEST_THREADS:
-                self.stop()
-                raise
-            log_safely(
-                logging.WARNING,
-                "only %d of %d concurrent uploads: %s",
-                len(self._threads) - 1,
-                self._workers,
-                error,
-            )
-        finally:
-            self._end_thread()
+                return
+            self._threads.append(thread)
 
     def _take_over(self) -> None:
         interrupted = self._spool.list_inflight()
@@ -277,14 +219,14 @@ class Drain:
 
     def status(self) -> dict[str, Any]:
         """Returns the contents of `status.json`."""
-        counts = self._schedule.counts()
+        waiting, inflight = self._schedule.counts()
         with self._counting:
             return {
                 "at": utc_now(),
                 "pid": os.getpid(),
                 "store": self._store.uri(),
-                "waiting": counts.waiting,
-                "inflight": counts.inflight,
+                "waiting": waiting,
+                "inflight": inflight,
                 "delivered": self._delivered,
                 "delivered_bytes": self._delivered_bytes,
                 "parked_because": self._health.parked_because,
@@ -292,17 +234,6 @@ class Drain:
             }
 
     # Uploading threads.
-
-    def _thread(self, target: Callable[[], None], name: str) -> threading.Thread:
-        thread = threading.Thread(target=self._run, args=(target,), name=name, daemon=True)
-        with self._running_lock:
-            self._running += 1
-        try:
-            thread.start()
-        except BaseException:
-            self._end_thread()
-            raise
-        return thread
 
     def _run(self, target: Callable[[], None]) -> None:
         try:
@@ -317,7 +248,7 @@ class Drain:
             last = self._running == 0
         if last:
             try:
-                self._settler.retry_unsettled()
+                self._retry_records()
                 self._spool.write_status(self.status())
             finally:
                 self._lock.release()
@@ -326,7 +257,6 @@ class Drain:
         while not self._stopping.is_set():
             folder = self._schedule.next(timeout_seconds=_TICK_SECONDS)
             if folder is None:
-                self._retry_aborts()
                 continue
             try:
                 self._process(folder)
@@ -371,13 +301,13 @@ class Drain:
             reason = "an upload it depends on (after=) failed, or is unknown to this spool; submit both again"
             return outcome_of(entry, self._store, UploadState.REJECTED, reason)
         counts = self._counts_of(folder)
-        noted = read_attempts(place) if has_attempts(place) else None
+        noted = read_attempts(place)
         outcome = deliver(
             place,
             entry,
             self._store,
-            retried=counts.count > 0 or noted is not None,
-            is_answer_lost=counts.is_answer_lost or bool(noted and noted.get("is_answer_lost")),
+            retried=counts.count > 0 or bool(noted),
+            is_answer_lost=counts.is_answer_lost or bool(noted.get("is_answer_lost")),
             suspect=may_have_lost_bytes(place, entry, self._spool.boot),
         )
         if outcome.state is UploadState.DONE:
@@ -398,7 +328,9 @@ class Drain:
         newest = self._schedule.delivered_after(folder) or self._newer_that_waits(folder, entry)
         if newest is None:
             return False
-        self._abort_upload(self._spool.pending / folder)
+        self._abort_upload(
+            self._spool.pending / folder
+        )  # May raise: then it waits for the store as others do.
         self._settle(folder, outcome_of(entry, self._store, UploadState.SUPERSEDED, superseded_by=newest))
         return True
 
@@ -415,8 +347,10 @@ class Drain:
         return newer.identifier if newer.overwrite and is_of_the_same else None
 
     def _settle(self, folder: str, outcome: Outcome) -> None:
-        # Also of a delivered one: an earlier attempt may have begun a multipart upload.
-        self._abort_upload(self._spool.inflight / folder)
+        try:  # Also of a delivered one: an earlier attempt may have begun a multipart upload.
+            self._abort_upload(self._spool.inflight / folder)
+        except TransientStoreError as error:
+            self._log_leftover_parts(folder, error)
         if outcome.state.is_failure:
             log_safely(
                 logging.ERROR,
@@ -425,8 +359,7 @@ class Drain:
                 outcome.state,
                 outcome.reason,
             )
-        with contextlib.suppress(FileNotFoundError):  # The spool was deleted; the store has the bytes.
-            self._settler.settle(folder, outcome)
+        self._record(folder, outcome)
         with self._counting:
             self._failures.pop(folder, None)
             if outcome.state is UploadState.DONE:
@@ -440,32 +373,37 @@ class Drain:
         if isinstance(self._store, Resuming) and notes.exists():
             try:
                 self._store.abandon(notes)
+            except TransientStoreError:
+                raise
             except Exception as error:  # noqa: BLE001  # a failed clean-up does not change the outcome
-                log_safely(
-                    logging.WARNING,
-                    "cannot abort the multipart upload of %s: %s; retrying when idle",
-                    place.name,
-                    redact(str(error)),
-                )
-                with contextlib.suppress(OSError):
-                    self._spool.keep_for_abort(notes, place.name)
+                self._log_leftover_parts(place.name, error)
 
-    def _retry_aborts(self) -> None:
-        """Retries failed aborts of multipart uploads.
+    def _log_leftover_parts(self, folder: str, error: Exception) -> None:
+        log_safely(
+            logging.WARNING,
+            "cannot abort the multipart upload of %s: %s; its parts stay in the store",
+            folder,
+            redact(str(error)),
+        )
 
-        One thread at a time, when there is nothing else to do.
-        """
-        if self._clock() < self._next_abort or not self._aborting.acquire(blocking=False):
-            return
+    def _record(self, folder: str, outcome: Outcome) -> None:
+        """Moves an entry that has ended out of the spool; at a later tick if the disk is full now."""
         try:
-            if isinstance(self._store, Resuming):
-                for notes in self._spool.list_to_abort():
-                    self._store.abandon(notes)
-        except Exception as error:  # noqa: BLE001  # as above
-            log_safely(logging.DEBUG, "cannot abort a multipart upload: %s", redact(str(error)))
-        finally:
-            self._next_abort = self._clock() + self._policy.delay_seconds(_ABORT_FAILURES)
-            self._aborting.release()
+            self._spool.settle(folder, outcome)
+        except FileNotFoundError:
+            pass  # The spool was deleted; the store has the bytes.
+        except OSError as error:
+            self._log_once(
+                "unrecorded", f"cannot record deliveries in the spool ({error.strerror}); retrying"
+            )
+            with self._counting:
+                self._unrecorded[folder] = outcome
+
+    def _retry_records(self) -> None:
+        with self._counting:
+            unrecorded, self._unrecorded = self._unrecorded, {}
+        for folder, outcome in unrecorded.items():
+            self._record(folder, outcome)
 
     # Failures.
 
@@ -561,7 +499,7 @@ class Drain:
         while not self._stopping.wait(_TICK_SECONDS):
             now = self._clock()
             try:
-                self._settler.retry_unsettled()
+                self._retry_records()
                 # A parked store renews its credentials when their files change, and before each probe.
                 if self._health.parked_because and credentials.renew(anyway=self._health.wants_renewal()):
                     self._schedule.probe_now()

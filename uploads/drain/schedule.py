@@ -12,11 +12,9 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
-import attrs
-
 from uploads.spool.entry import identifier_of, key_of
 
-__all__ = ["Counts", "DependencyState", "History", "Schedule"]
+__all__ = ["DependencyState", "History", "Schedule"]
 
 _RECENT = 1 << 14
 
@@ -32,14 +30,6 @@ class DependencyState(enum.Enum):
     PENDING = enum.auto()
     FAILED = enum.auto()
     UNKNOWN = enum.auto()
-
-
-@attrs.frozen
-class Counts:
-    """The number of entries that wait, and of those in flight."""
-
-    waiting: int
-    inflight: int
 
 
 class Schedule:
@@ -231,10 +221,10 @@ class Schedule:
             self._end_delays(float("inf"))
             self._changed.notify_all()
 
-    def counts(self) -> Counts:
+    def counts(self) -> tuple[int, int]:
         """Returns the number of entries that wait, and of those in flight."""
         with self._changed:
-            return Counts(len(self._known) - len(self._inflight), len(self._inflight))
+            return len(self._known) - len(self._inflight), len(self._inflight)
 
     def wait_idle(self, timeout_seconds: float) -> bool:
         """Blocks until nothing is left, or for the timeout; returns whether nothing is left."""

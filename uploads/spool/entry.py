@@ -23,7 +23,6 @@ import attrs
 from uploads.disk import (
     IRREGULAR,
     crc32_of,
-    exists,
     fsync_path,
     open_regular,
     read_json,
@@ -43,7 +42,6 @@ __all__ = [
     "MAX_SEQUENCE",
     "Entry",
     "folder_name",
-    "has_attempts",
     "identifier_of",
     "is_entry_folder",
     "key_of",
@@ -231,11 +229,6 @@ def note_interruption(folder: Path) -> int:
 def read_attempts(folder: Path) -> dict[str, Any]:
     """Returns what `note_attempt` saved: count, reason, is_answer_lost; empty if there is none."""
     return read_json(folder / _ATTEMPTS_FILE)
-
-
-def has_attempts(folder: Path) -> bool:
-    """Returns whether a failed attempt is noted."""
-    return exists(f"{folder}/{_ATTEMPTS_FILE}")
 
 
 def note_crc32(folder: Path) -> int | None:

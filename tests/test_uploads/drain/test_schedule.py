@@ -2,7 +2,7 @@
 
 import pytest
 
-from uploads.drain.schedule import Counts, DependencyState, Schedule
+from uploads.drain.schedule import DependencyState, Schedule
 from uploads.spool.entry import Entry, identifier_of
 
 
@@ -56,7 +56,7 @@ def test_the_same_entry_announced_twice_is_worked_on_once(schedule):
 
     assert schedule.next(0) == _folder(1, "a")
     schedule.add([_folder(1, "a")])
-    assert (schedule.next(0), schedule.counts()) == (None, Counts(0, 1))
+    assert (schedule.next(0), schedule.counts()) == (None, (0, 1))
 
 
 def test_a_listing_that_is_out_of_date_brings_nothing_back(schedule):
@@ -66,7 +66,7 @@ def test_a_listing_that_is_out_of_date_brings_nothing_back(schedule):
 
     schedule.add([_folder(1, "a")], is_there=lambda folder: False)
 
-    assert schedule.counts() == Counts(0, 0)
+    assert schedule.counts() == (0, 0)
 
 
 def test_a_retry_waits_its_time_and_lets_others_pass(schedule, clock):
