@@ -21,6 +21,7 @@ import json
 import os
 import stat
 import threading
+import time
 import weakref
 import zlib
 from collections.abc import Callable, Iterator
@@ -44,6 +45,7 @@ __all__ = [
     "Disk",
     "IrregularFileError",
     "Wakeup",
+    "acquire",
     "append_line",
     "boot_id",
     "call_in_forked_children",
@@ -96,6 +98,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PUBLIC_MODE = 0o666  # Less the umask.
 _CHUNK_BYTES = 1 << 16
 _STRIDE_BYTES = 1 << 30
+_LOCK_RETRY_SECONDS = 0.001
 _FICLONE = 0x40049409  # ioctl_ficlone(2)
 _NOT_REGULAR = {errno.ENXIO, errno.ENODEV}
 _NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM}
@@ -293,11 +296,20 @@ def replacement(
     except FileNotFoundError:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = open_temporary(path, disk, mode)
+    with _replacing(path, descriptor, name, disk):
+        yield descriptor
+        if durable:
+            disk.sync(descriptor)
+    if durable:
+        disk.sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def _replacing(path: Path, descriptor: int, name: str, disk: Disk = DISK) -> Iterator[int]:
+    """Yields the descriptor of a temporary file, then gives the file its name, or removes it."""
     try:
         try:
             yield descriptor
-            if durable:
-                disk.sync(descriptor)
         finally:
             os.close(descriptor)
         disk.replace(name, path)
@@ -305,8 +317,6 @@ def replacement(
         with contextlib.suppress(OSError):
             unlink(name)
         raise
-    if durable:
-        disk.sync_folder(path.parent)
 
 
 def replace_file(
@@ -319,17 +329,8 @@ def replace_file(
 
 def replace_json(path: Path, value: dict[str, Any]) -> None:
     """Replaces a file that only its owner may read with a JSON object, in one step; its folder must exist."""
-    descriptor, name = open_temporary(path, mode=PRIVATE_MODE)
-    try:
-        try:
-            write_all(descriptor, to_utf8(json.dumps(value, ensure_ascii=False)))
-        finally:
-            os.close(descriptor)
-        rename(name, str(path))
-    except BaseException:
-        with contextlib.suppress(OSError):
-            unlink(name)
-        raise
+    with _replacing(path, *open_temporary(path, mode=PRIVATE_MODE)) as descriptor:
+        write_all(descriptor, to_utf8(json.dumps(value, ensure_ascii=False)))
 
 
 def write_new(path: str | Path, text: str) -> None:
@@ -552,6 +553,16 @@ def unlock(descriptor: int) -> None:
     """Releases a flock(2), also for those who share the open file."""
     calls = _lock_calls()
     calls.flock(descriptor, calls.LOCK_UN)
+
+
+def acquire(try_once: Callable[[], bool], timeout_seconds: float) -> bool:
+    """Tries a lock that is held for instants only until it is free; returns whether it was taken in time."""
+    deadline = time.monotonic() + timeout_seconds
+    while not try_once():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_LOCK_RETRY_SECONDS)
+    return True
 
 
 def try_record_lock(descriptor: int) -> bool:

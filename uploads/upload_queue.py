@@ -13,16 +13,15 @@ import itertools
 import logging
 import os
 import re
-import shutil
 import signal
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 from .deletions import Deletions
 from .disk import call_in_forked_children, write_new
@@ -49,21 +48,19 @@ from .spool.entry import Entry
 from .spool.flush import Flusher
 from .spool.ownership import OwnerLock, owner_of
 from .spool.spool import Spool
-from .spool.staging import DiskQuota, How, Stager, files_of, size_of
+from .spool.staging import DiskQuota, How, Stager, Submission, files_of, size_of
 from .stores import Store, open_store
 from .stores.uri import identity_of, is_kept_option, is_remote, kept_options, options_of
 
 __all__ = [
-    "Drainer",
     "Isolation",
     "LeftoverSpools",
     "UploadQueue",
     "choose_isolation",
     "default_spools",
     "exit_on_sigterm",
-    "start_drainer",
+    "start_drain",
     "take_spool",
-    "worker_config_for",
 ]
 
 _LOOK_SECONDS = 0.5
@@ -170,26 +167,8 @@ def _backlog_of(path: Path) -> Backlog:
 Isolation = Literal["threads", "process"]
 
 
-class Drainer(Protocol):
-    """Uploads the entries of a spool: a `Drain`, or a `WorkerSupervisor` of one in another process."""
-
-    def start(self) -> None:
-        """Locks the spool and starts."""
-
-    def add(self, folders: Iterable[str]) -> None:
-        """Adds new entries; duplicates are ignored."""
-
-    def stop(self, timeout_seconds: float = ...) -> None:
-        """Stops and releases the spool."""
-
-    def forget_after_fork(self) -> None:
-        """Drops locks and pipes in a forked child; they are the parent's."""
-
-
 def choose_isolation(asked: Isolation | None, store: Store | str | Path) -> Isolation:
-    """Returns the isolation that was asked for.
-
-    By default a process for remote stores given by URI, threads for the rest.
+    """Returns the isolation that was asked for; by default a process for remote stores given by URI.
 
     Raises:
         ValueError: A process was asked for, and the store is not given by URI.
@@ -203,15 +182,15 @@ def choose_isolation(asked: Isolation | None, store: Store | str | Path) -> Isol
     return asked or ("process" if isinstance(store, str | Path) and is_remote(store) else "threads")
 
 
-def start_drainer(
+def start_drain(
     isolation: Isolation,
     spool: Spool,
     store: Store,
     config: WorkerConfig,
     policy: RetryPolicy | None,
     ledger: Ledger,
-) -> Drainer:
-    """Starts the drain, in threads if no process can be started. The ledger receives the outcomes.
+) -> Drain | WorkerSupervisor:
+    """Starts to upload the entries of a spool, in threads if no process can be started.
 
     Args:
         isolation: Where.
@@ -245,40 +224,21 @@ def start_drainer(
     return drain
 
 
-def worker_config_for(
-    spool: Spool, given: Store | str | Path, store: Store, options: dict[str, Any], **how: Any
-) -> WorkerConfig:
-    """Returns the configuration of a worker process, so that it opens the same store in any environment.
-
-    Args:
-        spool: The queue's.
-        given: How the user gave the store.
-        store: The same, opened.
-        options: Given with it, secrets included.
-        how: The other fields.
-    """
-    everything = options_of(given) | options if isinstance(given, str | Path) else {}
-    return WorkerConfig(
-        str(spool.path), store.uri(), everything, **how, store_identity=identity_of(store.uri())
-    )
-
-
-def take_spool(
-    path: str | Path | None, given: Store | str | Path, store: Store, options: dict[str, Any]
-) -> tuple[Spool, OwnerLock]:
+def take_spool(path: str | Path | None, store: Store, options: dict[str, Any]) -> tuple[Spool, OwnerLock]:
     """Locks the spool that was asked for, or the first default one without an owner.
 
     Args:
         path: Asked for, if any.
-        given: How the user gave the store.
-        store: The same, opened.
-        options: Given with it.
+        store: The queue's.
+        options: Given with it. `spool.json` keeps those known to be harmless, and the names of the others.
 
     Raises:
         SpoolOwnedError: A live queue owns the one that was asked for.
         SpoolUnusableError: It cannot be written, belongs to another user, or holds entries for another store.
     """
-    description = _description(given, store, options)
+    kept = kept_options(options)
+    left_out = sorted(name for name in options if not is_kept_option(name))
+    description = {"uri": store.uri(), "options": kept, "left_out": left_out}
     for candidate in default_spools(identity_of(store.uri())) if path is None else (path,):
         spool = Spool(candidate)
         spool.create()
@@ -296,16 +256,6 @@ def take_spool(
                 raise
             return spool, owner
     raise AssertionError("the default spools have no end")
-
-
-def _description(given: Store | str | Path, store: Store, options: dict[str, Any]) -> dict[str, Any]:
-    """Returns what `spool.json` keeps: options known to be harmless, and the names of the others."""
-    everything = options_of(given) | options if isinstance(given, str | Path) else {}
-    return {
-        "uri": store.uri(),
-        "options": kept_options(everything),
-        "left_out": sorted(name for name in everything if not is_kept_option(name)),
-    }
 
 
 def exit_on_sigterm() -> None:
@@ -414,8 +364,12 @@ class UploadQueue:
         self._give_back_seconds = check_seconds("give_back_seconds", give_back_seconds)
         grace_seconds = check_seconds("grace_seconds", grace_seconds)
         full_wait_seconds = check_seconds("full_wait_seconds", full_wait_seconds)
-        self._store = open_store(store, **(store_options or {})) if isinstance(store, str | Path) else store
         isolation = choose_isolation(isolation, store)
+        given, options = store, dict[str, Any]()
+        if isinstance(store, str | Path):
+            options = options_of(store) | (store_options or {})
+            store = open_store(store, **(store_options or {}))
+        self._store = store
         self._durability = durability
         self._raise_errors = raise_errors
         self._closing = threading.Lock()  # Guards _closed.
@@ -425,7 +379,7 @@ class UploadQueue:
         self._has_ended = False
         self._is_child = False
         self._leftovers: LeftoverSpools | None = None
-        self.spool, self._owner = take_spool(spool, store, self._store, store_options or {})
+        self.spool, self._owner = take_spool(spool, store, options)
         try:
             self.spool.sweep_tmp()
             self._quota = DiskQuota(
@@ -442,24 +396,24 @@ class UploadQueue:
             self._ledger.add_existing((*self.spool.pending_folders(), *self.spool.inflight_folders()))
             if spool_bytes is not None:  # Else the sizes of a hundred thousand files need not be read.
                 self._quota.add_existing(self.spool.staged_bytes())
-            config = worker_config_for(
-                self.spool,
-                store,
-                self._store,
-                store_options or {},
-                workers=workers,
-                grace_seconds=grace_seconds,
-                policy=(policy or RetryPolicy()).to_json(),
+            config = WorkerConfig(
+                str(self.spool.path),
+                store.uri(),
+                options,
+                workers,
+                grace_seconds,
+                (policy or RetryPolicy()).to_json(),
+                identity_of(store.uri()),  # In another environment, the URI may lead to another server.
             )
-            self._drainer = start_drainer(isolation, self.spool, self._store, config, policy, self._ledger)
+            self._drainer = start_drain(isolation, self.spool, store, config, policy, self._ledger)
         except BaseException:  # It will not be closed.
             self._owner.release()
             raise
         if spool is None:
-            is_local = isinstance(store, str | Path) and not is_remote(store)
+            is_local = isinstance(given, str | Path) and not is_remote(given)
             open_queue = functools.partial(
                 UploadQueue,
-                self._store.uri() if is_local else store,
+                store.uri() if is_local else given,
                 workers=workers,
                 isolation=isolation,
                 free_bytes=free_bytes,
@@ -537,17 +491,16 @@ class UploadQueue:
         to_disk = (durability or self._durability) == "power"
         if not source.is_dir():
             return self._submit_file(
-                source, name, how, overwrite=overwrite, after=names, to_disk=to_disk, crc32=crc32
+                Submission(source, name, how, overwrite=overwrite, after=names, to_disk=to_disk, crc32=crc32)
             )
-        files = [(path, check_remote_name(f"{name}/{inner}")) for path, inner in files_of(source)]
-        for path, inner in files:  # Before staging the first: a folder is refused whole.
-            self._check_name(inner, overwrite=overwrite)
-            size_of(path)
-        handles = tuple(
-            self._submit_file(path, inner, how, overwrite=overwrite, after=names, to_disk=to_disk)
-            for path, inner in files
-        )
-        return FolderHandle(name, self._store.uri(name), handles)
+        files = [
+            Submission(path, check_remote_name(f"{name}/{inner}"), how, overwrite, names, to_disk)
+            for path, inner in files_of(source)
+        ]
+        for file in files:  # Before staging the first: a folder is refused whole.
+            self._check_name(file.name, overwrite=overwrite)
+            size_of(file.source)
+        return FolderHandle(name, self._store.uri(name), tuple(self._submit_file(file) for file in files))
 
     def submit_pointer(self, remote_name: str, target: UploadHandle) -> UploadHandle:
         """Makes `remote_name` a pointer to `target`, visible once that is in the store.
@@ -562,19 +515,12 @@ class UploadQueue:
             return self._refused(name, 0, error)
         try:
             self._recreate_spool()
-            folder = self.spool.new_folder()
-            try:
-                write_new(folder / "pointer", target.remote_name)
+            with self.spool.staging() as folder:
+                source, to_disk = folder / "pointer", self._durability == "power"
+                write_new(source, target.remote_name)
                 return self._submit_file(
-                    folder / "pointer",
-                    name,
-                    "move",
-                    overwrite=True,
-                    after=names,
-                    to_disk=self._durability == "power",
+                    Submission(source, name, "move", overwrite=True, after=names, to_disk=to_disk)
                 )
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
         except (OSError, InvalidSourceError, SpoolUnusableError) as error:  # The source is in the spool.
             return self._refused(name, 0, _spool_full_error(error, self.spool.path, 0))
 
@@ -710,34 +656,17 @@ class UploadQueue:
 
     # Submitting.
 
-    def _submit_file(
-        self,
-        source: Path,
-        name: str,
-        how: How,
-        *,
-        overwrite: bool,
-        after: dict[str, str],
-        to_disk: bool,
-        crc32: int | None = None,
-    ) -> UploadHandle:
-        self._check_name(name, overwrite=overwrite)
-        identifier = uuid.uuid4().hex[:16]
-        handle = UploadHandle(identifier, name, self._uri_of, self._state_of)
+    def _submit_file(self, file: Submission) -> UploadHandle:
+        self._check_name(file.name, overwrite=file.overwrite)
+        handle = UploadHandle(uuid.uuid4().hex[:16], file.name, self._uri_of, self._state_of)
         size = 0
         try:
-            size = size_of(source)
+            size = size_of(file.source)
             self._recreate_spool()
             entry = self._stager.stage(
-                identifier,
-                source,
-                name,
+                handle.identifier,
+                file,
                 size,
-                how,
-                overwrite=overwrite,
-                after=after,
-                to_disk=to_disk,
-                crc32=crc32,
                 register=lambda entry: self._track(entry, handle),
                 announce=self._announce,
             )
@@ -745,11 +674,11 @@ class UploadQueue:
             if handle.folder:
                 self._ledger.discard(handle.folder)
             if isinstance(error, SpoolFullError | SpoolUnusableError):
-                return self._refused(name, size, error)
+                return self._refused(file.name, size, error)
             if isinstance(error, OSError) and not isinstance(error, UploadError):
-                return self._refused(name, size, _spool_full_error(error, self.spool.path, size))
+                return self._refused(file.name, size, _spool_full_error(error, self.spool.path, size))
             raise
-        if not self._is_child and not to_disk:
+        if not self._is_child and not file.to_disk:
             self._flusher.add(entry.folder, unchecked=entry.crc32 is None)
         return handle
 

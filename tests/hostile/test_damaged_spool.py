@@ -29,6 +29,7 @@ FILES = [
     "status.json",
     "queue.lock",
     "drain.lock",
+    "staging.lock",
     "delivered.jsonl",
     "delivered.old.jsonl",
     "quarantine",
@@ -109,8 +110,7 @@ def _spool_with_everything(path):
     staged = spool.new_folder()
     (staged / "data").write_bytes(CONTENTS["moved"])
     spool.write_manifest(staged, _entry(4, "moved", 5))
-    dead = staged.with_name(f"{'0' * 32}-0")  # A name whose lock is not held.
-    names["TMP"] = str(staged.rename(dead).relative_to(path))
+    names["TMP"] = str(staged.relative_to(path))
     lines = [json.dumps(Outcome(f"{9:016x}", "é", UploadState.DONE, size=1).to_json(), ensure_ascii=False)]
     for log in ("delivered.jsonl", "delivered.old.jsonl"):
         (path / log).write_text("\n".join(lines) + "\n")

@@ -1,5 +1,6 @@
 """What dead processes left: half-staged files, spools that are not opened again, bytes that count."""
 
+import os
 import shutil
 import signal
 import subprocess
@@ -66,17 +67,42 @@ def test_a_moved_file_is_adopted_though_the_host_was_renamed(tmp_path, make_file
 
 
 def test_what_a_living_process_stages_is_left_alone(tmp_path):
-    """By any process, also by the one that left it."""
+    """By any process, also by this one; what is left there otherwise is removed."""
     spool = Spool(tmp_path)
     spool.create()
-    staged = spool.new_folder()
+    left = spool.new_folder()
+
+    with spool.staging() as staged:
+        assert (Spool(tmp_path).sweep_tmp(), spool.sweep_tmp()) == (0, 0)
+        assert staged.is_dir()
+
+    assert not staged.exists()
+    assert left.is_dir()
+    assert Spool(tmp_path).sweep_tmp() == 1
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_forked_child_that_stages_is_left_alone(tmp_path):
+    """A child may outlive the process whose queue it submits to; the next queue does not sweep under it."""
+    spool = Spool(tmp_path)
+    spool.create()
+    ready, go_on = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            with spool.staging():
+                os.write(ready[1], b"x")
+                os.read(go_on[0], 1)
+        finally:
+            os._exit(0)
+    os.read(ready[0], 1)
 
     assert Spool(tmp_path).sweep_tmp() == 0
-    assert spool.sweep_tmp() == 0
+    os.write(go_on[1], b"x")
+    assert os.waitpid(child, 0)[1] == 0
+    for descriptor in (*ready, *go_on):
+        os.close(descriptor)
 
-    assert staged.is_dir()
-    del spool
-    assert Spool(tmp_path).sweep_tmp() == 1
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
@@ -84,14 +110,13 @@ def test_a_spool_that_was_deleted_and_recreated_protects_what_is_staged(tmp_path
     """Its lock was deleted too, so another is taken."""
     spool = Spool(tmp_path / "spool")
     spool.create()
-    spool.new_folder()
-    shutil.rmtree(spool.path)
-    spool.create()
+    with spool.staging():
+        shutil.rmtree(spool.path)
+        spool.create()
 
-    staged = spool.new_folder()
-
-    assert Spool(spool.path).sweep_tmp() == 0
-    assert staged.is_dir()
+        with spool.staging() as staged:
+            assert Spool(spool.path).sweep_tmp() == 0
+            assert staged.is_dir()
 
 
 class Down(MemoryStore):

@@ -16,7 +16,7 @@ from uploads.command_line import main
 from uploads.drain.drain import Drain
 from uploads.spool.ownership import owner_of
 from uploads.spool.spool import Spool
-from uploads.spool.staging import DiskQuota, Stager
+from uploads.spool.staging import DiskQuota, Stager, Submission
 
 LIMIT_SECONDS = 120
 
@@ -191,13 +191,8 @@ def left(tmp_path, make_file):
     for name in ("target", "latest.symlink"):
         entry = stager.stage(
             f"{len(names) + 1:016x}",
-            make_file(),
-            name,
+            Submission(make_file(), name, overwrite=True, after=dict(names)),
             7,
-            "copy",
-            overwrite=True,
-            after=dict(names),
-            to_disk=False,
             register=lambda _: None,
         )
         names[entry.identifier] = entry.remote_name
@@ -286,15 +281,7 @@ def test_a_callback_that_raises_costs_itself(tmp_path, make_file, error):
     stager = Stager(spool, quota)
     for number in range(3):
         entry = stager.stage(
-            f"{number + 1:016x}",
-            make_file(),
-            f"n{number}",
-            7,
-            "copy",
-            overwrite=False,
-            after={},
-            to_disk=False,
-            register=lambda _: None,
+            f"{number + 1:016x}", Submission(make_file(), f"n{number}"), 7, register=lambda _: None
         )
         drain.add([entry.folder])
 

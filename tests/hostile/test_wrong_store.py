@@ -19,7 +19,7 @@ from uploads.errors import SpoolError, SpoolUnusableError
 from uploads.handle import UploadState
 from uploads.spool.ownership import owner_of
 from uploads.spool.spool import Spool
-from uploads.spool.staging import DiskQuota, Stager
+from uploads.spool.staging import DiskQuota, Stager, Submission
 from uploads.stores.uri import identity_of
 from uploads.upload_queue import default_spools
 
@@ -43,9 +43,8 @@ def waiting(tmp_path, make_file):
     spool = Spool(tmp_path / "spool")
     spool.create({"uri": "memory://store/"})
     quota = DiskQuota(spool.path, spool_bytes=None, free_bytes=0, wait_seconds=0.0, clock=time.monotonic)
-    how = {"overwrite": True, "after": {}, "to_disk": False, "register": lambda entry: None}
-    source = make_file("first", b"first")
-    Stager(spool, quota, "memory://store").stage("0" * 16, source, "checkpoint", 5, "copy", **how)
+    file = Submission(make_file("first", b"first"), "checkpoint", overwrite=True)
+    Stager(spool, quota, "memory://store").stage("0" * 16, file, 5, register=lambda entry: None)
     return spool
 
 

@@ -8,7 +8,8 @@
       status.json        the last status of the uploading process
       delivered.jsonl    one line per entry that has left the spool
       delivered.old.jsonl  the lines before those: `delivered.jsonl` is renamed to this at 16 MiB
-      tmp/               entries being staged; swept when their process is gone
+      staging.lock       held, shared, while an entry is staged
+      tmp/               entries being staged; swept when nobody holds that lock
       pending/SEQUENCE-NAMEKEY-IDENTIFIER/
         entry.json       the manifest
         data             the bytes
@@ -21,8 +22,6 @@
       done/…             delivered; removed as soon as `delivered.jsonl` has the line
       failed/{conflict,corrupt,rejected}/…
                          the same folder and `reason.json`; kept until `gc --failed`
-      half-sent/FOLDER.json
-                         `multipart.json` of an entry that has ended, until the store has aborted the upload
       quarantine/        damaged files that were in the way; never read again, and never deleted
 
 A damaged file affects itself alone: it is quarantined or skipped, which is logged, and the rest is delivered.
@@ -34,7 +33,7 @@ file systems.
 
 import contextlib
 import errno
-import itertools
+import functools
 import json
 import logging
 import os
@@ -44,7 +43,6 @@ import stat
 import tempfile
 import threading
 import uuid
-import weakref
 from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -53,6 +51,7 @@ from uploads.disk import (
     IRREGULAR,
     MOUNTS,
     PRIVATE_MODE,
+    acquire,
     append_line,
     boot_id,
     exists,
@@ -97,7 +96,7 @@ _LINE_BYTES = 1 << 20
 _FOLDER = re.compile(rb'"folder": "(\d{12}-[0-9a-f]{16}-[0-9a-f]{16})"')
 _IDENTIFIER = re.compile(rb'"identifier": "([0-9a-f]{16})"')
 _IN_THE_WAY = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR}
-_LOCK = ".lock"
+_STAGING_LOCK_SECONDS = 0.1  # A sweep holds it for an instant.
 _MAX_LOOKS = 10  # An entry moves a few times in its life; one without a manifest is not looked for forever.
 FAILED_STATES = (UploadState.CONFLICT, UploadState.CORRUPT, UploadState.REJECTED)
 
@@ -130,17 +129,15 @@ class Spool:
         self.inflight = self.path / "inflight"
         self.done = self.path / "done"
         self.failed = self.path / "failed"
-        self._to_abort = self.path / "half-sent"
         self.queue_lock = self.path / "queue.lock"
         self.drain_lock = self.path / "drain.lock"
+        self._staging_lock = self.path / "staging.lock"
         self.sequence_file = self.path / "sequence"
         self._delivered = self.path / "delivered.jsonl"
         self._delivered_before = self.path / "delivered.old.jsonl"
         self._quarantine_folder = self.path / "quarantine"
         self._status = self.path / "status.json"
         self._description = self.path / "spool.json"
-        self._staging = (0, "")  # Process id and lock of the process that stages.
-        self._numbers = itertools.count()
 
     def create(self, store: dict[str, Any] | None = None, *, trust: bool = False) -> None:
         """Creates missing folders with access for this user only; existing ones keep their permissions.
@@ -153,11 +150,10 @@ class Spool:
             SpoolUnusableError: It cannot be written, is from a newer version, or is not this user's (see
                 `check_owner`).
         """
-        existing = [folder for folder in self._folders() if os.path.lexists(folder)]
-        try:
+        with self._writing():
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not trust:  # Before anything is created in another user's spool.
-                self._check_user(existing)
+                self._check_user()
             for folder in self._folders():
                 self._make_folder(folder)
             self.check_owner(trust=trust)
@@ -165,11 +161,6 @@ class Spool:
             self.describe()
             if store is not None:
                 self.assign_store(store)
-        except OSError as error:
-            raise SpoolUnusableError(
-                f"a spool must be a writable folder, got {self.path}: {error.strerror}. "
-                "Choose another with spool=…"
-            ) from error
         kind = file_system_of(self.path, self._mounts)
         if is_network_file_system(kind):
             _log.warning(
@@ -190,17 +181,14 @@ class Spool:
             SpoolUnusableError: One is a symlink or a file, or belongs to another user.
             OSError: The spool cannot be read or written.
         """
-        folders = [folder for folder in self._folders() if os.path.lexists(folder)]
-        for folder in folders:
-            if not stat.S_ISDIR(folder.lstat().st_mode):
-                raise SpoolUnusableError(
-                    f"{folder} must be a folder, got a symlink or a file. Choose another spool."
-                )
+        for folder in self._folders():
+            if os.path.lexists(folder):
+                _check_folder(folder)
         if not trust:
-            self._check_user(folders)
+            self._check_user()
 
-    def _check_user(self, folders: list[Path]) -> None:
-        places = [*folders, *(file for file in (self._description,) if file.exists())]
+    def _check_user(self) -> None:
+        places = (place for place in (*self._folders(), self._description) if os.path.lexists(place))
         theirs = {place.lstat().st_uid for place in places} - {os.geteuid()}
         if not theirs:
             return
@@ -231,34 +219,35 @@ class Spool:
                 f"Choose another spool, or upload them first: python -m uploads resume {self.path}"
             )
         if known != store:
-            try:
+            with self._writing():
                 replace_json(
                     self._description, {"format": "uploads-spool", "version": _VERSION, "store": store}
                 )
-            except OSError as error:
-                raise SpoolUnusableError(
-                    f"a spool must be writable, got {self.path}: {error.strerror}. "
-                    "Choose another with spool=…"
-                ) from error
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise SpoolUnusableError(
+                f"a spool must be a writable folder, got {self.path}: {error.strerror}. "
+                "Choose another with spool=…"
+            ) from error
 
     def _make_folder(self, folder: Path) -> None:
         try:
             folder.mkdir(mode=0o700, parents=True)
         except FileExistsError:
-            mode = folder.lstat().st_mode
-            if stat.S_ISLNK(mode):
-                raise SpoolUnusableError(
-                    f"{folder} must be a folder, got a symlink to {folder.readlink()}. "
-                    "Replace the symlink by its target, or choose another spool with spool=…"
-                ) from None
-            if not stat.S_ISDIR(mode):
+            if not (folder.is_dir() or folder.is_symlink()):
                 self.quarantine(folder, "it is not a folder")
                 folder.mkdir(mode=0o700, exist_ok=True)
+            _check_folder(folder)
 
     def _quarantine_damaged_files(self) -> None:
         """Quarantines files of the wrong type, on which their users would fail."""
         for path in (
             self.queue_lock,
+            self._staging_lock,
             self.drain_lock,
             self._status,
             self._description,
@@ -325,55 +314,29 @@ class Spool:
 
     # Staging.
 
-    def new_folder(self) -> Path:
-        """Creates a folder under `tmp/` to stage an entry in, named after a lock that this process holds."""
-        pid, token = self._staging
-        # A forked child, or a process whose spool was deleted and created again, takes a lock of its own.
-        if pid != os.getpid() or not exists(f"{self.tmp}/{token}{_LOCK}"):
-            token = self._lock_staging()
-            self._staging = os.getpid(), token
-        folder = self.tmp / f"{token}-{next(self._numbers)}"
-        mkdir(str(folder))
-        return folder
+    @contextlib.contextmanager
+    def staging(self) -> Iterator[Path]:
+        """Yields a new folder to stage an entry in; removes it at the end unless it was published.
 
-    def _lock_staging(self) -> str:
-        """Takes a lock with a new name until the process ends or the spool is collected; returns the name.
-
-        A lock tells a live process from a dead one; process ids and host names do not, since both are reused.
+        Within the block `sweep_tmp` removes nothing, in any process.
         """
-        while True:
-            token = uuid.uuid4().hex
-            path = f"{self.tmp}/{token}{_LOCK}"
-            descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
+        descriptor = open_regular(self._staging_lock, os.O_RDWR | os.O_CREAT)
+        try:
+            acquire(functools.partial(try_lock, descriptor, shared=True), _STAGING_LOCK_SECONDS)
+            folder = self.new_folder()
             try:
-                is_mine = try_lock(descriptor)
-            except BaseException:
-                os.close(descriptor)
-                raise
-            if not is_mine:  # A sweep in another process looks at it.
-                os.close(descriptor)
-                continue
-            weakref.finalize(self, _end_staging, descriptor, path, os.getpid())
-            if exists(path):  # Otherwise the sweep has removed it.
-                return token
-
-    def _is_staging(self, token: str) -> bool:
-        """Returns whether the process with this lock is alive; removes the lock of a dead one."""
-        path = f"{self.tmp}/{token}{_LOCK}"
-        try:
-            descriptor = open_regular(path, os.O_RDWR)
-        except (FileNotFoundError, *IRREGULAR):
-            return False
-        except OSError:
-            return True
-        try:
-            if not try_lock(descriptor):
-                return True
-            with contextlib.suppress(FileNotFoundError):
-                unlink(path)
+                yield folder
+            finally:
+                if exists(str(folder)):
+                    shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(descriptor)
-        return False
+
+    def new_folder(self) -> Path:
+        """Creates a folder under `tmp/`; see `staging`."""
+        folder = self.tmp / uuid.uuid4().hex
+        mkdir(str(folder))
+        return folder
 
     def write_manifest(self, staged: Path, entry: Entry) -> None:
         """Writes the manifest into a staged folder."""
@@ -403,11 +366,21 @@ class Spool:
                     raise
 
     def list_half_staged(self) -> list[Path]:
-        """Returns what dead processes left in `tmp/`."""
-        found = _children(self.tmp)
-        tokens = {path.name.removesuffix(_LOCK).partition("-")[0] for path in found}
-        dead = {token for token in tokens if not self._is_staging(token)}
-        return [folder for folder in found if folder.name.partition("-")[0] in dead]
+        """Returns what dead processes left in `tmp/`; nothing while any process is staging.
+
+        The kernel releases the lock of a dead process; process ids and host names are reused.
+        """
+        found = _children(self.tmp)  # Before the lock is tried: what is staged from then on is not among it.
+        if not found:
+            return []
+        try:
+            descriptor = open_regular(self._staging_lock, os.O_RDWR | os.O_CREAT)
+        except OSError:
+            return []  # It cannot be told whether a process is staging.
+        try:
+            return found if try_lock(descriptor) else []
+        finally:
+            os.close(descriptor)
 
     def sweep_tmp(self) -> int:
         """Removes what dead processes left half staged; returns the number removed.
@@ -554,7 +527,7 @@ class Spool:
         """Inflight → done, or failed/…; pending → done where a newer version superseded it.
 
         The data of a delivered entry is deleted before anything is written, so that this works on a full
-        disk.
+        disk. May be called again where it raised.
         """
         if outcome.state in FAILED_STATES:
             (self.inflight / folder).rename(self.failed / outcome.state / folder)
@@ -565,7 +538,8 @@ class Spool:
             # Noted first: after a crash it must not be taken for delivered.
             place = self.pending
             note_reason(place / folder, outcome)
-        rename(f"{place}/{folder}", f"{self.done}/{folder}")
+        if not exists(f"{self.done}/{folder}"):  # Else an earlier call could not write the log.
+            rename(f"{place}/{folder}", f"{self.done}/{folder}")
         with contextlib.suppress(FileNotFoundError):
             unlink(f"{self.done}/{folder}/{DATA_FILE}")
         self.log_delivered(folder, outcome)
@@ -605,15 +579,6 @@ class Spool:
                 self.quarantine(self.done / folder, f"it was delivered, but {error}")
             except OSError as error:
                 _log.error("cannot log the delivery of %s: %s", folder, error)
-
-    def keep_for_abort(self, notes: Path, folder: str) -> None:
-        """Keeps what a store needs to abort a multipart upload after the entry has ended."""
-        self._to_abort.mkdir(mode=0o700, exist_ok=True)
-        notes.rename(self._to_abort / f"{folder}.json")
-
-    def list_to_abort(self) -> list[Path]:
-        """Returns the files that `keep_for_abort` kept."""
-        return sorted(_children(self._to_abort))
 
     # The log of deliveries, and the status.
 
@@ -736,11 +701,12 @@ def remove_entry(folder: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _end_staging(descriptor: int, path: str, pid: int) -> None:
-    if os.getpid() == pid:  # Otherwise it is a forked child's copy of the parent's lock.
-        with contextlib.suppress(OSError):
-            unlink(path)
-    os.close(descriptor)
+def _check_folder(folder: Path) -> None:
+    if not stat.S_ISDIR(folder.lstat().st_mode):
+        raise SpoolUnusableError(
+            f"{folder} must be a folder, got a symlink or a file. "
+            "Replace it by a folder, or choose another spool with spool=…"
+        )
 
 
 def _children(folder: Path) -> list[Path]:

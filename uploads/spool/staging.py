@@ -17,7 +17,6 @@ import errno
 import itertools
 import logging
 import os
-import shutil
 import stat
 import sys
 import threading
@@ -31,6 +30,7 @@ import attrs
 
 from uploads.disk import (
     READ_BYTES,
+    acquire,
     copy_all,
     crc32_of,
     open_regular,
@@ -48,8 +48,8 @@ __all__ = [
     "How",
     "StagedData",
     "Stager",
+    "Submission",
     "files_of",
-    "is_on_same_disk",
     "measure_to_move",
     "size_of",
     "stage_copy",
@@ -66,8 +66,39 @@ _TICK_SECONDS = 0.001
 _MAX_TICKS = 20
 _DIGITS = 12  # As in the name of an entry's folder.
 _MAX_NOTED = 9 * 10 ** (_DIGITS - 1)  # A larger number was not written by us.
-_LOCK_TRIES = 100
-_LOCK_RETRY_SECONDS = 0.001
+_LOCK_SECONDS = 0.1
+
+
+@attrs.frozen
+class Submission:
+    """A file to stage.
+
+    Attributes:
+        source: A regular file.
+        name: Its remote name.
+        how: How to take the bytes.
+        overwrite: For the manifest.
+        after: For the manifest: remote names by identifier.
+        to_disk: Whether to wait for the disk.
+        crc32: Of the bytes, where the caller knows it and the file is moved or linked: it is not read.
+    """
+
+    source: Path
+    name: str
+    how: How = "copy"
+    overwrite: bool = False
+    after: dict[str, str] = attrs.field(factory=dict)
+    to_disk: bool = False
+    crc32: int | None = None
+
+
+@attrs.frozen
+class StagedData:
+    """Staged data: size in bytes, CRC-32 where the bytes were read, and how they were taken."""
+
+    size: int
+    crc32: int | None
+    staging: str
 
 
 class DiskQuota:
@@ -168,15 +199,9 @@ class Stager:
     def stage(
         self,
         identifier: str,
-        source: Path,
-        name: str,
+        submission: Submission,
         size: int,
-        how: How,
         *,
-        overwrite: bool,
-        after: dict[str, str],
-        to_disk: bool,
-        crc32: int | None = None,
         register: Callable[[Entry], None],
         announce: Callable[[Entry], None] = lambda _: None,
     ) -> Entry:
@@ -184,14 +209,8 @@ class Stager:
 
         Args:
             identifier: Of the new entry.
-            source: A regular file.
-            name: Its remote name.
+            submission: The file, and what its manifest says.
             size: Bytes to reserve; released where this raises.
-            how: How to take the bytes.
-            overwrite: For the manifest.
-            after: For the manifest: remote names by identifier.
-            to_disk: Whether to wait for the disk.
-            crc32: Of the bytes, where the caller knows it and the file is moved or linked: it is not read.
             register: Called just before the entry becomes visible; where it raises, nothing has changed.
             announce: Called when the entry is visible, in the order of numbers: of two entries with the same
                 name, the older one first.
@@ -201,47 +220,29 @@ class Stager:
             UnstableSourceError: The file kept changing.
             OSError: The spool could not be written.
         """
+        source, how = submission.source, submission.how
         self._quota.reserve(size, adds_to_disk=how == "copy")
         try:
-            folder = self._spool.new_folder()
-            try:
-                is_renamed = how == "move" and is_on_same_disk(source, folder)
+            with self._spool.staging() as folder:
+                data = folder / DATA_FILE
+                is_renamed = how == "move" and source.lstat().st_dev == folder.stat().st_dev
                 # A forked child has no flusher that would compute the checksum later.
-                staged = _stage_data(
-                    source,
-                    folder / DATA_FILE,
-                    how,
-                    is_renamed=is_renamed,
-                    checksum=to_disk or self._is_child,
-                    crc32=crc32,
-                )
+                checksum = submission.to_disk or self._is_child
+                if is_renamed:
+                    staged = measure_to_move(source, checksum=checksum, crc32=submission.crc32)
+                elif how == "link":
+                    staged = stage_link(source, data, crc32=submission.crc32)
+                else:
+                    staged = stage_copy(source, data, checksum=checksum, is_given_up=how == "move")
                 with self._lock:
-                    entry = Entry(
-                        identifier,
-                        self._next_sequence(),
-                        name,
-                        overwrite,
-                        staged.size,
-                        staged.crc32,
-                        staged.staging,
-                        # For people: bytes that are not UTF-8 are escaped, since no manifest could hold them.
-                        os.fsencode(source.absolute()).decode(errors="backslashreplace"),
-                        tuple(after),
-                        utc_now(),
-                        boot="" if to_disk or staged.crc32 is not None else self._spool.boot,
-                        store=self._store,
-                        after_names=tuple(after.values()),
-                    )
+                    entry = self._entry(identifier, submission, staged)
                     # The manifest comes first: if we die right after the rename below, the source is gone
                     # from its place, and the next queue finds a complete entry.
                     self._spool.write_manifest(folder, entry)
                     register(entry)
-                    with _moved(source, folder / DATA_FILE) if is_renamed else contextlib.nullcontext():
-                        self._spool.publish(folder, entry, to_disk=to_disk)
+                    with _moved(source, data) if is_renamed else contextlib.nullcontext():
+                        self._spool.publish(folder, entry, to_disk=submission.to_disk)
                     announce(entry)
-            except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
-                raise
         except BaseException:
             self._quota.release(size)
             raise
@@ -251,6 +252,24 @@ class Stager:
             except OSError as error:  # The entry is pending and can no longer be refused.
                 _log.warning("%s was taken, but could not be removed: %s", source, error.strerror)
         return entry
+
+    def _entry(self, identifier: str, submission: Submission, staged: StagedData) -> Entry:
+        return Entry(
+            identifier,
+            self._next_sequence(),
+            submission.name,
+            submission.overwrite,
+            staged.size,
+            staged.crc32,
+            staged.staging,
+            # For people: bytes that are not UTF-8 are escaped, since no manifest could hold them.
+            os.fsencode(submission.source.absolute()).decode(errors="backslashreplace"),
+            tuple(submission.after),
+            utc_now(),
+            boot="" if submission.to_disk or staged.crc32 is not None else self._spool.boot,
+            store=self._store,
+            after_names=tuple(submission.after.values()),
+        )
 
     def forget_after_fork(self) -> None:
         """Replaces the lock in a forked child: a thread that does not exist here may hold it."""
@@ -289,7 +308,9 @@ class _SequenceCounter:
     def next(self) -> int:
         """Returns a number above all that any process has returned."""
         noted = 0
-        has_lock = self._descriptor >= 0 and self._acquire()
+        has_lock = False
+        with contextlib.suppress(OSError, ValueError):  # No locks here, or no file.
+            has_lock = acquire(lambda: try_record_lock(self._descriptor), _LOCK_SECONDS)
         try:
             if has_lock:
                 with contextlib.suppress(OSError, ValueError):
@@ -305,35 +326,6 @@ class _SequenceCounter:
             if has_lock:
                 release_record_lock(self._descriptor)
         return number
-
-    def _acquire(self) -> bool:
-        for _ in range(_LOCK_TRIES):
-            try:
-                if try_record_lock(self._descriptor):
-                    return True
-            except OSError:
-                return False
-            time.sleep(_LOCK_RETRY_SECONDS)
-        return False
-
-
-@attrs.frozen
-class StagedData:
-    """Staged data: size in bytes, CRC-32 where the bytes were read, and how they were taken."""
-
-    size: int
-    crc32: int | None
-    staging: str
-
-
-def _stage_data(
-    source: Path, target: Path, how: How, *, is_renamed: bool, checksum: bool, crc32: int | None
-) -> StagedData:
-    if is_renamed:
-        return measure_to_move(source, checksum=checksum, crc32=crc32)
-    if how == "link":
-        return stage_link(source, target, crc32=crc32)
-    return stage_copy(source, target, checksum=checksum, is_given_up=how == "move")
 
 
 def stage_copy(
@@ -388,11 +380,6 @@ def measure_to_move(source: Path, *, checksum: bool = False, crc32: int | None =
         if crc32 is None and (checksum or size < READ_BYTES):
             crc32 = crc32_of(descriptor)
         return StagedData(size, crc32, "moved")
-
-
-def is_on_same_disk(source: Path, folder: Path) -> bool:
-    """Returns whether a rename can move the source into the folder."""
-    return source.lstat().st_dev == folder.stat().st_dev
 
 
 def stage_link(source: Path, target: Path, *, crc32: int | None = None) -> StagedData:

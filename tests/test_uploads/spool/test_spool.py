@@ -116,28 +116,12 @@ def test_recovering_returns_what_was_in_flight_and_files_what_was_done(spool):
     assert not any(spool.done.iterdir())
 
 
-def _make_nobodys(staged):
-    """As if a process had made it that is gone: the lock in its name is not held."""
-    return staged.rename(staged.with_name(f"{'0' * 32}-0"))
-
-
-def test_only_what_the_dead_left_half_staged_is_swept(spool):
-    """A folder under tmp/ goes when its process is gone, and stays while it lives."""
-    mine = spool.new_folder()
-    _make_nobodys(spool.new_folder())
-
-    swept = spool.sweep_tmp()
-
-    assert swept == 1
-    assert [path for path in spool.tmp.iterdir() if path.is_dir()] == [mine]
-
-
 def test_a_file_that_was_moved_by_the_dead_is_adopted(spool):
     """A process died between taking a file by rename and publishing it.
 
     The file is nowhere else, so it becomes an entry.
     """
-    moved = _make_nobodys(spool.new_folder())
+    moved = spool.new_folder()
     (moved / "data").write_bytes(b"x")
     one = _entry(staging="moved")
     spool.write_manifest(moved, one)
