@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import attrs
 
@@ -66,6 +66,15 @@ class WorkerConfig:
     store_identity: str = ""
 
 
+@attrs.frozen
+class _Worker:
+    """A worker process, the pipe to it, and the pipe from it."""
+
+    process: subprocess.Popen[bytes]
+    commands: IO[bytes]
+    answers: IO[bytes]
+
+
 class WorkerSupervisor:
     """Supervises one worker. The lock guards the process and its input; one daemon thread reads its output.
 
@@ -94,8 +103,7 @@ class WorkerSupervisor:
         self._look_up = look_up
         # A signal handler that submits a file may come while this thread holds it.
         self._lock = threading.RLock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._answers: BinaryIO | None = None
+        self._worker: _Worker | None = None
         self._has_missed = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._supervise, name="uploads-worker-link", daemon=True)
@@ -104,7 +112,7 @@ class WorkerSupervisor:
     def pid(self) -> int | None:
         """The process id of the current worker; None if there is none."""
         with self._lock:
-            return None if self._process is None else self._process.pid
+            return None if self._worker is None else self._worker.process.pid
 
     def start(self) -> None:
         """Starts the worker; does not wait for the second or so that it takes to import its client.
@@ -136,29 +144,25 @@ class WorkerSupervisor:
         """Tells the worker to stop; kills it after the timeout."""
         self._stopping.set()
         self._send({"stop": timeout_seconds})
-        with self._lock:
-            process = self._process
-        if process is None:
+        worker = self._worker
+        if worker is None:
             return
-        _end(process, timeout_seconds + 1.0)
+        _end(worker.process, timeout_seconds + 1.0)
         if self._thread.ident is not None:
             self._thread.join(timeout_seconds + 1.0)
-        with self._lock:
-            last = self._process or process  # A replacement may have been started meanwhile.
-        _end(last, 0.0)
-        if last.stdin is not None:
-            last.stdin.close()
-        if self._answers is not None and not self._thread.is_alive():
-            self._answers.close()
+        worker = self._worker or worker  # A replacement may have been started meanwhile.
+        _end(worker.process, 0.0)
+        worker.commands.close()
+        if not self._thread.is_alive():
+            worker.answers.close()
 
     def forget_after_fork(self) -> None:
         """Closes the pipes in a forked child, so that the worker notices the end of the parent."""
-        if self._process is not None:
-            for pipe in (self._process.stdin, self._answers):
-                if pipe is not None:
-                    pipe.close()
-            self._process.returncode = 0  # Not a child of this process: no wait, no ResourceWarning.
-            self._process = None
+        if self._worker is not None:
+            self._worker.commands.close()
+            self._worker.answers.close()
+            self._worker.process.returncode = 0  # Not a child of this process: no wait, no ResourceWarning.
+            self._worker = None
 
     def _spawn(self) -> None:
         package_home = str(Path(__file__).resolve().parent.parent)
@@ -176,7 +180,7 @@ class WorkerSupervisor:
             theirs = duplicate_above(low, _FIRST_FREE)
             afterwards.callback(os.close, theirs)
             try:
-                process = self._popen(  # our own interpreter and module
+                process = self._popen(
                     [sys.executable, "-P", "-m", "uploads.drain.worker", str(theirs)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
@@ -190,36 +194,32 @@ class WorkerSupervisor:
                 raise
         assert process.stdin is not None  # noqa: S101  # asked for above
         with contextlib.suppress(BrokenPipeError):  # It died already; `_listen` notices.
-            process.stdin.write(json.dumps(attrs.asdict(self._config)).encode() + b"\n")
+            process.stdin.write(_line(attrs.asdict(self._config)))
         os.set_blocking(process.stdin.fileno(), False)
         with self._lock:
-            if self._process is not None and self._process.stdin is not None:
-                self._process.stdin.close()
-            self._process, self._answers = process, answers
+            if self._worker is not None:
+                self._worker.commands.close()
+            self._worker = _Worker(process, process.stdin, answers)
             self._has_missed = False
         # `stop` may have been called meanwhile, for the worker before; it waits for this thread.
         if self._stopping.is_set():
             self._send({"stop": 0.0})
 
     def _send(self, message: dict[str, Any]) -> None:
+        """Writes one line; shorter than PIPE_BUF, it is written whole or not at all."""
         with self._lock:
-            if self._process is None or self._process.stdin is None or self._process.stdin.closed:
+            if self._worker is None or self._worker.commands.closed:
                 return
+            descriptor = self._worker.commands.fileno()
             try:
                 if self._has_missed:
-                    self._write({"rescan": True})
+                    os.write(descriptor, _line({"rescan": True}))
                     self._has_missed = False
-                self._write(message)
+                os.write(descriptor, _line(message))
             except BlockingIOError:
                 self._has_missed = True
             except OSError:
                 pass  # It died; its replacement lists the spool.
-
-    def _write(self, message: dict[str, Any]) -> None:
-        """Writes one line; shorter than PIPE_BUF, it is written whole or not at all."""
-        assert self._process is not None  # noqa: S101  # _send looked
-        assert self._process.stdin is not None  # noqa: S101  # as above
-        os.write(self._process.stdin.fileno(), json.dumps(message).encode() + b"\n")
 
     def _supervise(self) -> None:
         consecutive_deaths = 0
@@ -232,7 +232,7 @@ class WorkerSupervisor:
             log_safely(
                 logging.WARNING,
                 "the upload worker ended with exit code %s; restarting in %.0f s; nothing is lost",
-                self._process.returncode if self._process is not None else None,
+                self._worker and self._worker.process.returncode,
                 pause_seconds,
             )
             while not self._stopping.wait(pause_seconds):
@@ -258,23 +258,22 @@ class WorkerSupervisor:
 
     def _listen(self) -> bool:
         """Reads from the worker until it ends; returns whether it settled anything, or lived long."""
-        with self._lock:
-            process, answers = self._process, self._answers
-        if process is None or answers is None:
+        worker = self._worker
+        if worker is None:
             return False
         started = time.monotonic()
         lived = False
         rest = b""  # A kill may cut a line that is longer than the pipe takes at once.
         poller = select.poll()
-        poller.register(answers, select.POLLIN)
-        with answers:
+        poller.register(worker.answers, select.POLLIN)
+        with worker.answers:
             while True:
                 # At the timeout the kernel looks once more: after a SIGSTOP of this process what arrived
                 # meanwhile is read.
                 if not poller.poll(self._silence_seconds * 1000):
-                    self._kill_hung(process)
+                    self._kill_hung(worker.process)
                     continue
-                chunk = answers.read(_READ_BYTES)
+                chunk = worker.answers.read(_READ_BYTES)
                 if not chunk:
                     break
                 *lines, rest = (rest + chunk).split(b"\n")
@@ -283,7 +282,7 @@ class WorkerSupervisor:
                 # Each wake-up takes the interpreter from training: a burst is read at once.
                 self._stopping.wait(_BURST_SECONDS)
         if not self._stopping.is_set():  # Else `stop` has its own timeout.
-            _end(process, _END_SECONDS)
+            _end(worker.process, _END_SECONDS)
         return lived or time.monotonic() - started > _LONG_LIFE_SECONDS
 
     def _kill_hung(self, process: subprocess.Popen[bytes]) -> None:
@@ -323,3 +322,7 @@ def _end(process: subprocess.Popen[bytes], timeout_seconds: float) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def _line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"

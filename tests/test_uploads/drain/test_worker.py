@@ -62,7 +62,7 @@ def test_closing_ends_the_worker_and_frees_the_spool(make_worker_queue, make_fil
     backlog = queue.close(LIMIT_SECONDS)
 
     assert backlog.is_empty
-    assert queue._drainer._process.returncode == 0
+    assert queue._drainer._worker.process.returncode == 0
     assert owner_of(queue.spool.drain_lock) is None
 
 
@@ -107,7 +107,7 @@ def test_a_stopped_worker_never_blocks_the_training(make_worker_queue, make_file
     queue.submit(make_file(), "first").result(LIMIT_SECONDS)
     pid = queue._drainer.pid
     source = make_file("small")
-    fcntl.fcntl(queue._drainer._process.stdin, fcntl.F_SETPIPE_SZ, 4096)  # Full after sixty messages.
+    fcntl.fcntl(queue._drainer._worker.commands, fcntl.F_SETPIPE_SZ, 4096)  # Full after sixty messages.
     os.kill(pid, signal.SIGSTOP)
     try:
         for _ in range(300):
@@ -231,7 +231,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_line_is_replaced(caplog):
     assert taken.wait(LIMIT_SECONDS)
     link.stop(LIMIT_SECONDS)
     assert "cannot start the upload worker" in caplog.text
-    assert link._process.returncode == 0
+    assert link._worker.process.returncode == 0
 
 
 def test_a_worker_that_is_being_started_while_the_queue_closes_ends(caplog):
