@@ -3,6 +3,7 @@
 import itertools
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 import attrs
@@ -31,15 +32,14 @@ class Ledger:
         self._free = free
         self._changed = threading.Condition()
         self._folders: set[str] = set()
-        self._keys: dict[str, int] = {}  # Key of a remote name → number of its entries.
+        self._keys: Counter[str] = Counter()  # Key of a remote name → number of its entries.
         self._handles: weakref.WeakValueDictionary[str, UploadHandle] = weakref.WeakValueDictionary()
         self._staging = ""  # The entry that is added and not yet in the spool; there is one at a time.
         self._failures: list[Outcome] = []
         self._settling: set[str] = set()
         self._missing: set[str] = set()
-        self._adopted: set[str] = (
-            set()
-        )  # Entries of other processes; their bytes are not counted in the quota.
+        # Entries of other processes; their bytes are not counted in the quota.
+        self._adopted: set[str] = set()
 
     def add_existing(self, folders: Iterable[str]) -> None:
         """Adds entries that earlier processes left."""
@@ -196,8 +196,7 @@ class Ledger:
     def _add(self, folder: str) -> None:
         if folder not in self._folders:
             self._folders.add(folder)
-            key = key_of(folder)
-            self._keys[key] = self._keys.get(key, 0) + 1
+            self._keys[key_of(folder)] += 1
 
     def _remove(self, folder: str) -> bool:
         """Forgets an entry; returns whether it was known."""

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from uploads.disk import Wakeup, exists, fsync_path, sync_disk_of
+from uploads.disk import Wakeup, fsync_path, sync_disk_of
 
 from .entry import note_crc32, note_flushed
 from .spool import Spool, fsync_entry
@@ -71,9 +71,8 @@ class Flusher:
                 thread = threading.Thread(target=self._run, name="uploads-flusher", daemon=True)
                 try:
                     thread.start()
-                except (
-                    RuntimeError
-                ) as error:  # The next entry tries again; the kernel syncs this one by itself.
+                except RuntimeError as error:
+                    # The next entry tries again; the kernel syncs this one by itself.
                     _log.warning("cannot start the thread that syncs staged files: %s", error)
                     return
                 self._thread = thread
@@ -106,22 +105,15 @@ class Flusher:
         for folder, unchecked in added:
             if unchecked:  # Not in inflight: the upload reads it already.
                 note_crc32(self._spool.pending / folder)
-        remaining = self._remaining(added) if len(added) > _BURST else added
-        if len(remaining) > _BURST:
-            self._sync_all(remaining)
+        if len(added) > _BURST:  # Syncing for entries that have left the spool slows the rest.
+            added = [one for one in added if self._spool.place_of(one[0]) is not None]
+        if len(added) > _BURST:
+            self._sync_all(added)
         else:
-            for folder, unchecked in remaining:
+            for folder, unchecked in added:
                 self._sync_entry(folder, unchecked=unchecked)
             with contextlib.suppress(OSError):
                 fsync_path(self._spool.pending)
-
-    def _remaining(self, added: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
-        """Returns the entries that still have bytes here: syncing for delivered ones slows the rest."""
-        places = (self._spool.pending, self._spool.inflight, self._spool.pending)  # As in _sync_entry.
-        failed = {folder for folders in self._spool.list_failed().values() for folder in folders}
-        return [
-            one for one in added if any(exists(f"{place}/{one[0]}") for place in places) or one[0] in failed
-        ]
 
     def _sync_entry(self, folder: str, *, unchecked: bool) -> None:
         # Both places, and the first again: between two looks the entry may have been claimed or released.

@@ -129,6 +129,10 @@ class Spool:
         self.inflight = self.path / "inflight"
         self.done = self.path / "done"
         self.failed = self.path / "failed"
+        self._active_places = (self.pending, self.inflight, self.done)
+        self._entry_places = (*self._active_places, *(self.failed / state for state in FAILED_STATES))
+        # `tmp` last: a thread that finds it, while another creates the spool, finds the others too.
+        self._folders = (*self._active_places, self.failed, *self._entry_places[3:], self.tmp)
         self.queue_lock = self.path / "queue.lock"
         self.drain_lock = self.path / "drain.lock"
         self._staging_lock = self.path / "staging.lock"
@@ -154,7 +158,7 @@ class Spool:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not trust:  # Before anything is created in another user's spool.
                 self._check_user()
-            for folder in self._folders():
+            for folder in self._folders:
                 self._make_folder(folder)
             self.check_owner(trust=trust)
             self._quarantine_damaged_files()
@@ -181,14 +185,14 @@ class Spool:
             SpoolUnusableError: One is a symlink or a file, or belongs to another user.
             OSError: The spool cannot be read or written.
         """
-        for folder in self._folders():
+        for folder in self._folders:
             if os.path.lexists(folder):
                 _check_folder(folder)
         if not trust:
             self._check_user()
 
     def _check_user(self) -> None:
-        places = (place for place in (*self._folders(), self._description) if os.path.lexists(place))
+        places = (place for place in (*self._folders, self._description) if os.path.lexists(place))
         theirs = {place.lstat().st_uid for place in places} - {os.geteuid()}
         if not theirs:
             return
@@ -213,7 +217,7 @@ class Spool:
         """
         known = self.describe().get("store") or {}
         theirs, ours = identity_of(str(known.get("uri", ""))), identity_of(store["uri"])
-        if known and theirs != ours and any(True for place in self._active_places() for _ in _entries(place)):
+        if known and theirs != ours and any(True for place in self._active_places for _ in _entries(place)):
             raise SpoolUnusableError(
                 f"spool {self.path} has entries for another store, {theirs}; asked for {ours}. "
                 f"Choose another spool, or upload them first: python -m uploads resume {self.path}"
@@ -267,7 +271,7 @@ class Spool:
             self.quarantine(self._description, "it does not describe a spool")
 
     def _quarantine_damaged_entries(self) -> None:
-        for place in self._entry_places():
+        for place in self._entry_places:
             with os.scandir(place) as listing:
                 damaged = [
                     item.name
@@ -406,7 +410,7 @@ class Spool:
 
     def last_sequence(self) -> int:
         """Returns the highest sequence number in the spool; 0 in an empty one."""
-        folders = (name for place in self._entry_places() for name in _entries(place))
+        folders = (name for place in self._entry_places for name in _entries(place))
         return max((sequence_of(name) for name in folders), default=0)
 
     def _move_entry(self, source: Path, target: Path) -> None:
@@ -458,7 +462,7 @@ class Spool:
     def staged_bytes(self) -> int:
         """Returns the number of bytes of all files in the spool."""
         total = 0
-        for place in self._entry_places():
+        for place in self._entry_places:
             for folder in _entries(place):
                 with contextlib.suppress(FileNotFoundError):
                     total += (place / folder / DATA_FILE).lstat().st_size
@@ -478,10 +482,9 @@ class Spool:
 
     def place_of(self, folder: str) -> Path | None:
         """Returns where the entry is now; None once it has left the spool."""
-        for _ in range(2):  # A rename between two looks must not hide it.
-            for place in self._entry_places():
-                if (place / folder).is_dir():
-                    return place / folder
+        for place in self._entry_places * 2:  # A rename between two looks must not hide it.
+            if os.path.isdir(f"{place}/{folder}"):  # noqa: PTH112  # four times as fast as with Path
+                return place / folder
         return None
 
     def entry_of(self, folder: str) -> Entry | None:
@@ -649,21 +652,6 @@ class Spool:
     def read_status(self) -> dict[str, Any]:
         """Returns the last status of the draining process; empty if there is none."""
         return read_json(self._status)
-
-    def _active_places(self) -> tuple[Path, ...]:
-        return (self.pending, self.inflight, self.done)
-
-    def _entry_places(self) -> tuple[Path, ...]:
-        return (*self._active_places(), *(self.failed / state for state in FAILED_STATES))
-
-    def _folders(self) -> tuple[Path, ...]:
-        # `tmp` last: a thread that finds it, while another creates the spool, finds the others too.
-        return (
-            *self._active_places(),
-            self.failed,
-            *(self.failed / state for state in FAILED_STATES),
-            self.tmp,
-        )
 
     def _outcome_of_done(self, folder: str) -> Outcome:
         entry = Entry.read(self.done / folder)
