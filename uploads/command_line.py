@@ -206,9 +206,7 @@ def gc(
         entries = sum(len(folders) for folders in spool.list_failed().values())
         return {"half_staged": len(spool.list_half_staged()), "failed": entries if failed else 0}
     spool.create(trust=trust)  # Repairs what is missing or corrupt.
-    lock = OwnerLock(spool.drain_lock, "gc")
-    lock.acquire()
-    try:
+    with OwnerLock(spool.drain_lock, "gc"):
         removed = {"half_staged": spool.sweep_tmp(), "failed": 0}
         spool.recover()
         if failed:
@@ -216,8 +214,6 @@ def gc(
                 for folder in folders:
                     _remove_failed(spool.failed / state / folder, store, spool)
                     removed["failed"] += 1
-    finally:
-        lock.release()
     return removed
 
 
@@ -238,9 +234,7 @@ def retry(path: str | Path, names: Iterable[str] = (), *, trust: bool = False) -
         SpoolError: No entry of that name failed.
     """
     spool = existing(path, trust=trust)
-    lock = OwnerLock(spool.drain_lock, "retry")
-    lock.acquire()
-    try:
+    with OwnerLock(spool.drain_lock, "retry"):
         wanted, retried = set(names), []
         found = {
             folder: (state, entry)
@@ -257,8 +251,6 @@ def retry(path: str | Path, names: Iterable[str] = (), *, trust: bool = False) -
             if (not wanted or entry.remote_name in wanted) and not is_old:
                 spool.requeue(state, folder)
                 retried.append(entry.remote_name)
-    finally:
-        lock.release()
     return retried
 
 

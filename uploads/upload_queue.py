@@ -7,7 +7,6 @@ survive the process: they are in the spool.
 import atexit
 import contextlib
 import errno
-import functools
 import hashlib
 import itertools
 import logging
@@ -18,7 +17,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Literal, Self
@@ -54,16 +53,14 @@ from .stores.uri import identity_of, is_kept_option, is_remote, kept_options, op
 
 __all__ = [
     "Isolation",
-    "LeftoverSpools",
     "UploadQueue",
     "choose_isolation",
     "default_spools",
     "exit_on_sigterm",
     "start_drain",
+    "take_over_leftovers",
     "take_spool",
 ]
-
-_LOOK_SECONDS = 0.5
 
 
 def default_spools(store_uri: str) -> Iterator[Path]:
@@ -86,82 +83,40 @@ def default_spools(store_uri: str) -> Iterator[Path]:
         yield root / f"{readable}-{digest}" / str(number)
 
 
-class LeftoverSpools:
-    """Uploads what ended processes left in the other default spools for the same store.
+def take_over_leftovers(spool: Spool) -> list[Spool]:
+    """Moves what ended processes left in the other default spools for the same store into this one.
 
-    Its thread opens a queue for each, one after the other, and closes it when it is empty; spools of live
-    processes are skipped. So a training that is restarted with fewer ranks leaves nothing behind.
+    So a training that is restarted with fewer ranks leaves nothing behind. To be called before anything is
+    submitted: what is submitted later has a higher number, and so is newer.
 
     Args:
-        own: The spool of the queue itself.
-        open_queue: Opens a queue on one of the others.
+        spool: The queue's; one of the default ones.
+
+    Returns:
+        Those that could not be emptied, for instance since an earlier worker still uploads from them.
     """
-
-    def __init__(self, own: Path, open_queue: "Callable[[Path], UploadQueue]") -> None:
-        self._open_queue = open_queue
-        self._backlogs = {
-            path: found
-            for path in sorted(own.parent.iterdir())
-            if path != own and path.is_dir() and (found := _backlog_of(path)).remaining
-        }
-        self._current: tuple[Path, UploadQueue] | None = None
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="uploads-left-behind", daemon=True)
-        if self._backlogs:
-            self._thread.start()
-
-    def backlogs(self) -> tuple[Backlog, ...]:
-        """Returns what is left in each of them, except for those of live processes."""
-        current = self._current
-        found = dict(self._backlogs)  # Entries are replaced, by the thread alone.
-        if current is not None:
-            found[current[0]] = current[1].backlog()
-        return tuple(backlog for backlog in found.values() if not backlog.is_empty)
-
-    def wait(self, timeout_seconds: float) -> bool:
-        """Blocks until the thread has ended, or for the timeout; returns whether it has."""
-        if self._backlogs and not self._stopping.is_set():
-            self._thread.join(timeout_seconds)
-        return not self._thread.is_alive()
-
-    def stop(self, timeout_seconds: float) -> None:
-        """Stops; uploads in flight are put back, the rest stays."""
-        self._stopping.set()
-        if self._backlogs:
-            self._thread.join(timeout_seconds)
-
-    def _run(self) -> None:
-        for path in self._backlogs:
-            if self._stopping.is_set():
-                return
-            try:
-                self._finish(path)
-            except SpoolOwnedError:
-                self._backlogs[path] = Backlog(path, (), ())
-            except Exception as error:  # noqa: BLE001  # the others are uploaded nevertheless
-                log_safely(logging.WARNING, "cannot upload the leftovers in %s: %s", path, redact(str(error)))
-
-    def _finish(self, path: Path) -> None:
-        queue = self._open_queue(path)
-        self._current = path, queue
+    left = []
+    for path in sorted(spool.path.parent.iterdir()):
+        other = Spool(path)
+        if path == spool.path or not _names_left_in(other):
+            continue
         try:
-            while queue.unsettled() and not self._stopping.is_set():
-                queue.drain(_LOOK_SECONDS)
-        finally:
-            self._backlogs[path] = queue.close(0.0)
-            self._current = None
+            with OwnerLock(other.queue_lock, "queue"), OwnerLock(other.drain_lock, "queue"):
+                spool.take_over(other)
+        except (OSError, UploadError) as error:
+            log_safely(logging.WARNING, "cannot take over the leftovers in %s: %s", path, redact(str(error)))
+            left.append(other)
+    return left
 
 
-def _backlog_of(path: Path) -> Backlog:
-    """Returns what is left in a spool without an owner; an empty backlog if it has one or cannot be read."""
-    spool = Spool(path)
+def _names_left_in(spool: Spool) -> tuple[str, ...]:
+    """Returns the names of the entries in a spool without an owner; none if it has one or cannot be read."""
     try:
-        if owner_of(spool.queue_lock) is not None:
-            return Backlog(path, (), ())
-        folders = [*spool.list_inflight(), *spool.list_pending()]
+        if owner_of(spool.queue_lock) is None:
+            return tuple(spool.name_of(folder) for folder in (*spool.list_inflight(), *spool.list_pending()))
     except OSError:
-        return Backlog(path, (), ())
-    return Backlog(path, tuple(spool.name_of(folder) for folder in folders), ())
+        pass
+    return ()
 
 
 Isolation = Literal["threads", "process"]
@@ -365,7 +320,7 @@ class UploadQueue:
         grace_seconds = check_seconds("grace_seconds", grace_seconds)
         full_wait_seconds = check_seconds("full_wait_seconds", full_wait_seconds)
         isolation = choose_isolation(isolation, store)
-        given, options = store, dict[str, Any]()
+        options: dict[str, Any] = {}
         if isinstance(store, str | Path):
             options = options_of(store) | (store_options or {})
             store = open_store(store, **(store_options or {}))
@@ -378,10 +333,12 @@ class UploadQueue:
         self._policy = policy
         self._has_ended = False
         self._is_child = False
-        self._leftovers: LeftoverSpools | None = None
+        self._left_behind: list[Spool] = []
         self.spool, self._owner = take_spool(spool, store, options)
         try:
             self.spool.sweep_tmp()
+            if spool is None:
+                self._left_behind = take_over_leftovers(self.spool)
             self._quota = DiskQuota(
                 self.spool.path,
                 spool_bytes=spool_bytes,
@@ -409,21 +366,6 @@ class UploadQueue:
         except BaseException:  # It will not be closed.
             self._owner.release()
             raise
-        if spool is None:
-            is_local = isinstance(given, str | Path) and not is_remote(given)
-            open_queue = functools.partial(
-                UploadQueue,
-                store.uri() if is_local else given,
-                workers=workers,
-                isolation=isolation,
-                free_bytes=free_bytes,
-                close_at_exit=False,
-                give_back_seconds=give_back_seconds,
-                grace_seconds=grace_seconds,
-                policy=policy,
-                store_options=store_options,
-            )
-            self._leftovers = LeftoverSpools(self.spool.path, lambda path: open_queue(spool=path))
         call_in_forked_children(self._forget_after_fork)
         if close_at_exit:
             atexit.register(self._close_at_exit)
@@ -579,13 +521,17 @@ class UploadQueue:
 
     def unsettled(self) -> int:
         """Returns the number of entries that have not ended, with those in leftover default spools."""
-        left = 0 if self._leftovers is None else sum(len(one.remaining) for one in self._leftovers.backlogs())
-        return self._ledger.count() + left
+        return self._ledger.count() + sum(len(_names_left_in(spool)) for spool in self._left_behind)
 
     def backlog(self) -> Backlog:
         """Returns what is not delivered yet, and what failed."""
-        left_behind = () if self._leftovers is None else self._leftovers.backlogs()
-        return Backlog(self.spool.path, self._ledger.remaining(), self._ledger.failures(), left_behind)
+        left = ((spool.path, _names_left_in(spool)) for spool in self._left_behind)
+        return Backlog(
+            self.spool.path,
+            self._ledger.remaining(),
+            self._ledger.failures(),
+            tuple(Backlog(path, names, ()) for path, names in left if names),
+        )
 
     def drain(self, timeout_seconds: float) -> Backlog:
         """Waits until every entry, also one submitted meanwhile, has ended; returns what was not delivered.
@@ -604,8 +550,6 @@ class UploadQueue:
                     self._drainer.add(adopted)
                     continue
             break
-        if self._leftovers is not None:
-            self._leftovers.wait(max(0.0, deadline - time.monotonic()))
         if self._deletions is not None:
             self._deletions.wait(max(0.0, deadline - time.monotonic()))
 
@@ -639,8 +583,6 @@ class UploadQueue:
         try:
             if self._deletions is not None:
                 self._deletions.stop(give_back_seconds)
-            if self._leftovers is not None:
-                self._leftovers.stop(give_back_seconds)
             self._drainer.stop(give_back_seconds)
             self._flusher.stop(give_back_seconds)
         finally:  # Also when Ctrl-C ends that wait.
@@ -775,7 +717,7 @@ class UploadQueue:
 
     def _forget_after_fork(self) -> None:
         self._is_child = True
-        self._leftovers = self._deletions = None  # Their threads are the parent's.
+        self._left_behind, self._deletions = [], None  # The parent's.
         self._closing = threading.Lock()
         self._ledger.forget_after_fork()
         self._quota.forget_after_fork()

@@ -12,7 +12,7 @@ import pytest
 from tests.servers.stores import MemoryStore
 from uploads.errors import TransientStoreError
 from uploads.handle import UploadState
-from uploads.spool.ownership import owner_of
+from uploads.spool.ownership import OwnerLock, owner_of
 from uploads.spool.spool import Spool
 
 LIMIT_SECONDS = 120
@@ -182,17 +182,46 @@ def test_what_other_ranks_left_is_found_by_a_single_one(three_ranks, make_queue,
 
 
 def test_what_other_ranks_left_is_named_while_it_cannot_be_uploaded(three_ranks, make_queue, prefix):
-    """With the command for each spool."""
+    """One spool has all of it, so that one command finishes it."""
     queue = make_queue(Folder(prefix, is_down=True), spool=None)
     assert queue.unsettled() == 3
 
     backlog = queue.close(0)
 
-    assert not backlog.is_empty
-    for number, spool in enumerate(three_ranks):
-        assert f"rank{number}" in str(backlog)
-        assert f"resume {spool.path}" in str(backlog)
-    assert [len(spool.list_pending()) for spool in three_ranks] == [1, 1, 1]
+    assert sorted(backlog.remaining) == ["rank0", "rank1", "rank2"]
+    assert f"resume {queue.spool.path}" in str(backlog)
+    assert [len(spool.list_pending()) for spool in three_ranks] == [3, 0, 0]
+
+
+def test_what_an_earlier_worker_still_uploads_is_left_to_it(three_ranks, make_queue, prefix):
+    """It is named, and nothing is moved away under the worker; the next queue takes what the worker left."""
+    store = Folder(prefix)
+    with OwnerLock(three_ranks[1].drain_lock, "worker"):
+        queue = make_queue(store, spool=None)
+        [left] = queue.drain(LIMIT_SECONDS).left_behind
+        assert (left.spool, left.remaining, queue.unsettled()) == (three_ranks[1].path, ("rank1",), 1)
+        assert sorted(store.objects) == ["rank0", "rank2"]
+    assert f"resume {three_ranks[1].path}" in str(queue.close(LIMIT_SECONDS))
+
+    assert make_queue(store, spool=None).drain(LIMIT_SECONDS).is_empty
+
+    assert sorted(store.objects) == ["rank0", "rank1", "rank2"]
+
+
+def test_a_newer_version_replaces_one_that_another_rank_left(make_queue, make_file, prefix):
+    """Whatever number the older one had in its own spool."""
+    first, second = (make_queue(Folder(prefix, is_down=True), spool=None) for _ in range(2))
+    for version in range(5):
+        second.submit(make_file(content=b"old %d" % version), "name", overwrite=True)
+    first.close(0)
+    second.close(0)
+    store = Folder(prefix)
+    queue = make_queue(store, spool=None)
+
+    queue.submit(make_file(content=b"new"), "name", overwrite=True)
+
+    assert queue.drain(LIMIT_SECONDS).is_empty
+    assert store.objects == {"name": b"new"}
 
 
 def test_the_spool_of_a_living_rank_is_its_own(make_queue, make_file, prefix):

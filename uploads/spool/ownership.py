@@ -9,7 +9,8 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from uploads.disk import IRREGULAR, open_regular, try_lock, unlock
 from uploads.errors import SpoolOwnedError
@@ -70,6 +71,15 @@ class OwnerLock:
                     f"spool {self._path.parent} is in use by {_describe(owner)}. Wait for it or stop it."
                 )
             self._sleep(_RETRY_SECONDS)
+
+    def __enter__(self) -> Self:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
 
     def release(self) -> None:
         """Releases the lock; does nothing if it is not held."""

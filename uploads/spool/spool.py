@@ -80,6 +80,7 @@ from .entry import (
     identifier_of,
     is_entry_folder,
     key_of,
+    note_interruption,
     note_reason,
     read_reason,
     remove_verdict,
@@ -620,6 +621,21 @@ class Spool:
                 folder = found[1].decode()
                 newest[key_of(folder)] = max(folder, newest.get(key_of(folder), ""))
         return newest
+
+    def take_over(self, other: "Spool") -> None:
+        """Moves the unfinished entries of another spool into this one; the caller owns both locks of it.
+
+        Raises:
+            SpoolUnusableError: See `create`.
+            OSError: The other spool cannot be read.
+        """
+        other.create()
+        other.sweep_tmp()
+        for folder in other.list_inflight():
+            note_interruption(other.inflight / folder)
+        other.recover()
+        for folder in other.list_pending():
+            self._move_entry(other.pending / folder, self.pending / folder)
 
     def requeue(self, state: UploadState, folder: str) -> None:
         """Failed → pending, as if new. The caller holds the drain lock."""
