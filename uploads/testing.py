@@ -8,7 +8,9 @@ class TestMine(StoreContract):
 ```
 """
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +72,8 @@ class StoreContract:
         if not self.supports_create_only(store):
             return
 
-        try:
+        with _must_raise(RemoteExistsError, "put(overwrite=False) of a name that is taken"):
             put(store, tmp_path, "a", b"second", overwrite=False, identifier="other")
-        except RemoteExistsError:
-            pass
-        else:
-            raise AssertionError("put(overwrite=False) must raise RemoteExistsError where the name is taken.")
 
         assert b"".join(store.get("a")) == b"first"
 
@@ -123,12 +121,8 @@ class StoreContract:
     def test_knows_what_is_missing(self, store: Store) -> None:
         """No object: `head` returns None, `get` raises RemoteNotFoundError, and `delete` does nothing."""
         assert store.head("nothing/here") is None
-        try:
+        with _must_raise(RemoteNotFoundError, "get without an object"):
             list(store.get("nothing/here"))
-        except RemoteNotFoundError:
-            pass
-        else:
-            raise AssertionError("get must raise RemoteNotFoundError where there is no object.")
         store.delete("nothing/here")
 
     def test_lists_by_prefix(self, store: Store, tmp_path: Path) -> None:
@@ -158,12 +152,8 @@ class StoreContract:
         if version is None:
             return
 
-        try:
+        with _must_raise(TransientStoreError, "get of a version that is gone"):
             list(store.get("a", offset=2, version=version))
-        except TransientStoreError:
-            pass
-        else:
-            raise AssertionError("get must raise TransientStoreError for a version that is gone.")
 
     def test_is_opened_by_its_uris(self, store: Store, tmp_path: Path) -> None:
         """The URI of an object opens the object, that of the store the store."""
@@ -191,6 +181,15 @@ def put(
     path.write_bytes(content)
     with Body(path, identifier) as body:
         return store.put(name, body, overwrite=overwrite)
+
+
+@contextlib.contextmanager
+def _must_raise(error: type[Exception], what: str) -> Iterator[None]:
+    try:
+        yield
+    except error:
+        return
+    raise AssertionError(f"{what} must raise {error.__name__}")
 
 
 def _head(store: Store, name: str) -> RemoteObject:

@@ -16,6 +16,7 @@ from uploads.errors import TransientStoreError
 from uploads.spool.spool import Spool
 from uploads.stores import Body
 from uploads.stores.s3.parts import PartsUpload
+from uploads.stores.s3.requests import Part
 
 LIMIT_SECONDS = 240
 MEBIBYTE = 1 << 20
@@ -111,10 +112,10 @@ class PartsThatAreCounted:
 
     def put_part(self, key, upload_id, number, data, **_):
         self.lengths[number] = len(data)
-        return {"ETag": str(number), "IsProven": False}
+        return Part(number, len(data), str(number))
 
     def complete(self, key, upload_id, parts, *_, **__):
-        self.completed = [part["PartNumber"] for part in parts]
+        self.completed = [part.number for part in parts]
 
 
 def test_a_file_in_parts_is_in_memory_a_few_parts_at_a_time(tmp_path):

@@ -106,24 +106,16 @@ class CloudStore:
 
     def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
         key = self._key(name)
-        attributes = {"entry-id": body.identifier, "sha256": body.digest.sha256}
         create_only = not overwrite and self._create_only.check(self, name)
+        is_large = body.digest.size > self._part_bytes
         with self._translated(f"put {key}"):
-            if body.digest.size <= self._part_bytes:
-                data = body.read(0, body.digest.size)
-                self._obstore.put(
-                    self._backend,
-                    key,
-                    data,
-                    attributes=attributes,
-                    mode="create" if create_only else "overwrite",
-                    use_multipart=False,
-                )
-            elif not create_only:
-                self._put_parts(key, body, attributes)
+            if is_large and create_only:
+                self._put_parts_create_only(key, body)
             else:
-                self._put_parts_create_only(key, body, attributes)
-            self._check_size(key, body)
+                self._send(key, body, create_only=create_only)
+            size = self._obstore.head(self._backend, key)["size"] if is_large else body.digest.size
+        if size != body.digest.size:
+            raise BytesCorruptError(f"{key} has {size} bytes in the store, expected {body.digest.size}")
         return RemoteObject(name, body.digest.size, body.identifier, body.digest.sha256)
 
     def head(self, name: str) -> RemoteObject | None:
@@ -195,18 +187,20 @@ class CloudStore:
         with self._translated(f"probe {self.uri()}"):
             self._obstore.put(self._backend, self._key(name), b"probe", mode="create")
 
-    def _put_parts(self, key: str, body: Body, attributes: dict[str, str]) -> None:
-        chunks = body.chunks(self._part_bytes)
+    def _send(self, key: str, body: Body, *, create_only: bool = False) -> None:
+        is_large = body.digest.size > self._part_bytes
         self._obstore.put(
             self._backend,
             key,
-            chunks,
-            attributes=attributes,
+            body.chunks(self._part_bytes) if is_large else body.read(0, body.digest.size),
+            attributes={"entry-id": body.identifier, "sha256": body.digest.sha256},
+            mode="create" if create_only else "overwrite",
+            use_multipart=is_large,
             chunk_size=self._part_bytes,
             max_concurrency=self._part_threads,
         )
 
-    def _put_parts_create_only(self, key: str, body: Body, attributes: dict[str, str]) -> None:
+    def _put_parts_create_only(self, key: str, body: Body) -> None:
         """Uploads under another name, then copies: obstore cannot complete parts create-only."""
         if self._scheme == "s3":
             raise RejectedByStoreError(
@@ -214,17 +208,11 @@ class CloudStore:
                 f"{body.digest.size}. Use boto3 (the default client) or overwrite=True."
             )
         partial = f"{key}.uploads-partial-{body.identifier}"
-        self._put_parts(partial, body, attributes)
+        self._send(partial, body)
         try:
             self._obstore.copy(self._backend, partial, key, overwrite=False)
         finally:
             self._obstore.delete(self._backend, partial)
-
-    def _check_size(self, key: str, body: Body) -> None:
-        if body.digest.size > self._part_bytes:
-            size = self._obstore.head(self._backend, key)["size"]
-            if size != body.digest.size:
-                raise BytesCorruptError(f"{key} has {size} bytes in the store, expected {body.digest.size}")
 
     @contextlib.contextmanager
     def _translated(self, what: str) -> Iterator[None]:

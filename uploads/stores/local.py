@@ -45,7 +45,7 @@ class LocalStore:
     print([found.name for found in store.list()])  # []
     ```
 
-    A put writes beside its goal, syncs, and renames (or, create-only, links: the file system refuses the
+    A put writes beside its target, syncs, and renames (or, create-only, links: the file system refuses the
     second of two). Every folder on the way is opened without following links, so that nothing is read or
     written outside the root.
     """

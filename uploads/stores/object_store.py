@@ -12,9 +12,6 @@ __all__ = ["object_store_location"]
 _S3_NAMES = {
     "endpoint_url": "aws_endpoint",
     "region": "aws_region",
-    "aws_access_key_id": "aws_access_key_id",
-    "aws_secret_access_key": "aws_secret_access_key",
-    "aws_session_token": "aws_session_token",
 }
 # Options of our own clients, which mean nothing elsewhere.
 _OUR_OPTIONS = frozenset(

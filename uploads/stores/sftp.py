@@ -24,6 +24,7 @@ from uploads.redaction import redact
 
 from .create_only import CreateOnlyPolicy, CreateOnlySupport
 from .store import Body, RemoteObject
+from .uri import compose_uri
 
 __all__ = ["SftpStore"]
 
@@ -48,12 +49,12 @@ class _Connection:
 class SftpStore:
     """Objects are files in a folder of a machine that is reached over SSH.
 
-    A put writes a partial file beside the goal and renames it. Before that the size is compared, and files up
-    to `read_back_bytes` are read back and compared: SSH protects the bytes on the wire, but SFTP servers have
-    no checksums of what is on disk (`check-file` is an extension that OpenSSH does not have).
+    A put writes a partial file beside the target and renames it. Before that the size is compared, and files
+    up to `read_back_bytes` are read back and compared: SSH protects the bytes on the wire, but SFTP servers
+    have no checksums of what is on disk (`check-file` is an extension that OpenSSH does not have).
 
     **Create-only.** With `overwrite=False` a writer first creates a claim (`.uploads-claim-…`, beside the
-    goal) with SFTP's exclusive flag, checks that the goal is free, renames, and removes the claim. The
+    target) with SFTP's exclusive flag, checks that the target is free, renames, and removes the claim. The
     server's RENAME is not enough: some replace the target, and OpenSSH's is not atomic on file systems
     without hard links. Whether the server honours the exclusive flag is probed once.
 
@@ -75,8 +76,8 @@ class SftpStore:
         read_back_bytes: Files up to this size are read back after they are written, which transfers them
             twice; 0 for none.
         create_only: What `overwrite=False` needs. "require": the server must honour the exclusive flag.
-            "head": where it does not, check for the goal and then rename: two writers at the same instant may
-            both succeed.
+            "head": where it does not, check for the target and then rename: two writers at the same instant
+            may both succeed.
 
     Raises:
         ImportError: paramiko is not installed.
@@ -125,8 +126,8 @@ class SftpStore:
         self._swept: set[str] = set()
 
     def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
-        goal = self._path(name)
-        folder = posixpath.dirname(goal)
+        target = self._path(name)
+        folder = posixpath.dirname(target)
         partial = posixpath.join(folder, _PARTIAL + body.identifier)
         claims = not overwrite and self._create_only.check(self, name)
         with self._session(f"put {name}") as sftp:
@@ -135,11 +136,11 @@ class SftpStore:
                 now = self._write(sftp, partial, body)
                 self._sweep(sftp, folder, now)
                 if overwrite:
-                    sftp.posix_rename(partial, goal)
+                    sftp.posix_rename(partial, target)
                 else:
-                    claim = self._claimed(sftp, goal, body.identifier, now)
+                    claim = self._claimed(sftp, target, body.identifier, now)
                     with claim if claims else contextlib.nullcontext():
-                        self._rename_new(sftp, partial, goal)
+                        self._rename_new(sftp, partial, target)
             finally:
                 with contextlib.suppress(OSError):
                     sftp.remove(partial)
@@ -173,10 +174,8 @@ class SftpStore:
     def uri(self, name: str = "") -> str:
         user = f"{quote(self._username)}@" if self._username else ""
         port = f":{self._port}" if self._port != _SSH_PORT else ""
-        query = "&".join(f"{key}={quote(value)}" for key, value in self._uri_options.items() if value)
         host = f"[{self._host}]" if ":" in self._host else self._host
-        path = quote(posixpath.join(self._root, name) if name else self._root)
-        return f"sftp://{user}{host}{port}{path}" + (f"?{query}" if query else "")
+        return compose_uri(f"sftp://{user}{host}{port}", self._root.strip("/"), name, self._uri_options)
 
     def renew(self) -> None:
         """Reconnects at the next request; the last request in progress on the old connection closes it."""
@@ -303,24 +302,24 @@ class SftpStore:
                 )
         return float(found.st_mtime or 0)
 
-    def _rename_new(self, sftp: Any, partial: str, goal: str) -> None:
-        """Renames where the goal is free.
+    def _rename_new(self, sftp: Any, partial: str, target: str) -> None:
+        """Renames where the target is free.
 
         SSH_FXP_RENAME should refuse an existing target (draft-ietf-secsh-filexfer-02, 6.5), with an error
         code that may mean anything.
         """
-        if self._exists(sftp, goal):
-            raise RemoteExistsError(f"{goal} exists on {self._host}")
+        if self._exists(sftp, target):
+            raise RemoteExistsError(f"{target} exists on {self._host}")
         try:
-            sftp.rename(partial, goal)
+            sftp.rename(partial, target)
         except OSError as error:
-            if error.errno in _CAUSE_IS_KNOWN or not self._exists(sftp, goal):
+            if error.errno in _CAUSE_IS_KNOWN or not self._exists(sftp, target):
                 raise
-            raise RemoteExistsError(f"{goal} exists on {self._host}") from error
+            raise RemoteExistsError(f"{target} exists on {self._host}") from error
 
     @contextlib.contextmanager
-    def _claimed(self, sftp: Any, goal: str, identifier: str, now: float) -> Iterator[None]:
-        """Holds the claim on a goal, which excludes other create-only puts. Waits two seconds for another's.
+    def _claimed(self, sftp: Any, target: str, identifier: str, now: float) -> Iterator[None]:
+        """Holds the claim on a target, which excludes other create-only puts; waits two seconds for it.
 
         A claim that an earlier attempt of the same entry left is taken over; one that is an hour old is
         removed.
@@ -328,7 +327,7 @@ class SftpStore:
         Raises:
             TransientStoreError: Another writer still has it.
         """
-        folder, leaf = posixpath.split(goal)
+        folder, leaf = posixpath.split(target)
         claim = posixpath.join(folder, _CLAIM + name_key(leaf))
         for _ in range(_CLAIM_TRIES):
             try:
@@ -346,7 +345,7 @@ class SftpStore:
                     sftp.remove(claim)
             time.sleep(_CLAIM_POLL_SECONDS)
         else:
-            raise TransientStoreError(f"could not claim {goal} on {self._host}: {refusal}")
+            raise TransientStoreError(f"could not claim {target} on {self._host}: {refusal}")
         try:
             yield
         finally:

@@ -26,7 +26,7 @@ from uploads.errors import (
 )
 from uploads.stores import Body
 from uploads.stores.s3.parts import part_bytes_for
-from uploads.stores.s3.requests import DeadlineBody, Requests
+from uploads.stores.s3.requests import DeadlineBody, Part, Requests
 from uploads.stores.s3.store import S3Store
 from uploads.stores.store import Renewable, Resuming
 
@@ -478,9 +478,7 @@ def test_an_answer_without_proof_is_checked_by_size(proxy, at_proxy, make_file):
     assert proxy.count("HEAD", "/a") == 1
 
 
-def test_parts_that_were_proven_make_an_object_that_need_not_be_looked_at(
-    proxy, at_proxy, moto, prefix, make_file
-):
+def test_an_object_of_proven_parts_needs_no_head(proxy, at_proxy, moto, prefix, make_file):
     """The object's ETag is made of those of its parts, each of which is the MD5 of what was sent."""
     with Body(make_file(content=LARGE), "id") as body:
         open_store(at_proxy + "&checksum=none").put("a", body, overwrite=True)
@@ -567,13 +565,13 @@ def test_an_object_of_ours_with_other_bytes_is_put_again(
 def test_parts_without_proof_are_checked_by_size(moto, make_file, etag, are_proven):
     """A server that keeps fewer bytes than were sent is found out, in a part or in the whole."""
     client = moto.client()
-    parts = [{"PartNumber": number, "ETag": '"4f08eef4096726bff1125e1b1b734644"'} for number in (1, 2)]
+    parts = [Part(number, 2, '"4f08eef4096726bff1125e1b1b734644"', is_proven=are_proven) for number in (1, 2)]
     with Body(make_file(content=b"four"), "id") as body, Stubber(client) as server:
         server.add_response("complete_multipart_upload", {"ETag": f'"{etag}"'})
         server.add_response("head_object", {"ContentLength": 3, "ETag": '"d316408c159ea701ab954894bd3a92c2"'})
 
         with pytest.raises(BytesCorruptError, match="has 3 bytes in the store, expected 4"):
-            Requests(client, BUCKET, "md5", {}).complete("key", "id", parts, body, {}, are_proven=are_proven)
+            Requests(client, BUCKET, "md5", {}).complete("key", "id", parts, body, {})
 
 
 def test_extra_arguments_reach_the_requests_that_take_them(proxy, at_proxy, make_file):

@@ -8,14 +8,12 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-import attrs
-
 from uploads.disk import read_regular, replace_json
 from uploads.errors import BytesCorruptError, RemoteExistsError, StoreError, TransientStoreError
 from uploads.stores.store import Body, Digest
 
 from .errors import code_of, translated
-from .requests import Requests
+from .requests import Part, Requests
 
 __all__ = ["PartsUpload", "abandon_parts", "part_bytes_for"]
 
@@ -27,21 +25,6 @@ def part_bytes_for(size: int, part_bytes: int) -> int:
     """Returns the given part size, or the smallest one in MiB that keeps to S3's limit of parts."""
     smallest = -(-size // _MAXIMUM_PARTS)
     return max(part_bytes, -(-smallest // _MEBIBYTE) * _MEBIBYTE)
-
-
-@attrs.frozen
-class _Part:
-    """A part that the server acknowledged; proven if the answer confirmed its checksum."""
-
-    number: int
-    size: int
-    etag: str
-    crc32: str | None
-    is_proven: bool = False
-
-    def to_request(self) -> dict[str, Any]:
-        request: dict[str, Any] = {"PartNumber": self.number, "ETag": self.etag}
-        return request if self.crc32 is None else {**request, "ChecksumCRC32": self.crc32}
 
 
 class PartsUpload:
@@ -79,7 +62,7 @@ class PartsUpload:
         self._upload_id = ""
         self.is_whole_checked: bool | None = None
         self._lock = threading.Lock()  # Guards the two below.
-        self._sent: dict[int, _Part] = {}
+        self._sent: dict[int, Part] = {}
         self._error: BaseException | None = None
 
     def run(self, condition: dict[str, str], *, overwrite: bool) -> None:
@@ -108,7 +91,7 @@ class PartsUpload:
             raise
         self._forget()
 
-    def _continue(self) -> dict[int, _Part] | None:
+    def _continue(self) -> dict[int, Part] | None:
         """Returns the parts of an earlier attempt; None if there is nothing to resume."""
         noted = _read(self._notes)
         if not noted or noted.get("key") != self._key:
@@ -126,17 +109,14 @@ class PartsUpload:
         self._upload_id = noted["upload_id"]
         try:
             with translated(f"parts of {self._key}"):
-                parts = [
-                    _Part(part["PartNumber"], part["Size"], part["ETag"], part.get("ChecksumCRC32"))
-                    for part in self._requests.list_parts(self._key, self._upload_id)
-                ]
+                parts = list(self._requests.list_parts(self._key, self._upload_id))
         except StoreError as error:
             if code_of(error) != "NoSuchUpload":
                 raise
             return None
         return {part.number: part for part in parts if part.size == self._length(part.number)}
 
-    def _begin(self) -> dict[int, _Part]:
+    def _begin(self) -> dict[int, Part]:
         self._note({})
         with translated(f"create upload of {self._key}"):
             self._upload_id, self.is_whole_checked = self._requests.create_upload(self._key, self._body)
@@ -170,7 +150,7 @@ class PartsUpload:
         with contextlib.ExitStack() as stack:
             self._slots.acquire()  # noqa: SIM115, RUF100  # given back below, also if the part cannot be read
             stack.callback(self._slots.release)
-            data = self._read_part(number)
+            data = self._body.read((number - 1) * self._part_bytes, self._length(number))
             crc32 = zlib.crc32(data, crc32)
             if sha256 is not None:
                 sha256.update(data)
@@ -191,12 +171,9 @@ class PartsUpload:
     def _send(self, number: int, data: bytes) -> None:
         try:
             with translated(f"part {number} of {self._key}"):
-                answer = self._requests.put_part(
+                part = self._requests.put_part(
                     self._key, self._upload_id, number, data, is_checked_later=bool(self.is_whole_checked)
                 )
-            part = _Part(
-                number, len(data), answer["ETag"], answer.get("ChecksumCRC32"), bool(answer["IsProven"])
-            )
             with self._lock:
                 self._sent[number] = part
         except BaseException as error:  # noqa: BLE001  # raised again by the thread that waits
@@ -208,14 +185,7 @@ class PartsUpload:
     def _complete(self, condition: dict[str, str]) -> None:
         parts = [self._sent[number] for number in range(1, self._count() + 1)]
         with translated(f"complete {self._key}"):
-            self._requests.complete(
-                self._key,
-                self._upload_id,
-                [part.to_request() for part in parts],
-                self._body,
-                condition,
-                are_proven=all(part.is_proven for part in parts),
-            )
+            self._requests.complete(self._key, self._upload_id, parts, self._body, condition)
 
     def _abort(self) -> None:
         with contextlib.suppress(StoreError), translated(f"abort {self._key}"):
@@ -239,9 +209,6 @@ class PartsUpload:
 
     def _length(self, number: int) -> int:
         return min(self._part_bytes, self._body.size - (number - 1) * self._part_bytes)
-
-    def _read_part(self, number: int) -> bytes:
-        return self._body.read((number - 1) * self._part_bytes, self._length(number))
 
 
 def abandon_parts(requests: Requests, notes: Path, prefix: str) -> None:

@@ -11,12 +11,14 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, cast
 
+import attrs
+
 from uploads.errors import BytesCorruptError, StoreError, TransientStoreError
 from uploads.stores.store import Body
 
 from .errors import check_sender, required
 
-__all__ = ["Checksum", "DeadlineBody", "PatientSocket", "Requests", "limit_waits", "whole_crc32"]
+__all__ = ["Checksum", "DeadlineBody", "Part", "PatientSocket", "Requests", "limit_waits", "whole_crc32"]
 
 Checksum = Literal["aws", "md5", "none"]
 
@@ -135,7 +137,7 @@ def limit_waits(client: Any, patience_seconds: float) -> None:
         client: From boto3, before its first request.
         patience_seconds: See PatientSocket.
     """
-    session = client._endpoint.http_session  # noqa: SLF001  # botocore has no other door to its connections
+    session = client._endpoint.http_session  # noqa: SLF001  # no public way to its connections
     pools = {
         scheme: type(
             pool.__name__,
@@ -151,6 +153,22 @@ def limit_waits(client: Any, patience_seconds: float) -> None:
         for scheme, pool in session._pool_classes_by_scheme.items()  # noqa: SLF001  # as above
     }
     session._pool_classes_by_scheme = session._manager.pool_classes_by_scheme = pools  # noqa: SLF001
+
+
+@attrs.frozen
+class Part:
+    """A part that the server acknowledged; proven if the answer confirmed its bytes."""
+
+    number: int
+    size: int
+    etag: str
+    crc32: str | None = None
+    is_proven: bool = False
+
+    def to_request(self) -> dict[str, Any]:
+        """Returns the part as the last request of an upload lists it."""
+        request: dict[str, Any] = {"PartNumber": self.number, "ETag": self.etag}
+        return request if self.crc32 is None else {**request, "ChecksumCRC32": self.crc32}
 
 
 class Requests:
@@ -217,8 +235,8 @@ class Requests:
 
     def put_part(
         self, key: str, upload_id: str, number: int, data: bytes, *, is_checked_later: bool = False
-    ) -> dict[str, Any]:
-        """Sends one part; returns the answer, with "IsProven": whether it confirms the bytes.
+    ) -> Part:
+        """Sends one part.
 
         Args:
             key: Of the object.
@@ -240,47 +258,45 @@ class Requests:
             Body=_to_send(data),
             **headers,
         )
-        required(f"part {number} of {key}", answer, "ETag")
+        etag = required(f"part {number} of {key}", answer, "ETag")
         is_proven = self._echoed(answer, "ChecksumCRC32", headers, None if is_checked_later else data)
-        return {**answer, "IsProven": is_proven}
+        return Part(number, len(data), etag, answer.get("ChecksumCRC32"), is_proven)
 
     def complete(
-        self,
-        key: str,
-        upload_id: str,
-        parts: list[dict[str, Any]],
-        body: Body,
-        condition: dict[str, str],
-        *,
-        are_proven: bool,
+        self, key: str, upload_id: str, parts: list[Part], body: Body, condition: dict[str, str]
     ) -> None:
         """Completes an upload from its parts.
 
         Args:
             key: Of the object.
             upload_id: From `create_upload`.
-            parts: All of them, in order, as the request lists them.
+            parts: All of them, in order.
             body: What they are of.
             condition: As in `put`.
-            are_proven: Whether the server confirmed the bytes of every part.
         """
         headers = self._extra("CompleteMultipartUpload") | condition
         if self._checksum == "aws":
             headers |= {"ChecksumType": "FULL_OBJECT", "ChecksumCRC32": _encoded(body.digest.crc32)}
         answer = self._client.complete_multipart_upload(
-            Bucket=self._bucket, Key=key, UploadId=upload_id, MultipartUpload={"Parts": parts}, **headers
+            Bucket=self._bucket,
+            Key=key,
+            UploadId=upload_id,
+            MultipartUpload={"Parts": [part.to_request() for part in parts]},
+            **headers,
         )
         # Some servers read the whole object again to answer a HEAD.
+        are_proven = all(part.is_proven for part in parts)
         is_proven = are_proven and answer.get("ETag", "").strip('"') == _etag_of(parts)
         if not (_confirms_whole(key, answer, body) or is_proven):
             self.check_object(key, body, with_checksum=self._checksum == "aws")
 
-    def list_parts(self, key: str, upload_id: str) -> Iterator[dict[str, Any]]:
+    def list_parts(self, key: str, upload_id: str) -> Iterator[Part]:
         """Yields the parts of an upload that the server has."""
         for page in self._client.get_paginator("list_parts").paginate(
             Bucket=self._bucket, Key=key, UploadId=upload_id
         ):
-            yield from page.get("Parts", ())
+            for part in page.get("Parts", ()):
+                yield Part(part["PartNumber"], part["Size"], part["ETag"], part.get("ChecksumCRC32"))
 
     def abort(self, key: str, upload_id: str) -> None:
         """Aborts an upload; it may be gone already."""
@@ -355,12 +371,12 @@ def _ignore_missing_upload() -> Iterator[None]:
             raise
 
 
-def _etag_of(parts: list[dict[str, Any]]) -> str:
+def _etag_of(parts: list[Part]) -> str:
     """Returns the ETag that most servers give an object of these parts: MD5 of their MD5s, and their number.
 
     See "large object checksums" in S3's user guide, checking-object-integrity-upload.html.
     """
-    etags = [str(part["ETag"]).strip('"') for part in parts]
+    etags = [part.etag.strip('"') for part in parts]
     if not all(_MD5.fullmatch(etag) for etag in etags):
         return "unknown"
     together = hashlib.md5(bytes.fromhex("".join(etags)), usedforsecurity=False).hexdigest()

@@ -239,15 +239,13 @@ class S3Store:
                 answer = self._connected().get_object(Bucket=self.bucket, Key=self._key(name), **headers)
         except RemoteExistsError as error:  # 412: If-Match did not.
             raise TransientStoreError(f"{self.uri(name)} changed while it was read. Start over.") from error
-        if version is not None and answer.get("ETag") != version:  # Some servers ignore If-Match.
-            answer["Body"].close()
-            raise TransientStoreError(f"{self.uri(name)} changed while it was read. Start over.")
-        if offset and not str(answer.get("ContentRange", "")).startswith(f"bytes {offset}-"):
-            answer["Body"].close()
-            raise TransientStoreError(
-                f"{self.uri(name)}: the server sent another range than from byte {offset} on"
-            )
         with contextlib.closing(answer["Body"]) as stream, translated(f"get {self._key(name)}"):
+            if version is not None and answer.get("ETag") != version:  # Some servers ignore If-Match.
+                raise TransientStoreError(f"{self.uri(name)} changed while it was read. Start over.")
+            if offset and not str(answer.get("ContentRange", "")).startswith(f"bytes {offset}-"):
+                raise TransientStoreError(
+                    f"{self.uri(name)}: the server sent another range than from byte {offset} on"
+                )
             while chunk := stream.read(_CHUNK_BYTES):
                 yield chunk
 
