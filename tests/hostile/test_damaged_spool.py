@@ -80,7 +80,7 @@ def _entry(number, name, size, **changes):
         overwrite=True,
         size=size,
         crc32=None,
-        **{"staging": "moved", "source": "/a", "after": (), "submitted_at": "now", **changes},
+        **{"staging": "moved", "source": "/a", "after": {}, "submitted_at": "now", **changes},
     )
 
 

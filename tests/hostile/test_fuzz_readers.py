@@ -302,9 +302,8 @@ ENTRY = Entry(
     crc32=7,
     staging="moved",
     source="/a",
-    after=(f"{2:016x}",),
+    after={f"{2:016x}": "c"},
     submitted_at="now",
-    after_names=("c",),
 )
 OUTCOME = Outcome(f"{1:016x}", "a/b.pt", UploadState.DONE, "s3://b/a/b.pt", 4, "0" * 64)
 DESCRIPTION = {

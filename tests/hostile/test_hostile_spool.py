@@ -47,7 +47,7 @@ def _record(name):
         crc32=None,
         staging="copied",
         source="/a",
-        after=(),
+        after={},
         submitted_at="",
     )
     return json.loads(entry.to_text())
@@ -70,8 +70,10 @@ def _plant(spool, name="a", **changes):
         {"remote_name": "/etc/new"},
         {"remote_name": "a\x1b[2Jb"},
         {"identifier": "../../../../x"},
-        {"after": ["zz"]},
-        {"after": [3]},
+        {"after": ["0123456789abcdef"]},
+        {"after": {"zz": "name"}},
+        {"after": {"0123456789abcdef": 3}},
+        {"after": {"0123456789abcdef": "../name"}},
         {"sequence": "1"},
         {"sequence": -1},
         {"size": 1e300},

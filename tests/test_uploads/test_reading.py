@@ -44,9 +44,8 @@ def publish(spool):
             None,
             "copied",
             "",
-            tuple(after),
+            dict.fromkeys(after, "target"),
             "",
-            after_names=("target",) * len(after),
         )
         staged = spool.new_folder()
         (staged / "data").write_bytes(b"x")
@@ -160,7 +159,7 @@ class SpoolWithAnOldListing(Spool):
         return (folder for folder in super().pending_folders() if folder != hidden)
 
 
-def test_what_a_pointer_comes_after_is_found_with_it(spool, publish):
+def test_a_pointer_and_its_target_are_found_together(spool, publish):
     """A listing made while both appear may show the pointer alone.
 
     It is created again before anything is trusted.
@@ -232,7 +231,7 @@ class ClockThatRuns:
         return self.now
 
 
-def test_a_drain_with_nothing_left_says_so(spool):
+def test_an_idle_drain_calls_on_idle(spool):
     """So that who submitted can look for what was lost."""
     idle = threading.Event()
     drain = Drain(spool, MemoryStore(), on_idle=idle.set, clock=ClockThatRuns())

@@ -319,7 +319,7 @@ class Drain:
 
     def _ask_store(self, entry: Entry) -> DependencyState:
         """Asks the store for the dependencies of an entry that the schedule no longer remembers."""
-        is_there = all(self._store.head(name) for name in entry.after_names)
+        is_there = all(self._store.head(name) for name in entry.after.values())
         return DependencyState.SATISFIED if is_there else DependencyState.FAILED
 
     def _superseded(self, folder: str, entry: Entry) -> bool:

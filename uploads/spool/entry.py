@@ -113,8 +113,7 @@ class Entry:
             rename).
         staging: "copied", "reflinked", "moved" or "linked".
         source: Path of the source, for people.
-        after: Identifiers of entries that must be in the store before this one is.
-        after_names: Their remote names, in the same order.
+        after: Entries that must be in the store before this one is: remote names by identifier.
         submitted_at: ISO 8601, UTC; for people, never for order.
         boot: The boot of the machine in which bytes without a checksum were left in the page cache; empty
             where the bytes were synced or have a checksum.
@@ -130,11 +129,10 @@ class Entry:
     crc32: int | None
     staging: str
     source: str
-    after: tuple[str, ...]
+    after: dict[str, str]
     submitted_at: str
     boot: str = ""
     store: str = ""
-    after_names: tuple[str, ...] = ()
 
     @functools.cached_property
     def folder(self) -> str:
@@ -177,8 +175,7 @@ class Entry:
                     f"a manifest must have version {_VERSION}, got {version!r}. "
                     "Use the release that wrote it."
                 )
-            after, after_names = tuple(record["after"]), tuple(record["after_names"])
-            entry = cls(**{**record, "after": after, "after_names": after_names})
+            entry = cls(**record)
             _check(entry)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ManifestError(
@@ -194,12 +191,10 @@ def _check(entry: Entry) -> None:
         ValueError: A field has the wrong type, or `submit` would refuse the remote name.
         TypeError: As above.
     """
-    for name in (entry.remote_name, *entry.after_names):
+    for name in (entry.remote_name, *entry.after.values()):
         check_remote_name(name)
     if not all(_IDENTIFIER.fullmatch(identifier) for identifier in (entry.identifier, *entry.after)):
         raise ValueError("an identifier must have sixteen hexadecimal digits")
-    if len(entry.after_names) != len(entry.after):
-        raise ValueError("each entry in after must have a name")
     numbers = (entry.sequence, entry.size, entry.crc32 or 0)
     if not all(type(number) is int and 0 <= number < 1 << 63 for number in numbers):
         raise ValueError("sequence, size and CRC-32 must be non-negative integers")

@@ -264,11 +264,10 @@ class Stager:
             staged.staging,
             # For people: bytes that are not UTF-8 are escaped, since no manifest could hold them.
             os.fsencode(submission.source.absolute()).decode(errors="backslashreplace"),
-            tuple(submission.after),
+            submission.after,
             utc_now(),
             boot="" if submission.to_disk or staged.crc32 is not None else self._spool.boot,
             store=self._store,
-            after_names=tuple(submission.after.values()),
         )
 
     def forget_after_fork(self) -> None:

@@ -23,7 +23,7 @@ def _entry(sequence=1, name="a", **changes):
         "crc32": None,
         "staging": "copied",
         "source": "/a",
-        "after": (),
+        "after": {},
         "submitted_at": "now",
         **changes,
     }
@@ -116,7 +116,7 @@ def test_recovering_returns_what_was_in_flight_and_files_what_was_done(spool):
     assert not any(spool.done.iterdir())
 
 
-def test_a_file_that_was_moved_by_the_dead_is_adopted(spool):
+def test_a_moved_file_of_a_dead_process_is_adopted(spool):
     """A process died between taking a file by rename and publishing it.
 
     The file is nowhere else, so it becomes an entry.
