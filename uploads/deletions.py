@@ -1,7 +1,7 @@
 """Deletes objects from a store in the background, once what replaces them is there.
 
 Nothing of this is on disk: a process that is killed leaves objects that should have been deleted, never
-fewer than should be there. Who asked before may ask again; an object that is gone is no error.
+fewer than should be there. A deletion may be requested again: an object that is gone is no error.
 """
 
 import itertools

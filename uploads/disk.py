@@ -228,9 +228,7 @@ class Disk:
 
     def write(self, fd: int, data: bytes, offset: int) -> None:
         """Writes all of the data at an offset."""
-        written = 0
-        while written < len(data):
-            written += os.pwrite(fd, data[written:], offset + written)
+        _write_at(fd, memoryview(data), offset)
 
     def truncate(self, fd: int, size: int) -> None:
         """Truncates a file."""

@@ -1,4 +1,4 @@
-"""Text for people and by people: safe log records, output without control characters of others, durations."""
+"""Text that is safe to show: on one line, in the encoding of a stream, in a log; and durations in words."""
 
 import contextlib
 import logging

@@ -78,8 +78,7 @@ _VENDORS = _words(
     " alibaba"
 )
 _LONG_VENDORS = tuple(sorted(vendor for vendor in _VENDORS if len(vendor) >= 5))  # noqa: PLR2004
-# What a name ends in that says something about a secret, and is none: `password_length`, `secret_dim`,
-# `token_url`.
+# Last words of names that describe a secret and are not one: `password_length`, `secret_dim`, `token_url`.
 _ABOUT = _words(
     "dim dims size sizes len length lengths count counts num number ratio rate weight weights loss"
     " losses dropout prob layer layers head heads file files filename path paths dir directory folder"
@@ -104,7 +103,7 @@ _VOCABULARY = _words(
     " best longest shortest average code lora soft hard virtual meta pooled rank router expert"
 )
 _ACCESS = _words("api auth access refresh bearer session")
-# Who has a `pass` that is a password, and no `forward_pass`.
+# Words before `pass` that make it a password, unlike `forward_pass`.
 _PASS_OF = _words(
     "db database user usr admin root smtp mail email imap ftp sftp ssh mysql pg postgres postgresql"
     " redis mongo mongodb rabbitmq mqtt ldap auth login proxy http basic api app service svc sudo my"
@@ -380,7 +379,7 @@ def redact(value: Any) -> Any:
 
     A key that names a secret hides its value, a key that is a secret is hidden itself. The caller's
     containers are never changed. What is nested more than a hundred levels deep, as a structure that contains
-    itself, becomes a text that says so.
+    itself, is replaced by a text that says so.
     """
     return _redact(value, 0)
 
