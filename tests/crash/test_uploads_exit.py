@@ -81,7 +81,7 @@ def test_a_sudden_end_keeps_everything_in_the_spool(start, tmp_path, ending):
 
 
 @pytest.mark.parametrize("ending", ["falls off the end", "SIGTERM, installed"])
-def test_the_end_has_a_deadline_and_says_what_is_left(start, tmp_path, ending):
+def test_the_exit_has_a_deadline_and_names_what_is_left(start, tmp_path, ending):
     """With a slow store the process ends at its deadline, names the rest and the command that finishes it."""
     process = start(SLOW + ENDINGS[ending], tmp_path / "spool", tmp_path / "file", 3600, 0.5, cwd=os.curdir)
 

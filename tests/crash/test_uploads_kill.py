@@ -300,7 +300,7 @@ queue.close(5)
         ("process", "rename:error=EACCES:when=2+", "refused 0 []"),
     ],
 )
-def test_a_disk_that_fails_while_training_never_raises(start, tmp_path, durability, injected, said):
+def test_a_failing_disk_never_raises_into_training(start, tmp_path, durability, injected, said):
     """An fsync that fails once is not believed the second time.
 
     A spool that cannot be written any more refuses. Both say so.

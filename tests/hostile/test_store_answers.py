@@ -274,7 +274,7 @@ def test_no_upload_in_parts_is_left_after_answers_of_503(moto, proxy, prefix, ma
     assert moto.open_uploads(prefix) == 0
 
 
-def test_what_could_not_be_aborted_is_aborted_later(moto, proxy, prefix, make_queue, make_file):
+def test_an_abort_that_failed_is_retried(moto, proxy, prefix, make_queue, make_file):
     """A newer version takes the place of one that was half sent, while the server refuses to forget its parts."""
     refusals = [3]
 
@@ -384,7 +384,7 @@ def test_create_only_works_without_hard_links(tmp_path, make_file):
 
 
 @pytest.mark.parametrize("content", [b"small", b"x" * (2 << 20)], ids=["small", "after 100 Continue"])
-def test_a_server_that_dribbles_is_given_up(s3_behind, make_file, content):
+def test_a_server_that_sends_single_bytes_is_given_up(s3_behind, make_file, content):
     """Each byte comes within the limit for a piece.
 
     All of them would take three times as long as an answer may.

@@ -106,7 +106,7 @@ def test_what_the_child_submitted_before_does_not_replace_the_newer(make_queue, 
     assert [outcome.state for outcome in queue.spool.delivered()] == ["done", "superseded"]
 
 
-def test_numbers_do_not_begin_anew_in_an_empty_spool(make_queue, make_file):
+def test_sequence_numbers_continue_in_an_emptied_spool(make_queue, make_file):
     """A worker of an earlier queue may still be there, to which a smaller number means an older version."""
     first = make_queue()
     folder = first.submit(make_file(), "a").result(LIMIT_SECONDS) and first.submit(make_file(), "b").folder
@@ -116,7 +116,7 @@ def test_numbers_do_not_begin_anew_in_an_empty_spool(make_queue, make_file):
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"999999999999", b"-5", b"\xff" * 40])
-def test_a_damaged_counter_is_made_up_for(make_queue, make_file, tmp_path, content):
+def test_a_damaged_counter_is_replaced(make_queue, make_file, tmp_path, content):
     """Numbers continue from the highest in the spool."""
     (tmp_path / "spool").mkdir()
     (tmp_path / "spool/sequence").write_bytes(content)
@@ -131,7 +131,7 @@ def test_a_damaged_counter_is_made_up_for(make_queue, make_file, tmp_path, conte
 # What comes after something.
 
 
-def test_what_comes_after_a_refused_file_is_refused(make_queue, make_file):
+def test_an_upload_that_depends_on_a_refused_one_is_refused(make_queue, make_file):
     """A pointer to a file for which there was no room would point at nothing."""
     store = MemoryStore()
     queue = make_queue(store, spool_bytes=3)
@@ -150,7 +150,9 @@ def test_what_comes_after_a_refused_file_is_refused(make_queue, make_file):
     assert store.objects == {}
 
 
-def test_what_comes_after_an_upload_of_another_queue_must_wait_for_it(tmp_path, make_file, make_queue, gate):
+def test_an_upload_of_another_queue_must_be_waited_for_before_it_is_a_dependency(
+    tmp_path, make_file, make_queue, gate
+):
     """This queue is not told of the other's uploads: one on its way is a bad argument, one that is there is fine, one that failed refuses."""
     store = MemoryStore()
     other = UploadQueue(StoreThatWaits(gate), spool=tmp_path / "other", free_bytes=0)
@@ -170,7 +172,7 @@ def test_what_comes_after_an_upload_of_another_queue_must_wait_for_it(tmp_path, 
     assert set(store.objects) == {"latest.symlink"}
 
 
-def test_what_comes_after_a_failed_upload_of_another_queue_is_refused(tmp_path, make_file, make_queue):
+def test_an_upload_that_depends_on_a_failed_one_of_another_queue_is_refused(tmp_path, make_file, make_queue):
     """It would wait for something that this queue's store never gets."""
     other = UploadQueue(StoreThatRejects({"target"}), spool=tmp_path / "other", free_bytes=0)
     theirs = other.submit(make_file(), "target")
@@ -200,7 +202,7 @@ def left(tmp_path, make_file):
     return spool
 
 
-def test_what_comes_after_something_unknown_fails(left, make_queue):
+def test_an_upload_that_depends_on_an_unknown_one_fails(left, make_queue):
     """The target was deleted while no process looked, and the store does not have it: the pointer is not put, and kept."""
     store = MemoryStore()
 
@@ -211,7 +213,7 @@ def test_what_comes_after_something_unknown_fails(left, make_queue):
     assert store.objects == {}
 
 
-def test_what_comes_after_something_unknown_that_is_there_is_put(left, make_queue):
+def test_an_upload_that_depends_on_an_object_in_the_store_is_put(left, make_queue):
     """The line about the target was lost, with the disk for instance; the store has it, and says so."""
     store = MemoryStore()
     store.objects["target"] = b"content"
@@ -309,7 +311,7 @@ def test_waits_may_be_infinite(make_queue, make_file):
 @pytest.mark.parametrize(
     "name", ["exit_seconds", "give_back_seconds", "grace_seconds", "full_wait_seconds", "timeout_seconds"]
 )
-def test_times_that_are_none_are_bad_arguments(make_queue, name, seconds):
+def test_negative_and_missing_durations_are_bad_arguments(make_queue, name, seconds):
     """They raise at once, by name; a close that raises has not closed."""
     act = make_queue().close if name == "timeout_seconds" else lambda value: make_queue(**{name: value})
 

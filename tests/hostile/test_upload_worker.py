@@ -151,7 +151,7 @@ def test_a_trainer_that_is_stopped_does_not_stop_its_worker(tmp_path):
         trainer.wait()
 
 
-def test_unread_messages_are_looked_up_later():
+def test_dropped_messages_are_looked_up_later():
     """What the pipe had no room for is said where it was begun, and else replaced by the advice to look into the spool."""
     reading, writing = os.pipe()
     voice = _Messenger(writing)
@@ -173,7 +173,7 @@ def test_unread_messages_are_looked_up_later():
     assert said[:-2] == [{"settled": number} for number in range(len(said) - 2)]
 
 
-def test_what_another_process_delivers_is_heard_of(make_worker_queue, make_file, tmp_path):
+def test_a_delivery_by_another_process_is_noticed(make_worker_queue, make_file, tmp_path):
     """`uploads resume --follow` beside training: its worker waits for the spool.
 
     Handles and `close` know of the end all the same.

@@ -55,7 +55,7 @@ def spool(make_queue, make_file, gate, tmp_path):
     return tmp_path / "left"
 
 
-def test_status_tells_what_is_there(spool, capsys):
+def test_status_lists_what_is_pending_and_what_failed(spool, capsys):
     """Names, states and reasons; the exit code says that something failed."""
     assert main(["status", str(spool), "--json"]) == EXIT_FAILED
 
@@ -108,7 +108,7 @@ def test_resume_stops_at_its_time(spool, gate):
     )
 
 
-def test_the_second_to_resume_is_told_the_owner(make_queue, capsys):
+def test_a_second_resume_names_the_owner(make_queue, capsys):
     """The owner is named and the exit code is 3."""
     queue = make_queue(MemoryStore())
 
@@ -119,7 +119,7 @@ def test_the_second_to_resume_is_told_the_owner(make_queue, capsys):
     assert status(queue.spool.path)["submitted_by"]["role"] == "queue"
 
 
-def test_retry_has_what_failed_wait_again(spool, tmp_path, capsys):
+def test_retry_makes_failed_entries_pending_again(spool, tmp_path, capsys):
     """Once its cause is mended it is uploaded by resume."""
     (tmp_path / "store/c").unlink()
 
@@ -200,7 +200,7 @@ def test_verify_of_an_object_of_parts_asks_the_store_for_its_checksum(
     assert proxy.count("GET") == 0
 
 
-def test_verify_is_content_when_everything_is_there(make_queue, make_file, capsys):
+def test_verify_finds_nothing_where_everything_is_there(make_queue, make_file, capsys):
     """The exit code is 0; a name that was delivered twice counts as it was last."""
     queue = make_queue()
     queue.submit(make_file(content=b"1"), "a").result(LIMIT_SECONDS)

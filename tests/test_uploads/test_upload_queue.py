@@ -63,7 +63,7 @@ def test_a_submitted_file_arrives_and_leaves_no_trace_in_the_spool(make_queue, m
     assert _staged_files(queue) == []
 
 
-def test_a_handle_tells_how_the_upload_stands(make_queue, make_file, gate):
+def test_a_handle_shows_the_state_of_its_upload(make_queue, make_file, gate):
     """States go pending or inflight, then done; waiting has a limit."""
     queue = make_queue(StoreThatWaits(gate))
     handle = queue.submit(make_file(), "a")
@@ -247,7 +247,7 @@ def test_a_name_on_its_way_is_refused_without_overwrite(make_queue, make_file, g
         queue.submit(make_file(), "a")
 
 
-def test_a_lost_answer_is_not_taken_for_a_conflict(make_queue, make_file):
+def test_a_lost_answer_is_no_conflict(make_queue, make_file):
     """The retry finds its own object and succeeds, also with overwrite=False."""
     store = StoreThatSucceedsAndSaysItFailed()
 
@@ -382,7 +382,7 @@ def test_a_pointer_is_never_there_before_its_target(make_queue, make_file, gate)
     assert store.order.index("ep19") < len(store.order) - 1 - store.order[::-1].index("latest.symlink")
 
 
-def test_what_comes_after_a_failed_upload_fails_too(make_queue, make_file):
+def test_an_upload_that_depends_on_a_failed_one_fails_too(make_queue, make_file):
     """A pointer to something that never arrived is not published."""
     store = StoreThatRejects({"target"})
     queue = make_queue(store)
@@ -871,7 +871,7 @@ class CauseThatLooks(str):
         return super().__hash__()
 
 
-def test_threads_that_hear_of_the_same_trouble_at_once_say_it_once(tmp_path, caplog):
+def test_a_failure_that_several_threads_see_at_once_is_logged_once(tmp_path, caplog):
     """Whether it was said before is asked and noted in one step."""
     drain = Drain(Spool(tmp_path), MemoryStore())
     cause = CauseThatLooks("denied")

@@ -90,7 +90,7 @@ def test_a_killed_worker_is_replaced_and_nothing_is_lost(make_worker_queue, make
     assert sum("worker ended" in record.message for record in caplog.records) == 1
 
 
-def test_what_a_worker_did_not_live_to_tell_is_looked_up(make_worker_queue, make_file, moto, prefix):
+def test_an_outcome_that_the_worker_did_not_send_is_looked_up(make_worker_queue, make_file, moto, prefix):
     """The delivery of an entry whose message was lost is found in the spool's own record."""
     queue = make_worker_queue()
     queue.submit(make_file(), "first").result(LIMIT_SECONDS)
