@@ -66,7 +66,7 @@ class SftpStore:
 
     Args:
         host: Hostname or address.
-        root: The folder; created when the first object is put.
+        root: The folder, absolute; created when the first object is put.
         port: Of its sshd.
         username: Default: the current user.
         password: For servers that accept neither keys nor an agent. Never written to disk.
@@ -81,6 +81,7 @@ class SftpStore:
 
     Raises:
         ImportError: paramiko is not installed.
+        ValueError: A bad argument.
     """
 
     def __init__(
@@ -104,6 +105,8 @@ class SftpStore:
                 "sftp:// needs paramiko, which is not installed. "
                 "Install it with: pip install 'training-destinations[sftp]'"
             ) from error
+        if root and not root.startswith("/"):
+            raise ValueError(f"the folder of an SFTP store must be absolute, as in its URI; got {root!r}")
         self._paramiko = paramiko
         self._host = host
         self._root = posixpath.normpath(root or "/")

@@ -139,6 +139,11 @@ class TestSftpStore:
         with pytest.raises(StoreParkedError, match="known_hosts"):
             _put(SftpStore(root=str(tmp_path), **login), make_file, "a", b"x")
 
+    def test_a_relative_folder_is_refused(self):
+        """It is relative to the home of the user there, which its URI cannot say: another process would open /runs."""
+        with pytest.raises(ValueError, match="must be absolute, as in its URI; got 'runs'"):
+            SftpStore("host", "runs")
+
     def test_a_server_that_does_not_listen_is_retried(self, sshd_login, tmp_path, make_file):
         """A refused connection is tried again."""
         with refusing_port() as port, pytest.raises(TransientStoreError):
