@@ -51,6 +51,8 @@ class HealthChecker(Sampler):
             replaces NVML.
     """
 
+    thread_name = "events-health-checker"
+
     def __init__(
         self, threshold: float = 10.0, sample_freq: float = 5.0, *, sample: Sample | None = None
     ) -> None:
@@ -58,7 +60,7 @@ class HealthChecker(Sampler):
         self._read = sample or self._read_nvml
         self._throttled: dict[str, str] = {}
         self._is_uneven = False
-        super().__init__(self._check, sample_freq, "health/", thread_name="events-health-checker")
+        super().__init__(self._check, sample_freq, "health/")
 
     @functools.cached_property
     def _gpus(self) -> Gpus | None:

@@ -41,22 +41,16 @@ class Sampler(QueuedCallback):
         sample: returns metrics; called in the thread. An empty sample is not logged.
         every_seconds: the interval between samples.
         prefix: prepended to the name of each metric, as it is.
-        thread_name: the name of the thread.
-        samples_at_end: whether a last sample is taken at close.
 
     Raises:
         ValueError: the interval is not positive.
     """
 
-    def __init__(
-        self,
-        sample: Sample,
-        every_seconds: float,
-        prefix: str,
-        *,
-        thread_name: str,
-        samples_at_end: bool = False,
-    ) -> None:
+    thread_name = "events-sampler"
+    # Whether a last sample is taken at close.
+    samples_at_end = False
+
+    def __init__(self, sample: Sample, every_seconds: float, prefix: str) -> None:
         super().__init__(max_pending=1000)
         if not every_seconds > 0:
             raise ValueError(f"every_seconds must be positive, got {every_seconds!r}.")
@@ -64,8 +58,6 @@ class Sampler(QueuedCallback):
         self._every_seconds = every_seconds
         self._sample = sample
         self._prefix = prefix
-        self._thread_name = thread_name
-        self._samples_at_end = samples_at_end
         self._thread: threading.Thread | None = None
         self._is_stopping = threading.Event()
 
@@ -77,7 +69,7 @@ class Sampler(QueuedCallback):
             self._thread = threading.Thread(
                 target=self._run,
                 args=(self._is_stopping,),
-                name=self._thread_name,
+                name=self.thread_name,
                 daemon=True,
             )
             self._thread.start()
@@ -104,7 +96,7 @@ class Sampler(QueuedCallback):
                     type(self).__name__,
                     _JOIN_TIMEOUT_SECONDS,
                 )
-            elif self._samples_at_end:
+            elif self.samples_at_end:
                 self._take_sample()
         self.drain()
 
@@ -170,6 +162,9 @@ class StatsMonitor(Sampler):
         ValueError: the interval or the multiple is not positive.
     """
 
+    thread_name = "events-stats-monitor"
+    samples_at_end = True
+
     def __init__(
         self,
         source: Any,
@@ -187,13 +182,7 @@ class StatsMonitor(Sampler):
             )
         if every_count is not None and not every_count[1] > 0:
             raise ValueError(f"every_count must have a positive multiple, got {every_count!r}.")
-        super().__init__(
-            self._next_sample,
-            every_seconds,
-            f"{name}/" if name else "",
-            thread_name="events-stats-monitor",
-            samples_at_end=True,
-        )
+        super().__init__(self._next_sample, every_seconds, f"{name}/" if name else "")
         self._read_stats: Callable[[], Mapping[str, Any]] = read_stats
         self._every_count = every_count
         self._rates = frozenset(rates)

@@ -136,10 +136,10 @@ class SystemMonitor(Sampler):
         ValueError: the interval is not positive.
     """
 
+    thread_name = "events-system-monitor"
+
     def __init__(self, every_seconds: float = 10.0, *, sample: Sample | None = None) -> None:
-        super().__init__(
-            sample or _Machine().sample, every_seconds, "system/", thread_name="events-system-monitor"
-        )
+        super().__init__(sample or _Machine().sample, every_seconds, "system/")
 
 
 class _Machine:

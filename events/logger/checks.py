@@ -25,6 +25,7 @@ __all__ = [
     "check_text",
     "check_traces",
     "check_video",
+    "unreadable",
     "valid_caption",
     "valid_images",
     "valid_table",
@@ -366,6 +367,14 @@ def check_traces(traces: Any) -> None:
     """Checks that traces are a mapping with strings as names."""
     if not isinstance(traces, Mapping) or not all(isinstance(name, str) for name in traces):
         raise RecordError(f"traces must be a dict from name to value, got {short_repr(traces, 80)}.")
+
+
+def unreadable(action: str, name: str, error: Exception) -> RecordError:
+    """Returns the error for a value whose own methods raise, as one that only looks like an array or dict."""
+    what = f"{action}({name!r})" if name else action
+    return RecordError(
+        f"{what} must get values that can be read, got {type(error).__name__}: {safe_text(error)}"
+    )
 
 
 def _is_list(value: Any) -> bool:

@@ -17,6 +17,7 @@ import attrs
 from events.errors import RecordError
 from events.state import Phase, State
 
+from .checks import unreadable
 from .destination import RECORD_KINDS, Destination
 from .device import DeviceCopies, HostCopies, PendingCopy
 from .faults import Faults
@@ -334,10 +335,13 @@ class Delivery:
             call.arguments = call.prepare(*(value() if is_function(value) else value for value in call.given))
         except Exception as error:  # noqa: BLE001  # as above
             call.is_lost = True
+            name = call.name or call.action
             if has_function:
-                self._faults().count_bad_value(call.name or call.action, error)
+                self._faults().count_bad_value(name, error)
+            elif isinstance(error, RecordError):
+                self._faults().refuse(name, error)
             else:
-                self._faults().refuse(call.name or call.action, error)
+                self._faults().refuse(name, unreadable(call.action, call.name, error))
 
     def _start_copies(self, values: dict[str, Any], names: list[str]) -> None:
         """Replaces each tensor on a device by a `PendingCopy`."""

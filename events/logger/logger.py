@@ -331,7 +331,7 @@ class Logger:
         try:
             by_name = dict(images)
         except Exception as error:  # noqa: BLE001  # a mapping's own methods
-            self.faults.refuse("log_images", _unreadable("log_images", self._text_name(name), error))
+            self.faults.refuse("log_images", checks.unreadable("log_images", self._text_name(name), error))
             by_name = {}
         refused: list[RecordError] = []
         for key, one in by_name.items():
@@ -821,17 +821,8 @@ class Logger:
     ) -> None:
         self._require_open(action)
         self.poll()
-
-        def checked(*given: Any) -> tuple[Any, ...]:
-            try:
-                return prepare(*given)
-            except RecordError:
-                raise
-            except Exception as error:  # methods of a value that only looks like an array, list or dict
-                raise _unreadable(action, name, error) from error
-
         with self._refreshing():
-            self._delivery.log_record(action, name, given, checked, options)
+            self._delivery.log_record(action, name, given, prepare, options)
         self.faults.raise_refused()
 
     @contextmanager
@@ -914,13 +905,6 @@ def _auto_bins(values: Any) -> int:
     shape = getattr(values, "shape", None)
     count = math.prod(shape) if shape is not None else len(values) if isinstance(values, list | tuple) else 1
     return math.ceil(math.log2(max(1, count))) + 1
-
-
-def _unreadable(action: str, name: str, error: Exception) -> RecordError:
-    what = f"{action}({name!r})" if name else action
-    return RecordError(
-        f"{what} must get values that can be read, got {type(error).__name__}: {safe_text(error)}"
-    )
 
 
 def _prefix(before: str, name: Any) -> str:
