@@ -7,7 +7,7 @@ accessed, and callbacks when they are.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from . import callbacks, monitor
+from . import monitor
 from .callback import Callback
 from .engine import Engine
 from .errors import (
@@ -35,6 +35,7 @@ from .state import Phase, Precision, RunStatus, State
 from .timestamp import Time, Timestamp, TimeUnit
 
 if TYPE_CHECKING:
+    from . import callbacks
     from .callbacks import (
         ActivationMonitor,
         CodeSnapshot,
@@ -177,8 +178,11 @@ _TORCH_EXPORTS = {
 def __getattr__(name: str) -> Any:
     if name in _TORCH_EXPORTS:
         return getattr(importlib.import_module(_TORCH_EXPORTS[name], __name__), name)
-    if name in callbacks.__all__:
-        return getattr(callbacks, name)
+    found = importlib.import_module(".callbacks", __name__)
+    if name in found.__all__:
+        return getattr(found, name)
+    if name == "callbacks":
+        return found
     from uploads import missing_name
 
     raise missing_name(__name__, name, __all__)
