@@ -520,21 +520,22 @@ class Run:
         return None
 
 
-def read_extremes(run_dir: Path, metric: str) -> Extremes:
+def read_extremes(run_dir: str, metric: str) -> Extremes:
     """Returns the smallest and largest value of a metric of a run, each with its step; as `Run.summary`."""
     metrics = _summary_document(run_dir, 0)
     if metrics:
         one = metrics.get(metric)
         found = _metric_summary(one) if isinstance(one, dict) else None
     else:
-        found = _computed_summary(run_dir, 0).get(metric)
+        found = _computed_summary(Path(run_dir), 0).get(metric)
     return (None,) * 4 if found is None else (found.min, found.min_step, found.max, found.max_step)
 
 
-def _summary_document(run_dir: Path, rank: int) -> dict[str, Any]:
+def _summary_document(run_dir: str | Path, rank: int) -> dict[str, Any]:
     """Returns the metrics of `summary.json`; empty if it is missing or damaged."""
     try:
-        metrics = read_object(read_regular(run_dir / summary_name(rank))).get("metrics")
+        # A text: to make and join a Path takes as long as to read the file.
+        metrics = read_object(read_regular(f"{run_dir}/{summary_name(rank)}")).get("metrics")
     except (OSError, ValueError):
         return {}
     return metrics if isinstance(metrics, dict) else {}

@@ -1,7 +1,9 @@
 """`Runs`: the runs below some roots, to query, compare and edit."""
 
+import heapq
 import importlib
 import logging
+import operator
 import os
 import sqlite3
 import threading
@@ -297,31 +299,29 @@ class Runs:
 
         def ask() -> list[BestRun]:
             chosen = self._select(where, (*_tests(tag, status),), None, None, archived, None)
-            ranked: list[tuple[float, int | None, tuple[Root, int]]] = []
+            ranked: list[tuple[float, int | None, Root, int]] = []
             for root in self._roots:
                 ids = [number for one, number in chosen if one is root]
                 best = root.index.best(name, ids, self._reader_of_extremes(name), is_max=is_max)
-                for number in ids:
-                    value, step = best.get(number, (None, None))
-                    if value is not None:
-                        ranked.append((value, step, (root, number)))
+                found = (best[number] for number in ids if number in best)
+                ranked += [(value, step, root, number) for number, value, step in found if value is not None]
             if not ranked and metric not in self._names("summary"):
                 raise MetricNotFoundError(metric, self._names("summary"))
-            ranked.sort(key=lambda row: row[0], reverse=is_max)
-            ranked = ranked[:limit]
-            records = self._fetch([place for *_, place in ranked])
+            first = heapq.nlargest if is_max else heapq.nsmallest
+            ranked = first(len(ranked) if limit is None else limit, ranked, key=operator.itemgetter(0))
+            records = self._fetch([(root, number) for *_, root, number in ranked])
             return [
                 BestRun(self._run(record), value, step)
-                for record, (value, step, _) in zip(records, ranked, strict=True)
+                for record, (value, step, *_) in zip(records, ranked, strict=True)
                 if record is not None
             ]
 
         return self._with_retry(ask)
 
-    def _reader_of_extremes(self, metric: str) -> Callable[[Path], Extremes | None]:
+    def _reader_of_extremes(self, metric: str) -> Callable[[str], Extremes | None]:
         """Returns the function that reads the extremes of a metric of the run in a folder."""
 
-        def read(folder: Path) -> Extremes | None:
+        def read(folder: str) -> Extremes | None:
             try:
                 return read_extremes(folder, metric)
             except Exception as error:  # noqa: BLE001  # whatever is wrong with this run, the others count

@@ -340,7 +340,7 @@ class Dataset(Runs):
         records = super()._fetch(found)
         return [record and attrs.evolve(record, path=self._folders[record.path][0]) for record in records]
 
-    def _reader_of_extremes(self, metric: str) -> Callable[[Path], Extremes | None]:
+    def _reader_of_extremes(self, metric: str) -> Callable[[str], Extremes | None]:
         query = "SELECT run_id, min, min_step, max, max_step FROM summary WHERE metric = ?"
         found = {run_id: tuple(values) for run_id, *values in self.sql(query, [metric]).rows}
-        return lambda folder: found.get(self._folders[folder][1])
+        return lambda folder: found.get(self._folders[Path(folder)][1])

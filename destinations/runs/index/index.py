@@ -352,9 +352,9 @@ class Index:
         return self._db.execute(statement, (*query.values, -1 if limit is None else limit)).fetchall()
 
     def best(
-        self, metric: str, ids: Iterable[int], read: Callable[[Path], Extremes | None], *, is_max: bool
-    ) -> dict[int, tuple[float | None, int | None]]:
-        """Returns the best value of a metric and its step by run; reads what is unknown or out of date.
+        self, metric: str, ids: Iterable[int], read: Callable[[str], Extremes | None], *, is_max: bool
+    ) -> dict[int, tuple[int, float | None, int | None]]:
+        """Returns id, best value of a metric and its step, by id; reads what is unknown or out of date.
 
         Args:
             metric: its name.
@@ -370,16 +370,16 @@ class Index:
             "AND r.heartbeat_at IS e.heartbeat_at",
             (metric,),
         )
-        found = {run: (value, step) for run, value, step in rows}
+        found = {row[0]: row for row in rows}
         for chunk in _chunks([number for number in ids if number not in found]):
             marks = ", ".join("?" * len(chunk))
             new = []
             for number, path, mtime_ns, *state in self._db.execute(
                 f"SELECT id, path, mtime_ns, files, heartbeat_at FROM runs WHERE id IN ({marks})", chunk
             ).fetchall():
-                values = read(self.full_path(path))
+                values = read(os.path.join(self.root, _path(path)))  # noqa: PTH118  # a Path takes longer
                 if values is not None:
-                    found[number] = values[2:] if is_max else values[:2]
+                    found[number] = number, *(values[2:] if is_max else values[:2])
                     new.append((metric, number, mtime_ns, *state, *values))
             with self._db.transaction():
                 marks = ", ".join("?" * 9)
