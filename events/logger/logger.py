@@ -192,12 +192,14 @@ class Logger:
         Raises:
             EngineClosedError: the run is closed.
         """
+        is_refused = False
         if step is None:
             step = self._state.timestamp.batch.value  # type: ignore[assignment]
         elif type(step) is not int:
-            step = self._step(step)
+            step, is_refused = self._step(step), True
         if self._is_slow_path or self.faults.failing:
             self._log_metrics_slow(metrics, step)  # type: ignore[arg-type]
+            self.faults.raise_refused()
             return
         values: Mapping[str, Any] | None = metrics
         destinations, packer = self._destinations, self._packer
@@ -221,7 +223,6 @@ class Logger:
         if values is None:
             self._log_any_metrics(metrics, step)  # type: ignore[arg-type]
             return
-        is_refused = False
         for destination in destinations:
             try:
                 destination.log_metrics(values, step)
@@ -237,6 +238,7 @@ class Logger:
     def log_scalar(self, name: str, value: Any, step: int | None = None) -> None:
         """Logs one scalar; see `log_metrics`."""
         self.log_metrics({self._text_name(name): value}, step)
+        self.faults.raise_refused()
 
     def log_hyperparameters(self, parameters: Any) -> None:
         """Logs hyperparameters: a dict, attrs class, dataclass, Namespace, pydantic model or OmegaConf.
@@ -851,7 +853,6 @@ class Logger:
             return name
         text = short_repr(name)
         self.faults.refuse("name", RecordError(f"name must be a string, got {text} ({type(name).__name__})."))
-        self.faults.raise_refused()
         return text
 
     def _step(self, step: SupportsIndex | None) -> int:
@@ -860,7 +861,6 @@ class Logger:
                 return whole_step(step)
             except RecordError as error:
                 self.faults.refuse("step", error)
-                self.faults.raise_refused()
         return int(self._state.timestamp.batch)
 
     def _require_open(self, action: str) -> None:
