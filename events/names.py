@@ -58,19 +58,19 @@ def check_run_name(template: str, state: State) -> None:
     Raises:
         RecordError: the template has `{run_name}`, and the name is an absolute path or contains ".." or NUL.
     """
-    for match in _PLACEHOLDER.finditer(template):
-        if match[1] not in _CONSTANTS:
-            near = difflib.get_close_matches(match[1], _CONSTANTS, n=1)
+    placeholders = [name for name, _ in _PLACEHOLDER.findall(template)]
+    for placeholder in placeholders:
+        if placeholder not in _CONSTANTS:
+            near = difflib.get_close_matches(placeholder, _CONSTANTS, n=1)
             _log.warning(
                 "%r has {%s}, which is left as it is; %s",
                 template,
-                match[1],
+                placeholder,
                 f"did you mean {{{near[0]}}}?" if near else f"known are {', '.join(_CONSTANTS)}.",
             )
     name = state.run_name
-    is_used = any(match[1] == "run_name" for match in _PLACEHOLDER.finditer(template))
     is_absolute = name.startswith(("/", "\\")) or re.match(r"[A-Za-z]:[/\\]", name)
-    if is_used and (is_absolute or "\0" in name or ".." in re.split(r"[/\\]", name)):
+    if "run_name" in placeholders and (is_absolute or "\0" in name or ".." in re.split(r"[/\\]", name)):
         raise RecordError(
             f'run name {name!r} leads out of the folder of {template!r}. Use a relative name without "..".'
         )

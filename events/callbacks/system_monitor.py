@@ -87,12 +87,10 @@ def _visible_handles(nvml: Any, visible: str | None) -> list[Any]:
     handles = []
     for entry in filter(None, visible.replace(" ", "").split(",")):
         try:
-            by_index = entry.isdecimal()
-            handles.append(
-                nvml.nvmlDeviceGetHandleByIndex(int(entry))
-                if by_index
-                else nvml.nvmlDeviceGetHandleByUUID(entry)
-            )
+            if entry.isdecimal():
+                handles.append(nvml.nvmlDeviceGetHandleByIndex(int(entry)))
+            else:
+                handles.append(nvml.nvmlDeviceGetHandleByUUID(entry))
         except nvml.NVMLError:
             break
     return handles

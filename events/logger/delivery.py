@@ -362,13 +362,13 @@ class Delivery:
             found = _numbers(values)
             return (found, call.step) if found or not values else None
 
-        pending = list(pending_in(values)) if self._copies.is_busy else []
+        pending = pending_in(values) if self._copies.is_busy else []
         return _Delivery(targets, "log_metrics", finish, pending, call.position)
 
     def _media_entry(self, targets: Sequence[PacedDestination], call: RecordCall) -> _Delivery:
         if call.arguments is None and not (call.is_lost or all(map(self._is_parked, targets))):
             self._prepare(call)
-        pending = list(pending_in(call.arguments)) if self._copies.is_busy else []
+        pending = pending_in(call.arguments) if self._copies.is_busy else []
 
         def finish() -> tuple[Any, ...] | None:
             if call.arguments is None or any(copy.is_lost for copy in pending):

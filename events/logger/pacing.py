@@ -319,32 +319,41 @@ def _is_default(destination: Any, method: str) -> bool:
     return found is None or getattr(found, "is_default", False)
 
 
+def _map_nested(function: Callable[[Any], Any], value: Any) -> Any:
+    """Applies a function to what nested lists, tuples and dicts contain; returns a copy of them."""
+    if type(value) in {list, tuple}:
+        return type(value)(_map_nested(function, item) for item in value)
+    if type(value) is dict:
+        return {key: _map_nested(function, item) for key, item in value.items()}
+    return function(value)
+
+
 def snapshot(value: Any) -> Any:
     """Returns a copy that the caller cannot change; pending copies and immutable values as they are."""
-    if isinstance(value, PendingCopy | str | bytes | int | float | None):
-        return value
-    if type(value) in {list, tuple}:
-        return type(value)(snapshot(item) for item in value)
-    if type(value) is dict:
-        return {key: snapshot(item) for key, item in value.items()}
-    if hasattr(value, "detach") and hasattr(value, "clone"):
-        return value.detach().clone()
-    try:
-        return copy.deepcopy(value)
-    except Exception:  # noqa: BLE001  # any class may refuse to be copied
-        return value
+
+    def copied(one: Any) -> Any:
+        if isinstance(one, PendingCopy | str | bytes | int | float | None):
+            return one
+        if hasattr(one, "detach") and hasattr(one, "clone"):
+            return one.detach().clone()
+        try:
+            return copy.deepcopy(one)
+        except Exception:  # noqa: BLE001  # any class may refuse to be copied
+            return one
+
+    return _map_nested(copied, value)
 
 
-def pending_in(value: Any) -> Iterator[PendingCopy | RunningAggregate]:
-    """Yields the pending copies in a value, in nested lists, tuples and dicts too."""
-    if isinstance(value, PendingCopy | RunningAggregate):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from pending_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from pending_in(item)
+def resolve(value: Any) -> Any:
+    """Returns a value with its pending copies replaced by their values."""
+    return _map_nested(lambda one: one.value if isinstance(one, PendingCopy) else one, value)
+
+
+def pending_in(value: Any) -> list[PendingCopy | RunningAggregate]:
+    """Returns the pending copies in a value, in nested lists, tuples and dicts too."""
+    found: list[Any] = []
+    _map_nested(found.append, value)
+    return [one for one in found if isinstance(one, PendingCopy | RunningAggregate)]
 
 
 def _takes_keyword(method: Callable[..., Any], name: str) -> bool:
@@ -353,12 +362,3 @@ def _takes_keyword(method: Callable[..., Any], name: str) -> bool:
     except (TypeError, ValueError):  # no signature to read
         return False
     return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-
-
-def resolve(value: Any) -> Any:
-    """Returns a value with its pending copies replaced by their values."""
-    if isinstance(value, PendingCopy):
-        return value.value
-    if type(value) in {list, tuple}:
-        return type(value)(resolve(item) for item in value)
-    return {key: resolve(item) for key, item in value.items()} if type(value) is dict else value
