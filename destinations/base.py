@@ -14,7 +14,7 @@ from events import Callback, Destination, State, WriteRate, WriteSchedule
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["LoggerDestination", "RecordDestination"]
+__all__ = ["LoggerDestination", "RecordDestination", "check_folder"]
 
 _log = logging.getLogger("destinations")
 
@@ -27,7 +27,7 @@ def _default(method: F) -> F:
     return method
 
 
-def _say_unopened(what: str, kind: str, owner_pid: int) -> None:
+def _report_unopened(what: str, kind: str, owner_pid: int) -> None:
     if os.getpid() != owner_pid:
         return
     _log.error(
@@ -39,7 +39,7 @@ def _say_unopened(what: str, kind: str, owner_pid: int) -> None:
 
 
 class LoggerDestination(Callback):
-    """A callback that takes records and files.
+    """The base class of destinations: a callback that receives records and files.
 
     ```python
     class Printer(LoggerDestination):
@@ -111,16 +111,16 @@ class LoggerDestination(Callback):
     _unopened: "weakref.finalize[..., LoggerDestination] | None" = None
 
     def _keeps_early_records(self, what: str = "") -> None:
-        """Says at garbage collection or exit that records were logged without a run, unless one begins.
+        """Reports at garbage collection or exit that records were logged without a run, unless one begins.
 
         For subclasses that keep records from before `init`.
         """
         if self._unopened is None:
             kind = type(self).__name__
-            self._unopened = weakref.finalize(self, _say_unopened, what or kind, kind, os.getpid())
+            self._unopened = weakref.finalize(self, _report_unopened, what or kind, kind, os.getpid())
 
     def _run_begins(self) -> None:
-        """Takes back what `_keeps_early_records` would say."""
+        """Cancels the report of `_keeps_early_records`."""
         if self._unopened is not None:
             self._unopened.detach()
             self._unopened = None
@@ -135,7 +135,7 @@ class LoggerDestination(Callback):
         return self.write_schedule is None or self.write_schedule.is_due(state)
 
     def place(self) -> str:
-        """Returns where the records or files of the open run are, for people: a folder, a URI, a URL.
+        """Returns where the records or files of the open run are, as text to show: a folder, a URI, a URL.
 
         `Console` and `ProgressBar` show it at the end of a run. "" where there is no such place.
         """
@@ -143,7 +143,7 @@ class LoggerDestination(Callback):
 
     @_default
     def log_hyperparameters(self, hyperparameters: "dict[str, Any]") -> None:
-        """Takes hyperparameters; called several times, each call adds to the ones before.
+        """Logs hyperparameters; each call adds to the earlier ones.
 
         Args:
             hyperparameters: nested dictionaries of plain values.
@@ -151,7 +151,7 @@ class LoggerDestination(Callback):
 
     @_default
     def log_metrics(self, metrics: "Mapping[str, float]", step: int | None = None) -> None:
-        """Takes the scalars of one call.
+        """Logs the scalars of one call.
 
         Args:
             metrics: Python numbers by name, in the caller's order. NaN and infinities may be among them.
@@ -168,7 +168,7 @@ class LoggerDestination(Callback):
         *,
         caption: str | None = None,
     ) -> None:
-        """Takes a table.
+        """Logs a table.
 
         Args:
             columns: the names of the columns.
@@ -192,7 +192,7 @@ class LoggerDestination(Callback):
         *,
         captions: "Sequence[str] | None" = None,
     ) -> None:
-        """Takes images.
+        """Logs images.
 
         Args:
             images: an array or tensor `(H, W)`, `(C, H, W)` or `(N, C, H, W)`, uint8 or float in [0, 1], or a
@@ -200,7 +200,7 @@ class LoggerDestination(Callback):
             name: the name of the images.
             channels_last: shapes are `(H, W, C)` and `(N, H, W, C)`.
             step: the step that they belong to.
-            masks: by name, class indices `(H, W)` or `(N, H, W)`, or a list of such.
+            masks: class indices by name, `(H, W)` or `(N, H, W)`, or a list of such.
             mask_class_labels: what a class index means.
             use_table: show the images in a table, where the destination can do either.
             captions: a text for each image, "" for none.
@@ -208,7 +208,7 @@ class LoggerDestination(Callback):
 
     @_default
     def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
-        """Takes a text.
+        """Logs a text.
 
         Args:
             text: the text.
@@ -226,7 +226,7 @@ class LoggerDestination(Callback):
         *,
         caption: str | None = None,
     ) -> None:
-        """Takes a sound.
+        """Logs audio.
 
         Args:
             audio: `(samples,)` or `(channels, samples)`, float in [-1, 1] or int16; or the path or bytes of a
@@ -248,7 +248,7 @@ class LoggerDestination(Callback):
         caption: str | None = None,
         format: str = "mp4",
     ) -> None:
-        """Takes a video.
+        """Logs a video.
 
         Args:
             video: frames `(T, C, H, W)`, uint8 or float in [0, 1]; or the path or bytes of a video file.
@@ -267,7 +267,7 @@ class LoggerDestination(Callback):
         step: int | None = None,
         bins: "int | Sequence[float]" = 64,
     ) -> None:
-        """Takes values for a histogram.
+        """Logs a histogram.
 
         Args:
             values: numbers in any shape; or `BinnedValues`, whose counts and edges are the histogram, and
@@ -287,7 +287,7 @@ class LoggerDestination(Callback):
         *,
         caption: str | None = None,
     ) -> None:
-        """Takes points in space.
+        """Logs a point cloud, or several.
 
         Args:
             points: `(N, 3)`, or `(B, N, 3)` for several clouds.
@@ -299,14 +299,14 @@ class LoggerDestination(Callback):
 
     @_default
     def log_traces(self, traces: "dict[str, Any]") -> None:
-        """Takes debugging traces.
+        """Logs debugging traces.
 
         Args:
             traces: values of any kind by name.
         """
 
     def upload_file(self, state: State, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
-        """Takes a file; copy or queue it before returning.
+        """Stores a file; copies or queues it before returning.
 
         A destination that makes files of its own hands them to `logger.upload_file`, and must not take those.
 
@@ -323,7 +323,7 @@ class LoggerDestination(Callback):
         """Downloads a file.
 
         Args:
-            remote_file_name: what `upload_file` was told.
+            remote_file_name: the name given to `upload_file`.
             destination: the local path to write.
             overwrite: whether a local file may be replaced.
             progress_bar: whether to show how far the download is.
@@ -342,7 +342,7 @@ class LoggerDestination(Callback):
 
         Args:
             state: the run.
-            remote_file_name: what `upload_file` was told.
+            remote_file_name: the name given to `upload_file`.
             after: names of uploaded files that must be safe before; where one of them fails, nothing is
                 deleted.
             then: names of uploaded files that are deleted next, once this one is gone.
@@ -352,7 +352,7 @@ class LoggerDestination(Callback):
         """Returns the URI of a file in a store, uploaded or not, or None where files go to no store.
 
         Args:
-            remote_file_name: what `upload_file` was told.
+            remote_file_name: the name given to `upload_file`.
         """
         return None
 
@@ -360,7 +360,7 @@ class LoggerDestination(Callback):
         """Returns the names of files that are in its store, of this run or another; the first thousand.
 
         Args:
-            prefix: the beginning of the names, as `upload_file` was told.
+            prefix: the beginning of the names given to `upload_file`.
 
         Raises:
             OSError: the store cannot be asked.
@@ -371,7 +371,7 @@ class LoggerDestination(Callback):
         """Returns whether a file is where others can read it; the pointer to a checkpoint in shards waits.
 
         Args:
-            remote_file_name: what `upload_file` was told.
+            remote_file_name: the name given to `upload_file`.
 
         Raises:
             OSError: it never will be.
@@ -413,7 +413,7 @@ class RecordDestination(LoggerDestination):
     """A destination with one method for all tables, texts, traces and media; the base of most of ours."""
 
     def log_record(self, kind: str, arguments: "dict[str, Any]") -> None:
-        """Takes a record.
+        """Logs a record.
 
         Args:
             kind: the method without its "log_": "table", "images", "text", …
@@ -429,6 +429,24 @@ class RecordDestination(LoggerDestination):
     log_histogram = _passed_on(LoggerDestination.log_histogram)
     log_point_cloud = _passed_on(LoggerDestination.log_point_cloud)
     log_traces = _passed_on(LoggerDestination.log_traces)
+
+
+def check_folder(path: Path) -> None:
+    """Checks that a folder is writable or can be created, without creating it.
+
+    Raises:
+        NotADirectoryError: the path or a parent is a file.
+        PermissionError: not writable.
+    """
+    for folder in (path, *path.parents):
+        # Another rank may create it meanwhile: `lexists` comes first, and only its result counts.
+        if not os.path.lexists(folder):
+            continue
+        if not folder.is_dir():
+            raise NotADirectoryError(f"{folder} is a file")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(f"no permission to write to {folder}")
+        return
 
 
 if TYPE_CHECKING:

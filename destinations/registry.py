@@ -52,11 +52,11 @@ def register_destination(name: str, factory: Callable[..., LoggerDestination]) -
     ```
 
     Args:
-        name: What `create_destination` is given.
-        factory: A class, or a function that returns a destination.
+        name: the name for `create_destination`.
+        factory: a class, or a function that returns a destination.
 
     Raises:
-        ValueError: The name is one of ours, or has another factory already.
+        ValueError: the name is one of ours, or has another factory already.
     """
     if name in MODULES:
         raise ValueError(f"{name!r} is a destination of training-destinations; choose another name")
@@ -73,13 +73,13 @@ def create_destination(name: str, **arguments: Any) -> LoggerDestination:
     ```
 
     Args:
-        name: Of one of our classes ("Console"), of an entry point of an installed package, or as it was
-            registered.
-        arguments: For its constructor.
+        name: of one of our classes ("Console"), of an entry point of an installed package, or a
+            registered one.
+        arguments: for its constructor.
 
     Raises:
-        ValueError: The name is unknown.
-        ImportError: A package that the destination needs is not installed.
+        ValueError: the name is unknown.
+        ImportError: a package that the destination needs is not installed.
     """
     destination: LoggerDestination = _factory_of(name)(**arguments)
     return destination

@@ -79,7 +79,7 @@ def flat_hyperparameters(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Documents:
-    """The sidecar and the hyperparameters of a run.
+    """The sidecar, the hyperparameters and the sessions of a run.
 
     Changes by other programs to `sidecar.json` are kept: foreign fields, and tags and notes that differ from
     those written last.
@@ -121,15 +121,27 @@ class Documents:
             self.hyperparameters = {}
         self._hparams_written: dict[str, Any] | None = None
         self._are_hparams_safe = False
+        self.sessions = SessionLog(run_dir, now, disk)
         self.is_new = not existing and not self.hyperparameters
         """Whether there were no documents that a power loss could destroy."""
-        # Status and end time while the run is open; `close` sets the three below instead.
+        # Status and end time while the run is open; `close` sets those below instead.
         self.live_status: tuple[str, float | None] = ("running", None)
         self.status = "running"
         self.exception: str | None = None
         self.stop_reason: str | None = None
         self.ended_at: float | None = None
-        """The time of closing; set last of these three."""
+        """The time of closing; set last of these."""
+
+    def close(self, status: str, exception: str | None, stop_reason: str | None, at: float) -> None:
+        """Sets how the run and this session ended."""
+        self.status, self.exception, self.stop_reason = status, exception, stop_reason
+        self.ended_at = at
+        session = self.sessions.current
+        session.update(status=status, exception=exception)
+        if stop_reason is not None:
+            session["stop_reason"] = stop_reason
+        # Set last: readers of `end` rely on status and exception.
+        session["end"] = at
 
     def add_tag(self, tag: str) -> None:
         """Adds a tag unless the run has it."""

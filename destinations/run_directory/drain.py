@@ -292,26 +292,22 @@ class Drain:
         if current is None:
             return True
         number, path, _ = current
-        if self._next_segment(segments, number + 1) is not None:
-            return False
-        start = self._offset if number == self._segment else len(MAGIC)
-        with SegmentReader(path, None, number) as reader:
-            if not _is_segment(reader):
-                return True
-            data = reader.read(0, path.stat().st_size)
-        return not any(isinstance(record, tuple) for _, record in iter_frames(data, start))
+        return self._next_segment(segments, number + 1) is None and not self._rows_left(number, path)
 
     def lost_rows(self) -> int:
         """Returns how many rows of this session are only in deleted files; for use when logging has ended."""
         lost = self.rows if self._csv.exists and not self._csv.is_in_place() else 0
         for segment in [] if self._journal is None else list(self._journal.segments):
-            if segment.number < self._segment or segment.is_at(segment.path):
-                continue
-            start = self._offset if segment.number == self._segment else len(MAGIC)
-            with SegmentReader(segment.path, self._journal, segment.number) as reader:
-                data = reader.read(0, reader.size())
-            lost += sum(isinstance(record, tuple) for _, record in iter_frames(data, start))
+            if segment.number >= self._segment and not segment.is_at(segment.path):
+                lost += self._rows_left(segment.number, segment.path)
         return lost
+
+    def _rows_left(self, number: int, path: Path) -> int:
+        """Returns how many rows of a segment are not in the CSV."""
+        start = self._offset if number == self._segment else len(MAGIC)
+        with SegmentReader(path, self._journal, number) as reader:
+            data = reader.read(0, reader.size()) if _is_segment(reader) else b""
+        return sum(isinstance(record, tuple) for _, record in iter_frames(data, start))
 
     # One pass.
 

@@ -26,6 +26,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+from destinations.base import check_folder
 from events import RecordError
 from uploads.disk import DISK, Disk, has_process_ended, read_json, try_lock
 
@@ -118,7 +119,7 @@ def run_exists_error(run_dir: Path, what: str) -> RunExistsError:
 
 
 def check_path(path: Path) -> None:
-    """Raises RunPathError if no writable folder can be at a path; makes none."""
+    """Raises RunPathError if no writable folder can be at a path; creates none."""
     try:
         path = path.absolute()
     except OSError as error:
@@ -126,28 +127,20 @@ def check_path(path: Path) -> None:
             f"run folder must be an absolute path where the working directory is gone, got {str(path)!r}: "
             f"{error}."
         ) from error
-    for folder in (path, *path.parents):
-        # Another rank may make it meanwhile: what was there at the first look is what the second one judges.
-        if not os.path.lexists(folder):
-            continue
-        if folder.is_dir():
-            if not os.access(folder, os.W_OK | os.X_OK):
-                raise RunPathError(
-                    f"run folder must be one that can be written to, got {str(path)!r}: no right to write to "
-                    f"{folder}."
-                )
-            return
-        raise RunPathError(f"run folder must be a folder, got {str(path)!r}: {folder} is a file.")
+    try:
+        check_folder(path)
+    except OSError as error:
+        raise RunPathError(f"run folder must be a writable folder, got {str(path)!r}: {error}.") from error
 
 
 def remove_temporaries(folder: Path, rank: int | None = None, *, disk: Disk = DISK) -> None:
     """Removes temporary files (`uploads.disk.open_temporary`) that a killed process left.
 
     Args:
-        folder: Where.
-        rank: Remove those of this rank only, whose lock the caller holds: other ranks, and `edit`, may be
+        folder: the folder that contains them.
+        rank: removes those of this rank only, whose lock the caller holds: other ranks, and `edit`, may be
             writing theirs. Default: all.
-        disk: Makes the system calls.
+        disk: the disk operations.
     """
     for path in folder.glob(".*.tmp"):
         of_rank = _OF_RANK.match(path.name)
@@ -199,8 +192,8 @@ class WriterLock:
     """The exclusive lock of the writer of a run folder.
 
     Args:
-        path: The lock file.
-        use_flock: Whether to try flock(2) at all.
+        path: the lock file.
+        use_flock: whether to try flock(2) at all.
     """
 
     def __init__(self, path: Path, *, use_flock: bool = True) -> None:
@@ -213,7 +206,7 @@ class WriterLock:
         """Takes the lock.
 
         Raises:
-            RunInUseError: Another process holds it.
+            RunInUseError: another process holds it.
         """
         for _ in range(_MAX_TRIES):
             fd = self._open()
@@ -248,10 +241,10 @@ class WriterLock:
         """Takes the lock again, then releases the file that was held before.
 
         Args:
-            run_dir: Where; default: the present folder.
+            run_dir: the folder; default: the present one.
 
         Raises:
-            RunInUseError: Another process has taken it meanwhile.
+            RunInUseError: another process has taken it meanwhile.
         """
         renewed = WriterLock(
             self._path if run_dir is None else run_dir / self._path.name, use_flock=self._use_flock

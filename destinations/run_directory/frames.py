@@ -367,13 +367,13 @@ def _whole(data: bytes, offset: int, stride: int, checksums: np.ndarray[Any, Any
     import numpy as np
 
     view = memoryview(data)
-    said = np.ascontiguousarray(checksums).view("<u4")[:, 0].tolist()
+    stored = np.ascontiguousarray(checksums).view("<u4")[:, 0].tolist()
     first, length = offset + HEADER.size, stride - HEADER.size
-    starts = range(first, first + len(said) * stride, stride)
+    starts = range(first, first + len(stored) * stride, stride)
     found = [zlib.adler32(view[start : start + length]) for start in starts]
-    if found == said:
-        return len(said)
-    return next(row for row, (one, other) in enumerate(zip(found, said, strict=True)) if one != other)
+    if found == stored:
+        return len(stored)
+    return next(row for row, (one, other) in enumerate(zip(found, stored, strict=True)) if one != other)
 
 
 def _column(table: np.ndarray[Any, Any], offset: int, kind: str) -> np.ndarray[Any, Any]:

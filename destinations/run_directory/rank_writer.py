@@ -22,7 +22,7 @@ from destinations.background import Timer
 from events import redact_text
 from uploads.disk import file_system_of, is_network_file_system, read_json
 
-from .documents import Documents, SessionLog, write_summary
+from .documents import Documents, write_summary
 from .drain import Drain
 from .environment import rank_layout, write_environment
 from .folder import HeldFolder, RunInUseError, WriterLock, holds_run, remove_temporaries, with_user_paths
@@ -40,6 +40,8 @@ __all__ = ["JournalKind", "RankWriter", "loss_text"]
 
 _WORDS = {"early": "records logged before init", "files": "files", "media": "media and texts", "rows": "rows"}
 _log = logging.getLogger("destinations")
+
+_APPENDED = "run folder %s %s: rows are written by system calls, some microseconds slower each."
 
 JournalKind = Literal["auto", "mapped", "appended"]
 
@@ -74,8 +76,7 @@ class RankWriter:
         run_dir: the folder of the run.
         state: the run.
         lock: the lock of the rank, already acquired.
-        documents: the sidecar and hyperparameters; None on ranks other than 0.
-        sessions: the sessions of the run; None on ranks other than 0.
+        documents: the sidecar, hyperparameters and sessions; None on ranks other than 0.
         flush_seconds: the interval at which rows are drained to the CSV.
         journal_kind: whether the journal is mapped.
         media_stats: returns the media counts for the sidecar.
@@ -89,7 +90,6 @@ class RankWriter:
     _state: "State"
     _lock: WriterLock
     _documents: Documents | None
-    _sessions: SessionLog | None
     _flush_seconds: float
     _journal_kind: JournalKind
     _media_stats: Callable[[], dict[str, Any]]
@@ -196,11 +196,7 @@ class RankWriter:
             return self._journal_kind == "mapped"
         file_system = file_system_of(self._folder)
         if is_network_file_system(file_system):
-            _log.warning(
-                "run folder %s is on %s: rows are written by system calls, some microseconds slower each.",
-                self._run_dir,
-                file_system,
-            )
+            _log.warning(_APPENDED, self._run_dir, f"is on {file_system}")
             return False
         return True
 
@@ -218,12 +214,7 @@ class RankWriter:
         except OSError as error:
             if make_segment is AppendedSegment:
                 raise
-            _log.warning(
-                "run folder %s cannot be mapped (%s): rows are written by system calls, some microseconds "
-                "slower each.",
-                self._run_dir,
-                error,
-            )
+            _log.warning(_APPENDED, self._run_dir, f"cannot be mapped ({error})")
             return self._open_journal(AppendedSegment)
 
     def _open(self) -> None:
@@ -427,12 +418,12 @@ class RankWriter:
         write_summary(self._root, self._rank, run_id, self._drain.statistics, mark)
 
     def _write_documents(self, *, durable: bool = True) -> None:
-        if self._documents is None or self._sessions is None:
+        if self._documents is None:
             return
-        self._sessions.write(self._documents.live_status, durable=durable)
+        self._documents.sessions.write(self._documents.live_status, durable=durable)
         self._documents.write_hparams(durable=durable)
         more = {
-            "session": self._sessions.current["session"],
+            "session": self._documents.sessions.current["session"],
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "overhead": self.overhead(),
@@ -456,11 +447,13 @@ class RankWriter:
         self._lost_rows = rows
         reason = self._disowned or self._last_error
         _log.error("run folder %s: %d rows of metrics are lost (%s).", self._run_dir, rows, reason)
-        if self._documents is not None and self._documents.status in {"completed", "stopped"}:
-            self._documents.status = "failed to write"
-            self._documents.exception = f"{rows} rows of metrics are lost ({reason})"
-        if self._sessions is not None and self._documents is not None:
-            self._sessions.current.update(status=self._documents.status, exception=self._documents.exception)
+        documents = self._documents
+        if documents is None:
+            return
+        if documents.status in {"completed", "stopped"}:
+            documents.status = "failed to write"
+            documents.exception = f"{rows} rows of metrics are lost ({reason})"
+        documents.sessions.current.update(status=documents.status, exception=documents.exception)
 
     def overhead(self) -> dict[str, Any]:
         """Returns the `overhead` field of the sidecar, for this session.

@@ -58,6 +58,7 @@ _MAX_CACHED_BYTES = 64 << 20
 _OWN_HEADER = header_line(OWN_COLUMNS).rstrip()
 
 
+@attrs.define(eq=False, repr=False)
 class CsvSnapshot:
     """The valid rows of a CSV, up to a complete line.
 
@@ -68,11 +69,10 @@ class CsvSnapshot:
         held: the file up to there, if it was read already.
     """
 
-    def __init__(self, fd: int, header: bytes, end: int, held: bytes | None = None) -> None:
-        self._fd = fd
-        self.header = header
-        self.end = end
-        self._held = held
+    _fd: int
+    header: bytes
+    end: int
+    _held: bytes | None = None
 
     @property
     def size(self) -> int:
@@ -143,12 +143,13 @@ class CsvSnapshot:
         return fd
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Closes the file."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
 
+@attrs.frozen(eq=False, repr=False)
 class Snapshot:
     """The metrics of a rank at one moment.
 
@@ -158,10 +159,9 @@ class Snapshot:
         place: segment and offset where the journal continues; None without a position.
     """
 
-    def __init__(self, csv: CsvSnapshot, records: tuple[object, ...], place: tuple[int, int] | None) -> None:
-        self.csv = csv
-        self.records = records
-        self.place = place
+    csv: CsvSnapshot
+    records: tuple[object, ...]
+    place: tuple[int, int] | None
 
     def __enter__(self) -> Self:
         return self

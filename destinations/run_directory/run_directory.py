@@ -30,7 +30,7 @@ from events import (
 )
 from uploads.disk import call_in_forked_children, read_json, stop_calling_in_forked_children
 
-from .documents import Documents, SessionLog
+from .documents import Documents
 from .folder import (
     HeldFolder,
     RunExistsError,
@@ -61,7 +61,7 @@ _MAX_NAMES_BESIDE = 10_000
 
 
 class RunDirectory(RecordDestination):
-    """Keeps a run as a folder: `metrics.csv`, `sidecar.json`, media, tables and all else, as plain files.
+    """Writes a run as a folder: `metrics.csv`, `sidecar.json`, media, tables and all else, as plain files.
 
     ```python
     trainer = Trainer(model, train_dataloader, max_duration="5ep", loggers=[RunDirectory("runs/mine")])
@@ -164,7 +164,6 @@ class RunDirectory(RecordDestination):
         self._state: State | None = None
         self._writer: RankWriter | None = None
         self._documents: Documents | None = None
-        self._sessions: SessionLog | None = None
         self._media: MediaWriter | None = None
         self._lane: Lane | None = None
         self._folder: HeldFolder | None = None
@@ -318,7 +317,6 @@ class RunDirectory(RecordDestination):
             array_job = os.environ.get("SLURM_ARRAY_JOB_ID")
             if array_job:
                 self._documents.add_tag(f"sweep:{array_job}")
-            self._sessions = SessionLog(folder.path, self._clock())
             self._lane = Lane(f"run-directory-{run_dir.name}-media")
             self._media = MediaWriter(folder, self._lane, self._clock, self._wake_writer)
         self._writer = RankWriter(
@@ -326,7 +324,6 @@ class RunDirectory(RecordDestination):
             state=state,
             lock=lock,
             documents=self._documents,
-            sessions=self._sessions,
             flush_seconds=self._flush_seconds,
             journal_kind=self._journal_kind,
             media_stats=self._media_stats,
@@ -382,8 +379,8 @@ class RunDirectory(RecordDestination):
     def _resume_from(self, step: int, at: float | None) -> None:
         if self._writer is not None:
             self._writer.journal.mark_resume(step, at)
-        if self._sessions is not None:
-            self._sessions.current["resume_step"] = step
+        if self._documents is not None:
+            self._documents.sessions.current["resume_step"] = step
 
     def batch_checkpoint(self, state: State, logger: Any) -> None:
         """Notes the newest checkpoint for the sidecar."""
@@ -416,19 +413,9 @@ class RunDirectory(RecordDestination):
         text = None
         if state.exception is not None and status == "failed":
             text = f"{type(state.exception).__name__}: {redact_text(str(state.exception))}"
-        ended_at = self._clock()
+        reason = None if state.stop_reason is None else redact_text(state.stop_reason)
         if self._documents is not None:
-            self._documents.status, self._documents.exception = status, text
-            self._documents.stop_reason = (
-                None if state.stop_reason is None else redact_text(state.stop_reason)
-            )
-            self._documents.ended_at = ended_at
-        if self._sessions is not None:
-            # Set last: readers of `end` rely on status and exception.
-            self._sessions.current.update(status=status, exception=text)
-            if state.stop_reason is not None:
-                self._sessions.current["stop_reason"] = redact_text(state.stop_reason)
-            self._sessions.current["end"] = ended_at
+            self._documents.close(status, text, reason, self._clock())
 
     def post_close(self) -> None:
         """Writes the rest and releases the folder.
@@ -638,7 +625,7 @@ class RunDirectory(RecordDestination):
         """Silences a forked child: threads, lock and files belong to its parent."""
         writer = self._writer
         self.__dict__.pop("try_log_metrics", None)
-        self._writer = self._documents = self._sessions = self._media = self._lane = None
+        self._writer = self._documents = self._media = self._lane = None
         self._is_silent = True
         if writer is not None:
             writer.forget_in_child()

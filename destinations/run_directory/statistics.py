@@ -5,6 +5,7 @@ Updated in the writer thread, some dozens of rows at a time.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -154,20 +155,10 @@ class Statistics:
 
     def add_mixed(self, rows: Iterable[tuple[int | None, float | None, dict[str, float]]]) -> None:
         """Adds rows of any names, each as step, epoch and values by name."""
-        names: tuple[str, ...] = ()
-        steps: list[int | None] = []
-        block: list[tuple[float, ...]] = []
-        last_epoch = None
-        for step, epoch, values in rows:
-            if tuple(values) != names or len(block) >= 256:  # noqa: PLR2004  # rows per block
-                if block:
-                    self.add(names, steps, block, last_epoch)
-                names, steps, block = tuple(values), [], []
-            steps.append(step)
-            block.append(tuple(values.values()))
-            last_epoch = epoch
-        if block:
-            self.add(names, steps, block, last_epoch)
+        for names, group in itertools.groupby(rows, lambda row: tuple(row[2])):
+            found = list(group)
+            values = [tuple(by_name.values()) for _, _, by_name in found]
+            self.add(names, [step for step, _, _ in found], values, found[-1][1])
 
     def _new(self, name: str) -> MetricStatistics:
         metric = self.metrics[name] = MetricStatistics()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from destinations.run_directory import read_rows
-from destinations.run_directory.documents import Documents, SessionLog, write_summary
+from destinations.run_directory.documents import Documents, write_summary
 from destinations.run_directory.drain import Drain
 from destinations.run_directory.journal import Journal, make_journal, remove_journal, sync_journal
 from destinations.run_directory.layout import journal_path
@@ -298,7 +298,7 @@ def write_documents(disk, run_dir):
     names = ("sidecar.json", "summary.json", "hparams.yaml", "sessions.jsonl")
     for _ in range(2):
         documents = Documents(run_dir, "id", ("tag",), "", 1.0, disk=disk)
-        sessions = SessionLog(run_dir, 1.0, disk=disk)
+        sessions = documents.sessions
         for turn in range(4):
             durable = turn > 0 or not documents.is_new
             documents.add_hyperparameters({"lr": turn // 2})

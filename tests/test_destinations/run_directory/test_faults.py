@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from destinations import RunDirectory
 from destinations.background import Timer
 from destinations.run_directory import RunInUseError, read_rows, read_series
-from destinations.run_directory.documents import Documents, SessionLog
+from destinations.run_directory.documents import Documents
 from destinations.run_directory.drain import Drain
 from destinations.run_directory.folder import HeldFolder, WriterLock
 from destinations.run_directory.journal import Journal
@@ -327,7 +327,6 @@ def test_an_error_in_the_middle_of_a_turn_is_not_mended_by_that_turn(tmp_path, c
         state=State("x"),
         lock=lock,
         documents=Documents(tmp_path / "run", "id", (), "", 0.0),
-        sessions=SessionLog(tmp_path / "run", 0.0),
         flush_seconds=1000,
         journal_kind="mapped",
         media_stats=fails_once,
