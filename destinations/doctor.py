@@ -93,9 +93,8 @@ def _packages() -> Check:
             f"Install {PROJECT} again: pip install --force-reinstall --no-deps {PROJECT}",
         )
     (place,) = places
-    try:
-        version = importlib.metadata.version(PROJECT)
-    except importlib.metadata.PackageNotFoundError:
+    version = _version_of(PROJECT)
+    if version is None:
         return Check(
             "packages",
             "warning",
@@ -139,9 +138,8 @@ def _extras() -> Iterator[Check]:
 
 def _problem_of(package: str, limits: str) -> str:
     """Returns what is wrong with an installed package, or ""."""
-    try:
-        version = importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
+    version = _version_of(package)
+    if version is None:
         return f"{package} is not installed"
     minimum = _MINIMUM.search(limits)
     if minimum and _numbers(version) < _numbers(minimum[1]):
@@ -208,16 +206,16 @@ def _credentials() -> Iterator[Check]:
     key = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
     if key and not Path(key).is_file():
         yield Check("gs", "warning", f"GOOGLE_APPLICATION_CREDENTIALS names {key!r}, which is no file.")
-    if _is_installed("wandb") and not (os.environ.get("WANDB_API_KEY") or _is_in_netrc("api.wandb.ai")):
+    if _version_of("wandb") and not (os.environ.get("WANDB_API_KEY") or _is_in_netrc("api.wandb.ai")):
         yield Check("wandb", "warning", "no API key found. Run: wandb login, or set WANDB_MODE=offline")
 
 
-def _is_installed(package: str) -> bool:
+def _version_of(package: str) -> str | None:
+    """Returns the version of an installed package; None if it is not installed."""
     try:
-        importlib.metadata.version(package)
+        return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+        return None
 
 
 def _is_in_netrc(host: str) -> bool:

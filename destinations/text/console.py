@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal, TextIO
 
+import attrs
+
 from destinations.base import LoggerDestination
 from events import Interval, Logger, State, Time, TimeUnit, WriteRate
 
@@ -52,12 +54,12 @@ _OF_TRAINER = "trainer."
 _SMALLEST_ROUNDED, _LARGEST_ROUNDED = 1e-3, 1e6
 
 
+@attrs.define
 class _Pending:
     """Metrics and blocks of text waiting to be printed."""
 
-    def __init__(self) -> None:
-        self.metrics: dict[str, float] = {}
-        self.blocks: list[str] = []
+    metrics: dict[str, float] = attrs.field(factory=dict)
+    blocks: list[str] = attrs.field(factory=list)
 
     @property
     def is_empty(self) -> bool:
@@ -75,13 +77,13 @@ class _Pending:
         return taken
 
 
+@attrs.frozen
 class _BlockStyle:
     """Aligned columns in the width of the terminal, or 80."""
 
-    def __init__(self, stream: TextIO | None, patterns: tuple[str, ...] | None, max_metrics: int) -> None:
-        self._stream = stream
-        self._patterns = patterns
-        self._max_metrics = max_metrics
+    _stream: TextIO | None
+    _patterns: tuple[str, ...] | None
+    _max_metrics: int
 
     def train(self, state: State, batch_in_epoch: int, metrics: dict[str, float], text: str) -> str:
         """Returns a block of training."""

@@ -83,7 +83,7 @@ class RunSummary:
         self._places: dict[int, tuple[str, str]] = {}
 
     def update(self, metrics: Mapping[str, float], step: int | None, *, is_evaluation: bool) -> None:
-        """Takes the metrics of one call."""
+        """Updates the best and last values with the metrics of one call."""
         if not self._is_shown:
             return
         if len(self._seen) < _MAX_SEEN and not self._seen.issuperset(metrics):
@@ -104,7 +104,7 @@ class RunSummary:
         self._seen.update(metrics)
 
     def note_places(self, logger: Logger) -> None:
-        """Asks the destinations where their records are; they are asked when they are open."""
+        """Notes where the records of each destination are; called while the destinations are open."""
         for destination in logger.destinations if self._is_shown else ():
             place = ""
             with contextlib.suppress(Exception):  # as of a destination that is not open
@@ -193,7 +193,7 @@ def _problem_lines(logger: Logger) -> list[str]:
 
 
 def _relative(place: str) -> str:
-    """Returns a path relative to the working directory where it is below, as people type it."""
+    """Returns a path relative to the working directory where it is below, as one would type it."""
     try:
         path = Path(place)
         return str(path.relative_to(Path.cwd())) if path.is_absolute() else place

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import attrs
+
 from destinations.background import Timer
 from destinations.base import RecordDestination
 from events import Logger, State, WriteRate, check_placeholders, check_run_name, format_name, redact_text
@@ -155,6 +157,7 @@ def _cut(line: str) -> list[str]:
     ]
 
 
+@attrs.define(eq=False, slots=False, repr=False)
 class LineWriter:
     """Background thread that takes records from a queue, formats them, and appends the lines to a file.
 
@@ -170,19 +173,19 @@ class LineWriter:
         flush_seconds: max time that a record waits in memory.
     """
 
-    def __init__(
-        self, descriptor: int, queue: deque[Any], render: Callable[[Any], str], flush_seconds: float
-    ) -> None:
-        self._descriptor = descriptor
-        self._queue = queue
-        self._render = render
+    _descriptor: int
+    _queue: deque[Any]
+    _render: Callable[[Any], str]
+    _flush_seconds: float
+
+    def __attrs_post_init__(self) -> None:
         self._owner_pid = os.getpid()
         self._lock = threading.Lock()
         self._holder = 0  # The thread that writes for a caller.
         self._unwritten = b""
         self._reported: set[str] = set()
         self.written_bytes = 0
-        self._timer = Timer(self._write, flush_seconds, self._retry, name="destinations-line-writer")
+        self._timer = Timer(self._write, self._flush_seconds, self._retry, name="destinations-line-writer")
         self._timer.start()
 
     def wake(self) -> None:

@@ -3,6 +3,7 @@
 Its methods run in the training thread and queue records; a background thread calls Trackio.
 """
 
+import functools
 import json
 import tempfile
 from collections.abc import Callable, Sequence
@@ -35,17 +36,13 @@ class _TrackioSink(Sink):
         self._options = options
         self._config: dict[str, Any] = {}
         self._run: Any = None
-        self._trackio: Any = None
         self._last_step = 0
 
     def _log(self, values: dict[str, Any], step: int) -> None:
         if self._run is None:
             # Not in `open`: Trackio writes the configuration only with the first row.
-            import trackio
-
-            self._trackio = trackio
             config = self._earlier_config() | self._config
-            self._run = trackio.init(
+            self._run = self._trackio.init(
                 **self._options, config=config, embed=False, auto_log_gpu=False, auto_log_cpu=False
             )
         self._last_step = step
@@ -78,19 +75,18 @@ class _TrackioSink(Sink):
 
     def log_table(self, stamp: Stamp, columns: list[str], rows: list[list[Any]]) -> None:
         cells = [[describe(cell) for cell in row] for row in rows]
-        self._log({stamp.name: self._package().Table(columns=columns, data=cells)}, stamp.step)
+        self._log({stamp.name: self._trackio.Table(columns=columns, data=cells)}, stamp.step)
 
     def log_text(self, stamp: Stamp, text: str) -> None:
-        self._log({stamp.name: self._package().Markdown(text)}, stamp.step)
+        self._log({stamp.name: self._trackio.Markdown(text)}, stamp.step)
 
     def log_traces(self, stamp: Stamp, traces: dict[str, Any]) -> None:
         self._log({"traces": self._markdown(traces)}, stamp.step)
 
     def log_images(self, stamp: Stamp, images: Images) -> None:
         pixels = images.pixels()
-        package = self._package()
         values = {
-            name: package.Image(_rgb(one), caption=stamp.caption(index))
+            name: self._trackio.Image(_rgb(one), caption=stamp.caption(index))
             for index, (name, one) in enumerate(numbered(stamp.name, pixels))
         }
         with tempfile.TemporaryDirectory(prefix="trackio-") as folder:
@@ -98,32 +94,31 @@ class _TrackioSink(Sink):
                 for name, overlay in numbered(f"{stamp.name}/{mask_name}", overlays):
                     path = Path(folder) / f"{len(values)}.png"
                     path.write_bytes(overlay)
-                    values[name] = package.Image(str(path))
+                    values[name] = self._trackio.Image(str(path))
             self._log(values, stamp.step)
 
     def log_audio(self, stamp: Stamp, audio: Any, sample_rate: int) -> None:
-        self._log_file(stamp, wav_bytes(audio, sample_rate), ".wav", self._package().Audio)
+        self._log_file(stamp, wav_bytes(audio, sample_rate), ".wav", self._trackio.Audio)
 
     def log_video(self, stamp: Stamp, video: Any, fps: float | None) -> None:
         data, suffix = video_file(video, fps)
-        self._log_file(stamp, data, ".gif" if suffix == ".gif" else ".mp4", self._package().Video)
+        self._log_file(stamp, data, ".gif" if suffix == ".gif" else ".mp4", self._trackio.Video)
 
     def log_histogram(self, stamp: Stamp, values: Any, bins: int | Sequence[float]) -> None:
         record = histogram_record(values, bins)
         if record["counts"]:
             counted = (np.asarray(record["counts"]), np.asarray(record["edges"]))
-            self._log({stamp.name: self._package().Histogram(np_histogram=counted)}, stamp.step)
+            self._log({stamp.name: self._trackio.Histogram(np_histogram=counted)}, stamp.step)
 
     def log_point_cloud(self, stamp: Stamp, points: Any, colors: Any) -> None:
         clouds = [
             cloud if shades is None else np.concatenate([cloud, shades[:, :3]], axis=1)
             for cloud, shades in iter_point_clouds(points, colors)
         ]
-        package = self._package()
         named = numbered(stamp.name, clouds)
         self._log(
             {
-                name: package.Object3D(np.asarray(one, np.float64), caption=stamp.caption())
+                name: self._trackio.Object3D(np.asarray(one, np.float64), caption=stamp.caption())
                 for name, one in named
             },
             stamp.step,
@@ -143,14 +138,13 @@ class _TrackioSink(Sink):
 
     def _markdown(self, value: Any) -> Any:
         text = json.dumps(value, indent=2, default=str, ensure_ascii=False)
-        return self._package().Markdown(f"```json\n{text}\n```")
+        return self._trackio.Markdown(f"```json\n{text}\n```")
 
-    def _package(self) -> Any:
-        if self._trackio is None:
-            import trackio
+    @functools.cached_property
+    def _trackio(self) -> Any:
+        import trackio
 
-            self._trackio = trackio
-        return self._trackio
+        return trackio
 
 
 class Trackio(Tracker):

@@ -3,6 +3,7 @@
 `values.py` converts names and values to what MLflow accepts.
 """
 
+import io
 import itertools
 import json
 import tempfile
@@ -12,9 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from PIL import Image
 
 from destinations.background import RetryLaterError
 from destinations.copies import merged
+from destinations.media import (
+    histogram_record,
+    iter_point_clouds,
+    mask_png,
+    overlay_png,
+    ply_bytes,
+    video_file,
+    wav_bytes,
+)
 from destinations.text.formatting import plain, yaml_text
 from destinations.trackers.names import Names, clean_texts, numbered, without_surrogates
 from destinations.trackers.tracker import Images, Row, Sink, Stamp, log_each_row, number
@@ -322,8 +333,6 @@ class MLflowSink(Sink):
             self._set_tag("mlflow.loggedArtifacts", json.dumps(self._tables))
 
     def log_images(self, stamp: Stamp, images: Images) -> None:
-        from destinations.media import mask_png, overlay_png
-
         by_mask = images.class_masks()
         # MLflow shows one image for each key and step.
         for index, (name, pixels) in enumerate(numbered(stamp.name, images.pixels())):
@@ -338,10 +347,6 @@ class MLflowSink(Sink):
             self._log_medium("masks", stamp, ".labels.json", json_bytes(clean_texts(labels)))
 
     def _log_image(self, name: str, stamp: Stamp, image: Any) -> None:
-        import io
-
-        from PIL import Image
-
         picture = Image.open(io.BytesIO(image)) if isinstance(image, bytes) else Image.fromarray(image)
         run_id, key = self._run(), self._artifact_names.key(name)
         call_service(
@@ -354,24 +359,16 @@ class MLflowSink(Sink):
         self._log_medium("texts", stamp, ".txt", without_surrogates(text).encode())
 
     def log_audio(self, stamp: Stamp, audio: Any, sample_rate: int) -> None:
-        from destinations.media import wav_bytes
-
         self._log_medium("audio", stamp, ".wav", wav_bytes(audio, sample_rate))
 
     def log_video(self, stamp: Stamp, video: Any, fps: float | None) -> None:
-        from destinations.media import video_file
-
         data, suffix = video_file(video, fps)
         self._log_medium("videos", stamp, suffix, data)
 
     def log_histogram(self, stamp: Stamp, values: Any, bins: int | Sequence[float]) -> None:
-        from destinations.media import histogram_record
-
         self._log_medium("histograms", stamp, ".json", json_bytes(histogram_record(values, bins)))
 
     def log_point_cloud(self, stamp: Stamp, points: Any, colors: Any) -> None:
-        from destinations.media import iter_point_clouds, ply_bytes
-
         for cloud, shades in iter_point_clouds(points, colors):
             self._log_medium("point_clouds", stamp, ".ply", ply_bytes(cloud, shades))
 

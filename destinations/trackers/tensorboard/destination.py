@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from destinations.base import check_folder
 from destinations.trackers.tracker import Sink, Tracker, require_package
 from events import State, check_placeholders, check_run_name, format_run_name
 
@@ -93,7 +94,7 @@ class TensorBoard(Tracker):
         folder = Path(format_run_name(self._template, state)).absolute()
         if state.rank != 0 and "{rank" not in self._template:
             folder /= f"rank{state.rank}"
-        _check_folder(folder)
+        check_folder(folder)
         return TensorBoardSink(folder, self._clock())
 
     def fit_end(self, state: State, logger: Any) -> None:
@@ -120,21 +121,3 @@ class TensorBoard(Tracker):
 
     def __repr__(self) -> str:
         return f"TensorBoard({self._template!r})"
-
-
-def _check_folder(folder: Path) -> None:
-    """Checks that a folder is writable or can be created, without creating it.
-
-    Raises:
-        NotADirectoryError: the path or a parent is a file.
-        PermissionError: not writable.
-    """
-    for parent in (folder, *folder.parents):
-        if parent.is_dir():
-            if not os.access(parent, os.W_OK | os.X_OK):
-                raise PermissionError(
-                    f"log_dir {str(folder)!r} is not writable: no permission to write to {parent}."
-                )
-            return
-        if os.path.lexists(parent):
-            raise NotADirectoryError(f"log_dir {str(folder)!r} is not a folder: {parent} is a file.")

@@ -4,6 +4,7 @@
 config or the summary makes every later call fail.
 """
 
+import functools
 import html
 import json
 import logging
@@ -15,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
+from PIL import Image
 
+from destinations.media import histogram_record, iter_point_clouds, video_file, wav_bytes
 from destinations.text.formatting import plain
 from destinations.trackers.names import Names, clean_texts, without_surrogates
 from destinations.trackers.tracker import Images, Row, Sink, Stamp, log_each_row, number
@@ -198,6 +202,12 @@ class WandBSink(Sink):
 
     # Records.
 
+    @functools.cached_property
+    def _wandb(self) -> Any:
+        import wandb
+
+        return wandb
+
     def log_metrics(self, rows: Sequence[Row]) -> None:
         run, key, step_metric = self._run(), self._metric_names.key, self._options.step_metric
 
@@ -215,102 +225,75 @@ class WandBSink(Sink):
         self._run().config.update(clean_texts(plain(hyperparameters)), allow_val_change=True)
 
     def log_table(self, stamp: Stamp, columns: list[str], rows: list[list[Any]]) -> None:
-        import wandb
-
-        data = [[cell_of(wandb, value) for value in row] for row in rows]
+        data = [[cell_of(self._wandb, value) for value in row] for row in rows]
         titles = [without_surrogates(str(column)) for column in columns]
-        self._log(stamp, wandb.Table(columns=titles, data=data, allow_mixed_types=True))
+        self._log(stamp, self._wandb.Table(columns=titles, data=data, allow_mixed_types=True))
 
     def log_images(self, stamp: Stamp, images: Images) -> None:
-        import wandb
-        from PIL import Image
-
         by_mask = {media_key(name): found for name, found in images.class_masks().items()}
         labels, shown = images.mask_class_labels, []
         for index, pixels in enumerate(images.pixels()):
             masked = {name: mask_of(one[index], labels) for name, one in by_mask.items()}
             picture = Image.fromarray(pixels)
-            shown.append(wandb.Image(picture, masks=masked or None, caption=_caption(stamp, index)))
+            shown.append(self._wandb.Image(picture, masks=masked or None, caption=_caption(stamp, index)))
         if images.use_table:
-            self._log(stamp, wandb.Table(columns=["image"], data=[[image] for image in shown]))
+            self._log(stamp, self._wandb.Table(columns=["image"], data=[[image] for image in shown]))
         else:
             self._log(stamp, shown)
 
     def log_text(self, stamp: Stamp, text: str) -> None:
-        import wandb
-
         shown = (
             f'<pre style="white-space: pre-wrap">{html.escape(without_surrogates(text), quote=False)}</pre>'
         )
-        self._log(stamp, wandb.Html(shown, inject=False))
+        self._log(stamp, self._wandb.Html(shown, inject=False))
 
     def log_audio(self, stamp: Stamp, audio: Any, sample_rate: int) -> None:
-        import wandb
-
-        from destinations.media import wav_bytes
-
-        with tempfile.TemporaryDirectory(prefix="destinations-wandb-") as folder:
-            path = Path(folder) / "audio.wav"
-            path.write_bytes(wav_bytes(audio, sample_rate))
-            self._log(stamp, wandb.Audio(str(path), sample_rate=sample_rate, caption=_caption(stamp)))
+        data = wav_bytes(audio, sample_rate)
+        self._log_file(stamp, ".wav", data, self._wandb.Audio, sample_rate=sample_rate)
 
     def log_video(self, stamp: Stamp, video: Any, fps: float | None) -> None:
-        import wandb
-
-        from destinations.media import video_file
-
         data, suffix = video_file(video, fps)
         if suffix == ".avi":
             raise RecordError("W&B does not support AVI video. Convert it to MP4, WebM, GIF or Ogg.")
-        with tempfile.TemporaryDirectory(prefix="destinations-wandb-") as folder:
-            path = Path(folder) / f"video{suffix}"
-            path.write_bytes(data)
-            self._log(stamp, wandb.Video(str(path), format=suffix[1:], caption=_caption(stamp)))
+        self._log_file(stamp, suffix, data, self._wandb.Video, format=suffix[1:])
 
     def log_histogram(self, stamp: Stamp, values: Any, bins: int | Sequence[float]) -> None:
-        import wandb
-
-        from destinations.media import histogram_record
-
         record = histogram_record(values, bins)
         counts, edges = few_bins(record["counts"] or [0], record["edges"] or [0.0, 0.0])
-        self._log(stamp, wandb.Histogram(np_histogram=(counts, edges)))
+        self._log(stamp, self._wandb.Histogram(np_histogram=(counts, edges)))
 
     def log_point_cloud(self, stamp: Stamp, points: Any, colors: Any) -> None:
-        import numpy as np
-        import wandb
-
-        from destinations.media import iter_point_clouds
-
         found = []
         for cloud, shades in iter_point_clouds(points, colors):
             parts = [cloud.astype(np.float64)] + ([] if shades is None else [shades[:, :3]])
             rows = np.concatenate(parts, axis=1)
             # W&B writes them as JSON, which has no NaN.
-            found.append(wandb.Object3D(rows[np.isfinite(rows).all(axis=1)], caption=_caption(stamp)))
+            found.append(self._wandb.Object3D(rows[np.isfinite(rows).all(axis=1)], caption=_caption(stamp)))
         self._log(stamp, found)
 
     def log_traces(self, stamp: Stamp, traces: dict[str, Any]) -> None:
-        import wandb
-
         rows = [
             [without_surrogates(str(name)), json.dumps(clean_texts(plain(trace)), ensure_ascii=False)]
             for name, trace in traces.items()
         ]
         self._log(
             attrs.evolve(stamp, name="traces"),
-            wandb.Table(columns=["name", "trace"], data=rows),
+            self._wandb.Table(columns=["name", "trace"], data=rows),
         )
 
     def log_file(self, name: str, copy: Path, *, overwrite: bool) -> None:
         """Logs a file as a version of an artifact."""
-        import wandb
-
         run = self._run()
-        artifact = wandb.Artifact(artifact_name(f"{run.id}-{name}"), type="file")
+        artifact = self._wandb.Artifact(artifact_name(f"{run.id}-{name}"), type="file")
         # W&B makes its own copy, which its service deletes after the upload.
         artifact.add_file(str(copy), name=path_in_artifact(name), skip_cache=True)
         run.log_artifact(artifact)
+
+    def _log_file(self, stamp: Stamp, suffix: str, data: bytes, kind: Any, **options: Any) -> None:
+        with tempfile.TemporaryDirectory(prefix="destinations-wandb-") as folder:
+            path = Path(folder) / f"media{suffix}"
+            path.write_bytes(data)
+            self._log(stamp, kind(str(path), caption=_caption(stamp), **options))
 
     def _log(self, stamp: Stamp, value: Any) -> None:
         row = {

@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from destinations.text.formatting import describe, plain
 from destinations.trackers.names import short_hash, without_surrogates
 from events import RecordError
@@ -76,8 +78,6 @@ def cell_of(wandb: Any, value: Any) -> Any:
 
 def mask_of(mask: Any, labels: Mapping[int, str] | None) -> dict[str, Any]:
     """Returns a mask in W&B's form; with classes above 255, which W&B lacks, all classes are renumbered."""
-    import numpy as np
-
     texts = {int(key): without_surrogates(str(text)) for key, text in (labels or {}).items()}
     if mask.size and int(mask.max()) >= _MAX_CLASSES:
         classes, numbers = np.unique(mask, return_inverse=True)
