@@ -10,11 +10,10 @@ from .health import HealthChecker, StragglerDetector
 from .learning_rate import LRMonitor
 from .memory import MemoryMonitor, MemorySnapshot, OOMObserver
 from .norms import ActivationMonitor, OptimizerMonitor
-from .speed import RuntimeEstimator, SpeedMonitor
+from .speed import RuntimeEstimator, SpeedMonitor, Throughput
 from .stats_monitor import StatsMonitor
 from .stopping import EarlyStopper, LossSpike, NaNMonitor, ThresholdStopper
 from .system_monitor import SystemMonitor
-from .throughput import Throughput
 from .timer import Timer
 from .visualizers import EvalOutputLogging, ImageVisualizer
 

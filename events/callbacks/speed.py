@@ -1,17 +1,19 @@
-"""`SpeedMonitor` and `RuntimeEstimator`: how fast training is, and how long it will take.
+"""`SpeedMonitor`, `Throughput` and `RuntimeEstimator`: how fast training is, and how long it will take.
 
-Both read the clock of the run (`state.timestamp`), which leaves evaluation out, and wait for no device.
+All read the clock of the run (`state.timestamp`), which leaves evaluation out, and wait for no device.
 """
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 from events.callback import Callback
+from events.interval import Interval
 from events.logger.logger import Logger
 from events.state import State
-from events.timestamp import TimeUnit
+from events.timestamp import Time, Timestamp, TimeUnit
 
-__all__ = ["GPU_FLOPS", "RuntimeEstimator", "SpeedMonitor"]
+__all__ = ["GPU_FLOPS", "RuntimeEstimator", "SpeedMonitor", "Throughput"]
 
 _SECONDS_PER = {"seconds": 1, "minutes": 60, "hours": 3_600, "days": 86_400}
 
@@ -56,6 +58,10 @@ def _divider(time_unit: str) -> int:
     if time_unit not in _SECONDS_PER:
         raise ValueError(f"time_unit must be one of {', '.join(_SECONDS_PER)}, got {time_unit!r}.")
     return _SECONDS_PER[time_unit]
+
+
+def _prefixed(prefix: str, rates: Mapping[str, float], ranks: int = 1) -> dict[str, float]:
+    return {f"{prefix}/{name}": rate / ranks for name, rate in rates.items()}
 
 
 class SpeedMonitor(Callback):
@@ -159,11 +165,72 @@ class SpeedMonitor(Callback):
             rates["tokens_per_sec"] = tokens / seconds
         if len(self.history_flops) == self.history_flops.maxlen:
             rates["flops_per_sec"] = (sum(self.history_flops) - self.history_flops[0]) / seconds
-        metrics = {f"throughput/{name}": rate for name, rate in rates.items()}
-        metrics |= {f"throughput/device/{name}": rate / ranks for name, rate in rates.items()}
+        metrics = _prefixed("throughput", rates) | _prefixed("throughput/device", rates, ranks)
         if self.gpu_flops_available and "flops_per_sec" in rates:
             metrics["throughput/device/mfu"] = rates["flops_per_sec"] / ranks / self.gpu_flops_available
         return metrics
+
+
+class Throughput(Callback):
+    """Logs training throughput, under Composer's names.
+
+    ```python
+    Trainer(..., callbacks=[Throughput("50ba")])
+    ```
+
+    `throughput/batches_per_sec`, `throughput/samples_per_sec` and `throughput/tokens_per_sec` (the latter two
+    if the loop counts them) over all ranks; with several ranks also `throughput/device/…`, the share of one
+    rank.
+
+    Durations are those of the run's clock (`state.timestamp.total_wct`): they include reading and exclude
+    evaluation. The first batch of a session, which compiles and warms up, is not counted.
+
+    Args:
+        interval: how often to log; a bare number counts batches.
+    """
+
+    def __init__(self, interval: Time | str | int = "10ba") -> None:
+        super().__init__()
+        self._interval = Interval(interval, "ba")
+        # Where the counted batches begin; None until the first batch of a session has ended.
+        self._since: Timestamp | None = None
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Starts the interval."""
+        self._interval.start(state)
+        self._since = None
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Logs if the interval has passed."""
+        if self._since is None:
+            self._since = state.timestamp
+        if self._interval.passed(state):
+            self._log(state, logger)
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """Logs the unfinished interval."""
+        self._log(state, logger)
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Logs the unfinished interval."""
+        self._log(state, logger)
+
+    def _log(self, state: State, logger: Logger) -> None:
+        since, now = self._since or state.timestamp, state.timestamp
+        seconds = (now.total_wct - since.total_wct).total_seconds()
+        if seconds <= 0:
+            return
+        self._since = now
+        counts = {
+            "batches": now.batch.value - since.batch.value,
+            "samples": now.sample.value - since.sample.value,
+            "tokens": now.token.value - since.token.value,
+        }
+        rates = {f"{name}_per_sec": count / seconds for name, count in counts.items() if count > 0}
+        metrics = _prefixed("throughput", rates)
+        if state.world_size > 1:
+            metrics |= _prefixed("throughput/device", rates, state.world_size)
+        logger.log_metrics(metrics)
 
 
 class RuntimeEstimator(Callback):
