@@ -334,9 +334,9 @@ class Trainer:
             more = Time.from_input(duration, "ep")
             state.max_duration = state.timestamp.get(more.unit) + more
         check_can_fit(state)
-        with self._closing_on_error(), self._reading(state.train_dataloader, Phase.TRAIN, "train"):
+        reading = self._reading(state.train_dataloader, Phase.TRAIN, "train", self._train_subset)
+        with self._closing_on_error(), reading:
             state.begin_training()
-            state.dataloader_len = _shorter(state.dataloader_len, self._train_subset)
             self._module.train()
             self._eval_interval.start(state)
             for evaluator in state.evaluators:
@@ -575,10 +575,9 @@ class Trainer:
         for metric in metrics.values():
             metric.reset()
         losses = WeightedMeans()
-        with self._reading(evaluator.dataloader, Phase.EVAL, label), self._inference():
-            own = evaluator.subset_num_batches
-            limit = self._eval_subset if own is None else _limit(own)
-            state.dataloader_len = _shorter(state.dataloader_len, limit)
+        own = evaluator.subset_num_batches
+        limit = self._eval_subset if own is None else _limit(own)
+        with self._reading(evaluator.dataloader, Phase.EVAL, label, limit), self._inference():
             state.eval_timestamp = Timestamp()
             self.engine.run_event(Event.EVAL_START)
             for batch in itertools.islice(evaluator.dataloader, limit):
@@ -701,8 +700,15 @@ class Trainer:
         return samples_in(batch) * length if isinstance(length, int) else 0
 
     @contextmanager
-    def _reading(self, dataloader: Any, phase: Phase, label: str) -> Iterator[None]:
-        """Sets the dataloader, phase and label of the state; restores them at the end."""
+    def _reading(self, dataloader: Any, phase: Phase, label: str, limit: int | None = None) -> Iterator[None]:
+        """Sets dataloader, phase and label of the state; restores them at the end.
+
+        Args:
+            dataloader: what is read.
+            phase: what the loop does with it.
+            label: its label.
+            limit: how many batches of it are read; None for all.
+        """
         state = self.state
         names = (
             "dataloader",
@@ -715,7 +721,7 @@ class Trainer:
         )
         before = {name: getattr(state, name) for name in names}
         state.dataloader, state.dataloader_label, state.phase = dataloader, label, phase
-        state.dataloader_len = length_of(dataloader)
+        state.dataloader_len = _shorter(length_of(dataloader), limit)
         try:
             yield
         finally:
@@ -782,7 +788,7 @@ def _limit(batches: int | None) -> int | None:
     return None if batches is None or batches < 0 else batches
 
 
-def _shorter(length: Time | int | None, limit: int | None) -> Time | int | None:
+def _shorter(length: int | None, limit: int | None) -> int | None:
     """Returns the length of a dataloader of which only so many batches are read."""
     return limit if limit is not None and (length is None or length > limit) else length
 
