@@ -4,10 +4,12 @@ Imports, servers and what a module makes for its tests are then paid for once, a
 share more than that name an `xdist_group`.
 """
 
+import functools
 import signal
 from pathlib import Path
 
 import pytest
+from botocore.loaders import JSONFileLoader
 
 from tests.effort import LONGEST
 from tests.servers.fork_server import ForkServer
@@ -46,3 +48,12 @@ def torch_server():
     # Half of it is imported by the first optimizer of a process: torch._dynamo.
     with ForkServer("torch", "torch.monitor", "torch.distributed.launcher.api", "torch._dynamo") as server:
         yield server
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _botocore_parses_once():
+    """Each of some hundred stores has a session of its own, which parses what botocore knows of S3 in 0.1 s."""
+    parsed = functools.cache(JSONFileLoader().load_file)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JSONFileLoader, "load_file", lambda _, path: parsed(path))
+        yield
