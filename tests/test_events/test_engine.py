@@ -345,7 +345,7 @@ def test_raise_errors_lets_a_destinations_error_out():
     "callback", [Callback, object(), None, "console"], ids=["class", "object", "None", "str"]
 )
 def test_objects_that_are_not_callbacks_are_refused(callback):
-    """A class that was not called is told so."""
+    """For a class that was not called, the message says so."""
     with pytest.raises(TypeError, match="callback must be a Callback, got") as caught:
         _engine([callback])
 

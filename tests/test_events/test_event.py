@@ -106,7 +106,7 @@ def test_an_unknown_name_is_an_error_that_names_the_nearest():
 
 @pytest.mark.parametrize("value", ["", "before_eval_all", None, 3, ["batch_end"], object()])
 def test_an_unknown_event_raises_our_error_and_a_value_error(value):
-    """The error is an `EventsError`, and `except ValueError` finds it too."""
+    """The error is an `EventsError`, and `except ValueError` catches it too."""
     with pytest.raises(EventsError) as caught:
         Event(value)
 

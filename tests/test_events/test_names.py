@@ -63,7 +63,7 @@ def test_the_constants_of_a_run_are_filled_in(fill, template, expected):
         ("{run_name}/ep{epoch}-rank{rank}", "mine/ep2-rank5"),
     ],
 )
-def test_where_training_stands_is_filled_in(template, expected):
+def test_the_progress_of_training_is_filled_in(template, expected):
     """Counts are whole numbers, durations are seconds."""
     assert format_name(template, _state()) == expected
 

@@ -137,7 +137,7 @@ def test_an_assigned_secret_is_taken_out_of_text(key, template, expected):
 
 
 @pytest.mark.parametrize(("key", "value"), INNOCENT.items(), ids=INNOCENT)
-def test_a_word_that_only_sounds_like_a_secret_is_left_alone(key, value):
+def test_a_word_that_only_resembles_a_secret_is_kept(key, value):
     """Vocabulary, keys of dictionaries, names, hashes and addresses are not secrets."""
     assert redact({key: value}) == {key: value}
     assert redact_text(f"{key}={value}") == f"{key}={value}"

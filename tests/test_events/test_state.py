@@ -85,7 +85,7 @@ def test_a_maximum_is_a_time_also_when_it_is_set_later(duration):
 
 
 def test_a_maximum_without_a_unit_is_refused():
-    """A bare number says nothing."""
+    """A bare number has no unit."""
     with pytest.raises(TimeStringError, match="must have a unit, got 5"):
         State("r", 5)
 
@@ -121,7 +121,7 @@ def test_stop_training_ends_a_run_until_training_begins_again():
 
 
 def test_a_run_without_a_maximum_can_be_stopped():
-    """The request alone ends it."""
+    """The request is enough."""
     state = State("r")
 
     state.stop_training()

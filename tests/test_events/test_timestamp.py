@@ -67,7 +67,7 @@ def test_invalid_time_strings_are_refused_with_examples(text):
 
 @pytest.mark.parametrize("text", ["1.5ep", "0.5ba", "1e-1sp", "2.5tok", "0.1iter"])
 def test_a_fraction_of_something_whole_is_refused(text):
-    """There is no half batch; the message says which units may have a fraction."""
+    """A batch cannot be halved; the message says which units may have a fraction."""
     with pytest.raises(TimeStringError, match=r"must be a whole number, got .*Only durations .* and seconds"):
         Time.from_timestring(text)
 
@@ -75,7 +75,7 @@ def test_a_fraction_of_something_whole_is_refused(text):
 @SLOW
 @given(st.text(max_size=12))
 def test_any_text_is_parsed_or_refused_by_our_own_error(text):
-    """No other exception comes out of the parser."""
+    """The parser raises no other exception."""
     try:
         time = Time.from_timestring(text)
     except TimeStringError:
@@ -87,7 +87,7 @@ def test_any_text_is_parsed_or_refused_by_our_own_error(text):
 @SLOW
 @given(st.text("0123456789e+-._hmsepba", max_size=12))
 def test_any_text_of_the_right_letters_is_parsed_or_refused_by_our_own_error(text):
-    """Neither does one that comes close."""
+    """Neither does a string that nearly matches."""
     try:
         time = Time.from_timestring(text)
     except TimeStringError:

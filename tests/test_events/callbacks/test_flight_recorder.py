@@ -125,7 +125,7 @@ def test_an_exception_is_kept_with_its_frames_and_what_led_to_it(tmp_path, make_
 
 
 def test_a_hang_says_where_each_thread_waits_and_is_reported_again_after_progress(tmp_path, hang_heard):
-    """The main thread comes first; its innermost line is the call that waits."""
+    """The main thread is first; its innermost line is the call that waits."""
     with Run(callbacks=FlightRecorder(hang_seconds=0.1, folder=tmp_path), run_name="mine") as run:
         run.log_metrics({"loss": 1.0})
         run.batch_end()
@@ -231,7 +231,7 @@ def test_identifiers_are_bounded_and_never_waited_for(tmp_path, batch, kept):
 
 
 def test_the_file_is_bounded_by_leaving_out_the_oldest_steps(tmp_path):
-    """And says how many."""
+    """The number is reported."""
     recorder = FlightRecorder(steps=500, folder=tmp_path, max_bytes=64 << 10)
     run = Run(callbacks=recorder, run_name="mine")
     for step in range(500):

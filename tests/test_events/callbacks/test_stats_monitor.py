@@ -35,7 +35,7 @@ def every_two_seconds():
 
 
 def test_it_is_asked_in_a_thread_and_logged_by_the_training_thread(metric_list):
-    """At the end of a batch, and once more at close; its names have its name before them."""
+    """At the end of a batch and at close; the name of the monitor is the prefix of its metrics."""
     buffer = Buffer(10, 20, 30)
     threads_before = threading.enumerate()
     with Run(metric_list, StatsMonitor(buffer, name="buffer", every_seconds=0.001), "mine") as run:
@@ -62,7 +62,7 @@ def test_what_is_logged_at_close_is_the_last_there_is(metric_list):
 
 
 def test_a_rate_is_the_increase_of_a_counter_per_second():
-    """The first time there is none, and none where the counter was reset."""
+    """There is no rate at first, and none after the counter was reset."""
     monitor = StatsMonitor(Buffer(10, 30, 4, 8), rates=["written"], clock=every_two_seconds())
 
     samples = [monitor._next_sample() for _ in range(4)]

@@ -10,7 +10,7 @@ from events.callbacks.system_monitor import Gpus
 
 
 class Sensor:
-    """Gives numbered samples, and says when a number of them was taken."""
+    """Returns numbered samples, and signals when a number of them was taken."""
 
     def __init__(self, error_at=()):
         self.threads = set()
@@ -39,7 +39,7 @@ def numbers(metric_list):
 
 @pytest.fixture
 def sampling_threads():
-    """Returns a function that says which threads sample; those of earlier tests do not count."""
+    """Returns a function that lists the sampling threads, without those of earlier tests."""
 
     def now():
         return [thread for thread in threading.enumerate() if thread.name == "events-system-monitor"]
@@ -270,7 +270,7 @@ def test_gpus_tell_what_they_can():
     ],
 )
 def test_gpus_are_those_of_the_process_in_torchs_order(visible, expected):
-    """`CUDA_VISIBLE_DEVICES` says which, as CUDA reads it: up to the first that is none."""
+    """`CUDA_VISIBLE_DEVICES` selects them as CUDA does: up to the first invalid entry."""
     sample = Gpus(Nvml(), visible).sample()
 
     assert [value for name, value in sample.items() if name.endswith("memory_bytes")] == expected

@@ -71,7 +71,7 @@ def test_timer_resets_at_each_interval_and_logs_the_unfinished_one(metric_list, 
 
 
 def test_timer_leaves_evaluation_out(metric_list, clock):
-    """It is neither reading nor training."""
+    """It counts neither as reading nor as training."""
     with Run(metric_list, Timer("2ba", [Aggregation.SUM, Aggregation.COUNT], clock=clock), "mine") as run:
         train_batch(run, clock)
         clock.now += 0.5
@@ -188,7 +188,7 @@ def test_throughput_counts_batches_samples_and_tokens(metric_list, clock):
 
 
 def test_throughput_omits_rates_of_uncounted_units(metric_list, clock):
-    """A loop that does not say how many samples a batch has gets batches alone."""
+    """A loop that does not count samples gets only the rate of batches."""
     with Run(metric_list, Throughput("1ba"), "mine") as run:
         for _ in range(3):
             train_batch(run, clock, step=0.5)
@@ -228,7 +228,7 @@ def test_throughput_per_device(metric_list, clock):
     ]
 
 
-def test_a_clock_that_stands_still_is_no_rate(metric_list, clock):
+def test_no_rate_is_logged_if_no_time_has_passed(metric_list, clock):
     """Instead of a division by zero."""
     with Run(metric_list, Throughput("1ba"), "mine") as run:
         for _ in range(3):

@@ -91,7 +91,7 @@ class FakeDevice:
 
 
 class Clock:
-    """Moves when told, and by the time that is slept."""
+    """A clock that is set, and moved by sleeping."""
 
     def __init__(self, on_sleep=None):
         self.now = 1000.0

@@ -32,7 +32,7 @@ def test_one_bad_metric_among_good_ones(tmp_path, caplog):
 
 
 def test_one_bad_image_of_a_list_costs_itself():
-    """Its siblings are logged, each with its own mask; so are images of which a mask is bad."""
+    """The other images are logged, each with its own mask; so are images with a bad mask."""
     memory = InMemory()
     logger = Logger(State("mine"), memory)
     images = [np.full((4, 5), index / 4) for index in range(3)]
@@ -142,7 +142,7 @@ def test_what_the_run_and_the_trainer_pass_to_their_logger(tmp_path):
 
 
 def test_names_that_contain_the_step_are_counted_together(caplog):
-    """A month of bad values under a million names takes neither memory nor log."""
+    """A million names of bad values are bounded in memory and in the log."""
     logger = Logger(State("mine"), InMemory())
 
     for step in range(1500):

@@ -11,7 +11,7 @@ from events import BinnedValues, RecordError, Run
 
 
 def test_counts_and_edges_are_the_histogram():
-    """They are handed on as they are, whatever number of bins the call would have had."""
+    """They are passed on as they are; the argument `bins` is ignored."""
     memory = InMemory()
 
     with Run(memory, run_name="mine") as run:

@@ -327,6 +327,6 @@ def test_traces_without_names_are_refused(logger, traces):
 
 
 def test_a_refused_record_is_our_error_and_a_value_error(logger):
-    """`except ValueError` finds it too."""
+    """`except ValueError` catches it too."""
     with pytest.raises(ValueError, match="must be a string"):
         logger.log_text(None)

@@ -117,7 +117,7 @@ def test_what_has_named_parts_becomes_a_dictionary(config, expected):
         (range(3), "range(0, 3)"),
     ],
 )
-def test_a_value_becomes_the_plainest_thing_that_says_the_same(value, expected):
+def test_a_value_becomes_a_plain_value_of_the_same_meaning(value, expected):
     """Python's own numbers, strings, booleans, None and lists; text for everything else."""
     plain = plain_config({"value": value})["value"]
 

@@ -194,7 +194,7 @@ def test_what_the_caller_changes_while_it_waits_arrives_as_it_was():
 
 
 def test_copies_land_one_after_another():
-    """What has landed arrives, what has not holds up only what came after it."""
+    """Complete copies are delivered; an incomplete one delays only later records."""
     run = Setup()
     for step in range(3):
         run.logger.log_metrics({"loss": OnDevice(float(step))}, step)
@@ -265,7 +265,7 @@ def test_flush_and_close_wait_for_what_is_on_its_way(end):
 
 
 def test_flush_gives_up_at_its_deadline_and_the_values_come_later(caplog):
-    """A device that hangs does not block for ever."""
+    """A device that hangs does not block beyond the deadline."""
     run = Setup(wait_seconds=2.0)
     run.logger.log_metrics({"loss": OnDevice(0.5)})
 
@@ -283,7 +283,7 @@ def test_flush_gives_up_at_its_deadline_and_the_values_come_later(caplog):
 
 
 def test_close_gives_up_at_its_deadline_and_counts(caplog):
-    """The numbers beside it, and what came after it, still arrive."""
+    """The numbers of the same call, and later records, still arrive."""
     run = Setup(wait_seconds=2.0)
     engine = Engine(run.state, run.logger)
     run.logger.log_metrics({"loss": OnDevice(0.5), "lr": 0.1})
@@ -322,7 +322,7 @@ def test_more_values_than_a_slot_holds_take_several():
 
 
 def test_a_full_ring_waits_for_a_slot():
-    """And for no more than one: the call continues as soon as there is room."""
+    """It waits for one slot only."""
     device = FakeDevice()
     run = Setup(device, slots=2, clock=Clock(on_sleep=lambda: device.land(1)))
 
@@ -362,7 +362,7 @@ def test_a_full_ring_drops_where_the_policy_says_so():
 
 
 def test_a_device_that_fails_is_asked_no_more(caplog):
-    """An error of CUDA stays: it is told once, what was on its way is counted, everything else arrives."""
+    """A CUDA error is permanent: it is reported once, pending values are counted as lost, all else arrives."""
     run = Setup()
     run.logger.log_metrics({"loss": OnDevice(1.0), "lr": 0.1})
     run.device.failure = RuntimeError("an illegal memory access was encountered")
@@ -418,7 +418,7 @@ def test_a_snapshot_that_fails_is_read_by_waiting(caplog):
 
 
 def test_a_copy_that_cannot_be_read_is_a_failure_of_the_device():
-    """What came after it is not held up for ever."""
+    """Later records are not delayed beyond it."""
     run = Setup()
     run.logger.log_metrics({"loss": OnDevice(1.0)})
     run.logger.log_metrics({"lr": 0.1})
@@ -543,7 +543,7 @@ def test_media_on_a_device_are_snapshotted_too():
     assert memory.records[4].value["colors"].shape == (5, 3)
 
 
-def test_a_refusal_that_comes_late_is_reported():
+def test_a_late_refusal_is_reported():
     """Its caller is long gone."""
 
     class RefusesLate(LoggerDestination):

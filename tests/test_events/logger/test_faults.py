@@ -124,7 +124,7 @@ def test_secrets_in_what_a_destination_raises_are_not_reported(caplog):
     )
 
 
-def test_after_ten_failures_in_a_row_a_destination_is_left_alone():
+def test_after_ten_failures_in_a_row_a_destination_is_parked():
     """It is not called for a minute, and then tried again."""
     clock, broken, well = Clock(), FailsWhileTold(), Receives()
     logger = _logger(broken, well, clock=clock)
@@ -174,7 +174,7 @@ def test_each_failed_try_doubles_the_time_up_to_ten_minutes():
 
 
 def test_a_destination_that_works_again_is_called_again(caplog):
-    """What it missed is counted and told at the end."""
+    """What it missed is counted and reported at the end."""
     clock, broken = Clock(), FailsWhileTold()
     logger = _logger(broken, clock=clock)
     _log(logger, 14)
@@ -208,7 +208,7 @@ def test_one_success_ends_a_row_of_failures():
 
 
 def test_a_success_of_another_destination_ends_no_row():
-    """Each has its own."""
+    """Each destination is counted by itself."""
     broken = FailsWhileTold()
     logger = _logger(Receives(), broken, clock=Clock())
 
@@ -256,7 +256,7 @@ def test_what_went_wrong_is_summed_up_at_close(caplog):
     ]
 
 
-def test_raise_errors_lets_the_error_out_and_counts_it():
+def test_raise_errors_counts_and_raises_the_error():
     """For tests; no destination is parked."""
     logger = Logger(State("r"), FailsWhileTold(), raise_errors=True)
 
@@ -269,7 +269,7 @@ def test_raise_errors_lets_the_error_out_and_counts_it():
 
 
 def test_a_refused_record_is_no_failure():
-    """A destination that says no, for good reason, is not parked for it."""
+    """A destination that refuses a record is not parked."""
 
     class RefusesAll(LoggerDestination):
         def log_metrics(self, metrics, step=None):
@@ -286,7 +286,7 @@ def test_a_refused_record_is_no_failure():
 
 
 def test_ctrl_c_in_a_destination_is_not_its_failure():
-    """It goes to the loop."""
+    """It propagates to the loop."""
 
     class Interrupted(LoggerDestination):
         def log_metrics(self, metrics, step=None):
@@ -301,7 +301,7 @@ def test_ctrl_c_in_a_destination_is_not_its_failure():
 
 
 def test_nothing_is_reported_where_nothing_went_wrong(caplog):
-    """No summary of nothing."""
+    """There is no summary."""
     caplog.set_level(logging.DEBUG)
     logger = _logger(Receives())
     _log(logger, 3)
@@ -312,7 +312,7 @@ def test_nothing_is_reported_where_nothing_went_wrong(caplog):
 
 
 def test_a_parked_destination_still_gets_files_and_hyperparameters(tmp_path):
-    """A metric comes again, a file and a setting do not."""
+    """Metrics are logged again, a file or hyperparameters are not."""
 
     class TakesFiles(FailsWhileTold):
         def can_upload_files(self):

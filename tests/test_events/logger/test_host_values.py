@@ -93,7 +93,7 @@ def test_a_64_bit_integer_keeps_its_last_bit():
 
 
 def test_a_tensor_that_needs_a_gradient_is_its_number():
-    """A loss is logged as it comes."""
+    """A loss is logged without a conversion by the user."""
     assert _logged({"loss": torch.tensor(0.5, requires_grad=True) * 2}) == {"loss": 1.0}
 
 
@@ -161,7 +161,7 @@ def test_every_bad_metric_is_named_at_once():
 
 
 def test_nothing_is_delivered_where_nothing_is_good():
-    """An empty record says nothing."""
+    """An empty record has no use."""
     received = Received()
 
     with pytest.raises(RecordError):
@@ -193,7 +193,7 @@ def test_host_metrics_gives_values_and_complaints():
 
 
 def test_to_host_detaches_tensors_in_lists_too():
-    """A destination may convert what it gets to numpy without a thought; other things are left alone."""
+    """A destination may convert what it gets to numpy; other values are unchanged."""
     tensor = torch.ones(2, requires_grad=True)
     array = np.ones(2)
 
@@ -212,7 +212,7 @@ def test_to_host_detaches_tensors_in_lists_too():
 
 
 def test_a_tensordict_is_flattened_at_any_depth():
-    """As the whole, and inside of a dict; what it wraps comes out as its value."""
+    """As the whole, and inside a dict; wrapped values are unwrapped."""
     nested = TensorDict({"a": torch.tensor(1.5), "n": TensorDict({"b": torch.tensor(2)}, []), "c": 3.0}, [])
 
     assert _logged(nested) == {"a": 1.5, "n/b": 2, "c": 3.0}
@@ -249,7 +249,7 @@ def test_two_values_of_one_name_are_an_error(metrics):
 
 
 def test_results_of_torchmetrics_are_logged():
-    """One value, or a collection's dict; a metric object itself is told to be computed."""
+    """One value, or a collection's dict; for a metric object itself, the message asks for compute()."""
     accuracy = torchmetrics.classification.BinaryAccuracy()
     accuracy.update(torch.tensor([1, 0, 1, 1]), torch.tensor([1, 0, 0, 1]))
     both = torchmetrics.MetricCollection({"accuracy": accuracy, "mean": torchmetrics.MeanMetric()})
@@ -322,7 +322,7 @@ def test_the_short_way_and_the_long_way_agree(metrics):
     ids=str,
 )
 def test_what_the_short_way_cannot_take_is_left_to_the_long_one(metrics):
-    """It says so, and raises nothing."""
+    """It is reported, and nothing is raised."""
     assert quick_host_metrics(metrics) is None
 
 

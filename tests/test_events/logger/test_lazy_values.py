@@ -20,7 +20,7 @@ class Clock:
 
 
 class Counted:
-    """A function that says how often it was called."""
+    """A function that counts its calls."""
 
     def __init__(self, *values):
         self.values = values
@@ -70,7 +70,7 @@ def test_a_function_that_returns_a_dict_is_flattened():
 
 
 def test_without_a_destination_nothing_is_called():
-    """Nor where the only one leaves metrics alone."""
+    """Nor where the only destination does not implement metrics."""
     function = Counted(1.0)
 
     Logger(State("r")).log_metrics({"a": function})
@@ -80,7 +80,7 @@ def test_without_a_destination_nothing_is_called():
 
 
 def test_a_function_that_raises_costs_its_own_value(caplog):
-    """The others arrive; it is counted, and told once."""
+    """The others arrive; it is counted, and reported once."""
     memory = InMemory()
     logger = Logger(State("r"), memory, raise_errors=True)
 
@@ -213,7 +213,7 @@ def test_a_function_is_not_called_where_no_destination_takes_that_kind():
 
 
 def test_a_function_of_a_record_that_raises_or_returns_nonsense_costs_that_record(caplog):
-    """The run continues; it is counted, and told once per kind."""
+    """The run continues; it is counted, and reported once per kind."""
     memory = InMemory()
     logger = Logger(State("r"), memory, raise_errors=True)
 
@@ -234,7 +234,7 @@ def test_what_can_be_called_but_is_no_such_function_is_refused(value):
 
 
 def test_a_metric_object_is_not_computed():
-    """That may take all ranks: the message says what to log."""
+    """Its result may need all ranks: the message says what to log."""
 
     class Accuracy:
         def __call__(self):
@@ -247,7 +247,7 @@ def test_a_metric_object_is_not_computed():
         Logger(State("r"), InMemory(), strict=True).log_metrics({"a": Accuracy()})
 
 
-def test_ctrl_c_in_a_function_goes_to_the_loop():
+def test_ctrl_c_in_a_function_propagates():
     """It is no failure of the value."""
 
     def interrupted():

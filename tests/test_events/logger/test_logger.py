@@ -198,7 +198,7 @@ def test_destinations_are_one_or_several(state, kind):
     "destination", ["console", Records, Callback(), None, 5], ids=["str", "class", "callback", "None", "int"]
 )
 def test_what_is_no_destination_is_refused(state, destination):
-    """A class that was not called is told so."""
+    """For a class that was not called, the message says so."""
     with pytest.raises(TypeError, match="logger destination must be a LoggerDestination, got") as caught:
         Logger(state, [destination])
 
@@ -335,7 +335,7 @@ def test_hyperparameters_without_names_are_one_value(state):
 
 
 def test_a_file_is_handed_over_with_state_name_path_and_overwrite(state, tmp_path):
-    """The path is a `Path`, and overwrite goes by name."""
+    """The path is a `Path`, and `overwrite` is passed by name."""
     file = tmp_path / "a.pt"
     file.write_text("x")
     destination = Records()
@@ -352,7 +352,7 @@ def test_a_file_is_handed_over_with_state_name_path_and_overwrite(state, tmp_pat
 
 
 def test_placeholders_are_filled_in_in_both_names_of_a_file(state, tmp_path):
-    """With the run's constants and where training stands."""
+    """With the constants of the run and the progress of training."""
     (tmp_path / "ep2-ba7-rank0.pt").write_text("x")
     destination = Records()
 

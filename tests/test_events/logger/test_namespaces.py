@@ -14,7 +14,7 @@ def _names(memory):
 
 
 def test_namespaces_are_nested_and_end():
-    """They are joined with a slash, and what comes after has none; also where the block raised."""
+    """Names are joined with a slash, and later names have no prefix; also after a block that raised."""
     memory = InMemory()
     logger = Logger(State("r"), memory, raise_errors=True)
 
@@ -30,7 +30,7 @@ def test_namespaces_are_nested_and_end():
 
 
 def test_a_logger_has_a_name_of_its_own():
-    """It stands before the namespaces."""
+    """It precedes the namespaces."""
     memory = InMemory()
     logger = Logger(State("r"), memory, raise_errors=True, name="agent0")
 

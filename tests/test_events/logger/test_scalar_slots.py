@@ -12,7 +12,7 @@ from events.logger.cuda import ScalarSlot
 
 
 class Event:
-    """Completes when told."""
+    """Is complete when the test sets it."""
 
     def __init__(self):
         self.recorded = []
@@ -83,7 +83,7 @@ def test_what_changes_after_the_start_is_not_seen():
 
 
 def test_the_event_is_recorded_behind_the_copy_on_the_current_stream():
-    """It alone says whether the copy has landed."""
+    """Only the event tells whether the copy is complete."""
     slot, event = _slot()
 
     slot.start([torch.tensor(0.5)])

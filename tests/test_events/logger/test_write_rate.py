@@ -106,7 +106,7 @@ def test_the_timestamp_of_what_waited_is_that_of_its_call():
 
 
 def test_exactly_at_the_interval_it_is_due():
-    """And not a moment before."""
+    """Not earlier."""
     run = Run(every_seconds=10)
     run.log({"a": 0})
 
@@ -118,7 +118,7 @@ def test_exactly_at_the_interval_it_is_due():
 
 
 def test_several_calls_in_one_step_are_written_together():
-    """Loss and learning rate of a step do not part; a name that comes again begins the next."""
+    """Loss and learning rate of a step are written together; a repeated name begins the next write."""
     run = Run(every_seconds=10)
 
     run.logger.log_metrics({"loss": 0})
@@ -162,7 +162,7 @@ def test_what_waits_is_written_at_the_end(end):
 
 
 def test_steps_count_batches_since_the_last_write():
-    """The first at once, then every third."""
+    """The first is written at once, then every third."""
     run = Run(every_steps=3)
 
     for value in range(8):
@@ -172,7 +172,7 @@ def test_steps_count_batches_since_the_last_write():
 
 
 def test_with_seconds_and_steps_the_earlier_counts():
-    """Whichever has passed."""
+    """As soon as either has passed."""
     run = Run(every_steps=3, every_seconds=10)
 
     run.log({"loss": 0})
@@ -183,7 +183,7 @@ def test_with_seconds_and_steps_the_earlier_counts():
     assert [step for step, _ in run.written] == [0, 1, 4]
 
 
-def test_a_timestamp_that_goes_back_is_no_reason_to_wait():
+def test_a_timestamp_that_decreases_makes_a_destination_due():
     """A checkpoint was loaded."""
     run = Run(every_steps=100)
     run.state.timestamp = run.state.timestamp.copy(batch=500)
@@ -282,7 +282,7 @@ def test_what_the_caller_changes_while_it_waits_is_written_as_it_was():
     assert run.written[1:] == [(1, {"b": 1}), (2, {"c": 1.0})]
 
 
-def test_what_waits_is_the_last_value_of_each_name_whatever_came_between():
+def test_the_last_value_of_each_name_waits():
     """The same names again and again, others, tensors, another phase, names that are none: each last one is written once."""
     run = Run(every_seconds=10)
     run.log({"a": 0})
@@ -368,7 +368,7 @@ def test_media_that_wait_are_copies_and_come_at_the_end():
 
 
 def test_files_and_hyperparameters_never_wait(tmp_path):
-    """A file comes once."""
+    """A file is delivered only once."""
     files = []
 
     class TakesFiles(InMemory):
@@ -470,7 +470,7 @@ def test_a_destination_that_knows_nothing_of_rates_may_have_one():
 
 @pytest.mark.parametrize("kind", [Console, InMemory, ProgressBar, TextFile])
 def test_every_destination_takes_a_rate(kind):
-    """By name; and goes through pickle with it."""
+    """By name; it can be pickled with it."""
     rate = WriteRate(every_seconds=10)
 
     destination = pickle.loads(pickle.dumps(kind(write_rate=rate)))  # noqa: S301  # our own bytes
@@ -479,7 +479,7 @@ def test_every_destination_takes_a_rate(kind):
     assert kind().write_rate is None
 
 
-def test_a_second_run_begins_anew():
+def test_a_second_run_starts_a_new_schedule():
     """Its first record is written at once."""
     memory = InMemory(write_rate=WriteRate(every_seconds=1e9))
 

@@ -82,7 +82,7 @@ def test_other_events_become_metrics_and_texts(metric_list):
     assert metric_list.texts == [(0, f"{prefix}/host", "a")]
 
 
-def test_what_the_training_thread_logs_comes_at_once(metric_list):
+def test_events_of_the_training_thread_are_logged_at_once(metric_list):
     """A custom loop need not drain it."""
     with Run(metric_list, run_name="mine") as run, monitor.forward_to(run.logger):
         run.batch_end()
@@ -92,8 +92,8 @@ def test_what_the_training_thread_logs_comes_at_once(metric_list):
     assert seen == [(1, {"a/x": 1})]
 
 
-def test_what_other_threads_log_comes_at_the_next_event(metric_list):
-    """And keeps its order and its step; who runs no events says when."""
+def test_events_of_other_threads_are_logged_at_the_next_event(metric_list):
+    """In order, with its step; a loop without events calls `drain`."""
     with Run(metric_list, run_name="mine") as run:
         forwarding = monitor.forward_to(run.logger)
         in_another_thread(log, "a", x=1)

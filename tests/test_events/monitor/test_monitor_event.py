@@ -69,7 +69,7 @@ def test_other_arguments_are_refused(arguments):
     "zone", [UTC, timezone(timedelta(hours=-5)), timezone(timedelta(hours=9, minutes=30))]
 )
 def test_a_time_with_a_zone_keeps_its_instant(zone, heard):
-    """What a handler sees is the moment that was meant, whatever the zone of the machine."""
+    """A handler sees the instant that was given, in any time zone of the machine."""
     moment = datetime(2026, 3, 1, 12, tzinfo=zone)
 
     monitor.log_event(MonitorEvent("a", moment, {}))
@@ -130,7 +130,7 @@ def test_a_handler_that_raises_affects_no_other(registered, heard, caplog):
 
 
 def test_a_secret_in_an_error_is_not_reported(registered, caplog):
-    """What a handler's exception says goes through redaction."""
+    """The text of a handler's exception is redacted."""
 
     def leaks(event):
         raise ValueError("no login with password=hunter2")
@@ -144,7 +144,7 @@ def test_a_secret_in_an_error_is_not_reported(registered, caplog):
 
 
 def test_a_handler_may_log(registered, heard):
-    """What it logs goes to the others, and not to itself again and again."""
+    """What it logs goes to the other handlers, and not to itself."""
     registered(lambda event: monitor.log_event(an_event("answer")))
 
     monitor.log_event(an_event("question"))

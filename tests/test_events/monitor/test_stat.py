@@ -70,7 +70,7 @@ def test_a_window_has_every_aggregation(heard):
 
 
 def test_value_is_the_last_one(heard):
-    """A Stat of VALUE alone logs an event."""
+    """A Stat with only VALUE logs an event."""
     stat = Stat("lr", [Aggregation.VALUE], HOUR)
     stat.add(0.1)
     stat.add(0.2)
@@ -140,7 +140,7 @@ def test_a_cap_of_any_size_is_exact(heard, cap):
 
 
 def test_windows_end_on_time_without_another_add(heard):
-    """One sample, nothing else: the event comes."""
+    """The event is logged after a single sample."""
     stat = Stat("x", [Aggregation.VALUE], timedelta(milliseconds=50))
 
     stat.add(1.5)
@@ -207,7 +207,7 @@ def test_the_open_window_is_logged_when_a_stat_is_deleted(heard):
 
 
 def test_a_handler_that_raises_when_a_stat_is_deleted_does_not_abort(heard, caplog):
-    """Nor does one that lets go of the last of another Stat."""
+    """Nor does one that deletes the last reference to another Stat."""
     others = [Stat("y", [Aggregation.COUNT], HOUR)]
     others[0].add(1.0)
 
@@ -302,7 +302,7 @@ def test_many_threads_and_a_cap():
 
 
 def test_handlers_that_raise_log_and_flush_harm_no_stat(caplog):
-    """Neither the adding thread nor the window sees anything of it."""
+    """It reaches neither the adding thread nor the window."""
     stat = Stat("x", [Aggregation.COUNT], HOUR, 2)
     inner = Stat("y", [Aggregation.COUNT], HOUR)
     events = []
@@ -445,7 +445,7 @@ def test_an_add_while_another_thread_folds_neither_waits_nor_loses():
 
 
 def test_a_signal_handler_that_comes_while_a_window_is_folded_does_not_wait_for_itself():
-    """It finds nothing, and what it adds is there afterwards."""
+    """It sees an empty window, and the sample it adds is in the next."""
     events = []
     stat = Stat("x", [Aggregation.SUM], HOUR, log=events.append)
     stat.add(1.0)

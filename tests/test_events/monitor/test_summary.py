@@ -24,7 +24,7 @@ def summary_of(*chunks, aggregations=EVERYTHING):
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50), min_size=1, max_size=8))
-def test_it_is_what_numpy_says(chunks):
+def test_percentiles_are_those_of_numpy(chunks):
     """Whatever the chunks."""
     samples = np.concatenate([np.array(chunk) for chunk in chunks])
 
@@ -70,7 +70,7 @@ def test_nothing_is_zero():
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("is_in_chunks", [False, True])
 def test_a_nan_shows_wherever_it_stood(place, is_in_chunks):
-    """First, in the middle or last, it makes all NaN but the count, and the value where it came last."""
+    """Wherever it is, all aggregates are NaN but the count, and the value unless it is the last sample."""
     samples = [1.0, 2.0, 4.0]
     samples[place] = math.nan
 
@@ -125,7 +125,7 @@ def test_the_reservoir_draws_from_all_parts_alike():
     assert tenths == pytest.approx(np.full(10, 0.1), abs=0.02)
 
 
-def test_the_random_numbers_of_training_are_left_alone():
+def test_the_random_numbers_of_training_do_not_change():
     """Python's generator gives the same numbers with and without percentiles."""
     import random
 

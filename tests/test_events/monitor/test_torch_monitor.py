@@ -247,7 +247,7 @@ def test_a_handler_of_torch_that_raises_does_not_stop_training(in_torch_child):
 
 
 def test_a_handler_of_torch_may_log_an_event_of_ours(in_torch_child):
-    """Torch holds its lock meanwhile: what is logged goes to torch later, instead of stopping the process."""
+    """Torch holds its lock meanwhile: what is logged is passed to torch later, without a deadlock."""
     in_torch_child(
         with_prelude(
             """

@@ -206,7 +206,7 @@ def test_schedules_of_training_time(metric_list, schedule, rates):
 
 
 def test_a_schedule_continues_where_a_resumed_run_is(tmp_path, metric_list):
-    """It depends on the timestamp alone."""
+    """It depends only on the timestamp."""
     folder = tmp_path / "checkpoints"
     train(Shaped(), None, max_duration="1ep", schedulers=LinearScheduler(t_max="10ba"), save_folder=folder)
 

@@ -104,7 +104,7 @@ def test_fit_end_comes_only_where_the_block_ends_well(event_list):
 
 
 def test_training_begins_once_and_ends_only_where_it_has_begun():
-    """However it begins, FIT_START comes first and once; an evaluation alone is no training."""
+    """However the run begins, FIT_START runs first and once; a run with only an evaluation has none."""
     for begin in ("fit_start", "epoch_start", "batch_start", "batch_end"):
         events = EventList()
         with Run(callbacks=events, run_name="mine") as run:
@@ -190,7 +190,7 @@ def test_progress_can_be_shown(event_list):
 
 
 def test_without_a_with_block_a_run_begins_at_its_first_use():
-    """`INIT` comes once, before the first record or event, whichever method is first."""
+    """`INIT` runs once, before the first record or event, whichever method is called first."""
     for use in (
         lambda run: run.log_metrics({"a": 1.0}),
         lambda run: run.log_text("x"),
