@@ -1,7 +1,7 @@
 """Exports runs, or all their metrics, to one file: CSV, JSON lines, or Parquet.
 
 Runs are read one at a time, in blocks, so memory does not grow with the export. A file is written under a
-temporary name and renamed when it is complete. Parquet needs DuckDB: `pip install
+temporary name and renamed when it is complete. Parquet needs pyarrow: `pip install
 "training-destinations[query]"`.
 """
 
@@ -12,7 +12,6 @@ import json
 import logging
 import math
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from os import PathLike
@@ -21,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 from destinations.run_directory.layout import format_cells, strict_json
 
+from .files import number_of
 from .record import FIELDS, flat_record
 from .run import Run
 
@@ -29,12 +29,6 @@ if TYPE_CHECKING:
     from .record import RunRecord
 
 __all__ = ["ExportFormat", "export_metrics", "export_runs"]
-
-# Version 2 has delta encoding and byte stream split, which halve the size of steps, times and values.
-_PARQUET = "(FORMAT parquet, COMPRESSION zstd, PARQUET_VERSION v2)"
-
-# DuckDB reads a NaN in a numpy array as NULL.
-_NOT_A_NUMBER = "coalesce(value, 'nan'::DOUBLE)"
 
 ExportFormat = Literal["csv", "jsonl", "parquet"]
 
@@ -47,8 +41,7 @@ _SUFFIXES: dict[str, ExportFormat] = {
     ".parquet": "parquet",
 }
 _METRIC_COLUMNS = ("run_id", "metric", "step", "time", "value")
-_PIECE_POINTS = 1_000_000
-_LARGEST_INT = (1 << 63) - 1
+_GROUP_POINTS = 1_000_000
 
 Destination = str | PathLike[str] | IO[str] | IO[bytes]
 
@@ -80,7 +73,7 @@ def export_runs(
     Raises:
         ValueError: the format is unknown.
         FileExistsError: the file exists, and `overwrite` is False.
-        ImportError: DuckDB is not installed, for Parquet.
+        ImportError: pyarrow is not installed, for Parquet.
     """
     chosen = _format(destination, format)
     _check_new(destination, overwrite=overwrite)
@@ -89,8 +82,8 @@ def export_runs(
     for group in ("hparams.", "summary."):
         names.update(dict.fromkeys(name for row in rows for name in row if name.startswith(group)))
     if chosen == "parquet":
-        with _parquet_path(destination) as (path, folder):
-            _write_parquet_rows(rows, list(names), path, folder)
+        with _binary_target(destination) as target:
+            _write_parquet_rows(rows, list(names), target)
     else:
         with _text_stream(destination) as stream:
             if chosen == "jsonl":
@@ -135,14 +128,14 @@ def export_metrics(
     Raises:
         ValueError: the format is unknown.
         FileExistsError: the file exists, and `overwrite` is False.
-        ImportError: DuckDB is not installed, for Parquet.
+        ImportError: pyarrow is not installed, for Parquet.
     """
     chosen = _format(destination, format)
     _check_new(destination, overwrite=overwrite)
     blocks = _blocks_of(runs, metrics, rank, on_damaged or _warn_of)
     if chosen == "parquet":
-        with _parquet_path(destination) as (path, folder):
-            return _write_parquet_points(blocks, path, folder)
+        with _binary_target(destination) as target:
+            return _write_parquet_points(blocks, target)
     lines_of = _csv_lines if chosen == "csv" else _json_lines
     count = 0
     with _text_stream(destination) as stream:
@@ -215,19 +208,13 @@ def _text_stream(destination: Destination) -> Iterator[IO[str]]:
 
 
 @contextlib.contextmanager
-def _parquet_path(destination: Destination) -> Iterator[tuple[Path, Path]]:
-    """Yields the path to write to and a folder for temporary files; then moves the file into place."""
-    with tempfile.TemporaryDirectory(prefix="export-") as name:
-        folder = Path(name)
-        if isinstance(destination, str | PathLike):
-            with _beside(Path(destination)) as path:
-                yield path, folder
-            return
-        path = folder / "export.parquet"
-        yield path, folder
-        stream = getattr(destination, "buffer", destination)  # Of a text stream such as sys.stdout.
-        with path.open("rb") as file:
-            shutil.copyfileobj(file, stream)
+def _binary_target(destination: Destination) -> Iterator[Any]:
+    """Yields the path or the stream of bytes to write to."""
+    if isinstance(destination, str | PathLike):
+        with _beside(Path(destination)) as path:
+            yield path
+    else:
+        yield getattr(destination, "buffer", destination)  # Of a text stream such as sys.stdout.
 
 
 @contextlib.contextmanager
@@ -329,95 +316,74 @@ def _csv_cell(value: Any) -> Any:
 # Parquet.
 
 
-def _connection() -> Any:
+def _pyarrow() -> Any:
+    """Returns pyarrow with its module `parquet`.
+
+    Raises:
+        ImportError: it is not installed.
+    """
     try:
-        import duckdb
+        import pyarrow.parquet
     except ImportError as error:
         raise ImportError(
-            'Parquet needs DuckDB. Run: pip install "training-destinations[query]", or export CSV.'
+            'Parquet needs pyarrow. Run: pip install "training-destinations[query]", or export CSV.'
         ) from error
-    return duckdb.connect(config={"memory_limit": "1GB"})
+    return pyarrow
 
 
-def _write_parquet_points(blocks: "Iterable[tuple[str, Block]]", path: Path, folder: Path) -> int:
-    """Writes pieces of a million points, then concatenates them in order."""
+def _write_parquet_points(blocks: "Iterable[tuple[str, Block]]", target: Any) -> int:
+    """Writes the points in row groups of a million."""
+    pa = _pyarrow()
+    schema = pa.schema(
+        [
+            ("run_id", pa.string()),
+            ("metric", pa.string()),
+            ("step", pa.int64()),
+            ("time", pa.float64()),
+            ("value", pa.float64()),
+        ]
+    )
     count = 0
-    pieces: list[Path] = []
-    pending: list[tuple[str, Block]] = []
-    points = 0
-    connection = _connection()
-    try:
+    pending: list[Any] = []
+    # These encodings halve the size of steps, times and values.
+    encodings = {"step": "DELTA_BINARY_PACKED", "time": "BYTE_STREAM_SPLIT", "value": "BYTE_STREAM_SPLIT"}
+    with pa.parquet.ParquetWriter(
+        target, schema, compression="zstd", use_dictionary=["run_id", "metric"], column_encoding=encodings
+    ) as writer:
         for run_id, block in blocks:
-            pending.append((run_id, block))
-            points += sum(int(there.sum()) for _, there in block.columns.values())
-            if points >= _PIECE_POINTS:
-                pieces.append(folder / f"{len(pieces):08d}.parquet")
-                count += _write_piece(connection, pending, pieces[-1])
-                pending, points = [], 0
-        pieces.append(folder / f"{len(pieces):08d}.parquet")
-        count += _write_piece(connection, pending, pieces[-1])
-        sources = ", ".join(_quoted(piece) for piece in pieces)
-        connection.execute(f"COPY (FROM read_parquet([{sources}])) TO {_quoted(path)} {_PARQUET}")
-    finally:
-        connection.close()
+            table = _points_table(pa, schema, run_id, block)
+            pending.append(table)
+            count += len(table)
+            if sum(map(len, pending)) >= _GROUP_POINTS:
+                writer.write_table(pa.concat_tables(pending))
+                pending = []
+        writer.write_table(pa.concat_tables([schema.empty_table(), *pending]))
     return count
 
 
-def _write_piece(connection: Any, blocks: "list[tuple[str, Block]]", path: Path) -> int:
+def _points_table(pa: Any, schema: Any, run_id: str, block: "Block") -> Any:
     import numpy as np
 
     from .content.series import MISSING_STEP
 
-    metrics: dict[str, int] = {}
-    parts: dict[str, list[Any]] = {name: [np.empty(0, np.int64)] for name in ("run", "metric", "step")}
-    parts |= {"time": [np.empty(0)], "value": [np.empty(0)]}
-    runs = list(dict.fromkeys(run_id for run_id, _ in blocks))
-    for run_id, block in blocks:
-        names, rows, columns, values = _points(block)
-        numbers = np.array([metrics.setdefault(name, len(metrics)) for name in names], np.int64)
-        parts["run"].append(np.full(len(rows), runs.index(run_id), np.int64))
-        parts["metric"].append(numbers[columns] if len(names) else columns)
-        parts["step"].append(block.step[rows])
-        parts["time"].append(block.time[rows])
-        parts["value"].append(values)
-    points = {name: np.concatenate(arrays) for name, arrays in parts.items()}
-    connection.register("points", points)
-    connection.execute(
-        f"""COPY (SELECT runs[run + 1] AS run_id, metrics[metric + 1] AS metric,
-            nullif(step, {MISSING_STEP}) AS step,
-            CASE WHEN isnan(time) THEN NULL ELSE time END AS time, {_NOT_A_NUMBER} AS value
-            FROM points, (SELECT $runs::VARCHAR[] AS runs, $metrics::VARCHAR[] AS metrics))
-            TO {_quoted(path)} {_PARQUET}""",
-        {"runs": runs, "metrics": list(metrics)},
+    names, rows, columns, values = _points(block)
+    steps, times = block.step[rows], block.time[rows]
+    return pa.table(
+        [
+            pa.repeat(run_id, len(rows)),
+            pa.array(names, pa.string()).take(pa.array(columns)),
+            pa.array(steps, mask=steps == MISSING_STEP),
+            pa.array(times, mask=np.isnan(times)),
+            pa.array(values),
+        ],
+        schema,
     )
-    connection.unregister("points")
-    return len(points["value"])
 
 
-def _write_parquet_rows(rows: list[dict[str, Any]], names: list[str], path: Path, folder: Path) -> None:
-    types = {name: _sql_type(name, [row.get(name) for row in rows]) for name in names}
-    lines = folder / "rows.jsonl"
-    with lines.open("w", encoding="utf-8") as file:
-        for row in rows:
-            cells = {
-                str(index): json.dumps(row[name])
-                if types[name] == "VARCHAR" and not _is_text(row[name])
-                else row[name]
-                for index, name in enumerate(names)
-                if row.get(name) is not None
-            }
-            file.write(f"{strict_json(cells)}\n")
-    # Columns by number, because DuckDB ignores the case of names in JSON.
-    columns = ", ".join(f"'{index}': '{types[name]}'" for index, name in enumerate(names))
-    shown = ", ".join(f'"{index}" AS {_identifier(name)}' for index, name in enumerate(_distinct(names)))
-    connection = _connection()
-    try:
-        connection.execute(
-            f"COPY (SELECT {shown} FROM read_json({_quoted(lines)}, columns={{{columns}}}, "
-            f"format='newline_delimited')) TO {_quoted(path)} {_PARQUET}"
-        )
-    finally:
-        connection.close()
+def _write_parquet_rows(rows: list[dict[str, Any]], names: list[str], target: Any) -> None:
+    pa = _pyarrow()
+    columns = [_arrow_column(pa, name, [row.get(name) for row in rows]) for name in names]
+    pa.parquet.write_table(pa.table(columns, _distinct(names)), target, compression="zstd")
 
 
 def _distinct(names: list[str]) -> list[str]:
@@ -433,28 +399,17 @@ def _distinct(names: list[str]) -> list[str]:
     return distinct
 
 
-def _sql_type(name: str, values: list[Any]) -> str:
+def _arrow_column(pa: Any, name: str, values: list[Any]) -> Any:
+    """Returns a column of the narrowest type that has room for all values, or else of JSON texts."""
     if name in FIELDS and FIELDS[name].type == "texts":
-        return "VARCHAR[]"
+        return pa.array(values, pa.list_(pa.string()))
     kinds = {type(value) for value in values if value is not None}
     if kinds == {bool}:
-        return "BOOLEAN"
-    if kinds == {int} and all(
-        -_LARGEST_INT <= value <= _LARGEST_INT for value in values if value is not None
-    ):
-        return "BIGINT"
-    return "DOUBLE" if kinds and kinds <= {int, float} else "VARCHAR"
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _quoted(text: str | Path) -> str:
-    """Returns a text as an SQL literal."""
-    return "'" + str(text).replace("'", "''") + "'"
-
-
-def _identifier(name: str) -> str:
-    """Returns the name of a column as an SQL identifier."""
-    return '"' + name.replace('"', '""') + '"'
+        return pa.array(values, pa.bool_())
+    numbers = [number_of(value) for value in values]
+    if kinds == {int} and all(isinstance(number, int | None) for number in numbers):
+        return pa.array(values, pa.int64())
+    if kinds and kinds <= {int, float}:
+        return pa.array([None if number is None else float(number) for number in numbers], pa.float64())
+    texts = [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
+    return pa.array(texts, pa.string())

@@ -227,9 +227,9 @@ def test_an_export_that_fails_leaves_the_file_as_it_was(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"metrics.csv"}
 
 
-def test_parquet_without_duckdb_says_what_to_install(tmp_path, monkeypatch):
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     """The error names the extra."""
-    monkeypatch.setitem(sys.modules, "duckdb", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
 
     with pytest.raises(ImportError, match=r"training-destinations\[query\]"):
         export_metrics([], tmp_path / "metrics.parquet")
