@@ -290,7 +290,8 @@ def format_cell_rows(
 def parse_number(cell: str) -> float | None:
     """Returns the number in a cell, an int if it looks like one, else a float; None if it is not a number."""
     try:
-        return int(cell)
+        # An error of `int` takes longer than all else here.
+        return float(cell) if "." in cell else int(cell)
     except ValueError:
         try:
             return float(cell)
