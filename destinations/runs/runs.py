@@ -25,21 +25,18 @@ from .index.scan import RUNNING, ScanChange, ScanReport
 from .record import FIELDS, Extremes, RunRecord, flat_record, is_terminal
 from .run import Run, read_extremes
 
-__all__ = ["BestRun", "RunLike", "Runs", "differences", "matches"]
+__all__ = ["BestRun", "RunLike", "Runs", "differing", "matches"]
 
 _log = logging.getLogger("destinations")
 
 
-def differences(records: Sequence[RunRecord]) -> dict[str, dict[str, Any]]:
-    """Returns the fields that differ, each with its values by run id, or by path for duplicate ids."""
-    ids = [record.run_id for record in records]
-    labels = ids if len(set(ids)) == len(ids) else [str(record.path) for record in records]
-    flat = [_compared(record) for record in records]
-    names = dict.fromkeys(name for one in flat for name in one)
+def differing(flats: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, Any]]:
+    """Returns the fields that differ between runs, each with its values by the place of the run."""
+    names = dict.fromkeys(name for flat in flats for name in flat)
     return {
-        name: {label: one[name] for label, one in zip(labels, flat, strict=True) if name in one}
+        name: {place: flat[name] for place, flat in enumerate(flats) if name in flat}
         for name in names
-        if len({_identity(one[name]) if name in one else None for one in flat}) > 1
+        if len({_identity(flat[name]) if name in flat else None for flat in flats}) > 1
     }
 
 
@@ -419,7 +416,11 @@ class Runs:
             RunNotFoundError: no run matches.
             AmbiguousRunError: several runs match.
         """
-        return differences([self._find(run) for run in runs])
+        records = [self._find(run) for run in runs]
+        ids = [record.run_id for record in records]
+        labels = ids if len(set(ids)) == len(ids) else [str(record.path) for record in records]
+        found = differing([_compared(record) for record in records])
+        return {name: {labels[place]: one for place, one in values.items()} for name, values in found.items()}
 
     def to_dicts(self, **query: Any) -> list[dict[str, Any]]:
         """Returns a flat dict for each run: fields, `hparams.…`, `summary.…`, by `query`."""

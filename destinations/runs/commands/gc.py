@@ -330,13 +330,19 @@ def _size_and_time(folder: Path) -> tuple[int, float]:
     return size, touched_at
 
 
+def _is_written(record: RunRecord, now: float) -> bool:
+    return is_alive(record.status, record.heartbeat_at, now) or any(
+        map(is_locked, record.path.glob(".lock*"))
+    )
+
+
 def _delete(folder: Path, now: float) -> None:
     """Deletes the files of a run and its folder, after checking everything again."""
     try:
         record = Run.open(folder).record
     except RunNotFoundError:
         raise _KeptError("it is no longer a run") from None
-    if is_alive(record.status, record.heartbeat_at, now) or any(map(is_locked, folder.glob(".lock*"))):
+    if _is_written(record, now):
         raise _KeptError("it is being written")
     files, folders = _files_to_delete(folder)
     for name in [*(name for name in files if name not in _LAST), *(name for name in _LAST if name in files)]:
@@ -379,7 +385,7 @@ def rm(options: argparse.Namespace, session: Session) -> int:
 
 def _require_removable(run: Run, now: float) -> None:
     record, folder = run.record, run.path
-    if is_alive(record.status, record.heartbeat_at, now) or any(map(is_locked, folder.glob(".lock*"))):
+    if _is_written(record, now):
         raise UsageError(f"run {record.run_id} is running, and was not deleted. Stop it first.")
     if folder.is_symlink() or not folder.is_dir():
         raise UsageError(f"run {record.run_id} was not deleted: {str(folder)!r} is no folder of its own.")

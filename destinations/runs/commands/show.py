@@ -11,6 +11,7 @@ import attrs
 
 from destinations.runs import MetricNotFoundError, Run
 from destinations.runs.content.flight import FLIGHT_FOLDER, describe_flights
+from destinations.runs.runs import differing
 from destinations.text.formatting import cut, pad
 
 from .fields import as_json, cell_of, status_of, status_style
@@ -36,7 +37,6 @@ _MAX_FRAMES = 8
 _LAST_STEPS = 5
 # Differ between any two runs and are of no interest.
 _VOLATILE = frozenset({"pid", "ppid", "session", "start", "started_at", "time", "run_dir", "format_version"})
-_ABSENT = object()
 
 
 def show(options: argparse.Namespace, session: Session) -> int:
@@ -291,49 +291,25 @@ def _show_ranks(run: Run, options: argparse.Namespace, session: Session) -> int:
 def diff(options: argparse.Namespace, session: Session) -> int:
     """Shows the hyperparameters, environment, git state and metrics that differ between runs."""
     found = find_runs(options.run_name, options, session)
-    rows = _differences(found)
+    rows = {
+        name: [values.get(place) for place in range(len(found))]
+        for name, values in differing_fields(found).items()
+    }
     if options.json:
-        ids = [run.record.run_id for run in found]
-        session.screen.json(
-            {
-                "runs": ids,
-                "differences": {
-                    name: [None if value is _ABSENT else value for value in values]
-                    for name, values in rows.items()
-                },
-            }
-        )
+        session.screen.json({"runs": [run.record.run_id for run in found], "differences": rows})
         return EXIT_OK
     if not rows:
         session.note("no differences")
         return EXIT_OK
     columns = [Column("", is_whole=True), *(Column(name.rstrip("/")) for name in options.run_name)]
-    lines = [
-        [Cell(name), *(Cell(value_text(None if value is _ABSENT else value)) for value in values)]
-        for name, values in rows.items()
-    ]
+    lines = [[Cell(name), *(Cell(value_text(value)) for value in values)] for name, values in rows.items()]
     session.screen.lines(table_lines(columns, lines, session.screen))
     return EXIT_OK
 
 
-def _differences(runs: list[Run]) -> dict[str, list[Any]]:
-    """Returns the differing fields by name, each with its value in every run, or `_ABSENT`."""
-    flats = [_fields(run) for run in runs]
-    names = dict.fromkeys(name for flat in flats for name in flat)
-    table = {name: [flat.get(name, _ABSENT) for flat in flats] for name in names}
-    return {
-        name: values
-        for name, values in table.items()
-        if any(not _is_same(value, values[0]) for value in values[1:])
-    }
-
-
 def differing_fields(runs: list[Run]) -> dict[str, dict[int, Any]]:
     """Returns the differing fields by name, each with its values by the place of the run in the list."""
-    return {
-        name: {place: value for place, value in enumerate(values) if value is not _ABSENT}
-        for name, values in _differences(runs).items()
-    }
+    return differing([_fields(run) for run in runs])
 
 
 def _fields(run: Run) -> dict[str, Any]:
@@ -353,10 +329,3 @@ def _flat(prefix: str, value: Any) -> dict[str, Any]:
         if name not in _VOLATILE:
             flat |= _flat(f"{prefix}.{name}", item)
     return flat
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    if one is other:
-        return True
-    # NaN equals NaN here.
-    return type(one) is type(other) and (one == other or (one != one and other != other))  # noqa: PLR0124

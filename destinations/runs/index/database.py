@@ -78,8 +78,7 @@ class Database:
         if self._path is None:
             raise error
         if _is_damage(error):
-            self._warn(f"index {self._path} is corrupt ({error}); rebuilding.")
-            self._delete()
+            self._rebuild(error)
         elif self._file_inode() == self._inode:
             self._warn(f"index {self._path} cannot be used ({error}); using one in memory.")
             self._path = None
@@ -92,18 +91,21 @@ class Database:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 return self._open_file(self._path)
-            except _UnusableError as error:
-                self._warn(f"index {self._path} {error}; rebuilding.")
-                self._delete()
             except (OSError, sqlite3.Error) as error:
-                if attempt == 1 and isinstance(error, sqlite3.DatabaseError) and _is_damage(error):
-                    self._warn(f"index {self._path} is corrupt ({error}); rebuilding.")
-                    self._delete()
+                if attempt == 1 and isinstance(error, sqlite3.Error) and _is_damage(error):
+                    self._rebuild(error)
                     continue
                 self._warn(f"index {self._path} cannot be used ({error}); using one in memory.")
                 self._path = None
-        self._path = None
         return self._open_file(None)
+
+    def _rebuild(self, error: sqlite3.Error) -> None:
+        """Deletes the file, which is then created again."""
+        problem = error if isinstance(error, _OtherVersionError) else f"is corrupt ({error})"
+        self._warn(f"index {self._path} {problem}; rebuilding.")
+        for suffix in ("", "-journal", "-wal", "-shm"):
+            with contextlib.suppress(OSError):
+                Path(f"{self._path}{suffix}").unlink()
 
     def _open_file(self, path: Path | None) -> sqlite3.Connection:
         db = sqlite3.connect(
@@ -133,17 +135,12 @@ class Database:
             return
         if application == _APPLICATION_ID:
             age = "a newer" if version > self._version else "an older"
-            raise _UnusableError(f"is of {age} version ({version}, this is {self._version})")
+            raise _OtherVersionError(f"is of {age} version ({version}, this is {self._version})")
         if db.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
-            raise _UnusableError("is of another program")
+            raise _OtherVersionError("is of another program")
         self._tables(db)
         db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
         db.execute(f"PRAGMA user_version = {self._version}")
-
-    def _delete(self) -> None:
-        for suffix in ("", "-journal", "-wal", "-shm"):
-            with contextlib.suppress(OSError):
-                Path(f"{self._path}{suffix}").unlink()
 
     def _warn(self, text: str) -> None:
         self.warnings.append(text)
@@ -167,8 +164,8 @@ class CorruptIndexError(sqlite3.DatabaseError):
     """The index has content that this package did not write."""
 
 
-class _UnusableError(Exception):
-    """A file is not an index of this version."""
+class _OtherVersionError(CorruptIndexError):
+    """A file is an index of another version, or of another program."""
 
 
 @contextlib.contextmanager

@@ -348,6 +348,11 @@ class Scanner:
 
     # Runs.
 
+    def _base(self, path: str) -> str:
+        """Returns the path of a folder, with a slash at its end."""
+        folder = self._prefix + path
+        return folder if folder.endswith("/") else f"{folder}/"
+
     def _check_run(self, path: str, run: KnownRun, state: os.stat_result) -> ScanChange | None:
         """Checks a known run that has not ended, or whose folder changed."""
         is_same_folder = state.st_mtime_ns == run[1] and state.st_ino == run[2]
@@ -375,8 +380,7 @@ class Scanner:
 
     def _read(self, path: str, state: os.stat_result) -> ScanChange | None:
         """Reads a folder with a sidecar; returns None if it has none."""
-        folder = self._prefix + path
-        base = folder if folder.endswith("/") else f"{folder}/"
+        base = self._base(path)
         try:
             raw, file_state = self._disk.read(base + SIDECAR)
         except (FileNotFoundError, NotADirectoryError):
@@ -385,7 +389,7 @@ class Scanner:
             return self._damaged(path, state, "", f"{SIDECAR} cannot be read: {error.strerror}")
         files = self._fingerprint(file_state)
         try:
-            record = read_sidecar(raw, Path(folder), lambda: self._summary(base))
+            record = read_sidecar(raw, Path(self._prefix + path), lambda: self._summary(base))
         except ValueError as error:
             return self._damaged(
                 path, state, f"{files} {self._edits(base)}", f"{SIDECAR} is damaged: {error}"
@@ -473,9 +477,7 @@ class Scanner:
 
     def _files(self, path: str) -> str | None:
         """Returns the fingerprint of the files of a run; None if the run must be read."""
-        folder = self._prefix + path
-        base = folder if folder.endswith("/") else f"{folder}/"
-        stat = self._disk.stat
+        base, stat = self._base(path), self._disk.stat
         try:
             files = self._fingerprint(stat(base + SIDECAR))
         except OSError:
@@ -500,10 +502,8 @@ class Scanner:
         return metrics if isinstance(metrics, dict) else {}
 
     def _heartbeat(self, path: str) -> float | None:
-        folder = self._prefix + path
-        base = folder if folder.endswith("/") else f"{folder}/"
         try:
-            return self._disk.stat(base + HEARTBEAT).st_mtime
+            return self._disk.stat(self._base(path) + HEARTBEAT).st_mtime
         except OSError:
             return None
 
