@@ -13,7 +13,7 @@ from destinations.run_directory.layout import metrics_name
 from destinations.text.formatting import one_line
 
 from .commands.screen import age_text, duration_text, value_text
-from .record import RunRecord, is_alive
+from .record import RunRecord, status_of
 
 __all__ = [
     "axis_of",
@@ -53,12 +53,10 @@ def runs_html(records: Sequence[RunRecord], total: int, roots: Iterable[str], no
         started = None if record.created_at is None else now - record.created_at
         end = record.ended_at or record.heartbeat_at
         took = None if record.created_at is None or end is None else end - record.created_at
-        is_running = is_alive(record.status, record.heartbeat_at, now)
-        status = "killed" if record.status == "running" and not is_running else record.status
         rows.append(
             [
                 record.name,
-                status,
+                status_of(record, now),
                 "" if started is None else f"{age_text(started)} ago",
                 "" if took is None else duration_text(took),
                 ", ".join(record.tags),
@@ -204,28 +202,14 @@ def require_matplotlib() -> None:
 
 
 def draw(
-    series: Sequence[tuple[str, Any, Any]], label: str, *, x: str = "step", is_logarithmic: bool = False
-) -> Any:
-    """Returns a matplotlib figure, which a notebook shows.
-
-    Args:
-        series: (label, x, y) with x and y of shape `(N,)`.
-        label: of the y axis.
-        x: "step", or "time" for seconds since the start of the run.
-        is_logarithmic: use a logarithmic y axis.
-    """
-    return draw_all({label: series}, x=x, is_logarithmic=is_logarithmic)
-
-
-def draw_all(
     charts: Mapping[str, Sequence[tuple[str, Any, Any]]], *, x: str = "step", is_logarithmic: bool = False
 ) -> Any:
-    """Returns a matplotlib figure with several charts below each other.
+    """Returns a matplotlib figure with charts below each other, which a notebook shows.
 
     Args:
-        charts: the series of each, as for `draw`, by the label of its y axis.
-        x: as for `draw`.
-        is_logarithmic: as for `draw`.
+        charts: by the label of its y axis, the series of each: (label, x, y) with x and y of shape `(N,)`.
+        x: "step", or "time" for seconds since the start of the run.
+        is_logarithmic: use a logarithmic y axis.
     """
     from matplotlib.figure import Figure
 

@@ -32,6 +32,7 @@ __all__ = [
     "read_sidecar",
     "sound_hparams",
     "sound_summary",
+    "status_of",
     "stored_fields",
 ]
 
@@ -189,6 +190,13 @@ def is_alive(status: str, heartbeat_at: float | None, now: float) -> bool:
         now: seconds since 1970.
     """
     return not is_terminal(status) and heartbeat_at is not None and heartbeat_at >= now - HEARTBEAT_SECONDS
+
+
+def status_of(record: RunRecord, now: float) -> str:
+    """Returns the recorded status of a run, or "killed" if it is "running" without a current heartbeat."""
+    if record.status == "running" and not is_alive(record.status, record.heartbeat_at, now):
+        return "killed"
+    return record.status
 
 
 # The sidecar.

@@ -415,7 +415,7 @@ class Run:
         for name in names:
             found = self.series(name)
             lines.append((label if len(names) == 1 else name, axis_of(self.record, found, x), found.value))
-        return draw(lines, names[0] if len(names) == 1 else label, x=x, is_logarithmic=is_logarithmic)
+        return draw({names[0] if len(names) == 1 else label: lines}, x=x, is_logarithmic=is_logarithmic)
 
     def view(self, *, port: int | None = None) -> Any:
         """Serves the page of this run, and returns the `destinations.viewer.Viewer`; `close` ends it.

@@ -473,7 +473,7 @@ class Runs:
                 lines.append((label_of(run.record), axis_of(run.record, found, x), found.value))
         if not lines:
             raise MetricNotFoundError(metric, self.metric_names())
-        return draw(lines, metric, x=x, is_logarithmic=is_logarithmic)
+        return draw({metric: lines}, x=x, is_logarithmic=is_logarithmic)
 
     def view(self, *, port: int | None = None) -> Any:
         """Serves the page of these runs, and returns the `destinations.viewer.Viewer`; `close` ends it.

@@ -21,9 +21,9 @@ from destinations.runs import (
     Runs,
     is_alive,
 )
-from destinations.runs.commands.fields import OWN_FIELDS, check_fields, field_of, status_of
+from destinations.runs.commands.fields import OWN_FIELDS, check_fields, field_of
 from destinations.runs.index.filters import parse_filter
-from destinations.runs.record import FIELDS
+from destinations.runs.record import FIELDS, status_of
 
 from .answers import shown
 

@@ -14,14 +14,16 @@ import numpy as np
 from destinations.runs import MetricNotFoundError, Run, RunsError
 from destinations.runs.content.ranks import band_of, furthest
 from destinations.runs.content.series import MISSING_STEP
+from destinations.runs.content.sources import branches_of
 
-from .columns import ColumnCache, Frame, branches_of, read_branch
+from .columns import ColumnCache, Frame, read_branch
 from .downsampling import Array, Curve, downsample, window
 
-__all__ = ["AXES", "Axis", "ChartReader", "Rows", "rows_of"]
+__all__ = ["AXES", "Axis", "ChartReader", "Rows", "rows_of", "series_answer"]
 
 AXES = ("step", "epoch", "time", "relative")
 _METRIC_AXIS = "metric:"
+_MAX_BRANCHES = 100
 
 
 @attrs.frozen
@@ -135,10 +137,10 @@ class ChartReader:
             for metric, rows in zip(metrics, found, strict=True):
                 named = {"run": run_id, "metric": metric, "rank": rank}
                 cursor = after.get((run_id, metric), "")
-                answers.append({**named, "branch": None, **_series(rows, axis, points, cursor)})
+                answers.append({**named, "branch": None, **series_answer(rows, axis, points, cursor)})
                 if branches and run is not None and not cursors:
                     answers += [
-                        {**named, "branch": name, **_series(left, axis, points, "")}
+                        {**named, "branch": name, **series_answer(left, axis, points)}
                         for name, left in _branch_rows(run, metric, axis, rank)
                     ]
             return answers
@@ -208,7 +210,7 @@ def rows_of(
 
 def _branch_rows(run: Run, metric: str, axis: Axis, rank: int) -> Iterator[tuple[str, Rows | str]]:
     """Yields the abandoned branches that have the metric."""
-    for branch in branches_of(run.path):
+    for branch in branches_of(run.path)[:_MAX_BRANCHES]:
         if branch.rank == rank:
             try:
                 frame = read_branch(branch, [metric, *axis.columns])
@@ -276,7 +278,8 @@ def _rows_of_run(run: Run, metric: str, axis: Axis, rank: int) -> Rows:
     return Rows(x[is_known], found.value[is_known], f"{run.run_id}")
 
 
-def _series(rows: Rows | str, axis: Axis, points: int, cursor: str) -> dict[str, Any]:
+def series_answer(rows: Rows | str, axis: Axis, points: int, cursor: str = "") -> dict[str, Any]:
+    """Returns the points of a series of `/api/series`, or why it cannot be read."""
     if isinstance(rows, str):
         empty = Curve(np.empty(0), np.empty(0), None, None, 1, np.empty(0), np.empty(0))
         return {**_points(empty), "rows": 0, "cursor": "", "append": False, "error": rows}

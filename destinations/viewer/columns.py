@@ -9,7 +9,6 @@ the columns of the runs that were asked for least recently are dropped.
 import functools
 import itertools
 import os
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
@@ -21,7 +20,6 @@ import numpy as np
 
 from destinations.run_directory.frames import Resume
 from destinations.run_directory.layout import (
-    ABANDONED_FOLDER,
     OWN_COLUMNS,
     column_of,
     header_line,
@@ -31,18 +29,17 @@ from destinations.run_directory.layout import (
 from destinations.run_directory.reader import Snapshot, merge_journal, metric_columns, take_snapshot
 from destinations.run_directory.segments import journal_extent
 from destinations.runs.content.series import Block, block_of_rows, read_blocks, without_abandoned
+from destinations.runs.content.sources import Branch
 from uploads.disk import read_regular
 
-__all__ = ["Branch", "ColumnCache", "Frame", "branches_of", "read_branch"]
+__all__ = ["ColumnCache", "Frame", "read_branch"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _CACHE_BYTES = 256 << 20
 _OWN_HEADER = header_line(OWN_COLUMNS).rstrip()
 _FIRST_ROWS = 1024
-_MAX_BRANCHES = 100
 _MAX_BRANCH_BYTES = 256 << 20
-_BRANCH = re.compile(r"metrics(?:\.rank(\d{1,9}))?\.step(-?\d{1,18})\.(\w+)\.csv")
 
 
 @attrs.frozen(eq=False)
@@ -132,34 +129,6 @@ class ColumnCache:
             if total > self._limit_bytes and newest in self._ranks:
                 # One run alone is larger: what was not asked for just now is dropped.
                 self._ranks[newest].keep(frame.block.columns)
-
-
-@attrs.frozen
-class Branch:
-    """Rows that a resume has left: a file that never changes.
-
-    Attributes:
-        name: of the branch.
-        rank: of the rows.
-        from_step: the step that training continued from.
-        path: the CSV.
-    """
-
-    name: str
-    rank: int
-    from_step: int
-    path: Path
-
-
-def branches_of(run_dir: Path) -> list[Branch]:
-    """Returns the abandoned branches of a run, by step; a hundred at most."""
-    found = []
-    folder = run_dir / ABANDONED_FOLDER
-    for path in sorted(folder.glob("*.csv")) if not folder.is_symlink() else ():
-        if parts := _BRANCH.fullmatch(path.name):
-            rank, step, branch = parts.groups()
-            found.append(Branch(f"step{step}.{branch}", int(rank or 0), int(step), path))
-    return sorted(found, key=lambda one: (one.rank, one.from_step))[:_MAX_BRANCHES]
 
 
 def read_branch(branch: Branch, names: Sequence[str]) -> Frame:

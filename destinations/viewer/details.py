@@ -17,6 +17,7 @@ from destinations.runs import Run
 from destinations.runs.commands.show import differing_fields
 from destinations.runs.content.flight import describe_flights
 from destinations.runs.content.media import Image, read_points, read_sound
+from destinations.runs.content.sources import branches_of
 from destinations.runs.files import path_inside, read_object_file
 from destinations.runs.run import MetricSummary
 from uploads.disk import open_regular
@@ -24,7 +25,7 @@ from uploads.disk import open_regular
 from .answers import plain
 from .catalog import Catalog
 from .charts import Axis, Rows, rows_of
-from .columns import ColumnCache, branches_of
+from .columns import ColumnCache
 from .downsampling import Array, downsample
 
 __all__ = ["KINDS", "LOG_BYTES", "compare", "details", "log", "media", "points", "table", "wave"]
@@ -42,6 +43,7 @@ KINDS = (
 )
 _MAX_STEPS = 10_000
 _MAX_NAMES = 1000
+_MAX_BRANCHES = 100
 _MAX_COMPARED = 200
 # Statistics of so many bytes of rows are computed within a request.
 _MAX_COMPUTED_BYTES = 4 << 20
@@ -116,7 +118,7 @@ def _branches(run: Run) -> list[dict[str, Any]]:
             "file": str(one.path.relative_to(run.path)),
             "from_step": one.from_step,
         }
-        for one in branches_of(run.path)
+        for one in branches_of(run.path)[:_MAX_BRANCHES]
     ]
 
 

@@ -24,7 +24,7 @@ from uploads.disk import open_regular
 from . import details
 from .answers import encode
 from .catalog import Catalog
-from .charts import AXES, Axis, Rows, rows_of
+from .charts import AXES, Axis, Rows, rows_of, series_answer
 from .columns import ColumnCache
 from .downsampling import downsample
 from .files import STATIC, TYPES, plotly_file
@@ -302,34 +302,14 @@ class Site:
 
 def _series(run_id: str, metric: str, axes: Sequence[Rows | str], points: int) -> dict[str, Any]:
     """Returns the series of a metric with each x axis that all of its values have."""
-    first = axes[0]
-    answer: dict[str, Any] = {
-        "run": run_id,
-        "metric": metric,
-        "rank": 0,
-        "branch": None,
-        "cursor": "",
-        "append": False,
-    }
-    if isinstance(first, str):
-        return {
-            **answer,
-            "step": [],
-            "y": [],
-            "low": None,
-            "high": None,
-            "merged": 1,
-            "nan": [],
-            "inf": [],
-            "rows": 0,
-            "error": first,
-        }
-    for kind, rows in zip(AXES, axes, strict=True):
-        if not isinstance(rows, str) and len(rows.y) == len(first.y):
+    first, *others = axes
+    answer = {"run": run_id, "metric": metric, "rank": 0, "branch": None}
+    answer |= series_answer(first, Axis(), points) | {"cursor": ""}
+    answer["step"] = answer.pop("x")
+    for kind, rows in zip(AXES[1:], others, strict=True):
+        if isinstance(first, Rows) and isinstance(rows, Rows) and len(rows.y) == len(first.y):
             answer[kind] = downsample(rows.x, rows.y, points).x
-    curve = attrs.asdict(downsample(first.x, first.y, points), recurse=False)
-    del curve["x"]
-    return {**answer, **curve, "rows": len(first.y), "error": None}
+    return answer
 
 
 # The script.

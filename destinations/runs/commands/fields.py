@@ -8,7 +8,7 @@ import attrs
 from destinations.runs import MetricNotFoundError, RunRecord, Runs, is_alive
 from destinations.runs.errors import near_names
 from destinations.runs.index.filters import parse_filter
-from destinations.runs.record import FIELDS
+from destinations.runs.record import FIELDS, status_of
 
 from .running import UsageError
 from .screen import NOTHING, Cell, Column, Session, age_text, duration_text, value_text
@@ -21,7 +21,6 @@ __all__ = [
     "check_filter",
     "column_of",
     "field_of",
-    "status_of",
     "status_style",
 ]
 
@@ -38,13 +37,6 @@ _STYLES = {
     "killed": "red",
 }
 _TIMES = {"age", "duration"}
-
-
-def status_of(record: RunRecord, now: float) -> str:
-    """Returns the recorded status of a run, or "killed" if it is "running" without a current heartbeat."""
-    if record.status == "running" and not is_alive(record.status, record.heartbeat_at, now):
-        return "killed"
-    return record.status
 
 
 def status_style(status: str) -> str | None:

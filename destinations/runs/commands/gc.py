@@ -39,9 +39,10 @@ from destinations.run_directory.layout import (
 )
 from destinations.runs import Run, RunNotFoundError, RunRecord, is_alive
 from destinations.runs.files import json_lines
+from destinations.runs.record import status_of
 from uploads.disk import is_locked
 
-from .fields import status_of, status_style
+from .fields import status_style
 from .running import EXIT_FAILED, EXIT_OK, UsageError, find_runs, open_selected
 from .screen import Cell, Column, Session, age_text, bytes_text, table_lines
 

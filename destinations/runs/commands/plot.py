@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from destinations.runs import MetricNotFoundError, Run, RunNotFoundError
-from destinations.runs.notebook import axis_of, draw_all, label_of, require_matplotlib
+from destinations.runs.notebook import axis_of, draw, label_of, require_matplotlib
 from destinations.text.formatting import cut, one_line, pad, short, shortened
 
 from .fields import check_filter
@@ -51,7 +51,7 @@ def plot(options: argparse.Namespace, session: Session) -> int:
         for metric in _metrics_of(metrics, runs, session)
     }
     if output is not None:
-        figure = draw_all(charts, x=options.x, is_logarithmic=options.log)
+        figure = draw(charts, x=options.x, is_logarithmic=options.log)
         figure.savefig(output, dpi=_DOTS_PER_INCH, bbox_inches="tight")
     if options.json:
         points = {

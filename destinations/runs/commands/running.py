@@ -1,11 +1,10 @@
 """Runs a command: finds its runs, and turns errors into a message and an exit code."""
 
 import argparse
-import contextlib
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from destinations.runs import (
@@ -33,7 +32,6 @@ __all__ = [
     "open_selected",
     "roots_of",
     "run_command",
-    "skip_if_damaged",
 ]
 
 EXIT_OK = 0
@@ -95,17 +93,6 @@ def open_selected(options: argparse.Namespace, session: Session) -> Runs:
     if len(problems) > _MAX_PROBLEMS:
         session.note(f"and {len(problems) - _MAX_PROBLEMS} more; list them with: destinations runs scan")
     return runs
-
-
-@contextlib.contextmanager
-def skip_if_damaged(run: Run, session: Session) -> Iterator[None]:
-    """Context in which a run that cannot be read is skipped with a message instead of ending the command."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except Exception as error:  # noqa: BLE001  # whatever is wrong with this run, the others are wanted
-        session.note(f"skipped run {run.run_id} in {run.path}: {error}")
 
 
 def find_runs(names: Sequence[str], options: argparse.Namespace, session: Session) -> list[Run]:

@@ -7,7 +7,7 @@ from destinations.runs import open_runs
 from destinations.runs.send import TargetError
 from destinations.runs.send import send as send_run
 
-from .running import EXIT_FAILED, EXIT_OK, UsageError, find_runs, skip_if_damaged
+from .running import EXIT_FAILED, EXIT_OK, UsageError, find_runs
 from .screen import Session
 
 __all__ = ["migrate", "send"]
@@ -81,16 +81,19 @@ def migrate(options: argparse.Namespace, session: Session) -> int:
             session.note(f"{path}: {problem}")
         found = [run for run in runs.query(archived=None) if run.record.kind != "run-directory"]
     for run in found:
-        failed += 1
-        with skip_if_damaged(run, session):
+        try:
             report = send_run(
                 run, f"run:{options.target}", abandoned=True, wait=session.wait, now=session.clock
             )
-            for text in (*report.missing, *report.failed):
-                session.note(f"{run.run_id}: {text}")
-            failed -= not report.failures
-            copied += 1
-            rows += report.rows
+        except Exception as error:  # noqa: BLE001  # whatever is wrong with this run, the others are wanted
+            session.note(f"skipped run {run.run_id} in {run.path}: {error}")
+            failed += 1
+            continue
+        for text in (*report.missing, *report.failed):
+            session.note(f"{run.run_id}: {text}")
+        failed += bool(report.failures)
+        copied += 1
+        rows += report.rows
     if options.json:
         session.screen.json({"runs": copied, "rows": rows, "failures": failed, "target": options.target})
     else:

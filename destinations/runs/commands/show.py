@@ -11,10 +11,11 @@ import attrs
 
 from destinations.runs import MetricNotFoundError, Run
 from destinations.runs.content.flight import FLIGHT_FOLDER, describe_flights
+from destinations.runs.record import status_of
 from destinations.runs.runs import differing
 from destinations.text.formatting import cut, pad
 
-from .fields import as_json, cell_of, status_of, status_style
+from .fields import as_json, cell_of, status_style
 from .running import EXIT_OK, find_runs
 from .screen import (
     NOTHING,

@@ -382,29 +382,34 @@ class Records:
 
     def _table_entry(self, record: dict[str, Any]) -> TableEntry:
         return TableEntry(
-            str(record["name"]),
-            _whole(record.get("step")),
-            number_of(record.get("time")),
-            self._inside(record["path"]),
-            _whole(record.get("size")),
-            whole_of(record.get("rows")) or 0,
-            tuple((str(one["name"]), str(one.get("type", "str"))) for one in record["columns"]),
+            **_call_of(record),
+            path=self._inside(record["path"]),
+            size=_whole(record.get("size")),
+            row_count=whole_of(record.get("rows")) or 0,
+            columns=tuple((str(one["name"]), str(one.get("type", "str"))) for one in record["columns"]),
         )
 
     def _artifact(self, record: dict[str, Any]) -> Artifact | _Deletion:
         if record.get("is_deleted") is True:
             return _Deletion(str(record["name"]), _whole(record.get("size")))
         return Artifact(
-            str(record["name"]),
-            _whole(record.get("step")),
-            number_of(record.get("time")),
-            self._inside(record["path"]),
-            _whole(record.get("size")),
-            _text(record.get("sha256")),
+            **_call_of(record),
+            path=self._inside(record["path"]),
+            size=_whole(record.get("size")),
+            sha256=_text(record.get("sha256")),
         )
 
     def _inside(self, path: Any) -> Path:
         return path_inside(self._run_dir, path)
+
+
+def _call_of(record: dict[str, Any]) -> dict[str, Any]:
+    """Returns name, step and time of the call that logged a record."""
+    return {
+        "name": str(record["name"]),
+        "step": _whole(record.get("step")),
+        "time": number_of(record.get("time")),
+    }
 
 
 def _histogram(record: dict[str, Any]) -> Histogram:
@@ -412,18 +417,15 @@ def _histogram(record: dict[str, Any]) -> Histogram:
 
     moments = ("count", "non_finite", "min", "max", "mean", "std", "sum")
     return Histogram(
-        str(record["name"]),
-        _whole(record.get("step")),
-        number_of(record.get("time")),
-        np.array(record["counts"], np.int64).reshape(-1),
-        np.array([number_of(edge) for edge in record["edges"]], np.float64).reshape(-1),
-        {moment: number_of(record[moment]) for moment in moments if moment in record},
+        **_call_of(record),
+        counts=np.array(record["counts"], np.int64).reshape(-1),
+        edges=np.array([number_of(edge) for edge in record["edges"]], np.float64).reshape(-1),
+        moments={moment: number_of(record[moment]) for moment in moments if moment in record},
     )
 
 
 def _text_record(record: dict[str, Any]) -> Text:
-    at = number_of(record.get("time"))
-    return Text(str(record["name"]), _whole(record.get("step")), at, str(record["text"]))
+    return Text(**_call_of(record), text=str(record["text"]))
 
 
 def _trace(record: dict[str, Any]) -> Trace:

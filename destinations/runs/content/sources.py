@@ -7,6 +7,7 @@ and each call is yielded once.
 import heapq
 import itertools
 import math
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -37,7 +38,7 @@ from destinations.run_directory.reader import (
 from destinations.runs.files import json_lines, number_of, whole_of
 from uploads.disk import read_regular
 
-__all__ = ["INDEXES", "Item", "Position", "RewoundError", "items_of", "ranks_of"]
+__all__ = ["INDEXES", "Branch", "Item", "Position", "RewoundError", "branches_of", "items_of", "ranks_of"]
 
 INDEXES = (MEDIA_INDEX, TABLES_INDEX, HISTOGRAMS_INDEX, TEXTS_INDEX, TRACES_INDEX, ARTIFACTS_INDEX)
 
@@ -45,6 +46,7 @@ INDEXES = (MEDIA_INDEX, TABLES_INDEX, HISTOGRAMS_INDEX, TEXTS_INDEX, TRACES_INDE
 _SETTLED_SECONDS = 5.0
 _MAX_DIGITS = 10
 _MAX_ABANDONED_BYTES = 1 << 30
+_BRANCH = re.compile(r"metrics(?:\.rank(\d{1,9}))?\.step(-?\d{1,18})\.(\w+)\.csv", re.ASCII)
 # Kinds of which one call writes several lines.
 _GROUPED = {"image", "point_cloud"}
 
@@ -77,6 +79,23 @@ class Position:
     names: dict[str, int] = attrs.field(factory=dict)
     lines: dict[str, int] = attrs.field(factory=dict)
     others: dict[str, dict[str, Any]] = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class Branch:
+    """Rows that a resume has left: a file that never changes.
+
+    Attributes:
+        name: of the branch, such as "step4.1a2b3c4d".
+        rank: of the rows.
+        from_step: the step that training continued from.
+        path: the CSV, such as `metrics.rank1.step4.1a2b3c4d.csv`.
+    """
+
+    name: str
+    rank: int
+    from_step: int
+    path: Path
 
 
 class Item(NamedTuple):
@@ -121,7 +140,7 @@ def items_of(
     sources: list[Iterator[Item]] = [_new_rows(_rows(run_dir, 0), position)]
     sources += [_new_rows_of_rank(run_dir, rank, position) for rank in ranks_of(run_dir) if rank]
     if abandoned:
-        sources += [_abandoned_rows(path, position) for path in (run_dir / ABANDONED_FOLDER).glob("*.csv")]
+        sources += [_abandoned_rows(branch, position) for branch in branches_of(run_dir)]
     sources += [_new_lines(run_dir / name, name, position, settled_at) for name in INDEXES]
     streams = [_timed(source) for source in sources]
     for _, item in heapq.merge(*streams, key=lambda pair: pair[0]):
@@ -165,28 +184,28 @@ def _new_rows_of_rank(run_dir: Path, rank: int, position: Position) -> Iterator[
     }
 
 
-def _abandoned_rows(path: Path, position: Position) -> Iterator[Item]:
-    """Yields the rows of an abandoned branch, whose file never changes."""
-    key = f"{ABANDONED_FOLDER}/{path.name}"
+def branches_of(run_dir: Path) -> list[Branch]:
+    """Returns the abandoned branches of a run, by rank and step."""
+    found = []
+    folder = run_dir / ABANDONED_FOLDER
+    for path in sorted(folder.glob("*.csv")) if not folder.is_symlink() else ():
+        if parts := _BRANCH.fullmatch(path.name):
+            rank, step, branch = parts.groups()
+            found.append(Branch(f"step{step}.{branch}", int(rank or 0), int(step), path))
+    return sorted(found, key=lambda one: (one.rank, one.from_step))
+
+
+def _abandoned_rows(branch: Branch, position: Position) -> Iterator[Item]:
+    key = f"{ABANDONED_FOLDER}/{branch.path.name}"
     if key in position.lines:
         return
-    header, _, body = read_regular(path, _MAX_ABANDONED_BYTES).partition(b"\n")
-    rank, branch = _branch_of(path)
+    header, _, body = read_regular(branch.path, _MAX_ABANDONED_BYTES).partition(b"\n")
     count = 0
     for row in parse_rows(parse_header(header + b"\n"), body):
         count += 1
         if row.metrics:
-            yield Item("metrics", row.time, row.step, row.epoch, row.metrics, (), rank, branch)
+            yield Item("metrics", row.time, row.step, row.epoch, row.metrics, (), branch.rank, branch.name)
     position.lines[key] = count
-
-
-def _branch_of(path: Path) -> tuple[int, str]:
-    """Returns rank and branch of a file of abandoned rows, such as `metrics.rank1.step4.1a2b3c4d.csv`."""
-    stem, _, branch = path.stem.partition(".step")
-    rank = stem.removeprefix("metrics.rank")
-    return int(rank) if rank.isascii() and rank.isdecimal() and len(
-        rank
-    ) < _MAX_DIGITS else 0, f"step{branch}"
 
 
 def _rows(run_dir: Path, rank: int) -> Iterator[MetricRow]:

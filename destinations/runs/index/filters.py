@@ -434,8 +434,7 @@ class _Parser:
         return IsTrue(field)
 
     def _value_first(self) -> Node:
-        at = self._index
-        value = self._next()
+        token = self._next()
         if self._is("word", "in", "not"):
             negated = self._negation()
             field = self._field()
@@ -445,19 +444,13 @@ class _Parser:
                     self._text,
                     self._tokens[self._index - 1].start,
                 )
-            self._index, after = at, self._index
-            checked = self._value(field)
-            self._index = after
-            return In(field, (checked,), negated)
+            return In(field, (self._checked(token, field),), negated)
         if self._token.kind == "symbol" and self._token.value in _FLIPPED:
             operator = _FLIPPED[self._next().value]
             field = self._field()
-            self._index, after = at, self._index
-            checked = self._value(field)
-            self._index = after
-            return self._compare(field, operator, checked)
+            return self._compare(field, operator, self._checked(token, field))
         raise self._error(
-            f"expected a comparison after {self._shown(value)}, got {self._shown(self._token)}."
+            f"expected a comparison after {self._shown(token)}, got {self._shown(self._token)}."
         )
 
     def _compare(self, field: Field, operator: Operator, value: Scalar) -> Node:
@@ -523,7 +516,12 @@ class _Parser:
 
     def _value(self, field: Field) -> Scalar:
         """Parses a value of the type of the field."""
-        token = self._token
+        value = self._checked(self._token, field)
+        self._next()
+        return value
+
+    def _checked(self, token: _Token, field: Field) -> Scalar:
+        """Returns the value of a token, which must be of the type of the field."""
         value: Scalar
         if token.kind in {"text", "number"}:
             value = token.value
@@ -532,11 +530,6 @@ class _Parser:
         else:
             hint = f' Put text in quotes: "{token.value}".' if token.kind == "word" else ""
             raise self._error(f"expected a value, got {self._shown(token)}.{hint}")
-        self._check_type(field, value, token)
-        self._next()
-        return value
-
-    def _check_type(self, field: Field, value: Scalar, token: _Token) -> None:
         kind = _kind_of(value)
         wanted = {"text": "text", "texts": "text", "bool": "bool", "time": "number", "cell": kind}[field.type]
         if kind != wanted:
@@ -546,6 +539,7 @@ class _Parser:
                 self._text,
                 token.start,
             )
+        return value
 
     def _expect(self, symbol: str) -> None:
         if not self._is("symbol", symbol):

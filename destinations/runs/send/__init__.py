@@ -28,7 +28,7 @@ from destinations.text.formatting import plain
 
 from .ledger import Ledger, SendingError
 from .replay import RecordClock, ReplayReport, RewoundError, replay
-from .targets import Target, TargetError, target_of
+from .targets import TargetError, target_of
 
 __all__ = ["SendingError", "TargetError", "send"]
 
@@ -72,72 +72,51 @@ def send(
     """
     place = target_of(target, run.record, Path(cache) if cache is not None else cache_folder().parent)
     place.check()
+    place.with_abandoned = abandoned
+    replays_abandoned = abandoned and not place.copies_abandoned
+
+    def attempt(ledger: Ledger, *, starts_over: bool) -> ReplayReport:
+        position = Position() if starts_over else ledger.position
+        facts = _facts_of(run, abandoned)
+        is_file_missing = abandoned and place.copies_abandoned and not ledger.facts.get("abandoned")
+        may_be_current = not starts_over and not follow and not is_file_missing
+        if may_be_current and _is_up_to_date(run, position, facts, ledger.facts, replays_abandoned):
+            return ReplayReport(position=position, is_over=not facts["is_alive"])
+        clock = RecordClock()
+        place.starts_over = starts_over
+        destination: Any = place.make(clock)
+        ledger.begin()
+        if starts_over:
+            place.restart()
+        report = replay(
+            run,
+            destination,
+            clock=clock,
+            position=position,
+            follow=follow,
+            abandoned=replays_abandoned,
+            make_rank_destination=place.rank_factory(clock),
+            wait=wait,
+            now=now,
+        )
+        _count_undelivered(destination, report)
+        if not report.failures:
+            place.finish(run)
+            # For a live run the earlier facts, so that changes since then are sent next time.
+            ledger.finish(report.position, _facts_of(run, abandoned) if follow and report.is_over else facts)
+        return report
+
     with Ledger(place.ledger_path, run.record.run_id, place.name) as ledger:
         starts_over = again or ledger.state != "done" or place.is_gone()
         while True:
             try:
-                return _send_once(
-                    run,
-                    place,
-                    ledger,
-                    starts_over=starts_over,
-                    follow=follow,
-                    abandoned=abandoned,
-                    wait=wait,
-                    now=now,
-                )
+                return attempt(ledger, starts_over=starts_over)
             except RewoundError:
                 # Training resumed from an earlier step: rows of the abandoned branch were sent and must be
                 # removed.
                 if starts_over and not follow:
                     raise
                 starts_over = True
-
-
-def _send_once(
-    run: Run,
-    place: Target,
-    ledger: Ledger,
-    *,
-    starts_over: bool,
-    follow: bool,
-    abandoned: bool,
-    wait: Callable[[float], None],
-    now: Callable[[], float],
-) -> ReplayReport:
-    position = Position() if starts_over else ledger.position
-    facts = _facts_of(run, abandoned)
-    place.with_abandoned = abandoned
-    is_file_missing = abandoned and place.copies_abandoned and not ledger.facts.get("abandoned")
-    abandoned = abandoned and not place.copies_abandoned
-    may_be_current = not starts_over and not follow and not is_file_missing
-    if may_be_current and _is_up_to_date(run, position, facts, ledger.facts, abandoned):
-        return ReplayReport(position=position, is_over=not facts["is_alive"])
-    clock = RecordClock()
-    place.starts_over = starts_over
-    destination: Any = place.make(clock)
-    ledger.begin()
-    if starts_over:
-        place.restart()
-    report = replay(
-        run,
-        destination,
-        clock=clock,
-        position=position,
-        follow=follow,
-        abandoned=abandoned,
-        make_rank_destination=place.rank_factory(clock),
-        wait=wait,
-        now=now,
-    )
-    _count_undelivered(destination, report)
-    if not report.failures:
-        place.finish(run)
-        # For a live run the earlier facts, so that changes since then are sent next time.
-        ledger.finish(
-            report.position, _facts_of(run, place.with_abandoned) if follow and report.is_over else facts
-        )
-    return report
 
 
 def _facts_of(run: Run, abandoned: bool) -> dict[str, Any]:
