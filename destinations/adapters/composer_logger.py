@@ -13,7 +13,7 @@ from typing import Any
 from destinations.base import LoggerDestination
 from events import Callback, Destination, Event, Phase, RunStatus, State, Time, Timestamp
 
-from .session import Session, as_tuple, missing_package_error, plain_values
+from .session import Session, as_tuple, log_metrics_and_traces, missing_package_error
 
 try:
     from composer.core import Time as TheirTime
@@ -155,10 +155,7 @@ class ComposerDestination(TheirDestination):
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Logs scalars, also those on a device, as metrics, and other values as traces."""
         if self._session is not None:
-            scalars, others = plain_values(metrics)
-            self._logger_now(self._session).log_metrics(scalars, step)
-            if others:
-                self._logger_now(self._session).log_traces(others)
+            log_metrics_and_traces(self._logger_now(self._session), metrics, step)
 
     def log_table(
         self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
@@ -272,8 +269,7 @@ class FromComposer(LoggerDestination):
     ```
 
     Passes on all events, and the records that Composer has: metrics, hyperparameters, tables, images, traces
-        and files.
-    The state that the destination sees has times of Composer's classes.
+    and files. The state that the destination sees has times of Composer's classes.
 
     Args:
         destination: the Composer destination.

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from events import Callback, Destination, Event, Phase, RunStatus, Time, Timestamp, TimeUnit
 
-from .session import Session, SessionMixin, as_tuple, length_of, missing_package_error, plain_values
+from .session import Session, SessionMixin, as_tuple, length_of, log_metrics_and_traces, missing_package_error
 
 try:
     from transformers import TrainerCallback
@@ -208,12 +208,8 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
     ) -> None:
         """Logs scalars as metrics and other values as traces."""
         self._read_ranks(args, state)
-        metrics, others = plain_values({_name(str(key)): value for key, value in (logs or {}).items()})
-        logger = self._session.logger
-        if metrics:
-            logger.log_metrics(metrics, self._step(state))
-        if others:
-            logger.log_traces(others)
+        values = {_name(str(key)): value for key, value in (logs or {}).items()}
+        log_metrics_and_traces(self._session.logger, values, self._step(state))
 
     # Evaluation and prediction.
 

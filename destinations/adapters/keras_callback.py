@@ -8,7 +8,7 @@ from typing import Any
 
 from events import Callback, Destination, Event, RunStatus, Time, TimeUnit
 
-from .session import Session, SessionMixin, as_tuple, missing_package_error, plain_values
+from .session import Session, SessionMixin, as_tuple, log_metrics_and_traces, missing_package_error
 
 try:
     import keras
@@ -104,11 +104,8 @@ class KerasCallback(SessionMixin, keras.callbacks.Callback):
         self._session.succeed()
 
     def _log(self, phase: str, logs: Mapping[str, Any] | None, step: int) -> None:
-        metrics, others = plain_values({f"{phase}/{name}": value for name, value in (logs or {}).items()})
-        if metrics:
-            self._session.logger.log_metrics(metrics, step)
-        if others:
-            self._session.logger.log_traces(others)
+        values = {f"{phase}/{name}": value for name, value in (logs or {}).items()}
+        log_metrics_and_traces(self._session.logger, values, step)
 
     # Evaluation and prediction.
 

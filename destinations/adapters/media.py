@@ -6,7 +6,7 @@ from typing import Any
 
 from events import Logger
 
-__all__ = ["WandbMedia", "log_audios", "log_images", "log_table", "log_videos"]
+__all__ = ["WandbMedia", "log_images", "log_table", "log_videos"]
 
 _CHANNELS = frozenset({1, 3, 4})
 _IMAGE_DIMENSIONS = 3
@@ -75,35 +75,6 @@ def log_videos(
         is_encoded = isinstance(video, str | bytes | Path)
         fps_of_one = rate if is_encoded or rate else _DEFAULT_FPS
         logger.log_video(video, fps_of_one, name=name, step=step, caption=caption)
-
-
-def log_audios(
-    logger: Logger,
-    name: str,
-    audios: Any,
-    step: int | None,
-    captions: Sequence[str] | str | None = None,
-    sample_rate: int | Sequence[int | None] | None = None,
-) -> None:
-    """Logs each sound as a separate record with its caption.
-
-    ```python
-    log_audios(run.logger, "voice", [samples], step=3, sample_rate=16_000)
-    ```
-
-    Of a sound with two dimensions the smaller one is its channels: `(samples, channels)` as in W&B, or
-    `(channels, samples)`.
-    """
-    several = list(audios) if isinstance(audios, list | tuple) else [audios]
-    rates: list[Any] = list(sample_rate) if isinstance(sample_rate, list | tuple) else [sample_rate]
-    rates = rates * len(several) if len(rates) == 1 else rates
-    texts = _one_each(captions, len(several))
-    for audio, rate, caption in zip(several, rates, texts, strict=True):
-        sound = audio
-        shape: Any = getattr(audio, "shape", ())
-        if len(shape) == _SOUND_DIMENSIONS and shape[0] > shape[1]:
-            sound = audio.T
-        logger.log_audio(sound, rate or _DEFAULT_SAMPLE_RATE, name=name, step=step, caption=caption)
 
 
 def log_table(
@@ -197,7 +168,15 @@ class WandbMedia:
             caption: one per sound.
             sample_rate: samples per second, one for all or one per sound; default: 44,100, as in W&B.
         """
-        log_audios(self.experiment, key, audios, step, caption, sample_rate)
+        several = list(audios) if isinstance(audios, list | tuple) else [audios]
+        rates: list[Any] = list(sample_rate) if isinstance(sample_rate, list | tuple) else [sample_rate]
+        rates = rates * len(several) if len(rates) == 1 else rates
+        for audio, rate, text in zip(several, rates, _one_each(caption, len(several)), strict=True):
+            shape: Any = getattr(audio, "shape", ())
+            # The smaller dimension is the channels: W&B has `(samples, channels)`.
+            is_turned = len(shape) == _SOUND_DIMENSIONS and shape[0] > shape[1]
+            sound = audio.T if is_turned else audio
+            self.experiment.log_audio(sound, rate or _DEFAULT_SAMPLE_RATE, name=key, step=step, caption=text)
 
     def log_image(
         self,

@@ -3,7 +3,6 @@
 Adapters translate the hooks of a framework into calls of a session. Everything runs in the training thread.
 """
 
-import contextlib
 import logging
 import os
 import sys
@@ -11,7 +10,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -40,6 +39,7 @@ __all__ = [
     "as_tuple",
     "flat_values",
     "length_of",
+    "log_metrics_and_traces",
     "log_values",
     "missing_package_error",
     "plain_values",
@@ -117,11 +117,23 @@ def flat_values(values: Mapping[Any, Any], separator: str = "/") -> dict[str, An
     return flat
 
 
-def plain_values(values: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits logged values into scalars and others, such as strings, lists and None.
+def log_metrics_and_traces(logger: Logger, values: Mapping[Any, Any], step: int | None) -> None:
+    """Logs scalars as one record of metrics, and all other values as one record of traces.
 
-    Nested mappings are flattened, their names joined with "/". Names that are not strings become strings.
+    Args:
+        logger: of the run.
+        values: by name; nested mappings are flattened, names that are not strings become strings.
+        step: as for `Logger.log_metrics`.
     """
+    metrics, others = plain_values(values)
+    if metrics:
+        logger.log_metrics(metrics, step)
+    if others:
+        logger.log_traces(others)
+
+
+def plain_values(values: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Splits logged values, nested mappings flattened, into scalars and others, such as strings and lists."""
     metrics: dict[str, Any] = {}
     others: dict[str, Any] = {}
     for name, value in flat_values(values).items():
@@ -305,8 +317,11 @@ class Session:
         self._engine = Engine(state, self._logger, (*self._callbacks, self._fit_guard))
         self._thread, self._uncaught_before = threading.get_ident(), id(getattr(sys, "last_value", None))
         _opened.add(self)
-        with self._close_on_error():
+        try:
             self._engine.run_event(Event.INIT)
+        except BaseException as error:
+            self.close(error)
+            raise
         return self._logger
 
     def _close_predecessors(self) -> None:
@@ -328,14 +343,6 @@ class Session:
                 folder,
                 other.state.status.value,
             )
-
-    @contextlib.contextmanager
-    def _close_on_error(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException as error:
-            self.close(error)
-            raise
 
     def run_event(self, event: Event) -> None:
         """Fires an event; opens the run if needed."""
@@ -605,7 +612,7 @@ class Session:
         """Advances the timestamp to that of a record, for trainers without loop events; never goes back.
 
         Called after the record was logged: a destination detects a resumed run by a first row beyond the
-            timestamp.
+        timestamp.
         """
         timestamp = self.state.timestamp
         if step is not None and step > timestamp.batch.value:
