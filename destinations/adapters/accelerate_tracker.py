@@ -33,7 +33,8 @@ class AccelerateTracker(GeneralTracker):
     ```
 
     Accelerate has no training loop: `init_trackers` fires `INIT` and `FIT_START`, `end_training` fires
-    `FIT_END` and closes the run; its batch count is the largest step logged. For more events, use `events.Run`.
+    `FIT_END` and closes the run; its batch count is the largest step logged. For more events, use
+    `events.Run`.
 
     **Steps.** Without a step, each call of `log` advances by one.
 

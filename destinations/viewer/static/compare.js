@@ -4,6 +4,7 @@ import { compareRuns, loadInfos, runInfo } from "./data.js";
 import { el, fill, formatNumber, icon, shorten } from "./dom.js";
 import { ensureSelection, showBesideRuns, swatch } from "./sidebar.js";
 import { link, onChange, state, visibleRuns } from "./state.js";
+import { plainTable } from "./table.js";
 
 const MOST_RUNS_COMPARED = 20;
 const PARTS = [
@@ -124,31 +125,14 @@ export function showCompare(root) {
             el(
               "div",
               { class: "scroll", style: { "max-height": "none" }, tabIndex: 0 },
-              el(
-                "table",
-                {},
-                el(
-                  "thead",
-                  {},
-                  el(
-                    "tr",
-                    {},
-                    el("th", {}, "Field"),
-                    ids.map((id) => el("th", { scope: "col" }, named(id))),
-                  ),
-                ),
-                el(
-                  "tbody",
-                  {},
-                  own.slice(0, 1000).map(({ name, values }) =>
-                    el(
-                      "tr",
-                      {},
-                      el("th", { scope: "row", dir: "auto" }, shorten(name.slice(prefix.length), 120)),
-                      ids.map((id) => cell(values[id], Object.values(values))),
-                    ),
-                  ),
-                ),
+              plainTable(
+                own
+                  .slice(0, 1000)
+                  .map(({ name, values }) => [
+                    el("th", { scope: "row", dir: "auto" }, shorten(name.slice(prefix.length), 120)),
+                    ids.map((id) => cell(values[id], Object.values(values))),
+                  ]),
+                ["Field", ...ids.map((id) => el("th", { scope: "col" }, named(id)))],
               ),
             ),
           ),

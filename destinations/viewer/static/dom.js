@@ -239,6 +239,12 @@ export function formatAge(time) {
   return `${formatDuration(seconds).split(" ").slice(0, 2).join(" ")} ago`;
 }
 
+/** Returns the tags in a text, separated by commas, each once. */
+export function tagsIn(text) {
+  const tags = text.split(",").map((tag) => tag.trim());
+  return [...new Set(tags.filter(Boolean))];
+}
+
 /** Returns a text cut to a length, with an ellipsis. */
 export function shorten(text, length = 80) {
   const whole = String(text);

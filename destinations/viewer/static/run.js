@@ -11,11 +11,12 @@ import {
   formatTime,
   icon,
   shorten,
+  tagsIn,
   toast,
 } from "./dom.js";
 import { statusMark } from "./runs.js";
 import { link, selectRuns, selectedRuns, state } from "./state.js";
-import { dataTable, flatten, pairTable } from "./table.js";
+import { dataTable, flatten, pairTable, plainTable } from "./table.js";
 
 const LOG_TAIL = 65536;
 const MOST_ROWS_OF_LOG = 1 << 20;
@@ -107,16 +108,7 @@ export function showRun(root) {
       el(
         "div",
         { class: "run-facts" },
-        editable("Tags", detail.tags.join(", "), "none", (text) => ({
-          tags: [
-            ...new Set(
-              text
-                .split(",")
-                .map((tag) => tag.trim())
-                .filter(Boolean),
-            ),
-          ],
-        })),
+        editable("Tags", detail.tags.join(", "), "none", (text) => ({ tags: tagsIn(text) })),
         editable("Note", detail.note ?? "", "none", (text) => ({ note: text })),
       ),
       panels,
@@ -210,33 +202,15 @@ export function showRun(root) {
       panel(
         "Sessions",
         scroll(
-          el(
-            "table",
-            {},
-            el(
-              "thead",
-              {},
-              el(
-                "tr",
-                {},
-                ["Started", "Duration", "Status", "From step", "Host"].map((name) => el("th", {}, name)),
-              ),
-            ),
-            el(
-              "tbody",
-              {},
-              detail.sessions.map((one) =>
-                el(
-                  "tr",
-                  {},
-                  el("td", {}, formatTime(one.start)),
-                  el("td", {}, one.end ? formatDuration(one.end - one.start) : "–"),
-                  el("td", { title: shorten(one.exception ?? "", 500) }, one.status ?? "–"),
-                  el("td", {}, one.resume_step ?? "the start"),
-                  el("td", {}, shorten(one.host ?? "–", 60)),
-                ),
-              ),
-            ),
+          plainTable(
+            detail.sessions.map((one) => [
+              el("td", {}, formatTime(one.start)),
+              el("td", {}, one.end ? formatDuration(one.end - one.start) : "–"),
+              el("td", { title: shorten(one.exception ?? "", 500) }, one.status ?? "–"),
+              el("td", {}, one.resume_step ?? "the start"),
+              el("td", {}, shorten(one.host ?? "–", 60)),
+            ]),
+            ["Started", "Duration", "Status", "From step", "Host"],
           ),
         ),
       );
@@ -260,23 +234,13 @@ export function showRun(root) {
       panel(
         "Checkpoints",
         scroll(
-          el(
-            "table",
-            {},
-            el(
-              "tbody",
-              {},
-              detail.checkpoints.map((one) =>
-                el(
-                  "tr",
-                  {},
-                  el("td", { dir: "auto", title: shorten(one.path, 500) }, shorten(one.name, 120)),
-                  el("td", { class: "number" }, formatBytes(one.size)),
-                  el("td", { class: "muted" }, formatTime(one.time)),
-                  el("td", { class: one.exists ? "good" : "bad" }, one.exists ? "there" : "missing"),
-                ),
-              ),
-            ),
+          plainTable(
+            detail.checkpoints.map((one) => [
+              el("td", { dir: "auto", title: shorten(one.path, 500) }, shorten(one.name, 120)),
+              el("td", { class: "number" }, formatBytes(one.size)),
+              el("td", { class: "muted" }, formatTime(one.time)),
+              el("td", { class: one.exists ? "good" : "bad" }, one.exists ? "there" : "missing"),
+            ]),
           ),
         ),
       );
@@ -284,33 +248,23 @@ export function showRun(root) {
       panel(
         "Artifacts",
         scroll(
-          el(
-            "table",
-            {},
-            el(
-              "tbody",
-              {},
-              detail.artifacts.map((one) =>
-                el(
-                  "tr",
-                  {},
-                  el(
-                    "td",
-                    { dir: "auto" },
-                    one.file
-                      ? el("a", { href: fileUrl(id, one.file), download: "" }, shorten(one.name, 120))
-                      : shorten(one.name, 120),
-                    one.uri && el("div", { class: "muted mono" }, shorten(one.uri, 200)),
-                  ),
-                  el("td", { class: "number" }, formatBytes(one.size)),
-                  el(
-                    "td",
-                    { class: one.arrived === false ? "bad" : one.arrived ? "good" : "muted" },
-                    one.arrived ? "arrived" : one.arrived === false ? "not arrived" : "unknown",
-                  ),
-                ),
+          plainTable(
+            detail.artifacts.map((one) => [
+              el(
+                "td",
+                { dir: "auto" },
+                one.file
+                  ? el("a", { href: fileUrl(id, one.file), download: "" }, shorten(one.name, 120))
+                  : shorten(one.name, 120),
+                one.uri && el("div", { class: "muted mono" }, shorten(one.uri, 200)),
               ),
-            ),
+              el("td", { class: "number" }, formatBytes(one.size)),
+              el(
+                "td",
+                { class: one.arrived === false ? "bad" : one.arrived ? "good" : "muted" },
+                one.arrived ? "arrived" : one.arrived === false ? "not arrived" : "unknown",
+              ),
+            ]),
           ),
         ),
       );

@@ -14,6 +14,7 @@ import {
   isDark,
   popover,
   shorten,
+  tagsIn,
   toast,
 } from "./dom.js";
 import { FilterField } from "./filter.js";
@@ -551,16 +552,7 @@ export function showRuns(root) {
 
   function editTags(node, row) {
     editInPlace(node, "Tags, separated by commas", row.tags.join(", "), (text) =>
-      save(row, {
-        tags: [
-          ...new Set(
-            text
-              .split(",")
-              .map((tag) => tag.trim())
-              .filter(Boolean),
-          ),
-        ],
-      }),
+      save(row, { tags: tagsIn(text) }),
     );
   }
 

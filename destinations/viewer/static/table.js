@@ -143,27 +143,33 @@ export function dataTable(columns, rows, about = {}) {
 
 /** Returns rows of two cells, name and value, as a table. */
 export function pairTable(pairs) {
+  return plainTable(
+    pairs.map(([name, value]) => [
+      el("th", { scope: "row", dir: "auto" }, shorten(name, 120)),
+      el(
+        "td",
+        { dir: "auto" },
+        value instanceof Node
+          ? value
+          : shorten(typeof value === "number" ? formatNumber(value) : cellText(value), 3000),
+      ),
+    ]),
+  );
+}
+
+/**
+ * Makes a table of cells as they are.
+ *
+ * @param {any[][]} rows the cells of each row, as elements.
+ * @param {any[]} [head] the titles of columns, as texts or elements.
+ */
+export function plainTable(rows, head = []) {
   return el(
     "table",
     {},
-    el(
-      "tbody",
-      {},
-      pairs.map(([name, value]) =>
-        el(
-          "tr",
-          {},
-          el("th", { scope: "row", dir: "auto" }, shorten(name, 120)),
-          el(
-            "td",
-            { dir: "auto" },
-            value instanceof Node
-              ? value
-              : shorten(typeof value === "number" ? formatNumber(value) : cellText(value), 3000),
-          ),
-        ),
-      ),
-    ),
+    head.length > 0 &&
+      el("thead", {}, el("tr", {}, head.map((one) => (one instanceof Node ? one : el("th", {}, one))))),
+    el("tbody", {}, rows.map((cells) => el("tr", {}, cells))),
   );
 }
 
