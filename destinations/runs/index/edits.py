@@ -20,57 +20,26 @@ from destinations.runs.files import clean_text, read_object
 from destinations.runs.record import RunRecord
 from uploads.disk import lock, read_regular, replace_file
 
-__all__ = ["Edits", "apply_edits", "edit_run", "read_edits"]
+__all__ = ["apply_edits", "edit_run"]
 
 _FORMAT_VERSION = 1
 
 
-@attrs.frozen
-class Edits:
-    """The edits of the user to a run; None for a field that was not edited."""
-
-    added_tags: tuple[str, ...] = ()
-    removed_tags: tuple[str, ...] = ()
-    notes: str | None = None
-    display_name: str | None = None
-    archived: bool | None = None
-
-    def tags(self, own: Sequence[str]) -> tuple[str, ...]:
-        """Returns the tags after the edits.
-
-        Args:
-            own: the tags that the run gave itself.
-        """
-        kept = [tag for tag in own if tag not in self.removed_tags]
-        return tuple(dict.fromkeys([*kept, *self.added_tags]))
-
-
-def read_edits(raw: bytes) -> Edits:
-    """Parses the file; fields of a wrong type are ignored.
+def apply_edits(record: RunRecord, raw: bytes) -> RunRecord:
+    """Returns the record with the edits in a file applied; fields of a wrong type are ignored.
 
     Raises:
-        ValueError: it is not a JSON object.
+        ValueError: the file is not a JSON object.
     """
     data = read_object(raw)
-    notes, name, archived = (data.get(key) for key in ("notes", "display_name", "archived"))
-    return Edits(
-        added_tags=_texts(data.get("added_tags")),
-        removed_tags=_texts(data.get("removed_tags")),
-        notes=notes if isinstance(notes, str) else None,
-        display_name=name if isinstance(name, str) else None,
-        archived=archived if isinstance(archived, bool) else None,
-    )
-
-
-def apply_edits(record: RunRecord, edits: Edits) -> RunRecord:
-    """Returns the record with the edits applied."""
-    changes: dict[str, Any] = {"tags": edits.tags(record.tags)}
-    if edits.notes is not None:
-        changes["notes"] = edits.notes
-    if edits.display_name is not None:
-        changes["display_name"] = edits.display_name or None
-    if edits.archived is not None:
-        changes["archived"] = edits.archived
+    added, removed = (_texts(data.get(key)) for key in ("added_tags", "removed_tags"))
+    kept = [tag for tag in record.tags if tag not in removed]
+    changes: dict[str, Any] = {"tags": tuple(dict.fromkeys([*kept, *added]))}
+    for name, kind in (("notes", str), ("display_name", str), ("archived", bool)):
+        if isinstance(value := data.get(name), kind):
+            changes[name] = value
+    if changes.get("display_name") == "":
+        changes["display_name"] = None
     return attrs.evolve(record, **changes)
 
 

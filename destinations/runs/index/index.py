@@ -19,7 +19,7 @@ import sqlite3
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from destinations.runs.files import write_json
 from destinations.runs.record import Extremes, FieldType, RunRecord, Scalar, stored_fields
@@ -33,8 +33,6 @@ __all__ = ["VERSION", "Index", "cache_folder", "index_name"]
 
 VERSION = 4
 """The version of the tables; increase it when a field is added to `RunRecord`."""
-
-Item = TypeVar("Item")
 
 _CHUNK = 500
 _BATCH = 1000
@@ -277,12 +275,14 @@ class Index:
         )
 
     def _ids(self, paths: Sequence[str]) -> dict[str, int]:
-        ids: dict[str, int] = {}
-        for chunk in _chunks([_storable(path) for path in paths]):
-            marks = ", ".join("?" * len(chunk))
-            for path, number in self._db.execute(f"SELECT path, id FROM runs WHERE path IN ({marks})", chunk):
-                ids[_path(path)] = number
-        return ids
+        rows = self._rows_in("SELECT path, id FROM runs WHERE path IN", [_storable(path) for path in paths])
+        return {_path(path): number for path, number in rows}
+
+    def _rows_in(self, statement: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+        """Yields the rows of a statement that ends with `IN`."""
+        for start in range(0, len(values), _CHUNK):
+            chunk = values[start : start + _CHUNK]
+            yield from self._db.execute(f"{statement} ({', '.join('?' * len(chunk))})", chunk)
 
     # For the report.
 
@@ -316,12 +316,8 @@ class Index:
 
     def run_ids(self, paths: Iterable[str]) -> list[str]:
         """Returns the ids of the runs with these paths."""
-        ids: list[str] = []
-        for chunk in _chunks([_storable(path) for path in paths]):
-            marks = ", ".join("?" * len(chunk))
-            rows = self._db.execute(f"SELECT run_id FROM runs WHERE path IN ({marks})", chunk)
-            ids += [run_id for (run_id,) in rows]
-        return ids
+        rows = self._rows_in("SELECT run_id FROM runs WHERE path IN", [_storable(path) for path in paths])
+        return [run_id for (run_id,) in rows]
 
     # For queries.
 
@@ -371,16 +367,18 @@ class Index:
             (metric,),
         )
         found = {row[0]: row for row in rows}
-        for chunk in _chunks([number for number in ids if number not in found]):
-            marks = ", ".join("?" * len(chunk))
-            new = []
-            for number, path, mtime_ns, *state in self._db.execute(
-                f"SELECT id, path, mtime_ns, files, heartbeat_at FROM runs WHERE id IN ({marks})", chunk
-            ).fetchall():
-                values = read(os.path.join(self.root, _path(path)))  # noqa: PTH118  # a Path takes longer
-                if values is not None:
-                    found[number] = number, *(values[2:] if is_max else values[:2])
-                    new.append((metric, number, mtime_ns, *state, *values))
+        unknown = [number for number in ids if number not in found]
+        unread = self._rows_in(
+            "SELECT id, path, mtime_ns, files, heartbeat_at FROM runs WHERE id IN", unknown
+        )
+        new = []
+        # All rows first: nothing is locked while files are read.
+        for number, path, *state in list(unread):
+            values = read(os.path.join(self.root, _path(path)))  # noqa: PTH118  # a Path takes longer
+            if values is not None:
+                found[number] = number, *(values[2:] if is_max else values[:2])
+                new.append((metric, number, *state, *values))
+        if new:
             with self._db.transaction():
                 marks = ", ".join("?" * 9)
                 self._db.executemany(f"INSERT OR REPLACE INTO extremes VALUES ({marks})", new)
@@ -421,32 +419,17 @@ class Index:
         """
         layouts: dict[int | None, tuple[list[str], list[str]]] = {None: ([], [])}
         columns = ", ".join(field.name for field in _RECORD_COLUMNS)
-        records: list[tuple[int, RunRecord]] = []
-        for chunk in _chunks(ids):
-            marks = ", ".join("?" * len(chunk))
-            rows = self._db.execute(
-                f"SELECT id, path, layout, cells, {columns} FROM runs "
-                f"LEFT JOIN cells ON run = id WHERE id IN ({marks})",
-                chunk,
-            ).fetchall()
-            try:
-                self._load_layouts(layouts, {row[2] for row in rows})
-                records += [(row[0], self._record(row, layouts[row[2]])) for row in rows]
-            except (ValueError, TypeError, LookupError, AttributeError) as error:
-                raise CorruptIndexError(f"a row cannot be read: {error}") from error
-        return records
-
-    def _load_layouts(
-        self, layouts: dict[int | None, tuple[list[str], list[str]]], wanted: Iterable[int | None]
-    ) -> None:
-        """Adds the names of layouts to `layouts`, by number."""
-        for chunk in _chunks([number for number in wanted if number not in layouts]):
-            marks = ", ".join("?" * len(chunk))
-            for number, names in self._db.execute(
-                f"SELECT id, names FROM layouts WHERE id IN ({marks})", chunk
-            ):
+        source = "runs LEFT JOIN cells ON run = id"
+        statement = f"SELECT id, path, layout, cells, {columns} FROM {source} WHERE id IN"
+        rows = list(self._rows_in(statement, ids))
+        wanted = list({row[2] for row in rows} - layouts.keys())
+        try:
+            for number, names in self._rows_in("SELECT id, names FROM layouts WHERE id IN", wanted):
                 hparams, summary = json.loads(names)
                 layouts[number] = hparams, summary
+            return [(row[0], self._record(row, layouts[row[2]])) for row in rows]
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise CorruptIndexError(f"a row cannot be read: {error}") from error
 
     def _record(self, row: tuple[Any, ...], names: tuple[list[str], list[str]]) -> RunRecord:
         _, path, _, cells, *columns = row
@@ -569,8 +552,3 @@ def _shown(name: str) -> str:
 
 def _parent(path: str) -> Any:
     return _storable(path.rpartition("/")[0]) if path else None
-
-
-def _chunks(values: Sequence[Item]) -> Iterator[Sequence[Item]]:
-    for start in range(0, len(values), _CHUNK):
-        yield values[start : start + _CHUNK]

@@ -34,7 +34,7 @@ from destinations.runs.files import clean_text, read_object
 from destinations.runs.record import RunRecord, is_terminal, read_sidecar
 from uploads.disk import read_with_status
 
-from .edits import apply_edits, read_edits
+from .edits import apply_edits
 from .foreign import METRICS, read_lightning
 
 __all__ = ["DAMAGED", "RUNNING", "Disk", "IndexState", "KnownRun", "ScanChange", "ScanReport", "Scanner"]
@@ -421,7 +421,7 @@ class Scanner:
         except OSError as error:
             return attrs.evolve(record, problem=f"{EDITS} cannot be read: {error.strerror}"), "?"
         try:
-            record = apply_edits(record, read_edits(raw))
+            record = apply_edits(record, raw)
         except ValueError as error:
             record = attrs.evolve(record, problem=f"{EDITS} is damaged: {error}")
         return record, self._fingerprint(state)

@@ -27,6 +27,10 @@ class TargetError(SendingError):
     """Invalid target."""
 
 
+def _digest(text: str, length: int) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:length]
+
+
 class Target:
     """A place that a run can be sent to.
 
@@ -59,9 +63,7 @@ class Target:
     @property
     def ledger_path(self) -> Path:
         """Path of the ledger."""
-        key = hashlib.sha256(
-            f"{self.name}\n{self.record.run_id}".encode("utf-8", "surrogatepass")
-        ).hexdigest()[:24]
+        key = _digest(f"{self.name}\n{self.record.run_id}", 24)
         return self._cache / "sent" / f"{key}.json"
 
     def make(self, clock: Callable[[], float]) -> Any:
@@ -226,8 +228,8 @@ class WandBTarget(Target):
     @property
     def remote_id(self) -> str:
         """Id of the run in the project: letters, digits and "-"."""
-        key = hashlib.sha256(self.record.run_id.encode("utf-8", "surrogatepass")).hexdigest()
-        return re.sub(r"[^A-Za-z0-9-]", "-", self.record.run_id)[:40] + f"-{key[:8]}"
+        run_id = self.record.run_id
+        return re.sub(r"[^A-Za-z0-9-]", "-", run_id)[:40] + f"-{_digest(run_id, 8)}"
 
 
 class QueriedTarget(Target):
@@ -281,7 +283,7 @@ class MLflowTarget(QueriedTarget):
 
     @property
     def _tag(self) -> str:
-        return hashlib.sha256(self.record.run_id.encode("utf-8", "surrogatepass")).hexdigest()[:24]
+        return _digest(self.record.run_id, 24)
 
     def _found(self) -> list[str]:
         """Returns the ids of the MLflow runs that this run was sent to."""
@@ -315,8 +317,7 @@ class TrackioTarget(QueriedTarget):
     @property
     def remote_name(self) -> str:
         """Name of the run in the project, without braces, which would be placeholders."""
-        key = hashlib.sha256(self.record.run_id.encode("utf-8", "surrogatepass")).hexdigest()
-        return re.sub(r"[{}]", "_", self.record.name) + f"-{key[:8]}"
+        return re.sub(r"[{}]", "_", self.record.name) + f"-{_digest(self.record.run_id, 8)}"
 
     def _found(self) -> list[Any]:
         import trackio
