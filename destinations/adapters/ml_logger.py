@@ -30,18 +30,18 @@ Write = Callable[[Logger, str, int], None]
 
 @attrs.define
 class _Pending:
-    """What waits for a write of a phase: scalars by name, and the last record of each kind and name."""
+    """Records that wait for a write: scalars by name, and the last record of each kind and name."""
 
     scalars: dict[str, Any] = attrs.field(factory=dict)
     records: dict[tuple[str, str], Write] = attrs.field(factory=dict)
 
 
-class _Waiting(Callback):
-    """What waits for a write, by phase; the rest is written when the run is closed, by whatever closes it.
+class _PendingPhases(Callback):
+    """The records that wait for a write, by phase; the rest is written when the run is closed.
 
     Attributes:
         logged: what was logged since the last call of `MlLogger.write`.
-        phases: what waits for the next write of each phase.
+        phases: the records that wait for the next write of each phase.
         last_step: the step of the last call of `MlLogger.write`.
     """
 
@@ -51,7 +51,7 @@ class _Waiting(Callback):
         self.last_step = 0
 
     def collect(self, phase: str) -> bool:
-        """Adds what was logged to a phase; returns whether something waits there."""
+        """Adds what was logged to a phase; returns whether the phase has pending records."""
         logged, self.logged = self.logged, _Pending()
         waiting = self.phases.setdefault(phase, _Pending())
         waiting.scalars.update(logged.scalars)
@@ -59,7 +59,7 @@ class _Waiting(Callback):
         return bool(waiting.scalars or waiting.records)
 
     def write(self, phase: str, step: int, state: State, logger: Logger) -> None:
-        """Writes what waits for a phase."""
+        """Writes the pending records of a phase."""
         waiting = self.phases.pop(phase)
         state.phase = Phase.TRAIN if phase == "train" else Phase.EVAL
         state.dataloader_label = phase
@@ -79,7 +79,7 @@ class _Waiting(Callback):
 
 
 class MlLogger(SessionMixin):
-    """Has the names and argument order of the loggers of `ml`.
+    """A logger with the method names and argument order of the loggers of `ml`.
 
     ```python
     with MlLogger(RunDirectory("runs/digits"), num_steps=10_000) as logger:
@@ -122,10 +122,10 @@ class MlLogger(SessionMixin):
         raise_errors: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._waiting = _Waiting()
+        self._pending_phases = _PendingPhases()
         self._session = Session(
             destinations,
-            (*as_tuple(callbacks), self._waiting),
+            (*as_tuple(callbacks), self._pending_phases),
             run_name,
             raise_errors=raise_errors,
             is_end_reported=False,
@@ -160,7 +160,7 @@ class MlLogger(SessionMixin):
 
     def log_scalar(self, key: str, value: Any, *, namespace: str | None = None) -> None:
         """Logs a number, a tensor of one element, or a function that returns one."""
-        self._waiting.logged.scalars[self._name(key, namespace)] = value
+        self._pending_phases.logged.scalars[self._name(key, namespace)] = value
 
     def log_string(self, key: str, value: Any, *, namespace: str | None = None) -> None:
         """Logs a text, or a function that returns one."""
@@ -330,7 +330,7 @@ class MlLogger(SessionMixin):
             self.logger.log_metrics(metrics, 0)
 
     def _keep(self, kind: str, key: str, namespace: str | None, write: Write) -> None:
-        self._waiting.logged.records[kind, self._name(key, namespace)] = write
+        self._pending_phases.logged.records[kind, self._name(key, namespace)] = write
 
     # Writing.
 
@@ -348,12 +348,12 @@ class MlLogger(SessionMixin):
             phase: "train", or the label of another phase. Default: that of the state, else "train".
         """
         phase = phase or getattr(step, "phase", None) or "train"
-        step = self._waiting.last_step = int(getattr(step, "num_steps", step))
+        step = self._pending_phases.last_step = int(getattr(step, "num_steps", step))
         logger = self.logger
-        if self._waiting.collect(phase) and self.should_write(phase):
+        if self._pending_phases.collect(phase) and self.should_write(phase):
             self._last_writes[phase] = self._clock()
             try:
-                self._waiting.write(phase, step, self._session.state, logger)
+                self._pending_phases.write(phase, step, self._session.state, logger)
             finally:
                 self._session.advance_to(step)
 

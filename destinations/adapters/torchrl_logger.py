@@ -265,7 +265,7 @@ def _host_value(value: Any) -> Any:
 
 
 def generate_exp_name(model_name: str, experiment_name: str) -> str:
-    """Returns a name of its own: both names, eight random hexadecimal digits, and the local time.
+    """Returns a unique name: both names, eight random hexadecimal digits, and the local time.
 
     ```python
     print(generate_exp_name("ppo", "cartpole"))

@@ -95,7 +95,7 @@ class Catalog:
         return run
 
     def folder(self, run_id: str) -> Path | None:
-        """Returns the folder of a run, as far as it is known, without looking at it."""
+        """Returns the folder of a run if it is known, without checking that it exists."""
         with self._lock:
             place = self._places.get(run_id)
         return place if isinstance(place, Path) else None

@@ -1,4 +1,4 @@
-"""What changed since a version: a thread scans the runs while pages are open, and wakes waiting requests."""
+"""Detects changes: a thread scans the runs while pages are open, and wakes waiting requests."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ class _Change:
 
 
 class Changes:
-    """Versions of what there is to see.
+    """Numbered versions of the data that pages show, and what changed between them.
 
     **Threading.** Any thread may call any method; `wait` belongs to an event loop. The thread that looks
     starts with the first call of `wait`, sleeps while no page asks, and ends with `close`.
@@ -104,12 +104,12 @@ class Changes:
         return {"version": now, "table": any(one.table for one in later), "runs": runs}
 
     async def wait(self, version: str, run_ids: Collection[str], seconds: float) -> dict[str, Any]:
-        """Returns what changed after a version, at once or as soon as something does; at last nothing.
+        """Waits for a change after a version, and returns it; after the timeout, returns no change.
 
         Args:
-            version: the one that the asker has.
+            version: the version that the page has.
             run_ids: the runs whose rows it shows.
-            seconds: how long to wait at most.
+            seconds: the timeout.
         """
         event = asyncio.Event()
         waiter = asyncio.get_running_loop(), event
@@ -133,7 +133,7 @@ class Changes:
                 self._asked_at = self._clock()
 
     def look(self) -> None:
-        """Looks once, and publishes what changed."""
+        """Checks for changes once, and publishes them."""
         with self._looking:
             runs, table = self._changed_records()
             for run_id in self._changed_rows(runs):
@@ -142,12 +142,12 @@ class Changes:
             self._publish(runs, table=table)
 
     def wake(self) -> None:
-        """Makes the thread look at once, with a scan."""
+        """Makes the thread scan and check at once."""
         self._next_scan = float("-inf")
         self._wake.set()
 
     def close(self) -> None:
-        """Ends the thread, and the waiting."""
+        """Stops the thread, and releases waiting requests."""
         self._is_closed = True
         self._wake.set()
         self._notify()
@@ -175,7 +175,7 @@ class Changes:
             try:
                 self.look()
             except Exception as error:  # noqa: BLE001  # a fault of one look must not end all later ones
-                _log.warning("viewer could not look for changes: %s", error)
+                _log.warning("viewer could not check for changes: %s", error)
             self._wake.wait(_LOOK_SECONDS)
 
     def _changed_records(self) -> tuple[dict[str, dict[str, bool]], bool]:

@@ -97,7 +97,7 @@ class ColumnCache:
         return frame
 
     def announce(self, run_dir: Path, rank: int, names: Sequence[str]) -> None:
-        """Says which metrics will be read soon: the next read of the rank brings them in the same pass."""
+        """Announces metrics that will be read soon: the next read of the rank loads them in the same pass."""
         self._held(run_dir, rank).announce(names)
 
     def _held(self, run_dir: Path, rank: int) -> "_Rank":

@@ -1,4 +1,4 @@
-"""Bytes: files of runs, which are hostile, and the files of the page."""
+"""Serves files: those of runs, which are untrusted, and those of the page."""
 
 import os
 from pathlib import Path
@@ -49,7 +49,7 @@ _CACHED = {"Cache-Control": "private, max-age=86400"}
 
 
 class OpenFile(FileResponse):
-    """A file that was opened and checked; answers `Range`. Closes it.
+    """A response with an open file; supports `Range` requests, and closes the file.
 
     Args:
         fd: the descriptor, owned by the answer.

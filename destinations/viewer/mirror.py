@@ -43,7 +43,7 @@ def mirror_folder(uri: str) -> Path:
 
 @attrs.frozen
 class _Copied:
-    """What an object was when it was copied."""
+    """The size and version of an object when it was copied."""
 
     size: int
     version: str | None
@@ -70,7 +70,7 @@ class Mirror:
         self._thread: threading.Thread | None = None
 
     def refresh(self) -> list[str]:
-        """Copies what is new or changed, removes what is gone; returns what was left out, in words.
+        """Copies new and changed objects, and removes deleted ones; returns a message for each one left out.
 
         Raises:
             UploadError: the store cannot be listed.
@@ -173,7 +173,7 @@ class Mirror:
                 parent.rmdir()
 
     def _touch_heartbeats(self, wanted: Iterable[str]) -> None:
-        """Gives each run the heartbeat that its sidecar tells: that of the copy is the time of copying."""
+        """Sets the heartbeat of each run from its sidecar; the copied file has the time of copying."""
         for name in wanted:
             path = self.folder / name
             if path.name in _MARKS:

@@ -48,13 +48,13 @@ _OTHER_FORMS = re.compile(r"^(?:import|export)\b.*$", re.MULTILINE)
 
 @attrs.define
 class SiteReport:
-    """What an export wrote.
+    """The result of an export.
 
     Attributes:
         runs: how many runs.
         media_files: how many files of media.
         media_bytes: their size.
-        left_out: what was left out, in words.
+        left_out: a message for each thing that was left out.
     """
 
     runs: int = 0

@@ -74,7 +74,7 @@ def wait(options: argparse.Namespace, session: Session) -> int:
 
 
 def _note_unknown(run: Run, condition: Filter, session: Session) -> None:
-    """Says which metrics and hyperparameters of a condition the run lacks: they may come, or be misspelt."""
+    """Prints a note for each name of a condition that the run does not have (yet): it may be misspelt."""
     known = {"summary": run.record.summary, "hparams": run.record.hparams}
     for field in condition.fields(with_exists=False):
         names = known.get(field.group)

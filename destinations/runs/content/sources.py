@@ -83,7 +83,7 @@ class Position:
 
 @attrs.frozen
 class Branch:
-    """Rows that a resume has left: a file that never changes.
+    """Rows abandoned by a resume, in a file that never changes.
 
     Attributes:
         name: of the branch, such as "step4.1a2b3c4d".
