@@ -673,6 +673,7 @@ class Tracker(RecordDestination):
         self._is_resume_due = False
         self._checkpoint_time: float | None = None
         self._early: list[Callable[[], object]] = []
+        self._early_lost = 0
         self._last_counts = FeedCounts()
 
     def make_sink(self, state: State) -> Sink:
@@ -783,6 +784,8 @@ class Tracker(RecordDestination):
         """Processes the queue and stops the thread, within `close_seconds`."""
         feed = self._feed
         stop_calling_in_forked_children(self._forget_in_child)
+        if lost := self._early_lost + len(self._early):
+            _log.warning("%s: lost %d records logged before init.", type(self).__name__, lost)
         if feed is not None:
             feed.stop(self._close_seconds)
             self._report(feed.counts)
@@ -897,12 +900,14 @@ class Tracker(RecordDestination):
         self._keeps_early_records()
         if len(self._early) < _MAX_EARLY_RECORDS:
             self._early.append(call)
-            if len(self._early) == _MAX_EARLY_RECORDS:
-                _log.warning(
-                    "%s: %d records were logged before init; further ones are dropped.",
-                    type(self).__name__,
-                    _MAX_EARLY_RECORDS,
-                )
+            return
+        if not self._early_lost:
+            _log.warning(
+                "%s: %d records were logged before init; further ones are dropped.",
+                type(self).__name__,
+                _MAX_EARLY_RECORDS,
+            )
+        self._early_lost += 1
 
     def _forget_in_child(self) -> None:
         """Silences the tracker in a forked child: the thread and its output belong to the parent."""

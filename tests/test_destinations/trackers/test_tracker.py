@@ -205,6 +205,23 @@ def test_the_timer_overtakes_nothing():
     assert kinds == ["open", "text", "metrics", "text", "metrics", "finish", "close"]
 
 
+def test_what_comes_before_init_is_kept_up_to_a_bound_and_counted_beyond(caplog):
+    """The first thousand records are logged; the number of the others is reported at the end."""
+    tracker = Recorder()
+    for step in range(1500):
+        tracker.log_metrics({"loss": 1.0}, step)
+    run = DryRun(tracker)
+
+    run.init()
+    run.close()
+
+    assert tracker.counts.written_rows == 1000
+    assert [record.getMessage() for record in caplog.records if "before init" in record.getMessage()] == [
+        "Recorder: 1000 records were logged before init; further ones are dropped.",
+        "Recorder: lost 500 records logged before init.",
+    ]
+
+
 def test_what_comes_before_init_is_kept_for_it():
     """With the step and the time of the call."""
     tracker = Recorder(clock=Ticking())
