@@ -33,7 +33,7 @@ from .streams import (
     write_text,
 )
 
-__all__ = ["Bar", "BarOptions", "PrintGuard", "ProgressBar", "is_notebook", "open_bar"]
+__all__ = ["BarOptions", "PrintGuard", "ProgressBar", "is_notebook", "open_bar"]
 
 # tqdm draws nothing on a terminal with fewer rows.
 _MIN_TQDM_ROWS = 2
@@ -71,16 +71,6 @@ class BarOptions:
     total: float | None = None
 
 
-class Bar(Protocol):
-    """Displays progress."""
-
-    def draw(self, count: float, total: float | None, values: str) -> None:
-        """Shows a count, the total if known, and a text of metric values."""
-
-    def close(self) -> None:
-        """Closes the bar; its last state stays visible."""
-
-
 class _TqdmBar:
     """A tqdm bar that is redrawn only by `draw`."""
 
@@ -97,6 +87,7 @@ class _TqdmBar:
         )
 
     def draw(self, count: float, total: float | None, values: str) -> None:
+        """Shows a count, the total if known, and a text of metric values."""
         bar = self._bar
         if total != bar.total:
             bar.total = total
@@ -110,6 +101,7 @@ class _TqdmBar:
             bar.refresh()
 
     def close(self) -> None:
+        """Closes the bar; its last state stays visible."""
         if hasattr(self._bar, "container"):
             self._bar.close()
             return
@@ -130,6 +122,7 @@ class _Lines:
         self._shown: tuple[Any, ...] = ()
 
     def draw(self, count: float, total: float | None, values: str) -> None:
+        """Writes a line unless nothing has changed."""
         if self._shown == (count, total, values):
             return
         self._shown = (count, total, values)
@@ -150,7 +143,9 @@ class _Lines:
         """Does nothing: each line is complete."""
 
 
-def open_bar(options: BarOptions, stream: Any, *, in_notebook: bool, clock: Callable[[], float]) -> Bar:
+def open_bar(
+    options: BarOptions, stream: Any, *, in_notebook: bool, clock: Callable[[], float]
+) -> _TqdmBar | _Lines:
     """Returns a widget, a terminal bar, or lines of text, depending on where it is shown.
 
     Args:
@@ -279,7 +274,7 @@ class _AboveBars(StreamWrapper):
 class _Progress:
     """A bar with its current position and the time of its next redraw."""
 
-    _bar: Bar
+    _bar: _TqdmBar | _Lines
     total: float | None
     _count: Callable[[Timestamp], float]
     timestamp: Timestamp
