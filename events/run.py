@@ -393,12 +393,8 @@ class Run:
         if length is None and hasattr(dataloader, "__len__"):
             length = len(dataloader)
         state = self.state
-        state.dataloader, state.phase, state.dataloader_label, state.dataloader_len = (
-            dataloader,
-            phase,
-            label,
-            length,
-        )
+        state.dataloader, state.dataloader_label, state.dataloader_len = dataloader, label, length
+        state.phase = phase
 
     def _lap(self) -> timedelta:
         now = time.perf_counter()

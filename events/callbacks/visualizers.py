@@ -3,8 +3,8 @@
 Tensors are handed to the logger as they are on the device; it copies them without waiting.
 """
 
-import functools
 from collections.abc import Callable, Sequence
+from operator import attrgetter, methodcaller
 from typing import Any, Literal, get_args
 
 from events.callback import Callback
@@ -145,13 +145,13 @@ class EvalOutputLogging(Callback):
             raise ValueError(f"num_samples must be at least 1, got {num_samples}.")
         self._num_samples = num_samples
         self._shown: dict[str, tuple[Callable[[State], Any], Callable[[Any], Any] | None]] = {
-            "input": (functools.partial(_part_of_batch, input_key), show_input),
-            "output": (lambda state: state.outputs, show_output),
+            "input": (methodcaller("batch_get_item", input_key), show_input),
+            "output": (attrgetter("outputs"), show_output),
         }
         if target_key is not None:
-            self._shown["target"] = (functools.partial(_part_of_batch, target_key), None)
+            self._shown["target"] = (methodcaller("batch_get_item", target_key), None)
         for key in batch_keys_to_log:
-            self._shown[str(key)] = (functools.partial(_part_of_batch, key), None)
+            self._shown[str(key)] = (methodcaller("batch_get_item", key), None)
         self._rows: list[list[Any]] = []
 
     def eval_start(self, state: State, logger: Logger) -> None:
@@ -177,10 +177,6 @@ class EvalOutputLogging(Callback):
         if rows:
             name = f"eval_outputs/{state.dataloader_label}"
             logger.log_table(["sample", *self._shown], rows, name=name)
-
-
-def _part_of_batch(key: Any, state: State) -> Any:
-    return state.batch_get_item(key)
 
 
 def _own(value: Any) -> Any:

@@ -68,10 +68,6 @@ def _plain(key: str, value: Any) -> Value:
     )
 
 
-def _unpickle(name: str, timestamp: datetime, data: dict[str, Value]) -> "Event":
-    return Event(name, timestamp, data)
-
-
 @attrs.frozen(hash=False)
 class Event:
     """A monitor event: a name, a time and data.
@@ -99,7 +95,8 @@ class Event:
     data: Mapping[str, Value] = attrs.field(converter=_plain_data)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle, (self.name, self.timestamp, dict(self.data))
+        # `mappingproxy` cannot be pickled.
+        return Event, (self.name, self.timestamp, dict(self.data))
 
 
 @attrs.define(eq=False)

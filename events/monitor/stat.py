@@ -375,6 +375,9 @@ class Window:
     seconds: float
     max_samples: int | None
     _log: Callable[[Event], object]
+    # By the clock of the closer, which sets both.
+    opened_at: float = attrs.field(default=0.0, init=False)
+    deadline: float = attrs.field(default=0.0, init=False)
     discarded: int = attrs.field(default=0, init=False)
     samples: list[float] = attrs.field(factory=list, init=False)
     being_logged: list[_ClosedWindow] = attrs.field(factory=list, init=False)
@@ -539,9 +542,7 @@ class WindowCloser:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._keys = itertools.count()
-        # By key: the window, and when it was opened.
-        self._windows: dict[int, tuple[Window, float]] = {}
-        self._deadlines: dict[int, float] = {}
+        self._windows: dict[int, Window] = {}
         self._lock = threading.Lock()
         self._is_registered = False
         self._reset()
@@ -554,10 +555,7 @@ class WindowCloser:
         """Adds a window; returns the key to retire it with."""
         from uploads.disk import call_in_forked_children
 
-        key = next(self._keys)
-        now = self._clock()
-        self._deadlines[key] = now + window.seconds
-        self._windows[key] = (window, now)
+        key = self._add(window)
         with self._lock:
             if not self._is_registered:
                 self._is_registered = True
@@ -571,6 +569,13 @@ class WindowCloser:
         self._wake_ups.put(-1)
         return key
 
+    def _add(self, window: Window) -> int:
+        key = next(self._keys)
+        window.opened_at = self._clock()
+        window.deadline = window.opened_at + window.seconds
+        self._windows[key] = window
+        return key
+
     def retire(self, key: int) -> None:
         """Has the thread log a window for the last time, and remove it."""
         # The garbage collector may call this at any point: nothing here takes a lock.
@@ -578,7 +583,7 @@ class WindowCloser:
 
     def flush(self) -> None:
         """Closes all windows in this thread; waits for windows that another thread is logging."""
-        windows = [window for window, _ in list(self._windows.values())]
+        windows = list(self._windows.copy().values())
         for window in windows:
             window.close()
         for window in windows:
@@ -587,16 +592,15 @@ class WindowCloser:
     def close_due(self) -> float:
         """Closes the windows whose time is over; returns the seconds until the next one is due."""
         now = self._clock()
-        # `copy` is atomic: while tuples are made, the garbage collector may let another thread open a window.
-        for key, deadline in self._deadlines.copy().items():
-            entry = self._windows.get(key)
-            if entry is not None and now >= deadline:
-                window, opened = entry
-                passed = math.floor((now - opened) / window.seconds)
+        # `copy` is atomic; during a loop, another thread may open a window.
+        for window in self._windows.copy().values():
+            if now >= window.deadline:
+                passed = math.floor((now - window.opened_at) / window.seconds)
                 # A window that is closed late does not delay the next one.
-                self._deadlines[key] = opened + (passed + 1) * window.seconds
+                window.deadline = window.opened_at + (passed + 1) * window.seconds
                 window.close()
-        return min(list(self._deadlines.values()), default=math.inf) - self._clock()
+        deadlines = [window.deadline for window in self._windows.copy().values()]
+        return min(deadlines, default=math.inf) - self._clock()
 
     def _run(self, wake_ups: "SimpleQueue[int]") -> None:
         while True:
@@ -605,10 +609,9 @@ class WindowCloser:
                 key = wake_ups.get(timeout=min(max(wait, _MIN_WAIT_SECONDS), _MAX_WAIT_SECONDS))
             except Empty:
                 continue
-            self._deadlines.pop(key, None)
-            entry = self._windows.get(key)
-            if entry is not None:
-                entry[0].close()
+            window = self._windows.get(key)
+            if window is not None:
+                window.close()
                 # Only now: at interpreter exit another thread closes what is still in the table.
                 del self._windows[key]
 
@@ -616,7 +619,7 @@ class WindowCloser:
         """Drops, in a forked child, what the parent collected and will log itself."""
         self._lock = threading.Lock()
         self._reset()
-        for window, _ in self._windows.values():
+        for window in self._windows.values():
             window.clear_after_fork()
 
 

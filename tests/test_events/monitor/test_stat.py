@@ -30,10 +30,7 @@ class CloserWithoutThread(WindowCloser):
     """Leaves it to the test to look at the clock."""
 
     def open(self, window):
-        key = next(self._keys)
-        self._deadlines[key] = self._clock() + window.seconds
-        self._windows[key] = (window, self._clock())
-        return key
+        return self._add(window)
 
 
 def a_window(log, seconds=10.0, aggregations=(Aggregation.SUM,)):
