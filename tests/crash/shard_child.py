@@ -148,6 +148,7 @@ def run(folder, name, **options):
     )
     seen = {
         "start": int(trainer.state.timestamp.batch),
+        "began": trainer.state.last_checkpoint,
         "seen": list(counts.seen),
         "weights": [whole(value).flatten().tolist() for value in model.state_dict().values()],
     }

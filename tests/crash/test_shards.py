@@ -177,6 +177,7 @@ def test_a_rank_that_is_killed_while_it_saves_leaves_the_checkpoint_before(saved
     assert newest == "r/checkpoints/ep0-ba4/manifest.json"
     found = seen(tmp_path, "again", 2)
     assert [one["start"] for one in found] == [4, 4]
+    assert [one["began"] for one in found] == [str(tmp_path / "c/ep0-ba4")] * 2
     assert [one["digest"] for one in found] == [seen(saved, "fsdp", 1)[0]["digest"]] * 2
     assert names(tmp_path / "c") == EVERYTHING
 
@@ -222,6 +223,7 @@ def test_a_store_has_it_once_all_ranks_have_uploaded_and_an_empty_machine_resume
     assert last == place.uri("ep1-ba8")
     assert torch.equal(weights["0.weight"], read_checkpoint(saved / "fsdp" / "ep1-ba8")["model"]["0.weight"])
     found = seen(tmp_path, "again", 1)[0]
+    assert found["began"] == place.uri("ep0-ba4")
     assert (found["start"], found["digest"]) == (4, seen(saved, "fsdp", 1)[0]["digest"])
     assert b"".join(place.get("latest.symlink")) == b"ep2-ba10/manifest.json"
 

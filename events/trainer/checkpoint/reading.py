@@ -90,12 +90,7 @@ def _read(
         with tempfile.TemporaryDirectory(prefix="checkpoint-") as folder:
             local, fetch = _download_uri(str(path), Path(folder))
             return _read(local, device, state=state, fetch=fetch)
-    path = Path(path)
-    if path.is_dir():
-        names = [MANIFEST] if (path / MANIFEST).is_file() else _local_names(path, f"latest{POINTER_SUFFIX}")
-        path = path / names[0] if names else path
-    if path.name.endswith(POINTER_SUFFIX):
-        path = _resolve_pointer(path)
+    path = _checkpoint_at(Path(path))
     try:
         if path.name == MANIFEST:
             checkpoint: Any = ShardedCheckpoint(path, fetch).read(device, state)
@@ -116,6 +111,20 @@ def _read(
             "To use weights of other origin, load them into the model before passing it to the Trainer."
         )
     return dict(checkpoint)
+
+
+def _checkpoint_at(path: Path) -> Path:
+    """Returns what is read for a path: the newest of a folder, or what a pointer names."""
+    if path.is_dir():
+        names = [MANIFEST] if (path / MANIFEST).is_file() else _local_names(path, f"latest{POINTER_SUFFIX}")
+        path = path / names[0] if names else path
+    return _resolve_pointer(path) if path.name.endswith(POINTER_SUFFIX) else path
+
+
+def _called(path: str) -> str:
+    """Returns what a save calls a checkpoint: one in shards by its folder, not by its manifest."""
+    place, question_mark, options = path.partition("?") if is_uri(path) else (path, "", "")
+    return f"{place.removesuffix(f'/{MANIFEST}')}{question_mark}{options}"
 
 
 def _check_sums(path: Path) -> None:
@@ -143,7 +152,7 @@ def _resolve_pointer(pointer: Path) -> Path:
 def find_checkpoint(
     load_path: str | Path | None, place: SavePlace | None, state: State, logger: Logger
 ) -> tuple[dict[str, Any], str] | None:
-    """Reads the checkpoint to start from; returns it and where it is, or None.
+    """Reads the checkpoint to start from; returns it and where it is, as a save would say it, or None.
 
     Args:
         load_path: a local path, a URI, "latest" for the newest of the run, or a name that a destination can
@@ -164,10 +173,12 @@ def find_checkpoint(
     if load_path is None:
         return None
     text = format_name(str(load_path), state)
-    if is_uri(text) or Path(text).exists():
-        return _read(text, state=state), text
+    if is_uri(text):
+        return _read(text, state=state), _called(text)
+    if Path(text).exists():
+        return _read(text, state=state), _called(str(_checkpoint_at(Path(text))))
     path, fetch = _download(text, Path(text).parent, state, logger)
-    return _read(path, state=state, fetch=fetch), str(path)
+    return _read(path, state=state, fetch=fetch), _called(str(path))
 
 
 def _newest_whole(place: SavePlace, state: State, logger: Logger) -> tuple[dict[str, Any], str] | None:
@@ -217,7 +228,8 @@ def _attempt(
     """Returns a checkpoint and where it is, or why it cannot be read."""
     try:
         path, fetch = candidates.obtain(name)
-        return (_read(path, state=state, fetch=fetch), str(path)), ""
+        uri = candidates.uri(name)
+        return (_read(path, state=state, fetch=fetch), _called(str(path) if uri is None else uri)), ""
     except _NoneThereError:
         return None, _NONE_THERE
     except (CheckpointError, OSError) as error:
@@ -235,10 +247,12 @@ class _Candidates:
     Attributes:
         names: returns their names, the newest first.
         obtain: returns the path of one, downloaded if need be, and what downloads its other files.
+        uri: returns the URI of one in a store, or None.
     """
 
     names: Callable[[], list[str]]
     obtain: Callable[[str], tuple[Path, Fetch | None]]
+    uri: Callable[[str], str | None] = lambda _: None
 
 
 def _in_folder(place: SavePlace, pointer: str | None, state: State, logger: Logger) -> _Candidates:
@@ -276,7 +290,7 @@ def _in_store(remote: RemoteFolder, pointer: str | None) -> _Candidates:
         folder = name.rpartition("/")[0]
         return path, lambda _, file: remote.download(f"{folder}/{file}")
 
-    return _Candidates(names, obtain)
+    return _Candidates(names, obtain, remote.store.uri)
 
 
 def _local_names(folder: Path, pointer: str | None) -> list[str]:

@@ -58,6 +58,7 @@ def test_to_s3_and_back_on_an_empty_machine(make_trainer, metric_list, moto, mac
     shutil.rmtree(machine)
 
     trainer = make_trainer(loggers=metric_list, **settings)
+    assert trainer.state.last_checkpoint == moto.uri("checkpoints/test/ep1-ba8.pt")
     trainer.fit()
     trainer.close()
 

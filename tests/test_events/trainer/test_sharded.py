@@ -149,8 +149,10 @@ class TestReading:
     def test_resumes_to_the_last_bit(self, make_trainer, saved, metric_list, tmp_path):
         """From any of them, named by its folder or its manifest."""
         expected = read_checkpoint(saved)["model"]
-        for path in (saved / "ep0-ba4", saved / "ep0-ba4" / "manifest.json"):
+        (saved / "first.symlink").write_text("ep0-ba4/manifest.json")
+        for path in (saved / "ep0-ba4", saved / "ep0-ba4" / "manifest.json", saved / "first.symlink"):
             trainer = make_trainer(load_path=path)
+            assert trainer.state.last_checkpoint == str(saved / "ep0-ba4")
             trainer.fit()
 
             torch.testing.assert_close(dict(trainer.state.model.state_dict()), dict(expected), rtol=0, atol=0)
