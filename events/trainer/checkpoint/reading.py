@@ -5,6 +5,7 @@ before anything is taken from it; no code in it is run. One in shards is named b
 """
 
 import logging
+import re
 import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
@@ -16,8 +17,9 @@ import torch
 
 from events.errors import CheckpointError
 from events.logger.logger import Logger
-from events.names import format_name
+from events.names import format_name, format_run_name
 from events.state import State
+from events.timestamp import Timestamp
 from events.trainer import distributed
 
 from .contents import VERSION
@@ -25,11 +27,13 @@ from .files import MANIFEST, POINTER_SUFFIX, read_pointer
 from .remote import RemoteFolder, is_uri, newest_names
 from .sharded import Fetch, ShardedCheckpoint
 
-__all__ = ["SavePlace", "find_checkpoint", "read_checkpoint"]
+__all__ = ["SavePlace", "find_checkpoint", "local_names", "read_checkpoint"]
 
 _log = logging.getLogger("events")
 
 _NONE_THERE = "none"
+_COUNTED = "|".join(Timestamp().to_numbers())
+_PLACEHOLDER = re.compile(rf"(\{{(?:{_COUNTED})(?::[^{{}}]*)?\}})")
 
 
 @attrs.frozen
@@ -38,15 +42,27 @@ class SavePlace:
 
     Attributes:
         folder: a local folder, or the URI of one in a store.
+        filename: the name of a checkpoint in it.
         pointer: the name of the pointer to the newest, or None.
         remote_folder: the folder of the files that destinations upload.
         is_sharded: whether in shards: ranks agree on the checkpoint that they load.
     """
 
     folder: str
+    filename: str
     pointer: str | None
     remote_folder: str
     is_sharded: bool = False
+
+    def pattern(self, state: State) -> re.Pattern[str]:
+        """Returns what the names of this run's checkpoints match, and those of the files of one in shards."""
+        parts = _PLACEHOLDER.split(format_run_name(self.filename.removesuffix(".pt"), state))
+        # Every other part is a placeholder: a number, or any text where it has a format of its own.
+        texts = [
+            re.escape(part) if number % 2 == 0 else "[^/]+" if ":" in part else "[-+.0-9e]+"
+            for number, part in enumerate(parts)
+        ]
+        return re.compile("".join(texts) + r"(\.pt|/.+)?", re.DOTALL)
 
 
 def read_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> dict[str, Any]:
@@ -116,8 +132,10 @@ def _read(
 def _checkpoint_at(path: Path) -> Path:
     """Returns what is read for a path: the newest of a folder, or what a pointer names."""
     if path.is_dir():
-        names = [MANIFEST] if (path / MANIFEST).is_file() else _local_names(path, f"latest{POINTER_SUFFIX}")
-        path = path / names[0] if names else path
+        names = [MANIFEST] if (path / MANIFEST).is_file() else local_names(path, f"latest{POINTER_SUFFIX}")
+        if not names:
+            raise FileNotFoundError(f"folder {str(path)!r} must hold a checkpoint.")
+        path = path / names[0]
     return _resolve_pointer(path) if path.name.endswith(POINTER_SUFFIX) else path
 
 
@@ -192,7 +210,7 @@ def _newest_whole(place: SavePlace, state: State, logger: Logger) -> tuple[dict[
     """
     pointer = None if place.pointer is None else format_name(place.pointer, state)
     candidates = (
-        _in_store(RemoteFolder(place.folder, state), pointer)
+        _in_store(RemoteFolder(place.folder, state), pointer, place.pattern(state))
         if is_uri(place.folder)
         else _in_folder(place, pointer, state, logger)
     )
@@ -260,7 +278,7 @@ def _in_folder(place: SavePlace, pointer: str | None, state: State, logger: Logg
     folder = Path(format_name(place.folder, state))
 
     def names() -> list[str]:
-        return _local_names(folder, pointer) or ([] if pointer is None else [""])
+        return local_names(folder, pointer, place.pattern(state)) or ([] if pointer is None else [""])
 
     def obtain(name: str) -> tuple[Path, Fetch | None]:
         if name:
@@ -274,12 +292,12 @@ def _in_folder(place: SavePlace, pointer: str | None, state: State, logger: Logg
     return _Candidates(names, obtain)
 
 
-def _in_store(remote: RemoteFolder, pointer: str | None) -> _Candidates:
+def _in_store(remote: RemoteFolder, pointer: str | None, pattern: re.Pattern[str]) -> _Candidates:
     """Returns those here and in the store by their numbers: what is here may not be uploaded yet."""
 
     def names() -> list[str]:
-        here = _local_names(remote.local, pointer)
-        there = remote.names(pointer)
+        here = local_names(remote.local, pointer, pattern)
+        there = remote.names(pointer, pattern)
         first = newest_names([*here[:1], *there[:1]], None)
         return list(dict.fromkeys([*first, *here, *there]))
 
@@ -293,18 +311,29 @@ def _in_store(remote: RemoteFolder, pointer: str | None) -> _Candidates:
     return _Candidates(names, obtain, remote.store.uri)
 
 
-def _local_names(folder: Path, pointer: str | None) -> list[str]:
+def local_names(folder: Path, pointer: str | None, pattern: re.Pattern[str] | None = None) -> list[str]:
     """Returns the names of the checkpoints in a folder, the newest first.
 
-    There are none where a pointer is expected and missing. One in shards has the name of its manifest.
+    Args:
+        folder: the folder.
+        pointer: the name of the pointer to the newest; the others follow by the numbers in their names.
+        pattern: of the names of a run's checkpoints; None for all that end in ".pt". One in shards has the
+            name of its manifest.
     """
     first = []
-    if pointer is not None:
-        if not (folder / pointer).is_file():
-            return []
-        first = [_resolve_pointer(folder / pointer).relative_to(folder).as_posix()]
-    paths = [*folder.glob("[!.]*.pt"), *folder.glob(f"[!.]*/{MANIFEST}")] if folder.is_dir() else []
-    names = [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
+    if pointer is not None and (folder / pointer).is_file():
+        try:
+            first = [_resolve_pointer(folder / pointer).relative_to(folder).as_posix()]
+        except CheckpointError as error:
+            _log.warning("%s The newest by the numbers in their names is taken.", error)
+    paths = [*folder.glob("[!.]*"), *folder.glob(f"[!.]*/{MANIFEST}")] if folder.is_dir() else []
+    found = [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
+    names = [
+        name
+        for name in found
+        if not name.endswith(POINTER_SUFFIX)
+        and (name.endswith((".pt", f"/{MANIFEST}")) if pattern is None else pattern.fullmatch(name))
+    ]
     return list(dict.fromkeys([*first, *newest_names(names, None)]))
 
 
@@ -329,9 +358,12 @@ def _download_uri(uri: str, folder: Path) -> tuple[Path, Fetch | None]:
 
     try:
         path = download(place, folder / "checkpoint.pt")
-    except FileNotFoundError:
+    except FileNotFoundError as error:
         place = f"{place}/{MANIFEST}"
-        path = download(place, folder / "checkpoint.pt")
+        try:
+            path = download(place, folder / "checkpoint.pt")
+        except FileNotFoundError:
+            raise error from None
     if not _is_manifest(path):
         return path, None
     parent, _, file = place.rpartition("/")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteFolder", "are_uploaded", "is_uri", "newest_names"]
 
+_BROKEN_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 _POINTER_BYTES = 1024
 _HANDLES_KEPT = 256
@@ -31,7 +32,13 @@ _FIRST_NAMES = 1000
 
 
 def is_uri(folder: str) -> bool:
-    """Returns whether a folder is in a store."""
+    """Returns whether a folder is in a store.
+
+    Raises:
+        ValueError: it was, before it became a path.
+    """
+    if _BROKEN_URI.match(folder):
+        raise ValueError(f"a URI must be given as a text, not as a Path, which makes it {folder!r}.")
     return "://" in folder
 
 
@@ -123,8 +130,12 @@ class RemoteFolder:
             own = [self._handles[name]] if name in self._handles else []
             self._queue.delete(name, after=[*self._last, *own], then=[f"{start}{one}" for one in beside])
 
-    def names(self, pointer: str | None) -> list[str]:
+    def names(self, pointer: str | None, pattern: re.Pattern[str]) -> list[str]:
         """Returns the names of the checkpoints in the store, the newest first.
+
+        Args:
+            pointer: the name of the pointer to the newest, or None.
+            pattern: of the names of the others.
 
         Raises:
             CheckpointError: the store cannot be asked.
@@ -132,7 +143,7 @@ class RemoteFolder:
         from uploads import UploadError
 
         try:
-            names = [one.name for one in self.store.list("") if _is_checkpoint(one.name)]
+            found = [one.name for one in self.store.list("") if _is_checkpoint(one.name)]
             target = None
             if pointer is not None and self.store.head(pointer) is not None:
                 content = b""
@@ -143,7 +154,7 @@ class RemoteFolder:
                 target = content.decode(errors="replace").strip()
         except UploadError as error:
             raise CheckpointError(f"cannot look for checkpoints in {self.store.uri()}: {error}") from error
-        return newest_names(names, target)
+        return newest_names([one for one in found if one == target or pattern.fullmatch(one)], target)
 
     def download(self, name: str) -> Path:
         """Downloads a checkpoint to the folder on this machine, verified by size and checksum.

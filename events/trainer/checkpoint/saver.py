@@ -9,10 +9,12 @@ among ranks is saved in shards (`sharded`): each rank writes and hands on its ow
 
 import concurrent.futures
 import contextlib
+import errno
 import functools
 import json
 import logging
 import re
+import tempfile
 import threading
 import time
 from collections import deque
@@ -26,7 +28,7 @@ from events.callback import Callback
 from events.errors import CheckpointError
 from events.interval import Interval
 from events.logger.logger import Logger
-from events.names import format_name, format_run_name
+from events.names import check_placeholders, check_run_name, format_name, format_run_name
 from events.state import State
 from events.timestamp import Time, Timestamp
 from events.trainer import distributed
@@ -37,12 +39,11 @@ from .files import (
     METADATA,
     POINTER_SUFFIX,
     Written,
-    read_pointer,
     remove_checkpoint,
     sweep,
     write_checkpoint,
 )
-from .reading import SavePlace
+from .reading import SavePlace, local_names
 from .remote import RemoteFolder, are_uploaded, is_uri
 from .retention import Kept, Retention, SavedCheckpoint
 from .sharded import (
@@ -69,7 +70,8 @@ _DESTINATION_SECONDS = 30.0
 # In shards, whose files are not yet where they are to be.
 _MAX_UPLOADS = 32
 _ASK_SECONDS = 20.0
-_PLACEHOLDER = re.compile(r"\{\w+(?::[^{}]*)?\}")
+_NOT_THE_NAME = re.compile(r"\{(?!run_name\})[^{}]*\}")
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @attrs.define
@@ -158,8 +160,8 @@ class CheckpointSaver(Callback):
             those. May contain placeholders such as `{run_name}`.
         filename: the name of a checkpoint in it; must be unique, for example by `{batch}`.
         save_interval: how often, such as "1ep", "500ba" or "30m".
-        latest_filename: the name of the pointer to the newest, which may contain placeholders; None for no
-            pointer.
+        latest_filename: the name of the pointer to the newest, which may contain placeholders, and gets the
+            ending ".symlink" if it has another; None for no pointer.
         keep: how many of the newest to keep locally, in `folder` and in a `RunDirectory`; None for all, or
             for one where `folder` is in a store.
         keep_best: the name of a metric or loss of the evaluation, such as "metrics/eval/accuracy" or
@@ -218,6 +220,10 @@ class CheckpointSaver(Callback):
     ) -> None:
         if when_busy not in {"wait", "skip"}:
             raise ValueError(f"when_busy must be 'wait' or 'skip', got {when_busy!r}.")
+        for template in (str(folder), filename, latest_filename or "", remote_folder):
+            check_placeholders(template)
+        if latest_filename is not None and not latest_filename.endswith(POINTER_SUFFIX):
+            latest_filename += POINTER_SUFFIX
         self._folder = str(folder)
         self._remote: RemoteFolder | None = None
         if is_uri(self._folder):
@@ -255,6 +261,7 @@ class CheckpointSaver(Callback):
         # have done it.
         self._kept = Kept()
         self._has_repeated = False
+        self._has_metric = False
         self._number = 0
         self._saved_at: Timestamp | None = None
         self._is_resumed = False
@@ -272,11 +279,20 @@ class CheckpointSaver(Callback):
     def place(self) -> SavePlace:
         """Where it saves."""
         return SavePlace(
-            self._folder, self._latest_filename, self._remote_folder, is_sharded=self._plan is not None
+            self._folder,
+            self._filename,
+            self._latest_filename,
+            self._remote_folder,
+            is_sharded=self._plan is not None,
         )
 
     def init(self, state: State, logger: Logger) -> None:
         """Opens the queue to a store, which uploads what an earlier process left."""
+        for folder in (self._folder, self._remote_folder):
+            check_run_name(_NOT_THE_NAME.sub("", folder), state)
+        for name in (self._filename, self._latest_filename or ""):
+            if "/" in (filled := format_run_name(name, state)):
+                raise ValueError(f"filename must be a name without folders, got {filled!r}. Extend folder.")
         is_divided = state.model is not None and distributed.is_sharded(state.model)
         if is_divided if self._sharded is None else self._sharded:
             distributed.check_rank(state.rank, state.world_size)
@@ -314,21 +330,19 @@ class CheckpointSaver(Callback):
         if self._overwrite or state.rank != 0:
             return ""
         folder = self._local_folder(state)
-        if self._latest_filename is not None:
-            pointer = folder / format_name(self._latest_filename, state)
-            if pointer.exists():
-                place = str(folder) if self._remote is None else self._remote.store.uri()
-                return _problem(place, str(read_pointer(pointer)))
-        if self._remote is not None and (name := self._name_in(_asked(self._remote.first_names), "", state)):
-            return _problem(self._remote.store.uri(), name)
-        return ""
+        latest = None if self._latest_filename is None else format_name(self._latest_filename, state)
+        names = local_names(folder, latest, self.place.pattern(state))
+        if not names and self._remote is not None:
+            names = _asked(self._remote.first_names)
+        name = names[0] if self._remote is None and names else self._name_in(names, "", state)
+        return (
+            _problem(str(folder) if self._remote is None else self._remote.store.uri(), name) if name else ""
+        )
 
     def _name_in(self, names: Sequence[str], folder: str, state: State) -> str:
         """Returns the first of names that a checkpoint of this run, or the pointer, could have, or ""."""
         latest = None if self._latest_filename is None else format_name(self._latest_filename, state)
-        # Whatever is counted; the files of one in shards are in a folder.
-        parts = _PLACEHOLDER.split(format_run_name(self._filename.removesuffix(".pt"), state))
-        pattern = re.compile(".+".join(map(re.escape, parts)) + r"(\.pt|/.+)?", re.DOTALL)
+        pattern = self.place.pattern(state)
         for name in names:
             leaf = name.removeprefix(f"{folder}/") if folder else name
             if leaf == latest or pattern.fullmatch(leaf):
@@ -343,17 +357,34 @@ class CheckpointSaver(Callback):
         return Path(format_name(self._folder, state))
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Removes half-written files; raises FileExistsError for a folder with another run's checkpoints."""
+        """Makes the folder, and removes half-written files from it.
+
+        Raises:
+            OSError: the folder cannot be made; FileExistsError where it holds checkpoints of another run.
+        """
         self._interval.start(state)
-        if state.rank != 0:
-            return
+        error = self._open_folder(state) if state.rank == 0 else None
+        # All ranks raise, so that none waits for another.
+        if (error := distributed.from_rank_zero(error)) is not None:
+            raise error
+
+    def _open_folder(self, state: State) -> OSError | None:
         folder = self._local_folder(state)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            if error.errno in _NO_ROOM:  # There may be some by the first checkpoint.
+                return None
+            reason = f"checkpoint folder {str(folder)!r} must be one that can be written: {error.strerror}"
+            return type(error)(error.errno, reason)
         for path in sweep(folder):
             _log.info("removed %s, which a process that was killed left half written", path)
         if self._is_resumed or self._kept.local or (self._remote is not None and not state.continues_run):
-            return
-        if problem := self._taken(state):
-            raise FileExistsError(problem)
+            return None
+        problem = self._taken(state)
+        return FileExistsError(problem) if problem else None
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         """Saves if the interval has passed, and hands on the checkpoint before once it is complete."""
@@ -373,6 +404,7 @@ class CheckpointSaver(Callback):
     def fit_end(self, state: State, logger: Logger) -> None:
         """Saves the final state; an error is raised here, as no later checkpoint replaces this one."""
         self._save(state, logger, is_last=True)
+        self._look_for_metric(state)
         # Destinations have a limit of their own for the end of a run.
         seconds = self._close_seconds if self._remote else min(self._close_seconds, _DESTINATION_SECONDS)
         deadline = time.monotonic() + seconds
@@ -493,6 +525,17 @@ class CheckpointSaver(Callback):
         shards = 0 if self._plan is None else state.world_size
         new = SavedCheckpoint(path, remote_name, self._number, int(state.timestamp.batch), metric, shards)
         self._kept = self._kept.with_new(new, self._retention, self._retention_in_store)
+        if state.eval_values:
+            self._look_for_metric(state)
+
+    def _look_for_metric(self, state: State) -> None:
+        """Says once that no checkpoint has the metric by which the best is kept."""
+        best_by = self._retention.metric
+        self._has_metric |= any(one.metric is not None for one in self._kept.local)
+        if best_by is not None and not self._has_metric and state.rank == 0:
+            self._has_metric = True
+            known = ", ".join(state.eval_values) or "none, for there was no evaluation"
+            _log.warning("keep_best=%r has no value. Those of the last evaluation are %s.", best_by, known)
 
     def _gone(self, before: Kept) -> tuple[list[SavedCheckpoint], list[SavedCheckpoint]]:
         """Returns what is to be removed here and in the store; at first also what should be gone by now.
@@ -688,7 +731,9 @@ class CheckpointSaver(Callback):
         removed, deleted = self._gone(pending.kept)
         self._has_repeated = True
         latest = None if self._latest_filename is None else format_name(self._latest_filename, state)
-        overwrite = self._overwrite or self._is_resumed
+        # What has this name may be of this session, where `filename` gives one more than once.
+        is_own = any(one.path == str(pending.path) for one in pending.kept.local)
+        overwrite = self._overwrite or self._is_resumed or is_own
         if self._plan is not None:
             if state.rank == 0 and self._remote is None:
                 for one in removed:

@@ -2,14 +2,15 @@
 
 import errno
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from destinations import LoggerDestination
-from events import Callback, CheckpointError, CheckpointSaver, Trainer, read_checkpoint
+from destinations import Artifacts, LoggerDestination
+from events import Callback, CheckpointError, CheckpointSaver, RecordError, Trainer, read_checkpoint
 
 
 def listing(folder):
@@ -321,3 +322,134 @@ class TestBadCheckpoints:
 
         with pytest.raises(CheckpointError, match=r"must be readable by torch\.load\(weights_only=True\)"):
             make_trainer(load_path=tmp_path / "code.pt")
+
+
+def flip_a_bit(path):
+    """Damages a file in its middle."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+class TestNames:
+    """Of checkpoints, pointers and folders: what is taken, and what is refused."""
+
+    @pytest.mark.parametrize("is_uri", [False, True], ids=["folder", "store"])
+    def test_a_pointer_by_composers_name_is_a_pointer(self, make_trainer, tmp_path, monkeypatch, is_uri):
+        """It gets the ending that all have; no file that ends in ".pt" is one."""
+        monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "machine"))
+        folder = tmp_path / "saved"
+        arguments = {
+            "save_folder": f"file://{folder}" if is_uri else folder,
+            "save_latest_filename": "latest-rank{rank}.pt",
+        }
+        with make_trainer(**arguments) as trainer:
+            trainer.fit()
+
+        names = sorted(path.name for path in folder.iterdir())
+        assert names == ["ep1-ba5.pt", "ep2-ba10.pt", "latest-rank0.pt.symlink"]
+        assert make_trainer(autoresume=True, **arguments).state.timestamp.batch == 10
+
+    @pytest.mark.parametrize("latest", [None, "newest.symlink"])
+    def test_a_folder_without_the_usual_pointer_has_a_newest_too(self, make_trainer, tmp_path, latest):
+        """By the numbers in the names."""
+        make_trainer(save_folder=tmp_path, save_latest_filename=latest).fit()
+
+        assert read_checkpoint(tmp_path)["timestamp"]["batch"] == 10
+        resumed = make_trainer(save_folder=tmp_path, save_latest_filename=latest, autoresume=True)
+        assert resumed.state.timestamp.batch == 10
+        with pytest.raises(FileExistsError, match="must be new for a new run"):
+            make_trainer(save_folder=tmp_path, save_latest_filename=latest).fit()
+
+    def test_of_two_runs_in_a_folder_each_resumes_its_own(self, make_trainer, tmp_path):
+        """Where the newest is damaged, too."""
+
+        def make(run_name, **arguments):
+            return make_trainer(
+                run_name=run_name,
+                save_folder=tmp_path,
+                save_filename="{run_name}-{batch}.pt",
+                save_latest_filename="{run_name}.symlink",
+                **arguments,
+            )
+
+        make("a").fit()
+        make("a-b").fit()
+        flip_a_bit(tmp_path / "a-10.pt")
+
+        trainer = make("a", autoresume=True)
+
+        assert trainer.state.last_checkpoint == str(tmp_path / "a-5.pt")
+
+    @pytest.mark.parametrize("content", ["", "../../elsewhere.pt", "test/checkpoints/gone.pt"])
+    def test_a_damaged_pointer_costs_no_checkpoint(self, make_trainer, tmp_path, caplog, content):
+        """The newest by its number is taken, and it is said."""
+        make_trainer(save_folder=tmp_path).fit()
+        (tmp_path / "latest.symlink").write_text(content)
+
+        assert make_trainer(save_folder=tmp_path, autoresume=True).state.timestamp.batch == 10
+        assert "latest.symlink" in caplog.text or "gone.pt" in caplog.text
+
+    @pytest.mark.parametrize("is_uri", [False, True], ids=["destination", "store"])
+    def test_one_name_for_all_replaces_what_this_run_has_uploaded(
+        self, make_trainer, tmp_path, monkeypatch, is_uri
+    ):
+        """The store has the newest; it had the first before, and refused the others."""
+        monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "machine"))
+        artifacts = Artifacts(tmp_path / "store", spool=tmp_path / "spool", free_bytes=0)
+        folder = f"file://{tmp_path}/store/test/checkpoints" if is_uri else tmp_path / "saved"
+        loggers = () if is_uri else artifacts
+
+        with make_trainer(save_folder=folder, save_filename="model.pt", loggers=loggers) as trainer:
+            trainer.fit()
+
+        assert read_checkpoint(tmp_path / "store/test/checkpoints/model.pt")["timestamp"]["batch"] == 10
+
+    @pytest.mark.parametrize(
+        ("arguments", "error", "message"),
+        [
+            ({"save_folder": "{runname}"}, ValueError, "did you mean {run_name}"),
+            ({"save_filename": "b{bach}.pt"}, ValueError, "did you mean {batch}"),
+            ({"save_filename": "e{epoch}/b.pt"}, ValueError, "filename must be a name without folders"),
+            ({"save_filename": "{run_name}.pt", "run_name": "a/b"}, ValueError, "must be a name without"),
+            ({"run_name": ".."}, RecordError, "leads out of the folder"),
+            ({"save_folder": Path("s3://bucket/x")}, ValueError, "must be given as a text, not as a Path"),
+            ({"load_path": Path("s3://bucket/x")}, ValueError, "must be given as a text, not as a Path"),
+        ],
+    )
+    def test_what_would_lead_elsewhere_is_refused_when_the_trainer_is_made(
+        self, make_trainer, tmp_path, monkeypatch, arguments, error, message
+    ):
+        """And nothing is written."""
+        monkeypatch.chdir(tmp_path)
+
+        with pytest.raises(error, match=message):
+            make_trainer(**{"save_folder": "saved/{run_name}", **arguments})
+
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_folder_that_cannot_be_written_is_an_error_before_training(self, make_trainer, tmp_path):
+        """Not with the first checkpoint, hours later."""
+        (tmp_path / "file").touch()
+        trainer = make_trainer(save_folder=tmp_path / "file" / "saved")
+
+        with pytest.raises(NotADirectoryError, match="must be one that can be written: Not a directory"):
+            trainer.fit()
+
+        assert trainer.state.timestamp.batch == 0
+
+    def test_an_empty_folder_says_so(self, make_trainer, tmp_path):
+        """Wherever it is given."""
+        with pytest.raises(FileNotFoundError, match="must hold a checkpoint"):
+            make_trainer(load_path=tmp_path)
+
+    def test_a_metric_that_does_not_exist_is_said(self, make_trainer, make_dataloader, tmp_path, caplog):
+        """Once, with those that do; and where there is no evaluation."""
+        saver = CheckpointSaver(tmp_path / "one", keep=1, keep_best="metrics/eval/acuracy")
+        make_trainer(callbacks=saver, eval_dataloader=make_dataloader()).fit()
+        saver = CheckpointSaver(tmp_path / "two", keep=1, keep_best="loss/eval/total")
+        make_trainer(callbacks=saver).fit()
+
+        assert caplog.text.count("keep_best='metrics/eval/acuracy' has no value. Those of the last") == 1
+        assert "metrics/eval/accuracy" in caplog.text
+        assert caplog.text.count("keep_best='loss/eval/total' has no value. Those of the last") == 1
