@@ -199,9 +199,11 @@ class TestTheProcessThatWrites:
             pids.append(saver.writer_pid)
             os.kill(saver.writer_pid, signal.SIGKILL)
 
-        saver, trainer = make_run(
-            At(ba4=kill, ba7=lambda: pids.append(saver.writer_pid)), trainer={"max_duration": "8ba"}
-        )
+        def look():
+            until(lambda: saver._pending is None or saver._pending.future.done())
+            pids.append(saver.writer_pid)
+
+        saver, trainer = make_run(At(ba4=kill, ba7=look), trainer={"max_duration": "8ba"})
 
         trainer.fit()
 
