@@ -118,6 +118,27 @@ def test_a_whole_frame_of_an_unknown_kind_is_passed_over():
     assert payloads(data) == [UnknownFrame(), (0, 1, 0, 0.0, (1.0,))]
 
 
+def _framed(payload: bytes) -> bytes:
+    return struct.pack("<II", len(payload), zlib.adler32(payload)) + payload
+
+
+def test_an_integer_has_ten_thousand_digits_at_most():
+    """Of fifteen bits each; to decode a longer one would take as long as its writer likes."""
+    most = 1 << (15 * 10_000 - 1)
+
+    assert payloads(encode_frame((0, 1, 0, 0.0, (most, -most)))) == [(0, 1, 0, 0.0, (most, -most))]
+    assert payloads(encode_frame((0, 1, 0, 0.0, (most * 2,)))) == [UnknownFrame()]
+
+
+def test_a_negative_length_is_no_length():
+    """A row of less than no values is none, also where the rest of the frame is right."""
+    row = encode_frame((0, 1, None, 0.0, ()))[8:]
+    assert row.endswith(b"(\0\0\0\0")
+
+    assert payloads(_framed(row)) == [(0, 1, None, 0.0, ())]
+    assert payloads(_framed(row[:-4] + b"\xff\xff\xff\xff")) == [UnknownFrame()]
+
+
 @pytest.mark.parametrize(
     ("step", "time", "dropped"),
     [(4, 9.0, False), (5, 1.0, False), (5, 2.5, True), (6, 0.0, True), (None, 9.0, False)],

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from uploads.drain.retry import FailureAction, FailureCounts, RetryPolicy, classify_failure
+from uploads.drain.retry import FailureAction, FailureCounts, RetryPolicy, StoreHealth, classify_failure
 from uploads.errors import (
     BytesCorruptError,
     ManifestError,
@@ -126,3 +126,88 @@ def test_a_policy_reaches_another_process_whole():
     policy = RetryPolicy(first_seconds=0.5, unknown_tries=3, denied_tries=7)
 
     assert RetryPolicy(**json.loads(json.dumps(policy.to_json()))) == policy
+
+
+@pytest.mark.parametrize("name", ["EMFILE", "ENFILE", "ENOMEM", "ENOSPC", "EDQUOT", "EINTR", "EIO"])
+def test_what_is_wrong_with_this_machine_never_ends_an_entry(name):
+    """A full disk or too many open files pass; other errors of the system are counted."""
+    counts = FailureCounts()
+    error = OSError(getattr(errno, name), "of this machine")
+
+    actions = {classify_failure(error, counts, LONGEST, successes=9).action for _ in range(100)}
+
+    assert actions == {FailureAction.RETRY}
+    assert (counts.count, counts.unknown) == (100, 0)
+    classify_failure(OSError(errno.ENOENT, "gone"), counts, LONGEST, successes=9)
+    assert counts.unknown == 1
+
+
+def test_an_answer_that_was_lost_stays_lost():
+    """One attempt may have succeeded, whatever becomes of the next ones."""
+    counts = FailureCounts()
+    classify_failure(TransientStoreError("refused"), counts, LONGEST, successes=0)
+    assert not counts.is_answer_lost
+
+    classify_failure(TransientStoreError("reset", is_answer_lost=True), counts, LONGEST, successes=0)
+    decision = classify_failure(
+        TransientStoreError("503", retry_after_seconds=7.0), counts, LONGEST, successes=0
+    )
+
+    assert counts.is_answer_lost
+    assert decision.retry_after_seconds == 7.0
+
+
+def test_one_outage_is_one_probe_for_all_threads():
+    """Threads that are denied at the same moment count it once; each probe that fails doubles the pause."""
+    now = [100.0]
+    health = StoreHealth(RetryPolicy(probe_first_seconds=2.0), lambda: now[0])
+
+    assert [health.park("denied"), health.park("denied")] == [2.0, 2.0]
+    now[0] += 0.5
+    assert health.park("denied") == 1.5
+    now[0] += 1.5
+    assert health.park("still denied") == 4.0
+    assert (health.parked_because, health.last_error) == ("still denied", "still denied")
+
+    health.record_success()
+    now[0] += 4.0
+    assert (health.parked_because, health.successes) == ("", 1)
+    assert health.park("denied again") == 2.0
+
+
+def test_failures_count_from_the_last_success():
+    """Back-off begins anew once the store has answered."""
+    health = StoreHealth(LONGEST, lambda: 0.0)
+
+    assert [health.record_failure("a"), health.record_failure("b")] == [1, 2]
+    health.record_success()
+    assert (health.record_failure("c"), health.last_error) == (1, "c")
+
+
+def test_credentials_are_renewed_once_for_each_denial():
+    """Not before the first one, and not again until the next."""
+    now = [0.0]
+    health = StoreHealth(LONGEST, lambda: now[0])
+
+    assert not health.wants_renewal()
+    for _ in range(2):
+        now[0] += health.park("expired")
+        assert [health.wants_renewal(), health.wants_renewal()] == [True, False]
+
+
+def test_the_first_pauses_are_those_of_the_policy():
+    """Without a policy of one's own: a second, at most a minute; for probes, five minutes."""
+    policy = RetryPolicy()
+
+    assert [policy.delay_seconds(1) <= 1.0, policy.delay_seconds(50) <= 60.0] == [True, True]
+    assert (policy.unknown_tries, policy.corrupt_tries, policy.denied_tries) == (10, 5, 3)
+    assert policy.to_json() == {
+        "first_seconds": 1.0,
+        "cap_seconds": 60.0,
+        "retry_after_cap_seconds": 300.0,
+        "probe_first_seconds": 1.0,
+        "probe_cap_seconds": 300.0,
+        "unknown_tries": 10,
+        "corrupt_tries": 5,
+        "denied_tries": 3,
+    }

@@ -2,7 +2,7 @@
 
 import pytest
 
-from uploads.drain.schedule import DependencyState, Schedule
+from uploads.drain.schedule import DependencyState, History, Schedule
 from uploads.spool.entry import Entry, identifier_of
 
 
@@ -157,6 +157,84 @@ def test_a_name_that_was_denied_is_probed_where_there_is_no_other(schedule, cloc
     clock.now += 5
 
     assert schedule.next(0) == _folder(1, "denied")
+
+
+def test_a_pause_is_only_ever_made_longer(schedule, clock):
+    """A second thread that hears of the same trouble later does not end the pause of the first."""
+    schedule.add([_folder(1, "a")])
+    schedule.pause(10)
+    schedule.pause(1)
+    clock.now += 9
+
+    assert schedule.next(0) is None
+    clock.now += 1
+    assert schedule.next(0) == _folder(1, "a")
+
+
+def test_a_probe_that_has_ended_makes_room_for_the_next(schedule, clock):
+    """Delivered or put back: one at a time are handed out until the store is well again."""
+    schedule.add([_folder(1, "a"), _folder(2, "b"), _folder(3, "c")])
+    schedule.pause(5, probing_only=True)
+    clock.now += 5
+    schedule.settle(schedule.next(0))
+
+    assert schedule.next(0) == _folder(2, "b")
+    assert schedule.next(0) is None
+    schedule.retry(_folder(2, "b"), 0)
+    assert schedule.next(0) == _folder(3, "c")
+
+
+def test_an_older_version_is_told_of_a_newer_one_that_was_delivered(schedule):
+    """The newest version counts, in whichever order they were delivered; other names do not."""
+    older, newer, other = _folder(1, "a"), _folder(3, "a"), _folder(2, "b")
+    assert schedule.delivered_after(older) is None
+    schedule.note_delivered(newer)
+    schedule.note_delivered(_folder(2, "a"))
+
+    assert schedule.delivered_after(older) == identifier_of(newer)
+    assert [schedule.delivered_after(one) for one in (newer, _folder(4, "a"), other)] == [None, None, None]
+
+
+def test_a_retry_of_what_is_not_in_flight_changes_nothing(schedule):
+    """It was settled meanwhile, or another version of the name is in flight."""
+    schedule.add([_folder(1, "a"), _folder(2, "a")])
+    first = schedule.next(0)
+    schedule.settle(first)
+    schedule.retry(first, 300)
+
+    assert schedule.next(0) == _folder(2, "a")
+    assert schedule.counts() == (0, 1)
+
+
+def test_a_delay_holds_back_the_whole_line(schedule, clock):
+    """A newer version of a name that waits for its retry does not overtake it."""
+    schedule.add([_folder(1, "a")])
+    schedule.retry(schedule.next(0), 10)
+    schedule.add([_folder(2, "a")])
+
+    assert schedule.next(0) is None
+    clock.now += 10
+    assert schedule.next(0) == _folder(1, "a")
+
+
+def test_what_is_unknown_has_to_be_asked_of_the_store(schedule):
+    """An entry that is neither waiting nor remembered may have been delivered long ago."""
+    schedule.add([_folder(3, "pointer")])
+    pointer = schedule.next(0)
+
+    assert schedule.check_dependencies(pointer, ["f" * 16]) is DependencyState.UNKNOWN
+    assert schedule.check_dependencies(pointer, []) is DependencyState.SATISFIED
+
+
+def test_the_last_sixteen_thousand_deliveries_are_remembered():
+    """Of more, the oldest are forgotten: memory does not grow with the run."""
+    history = History()
+    for number in range(3 * 16_384):
+        history.record(str(number))
+
+    remembered = [number for number in range(3 * 16_384) if history.was_delivered(str(number))]
+    assert remembered[-16_384:] == list(range(2 * 16_384, 3 * 16_384))
+    assert len(remembered) <= 2 * 16_384
 
 
 def test_new_credentials_end_the_rest_at_once(schedule):
