@@ -32,51 +32,44 @@ import attrs
 ROOT = Path(__file__).parents[1]
 
 _RUN_DIRECTORY = "tests/test_destinations/run_directory"
+_LOGGER = "tests/test_events/logger"
+_FRAMES = [f"{_RUN_DIRECTORY}/test_frames.py", f"{_RUN_DIRECTORY}/test_row_blocks.py"]
 _JOURNAL = [
-    *(f"{_RUN_DIRECTORY}/test_{name}.py" for name in ("frames", "row_blocks", "segment_chain", "metrics")),
-    *(f"{_RUN_DIRECTORY}/test_{name}.py" for name in ("resume", "faults", "snapshot")),
+    *(f"{_RUN_DIRECTORY}/test_{name}.py" for name in ("segment_chain", "metrics", "resume", "faults")),
     "tests/hostile/test_journal_handover.py",
     "tests/hostile/test_unwritable_metrics.py",
 ]
 _SPOOL = [
     "tests/test_uploads/spool",
-    "tests/test_uploads/test_upload_queue.py",
-    "tests/test_uploads/test_limits.py",
     "tests/hostile/test_damaged_spool.py",
     "tests/hostile/test_hostile_spool.py",
     "tests/hostile/test_left_behind.py",
-    "tests/hostile/test_moving_sources.py",
-    "tests/hostile/test_another_users_spool.py",
 ]
-_DRAIN = [
-    "tests/test_uploads/drain",
-    "tests/test_uploads/test_upload_queue.py",
-    "tests/hostile/test_wrong_store.py",
-]
-_LOGGER = "tests/test_events/logger"
 TESTS = {
-    "destinations/run_directory/frames.py": _JOURNAL,
+    "destinations/run_directory/frames.py": _FRAMES,
     "destinations/run_directory/journal.py": _JOURNAL,
-    "destinations/run_directory/segments.py": _JOURNAL,
+    "destinations/run_directory/segments.py": [*_JOURNAL, f"{_RUN_DIRECTORY}/test_snapshot.py"],
     "events/logger/values.py": [
-        *(
-            f"{_LOGGER}/test_{name}.py"
-            for name in ("host_values", "binned_values", "bad_values", "lazy_values")
-        ),
-        *(f"{_LOGGER}/test_{name}.py" for name in ("config", "packer", "logger", "checks", "device_copies")),
-        "tests/hostile/test_any_hyperparameters.py",
+        *(f"{_LOGGER}/test_{name}.py" for name in ("host_values", "binned_values", "bad_values", "config")),
         "tests/hostile/test_values_that_cannot_be_read.py",
     ],
-    "events/timestamp.py": ["tests/test_events/test_timestamp.py", "tests/test_events/test_state.py"],
-    "uploads/drain/retry.py": _DRAIN,
-    "uploads/drain/schedule.py": _DRAIN,
+    "events/timestamp.py": ["tests/test_events/test_timestamp.py"],
+    "uploads/drain/retry.py": ["tests/test_uploads/drain/test_retry.py"],
+    "uploads/drain/schedule.py": [
+        "tests/test_uploads/drain/test_schedule.py",
+        "tests/test_uploads/test_reading.py",
+    ],
     "uploads/spool/entry.py": _SPOOL,
-    "uploads/spool/flush.py": _SPOOL,
+    "uploads/spool/flush.py": [*_SPOOL, "tests/test_uploads/test_upload_queue.py"],
     "uploads/spool/ownership.py": _SPOOL,
     "uploads/spool/spool.py": _SPOOL,
-    "uploads/spool/staging.py": _SPOOL,
+    "uploads/spool/staging.py": [
+        *_SPOOL,
+        "tests/hostile/test_moving_sources.py",
+        "tests/test_uploads/test_upload_queue.py",
+    ],
 }
-"""The modules, and the tests that may run for each; those that start programs would not see a mutant."""
+"""The modules, and the tests that are about each; programs that tests start do not see a mutant."""
 
 # What the tests import and is not ours.
 _IMPORTED_BEFORE = (
@@ -140,27 +133,23 @@ class Reach:
     Attributes:
         seconds: by test.
         tests: by line; lines that are run on import are not there.
-        statements: the lines of the statement that a line belongs to.
+        places: the lines by which a test notices a change of a line; see `_places`.
     """
 
     seconds: dict[str, float]
     tests: dict[int, list[str]]
-    statements: dict[int, range]
+    places: dict[int, set[int]]
 
     def of(self, line: int) -> list[str]:
         """Returns the tests to run for a line, fastest first; all where it is run on import."""
-        found = {
-            test
-            for one in self.statements.get(line, range(line, line + 1))
-            for test in self.tests.get(one, ())
-        }
+        found = {test for one in self.places.get(line, {line}) for test in self.tests.get(one, ())}
         return sorted(self.seconds if "" in found else found, key=self.seconds.__getitem__)
 
 
 def mutants_of(
     path: str, places: list[str], sample: int | None, chance: random.Random
 ) -> tuple[list[Mutant], int]:
-    """Returns mutants of a module, in the order of lines, and how many places there are for one.
+    """Returns mutants of a module, and how many places there are for one.
 
     Left out is what changes annotations, or nothing.
 
@@ -219,7 +208,7 @@ def mutants_of(
                 found.append(Mutant(path, line, type(operator).__name__, mutated))
         if len(found) == sample:
             break
-    return sorted(found, key=lambda mutant: mutant.line), len(positions)
+    return found, len(positions)
 
 
 def _has_effect(statement) -> bool:
@@ -244,15 +233,34 @@ def _meaning(code: str) -> str | None:
     return ast.dump(tree)
 
 
-def _statements(code: str) -> dict[int, range]:
-    """Returns the lines of the innermost statement that begins at or before each line; of a block, its head."""
-    found = {}
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.stmt):
-            body = getattr(node, "body", None)
-            first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
-            lines = range(first, body[0].lineno if body else node.end_lineno + 1)
-            found.update({line: lines for line in lines if len(lines) < len(found.get(line, range(1 << 30)))})
+def _places(code: str) -> dict[int, set[int]]:
+    """Returns for each line those that are run where it matters.
+
+    They are the lines of its statement, or of the head of its block; for the head of a function, its body; for a
+    constant of the module, where that is used.
+    """
+    tree = ast.parse(code)
+    sizes, found, uses = {}, {}, {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            uses.setdefault(node.id, set()).add(node.lineno)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.stmt):
+            continue
+        body = getattr(node, "body", None)
+        first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
+        lines = range(first, body[0].lineno if body else node.end_lineno + 1)
+        places = set(lines)
+        if isinstance(node, ast.FunctionDef):
+            places = set(range(body[0].lineno, node.end_lineno + 1))
+        elif node in tree.body and isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)]
+            # None within the module: it is for others.
+            places = {line for name in names for line in uses.get(name, ())} or places
+        for line in lines:
+            if len(lines) < sizes.get(line, 1 << 30):
+                sizes[line], found[line] = len(lines), places
     return found
 
 
@@ -359,7 +367,7 @@ def reach_of(path: str, work: Path) -> Reach:
     _end(pid, folder)
     seconds, tests = json.loads(answer.read_text())
     code = (ROOT / path).read_text(encoding="utf-8")
-    return Reach(seconds, {int(line): names for line, names in tests.items()}, _statements(code))
+    return Reach(seconds, {int(line): names for line, names in tests.items()}, _places(code))
 
 
 def survivors_of(mutants: list[Mutant], reach: Reach, work: Path, jobs: int) -> list[tuple[Mutant, str]]:
