@@ -189,14 +189,15 @@ def mutants_of(
         and (not name.startswith("Replace") or name.partition("Operator_")[2] in {*_REPLACEMENTS, ""})
     ]
     code = (ROOT / path).read_text(encoding="utf-8")
-    tree, meaning = get_ast(code), _meaning(code)
+    tree, meaning, lines = get_ast(code), _meaning(code), code.splitlines()
     positions = [
         (line, operator, occurrence)
         for operator in (*operators, RemoveStatement())
-        for occurrence, (line, _) in enumerate(
+        for occurrence, (line, column) in enumerate(
             start for node in ast_nodes(tree) for start, _ in operator.mutation_positions(node)
         )
-        if any(_is_at(line, place) for place in places)
+        # The star that ends positional arguments is no operator.
+        if not lines[line - 1].startswith("*,", column) and any(_is_at(line, place) for place in places)
     ]
     if sample is not None:
         chance.shuffle(positions)

@@ -9,6 +9,10 @@ import orjson
 import pytest
 
 from destinations.run_directory.frames import (
+    FLOAT_BYTES,
+    FLOAT_TAG,
+    HEADER,
+    VALUES_AT,
     boundary_frame,
     encode_frame,
     iter_frames,
@@ -55,11 +59,26 @@ def test_a_block_has_the_rows_that_frames_have():
         row(9, [1.0, 2.0], 0, epoch=None),
         row(1 << 40, [1.0, 2.0]),
         row(9, [1.0, 2.0, 3.0]),
+        # As long as the number would be.
+        encode_frame((0, 9, 1, "text", (1.0, 2.0))),
+        encode_frame((0, 9, 1, 1.5, (1.0, "text"))),
         keys_frame(1, ("a",)),
         boundary_frame(),
         bytes(64),
     ],
-    ids=["integer", "bool", "schema", "no epoch", "large step", "wider", "keys", "boundary", "end"],
+    ids=[
+        "integer",
+        "bool",
+        "schema",
+        "no epoch",
+        "large step",
+        "wider",
+        "text as time",
+        "text as value",
+        "keys",
+        "boundary",
+        "end",
+    ],
 )
 def test_a_block_ends_before_what_is_another_kind(other):
     """Whatever is no row of floats of the same schema ends the block, and is left to be read by itself."""
@@ -92,6 +111,21 @@ def test_too_few_rows_are_no_block():
     assert read_row_block(one * 3 + one[:-1], 0, 64) is None
     assert read_row_block(b"", 0, 64) is None
     assert read_row_block(bytes(1000), 0, 64) is None
+
+
+def test_four_rows_of_one_metric_are_a_block():
+    """The fewest and the narrowest that are read at once."""
+    found, _ = parse_rows(b"".join(row(step, [1.0]) for step in range(4)))
+
+    assert [step for _, step, *_ in found] == [0, 1, 2, 3]
+
+
+def test_the_values_of_a_row_are_where_the_constants_say():
+    """The tag of each value can be looked at without decoding the row."""
+    payload = row(1, [1.0, 2.0, 3.0])[HEADER.size :]
+
+    assert payload[VALUES_AT::FLOAT_BYTES] == FLOAT_TAG * 3
+    assert len(payload) == VALUES_AT + 3 * FLOAT_BYTES
 
 
 def test_wide_rows_come_in_small_blocks():

@@ -175,6 +175,18 @@ def test_one_outage_is_one_probe_for_all_threads():
     assert health.park("denied again") == 2.0
 
 
+def test_that_uploads_resumed_is_logged_once(caplog):
+    """Where they had been parked, and not for each success."""
+    health = StoreHealth(LONGEST, lambda: 0.0)
+    health.record_success()
+    assert not caplog.messages
+    health.park("denied")
+    health.record_success()
+    health.record_success()
+
+    assert caplog.messages == ["uploads resumed"]
+
+
 def test_failures_count_from_the_last_success():
     """Back-off begins anew once the store has answered."""
     health = StoreHealth(LONGEST, lambda: 0.0)

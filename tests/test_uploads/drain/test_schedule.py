@@ -1,5 +1,8 @@
 """Which entry is next, with a clock that only moves when told."""
 
+import itertools
+import threading
+
 import pytest
 
 from uploads.drain.schedule import DependencyState, History, Schedule
@@ -159,6 +162,69 @@ def test_a_name_that_was_denied_is_probed_where_there_is_no_other(schedule, cloc
     assert schedule.next(0) == _folder(1, "denied")
 
 
+def test_a_pause_that_ends_by_itself_probes_nothing(schedule, clock):
+    """A store that asked to slow down gets as much as before afterwards, not one entry at a time."""
+    schedule.add([_folder(1, "a"), _folder(2, "b")])
+    schedule.pause(5)
+    clock.now += 5
+
+    assert [schedule.next(0), schedule.next(0)] == [_folder(1, "a"), _folder(2, "b")]
+
+
+def test_a_pause_ends_with_the_first_success(schedule):
+    """Nothing waits for its timer once the store has answered."""
+    schedule.add([_folder(1, "a")])
+    schedule.pause(300)
+
+    schedule.resume()
+
+    assert schedule.next(0) == _folder(1, "a")
+
+
+class Waiting:
+    """A thread that waits in `next` of its schedule when this is made."""
+
+    def __init__(self, *folders):
+        is_waiting, self._found, questions = threading.Event(), [], itertools.count()
+
+        def clock():
+            # The second question of the thread is asked under the lock that waiting releases.
+            if threading.current_thread() is self._thread and next(questions) == 1:
+                is_waiting.set()
+            return 0.0
+
+        self.schedule = Schedule(clock)
+        self._thread = threading.Thread(
+            target=lambda: self._found.append(self.schedule.next(600)), daemon=True
+        )
+        self.schedule.add(folders)
+        self.taken = [self.schedule.next(0) for _ in folders]
+        self._thread.start()
+        assert is_waiting.wait(60)
+
+    def found(self):
+        self._thread.join(60)
+        return self._found
+
+
+def test_a_thread_that_waits_gets_what_is_added():
+    """It is woken, not left to wait until its time is over."""
+    waiting = Waiting()
+
+    waiting.schedule.add([_folder(1, "a")])
+
+    assert waiting.found() == [_folder(1, "a")]
+
+
+def test_a_thread_that_waits_gets_the_next_version_once_the_one_before_has_settled():
+    """Likewise, and nothing has to be added for it."""
+    waiting = Waiting(_folder(1, "a"), _folder(2, "a"))
+
+    waiting.schedule.settle(_folder(1, "a"))
+
+    assert waiting.found() == [_folder(2, "a")]
+
+
 def test_a_pause_is_only_ever_made_longer(schedule, clock):
     """A second thread that hears of the same trouble later does not end the pause of the first."""
     schedule.add([_folder(1, "a")])
@@ -235,6 +301,10 @@ def test_the_last_sixteen_thousand_deliveries_are_remembered():
     remembered = [number for number in range(3 * 16_384) if history.was_delivered(str(number))]
     assert remembered[-16_384:] == list(range(2 * 16_384, 3 * 16_384))
     assert len(remembered) <= 2 * 16_384
+    history = History()
+    for number in range(2 * 16_384 + 1):
+        history.record(str(number))
+    assert not history.was_delivered("0")
 
 
 def test_new_credentials_end_the_rest_at_once(schedule):
