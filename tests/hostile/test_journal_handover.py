@@ -5,6 +5,7 @@ after the drain.
 """
 
 import dis
+import errno
 import functools
 import itertools
 import os
@@ -105,6 +106,114 @@ def test_a_file_in_the_way_of_the_next_segment_is_left_alone(tmp_path):
     assert content == b"somebody's"
     assert seen == rows(range(100))
     assert written.close() == rows(range(100))
+
+
+def test_a_spare_that_was_prepared_spares_the_training_thread_a_file(tmp_path):
+    """It is the next segment; one that is too small for a wide row is discarded."""
+    made = []
+    written = Written(tmp_path, make_segment=lambda *one: made.append(one) or MappedSegment(*one))
+    written.journal.prepare()
+    written.journal.prepare()
+    assert len(made) == 2
+
+    for step in itertools.count():
+        written.log([step])
+        if len(written.journal.segments) > 1:
+            break
+    assert len(made) == 2
+
+    written.journal.prepare()
+    written.journal.append({f"m{number}": float(number) for number in range(300)}, 1000)
+    assert [size for _, _, size in made[:3]] == [SEGMENT_BYTES] * 3
+    assert made[3][2] > SEGMENT_BYTES
+    assert len(written.close()) == step + 2
+    assert not list(written.folder.glob(".*"))
+
+
+class LogsWhenMade(MappedSegment):
+    """A signal handler logs a row while a segment is made."""
+
+    handler = staticmethod(lambda: None)
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.handler()
+
+
+def test_a_row_of_a_handler_is_on_disk_when_the_call_that_it_interrupted_returns(tmp_path):
+    """It need not wait for the next row: there may be none before the process is killed."""
+    written = Written(tmp_path, make_segment=LogsWhenMade)
+    interrupted = []
+
+    def handler():
+        interrupted.append(step)
+        written.journal.append({"handler": 1.0}, 1000)
+
+    LogsWhenMade.handler = staticmethod(handler)
+    try:
+        for step in range(100):
+            written.log([step])
+            if interrupted:
+                break
+        seen = written.on_disk()
+    finally:
+        LogsWhenMade.handler = staticmethod(lambda: None)
+
+    assert interrupted == [step]
+    assert seen == [*rows(range(step + 1)), (1000, {"handler": 1.0})]
+    assert written.journal.counts.pending == 0
+
+
+class NoneOnFullDisk:
+    """Makes segments until the disk is full, and again when it has room."""
+
+    def __init__(self):
+        self.is_full = False
+
+    def __call__(self, *arguments):
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "no space")
+        return MappedSegment(*arguments)
+
+
+def test_rows_that_a_full_disk_cannot_take_are_held_counted_and_written_first(tmp_path):
+    """In the order in which they were logged, and by the writer thread if nothing more is logged."""
+    make, full = NoneOnFullDisk(), []
+    written = Written(tmp_path, make_segment=make, on_full=full.append)
+    make.is_full = True
+    written.log(range(100))
+
+    held = written.journal.counts.pending
+    assert written.on_disk() == rows(range(100 - held))
+    assert 0 < held < 100
+    assert {error.errno for error in full} == {errno.ENOSPC}
+
+    make.is_full = False
+    written.journal.write_pending()
+    assert written.journal.counts.pending == 0
+    written.log([100])
+    assert written.close() == rows(range(101))
+
+
+def test_of_rows_that_do_not_fit_into_memory_the_last_are_dropped_and_counted(tmp_path, monkeypatch):
+    """Those that are held stay; once written, there is as much room as before."""
+    monkeypatch.setattr(journal_module, "PENDING_BYTES", 10 * (100 + 32 * 2))
+    make = NoneOnFullDisk()
+    written = Written(tmp_path, make_segment=make)
+    for first in (0, 1000):
+        make.is_full = True
+        written.log(range(first, first + 20))
+        while written.journal.counts.pending < 10:
+            written.log([first + 100])
+        counts = written.journal.counts
+        dropped = counts.dropped
+        written.log([first + 200])
+        assert (counts.pending, counts.dropped) == (10, dropped + 1)
+
+        make.is_full = False
+        written.journal.write_pending()
+        assert counts.pending == 0
+    written.close()
 
 
 @functools.cache
