@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from destinations.trackers.tracker import Sink, Tracker, require_package
 from events import State, redact
 
-from .sink import MLflowOptions, MLflowSink
+from .sink import MLflowSink
 
 __all__ = ["MLflow"]
 
@@ -94,7 +94,7 @@ class MLflow(Tracker):
             tags |= {"run_group": state.run_name, "rank": str(state.rank)}
             # A given run belongs to rank 0.
             run_id = run_id if state.rank == 0 else None
-        options = MLflowOptions(
+        return MLflowSink(
             self._tracking_uri,
             self._experiment,
             self._name_of(self._run_name, state),
@@ -102,8 +102,8 @@ class MLflow(Tracker):
             self._artifact_location,
             self._log_system_metrics,
             self._clock(),
+            run_id,
         )
-        return MLflowSink(options, run_id)
 
     def download_file(
         self, remote_file_name: str, destination: str, overwrite: bool = False, progress_bar: bool = True

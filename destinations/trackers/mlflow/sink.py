@@ -45,7 +45,7 @@ from .values import (
     tag_key,
 )
 
-__all__ = ["MLflowOptions", "MLflowSink"]
+__all__ = ["MLflowSink"]
 
 _PARAMS_AT_ONCE = 100
 _MAX_TAG = 5000
@@ -64,29 +64,7 @@ _STATUSES = {
 }
 
 
-@attrs.frozen
-class MLflowOptions:
-    """Parameters of an MLflow run.
-
-    Attributes:
-        tracking_uri: the tracking URI; None for MLflow's default.
-        experiment: name of the experiment.
-        run_name: name of the run.
-        tags: tags of the run.
-        artifact_location: artifact location of a new experiment.
-        log_system_metrics: run MLflow's system metrics monitor.
-        time: start of the run, in seconds since 1970.
-    """
-
-    tracking_uri: str | None
-    experiment: str
-    run_name: str
-    tags: Mapping[str, str]
-    artifact_location: str | None
-    log_system_metrics: bool
-    time: float
-
-
+@attrs.define(eq=False, slots=False, repr=False)
 class MLflowSink(Sink):
     """Logs to one MLflow run.
 
@@ -94,15 +72,28 @@ class MLflowSink(Sink):
     the run to continue.
 
     Args:
-        options: parameters of the run.
-        run_id: id of a run to continue; None for a new one.
+        tracking_uri: the tracking URI; None for MLflow's default.
+        experiment: name of the experiment.
+        run_name: name of the run.
+        tags: tags of the run.
+        artifact_location: artifact location of a new experiment.
+        log_system_metrics: run MLflow's system metrics monitor.
+        started_at: start of the run, in seconds since 1970.
+        wanted_id: id of a run to continue; None for a new one.
     """
 
-    def __init__(self, options: MLflowOptions, run_id: str | None) -> None:
-        self._options = options
+    _tracking_uri: str | None
+    _experiment: str
+    _run_name: str
+    _tags: Mapping[str, str]
+    _artifact_location: str | None
+    _log_system_metrics: bool
+    _started_at: float
+    _wanted_id: str | None
+
+    def __attrs_post_init__(self) -> None:
         # Guards the id until the run is created.
         self._lock = threading.Lock()
-        self._wanted_id = run_id
         self._is_created = False
         self._client: Any = None
         self._sequence = itertools.count()
@@ -131,7 +122,7 @@ class MLflowSink(Sink):
         """
         from mlflow.tracking import MlflowClient
 
-        client = MlflowClient(self._options.tracking_uri)
+        client = MlflowClient(self._tracking_uri)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             try:
                 found = client.download_artifacts(self.run_id, artifact_path(name), folder)
@@ -166,37 +157,34 @@ class MLflowSink(Sink):
         from mlflow.tracking import MlflowClient
 
         if self._client is None:
-            self._client = MlflowClient(self._options.tracking_uri)
+            self._client = MlflowClient(self._tracking_uri)
         run_id = self._new_run() if self._wanted_id is None else self._old_run(self._wanted_id)
-        if self._options.log_system_metrics and self._monitor is None:
+        if self._log_system_metrics and self._monitor is None:
             from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
             self._monitor = SystemMetricsMonitor(
-                run_id, resume_logging=self._wanted_id is not None, tracking_uri=self._options.tracking_uri
+                run_id, resume_logging=self._wanted_id is not None, tracking_uri=self._tracking_uri
             )
             self._monitor.start()
         return run_id
 
     def _new_run(self) -> str:
-        options = self._options
-        tags = {entity_key(key): cut(str(value), _MAX_TAG) for key, value in options.tags.items()}
+        tags = {entity_key(key): cut(str(value), _MAX_TAG) for key, value in self._tags.items()}
         run = self._client.create_run(
             self._experiment_id(),
-            start_time=milliseconds(options.time),
+            start_time=milliseconds(self._started_at),
             tags=tags,
-            run_name=without_surrogates(options.run_name),
+            run_name=without_surrogates(self._run_name),
         )
         run_id: str = run.info.run_id
         return run_id
 
     def _experiment_id(self) -> str:
-        name = self._options.experiment
+        name = self._experiment
         found = self._client.get_experiment_by_name(name)
         if found is None:
             try:
-                made: str = self._client.create_experiment(
-                    name, artifact_location=self._options.artifact_location
-                )
+                made: str = self._client.create_experiment(name, artifact_location=self._artifact_location)
             except Exception:
                 # Another rank or run has just created it.
                 found = self._client.get_experiment_by_name(name)
@@ -217,7 +205,7 @@ class MLflowSink(Sink):
             self._metric_names.take(name, key)
         self._params = dict(run.data.params)
         self._tables = json_list(run.data.tags.get("mlflow.loggedArtifacts"))
-        for key, value in self._options.tags.items():
+        for key, value in self._tags.items():
             self._client.set_tag(run_id, entity_key(key), cut(str(value), _MAX_TAG))
         return run_id
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from destinations.trackers.tracker import Sink, Tracker, require_package
 from events import State, redact
 
-from .sink import WandBOptions, WandBSink
+from .sink import WandBSink
 
 __all__ = ["WandB"]
 
@@ -96,10 +96,10 @@ class WandB(Tracker):
             "tags": redact(tuple(tags)),
             "notes": redact(notes),
             "mode": mode,
+            "resume": resume,
         }
         self._name = name
         self._run_id = run_id
-        self._resume_mode = resume
         self._dir = None if dir is None else str(dir)
         self._log_artifacts = log_artifacts
         self._step_metric = step_metric
@@ -119,11 +119,8 @@ class WandB(Tracker):
         if self._all_ranks and state.world_size > 1:
             arguments["group"] = arguments["group"] or state.run_name
             run_id = None if run_id is None else f"{run_id}-rank{state.rank}"
-        arguments["name"] = self._name_of(self._name, state)
-        options = WandBOptions(
-            arguments, self._init_kwargs, self._resume_mode, self._step_metric, self._close_seconds
-        )
-        return WandBSink(options, run_id)
+        arguments |= {"name": self._name_of(self._name, state), **self._init_kwargs}
+        return WandBSink(arguments, self._step_metric, self._close_seconds, run_id)
 
     def post_close(self) -> None:
         sink, feed = self._sink, self._feed

@@ -28,7 +28,7 @@ from events import RecordError
 from .service import end_service, has_service, kill_service, require_login, service_lock, settings_for
 from .values import artifact_name, cell_of, few_bins, mask_of, media_key, metric_key, path_in_artifact
 
-__all__ = ["WandBOptions", "WandBSink"]
+__all__ = ["WandBSink"]
 
 _log = logging.getLogger("destinations")
 
@@ -36,25 +36,7 @@ _INT64 = 2**63
 _EXIT_CODES = {"completed": 0, "stopped": 0, "interrupted": 255}
 
 
-@attrs.frozen
-class WandBOptions:
-    """Parameters of a W&B run.
-
-    Attributes:
-        arguments: arguments of `wandb.init`.
-        more: further ones, which take precedence; `settings` may be a dict.
-        resume: as in `wandb.init`; None for "allow" if there is an id.
-        step_metric: name of the metric that contains the step.
-        finish_seconds: max time to finish the run.
-    """
-
-    arguments: Mapping[str, Any]
-    more: Mapping[str, Any]
-    resume: str | None
-    step_metric: str
-    finish_seconds: float
-
-
+@attrs.define(eq=False, slots=False, repr=False)
 class WandBSink(Sink):
     """Logs to one W&B run.
 
@@ -62,17 +44,22 @@ class WandBSink(Sink):
     the run to continue.
 
     Args:
-        options: parameters of the run.
+        given: arguments of `wandb.init`; None for its defaults, `settings` may be a dict.
+        step_metric: name of the metric that contains the step.
+        finish_seconds: max time to finish the run.
         run_id: its id; None for a generated one.
     """
 
     captioned = frozenset({"log_images", "log_audio", "log_video", "log_point_cloud"})
 
-    def __init__(self, options: WandBOptions, run_id: str | None) -> None:
-        self._options = options
+    _given: Mapping[str, Any]
+    _step_metric: str
+    _finish_seconds: float
+    run_id: str | None
+
+    def __attrs_post_init__(self) -> None:
         # Guards the id until the run is created.
         self._lock = threading.Lock()
-        self.run_id = run_id
         self.run: Any = None
         self._is_created = False
         self._error: Exception | None = None
@@ -107,7 +94,7 @@ class WandBSink(Sink):
                 "WandB: run %s did not finish within %g seconds. Its data is in %s; "
                 "upload it with `wandb sync`.",
                 self.run_id,
-                self._options.finish_seconds,
+                self._finish_seconds,
                 Path(str(run.settings.sync_dir)),
             )
         return is_killed
@@ -137,8 +124,7 @@ class WandBSink(Sink):
 
     def open(self) -> None:
         """Checks the credentials, so that missing ones are reported when the run begins."""
-        options = self._options
-        if {**options.arguments, **options.more}.get("mode") != "online":
+        if self._given.get("mode") != "online":
             return
         import wandb
 
@@ -151,21 +137,17 @@ class WandBSink(Sink):
 
     def _arguments(self, wandb: Any) -> dict[str, Any]:
         """Returns the arguments of `wandb.init`."""
-        options = self._options
-        arguments: dict[str, Any] = {**options.arguments, "id": self.run_id, **options.more}
-        if arguments["id"] is not None:
-            arguments.setdefault("resume", options.resume or "allow")
-        elif options.resume is not None:
-            arguments.setdefault("resume", options.resume)
+        arguments: dict[str, Any] = {"id": self.run_id, **self._given}
+        if arguments["id"] is not None and arguments.get("resume") is None:
+            arguments["resume"] = "allow"
         settings = arguments.pop("settings", None) or {}
         given = settings if isinstance(settings, Mapping) else settings.model_dump(exclude_unset=True)
-        arguments["settings"] = settings_for(wandb, given, options.finish_seconds)
+        arguments["settings"] = settings_for(wandb, given, self._finish_seconds)
         return {name: clean_texts(value) for name, value in arguments.items() if value is not None}
 
     def _create(self) -> None:
         import wandb
 
-        options = self._options
         arguments = self._arguments(wandb)
         if "dir" in arguments:
             # W&B would replace a missing folder by that of temporary files.
@@ -177,8 +159,8 @@ class WandBSink(Sink):
             self._is_service_ours = not has_service()
             run = wandb.init(**arguments)
         self.run, self.run_id = run, run.id
-        run.define_metric(options.step_metric)
-        run.define_metric("*", step_metric=options.step_metric)
+        run.define_metric(self._step_metric)
+        run.define_metric("*", step_metric=self._step_metric)
 
     def finish(self, status: str, exception: str | None, time: float) -> None:
         run = self._run()
@@ -209,7 +191,7 @@ class WandBSink(Sink):
         return wandb
 
     def log_metrics(self, rows: Sequence[Row]) -> None:
-        run, key, step_metric = self._run(), self._metric_names.key, self._options.step_metric
+        run, key, step_metric = self._run(), self._metric_names.key, self._step_metric
 
         def log(row: Row) -> None:
             metrics, step, at = row
@@ -298,13 +280,13 @@ class WandBSink(Sink):
     def _log(self, stamp: Stamp, value: Any) -> None:
         row = {
             self._media_names.key(stamp.name): value,
-            self._options.step_metric: stamp.step,
+            self._step_metric: stamp.step,
             "_timestamp": stamp.time,
         }
         self._run().log(row)
 
     def _metric_key(self, name: str) -> str:
-        return metric_key(name, self._options.step_metric)
+        return metric_key(name, self._step_metric)
 
 
 def _caption(stamp: Stamp, index: int = 0) -> str | None:
