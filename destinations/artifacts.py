@@ -15,7 +15,7 @@ from urllib.parse import quote
 from events import Interval, Logger, State, WriteRate, check_placeholders, format_run_name
 from uploads import Backlog, FolderHandle, Store, UploadError, UploadHandle, UploadQueue, open_store
 
-from .base import LoggerDestination
+from .base import LoggerDestination, closed_state
 
 if TYPE_CHECKING:
     from events import Time
@@ -245,16 +245,7 @@ class Artifacts(LoggerDestination):
         finally:
             self._forget()
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Takes what the constructor was given: a copy is closed."""
-        return {
-            **self.__dict__,
-            "_state": None,
-            "_queue": None,
-            "_handles": OrderedDict(),
-            "_files": 0,
-            "_bytes": 0,
-        }
+    __getstate__ = closed_state
 
     def _open(self) -> UploadQueue:
         if self._queue is None:

@@ -14,7 +14,7 @@ from events import Callback, Destination, State, WriteRate, WriteSchedule
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["LoggerDestination", "RecordDestination", "check_folder"]
+__all__ = ["LoggerDestination", "RecordDestination", "check_folder", "closed_state"]
 
 _log = logging.getLogger("destinations")
 
@@ -429,6 +429,20 @@ class RecordDestination(LoggerDestination):
     log_histogram = _passed_on(LoggerDestination.log_histogram)
     log_point_cloud = _passed_on(LoggerDestination.log_point_cloud)
     log_traces = _passed_on(LoggerDestination.log_traces)
+
+
+def closed_state(destination: Any) -> "dict[str, Any]":
+    """Returns what is pickled of a destination: a copy is closed, and another process may open it.
+
+    Args:
+        destination: one with a method `_forget`, which resets it to the closed state.
+    """
+    closed = object.__new__(type(destination))
+    closed.__dict__.update(destination.__dict__)
+    closed._forget()  # of our own classes
+    closed.__dict__.pop("_unopened", None)
+    state: dict[str, Any] = closed.__dict__
+    return state
 
 
 def check_folder(path: Path) -> None:

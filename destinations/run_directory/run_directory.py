@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from destinations.background import Lane
-from destinations.base import RecordDestination
+from destinations.base import RecordDestination, closed_state
 from events import (
     RecordError,
     RunStatus,
@@ -155,11 +155,12 @@ class RunDirectory(RecordDestination):
         self._journal_kind = journal
         self._close_seconds = close_seconds
         self._clock = clock
-        self._close_state()
+        self._forget()
         self._was_closed = False
 
-    def _close_state(self) -> None:
+    def _forget(self) -> None:
         """Resets the attributes of an open destination to those of a closed one."""
+        self.__dict__.pop("try_log_metrics", None)
         self._run_dir: Path | None = None
         self._state: State | None = None
         self._writer: RankWriter | None = None
@@ -448,8 +449,7 @@ class RunDirectory(RecordDestination):
 
     def _release(self) -> None:
         stop_calling_in_forked_children(self.forget_in_child)
-        self.__dict__.pop("try_log_metrics", None)
-        self._close_state()
+        self._forget()
 
     def _wake_writer(self) -> None:
         writer = self._writer
@@ -630,14 +630,7 @@ class RunDirectory(RecordDestination):
         if writer is not None:
             writer.forget_in_child()
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the arguments of the constructor: a copy is closed and can be opened in another process."""
-        closed = RunDirectory.__new__(RunDirectory)
-        closed.__dict__.update(self.__dict__)
-        closed.__dict__.pop("try_log_metrics", None)
-        closed._close_state()  # noqa: SLF001  # of this class
-        closed._unopened = None  # noqa: SLF001
-        return closed.__dict__
+    __getstate__ = closed_state
 
     def __repr__(self) -> str:
         return f"RunDirectory({self._template!r})"

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import attrs
 
 from destinations.background import Lane, RetryLaterError, WhenFull
-from destinations.base import LoggerDestination, RecordDestination
+from destinations.base import LoggerDestination, RecordDestination, closed_state
 from destinations.copies import own_copy, size_in_bytes
 from events import (
     BinnedValues,
@@ -914,13 +914,7 @@ class Tracker(RecordDestination):
         self._feed = None
         self._is_silent = True
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the state of a closed tracker, which another process may open."""
-        closed = object.__new__(type(self))
-        closed.__dict__.update(self.__dict__)
-        closed._forget()
-        closed.__dict__.pop("_unopened", None)
-        return closed.__dict__
+    __getstate__ = closed_state
 
 
 def require_package(package: str, extra: str, what: str) -> None:
