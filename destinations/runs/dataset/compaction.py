@@ -38,6 +38,8 @@ _GROUP_RUNS = 500
 _TRIES = 20
 _MAX_TIME = 1e12
 _SPILL_BYTES = 1 << 30
+# The disk is the limit; by default it would be 100 GB, which 10^9 values nearly take.
+_NO_LIMIT = 1 << 60
 # What `optimize` sorts tables by.
 _ORDERS = {"metrics": ["metric", "run_id"], "hparams": ["name"], "summary": ["metric"]}
 
@@ -258,14 +260,13 @@ class _Compaction:
     def report(self) -> CompactReport:
         """Returns what was done."""
         snapshot = load(self._location)
-        points = snapshot.arrow("runs").to_table(columns=["points"])["points"].to_numpy()
         files = snapshot.tables["metrics"].get_add_actions(flatten=True)
         counts: dict[str, Any] = Counter(self._changes.values())
         return CompactReport(
             self._location.uri,
             snapshot.version,
-            len(points),
-            int(points.sum()),
+            snapshot.tables["runs"].count(),
+            snapshot.tables["metrics"].count(),
             size=sum(files.column("size_bytes").to_pylist()),
             damaged=tuple(self._damaged.items()),
             **counts,
@@ -414,6 +415,7 @@ class _Compaction:
                         order,
                         max_concurrent_tasks=1,
                         max_spill_size=_SPILL_BYTES,
+                        max_temp_directory_size=_NO_LIMIT,
                         writer_properties=_writer_properties(name),
                         commit_properties=commit,
                     )
@@ -511,7 +513,7 @@ def _values_of(run_id: str, rank: int, block: Block, first_row: int) -> Any:
     steps, times = block.step[rows], block.time[rows]
     fits = np.abs(times) < _MAX_TIME
     micros = np.rint(np.where(fits, times, 0.0) * 1e6).astype(np.int64)
-    return pa.record_batch(
+    batch = pa.record_batch(
         [
             pa.array(names, pa.string()).take(pa.array(metrics)),
             pa.repeat(run_id, len(rows)),
@@ -523,6 +525,9 @@ def _values_of(run_id: str, rank: int, block: Block, first_row: int) -> Any:
         ],
         schema=arrow_schema("metrics"),
     )
+    # A copy: a thread of Delta's writer frees the batch, and that of numpy's memory needs the interpreter, so
+    # that the process would abort if it was just then ending.
+    return pa.concat_batches([batch, batch.slice(0, 0)])
 
 
 def _rows_of(item: _Item) -> tuple[list[dict[str, Any]], ...]:

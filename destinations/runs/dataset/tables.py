@@ -196,7 +196,14 @@ class Snapshot:
 
     def arrow(self, name: str) -> Any:
         """Returns a table as a `pyarrow.dataset.Dataset`."""
-        return self.tables[name].to_pyarrow_dataset()
+        from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+
+        filesystem = None
+        if not self.location.is_remote:
+            # That of Delta calls Python from pyarrow's threads, which is slower, and aborts a process that
+            # ends while one of them still closes a file.
+            filesystem = SubTreeFileSystem(self.location.table(name), LocalFileSystem())
+        return self.tables[name].to_pyarrow_dataset(filesystem=filesystem)
 
 
 def load(location: Location, version: int | None = None) -> Snapshot:

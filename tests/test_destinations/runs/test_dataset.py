@@ -177,6 +177,18 @@ def test_another_engine_reads_the_files(root, tmp_path):
     assert set(zip(found["run_id"], found["value_min"], strict=True)) == set(wanted)
 
 
+def test_files_of_a_folder_are_read_without_python(root, tmp_path):
+    """A thread of pyarrow that closes a file by Python, when the process ends, aborts it."""
+    fs = pytest.importorskip("pyarrow.fs")
+    compact(runs_of(root), str(tmp_path / "data #1 ü"))
+
+    with open_dataset(tmp_path / "data #1 ü") as dataset:
+        tables = [dataset.arrow(name) for name in ("metrics", "runs", "hparams", "summary")]
+
+    assert not any(isinstance(table.filesystem, fs.PyFileSystem) for table in tables)
+    assert [table.count_rows() for table in tables[:2]] == [3 * 107 + 2, 4]
+
+
 def test_nothing_new_is_nothing_written(root, tmp_path):
     """A second compaction of the same runs changes no file."""
     compact(runs_of(root), str(tmp_path / "data"))
