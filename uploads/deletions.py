@@ -5,7 +5,6 @@ fewer than should be there. A deletion may be requested again: an object that is
 """
 
 import itertools
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from .download import POINTER_SUFFIX, read_pointer
 from .drain.retry import RetryPolicy
 from .errors import TransientStoreError
 from .handle import FolderHandle, UploadHandle
-from .messages import log_safely
+from .messages import log_warning
 from .redaction import redact
 from .stores import Store
 
@@ -68,7 +67,7 @@ class Deletions:
             if self._has_ended or any(one.name == name for one in self._requests):
                 return
             if len(self._requests) >= _MAX_WAITING:
-                log_safely(logging.WARNING, "%s is not deleted: too many deletions wait", name)
+                log_warning("%s is not deleted: too many deletions wait", name)
                 return
             self._requests.append(_Request(name, tuple(after), tuple(then)))
             if self._thread is None:
@@ -88,9 +87,7 @@ class Deletions:
             left = len(self._requests)
             self._changed.notify_all()
         if left:
-            log_safely(
-                logging.WARNING, "%d objects that were to be deleted stay in %s", left, self._store.uri()
-            )
+            log_warning("%d objects that were to be deleted stay in %s", left, self._store.uri())
         if self._thread is not None:
             self._thread.join(timeout_seconds)
 
@@ -121,13 +118,11 @@ class Deletions:
         if any(self._is_pending(name) for name in waited_for):
             return False
         if failed := next((one for one in after if one.state.is_failure), None):
-            log_safely(
-                logging.WARNING, "%s is not deleted: %s is not in the store", request.name, failed.remote_name
-            )
+            log_warning("%s is not deleted: %s is not in the store", request.name, failed.remote_name)
             return True
         try:
             if not request.deleted and (pointer := self._pointer_to(request)):
-                log_safely(logging.WARNING, "%s is not deleted: %s leads to it", request.name, pointer)
+                log_warning("%s is not deleted: %s leads to it", request.name, pointer)
                 return True
             for name in (request.name, *request.then)[request.deleted :]:
                 if self._has_ended:
@@ -148,7 +143,7 @@ class Deletions:
 
     def _report(self, request: _Request, error: Exception) -> None:
         uri = self._store.uri((request.name, *request.then)[request.deleted])
-        log_safely(logging.WARNING, "cannot delete %s: %s", uri, redact(str(error)))
+        log_warning("cannot delete %s: %s", uri, redact(str(error)))
 
     def _pointer_to(self, request: _Request) -> str | None:
         """Returns a pointer that leads to an object: one beside it, by the last part of the name in it.

@@ -5,8 +5,8 @@ raise `OSError` as the operating system does. Nothing here knows the layout of a
 
 - A file that others read is replaced in one step (`replacement`, `replace_file`) or gets whole lines
   (`append_line`).
-- A file that others may have put there is opened with `open_regular`: it never follows a symlink and never
-  waits for a FIFO. Documents are read up to a limit (`read_regular`, `read_json`).
+- A file that others may have put there is opened with `open_regular`: it follows no symlink and never waits
+  for a FIFO. Documents are read up to a limit (`read_regular`, `read_json`).
 - A lock is flock(2): it ends with the process that holds it (`try_lock`, `is_locked`). Where there is no
   flock, as on Windows, taking one raises `OSError` with `ENOSYS`.
 
@@ -49,6 +49,7 @@ __all__ = [
     "append_line",
     "boot_id",
     "call_in_forked_children",
+    "closing",
     "copy_all",
     "crc32_of",
     "duplicate_above",
@@ -130,25 +131,37 @@ IRREGULAR = (IrregularFileError, IsADirectoryError)
 # Reading.
 
 
-def open_regular(path: str | Path, flags: int = os.O_RDONLY, mode: int = PRIVATE_MODE) -> int:
-    """Opens a regular file; does not follow a symlink, and does not wait for the other end of a FIFO.
+def open_regular(
+    path: str | Path, flags: int = os.O_RDONLY, mode: int = PRIVATE_MODE, *, follow_symlink: bool = False
+) -> int:
+    """Opens a regular file; does not wait for the other end of a FIFO.
 
     Args:
         path: The file.
         flags: For open(2).
         mode: Permissions of a file that this creates, less the umask.
+        follow_symlink: Whether the path may be a symlink.
 
     Raises:
         IrregularFileError: Something else is there.
         IsADirectoryError: A folder is there.
         OSError: The file could not be opened.
     """
-    return _opened(path, flags, mode)[0]
+    return _opened(path, flags if follow_symlink else flags | os.O_NOFOLLOW, mode)[0]
+
+
+@contextlib.contextmanager
+def closing(descriptor: int) -> Iterator[int]:
+    """Closes the descriptor at the end of the block."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _opened(path: str | Path, flags: int, mode: int = PRIVATE_MODE) -> tuple[int, os.stat_result]:
     try:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise IrregularFileError(errno.ELOOP, "it is a symbolic link", str(path)) from None
@@ -181,7 +194,7 @@ def read_with_status(path: str | Path, max_bytes: int = MAX_DOCUMENT_BYTES) -> t
         IrregularFileError: It is something else, or is larger than `max_bytes`.
         OSError: The file could not be read.
     """
-    descriptor, status = _opened(path, os.O_RDONLY)
+    descriptor, status = _opened(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         size = status.st_size
         data = os.read(descriptor, size + 1) if size <= max_bytes else b""
@@ -306,10 +319,8 @@ def replacement(
 def _replacing(path: Path, descriptor: int, name: str, disk: Disk = DISK) -> Iterator[int]:
     """Yields the descriptor of a temporary file, then gives the file its name, or removes it."""
     try:
-        try:
+        with closing(descriptor):
             yield descriptor
-        finally:
-            os.close(descriptor)
         disk.replace(name, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -341,11 +352,8 @@ def write_new(path: str | Path, text: str) -> None:
     data = to_utf8(text)
     if len(data) > MAX_DOCUMENT_BYTES:
         raise ValueError(f"{path} must have at most {MAX_DOCUMENT_BYTES} bytes, got {len(data)}")
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_MODE)
-    try:
-        write_all(descriptor, data)
-    finally:
-        os.close(descriptor)
+    with closing(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_MODE)) as new:
+        write_all(new, data)
 
 
 def append_line(path: str | Path, line: str, *, mode: int = _PUBLIC_MODE) -> None:
@@ -362,8 +370,7 @@ def append_line(path: str | Path, line: str, *, mode: int = _PUBLIC_MODE) -> Non
         IrregularFileError: Not a regular file.
         OSError: The line could not be written.
     """
-    descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, mode)
-    try:
+    with closing(open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, mode)) as descriptor:
         size = os.fstat(descriptor).st_size
         is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
         try:
@@ -372,8 +379,6 @@ def append_line(path: str | Path, line: str, *, mode: int = _PUBLIC_MODE) -> Non
             with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, size)
             raise
-    finally:
-        os.close(descriptor)
 
 
 def write_all(descriptor: int, data: bytes) -> None:
@@ -390,11 +395,8 @@ def to_utf8(text: str) -> bytes:
 
 def fsync_path(path: str | Path) -> None:
     """Waits until a file, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    with closing(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def sync_disk_of(path: Path) -> None:
@@ -409,13 +411,10 @@ def sync_disk_of(path: Path) -> None:
     if not hasattr(library, "syncfs"):
         os.sync()
         return
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as descriptor:
         if library.syncfs(descriptor) != 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), str(path))
-    finally:
-        os.close(descriptor)
 
 
 # Paths as strings: a `Path` costs more than each of these system calls, and every upload makes them.
@@ -605,15 +604,10 @@ def _lock_calls() -> Any:
 def is_locked(path: str | Path) -> bool:
     """Returns whether an exclusive flock(2) is held on a file; False where there is no file or no locks."""
     try:
-        descriptor = open_regular(path)
+        with closing(open_regular(path)) as descriptor:
+            return not try_lock(descriptor, shared=True)
     except OSError:
         return False
-    try:
-        return not try_lock(descriptor, shared=True)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
 
 
 # Forks.

@@ -1,6 +1,7 @@
 """Text that is safe to show: on one line, in the encoding of a stream, in a log; and durations in words."""
 
 import contextlib
+import functools
 import logging
 import math
 import opcode
@@ -8,7 +9,16 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["encodable", "log_safely", "missing_name", "one_line", "one_line_json", "parse_seconds"]
+__all__ = [
+    "encodable",
+    "log_error",
+    "log_safely",
+    "log_warning",
+    "missing_name",
+    "one_line",
+    "one_line_json",
+    "parse_seconds",
+]
 
 _log = logging.getLogger("uploads")
 
@@ -129,3 +139,7 @@ def log_safely(level: int, message: str, *arguments: object, error: BaseExceptio
     """
     with contextlib.suppress(Exception):
         _log.log(level, message, *arguments, exc_info=error, stacklevel=2)
+
+
+log_warning = functools.partial(log_safely, logging.WARNING)
+log_error = functools.partial(log_safely, logging.ERROR)

@@ -9,7 +9,6 @@ import contextlib
 import errno
 import hashlib
 import itertools
-import logging
 import os
 import re
 import signal
@@ -40,7 +39,7 @@ from .errors import (
 )
 from .handle import Backlog, FolderHandle, Outcome, UploadHandle, UploadState, check_seconds, check_workers
 from .ledger import Ledger
-from .messages import log_safely
+from .messages import log_error, log_warning
 from .names import check_remote_name
 from .redaction import redact
 from .spool.entry import Entry
@@ -104,7 +103,7 @@ def take_over_leftovers(spool: Spool) -> list[Spool]:
             with OwnerLock(other.queue_lock, "queue"), OwnerLock(other.drain_lock, "queue"):
                 spool.take_over(other)
         except (OSError, UploadError) as error:
-            log_safely(logging.WARNING, "cannot take over the leftovers in %s: %s", path, redact(str(error)))
+            log_warning("cannot take over the leftovers in %s: %s", path, redact(str(error)))
             left.append(other)
     return left
 
@@ -164,7 +163,7 @@ def start_drain(
         try:
             link.start()
         except OSError as error:
-            log_safely(logging.WARNING, "cannot start a worker process: %s; uploading in threads", error)
+            log_warning("cannot start a worker process: %s; uploading in threads", error)
         else:
             return link
     drain = Drain(
@@ -593,7 +592,7 @@ class UploadQueue:
             self._closed = self.backlog()
             self._has_ended = True
             if not self._closed.is_empty:
-                log_safely(logging.WARNING, "%s", self._closed)
+                log_warning("%s", self._closed)
         return self._closed
 
     # Submitting.
@@ -631,7 +630,7 @@ class UploadQueue:
 
     def _recreate_spool(self) -> None:
         if not self.spool.tmp.is_dir():
-            log_safely(logging.ERROR, "the spool %s was deleted; creating it again", self.spool.path)
+            log_error("the spool %s was deleted; creating it again", self.spool.path)
             self.spool.create()
 
     def _dependency_names(self, after: Sequence[UploadHandle | FolderHandle]) -> dict[str, str]:
@@ -682,7 +681,7 @@ class UploadQueue:
     def _refused(self, name: str, size: int, error: UploadError) -> UploadHandle:
         if self._raise_errors:
             raise error
-        log_safely(logging.ERROR, "%s was refused: %s", name, redact(str(error)))
+        log_error("%s was refused: %s", name, redact(str(error)))
         outcome = Outcome(
             uuid.uuid4().hex[:16],
             name,
@@ -702,8 +701,7 @@ class UploadQueue:
         try:
             waiting = self.unsettled()
             if waiting:
-                log_safely(
-                    logging.WARNING,
+                log_warning(
                     "finishing %d uploads, for up to %.0f s; Ctrl-C stops at once and loses nothing",
                     waiting,
                     self._exit_seconds,

@@ -257,6 +257,19 @@ def test_a_log_handler_that_raises_keeps_no_upload_from_its_end(make_queue, make
     assert len(queue.spool.list_failed()[UploadState.REJECTED]) == 1
 
 
+def test_a_log_handler_that_raises_keeps_no_queue_from_its_start(make_queue, make_file, tmp_path):
+    """A damaged file of the spool is logged, and the queue uploads."""
+    spool = Spool(tmp_path / "spool")
+    spool.create()
+    (spool.path / "spool.json").write_text("{")
+
+    with _raising_log():
+        queue = make_queue(MemoryStore(), spool=spool.path)
+        handle = queue.submit(make_file(), "a")
+
+        assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
+
+
 class Stop(BaseException):
     """What is no Exception."""
 

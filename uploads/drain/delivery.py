@@ -4,7 +4,6 @@ Runs in the uploading threads of a drain. Raises transient errors and returns fi
 """
 
 import contextlib
-import logging
 import re
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import attrs
 from uploads.disk import IRREGULAR, read_json, replace_json
 from uploads.errors import RemoteExistsError, StoreParkedError, TransientStoreError
 from uploads.handle import Outcome, UploadState
+from uploads.messages import log_warning
 from uploads.spool.entry import CHECKSUM_FILE, DATA_FILE, Entry, note_crc32
 from uploads.stores.store import Body, Checksumming, Digest, RemoteObject, Renewable, Replacing, Store
 
@@ -47,8 +47,6 @@ def _stamp(path: Path) -> object:
         return None
     return (found.st_ino, found.st_mtime_ns, found.st_size)
 
-
-_log = logging.getLogger("uploads")
 
 _REMEMBER_DIGEST_BYTES = 64 << 20
 _LOOK_FIRST_BYTES = 1 << 20
@@ -139,7 +137,7 @@ def _taken(entry: Entry, store: Store, body: Body, *, is_answer_lost: bool) -> O
             raise
         if not is_answer_lost:
             return _conflict(entry, store, body, None)
-        _log.warning(
+        log_warning(
             "%s exists, and HEAD is denied; assuming that it is entry %s, of which an answer was lost",
             store.uri(entry.remote_name),
             entry.identifier,

@@ -9,7 +9,6 @@ store parks it until a probe succeeds; a failure of the entry alone fails that e
 """
 
 import importlib
-import logging
 import os
 import threading
 import time
@@ -19,7 +18,7 @@ from typing import Any
 
 from uploads.errors import BytesCorruptError, ManifestError, TransientStoreError
 from uploads.handle import Outcome, UploadState
-from uploads.messages import log_safely
+from uploads.messages import log_error, log_warning
 from uploads.redaction import redact
 from uploads.spool.entry import (
     Entry,
@@ -148,9 +147,7 @@ class Drain:
                 if number < _FEWEST_THREADS or not isinstance(error, RuntimeError):
                     self.stop()
                     raise
-                log_safely(
-                    logging.WARNING, "only %d of %d concurrent uploads: %s", number - 1, self._workers, error
-                )
+                log_warning("only %d of %d concurrent uploads: %s", number - 1, self._workers, error)
                 return
             self._threads.append(thread)
 
@@ -262,7 +259,7 @@ class Drain:
                 self._process(folder)
             except BaseException as error:  # noqa: BLE001  # of a full disk, a callback
                 self._schedule.retry(folder, self._policy.cap_seconds)
-                log_safely(logging.ERROR, "cannot record the outcome of %s", folder, error=error)
+                log_error("cannot record the outcome of %s", folder, error=error)
 
     def _process(self, folder: str) -> None:
         try:
@@ -352,13 +349,7 @@ class Drain:
         except TransientStoreError as error:
             self._log_leftover_parts(folder, error)
         if outcome.state.is_failure:
-            log_safely(
-                logging.ERROR,
-                "%s was not uploaded (%s): %s",
-                outcome.remote_name,
-                outcome.state,
-                outcome.reason,
-            )
+            log_error("%s was not uploaded (%s): %s", outcome.remote_name, outcome.state, outcome.reason)
         self._record(folder, outcome)
         with self._counting:
             self._failures.pop(folder, None)
@@ -379,8 +370,7 @@ class Drain:
                 self._log_leftover_parts(place.name, error)
 
     def _log_leftover_parts(self, folder: str, error: Exception) -> None:
-        log_safely(
-            logging.WARNING,
+        log_warning(
             "cannot abort the multipart upload of %s: %s; its parts stay in the store",
             folder,
             redact(str(error)),
@@ -449,9 +439,7 @@ class Drain:
                 self._policy.delay_seconds(max(1, consecutive - self._workers), decision.retry_after_seconds)
             )
         if consecutive == self._workers + 1:
-            log_safely(
-                logging.WARNING, "uploads to %s are failing; retrying: %s", self._store.uri(), decision.reason
-            )
+            log_warning("uploads to %s are failing; retrying: %s", self._store.uri(), decision.reason)
 
     def _return(
         self, folder: str, counts: FailureCounts, decision: FailureDecision, delay_seconds: float
@@ -474,7 +462,7 @@ class Drain:
 
     def _handle_lost(self, folder: str) -> None:
         reason = f"the folder {folder} was deleted from the spool {self._spool.path}"
-        log_safely(logging.ERROR, "%s", reason)
+        log_error("%s", reason)
         self._spool.create()
         self._schedule.settle(folder, failed=True)
         self._on_settled(folder, Outcome(identifier_of(folder), folder, UploadState.LOST, reason=reason))
@@ -489,7 +477,7 @@ class Drain:
             is_new = cause not in logged
             logged.add(cause)
         if is_new:
-            log_safely(logging.WARNING, "%s", text)
+            log_warning("%s", text)
 
     # Housekeeping.
 

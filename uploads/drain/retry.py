@@ -5,7 +5,6 @@ No thread of its own, no I/O.
 
 import enum
 import errno
-import logging
 import random
 import threading
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from uploads.errors import (
     TransientStoreError,
 )
 from uploads.handle import UploadState
-from uploads.messages import log_safely
+from uploads.messages import log_warning
 from uploads.redaction import redact
 
 __all__ = [
@@ -228,7 +227,7 @@ class StoreHealth:
             self.successes += 1
             self._consecutive_failures = self._probes = self._renewed_for = 0
             if self.parked_because:
-                log_safely(logging.WARNING, "uploads resumed")
+                log_warning("uploads resumed")
             self.parked_because = ""
 
     def record_failure(self, reason: str) -> int:

@@ -11,7 +11,6 @@ seconds as a heartbeat.
 
 import contextlib
 import json
-import logging
 import os
 import select
 import subprocess
@@ -26,7 +25,7 @@ import attrs
 
 from uploads.disk import duplicate_above
 from uploads.handle import Outcome
-from uploads.messages import log_safely
+from uploads.messages import log_error, log_safely, log_warning
 
 from .retry import backoff_seconds
 
@@ -229,8 +228,7 @@ class WorkerSupervisor:
                 return
             consecutive_deaths = 1 if lived else consecutive_deaths + 1
             pause_seconds = self._pause_seconds(consecutive_deaths)
-            log_safely(
-                logging.WARNING,
+            log_warning(
                 "the upload worker ended with exit code %s; restarting in %.0f s; nothing is lost",
                 self._worker and self._worker.process.returncode,
                 pause_seconds,
@@ -241,7 +239,7 @@ class WorkerSupervisor:
                 except OSError as error:
                     consecutive_deaths += 1
                     pause_seconds = self._pause_seconds(consecutive_deaths)
-                    log_safely(logging.ERROR, "cannot start the upload worker: %s", error)
+                    log_error("cannot start the upload worker: %s", error)
                 else:
                     break
             else:
@@ -288,8 +286,7 @@ class WorkerSupervisor:
     def _kill_hung(self, process: subprocess.Popen[bytes]) -> None:
         if self._stopping.is_set() or process.poll() is not None:
             return
-        log_safely(
-            logging.WARNING,
+        log_warning(
             "the upload worker with pid %d has not responded for %.0f s; killing it; nothing is lost",
             process.pid,
             self._silence_seconds,
@@ -312,7 +309,7 @@ class WorkerSupervisor:
             elif "owner" in message or "idle" in message:
                 self._look_up()
         except Exception as error:  # noqa: BLE001  # such as a spool that cannot be listed
-            log_safely(logging.ERROR, "cannot handle a message of the upload worker", error=error)
+            log_error("cannot handle a message of the upload worker", error=error)
         return False
 
 

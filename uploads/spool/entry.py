@@ -12,7 +12,6 @@ left out: none of them is needed to deliver the file.
 import contextlib
 import functools
 import json
-import os
 import re
 import time
 from pathlib import Path
@@ -22,6 +21,7 @@ import attrs
 
 from uploads.disk import (
     IRREGULAR,
+    closing,
     crc32_of,
     fsync_path,
     open_regular,
@@ -232,11 +232,8 @@ def note_crc32(folder: Path) -> int | None:
     Returns None where it cannot be saved.
     """
     try:
-        descriptor = open_regular(folder / DATA_FILE)
-        try:
+        with closing(open_regular(folder / DATA_FILE)) as descriptor:
             crc32 = crc32_of(descriptor)
-        finally:
-            os.close(descriptor)
         replace_json(folder / CHECKSUM_FILE, {"crc32": crc32})
     except OSError:
         return None

@@ -5,19 +5,18 @@ page cache does; this thread makes it survive a power loss soon after.
 """
 
 import contextlib
-import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from uploads.disk import Wakeup, fsync_path, sync_disk_of
+from uploads.messages import log_error, log_warning
 
 from .entry import note_crc32, note_flushed
 from .spool import Spool, fsync_entry
 
 __all__ = ["Flusher"]
 
-_log = logging.getLogger("uploads")
 
 _BURST = 8
 
@@ -73,7 +72,7 @@ class Flusher:
                     thread.start()
                 except RuntimeError as error:
                     # The next entry tries again; the kernel syncs this one by itself.
-                    _log.warning("cannot start the thread that syncs staged files: %s", error)
+                    log_warning("cannot start the thread that syncs staged files: %s", error)
                     return
                 self._thread = thread
         self._wanted.set()
@@ -141,7 +140,7 @@ class Flusher:
 
     def _report(self, place: Path, count: int, error: OSError) -> None:
         self.suspect += count
-        _log.error(
+        log_error(
             "cannot sync %s: %s. Its bytes are compared with their checksum before the upload; "
             "a power loss may lose them.",
             place,

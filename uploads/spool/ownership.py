@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from uploads.disk import IRREGULAR, open_regular, try_lock, unlock
+from uploads.disk import IRREGULAR, closing, open_regular, try_lock, unlock
 from uploads.errors import SpoolOwnedError
 
 __all__ = ["OwnerLock", "owner_of"]
@@ -98,13 +98,10 @@ class OwnerLock:
 def owner_of(path: Path) -> dict[str, Any] | None:
     """Returns pid, host, role and since of the process that holds the lock; None if it is free."""
     try:
-        descriptor = open_regular(path)
+        with closing(open_regular(path)) as descriptor:
+            return None if try_lock(descriptor, shared=True) else _parse(os.pread(descriptor, 4096, 0))
     except (FileNotFoundError, *IRREGULAR):
         return None
-    try:
-        return None if try_lock(descriptor, shared=True) else _parse(os.pread(descriptor, 4096, 0))
-    finally:
-        os.close(descriptor)
 
 
 def _parse(text: bytes) -> dict[str, Any]:

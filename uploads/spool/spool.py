@@ -35,7 +35,6 @@ import contextlib
 import errno
 import functools
 import json
-import logging
 import os
 import re
 import shutil
@@ -54,6 +53,7 @@ from uploads.disk import (
     acquire,
     append_line,
     boot_id,
+    closing,
     exists,
     file_system_of,
     fsync_path,
@@ -71,6 +71,7 @@ from uploads.disk import (
 )
 from uploads.errors import ManifestError, SpoolUnusableError
 from uploads.handle import Outcome, UploadState
+from uploads.messages import log_error, log_warning
 from uploads.stores.uri import identity_of
 
 from .entry import (
@@ -89,7 +90,6 @@ from .entry import (
 
 __all__ = ["FAILED_STATES", "Spool"]
 
-_log = logging.getLogger("uploads")
 
 _VERSION = 1
 _LOG_BYTES = 16 << 20  # Of about 40,000 entries.
@@ -168,7 +168,7 @@ class Spool:
                 self.assign_store(store)
         kind = file_system_of(self.path, self._mounts)
         if is_network_file_system(kind):
-            _log.warning(
+            log_warning(
                 "the spool %s is on a network file system (%s): every file crosses the network twice, "
                 "and locks between machines depend on its server. "
                 "A local disk is safer: choose it with spool=…",
@@ -293,9 +293,9 @@ class Spool:
         except FileNotFoundError:
             pass  # Another process moved it.
         except OSError as error:
-            _log.error("%s is damaged: %s. Cannot move it to %s: %s", path, problem, target, error.strerror)
+            log_error("%s is damaged: %s. Cannot move it to %s: %s", path, problem, target, error.strerror)
         else:
-            _log.error("%s is damaged: %s. Moved to %s; the rest is not affected", path, problem, target)
+            log_error("%s is damaged: %s. Moved to %s; the rest is not affected", path, problem, target)
 
     def list_quarantined(self) -> list[str]:
         """Returns the names of what was moved into `quarantine/`."""
@@ -325,8 +325,7 @@ class Spool:
 
         Within the block `sweep_tmp` removes nothing, in any process.
         """
-        descriptor = open_regular(self._staging_lock, os.O_RDWR | os.O_CREAT)
-        try:
+        with closing(open_regular(self._staging_lock, os.O_RDWR | os.O_CREAT)) as descriptor:
             acquire(functools.partial(try_lock, descriptor, shared=True), _STAGING_LOCK_SECONDS)
             folder = self.new_folder()
             try:
@@ -334,8 +333,6 @@ class Spool:
             finally:
                 if exists(str(folder)):
                     shutil.rmtree(folder, ignore_errors=True)
-        finally:
-            os.close(descriptor)
 
     def new_folder(self) -> Path:
         """Creates a folder under `tmp/`; see `staging`."""
@@ -366,7 +363,7 @@ class Spool:
                 try:
                     rename(place, str(staged))
                 except FileNotFoundError:  # It is being uploaded and can no longer be refused.
-                    _log.error("cannot sync the name of %s: %s", place, error.strerror)
+                    log_error("cannot sync the name of %s: %s", place, error.strerror)
                 else:
                     raise
 
@@ -379,13 +376,10 @@ class Spool:
         if not found:
             return []
         try:
-            descriptor = open_regular(self._staging_lock, os.O_RDWR | os.O_CREAT)
+            with closing(open_regular(self._staging_lock, os.O_RDWR | os.O_CREAT)) as descriptor:
+                return found if try_lock(descriptor) else []
         except OSError:
             return []  # It cannot be told whether a process is staging.
-        try:
-            return found if try_lock(descriptor) else []
-        finally:
-            os.close(descriptor)
 
     def sweep_tmp(self) -> int:
         """Removes what dead processes left half staged; returns the number removed.
@@ -424,7 +418,7 @@ class Spool:
             if error.errno in _IN_THE_WAY:
                 self.quarantine(source, f"there is a second entry of this name at {target}")
             else:
-                _log.error("cannot move %s to %s: %s", source, target, error.strerror)
+                log_error("cannot move %s to %s: %s", source, target, error.strerror)
 
     # Listing.
 
@@ -582,7 +576,7 @@ class Spool:
             except ManifestError as error:
                 self.quarantine(self.done / folder, f"it was delivered, but {error}")
             except OSError as error:
-                _log.error("cannot log the delivery of %s: %s", folder, error)
+                log_error("cannot log the delivery of %s: %s", folder, error)
 
     # The log of deliveries, and the status.
 
@@ -604,7 +598,7 @@ class Spool:
             elif line.strip():
                 unreadable += 1
         if unreadable:
-            _log.warning("%d lines of %s are corrupt; skipped", unreadable, self._delivered)
+            log_warning("%d lines of %s are corrupt; skipped", unreadable, self._delivered)
 
     def superseded(self) -> Iterator[Outcome]:
         """Yields the superseded entries of `delivered`: all that a new schedule needs, and far faster."""
@@ -683,17 +677,12 @@ def fsync_entry(folder: Path) -> None:
     Raises:
         FileNotFoundError: There is no such folder, or it left the spool meanwhile.
     """
-    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    with closing(os.open(folder, flags | os.O_DIRECTORY)) as place:
         for name in (DATA_FILE, MANIFEST_FILE):
-            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
-            try:
+            with closing(os.open(name, flags, dir_fd=place)) as descriptor:
                 os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
         os.fsync(place)
-    finally:
-        os.close(place)
 
 
 def remove_entry(folder: str) -> None:

@@ -15,7 +15,6 @@ times, and a file on a file system whose times are coarser than that, or come fr
 import contextlib
 import errno
 import itertools
-import logging
 import os
 import stat
 import sys
@@ -29,8 +28,10 @@ from typing import Literal
 import attrs
 
 from uploads.disk import (
+    PRIVATE_MODE,
     READ_BYTES,
     acquire,
+    closing,
     copy_all,
     crc32_of,
     open_regular,
@@ -39,6 +40,7 @@ from uploads.disk import (
     try_record_lock,
 )
 from uploads.errors import InvalidSourceError, SpoolFullError, UnstableSourceError
+from uploads.messages import log_warning
 
 from .entry import DATA_FILE, MAX_SEQUENCE, Entry, utc_now
 from .spool import Spool
@@ -56,7 +58,6 @@ __all__ = [
     "stage_link",
 ]
 
-_log = logging.getLogger("uploads")
 
 How = Literal["copy", "move", "link"]
 
@@ -250,7 +251,7 @@ class Stager:
             try:
                 source.unlink()
             except OSError as error:  # The entry is pending and can no longer be refused.
-                _log.warning("%s was taken, but could not be removed: %s", source, error.strerror)
+                log_warning("%s was taken, but could not be removed: %s", source, error.strerror)
         return entry
 
     def _entry(self, identifier: str, submission: Submission, staged: StagedData) -> Entry:
@@ -436,35 +437,19 @@ def _raise(error: OSError) -> None:
 
 @contextlib.contextmanager
 def _opened(source: Path) -> Iterator[int]:
-    """Yields the source's descriptor. O_NONBLOCK: a FIFO without a writer is refused, not waited for."""
+    """Yields the source's descriptor."""
     try:
-        descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = open_regular(source, follow_symlink=True)
     except OSError as error:
         if error.errno in {errno.EMFILE, errno.ENFILE}:
             raise
         raise InvalidSourceError(
-            f"a source must be a readable file, got {source}: {error.strerror}"
+            f"a source must be a readable regular file, got {source}: {error.strerror}"
         ) from error
     except ValueError as error:
         raise InvalidSourceError(f"a source must be a path without NUL, got {source!r}") from error
-    try:
-        mode = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(mode):
-            raise InvalidSourceError(f"a source must be a regular file, got {_kind(mode)} {source}")
+    with closing(descriptor):
         yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _kind(mode: int) -> str:
-    kinds = {
-        stat.S_ISDIR: "the folder",
-        stat.S_ISFIFO: "the FIFO",
-        stat.S_ISCHR: "the device",
-        stat.S_ISBLK: "the device",
-        stat.S_ISSOCK: "the socket",
-    }
-    return next((kind for test, kind in kinds.items() if test(mode)), "the special file")
 
 
 def _wait_for_tick(descriptor: int) -> os.stat_result | None:
@@ -497,8 +482,8 @@ def _stat_between_writes(descriptor: int) -> os.stat_result:
 
 
 def _copy_once(descriptor: int, target: Path, *, checksum: bool) -> StagedData:
-    written = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
+    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with closing(os.open(target, flags, PRIVATE_MODE)) as written:
         # A store of files gives the object the source's permissions; the drain must be able to read the copy.
         os.fchmod(written, stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o777 | stat.S_IRUSR)
         if reflink(descriptor, written):
@@ -506,8 +491,6 @@ def _copy_once(descriptor: int, target: Path, *, checksum: bool) -> StagedData:
             return StagedData(size, crc32_of(written) if checksum or size < READ_BYTES else None, "reflinked")
         size, crc32 = copy_all(descriptor, written)
         return StagedData(size, crc32_of(written) if checksum and crc32 is None else crc32, "copied")
-    finally:
-        os.close(written)
 
 
 def _unchanged(before: os.stat_result, after: os.stat_result) -> bool:

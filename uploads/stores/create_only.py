@@ -3,12 +3,12 @@
 The probe is made once per store, in the thread of the first put with `overwrite=False`.
 """
 
-import logging
 import threading
 import uuid
 from typing import Literal, Protocol
 
 from uploads.errors import RejectedByStoreError, RemoteExistsError, StoreError
+from uploads.messages import log_warning
 
 from .store import Store
 
@@ -17,8 +17,6 @@ __all__ = ["CreateOnlyPolicy", "CreateOnlySupport", "ProbeTarget"]
 CreateOnlyPolicy = Literal["require", "head"]
 
 _PREFIX = ".uploads-probe-"
-
-_log = logging.getLogger("uploads")
 
 
 class ProbeTarget(Store, Protocol):
@@ -71,7 +69,7 @@ class CreateOnlySupport:
                 folder = name[: name.rfind("/") + 1]
                 self._is_supported = _refuses_second(store, f"{folder}{_PREFIX}{uuid.uuid4().hex}")
                 if not self._is_supported and self._policy == "head":
-                    _log.warning(
+                    log_warning(
                         "%s ignores %s: two writers with overwrite=False may overwrite each other",
                         store.uri(),
                         self._mechanism,
@@ -99,5 +97,5 @@ def _refuses_second(store: ProbeTarget, name: str) -> bool:
         try:
             store.delete(name)
         except StoreError as error:
-            _log.warning("could not remove probe object %s: %s", name, error)
+            log_warning("could not remove probe object %s: %s", name, error)
     return False

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-from uploads.disk import try_lock
+from uploads.disk import closing, try_lock
 from uploads.errors import (
     BytesCorruptError,
     RejectedByStoreError,
@@ -203,12 +203,10 @@ def _rename_new(folder: int, source: str, target: str) -> None:
 
 
 def _remove_unlocked(folder: int, partial: str) -> None:
-    descriptor = os.open(partial, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-    try:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with closing(os.open(partial, flags, dir_fd=folder)) as descriptor:
         if try_lock(descriptor) and time.time() - os.fstat(descriptor).st_mtime > _YOUNG_SECONDS:
             os.unlink(partial, dir_fd=folder)
-    finally:
-        os.close(descriptor)
 
 
 def _describe(name: str, found: os.stat_result) -> RemoteObject:
