@@ -40,6 +40,7 @@ class _Request:
     not_before: float = 0.0
 
 
+@attrs.define(eq=False, slots=False, repr=False)
 class Deletions:
     """Deletes objects one after the other in a thread, which begins with the first request.
 
@@ -52,10 +53,11 @@ class Deletions:
         policy: The delays between tries.
     """
 
-    def __init__(self, store: Store, is_pending: Callable[[str], bool], policy: RetryPolicy | None) -> None:
-        self._store = store
-        self._is_pending = is_pending
-        self._policy = policy or RetryPolicy()
+    _store: Store
+    _is_pending: Callable[[str], bool]
+    _policy: RetryPolicy
+
+    def __attrs_post_init__(self) -> None:
         self._changed = threading.Condition()
         self._requests: list[_Request] = []
         self._thread: threading.Thread | None = None

@@ -297,6 +297,7 @@ class UploadHandle:
         return event
 
 
+@attrs.define(eq=False, slots=False, repr=False)
 class FolderHandle:
     """A submitted folder: one handle per file in it.
 
@@ -313,10 +314,9 @@ class FolderHandle:
         uri: Of the folder.
     """
 
-    def __init__(self, remote_name: str, uri: str, handles: tuple[UploadHandle, ...]) -> None:
-        self.handles = handles
-        self.remote_name = remote_name
-        self.uri = uri
+    remote_name: str
+    uri: str
+    handles: tuple[UploadHandle, ...]
 
     @property
     def state(self) -> UploadState:

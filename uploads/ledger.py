@@ -16,6 +16,7 @@ from .spool.spool import Spool
 __all__ = ["Ledger"]
 
 
+@attrs.define(eq=False, slots=False, repr=False)
 class Ledger:
     """Tracks entries from acceptance to their end. Thread-safe; one lock guards all state.
 
@@ -27,9 +28,10 @@ class Ledger:
         free: Called with the size of each entry that has left the spool, except for `failed/`.
     """
 
-    def __init__(self, spool: Spool, free: Callable[[int], None]) -> None:
-        self._spool = spool
-        self._free = free
+    _spool: Spool
+    _free: Callable[[int], None]
+
+    def __attrs_post_init__(self) -> None:
         self._changed = threading.Condition()
         self._folders: set[str] = set()
         self._keys: Counter[str] = Counter()  # Key of a remote name → number of its entries.

@@ -141,7 +141,7 @@ def start_drain(
     spool: Spool,
     store: Store,
     config: WorkerConfig,
-    policy: RetryPolicy | None,
+    policy: RetryPolicy,
     ledger: Ledger,
 ) -> Drain | WorkerSupervisor:
     """Starts to upload the entries of a spool, in threads if no process can be started.
@@ -151,7 +151,7 @@ def start_drain(
         spool: The queue's.
         store: The same as in the configuration, opened.
         config: Of the worker process; threads take `workers` from it.
-        policy: As the user gave it.
+        policy: The delays between attempts.
         ledger: Receives outcomes.
 
     Raises:
@@ -199,15 +199,14 @@ def take_spool(path: str | Path | None, store: Store, options: dict[str, Any]) -
         owner = OwnerLock(spool.queue_lock, "queue")
         try:
             owner.acquire()
+            spool.assign_store(description)
         except SpoolOwnedError:
             if path is not None:
                 raise
+        except BaseException:
+            owner.release()
+            raise
         else:
-            try:
-                spool.assign_store(description)
-            except BaseException:
-                owner.release()
-                raise
             return spool, owner
     raise AssertionError("the default spools have no end")
 
@@ -329,7 +328,7 @@ class UploadQueue:
         self._closing = threading.Lock()  # Guards _closed.
         self._closed: Backlog | None = None
         self._deletions: Deletions | None = None
-        self._policy = policy
+        self._policy = policy or RetryPolicy()
         self._has_ended = False
         self._is_child = False
         self._left_behind: list[Spool] = []
@@ -358,10 +357,10 @@ class UploadQueue:
                 options,
                 workers,
                 grace_seconds,
-                (policy or RetryPolicy()).to_json(),
+                self._policy.to_json(),
                 identity_of(store.uri()),  # In another environment, the URI may lead to another server.
             )
-            self._drainer = start_drain(isolation, self.spool, store, config, policy, self._ledger)
+            self._drainer = start_drain(isolation, self.spool, store, config, self._policy, self._ledger)
         except BaseException:  # It will not be closed.
             self._owner.release()
             raise

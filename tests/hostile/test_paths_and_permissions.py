@@ -128,7 +128,7 @@ def test_a_relative_folder_is_made_absolute_once(tmp_path, make_file, monkeypatc
     monkeypatch.chdir(tmp_path)
     with UploadQueue("store", spool="spool", isolation="process", free_bytes=0) as queue:
         monkeypatch.chdir("/")
-        queue._drainer._process.kill()
+        queue._drainer._worker.process.kill()
         queue.submit(make_file(), "a").result(LIMIT_SECONDS)
 
     assert (tmp_path / "store/a").read_bytes() == b"content"

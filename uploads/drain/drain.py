@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from uploads.errors import BytesCorruptError, ManifestError, TransientStoreError
 from uploads.handle import Outcome, UploadState
 from uploads.messages import log_error, log_warning
@@ -53,6 +55,7 @@ _STATUS_SECONDS = 5.0
 _RESCAN_SECONDS = 10.0
 
 
+@attrs.define(eq=False, slots=False, repr=False)
 class Drain:
     """Uploads the entries of a spool in daemon threads, with one more thread for maintenance.
 
@@ -71,41 +74,28 @@ class Drain:
         any_store: Whether to upload entries for other stores to this one too; by default they are left alone.
     """
 
-    def __init__(
-        self,
-        spool: Spool,
-        store: Store,
-        *,
-        workers: int = 4,
-        policy: RetryPolicy | None = None,
-        on_settled: Callable[[str, Outcome], None] = lambda *_: None,
-        on_idle: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = time.monotonic,
-        role: str = "queue",
-        any_store: bool = False,
-    ) -> None:
-        self._spool = spool
-        self._store = store
-        self._identity = identity_of(store.uri())
-        self._any_store = any_store
-        self._workers = workers
-        self._policy = policy or RetryPolicy()
-        self._on_settled = on_settled
-        self._on_idle = on_idle
-        self._clock = clock
-        self._lock = OwnerLock(spool.drain_lock, role)
-        self._schedule = Schedule(clock)
+    _spool: Spool
+    _store: Store
+    _workers: int = attrs.field(default=4, kw_only=True)
+    _policy: RetryPolicy = attrs.field(factory=RetryPolicy, kw_only=True)
+    _on_settled: Callable[[str, Outcome], None] = attrs.field(default=lambda *_: None, kw_only=True)
+    _on_idle: Callable[[], None] = attrs.field(default=lambda: None, kw_only=True)
+    _clock: Callable[[], float] = attrs.field(default=time.monotonic, kw_only=True)
+    _role: str = attrs.field(default="queue", kw_only=True)
+    _any_store: bool = attrs.field(default=False, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        self._identity = identity_of(self._store.uri())
+        self._lock = OwnerLock(self._spool.drain_lock, self._role)
+        self._schedule = Schedule(self._clock)
         self._scanning = threading.Lock()  # Held by the thread that lists the spool.
-        self._health = StoreHealth(self._policy, clock)
+        self._health = StoreHealth(self._policy, self._clock)
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._running_lock = threading.Lock()  # Guards the count below.
+        self._counting = threading.Lock()  # Guards what follows.
         self._running = 0
         self._delivered = 0
         self._delivered_bytes = 0
-        self._counting = (
-            threading.Lock()
-        )  # Guards the two counts, _failures, _unrecorded, and what was logged.
         self._failures: dict[str, FailureCounts] = {}
         self._unrecorded: dict[str, Outcome] = {}
         self._logged: set[str] = set()
@@ -240,7 +230,7 @@ class Drain:
 
     def _end_thread(self) -> None:
         """Counts the end of a thread; the last one releases the lock."""
-        with self._running_lock:
+        with self._counting:
             self._running -= 1
             last = self._running == 0
         if last:

@@ -198,6 +198,7 @@ def _fail_if(is_limit_reached: bool) -> FailureAction:
     return FailureAction.FAIL if is_limit_reached else FailureAction.RETRY
 
 
+@attrs.define(eq=False, slots=False, repr=False)
 class StoreHealth:
     """Counts successes and consecutive failures, and knows whether the store is parked.
 
@@ -209,12 +210,13 @@ class StoreHealth:
         last_error: The reason of the last failure.
     """
 
-    def __init__(self, policy: RetryPolicy, clock: Callable[[], float]) -> None:
+    _policy: RetryPolicy
+    _clock: Callable[[], float]
+
+    def __attrs_post_init__(self) -> None:
         self.successes = 0
         self.parked_because = ""
         self.last_error = ""
-        self._policy = policy
-        self._clock = clock
         self._lock = threading.Lock()
         self._consecutive_failures = 0
         self._probes = 0

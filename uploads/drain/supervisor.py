@@ -74,6 +74,7 @@ class _Worker:
     answers: IO[bytes]
 
 
+@attrs.define(eq=False, slots=False, repr=False)
 class WorkerSupervisor:
     """Supervises one worker. The lock guards the process and its input; one daemon thread reads its output.
 
@@ -86,20 +87,13 @@ class WorkerSupervisor:
         popen: Starts a process; injected by tests.
     """
 
-    def __init__(
-        self,
-        config: WorkerConfig,
-        *,
-        on_settled: Callable[[str, Outcome], None],
-        look_up: Callable[[], None],
-        silence_seconds: float = 120.0,
-        popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
-    ) -> None:
-        self._config = config
-        self._silence_seconds = silence_seconds
-        self._popen = popen
-        self._on_settled = on_settled
-        self._look_up = look_up
+    _config: WorkerConfig
+    _on_settled: Callable[[str, Outcome], None] = attrs.field(kw_only=True)
+    _look_up: Callable[[], None] = attrs.field(kw_only=True)
+    _silence_seconds: float = attrs.field(default=120.0, kw_only=True)
+    _popen: Callable[..., subprocess.Popen[bytes]] = attrs.field(default=subprocess.Popen, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
         # A signal handler that submits a file may come while this thread holds it.
         self._lock = threading.RLock()
         self._worker: _Worker | None = None

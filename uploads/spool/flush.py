@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import attrs
+
 from uploads.disk import Wakeup, fsync_path, sync_disk_of
 from uploads.messages import log_error, log_warning
 
@@ -21,6 +23,7 @@ __all__ = ["Flusher"]
 _BURST = 8
 
 
+@attrs.define(eq=False, slots=False, repr=False)
 class Flusher:
     """One daemon thread, started with the first entry. The lock guards the list of folders to sync.
 
@@ -36,19 +39,13 @@ class Flusher:
             checksum before the upload.
     """
 
-    def __init__(
-        self,
-        spool: Spool,
-        *,
-        delay_seconds: float = 1.0,
-        fsync: Callable[[Path], None] = fsync_entry,
-        sync_disk: Callable[[Path], None] = sync_disk_of,
-    ) -> None:
+    _spool: Spool
+    _delay_seconds: float = attrs.field(default=1.0, kw_only=True)
+    _fsync: Callable[[Path], None] = attrs.field(default=fsync_entry, kw_only=True)
+    _sync_disk: Callable[[Path], None] = attrs.field(default=sync_disk_of, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
         self.suspect = 0
-        self._spool = spool
-        self._delay_seconds = delay_seconds
-        self._fsync = fsync
-        self._sync_disk = sync_disk
         # A signal handler that submits a file may come while this thread holds it.
         self._lock = threading.RLock()
         self._folders: list[tuple[str, bool]] = []

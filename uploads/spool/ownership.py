@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import attrs
+
 from uploads.disk import IRREGULAR, closing, open_regular, try_lock, unlock
 from uploads.errors import SpoolOwnedError
 
@@ -21,6 +23,7 @@ _READERS_SECONDS = 5.0
 _RETRY_SECONDS = 0.002
 
 
+@attrs.define(eq=False, slots=False, repr=False)
 class OwnerLock:
     """One `flock` on one file; the file's text says who holds it.
 
@@ -33,11 +36,10 @@ class OwnerLock:
         sleep: Waits; injected by tests.
     """
 
-    def __init__(self, path: Path, role: str, *, sleep: Callable[[float], None] = time.sleep) -> None:
-        self._path = path
-        self._role = role
-        self._sleep = sleep
-        self._descriptor: int | None = None
+    _path: Path
+    _role: str
+    _sleep: Callable[[float], None] = attrs.field(default=time.sleep, kw_only=True)
+    _descriptor: int | None = attrs.field(default=None, init=False)
 
     def acquire(self) -> None:
         """Takes the lock without waiting.

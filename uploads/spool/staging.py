@@ -102,6 +102,7 @@ class StagedData:
     staging: str
 
 
+@attrs.define(eq=False, slots=False, repr=False)
 class DiskQuota:
     """Accounts for the bytes in a spool. The condition's lock guards the account.
 
@@ -113,22 +114,13 @@ class DiskQuota:
         clock: Seconds, monotonic.
     """
 
-    def __init__(
-        self,
-        spool: Path,
-        *,
-        spool_bytes: int | None,
-        free_bytes: int,
-        wait_seconds: float,
-        clock: Callable[[], float],
-    ) -> None:
-        self._spool = spool
-        self._limit_bytes = spool_bytes
-        self._free_bytes = free_bytes
-        self._wait_seconds = wait_seconds
-        self._clock = clock
-        self._changed = threading.Condition()
-        self._held_bytes = 0
+    _spool: Path
+    _spool_bytes: int | None = attrs.field(kw_only=True)
+    _free_bytes: int = attrs.field(kw_only=True)
+    _wait_seconds: float = attrs.field(kw_only=True)
+    _clock: Callable[[], float] = attrs.field(kw_only=True)
+    _held_bytes: int = attrs.field(default=0, init=False)
+    _changed: threading.Condition = attrs.field(factory=threading.Condition, init=False)
 
     def reserve(self, size: int, *, adds_to_disk: bool = True) -> None:
         """Reserves bytes, waiting for room.
@@ -163,9 +155,9 @@ class DiskQuota:
         self._changed = threading.Condition()
 
     def _problem(self, size: int, *, adds_to_disk: bool) -> str | None:
-        if self._limit_bytes is not None and self._held_bytes + size > self._limit_bytes:
+        if self._spool_bytes is not None and self._held_bytes + size > self._spool_bytes:
             return (
-                f"spool {self._spool} must hold at most {self._limit_bytes} bytes, "
+                f"spool {self._spool} must hold at most {self._spool_bytes} bytes, "
                 f"got {self._held_bytes} and {size} more"
             )
         if adds_to_disk:
@@ -179,6 +171,7 @@ class DiskQuota:
         return None
 
 
+@attrs.define(eq=False, slots=False, repr=False)
 class Stager:
     """Makes files entries of a spool. The lock guards numbers and order; data is copied outside it.
 
@@ -188,11 +181,12 @@ class Stager:
         store: The identity of the store, for manifests.
     """
 
-    def __init__(self, spool: Spool, quota: DiskQuota, store: str = "") -> None:
-        self._spool = spool
-        self._quota = quota
-        self._store = store
-        self._numbers = _SequenceCounter(spool.sequence_file, spool.last_sequence())
+    _spool: Spool
+    _quota: DiskQuota
+    _store: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        self._numbers = _SequenceCounter(self._spool.sequence_file, self._spool.last_sequence())
         # A signal handler that submits a file may come while this thread holds it.
         self._lock = threading.RLock()
         self._is_child = False

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import attrs
+
 from uploads.errors import (
     BytesCorruptError,
     RemoteExistsError,
@@ -38,14 +40,15 @@ _SSH_PORT = 22
 _CAUSE_IS_KNOWN = {errno.ENOENT, errno.EACCES}  # The only error codes that paramiko tells apart.
 
 
+@attrs.define(eq=False)
 class _Connection:
     """An SSH connection, and the number of requests in progress on it."""
 
-    def __init__(self, client: Any) -> None:
-        self.client = client
-        self.request_count = 0
+    client: Any
+    request_count: int = 0
 
 
+@attrs.define(eq=False, slots=False, repr=False)
 class SftpStore:
     """Objects are files in a folder of a machine that is reached over SSH.
 
@@ -84,20 +87,18 @@ class SftpStore:
         ValueError: A bad argument.
     """
 
-    def __init__(
-        self,
-        host: str,
-        root: str,
-        *,
-        port: int = _SSH_PORT,
-        username: str | None = None,
-        password: str | None = None,
-        key_filename: str | None = None,
-        known_hosts: str | None = None,
-        timeout_seconds: float | str = 60.0,
-        read_back_bytes: int | str = 1 << 20,
-        create_only: CreateOnlyPolicy = "require",
-    ) -> None:
+    _host: str
+    _root: str
+    _port: int = attrs.field(default=_SSH_PORT, kw_only=True)
+    _username: str | None = attrs.field(default=None, kw_only=True)
+    _password: str | None = attrs.field(default=None, kw_only=True)
+    _key_filename: str | None = attrs.field(default=None, kw_only=True)
+    _known_hosts: str | None = attrs.field(default=None, kw_only=True)
+    _timeout_seconds: float = attrs.field(default=60.0, converter=float, kw_only=True)
+    _read_back_bytes: int = attrs.field(default=1 << 20, converter=int, kw_only=True)
+    _create_only: CreateOnlyPolicy = attrs.field(default="require", kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
         try:
             import paramiko
         except ImportError as error:
@@ -105,24 +106,15 @@ class SftpStore:
                 "sftp:// needs paramiko, which is not installed. "
                 "Install it with: pip install 'training-destinations[sftp]'"
             ) from error
-        if root and not root.startswith("/"):
-            raise ValueError(f"the folder of an SFTP store must be absolute, as in its URI; got {root!r}")
+        if self._root and not self._root.startswith("/"):
+            raise ValueError(
+                f"the folder of an SFTP store must be absolute, as in its URI; got {self._root!r}"
+            )
         self._paramiko = paramiko
-        self._host = host
-        self._root = posixpath.normpath(root or "/")
-        self._port = port
-        self._username = username
-        self._password = password
-        self._key_filename = key_filename
-        self._known_hosts = known_hosts
-        self._timeout_seconds = float(timeout_seconds)
-        self._read_back_bytes = int(read_back_bytes)
-        self._uri_options = {
-            "key_filename": key_filename,
-            "known_hosts": known_hosts,
-            "create_only": None if create_only == "require" else create_only,
-        }
-        self._create_only = CreateOnlySupport(create_only, known=None, mechanism="SFTP's exclusive flag")
+        self._root = posixpath.normpath(self._root or "/")
+        self._create_only_support = CreateOnlySupport(
+            self._create_only, known=None, mechanism="SFTP's exclusive flag"
+        )
         self._lock = threading.Lock()  # Guards the connection.
         self._connection: _Connection | None = None
         self._sessions = threading.local()
@@ -132,7 +124,7 @@ class SftpStore:
         target = self._path(name)
         folder = posixpath.dirname(target)
         partial = posixpath.join(folder, _PARTIAL + body.identifier)
-        claims = not overwrite and self._create_only.check(self, name)
+        claims = not overwrite and self._create_only_support.check(self, name)
         with self._session(f"put {name}") as sftp:
             self._make_folders(sftp, folder)
             try:
@@ -178,7 +170,12 @@ class SftpStore:
         user = f"{quote(self._username)}@" if self._username else ""
         port = f":{self._port}" if self._port != _SSH_PORT else ""
         host = f"[{self._host}]" if ":" in self._host else self._host
-        return compose_uri(f"sftp://{user}{host}{port}", self._root.strip("/"), name, self._uri_options)
+        options = {
+            "key_filename": self._key_filename,
+            "known_hosts": self._known_hosts,
+            "create_only": None if self._create_only == "require" else self._create_only,
+        }
+        return compose_uri(f"sftp://{user}{host}{port}", self._root.strip("/"), name, options)
 
     def renew(self) -> None:
         """Reconnects at the next request; the last request in progress on the old connection closes it."""

@@ -8,6 +8,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from uploads.disk import read_regular, replace_json
 from uploads.errors import BytesCorruptError, RemoteExistsError, StoreError, TransientStoreError
 from uploads.stores.store import Body, Digest
@@ -27,6 +29,7 @@ def part_bytes_for(size: int, part_bytes: int) -> int:
     return max(part_bytes, -(-smallest // _MEBIBYTE) * _MEBIBYTE)
 
 
+@attrs.define(eq=False, slots=False, repr=False)
 class PartsUpload:
     """The multipart upload of one file. Used by one thread, which reads and checksums while others send.
 
@@ -43,22 +46,14 @@ class PartsUpload:
             it was asked.
     """
 
-    def __init__(
-        self,
-        requests: Requests,
-        key: str,
-        body: Body,
-        *,
-        part_bytes: int,
-        slots: threading.Semaphore,
-        notes: Path | None,
-    ) -> None:
-        self._requests = requests
-        self._key = key
-        self._body = body
-        self._part_bytes = part_bytes
-        self._slots = slots
-        self._notes = notes
+    _requests: Requests
+    _key: str
+    _body: Body
+    _part_bytes: int = attrs.field(kw_only=True)
+    _slots: threading.Semaphore = attrs.field(kw_only=True)
+    _notes: Path | None = attrs.field(kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
         self._upload_id = ""
         self.is_whole_checked: bool | None = None
         self._lock = threading.Lock()  # Guards the two below.

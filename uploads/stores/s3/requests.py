@@ -171,6 +171,7 @@ class Part:
         return request if self.crc32 is None else {**request, "ChecksumCRC32": self.crc32}
 
 
+@attrs.define(eq=False, slots=False, repr=False)
 class Requests:
     """Requests to one bucket.
 
@@ -182,17 +183,10 @@ class Requests:
         extra_args: Sent with every request that takes them (ServerSideEncryption, StorageClass, ACL, …).
     """
 
-    def __init__(
-        self,
-        client: Any,
-        bucket: str,
-        checksum: Checksum,
-        extra_args: dict[str, Any],
-    ) -> None:
-        self._client = client
-        self._bucket = bucket
-        self._checksum = checksum
-        self._extra_args = extra_args
+    _client: Any
+    _bucket: str
+    _checksum: Checksum
+    _extra_args: dict[str, Any]
 
     def put(self, key: str, body: Body, condition: dict[str, str]) -> None:
         """Puts the whole file in one request.
