@@ -352,11 +352,8 @@ def _describe_failure(spool: Spool, state: UploadState, folder: str) -> dict[str
 def _problem(store: Store, outcome: Outcome) -> str:
     try:
         found = store.head(check_remote_name(outcome.remote_name))
-    except (
-        InvalidRemoteNameError,
-        RejectedByStoreError,
-    ) as error:  # Of this line alone; the others are compared.
-        return str(error)
+    except (InvalidRemoteNameError, RejectedByStoreError) as error:
+        return str(error)  # Of this line alone; the others are compared.
     if found is None:
         return "missing"
     if found.size != outcome.size:

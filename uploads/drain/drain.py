@@ -315,9 +315,7 @@ class Drain:
         newest = self._schedule.delivered_after(folder) or self._newer_that_waits(folder, entry)
         if newest is None:
             return False
-        self._abort_upload(
-            self._spool.pending / folder
-        )  # May raise: then it waits for the store as others do.
+        self._abort_upload(self._spool.pending / folder, is_retried=True)
         self._settle(folder, outcome_of(entry, self._store, UploadState.SUPERSEDED, superseded_by=newest))
         return True
 
@@ -334,10 +332,8 @@ class Drain:
         return newer.identifier if newer.overwrite and is_of_the_same else None
 
     def _settle(self, folder: str, outcome: Outcome) -> None:
-        try:  # Also of a delivered one: an earlier attempt may have begun a multipart upload.
-            self._abort_upload(self._spool.inflight / folder)
-        except TransientStoreError as error:
-            self._log_leftover_parts(folder, error)
+        # Also of a delivered one: an earlier attempt may have begun a multipart upload.
+        self._abort_upload(self._spool.inflight / folder)
         if outcome.state.is_failure:
             log_error("%s was not uploaded (%s): %s", outcome.remote_name, outcome.state, outcome.reason)
         self._record(folder, outcome)
@@ -349,22 +345,20 @@ class Drain:
         self._schedule.settle(folder, failed=outcome.state.is_failure, replaced_by=outcome.superseded_by)
         self._on_settled(folder, outcome)
 
-    def _abort_upload(self, place: Path) -> None:
+    def _abort_upload(self, place: Path, *, is_retried: bool = False) -> None:
+        """Aborts what is half sent of an entry; an error is logged, or raised where it is worth a retry."""
         notes = place / "multipart.json"
         if isinstance(self._store, Resuming) and notes.exists():
             try:
                 self._store.abandon(notes)
-            except TransientStoreError:
-                raise
-            except Exception as error:  # noqa: BLE001  # a failed clean-up does not change the outcome
-                self._log_leftover_parts(place.name, error)
-
-    def _log_leftover_parts(self, folder: str, error: Exception) -> None:
-        log_warning(
-            "cannot abort the multipart upload of %s: %s; its parts stay in the store",
-            folder,
-            redact(str(error)),
-        )
+            except Exception as error:
+                if is_retried and isinstance(error, TransientStoreError):
+                    raise
+                log_warning(
+                    "cannot abort the multipart upload of %s: %s; its parts stay in the store",
+                    place.name,
+                    redact(str(error)),
+                )
 
     def _record(self, folder: str, outcome: Outcome) -> None:
         """Moves an entry that has ended out of the spool; at a later tick if the disk is full now."""

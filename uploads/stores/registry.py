@@ -91,9 +91,8 @@ def _open(text: str, options: dict[str, Any]) -> Store:
     if not separator:
         return _open_path(text, options)
     factory = _factory_of(scheme, text)
-    if (
-        scheme != "file"
-    ):  # A folder has no options, so "?" belongs to its name. "#" always does: objects and runs have it.
+    # A folder has no options, so "?" belongs to its name. "#" always does: objects and runs have it.
+    if scheme != "file":
         options = {**options_of(text), **options}
         rest = rest.partition("?")[0]
     authority, slash, quoted = rest.partition("/")

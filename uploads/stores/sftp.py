@@ -200,9 +200,8 @@ class SftpStore:
                 client.load_host_keys(self._known_hosts)
             if self._key_filename:
                 Path(self._key_filename).open("rb").close()
-        except (
-            Exception
-        ) as error:  # paramiko raises all kinds for files that are missing, unreadable or no host keys.
+        # paramiko raises all kinds for files that are missing, unreadable or no host keys.
+        except Exception as error:
             raise StoreParkedError(
                 redact(f"could not read known_hosts or key_filename for {self._host}: {error}")
             ) from error

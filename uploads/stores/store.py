@@ -152,9 +152,8 @@ class Body:
                 self._held = data
                 return Digest(size, hashlib.sha256(data).hexdigest(), zlib.crc32(data))
         sha256, crc32, total = hashlib.sha256(), 0, 0
-        buffer = memoryview(
-            bytearray(_READ_BYTES)
-        )  # One for all: new memory for each piece costs as much as its CRC.
+        # One buffer for all: new memory for each piece costs as much as its CRC.
+        buffer = memoryview(bytearray(_READ_BYTES))
         while count := os.preadv(self._descriptor, [buffer], total):
             sha256.update(buffer[:count])
             crc32 = zlib.crc32(buffer[:count], crc32)

@@ -218,9 +218,8 @@ class S3Store:
         except RemoteNotFoundError:
             return None
         check_sender(what, answer)
-        metadata = {
-            key.lower(): value for key, value in answer.get("Metadata", {}).items()
-        }  # Some servers capitalise.
+        # Some servers capitalise.
+        metadata = {key.lower(): value for key, value in answer.get("Metadata", {}).items()}
         return RemoteObject(
             name,
             required(what, answer, "ContentLength"),
