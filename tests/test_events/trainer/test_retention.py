@@ -252,11 +252,11 @@ def test_shards_in_s3_too(in_epochs, monkeypatch, tmp_path):
     with s3_servers.moto() as moto:
         proxy = FaultProxy(moto.endpoint_url)
         for duration in ("3ep", "6ep"):
-            in_epochs(folder=moto.at(proxy.url).uri("ruled"), duration=duration, sharded=True, **RULES)
-        deleted = [one.path.partition("/ruled/")[2] for one in proxy.seen if one.method == "DELETE"]
+            in_epochs(folder=moto.at(proxy.url).uri("shards"), duration=duration, sharded=True, **RULES)
+        deleted = [one.path.partition("/shards/")[2] for one in proxy.seen if one.method == "DELETE"]
         proxy.close()
 
-        assert whole_names(moto.uri("ruled")) == folders(10, 15, 25, 30)
+        assert whole_names(moto.uri("shards")) == folders(10, 15, 25, 30)
     checkpoints = [name for name in deleted if "probe" not in name]
     assert [name.partition("/")[2] for name in checkpoints] == [
         "manifest.json",
