@@ -405,15 +405,8 @@ class LightningLogger(WandbMedia, _LoggerBase):
         folder = self._session.folder
         return None if folder is None else str(folder)
 
-    @property
-    def root_dir(self) -> str | None:
-        """The folder of the run."""
-        return self.save_dir
-
-    @property
-    def log_dir(self) -> str | None:
-        """The folder of the run."""
-        return self.save_dir
+    root_dir = save_dir
+    log_dir = save_dir
 
     @property
     def run_name(self) -> str:

@@ -120,13 +120,13 @@ class DatasetError(RunsError, ValueError):
     """A compacted dataset cannot be read or written."""
 
 
-def near_names(wanted: str, known: Iterable[str], limit: int = 3) -> tuple[str, ...]:
-    """Returns the most similar names, the closest first: "val/accuracy" for "accuracy"."""
+def near_names(wanted: str, known: Iterable[str]) -> tuple[str, ...]:
+    """Returns the three most similar names, the closest first: "val/accuracy" for "accuracy"."""
     names = list(known)
     _, _, last = wanted.rpartition(".")
     ending = [name for name in names if name.endswith((f"/{last}", f".{last}"))]
-    close = difflib.get_close_matches(wanted, names, n=limit, cutoff=0.6)
-    return tuple(dict.fromkeys((*ending, *close)))[:limit]
+    close = difflib.get_close_matches(wanted, names)
+    return tuple(dict.fromkeys((*ending, *close)))[:3]
 
 
 def _suggestion(near: tuple[str, ...], start: str = " Did you mean") -> str:

@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 from destinations.run_directory.layout import format_cells, strict_json
 
-from .files import number_of
+from .files import clean_text, number_of
 from .record import FIELDS, flat_record
 from .run import Run
 
@@ -383,7 +383,9 @@ def _points_table(pa: Any, schema: Any, run_id: str, block: "Block") -> Any:
 def _write_parquet_rows(rows: list[dict[str, Any]], names: list[str], target: Any) -> None:
     pa = _pyarrow()
     columns = [_arrow_column(pa, name, [row.get(name) for row in rows]) for name in names]
-    pa.parquet.write_table(pa.table(columns, _distinct(names)), target, compression="zstd")
+    pa.parquet.write_table(
+        pa.table(columns, _distinct([clean_text(name) for name in names])), target, compression="zstd"
+    )
 
 
 def _distinct(names: list[str]) -> list[str]:
@@ -412,4 +414,4 @@ def _arrow_column(pa: Any, name: str, values: list[Any]) -> Any:
     if kinds and kinds <= {int, float}:
         return pa.array([None if number is None else float(number) for number in numbers], pa.float64())
     texts = [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
-    return pa.array(texts, pa.string())
+    return pa.array([text and clean_text(text) for text in texts], pa.string())

@@ -86,12 +86,12 @@ class ChartReader:
 
     **Threading.** Any thread may call any method.
 
-    Args:
-        cache: of columns.
+    Attributes:
+        cache: the columns that were read.
     """
 
-    def __init__(self, cache: ColumnCache | None = None) -> None:
-        self.cache = ColumnCache() if cache is None else cache
+    def __init__(self) -> None:
+        self.cache = ColumnCache()
         # A dataset is read by one thread at a time.
         self._turns = threading.Lock()
         # Much of the reading is numpy's, which lets other threads run.
@@ -131,10 +131,8 @@ class ChartReader:
 
         def of_run(item: tuple[str, Run | None]) -> list[dict[str, Any]]:
             run_id, run = item
-            with contextlib.nullcontext() if type(run) is Run else self._turns:
-                found = rows_of(self.cache, run, metrics, axis, rank)
             answers = []
-            for metric, rows in zip(metrics, found, strict=True):
+            for metric, rows in zip(metrics, self._rows_of(run, metrics, axis, rank), strict=True):
                 named = {"run": run_id, "metric": metric, "rank": rank}
                 cursor = after.get((run_id, metric), "")
                 answers.append({**named, "branch": None, **series_answer(rows, axis, points, cursor)})
@@ -146,6 +144,10 @@ class ChartReader:
             return answers
 
         return [one for found in self._pool.map(of_run, runs) for one in found]
+
+    def _rows_of(self, run: Run | None, metrics: Sequence[str], axis: Axis, rank: int) -> list[Rows | str]:
+        with contextlib.nullcontext() if type(run) is Run else self._turns:
+            return rows_of(self.cache, run, metrics, axis, rank)
 
     def bands(
         self,
@@ -166,8 +168,7 @@ class ChartReader:
 
         def read(member: tuple[str, Run, int]) -> Rows | str:
             _, run, rank = member
-            with contextlib.nullcontext() if type(run) is Run else self._turns:
-                return rows_of(self.cache, run, [metric], axis, rank)[0]
+            return self._rows_of(run, [metric], axis, rank)[0]
 
         bands = []
         for label, members in groups:

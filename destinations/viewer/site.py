@@ -36,6 +36,10 @@ _MODULE_TAG = '<script type="module" src="static/app.js"></script>'
 _SITE_TAGS = f'<script src="{_MANIFEST}"></script>\n  <script src="static/app.js" defer></script>'
 _COPIED = {*TYPES, ".ply"}
 _MAX_METRICS = 1000
+# Of a curve.
+_POINTS = 1000
+# Steps of media, evenly chosen.
+_MEDIA_PER_NAME = 50
 _MAX_COMPARED = 20
 # All rows of all runs that are compared, where they fit.
 _CACHE_BYTES = 1 << 30
@@ -69,9 +73,7 @@ def export_site(
     *,
     where: str = "",
     limit: int = 100,
-    points: int = 1000,
     media_bytes: int = 200 << 20,
-    media_per_name: int = 50,
     overwrite: bool = False,
 ) -> SiteReport:
     """Writes a site; it appears when it is complete.
@@ -81,9 +83,7 @@ def export_site(
         target: the folder of the site, which must not exist or be empty.
         where: a filter.
         limit: the largest number of runs, the newest.
-        points: the largest number of points of a curve.
         media_bytes: the largest size of all media together.
-        media_per_name: the largest number of steps of each name of media, evenly chosen.
         overwrite: whether to replace a site that is there.
 
     Raises:
@@ -96,8 +96,7 @@ def export_site(
     folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
     try:
         folder.chmod(0o755)
-        site = Site(catalog, folder, points=points, media_bytes=media_bytes, media_per_name=media_per_name)
-        report = site.write(where, limit)
+        report = Site(catalog, folder, media_bytes).write(where, limit)
         if target.exists():
             _check_target(target, overwrite=overwrite)
             shutil.rmtree(target)
@@ -123,19 +122,13 @@ class Site:
     Args:
         catalog: the runs.
         folder: an empty folder.
-        points: the largest number of points of a curve.
         media_bytes: the largest size of all media together.
-        media_per_name: the largest number of steps of each name of media.
     """
 
-    def __init__(
-        self, catalog: Catalog, folder: Path, *, points: int, media_bytes: int, media_per_name: int
-    ) -> None:
+    def __init__(self, catalog: Catalog, folder: Path, media_bytes: int) -> None:
         self._catalog = catalog
         self._folder = folder
-        self._points = points
         self._media_bytes = media_bytes
-        self._media_per_name = media_per_name
         self._keys: dict[str, str] = {}
         self._report = SiteReport()
         self._skipped_bytes = 0
@@ -179,9 +172,9 @@ class Site:
             },
         )
         bounds = {
-            "points": self._points,
+            "points": _POINTS,
             "media_bytes": self._media_bytes,
-            "media_per_name": self._media_per_name,
+            "media_per_name": _MEDIA_PER_NAME,
             "left_out": report.left_out,
         }
         self._add(
@@ -226,7 +219,7 @@ class Site:
         axes = [rows_of(cache, run, metrics, Axis(kind), 0) for kind in AXES] if metrics else []
         for place, metric in enumerate(metrics):
             found = [axis[place] for axis in axes]
-            self._add(f"series/{run_id}/{metric}", _series(run_id, metric, found, self._points))
+            self._add(f"series/{run_id}/{metric}", _series(run_id, metric, found))
         for kind, names in detail["media"].items():
             for name in names if kind != "artifacts" else ():
                 self._try(f"media/{run_id}/{kind}/{name}", self._media, run_id, run, kind, name)
@@ -242,7 +235,7 @@ class Site:
 
     def _media(self, run_id: str, run: Run, kind: str, name: str) -> dict[str, Any]:
         """Copies the files of a name as far as they fit, and returns the answer for these."""
-        answer = details.media(run, kind, name, limit=self._media_per_name)
+        answer = details.media(run, kind, name, limit=_MEDIA_PER_NAME)
         if kind == "tables":
             for item in answer["items"]:
                 key = f"table/{run_id}/{name}/{item['step']}"
@@ -300,15 +293,15 @@ class Site:
             self._add(f"compare/{other[0]}/{one[0]}", {**found, "runs": found["runs"][::-1], "parts": turned})
 
 
-def _series(run_id: str, metric: str, axes: Sequence[Rows | str], points: int) -> dict[str, Any]:
+def _series(run_id: str, metric: str, axes: Sequence[Rows | str]) -> dict[str, Any]:
     """Returns the series of a metric with each x axis that all of its values have."""
     first, *others = axes
     answer = {"run": run_id, "metric": metric, "rank": 0, "branch": None}
-    answer |= series_answer(first, Axis(), points) | {"cursor": ""}
+    answer |= series_answer(first, Axis(), _POINTS) | {"cursor": ""}
     answer["step"] = answer.pop("x")
     for kind, rows in zip(AXES[1:], others, strict=True):
         if isinstance(first, Rows) and isinstance(rows, Rows) and len(rows.y) == len(first.y):
-            answer[kind] = downsample(rows.x, rows.y, points).x
+            answer[kind] = downsample(rows.x, rows.y, _POINTS).x
     return answer
 
 

@@ -481,16 +481,10 @@ def read_series(run_dir: Path, name: str, rank: int = 0) -> Series:
     return Series(name, step, time, value)
 
 
-def run_blocks(run_dir: Path, rank: int = 0, wanted: Sequence[str] | None = None) -> Iterator[Block]:
-    """Yields all rows of a rank in blocks; a block has only the metrics that occur in it.
-
-    Args:
-        run_dir: the folder of the run.
-        rank: of the rows.
-        wanted: columns; None for all metrics.
-    """
+def run_blocks(run_dir: Path, rank: int = 0) -> Iterator[Block]:
+    """Yields all rows of a rank in blocks; a block has only the metrics that occur in it."""
     with take_snapshot(run_dir, rank) as snapshot:
-        yield from _blocks(snapshot, wanted)
+        yield from _blocks(snapshot, None)
 
 
 def _blocks(snapshot: Snapshot, wanted: Sequence[str] | None) -> Iterator[Block]:

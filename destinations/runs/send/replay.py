@@ -127,6 +127,8 @@ _METHODS = {
 _MAX_PROBLEMS = 100
 # Metrics that are stored in a column of another name.
 _NAMES = {column_of(name): name for name in ("step", "time")}
+# Between two readings while following; longer if reading takes long.
+_INTERVAL_SECONDS = 1.0
 # Largest share of the time spent reading while following.
 _SHARE_OF_READING = 0.1
 # Flushed regularly, because a destination drops media when its queue is full.
@@ -191,7 +193,6 @@ def replay(
     follow: bool = False,
     abandoned: bool = False,
     make_rank_destination: Callable[[int], Any] | None = None,
-    interval_seconds: float = 1.0,
     wait: Callable[[float], None] = time.sleep,
     now: Callable[[], float] = time.time,
 ) -> ReplayReport:
@@ -214,7 +215,6 @@ def replay(
         abandoned: include rows abandoned when training resumed from an earlier step.
         make_rank_destination: makes a destination for a rank other than 0, which gets the metrics of that
             rank under their own names.
-        interval_seconds: polling interval while following; longer if reading takes long.
         wait: sleeps for a number of seconds.
         now: returns the time in seconds since 1970.
 
@@ -236,7 +236,7 @@ def replay(
         now,
         abandoned=abandoned,
         make_rank_destination=make_rank_destination,
-    ).run_all(follow=follow, interval_seconds=interval_seconds, wait=wait)
+    ).run_all(follow=follow, wait=wait)
 
 
 class _Rank:
@@ -287,13 +287,11 @@ class _Replay:
         self._supports = {kind: _supports(destination, method) for kind, method in _METHODS.items()}
         self._supports["artifact"] = bool(destination.can_upload_files())
 
-    def run_all(
-        self, *, follow: bool, interval_seconds: float, wait: Callable[[float], None]
-    ) -> ReplayReport:
+    def run_all(self, *, follow: bool, wait: Callable[[float], None]) -> ReplayReport:
         self._clock.now = self._about.began_at
         try:
             self._main.engine.run_event("init")
-            self._read_all(follow=follow, interval_seconds=interval_seconds, wait=wait)
+            self._read_all(follow=follow, wait=wait)
         except BaseException as error:
             # For the destination the run is unfinished; the error is raised to the caller.
             self._set_status(is_over=False)
@@ -307,7 +305,7 @@ class _Replay:
             one.engine.close()
         return self._report
 
-    def _read_all(self, *, follow: bool, interval_seconds: float, wait: Callable[[float], None]) -> None:
+    def _read_all(self, *, follow: bool, wait: Callable[[float], None]) -> None:
         while True:
             started_at = self._now()
             # Determined before reading, so that the last records of a run that just ended are read.
@@ -322,7 +320,7 @@ class _Replay:
             for one in self._ranks.values():
                 one.destination.flush()
             try:
-                wait(max(interval_seconds, (self._now() - started_at) / _SHARE_OF_READING))
+                wait(max(_INTERVAL_SECONDS, (self._now() - started_at) / _SHARE_OF_READING))
             except KeyboardInterrupt:
                 self._report.was_interrupted = True
                 return

@@ -192,6 +192,20 @@ def test_runs_as_parquet(records, tmp_path):
     assert frame["tags"][0].tolist() == ["x", "y"]
 
 
+def test_values_that_parquet_does_not_have(tmp_path):
+    """An integer beyond 64 bits is the nearest float, a lone surrogate is escaped."""
+    pandas = pytest.importorskip("pandas")
+    hparams = {"huge": 2**70, "text": "a\ud800", "b\ud800": 1}
+    record = RunRecord(path=tmp_path / "a", run_id="a", kind="run-directory", hparams=hparams)
+
+    export_runs([record], tmp_path / "runs.parquet")
+
+    frame = pandas.read_parquet(tmp_path / "runs.parquet")
+    assert frame["hparams.huge"].tolist() == [2.0**70]
+    assert frame["hparams.text"].tolist() == ["a\\ud800"]
+    assert frame["hparams.b\\ud800"].tolist() == [1]
+
+
 def test_no_runs_at_all(tmp_path):
     """Nothing is exported as a header, or as an empty table."""
     assert export_metrics([], tmp_path / "metrics.csv") == 0
