@@ -12,15 +12,14 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from destinations.base import LoggerDestination
 from destinations.run_directory import RunDirectory
 from events import Callback, Destination, Event, Logger, RunStatus, Time, Timestamp, TimeUnit
 
 from .media import WandbMedia
-from .session import Session, as_tuple, log_values, missing_package_error, samples_in
+from .session import Session, SessionContext, as_tuple, log_values, missing_package_error, samples_in
 from .watch import ModelHistograms
 
 __all__ = ["LightningEvents", "LightningLogger", "RegistryLogger"]
@@ -325,7 +324,7 @@ def _length(batches: Any, index: int | None = None) -> int | None:
     return int(batches) if isinstance(batches, int | float) and math.isfinite(batches) else None
 
 
-class LightningLogger(WandbMedia, _LoggerBase):
+class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
     """Logs the records of a Lightning `Trainer` to destinations.
 
     ```python
@@ -567,15 +566,7 @@ class LightningLogger(WandbMedia, _LoggerBase):
         """Ends the run: flushes and closes the destinations. Also done at interpreter exit."""
         self._session.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def _end(self, exception: BaseException | None) -> None:
         self._session.close(exception, None if exception is None else _status_after(exception))
 
     def _read_rank(self) -> None:

@@ -35,6 +35,7 @@ from events import (
 
 __all__ = [
     "Session",
+    "SessionContext",
     "SessionMixin",
     "as_tuple",
     "flat_values",
@@ -631,19 +632,10 @@ class Session:
         return timedelta(seconds=seconds)
 
 
-class SessionMixin:
-    """Mixin with `close` and the `with` statement, for trainers that do not report exceptions."""
+class SessionContext:
+    """Mixin with the `with` statement, which ends the run."""
 
     _session: Session
-
-    @property
-    def logger(self) -> Logger:
-        """The `Logger` of the run, with all its methods."""
-        return self._session.logger
-
-    def close(self) -> None:
-        """Ends the run: flushes and closes the destinations. Also done at interpreter exit."""
-        self._session.close()
 
     def __enter__(self) -> Self:
         return self
@@ -654,7 +646,23 @@ class SessionMixin:
         exception: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._end(exception)
+
+    def _end(self, exception: BaseException | None) -> None:
         self._session.close(exception)
+
+
+class SessionMixin(SessionContext):
+    """Mixin with `logger` and `close` too, for trainers that do not report exceptions."""
+
+    @property
+    def logger(self) -> Logger:
+        """The `Logger` of the run, with all its methods."""
+        return self._session.logger
+
+    def close(self) -> None:
+        """Ends the run: flushes and closes the destinations. Also done at interpreter exit."""
+        self._session.close()
 
 
 def _unique(name: str, one: object, others: Iterable[object]) -> str:

@@ -12,8 +12,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from destinations.base import LoggerDestination
 from destinations.registry import create_destination
@@ -21,7 +20,7 @@ from destinations.run_directory import RunDirectory
 from events import Callback, Destination, Logger
 
 from .media import log_images, log_videos
-from .session import Session, as_tuple, flat_values, log_values, missing_package_error
+from .session import Session, SessionContext, as_tuple, flat_values, log_values, missing_package_error
 
 try:
     from tensordict import TensorDictBase
@@ -40,7 +39,7 @@ _MAX_NAMES = 2  # exp_name and log_dir
 _VIDEO_DIMENSIONS = 4
 
 
-class TorchRLLogger(TorchRLBase):
+class TorchRLLogger(SessionContext, TorchRLBase):
     """Logs the records of torchrl to destinations.
 
     ```python
@@ -193,15 +192,7 @@ class TorchRLLogger(TorchRLBase):
         _finish(self._session)
         self._service_shutdown = True
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def _end(self, exception: BaseException | None) -> None:
         if exception is None:
             self.shutdown()
         else:
