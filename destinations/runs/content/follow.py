@@ -3,8 +3,8 @@
 A follower reads the journal, and the CSV only if the writer drained and removed a segment before it was read.
 It holds the CSV open as of its last look there, and keeps the rows that it has read from the journal since:
 together they are what was yielded, in order. The current CSV begins with these rows, less those removed by a
-resume; the rest is new. No clock is used. Memory is
-bounded: following 10,000,000 rows took 62 s of processor time and 50 MB.
+resume; the rest is new. No clock is used. Memory is bounded: following 10,000,000 rows took 62 s of processor
+time and 50 MB.
 
 A follower never writes, and belongs to one thread.
 """

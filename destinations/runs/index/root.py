@@ -12,11 +12,10 @@ from destinations.run_directory.layout import SIDECAR
 from destinations.runs.record import HEARTBEAT_SECONDS, read_sidecar
 
 from .index import Index
-from .scan import Disk, IndexState, Scanner, ScanReport
+from .scan import MAX_PROBLEMS, Disk, IndexState, Scanner, ScanReport
 
 __all__ = ["Root"]
 
-_MOST_PROBLEMS = 100
 _TRIES = 4
 
 
@@ -82,7 +81,7 @@ class Root:
             damaged=damaged,
             orphans=orphans,
             duplicates=self.index.duplicates(),
-            problems=(*scanner.problems, *self.index.problems(_MOST_PROBLEMS))[:_MOST_PROBLEMS],
+            problems=(*scanner.problems, *self.index.problems(MAX_PROBLEMS))[:MAX_PROBLEMS],
             warnings=warnings,
             is_full=full,
             seconds=time.perf_counter() - started,

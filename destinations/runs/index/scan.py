@@ -37,9 +37,19 @@ from uploads.disk import read_with_status
 from .edits import apply_edits
 from .foreign import METRICS, read_lightning
 
-__all__ = ["DAMAGED", "RUNNING", "Disk", "IndexState", "KnownRun", "ScanChange", "ScanReport", "Scanner"]
+__all__ = [
+    "DAMAGED",
+    "MAX_PROBLEMS",
+    "RUNNING",
+    "Disk",
+    "IndexState",
+    "KnownRun",
+    "ScanChange",
+    "ScanReport",
+    "Scanner",
+]
 
-_MAX_PROBLEMS = 100
+MAX_PROBLEMS = 100
 
 
 @attrs.frozen
@@ -96,7 +106,7 @@ class ScanReport:
                     total[name] |= value
                 else:
                     total[name] = total.get(name, 0) + value if name in total else value
-        total["problems"] = total["problems"][:_MAX_PROBLEMS]
+        total["problems"] = total["problems"][:MAX_PROBLEMS]
         return cls(**total | changes)
 
 

@@ -119,6 +119,19 @@ def test_metrics_as_parquet(runs, tmp_path):
     assert sorted(map(repr, back)) == expected(runs)
 
 
+def test_parquet_to_a_stream(runs):
+    """A stream of bytes gets the file, and stays open; a stream of text gets it by its buffer."""
+    pandas = pytest.importorskip("pandas")
+    stream = io.BytesIO()
+    text = io.TextIOWrapper(io.BytesIO())
+
+    counts = [export_metrics(runs, one, format="parquet") for one in (stream, text)]
+
+    assert counts == [9, 9]
+    assert stream.getvalue() == text.buffer.getvalue()
+    assert len(pandas.read_parquet(io.BytesIO(stream.getvalue()))) == 9
+
+
 def test_chosen_metrics(runs):
     """Only the metrics that were asked for are exported, to a stream of bytes too."""
     stream = io.BytesIO()
