@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from destinations.background import Lane
 from destinations.base import RecordDestination, closed_state
+from destinations.copies import own_copy
 from events import (
     RecordError,
     RunStatus,
@@ -482,7 +483,8 @@ class RunDirectory(RecordDestination):
             self._writer.changed()
             self._writer.timer.wake()
         else:
-            self._keep_for_init("hyperparameters", lambda: self.log_hyperparameters(hyperparameters))
+            kept = own_copy(hyperparameters)
+            self._keep_for_init("hyperparameters", lambda: self.log_hyperparameters(kept))
 
     def log_record(self, kind: str, arguments: dict[str, Any]) -> None:
         """Writes a record in the background; see `MediaWriter`."""
@@ -501,6 +503,9 @@ class RunDirectory(RecordDestination):
                 f"video {arguments['name']!r} needs a frame rate, got fps={fps!r}. Pass fps=30."
             )
         arguments.pop("use_table", None)
+        if self._state is None:
+            # Kept until `init`; the caller may change the values meanwhile.
+            arguments = own_copy(arguments)
         self._with_media(
             lambda media, at: getattr(media, f"log_{kind}")(**{**arguments, "step": at}),
             arguments.get("step"),

@@ -1,10 +1,12 @@
 """Runs that begin or end badly: nothing of an earlier session is put aside, nothing is held after the end."""
 
+import json
 import subprocess
 import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from destinations import RunDirectory, TensorBoard, TextFile
@@ -161,6 +163,23 @@ def test_a_run_without_init_never_raises_and_says_what_it_lost(tmp_path, caplog)
 
     assert f"run folder {tmp_path / 'run'} is not open: 1000 records are buffered for init" in caplog.text
     assert "lost 1,500 records logged before init." in caplog.text
+
+
+def test_what_is_logged_before_init_is_copied(tmp_path):
+    """The caller may change an array or a dict as soon as the call returns."""
+    destination = RunDirectory(tmp_path / "run")
+    values, hyperparameters = np.zeros(3), {"optimizer": {"lr": 0.5}}
+
+    destination.log_histogram(values, "weights", 1)
+    destination.log_hyperparameters(hyperparameters)
+    values[:] = 9.0
+    hyperparameters["optimizer"]["lr"] = 1.0
+    with Run(destination, run_name="r"):
+        pass
+
+    (line,) = (tmp_path / "run" / "histograms.jsonl").read_text().splitlines()
+    assert json.loads(line)["max"] == 0.0
+    assert json.loads((tmp_path / "run" / "sidecar.json").read_text())["hparams"]["optimizer.lr"] == 0.5
 
 
 def test_a_record_that_fails_at_init_costs_itself(tmp_path, caplog):
