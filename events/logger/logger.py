@@ -37,7 +37,7 @@ from .values import (
     short_repr,
 )
 
-__all__ = ["Logger", "whole_step"]
+__all__ = ["Logger"]
 
 _log = logging.getLogger("events")
 
@@ -82,7 +82,8 @@ class Logger:
     string, a step that is no whole number, an image of the wrong shape. The rest of the call is logged; the
     bad value is counted in `faults.value_counts`, reported once with the line of the caller, and summed up at
     close. A record without a valid step gets the default one, and one without a valid name the text of what
-    was given. With `strict` the call raises `RecordError` once the rest is logged.
+    was given. With `strict` the call raises `RecordError` once the rest is logged; for a bad name or step, at
+    once, and nothing is logged.
 
     An exception of a destination is caught: counted in `faults.counts`, reported once per kind, and summed up
     at close. A `RecordError` of a destination, for a record that it cannot take, is counted as a bad value;
@@ -192,14 +193,12 @@ class Logger:
         Raises:
             EngineClosedError: the run is closed.
         """
-        is_refused = False
         if step is None:
             step = self._state.timestamp.batch.value  # type: ignore[assignment]
         elif type(step) is not int:
-            step, is_refused = self._step(step), True
+            step = self._step(step)
         if self._is_slow_path or self.faults.failing:
             self._log_metrics_slow(metrics, step)  # type: ignore[arg-type]
-            self.faults.raise_refused()
             return
         values: Mapping[str, Any] | None = metrics
         destinations, packer = self._destinations, self._packer
@@ -223,6 +222,7 @@ class Logger:
         if values is None:
             self._log_any_metrics(metrics, step)  # type: ignore[arg-type]
             return
+        is_refused = False
         for destination in destinations:
             try:
                 destination.log_metrics(values, step)
@@ -238,7 +238,6 @@ class Logger:
     def log_scalar(self, name: str, value: Any, step: int | None = None) -> None:
         """Logs one scalar; see `log_metrics`."""
         self.log_metrics({self._text_name(name): value}, step)
-        self.faults.raise_refused()
 
     def log_hyperparameters(self, parameters: Any) -> None:
         """Logs hyperparameters: a dict, attrs class, dataclass, Namespace, pydantic model or OmegaConf.
@@ -853,14 +852,17 @@ class Logger:
             return name
         text = short_repr(name)
         self.faults.refuse("name", RecordError(f"name must be a string, got {text} ({type(name).__name__})."))
+        self.faults.raise_refused()
         return text
 
     def _step(self, step: SupportsIndex | None) -> int:
         if step is not None:
             try:
-                return whole_step(step)
-            except RecordError as error:
-                self.faults.refuse("step", error)
+                return operator.index(step)
+            except Exception:  # noqa: BLE001  # a value's own methods
+                text = f"step must be a whole number, got {short_repr(step)} ({type(step).__name__})."
+                self.faults.refuse("step", RecordError(text))
+                self.faults.raise_refused()
         return int(self._state.timestamp.batch)
 
     def _require_open(self, action: str) -> None:
@@ -887,18 +889,6 @@ class Logger:
         except BaseException as error:  # noqa: BLE001  # a destination must not stop training
             self.faults.failed(destination, "can_upload_files", error)
             return False
-
-
-def whole_step(step: SupportsIndex) -> int:
-    """Returns a step as an `int`."""
-    if type(step) is int:
-        return step
-    try:
-        return operator.index(step)
-    except Exception:  # noqa: BLE001  # a value's own methods
-        raise RecordError(
-            f"step must be a whole number, got {short_repr(step)} ({type(step).__name__})."
-        ) from None
 
 
 def _auto_bins(values: Any) -> int:

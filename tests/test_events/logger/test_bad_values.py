@@ -211,30 +211,3 @@ def test_the_number_of_bins_may_follow_that_of_the_values():
     Logger(State("mine"), memory, strict=True).log_histogram(torch.zeros(10, 100), bins="auto")
 
     assert memory.records[0].value["bins"] == 11
-
-
-@pytest.mark.parametrize(
-    ("call", "expected"),
-    [
-        (lambda logger: logger.log_text("x", 5), ("text", "x")),
-        (lambda logger: logger.log_text("x", step="late"), ("text", "x")),
-        (lambda logger: logger.log_metrics({"a": 1.0}, "late"), ("metrics", {"a": 1.0})),
-        (lambda logger: logger.log_scalar(5, 1.0), ("metrics", {"5": 1.0})),
-    ],
-)
-@pytest.mark.parametrize("namespace", ["", "train"])
-def test_strict_raises_for_a_bad_name_or_step_once_the_record_is_logged(call, expected, namespace):
-    """As for bad values; the next call is not affected."""
-    memory = InMemory()
-    logger = Logger(State("mine"), memory, strict=True, name=namespace)
-
-    with pytest.raises(RecordError, match=r"(name|step) must be"):
-        call(logger)
-    logger.log_text("next")
-
-    kind, value = expected
-    if namespace and kind == "metrics":
-        value = {f"{namespace}/{name}": number for name, number in value.items()}
-    found = memory.records[0]
-    assert (found.kind, found.value) in [(kind, value), (kind, {"text": value})]
-    assert len(memory.records) == 2
