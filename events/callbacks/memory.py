@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from events.callback import Callback
 from events.interval import Interval
 from events.logger.logger import Logger
@@ -162,14 +164,14 @@ class Allocator:
         }
 
 
+@attrs.frozen
 class _SnapshotFiles:
     """Writes snapshots into a folder, and uploads them."""
 
-    def __init__(self, folder: str, filename: str, remote_file_name: str | None, *, overwrite: bool) -> None:
-        self._folder = folder
-        self._filename = filename
-        self._remote_file_name = remote_file_name
-        self._overwrite = overwrite
+    _folder: str
+    _filename: str
+    _remote_file_name: str | None
+    _overwrite: bool
 
     def write(self, allocator: Allocator, state: State) -> list[Path]:
         """Returns the files written; none if nothing was recorded.
@@ -240,7 +242,7 @@ class MemorySnapshot(Callback):
         self._skip = skip_batches
         self._length = Interval(interval, "ba").time
         self._max_entries = max_entries
-        self._files = _SnapshotFiles(folder, filename, remote_file_name, overwrite=overwrite)
+        self._files = _SnapshotFiles(folder, filename, remote_file_name, overwrite)
         self._allocator = allocator
         self._end: Time | None = None
         self._is_recording = False
@@ -318,7 +320,7 @@ class OOMObserver(Callback):
     ) -> None:
         super().__init__()
         self._max_entries = max_entries
-        self._files = _SnapshotFiles(folder, filename, remote_file_name, overwrite=overwrite)
+        self._files = _SnapshotFiles(folder, filename, remote_file_name, overwrite)
         self._allocator = allocator
         self._pid = os.getpid()
         self._written: list[Path] = []

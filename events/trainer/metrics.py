@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import attrs
 import torch
 
 from .batches import samples_in
@@ -14,16 +15,16 @@ __all__ = ["MeanMetric", "WeightedMeans", "as_metrics"]
 MetricFunction = Callable[[Any, Any], Any]
 
 
+@attrs.define(eq=False)
 class MeanMetric:
     """The mean of a function of outputs and targets over batches, weighted by their samples.
 
     Sums stay on the device of the function's values: a batch costs no synchronization.
     """
 
-    def __init__(self, function: MetricFunction) -> None:
-        self._function = function
-        self._total: Any = 0.0
-        self._samples = 0
+    _function: MetricFunction
+    _total: Any = 0.0
+    _samples: int = 0
 
     def __call__(self, outputs: Any, targets: Any) -> Any:
         """Returns the value for one batch, and adds it to the mean."""

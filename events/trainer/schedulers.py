@@ -41,8 +41,7 @@ _time: Any = attrs.field(default=Time(1.0, TimeUnit.DURATION), converter=_as_tim
 def _share(time: Time, state: State) -> float:
     """Returns how much of a span has passed, from 0; more than 1 after it."""
     length = _absolute(time, state)
-    passed = _now(length.unit, state)
-    return passed / length.value if length.value else 1.0
+    return state.timestamp.get(length.unit).value / length.value if length.value else 1.0
 
 
 def _absolute(time: Time, state: State) -> Time:
@@ -68,10 +67,6 @@ def _scaled(time: Time, share: float, state: State) -> Time:
     if time.unit is TimeUnit.EPOCH and batches:
         return Time(round(time.value * batches * share), TimeUnit.BATCH)
     return time * share
-
-
-def _now(unit: TimeUnit, state: State) -> float:
-    return float(state.timestamp.get(unit))
 
 
 def _between(first: float, last: float, share: float) -> float:
@@ -142,7 +137,7 @@ def _warm(t_warmup: Time, t_max: Time, state: State) -> tuple[float, float]:
             f"t_warmup and t_max must be in the same unit, got {t_warmup} and {t_max}. "
             'Give both in batches, or both as a share of the run ("0.1dur").'
         )
-    now = _now(warmup.unit, state)
+    now = state.timestamp.get(warmup.unit).value
     if now < warmup.value:
         return now / warmup.value, 0.0
     rest = length.value - warmup.value
