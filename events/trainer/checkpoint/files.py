@@ -25,10 +25,13 @@ __all__ = [
     "SHARD_FILE",
     "AbandonedError",
     "Written",
+    "files_beside_manifest",
     "new_file",
     "read_pointer",
     "remove_checkpoint",
     "sweep",
+    "tensors_of",
+    "values_of",
     "write_checkpoint",
 ]
 
@@ -44,11 +47,29 @@ METADATA = ".metadata"
 SHARD_FILE = re.compile(r"__\d{1,6}_0\.distcp|rank-\d{1,6}\.pt|\.metadata")
 """The names of those others: tensors of a rank, all else of a rank, and `METADATA`."""
 
+# More are in a hostile file.
+_MAX_RANKS = 100_000
 # No store has longer names.
 _MAX_POINTER_BYTES = 1024
 # No file system has longer ones.
 _MAX_PART_BYTES = 255
 _TEMPORARY = re.compile(r"\..+\.(?P<pid>\d{1,10})-\d+\.tmp")
+
+
+def tensors_of(rank: int) -> str:
+    """Returns the name of the file with the tensors of a rank."""
+    return f"__{rank}_0.distcp"
+
+
+def values_of(rank: int) -> str:
+    """Returns the name of the file with what else a rank has."""
+    return f"rank-{rank}.pt"
+
+
+def files_beside_manifest(ranks: int) -> list[str]:
+    """Returns the names that the other files of a checkpoint of so many ranks can have; 0 for a single file."""
+    names = [name for rank in range(min(ranks, _MAX_RANKS)) for name in (values_of(rank), tensors_of(rank))]
+    return [METADATA, *names] if names else []
 
 
 class AbandonedError(Exception):

@@ -1,28 +1,31 @@
-"""A folder for checkpoints that is in a store: `save_folder="s3://bucket/runs/{run_name}"`.
+"""Where checkpoints are uploaded: by destinations, or to a folder in a store, `save_folder="s3://bucket/x"`.
 
-Checkpoints are written to a folder of this machine beside the spools, linked into the spool of an upload
+For the latter, checkpoints are written to a folder of this machine beside the spools, linked into the spool of an upload
 queue, and uploaded from there. The newest stays on this machine.
 """
 
 import contextlib
 import itertools
 import re
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 from events.errors import CheckpointError
+from events.logger.logger import Logger
 from events.names import check_run_name, format_run_name
 from events.state import State
 
-from .files import MANIFEST, POINTER_SUFFIX, Written
+from .files import MANIFEST, POINTER_SUFFIX, files_beside_manifest
+from .retention import SavedCheckpoint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from uploads import UploadHandle, UploadQueue
 
-__all__ = ["RemoteFolder", "are_uploaded", "is_uri", "newest_names"]
+__all__ = ["RemoteFolder", "UploadedFolder", "is_uri", "newest_names"]
 
 _BROKEN_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
@@ -76,20 +79,8 @@ class RemoteFolder:
         if self._queue is None:
             self._queue = UploadQueue(self._given, close_at_exit=False, free_bytes=0)
 
-    def hand_on(self, path: Path, pointer: str | None, written: Written, *, overwrite: bool) -> str:
-        """Submits a checkpoint and its pointer; returns the URI it will have.
-
-        Args:
-            path: the file; not written to any more.
-            pointer: the name of the pointer, or None for none.
-            written: of the file.
-            overwrite: whether it may replace an older one of the same name.
-        """
-        self.move_pointer(pointer, self.submit(path, path.name, written.crc32, overwrite=overwrite))
-        return self.store.uri(path.name)
-
-    def submit(self, path: Path, name: str, crc32: int | None, *, overwrite: bool) -> "UploadHandle":
-        """Submits a file; returns its handle.
+    def submit(self, path: Path, name: str, crc32: int | None, *, overwrite: bool) -> None:
+        """Submits a file.
 
         Args:
             path: the file; not written to any more.
@@ -106,29 +97,44 @@ class RemoteFolder:
         self._handles[name] = handle
         while len(self._handles) > _HANDLES_KEPT:
             del self._handles[next(iter(self._handles))]
-        return handle
 
-    def move_pointer(self, pointer: str | None, target: "UploadHandle") -> None:
-        """Submits a pointer, visible once its target is in the store; None for none."""
+    def has_uploaded(self, names: "Sequence[str]") -> bool:
+        """Returns whether all of these files are in the store.
+
+        Raises:
+            OSError: one never will be.
+        """
+        handles = [self._handles[name] for name in names if name in self._handles]
+        for handle in handles:
+            if handle.done() and (error := handle.exception(0.0)) is not None:
+                raise OSError(f"{handle.remote_name}: {error}")
+        return all(handle.done() for handle in handles)
+
+    def move_pointer(self, pointer: str | None, name: str) -> None:
+        """Submits a pointer to a file, visible once that is in the store; None for none."""
         self.open()
         assert self._queue is not None  # noqa: S101  # opened above
+        target = self._handles[name]
         self._last = [target]
         if pointer is not None:
             self._last.append(self._queue.submit_pointer(pointer.removesuffix(POINTER_SUFFIX), target))
 
-    def delete(self, uri: str, beside: "Sequence[str]" = ()) -> None:
+    def delete(self, one: SavedCheckpoint) -> None:
         """Deletes a checkpoint of this folder in the background, after what the pointer was moved to.
 
-        Args:
-            uri: of the checkpoint, or of the manifest of one in shards; others are not deleted.
-            beside: the names of the files in the folder of that manifest, which follow it.
+        Of one in shards the manifest first: what is left of it then is not whole.
         """
-        *_, folder, name = unquote(uri.partition("?")[0]).split("/")
-        start = f"{folder}/" if beside else ""
+        *_, folder, name = unquote(one.remote_name.partition("?")[0]).split("/")
+        start = f"{folder}/" if one.shards else ""
         name = f"{start}{name}"
-        if self._queue is not None and uri == self.store.uri(name):
+        if self._queue is not None and one.remote_name == self.store.uri(name):
             own = [self._handles[name]] if name in self._handles else []
-            self._queue.delete(name, after=[*self._last, *own], then=[f"{start}{one}" for one in beside])
+            then = [f"{start}{file}" for file in files_beside_manifest(one.shards)]
+            self._queue.delete(name, after=[*self._last, *own], then=then)
+
+    def uris(self, name: str) -> tuple[str, ...]:
+        """Returns the URI of a checkpoint."""
+        return (self.store.uri(name),)
 
     def names(self, pointer: str | None, pattern: re.Pattern[str]) -> list[str]:
         """Returns the names of the checkpoints in the store, the newest first.
@@ -188,16 +194,61 @@ class RemoteFolder:
             queue.close(0.0)
 
 
-def are_uploaded(handles: "Sequence[UploadHandle]") -> bool:
-    """Returns whether all of them are in the store.
+class UploadedFolder:
+    """The folder of checkpoints that destinations upload.
 
-    Raises:
-        OSError: one never will be.
+    Args:
+        logger: their destinations.
+        folder: its name there.
     """
-    for handle in handles:
-        if handle.done() and (error := handle.exception(0.0)) is not None:
-            raise OSError(f"{handle.remote_name}: {error}")
-    return all(handle.done() for handle in handles)
+
+    def __init__(self, logger: Logger, folder: str) -> None:
+        self._logger = logger
+        self._folder = folder
+        self._last: list[str] = []
+
+    def submit(self, path: Path, name: str, crc32: int | None, *, overwrite: bool) -> None:
+        """Hands on a file; see `RemoteFolder`."""
+        self._logger.upload_file(f"{self._folder}/{name}", path, overwrite=overwrite, link=True, crc32=crc32)
+
+    def has_uploaded(self, names: "Sequence[str]") -> bool:
+        """Returns whether destinations have uploaded all of these files.
+
+        Raises:
+            OSError: one never will be there.
+        """
+        return all(self._logger.has_uploaded(f"{self._folder}/{name}") for name in names)
+
+    def move_pointer(self, pointer: str | None, name: str) -> None:
+        """Hands on a pointer to a file, None for none."""
+        self._last = [f"{self._folder}/{name}"]
+        if pointer is not None:
+            self._last.append(f"{self._folder}/{pointer}")
+            # Not the one on the disk, which may lead to a newer checkpoint by now.
+            with tempfile.TemporaryDirectory(prefix="pointer-") as folder:
+                (Path(folder) / pointer).write_text(self._last[0])
+                self._logger.upload_file(self._last[1], Path(folder) / pointer, overwrite=True)
+
+    def delete(self, one: SavedCheckpoint, *, local: bool = False) -> None:
+        """Has a checkpoint deleted, if it is in this folder; of one in shards the manifest first.
+
+        Args:
+            one: the checkpoint.
+            local: by destinations that keep files on this machine, which have those of rank 0; else by those
+                that send them, after what the pointer was moved to.
+        """
+        parts = Path(one.path).parts[-2 if one.shards else -1 :]
+        name = "/".join([self._folder, *parts])
+        if one.remote_name == name:
+            start = name.removesuffix(parts[-1])
+            then = [
+                start + file for file in files_beside_manifest(min(1, one.shards) if local else one.shards)
+            ]
+            self._logger.delete_file(name, local=local, after=() if local else self._last, then=then)
+
+    def uris(self, name: str) -> tuple[str, ...]:
+        """Returns the URIs of a checkpoint."""
+        return self._logger.file_uris(f"{self._folder}/{name}")
 
 
 def _is_checkpoint(name: str) -> bool:

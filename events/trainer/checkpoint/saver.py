@@ -10,7 +10,6 @@ among ranks is saved in shards (`sharded`): each rank writes and hands on its ow
 import concurrent.futures
 import contextlib
 import errno
-import functools
 import json
 import logging
 import re
@@ -44,14 +43,13 @@ from .files import (
     write_checkpoint,
 )
 from .reading import SavePlace, local_names
-from .remote import RemoteFolder, are_uploaded, is_uri
+from .remote import RemoteFolder, UploadedFolder, is_uri
 from .retention import Kept, Retention, SavedCheckpoint
 from .sharded import (
     ShardPlan,
     ShardRequest,
     WrittenShard,
     complete,
-    files_beside_manifest,
     files_of,
     write_shard,
 )
@@ -111,21 +109,23 @@ class _Pending:
 
 @attrs.frozen
 class _Uploads:
-    """What a rank has handed on of a checkpoint in shards, and the pointer, which waits for all ranks.
+    """What a rank has handed on of a checkpoint; the pointer to one in shards waits for all ranks.
 
     Attributes:
-        path: of the manifest.
-        are_there: returns whether all of it is where it is to be; raises OSError where it never will be.
-        move_pointer: hands on the pointer, if there is one.
-        surplus: what is to be deleted where it is uploaded, once the pointer has moved.
-        delete: deletes one of those.
+        path: of the checkpoint, or of the manifest.
+        target: where it is uploaded.
+        files: the names of the files that this rank has handed on.
+        name: of the checkpoint or manifest there.
+        latest: the name of the pointer, or None.
+        surplus: what is to be deleted there, once the pointer has moved.
     """
 
-    path: Path
-    are_there: Callable[[], bool]
-    move_pointer: Callable[[], object]
+    path: str
+    target: RemoteFolder | UploadedFolder
+    files: tuple[str, ...]
+    name: str
+    latest: str | None
     surplus: tuple[SavedCheckpoint, ...]
-    delete: Callable[[SavedCheckpoint], object]
 
 
 class CheckpointSaver(Callback):
@@ -734,110 +734,43 @@ class CheckpointSaver(Callback):
         # What has this name may be of this session, where `filename` gives one more than once.
         is_own = any(one.path == str(pending.path) for one in pending.kept.local)
         overwrite = self._overwrite or self._is_resumed or is_own
-        if self._plan is not None:
-            if state.rank == 0 and self._remote is None:
-                for one in removed:
-                    self._delete_file(one, state, logger, local=True)
-            self._hand_on_shards(pending, latest, deleted, state, logger, overwrite=overwrite)
-            return
-        if self._remote is not None:
-            state.last_checkpoint = self._remote.hand_on(
-                pending.path, latest, pending.future.result(), overwrite=overwrite
-            )
-            state.last_checkpoint_uris = (state.last_checkpoint,)
-            for one in deleted:
-                _delete_from(self._remote, one)
-            return
-        state.last_checkpoint = str(pending.path)
-        # The checkpoint before the pointer, so that a pointer never names a missing file.
-        logger.upload_file(
-            pending.remote_name,
-            pending.path,
-            overwrite=overwrite,
-            link=True,
-            crc32=pending.future.result().crc32,
-        )
-        state.last_checkpoint_uris = logger.file_uris(pending.remote_name)
-        remote_folder = pending.remote_name.removesuffix(pending.path.name)
-        after = [pending.remote_name]
-        if latest is not None:
-            after.append(f"{remote_folder}{latest}")
-            logger.upload_file(after[-1], pending.path.parent / latest, overwrite=True)
-        for one in removed:
-            self._delete_file(one, state, logger, local=True)
-        for one in deleted:
-            self._delete_file(one, state, logger, after=after)
-
-    def _delete_file(
-        self,
-        one: SavedCheckpoint,
-        state: State,
-        logger: Logger,
-        *,
-        local: bool = False,
-        after: Sequence[str] = (),
-    ) -> None:
-        """Has destinations delete a checkpoint, if it is one of this run.
-
-        Of one in shards the manifest first: what is left of it then is not whole. Destinations that keep
-        files on this machine have those of rank 0.
-        """
-        parts = Path(one.path).parts[-2 if one.shards else -1 :]
-        name = "/".join([format_name(self._remote_folder, state).rstrip("/"), *parts])
-        if one.remote_name == name:
-            beside = files_beside_manifest(1 if local else one.shards) if one.shards else []
-            then = [f"{name.removesuffix(MANIFEST)}{file}" for file in beside]
-            logger.delete_file(name, local=local, after=after, then=then)
-
-    def _hand_on_shards(
-        self,
-        pending: _Pending,
-        latest: str | None,
-        surplus: list[SavedCheckpoint],
-        state: State,
-        logger: Logger,
-        *,
-        overwrite: bool,
-    ) -> None:
-        """Hands on the files of this rank, and the pointer once those of all ranks are there."""
-        written, folder, remote = pending.shard, pending.path.parent, self._remote
-        assert written is not None  # noqa: S101  # it is complete
-        files: dict[str, int | None] = {
-            name: one.crc32 for name, one in files_of(written, state.rank).items()
-        }
-        if state.rank == 0:
-            files |= {METADATA: None, MANIFEST: None}
-        name = pending.remote_name.removesuffix(f"/{MANIFEST}")
-        names = {f"{name}/{file}": crc32 for file, crc32 in files.items()}
-        move_pointer: Callable[[], object] = _nothing
-        if remote is not None:
-            handles = [
-                remote.submit(remote.local / one, one, crc32, overwrite=overwrite)
-                for one, crc32 in names.items()
-            ]
-            state.last_checkpoint = remote.store.uri(name)
-            state.last_checkpoint_uris = (state.last_checkpoint,)
-            are_there = functools.partial(are_uploaded, handles)
-            move_pointer = functools.partial(remote.move_pointer, latest, handles[-1])
-            delete: Callable[[SavedCheckpoint], object] = functools.partial(_delete_from, remote)
+        # The file, or what this rank has of one in shards.
+        depth = 1 if self._plan is None else 2
+        name = "/".join(pending.path.parts[-depth:])
+        if pending.shard is None:
+            files: dict[str, int | None] = {name: pending.future.result().crc32}
         else:
-            for one, crc32 in names.items():
-                path = folder / one.rpartition("/")[2]
-                logger.upload_file(one, path, overwrite=overwrite, link=True, crc32=crc32)
-            state.last_checkpoint = str(folder)
-            state.last_checkpoint_uris = logger.file_uris(name)
-            are_there = functools.partial(_are_uploaded, list(names), logger)
-            after = [pending.remote_name]
-            if latest is not None:
-                after.append(f"{format_name(self._remote_folder, state).rstrip('/')}/{latest}")
-                move_pointer = functools.partial(
-                    logger.upload_file, after[-1], self._local_folder(state) / latest, overwrite=True
-                )
-            delete = functools.partial(self._delete_file, state=state, logger=logger, after=after)
-        self._uploads.append(_Uploads(pending.path, are_there, move_pointer, tuple(surplus), delete))
+            start = name.removesuffix(MANIFEST)
+            written = files_of(pending.shard, state.rank)
+            files = {f"{start}{file}": one.crc32 for file, one in written.items()}
+            if state.rank == 0:
+                files |= {f"{start}{METADATA}": None, name: None}
+        folder = pending.path.parents[depth - 1]
+        target = self._remote or UploadedFolder(logger, pending.remote_name.removesuffix(f"/{name}"))
+        for file, crc32 in files.items():
+            target.submit(folder / file, file, crc32, overwrite=overwrite)
+        called = name.removesuffix(f"/{MANIFEST}")
+        state.last_checkpoint_uris = target.uris(called)
+        state.last_checkpoint = (
+            str(folder / called) if self._remote is None else state.last_checkpoint_uris[0]
+        )
+        if state.rank == 0 and isinstance(target, UploadedFolder):
+            for one in removed:
+                target.delete(one, local=True)
+        uploads = _Uploads(str(pending.path), target, tuple(files), name, latest, tuple(deleted))
+        if self._plan is None:
+            self._end(uploads, uploads.surplus)
+            return
+        self._uploads.append(uploads)
         if len(self._uploads) > _MAX_UPLOADS:
             self._give_up(self._uploads.popleft(), "for too many newer ones wait for their files")
         self._move_pointer(state)
+
+    def _end(self, uploads: _Uploads, surplus: Sequence[SavedCheckpoint]) -> None:
+        """Moves the pointer to a checkpoint, and has those deleted that it replaces."""
+        uploads.target.move_pointer(uploads.latest, uploads.name)
+        for one in surplus:
+            uploads.target.delete(one)
 
     def _move_pointer(self, state: State, *, is_late: bool = False) -> None:
         """Hands on pointers to checkpoints whose files are there on all ranks, and has others deleted then.
@@ -852,7 +785,7 @@ class CheckpointSaver(Callback):
         while self._uploads:
             uploads, failure = self._uploads[0], "not there in time" if is_late else ""
             try:
-                is_there = uploads.are_there()
+                is_there = uploads.target.has_uploaded(uploads.files)
             except OSError as error:
                 is_there, failure = False, str(error)
             if distributed.any_rank(not is_there and not failure):
@@ -865,20 +798,18 @@ class CheckpointSaver(Callback):
             else:
                 surplus, self._surplus = self._surplus, []
                 if state.rank == 0:
-                    uploads.move_pointer()
-                    for one in surplus:
-                        uploads.delete(one)
+                    self._end(uploads, surplus)
 
     def _give_up(self, uploads: _Uploads, reason: str) -> None:
         """Forgets a checkpoint that is not whole in the store: nothing of it is deleted there."""
-        path = str(uploads.path)
+        path = uploads.path
         self._kept = self._kept.without_stored(path)
         self._surplus = [one for one in self._surplus if one.path != path]
         for index, one in enumerate(self._uploads):
             left = tuple(each for each in one.surplus if each.path != path)
             self._uploads[index] = attrs.evolve(one, surplus=left)
         if reason:
-            _log.error("The pointer to %s is not uploaded, %s", uploads.path.parent, reason)
+            _log.error("The pointer to %s is not uploaded, %s", path, reason)
 
 
 def _in_thread(name: str, call: Callable[[], object]) -> "concurrent.futures.Future[Any]":
@@ -922,15 +853,3 @@ def _asked(ask: Callable[..., Iterable[str]], *arguments: str) -> list[str]:
         reason = str(error) or f"no answer in {_ASK_SECONDS:.0f} s"
         _log.warning("cannot look for checkpoints of another run: %s", reason)
         return []
-
-
-def _nothing() -> None:
-    pass
-
-
-def _delete_from(remote: RemoteFolder, one: SavedCheckpoint) -> None:
-    remote.delete(one.remote_name, files_beside_manifest(one.shards) if one.shards else ())
-
-
-def _are_uploaded(names: list[str], logger: Logger) -> bool:
-    return all(logger.has_uploaded(name) for name in names)

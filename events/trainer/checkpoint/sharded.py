@@ -14,7 +14,6 @@ the parts that it needs, whatever their number was, and verifies the files in wh
 """
 
 import copy
-import itertools
 import json
 import logging
 import math
@@ -33,7 +32,7 @@ from events.errors import CheckpointError
 from events.state import State
 from events.trainer import distributed
 
-from .files import MANIFEST, METADATA, SHARD_FILE, Written, new_file
+from .files import MANIFEST, METADATA, SHARD_FILE, Written, new_file, tensors_of, values_of
 from .snapshot import has_plain_storage, rebuild
 from .writer import Request
 
@@ -44,7 +43,6 @@ __all__ = [
     "ShardedCheckpoint",
     "WrittenShard",
     "complete",
-    "files_beside_manifest",
     "files_of",
     "write_shard",
 ]
@@ -58,7 +56,6 @@ _VERSION = 1
 # Of a folder, that is no way out of the one it is in.
 _NAME = re.compile(r"[^./\\\0-\x1f][^/\\\0-\x1f]{0,254}")
 _MANIFEST_BYTES = 16 << 20
-_MAX_RANKS = 100_000
 _METADATA_MODULE = "torch.distributed.checkpoint.metadata"
 _METADATA_CLASSES = frozenset(
     {
@@ -75,22 +72,6 @@ _METADATA_CLASSES = frozenset(
         ("torch", "Size"),
     }
 )
-
-
-def tensors_of(rank: int) -> str:
-    """Returns the name of the file with the tensors of a rank."""
-    return f"__{rank}_0.distcp"
-
-
-def values_of(rank: int) -> str:
-    """Returns the name of the file with what else a rank has."""
-    return f"rank-{rank}.pt"
-
-
-def files_beside_manifest(ranks: int) -> list[str]:
-    """Returns the names that the other files of a checkpoint of so many ranks can have."""
-    names = [(values_of(rank), tensors_of(rank)) for rank in range(min(ranks, _MAX_RANKS))]
-    return [METADATA, *itertools.chain.from_iterable(names)]
 
 
 @attrs.frozen

@@ -310,6 +310,7 @@ class Slow(LoggerDestination):
     def __init__(self):
         super().__init__()
         self.names = []
+        self.pointed = []
         self.deleted = []
         self.answer = False
 
@@ -318,6 +319,8 @@ class Slow(LoggerDestination):
 
     def upload_file(self, state, remote_file_name, file_path, *, overwrite, link=False, crc32=None):
         self.names.append(remote_file_name)
+        if remote_file_name.endswith(".symlink"):
+            self.pointed.append(file_path.read_text().split("/")[2])
 
     def delete_file(self, state, remote_file_name, *, after=(), then=()):
         assert all(name in self.names for name in (*after, remote_file_name, *then[:1]))
@@ -349,6 +352,8 @@ class TestThePointerInAStore:
         assert seen == [False] * 8 + [True] * 2
         assert deleted[:8] == [[]] * 8
         assert slow.deleted == ["ep0-ba4", "ep1-ba8"]
+        # Not to the newer one, to which the pointer on the disk leads by then.
+        assert slow.pointed == ["ep0-ba4", "ep1-ba8", NEWEST]
         assert slow.names[-1] == "test/checkpoints/latest.symlink"
         assert [name for name in slow.names if name.endswith("manifest.json")] == [
             f"test/checkpoints/{one}/manifest.json" for one in ("ep0-ba4", "ep1-ba8", NEWEST)
