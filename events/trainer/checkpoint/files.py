@@ -67,7 +67,7 @@ def values_of(rank: int) -> str:
 
 
 def files_beside_manifest(ranks: int) -> list[str]:
-    """Returns the names that the other files of a checkpoint of so many ranks can have; 0 for a single file."""
+    """Returns the names that the other files of a checkpoint of so many ranks can have; of 0, none."""
     names = [name for rank in range(min(ranks, _MAX_RANKS)) for name in (values_of(rank), tensors_of(rank))]
     return [METADATA, *names] if names else []
 

@@ -247,7 +247,15 @@ def _attempt(
     try:
         path, fetch = candidates.obtain(name)
         uri = candidates.uri(name)
-        return (_read(path, state=state, fetch=fetch), _called(str(path) if uri is None else uri)), ""
+        try:
+            checkpoint = _read(path, state=state, fetch=fetch)
+        except CheckpointError as error:
+            if uri is None or fetch is None or path.name == MANIFEST:
+                raise
+            _log.warning("%s It is downloaded again.", error)
+            fetch("", name)
+            checkpoint = _read(path, state=state)
+        return (checkpoint, _called(str(path) if uri is None else uri)), ""
     except _NoneThereError:
         return None, _NONE_THERE
     except (CheckpointError, OSError) as error:
@@ -306,7 +314,7 @@ def _in_store(remote: RemoteFolder, pointer: str | None, pattern: re.Pattern[str
         if not path.exists():
             remote.download(name)
         folder = name.rpartition("/")[0]
-        return path, lambda _, file: remote.download(f"{folder}/{file}")
+        return path, lambda _, file: remote.download(f"{folder}/{file}" if folder else file)
 
     return _Candidates(names, obtain, remote.store.uri)
 

@@ -1,7 +1,7 @@
 """Where checkpoints are uploaded: by destinations, or to a folder in a store, `save_folder="s3://bucket/x"`.
 
-For the latter, checkpoints are written to a folder of this machine beside the spools, linked into the spool of an upload
-queue, and uploaded from there. The newest stays on this machine.
+For the latter, checkpoints are written to a folder of this machine beside the spools, linked into the spool
+of an upload queue, and uploaded from there. The newest stays on this machine.
 """
 
 import contextlib

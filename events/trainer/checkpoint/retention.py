@@ -10,6 +10,7 @@ import attrs
 __all__ = ["Kept", "Retention", "SavedCheckpoint"]
 
 _REMEMBERED = 16
+_is_a = attrs.validators.instance_of
 
 
 @attrs.frozen
@@ -25,17 +26,23 @@ class SavedCheckpoint:
         shards: how many ranks have written it; 0 where it is a single file.
     """
 
-    path: str
-    remote_name: str = ""
-    number: int = 0
-    batch: int = 0
-    metric: float | None = None
-    shards: int = 0
+    path: str = attrs.field(validator=_is_a(str))
+    remote_name: str = attrs.field(default="", validator=_is_a(str))
+    number: int = attrs.field(default=0, validator=_is_a(int))
+    batch: int = attrs.field(default=0, validator=_is_a(int))
+    metric: float | None = attrs.field(default=None, validator=attrs.validators.optional(_is_a((int, float))))
+    shards: int = attrs.field(default=0, validator=_is_a(int))
 
     @classmethod
     def from_state(cls, state: Any) -> "SavedCheckpoint":
-        """Returns what `attrs.asdict` made plain, or that of a bare path."""
-        return cls(**state) if isinstance(state, Mapping) else cls(str(state))
+        """Returns what `attrs.asdict` made plain, or that of a bare path; unknown entries are ignored.
+
+        Raises:
+            TypeError: a value is of another type.
+        """
+        if not isinstance(state, Mapping):
+            return cls(str(state))
+        return cls(**{one.name: state[one.name] for one in attrs.fields(cls) if one.name in state})
 
 
 @attrs.frozen

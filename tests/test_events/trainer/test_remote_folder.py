@@ -127,6 +127,24 @@ def test_a_damaged_one_in_the_store_is_passed_over_and_said(make_trainer, uri, m
     assert "The checkpoint before it is tried." in caplog.text
 
 
+@pytest.mark.parametrize("options", [{}, {"save_sharded": True}], ids=["file", "shards"])
+def test_a_damaged_copy_here_is_downloaded_again(make_trainer, uri, machine, tmp_path, caplog, options):
+    """The store has a whole one; where it has not, the one before it is taken."""
+    with make_trainer(save_folder=uri, save_interval="4ba", **options) as trainer:
+        trainer.fit()
+    [copy] = [path for path in machine.glob("*.checkpoints/*ba10*") for path in [path, *path.glob("__0*")]][
+        -1:
+    ]
+    flip_a_bit(copy)
+
+    trainer = make_trainer(save_folder=uri, autoresume=True, **options)
+
+    assert trainer.state.timestamp.batch == 10
+    flip_a_bit(copy)
+    flip_a_bit(tmp_path / "store" / copy.relative_to(next(machine.glob("*.checkpoints"))))
+    assert make_trainer(save_folder=uri, autoresume=True, **options).state.timestamp.batch == 8
+
+
 def test_a_damaged_one_in_a_folder_too(make_trainer, tmp_path, caplog):
     """With a custom saver, that names things in its own way."""
 

@@ -308,6 +308,16 @@ def test_a_run_directory_alone_follows_the_rules_without_a_second_copy(in_epochs
     assert run.record_counts()["artifacts"].names["test/checkpoints/5.pt"] == 0
 
 
+@pytest.mark.parametrize(
+    "value", [{"path": 1}, {"path": "x", "shards": "9"}, {"path": "x", "metric": "1"}, {}], ids=str
+)
+def test_what_was_saved_is_checked_where_it_is_read(value):
+    """It comes from a file; entries of a later version are ignored."""
+    with pytest.raises(TypeError):
+        SavedCheckpoint.from_state(value)
+    assert SavedCheckpoint.from_state({"path": "x", "later": 1}) == SavedCheckpoint("x")
+
+
 def test_paths_in_a_checkpoint_that_lead_elsewhere_are_not_removed(in_epochs, tmp_path):
     """One that was made by someone else may name any file."""
     (tmp_path / "precious.pt").write_bytes(b"mine")
@@ -322,8 +332,10 @@ def test_paths_in_a_checkpoint_that_lead_elsewhere_are_not_removed(in_epochs, tm
                 "number": 0,
                 "batch": 0,
                 "metric": None,
+                "shards": shards,
             }
             for name in ("precious.pt", "saved/../precious.pt")
+            for shards in (0, 10**12)
         ]
     torch.save(checkpoint, newest)
 
