@@ -97,7 +97,7 @@ def take_over_leftovers(spool: Spool) -> list[Spool]:
     left = []
     for path in sorted(spool.path.parent.iterdir()):
         other = Spool(path)
-        if path == spool.path or not _names_left_in(other):
+        if path == spool.path or not _left_in(other):
             continue
         try:
             with OwnerLock(other.queue_lock, "queue"), OwnerLock(other.drain_lock, "queue"):
@@ -108,14 +108,13 @@ def take_over_leftovers(spool: Spool) -> list[Spool]:
     return left
 
 
-def _names_left_in(spool: Spool) -> tuple[str, ...]:
-    """Returns the names of the entries in a spool without an owner; none if it has one or cannot be read."""
+def _left_in(spool: Spool) -> list[str]:
+    """Returns the unfinished entries of a spool without an owner; none if it has one or cannot be read."""
     try:
-        if owner_of(spool.queue_lock) is None:
-            return tuple(spool.name_of(folder) for folder in (*spool.list_inflight(), *spool.list_pending()))
+        is_owned = owner_of(spool.queue_lock) is not None
+        return [] if is_owned else [*spool.list_inflight(), *spool.list_pending()]
     except OSError:
-        pass
-    return ()
+        return []
 
 
 Isolation = Literal["threads", "process"]
@@ -519,16 +518,19 @@ class UploadQueue:
 
     def unsettled(self) -> int:
         """Returns the number of entries that have not ended, with those in leftover default spools."""
-        return self._ledger.count() + sum(len(_names_left_in(spool)) for spool in self._left_behind)
+        return self._ledger.count() + sum(len(_left_in(spool)) for spool in self._left_behind)
 
     def backlog(self) -> Backlog:
         """Returns what is not delivered yet, and what failed."""
-        left = ((spool.path, _names_left_in(spool)) for spool in self._left_behind)
+        left = (
+            Backlog(spool.path, tuple(spool.name_of(folder) for folder in _left_in(spool)), ())
+            for spool in self._left_behind
+        )
         return Backlog(
             self.spool.path,
             self._ledger.remaining(),
             self._ledger.failures(),
-            tuple(Backlog(path, names, ()) for path, names in left if names),
+            tuple(one for one in left if one.remaining),
         )
 
     def drain(self, timeout_seconds: float) -> Backlog:
