@@ -8,8 +8,8 @@ with open_dataset("s3://bucket/dataset") as dataset:
 ```
 
 An open dataset shows the version that it was opened at, until a compaction with `vacuum_days` removes it.
-DuckDB reads the tables through Arrow: it downloads no extension, and a bucket is read with the same options
-as by `uploads`.
+DuckDB reads the files of a folder itself, and those in a bucket through Arrow: it downloads no extension, and
+a bucket is read with the same options as by `uploads`.
 """
 
 import time
@@ -222,10 +222,9 @@ class Dataset(Runs):
         self._connection.execute("SET autoinstall_known_extensions = false")
         self._connection.execute("SET TimeZone = 'UTC'")
         for name in COLUMNS:
-            self._connection.register(f"{name}_in_delta", snapshot.arrow(name))
             # As a timestamp without a zone, which Python reads without another package.
             columns = "* REPLACE (CAST(time AS TIMESTAMP) AS time)" if name == "metrics" else "*"
-            self._connection.execute(f"CREATE VIEW {name} AS SELECT {columns} FROM {name}_in_delta")
+            self._connection.execute(f"CREATE VIEW {name} AS SELECT {columns} FROM {self._source(name)}")
         ((count,),) = self.sql("SELECT count(*) FROM runs").rows
         self.report = ScanReport(runs=count)
 
@@ -255,7 +254,9 @@ class Dataset(Runs):
         Args:
             table: "metrics", "runs", "hparams" or "summary".
         """
-        return list(self._snapshot.tables[table].file_uris())
+        # Not `file_uris`, which quotes blanks and the like in the path of a folder.
+        paths = self._snapshot.tables[table].get_add_actions().column("path").to_pylist()
+        return [f"{self._snapshot.location.table(table)}/{path}" for path in paths]
 
     def arrow(self, table: str = "metrics") -> Any:
         """Returns a table as a `pyarrow.dataset.Dataset`."""
@@ -295,11 +296,26 @@ class Dataset(Runs):
         super().close()
         self._connection.close()
 
+    def _source(self, name: str) -> str:
+        """Returns what DuckDB reads a table from: its files, or Arrow for what is in a bucket."""
+        files = self.files(name)
+        if self._snapshot.location.is_remote or not files or any(char in self.uri for char in "*?"):
+            self._connection.register(f"{name}_in_delta", self.arrow(name))
+            return f"{name}_in_delta"
+        # A fifth of the time that it takes through Arrow.
+        texts = ["'" + file.replace("'", "''") + "'" for file in files]
+        return f"read_parquet([{', '.join(texts)}], hive_partitioning = false)"
+
     def _execute(self, query: str, parameters: Sequence[Any]) -> Any:
         import duckdb
 
         try:
             return self._connection.execute(query, list(parameters) or None)
+        except duckdb.IOException as error:
+            raise DatasetError(
+                f"dataset {self.uri} cannot be read: {str(error).splitlines()[0]}. "
+                f"Open it again: its version {self.version} may have been vacuumed."
+            ) from error
         except duckdb.Error as error:
             raise DatasetError(f"query must be one that DuckDB understands, got: {error}") from error
 

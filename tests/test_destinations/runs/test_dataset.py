@@ -159,12 +159,12 @@ def test_sql_over_all_points(root, tmp_path):
 
 
 def test_another_engine_reads_the_files(root, tmp_path):
-    """Pyarrow reads the files that the dataset names, and has the same points."""
+    """Pyarrow reads the files that the dataset names, and has the same points; also below a folder with blanks."""
     arrow = pytest.importorskip("pyarrow.dataset")
     compute = pytest.importorskip("pyarrow.compute")
-    compact(runs_of(root), str(tmp_path / "data"))
+    compact(runs_of(root), str(tmp_path / "data 1 #2 100%"))
 
-    with open_dataset(tmp_path / "data") as dataset:
+    with open_dataset(tmp_path / "data 1 #2 100%") as dataset:
         table = arrow.dataset(dataset.files()).to_table(
             columns=["run_id", "value"],
             filter=(compute.field("metric") == "loss") & (compute.field("rank") == 0),
@@ -187,6 +187,17 @@ def test_files_of_a_folder_are_read_without_python(root, tmp_path):
 
     assert not any(isinstance(table.filesystem, fs.PyFileSystem) for table in tables)
     assert [table.count_rows() for table in tables[:2]] == [3 * 107 + 2, 4]
+
+
+@pytest.mark.parametrize("name", ["it's 100% ü {a,b} #1", "a*b", "a?b", "a=b"])
+def test_a_folder_of_any_name_is_queried(root, tmp_path, name):
+    """DuckDB takes the name of a file for a pattern: what is one is read by another way."""
+    compact([Run.open(root / "a")], str(tmp_path / name))
+    compact([Run.open(root / "b")], str(tmp_path / name.replace("*", "-").replace("?", "-")))
+
+    with open_dataset(tmp_path / name) as dataset:
+        assert_same_metrics(dataset, [Run.open(root / "a")])
+        assert ("id-a",) in dataset.sql("SELECT DISTINCT run_id FROM metrics").rows
 
 
 def test_nothing_new_is_nothing_written(root, tmp_path):
@@ -249,6 +260,18 @@ def test_an_open_dataset_and_earlier_versions_stay_readable(root, tmp_path):
         open_runs(place, version=99)
     with pytest.raises(RootError, match="only a dataset has versions"):
         open_runs(root, version=1)
+
+
+def test_a_version_that_was_vacuumed_is_an_error(root, tmp_path):
+    """A reader that still has it open is told so."""
+    place = str(tmp_path / "data")
+    compact([Run.open(root / "a")], place)
+    with open_dataset(place) as dataset:
+        run = dataset["id-a"]
+        compact([Run.open(root / "b")], place, optimize=True, vacuum_days=0)
+
+        with pytest.raises(DatasetError, match=r"cannot be read.*version 1 may have been vacuumed"):
+            run.series("loss")
 
 
 def test_runs_that_are_alive_are_left_out(root, tmp_path):
