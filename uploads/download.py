@@ -161,7 +161,7 @@ def _fetch(
                 sleep(policy.delay_seconds(failures, error.retry_after_seconds))
             else:
                 if stream.tell() >= found.size or stream.tell() == before:
-                    break  # Complete, or no progress: _verify tells.
+                    break  # Complete, or no progress: see _verify.
         stream.flush()
         os.fsync(stream.fileno())
 

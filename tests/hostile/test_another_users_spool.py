@@ -29,7 +29,7 @@ def theirs(make_queue, make_file, tmp_path):
 
 @by_root
 @pytest.mark.parametrize("command", [resume, gc, verify])
-def test_a_command_refuses_another_users_spool_unless_told_to_trust_it(theirs, command):
+def test_a_command_refuses_another_users_spool_without_trust(theirs, command):
     """Its owner decides which store it names, and so where files are written with these rights."""
     with pytest.raises(SpoolUnusableError, match="--trust"):
         command(theirs.path)

@@ -123,7 +123,7 @@ def test_a_newer_file_for_another_store_supersedes_nothing(waiting):
     assert [outcome.state for outcome in waiting.delivered()] == [UploadState.DONE]
 
 
-def test_resume_brings_files_to_another_store_only_when_told(waiting, tmp_path):
+def test_resume_uploads_to_another_store_only_with_that_option(waiting, tmp_path):
     """`--store` is such a wish: the first store may have moved."""
     (waiting.path / "spool.json").write_text(
         json.dumps({"version": 1, "store": {"uri": (tmp_path / "wrong").as_uri()}})

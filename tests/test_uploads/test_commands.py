@@ -211,7 +211,7 @@ def test_verify_finds_nothing_where_everything_is_there(make_queue, make_file, c
     assert capsys.readouterr().out == "everything that was delivered is in the store\n"
 
 
-def test_gc_removes_only_what_it_is_told_to(spool):
+def test_gc_removes_only_what_is_asked_for(spool):
     """Failed entries go when asked for, with their bytes."""
     assert gc(spool) == {"half_staged": 0, "failed": 0}
     assert status(spool)["failed"]["conflict"] == 1

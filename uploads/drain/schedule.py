@@ -245,7 +245,7 @@ class Schedule:
         if folder is None:
             return None
         if key_of(folder) == self._last_denied and (other := self._pop_ready()):
-            # The name alone may be denied; another one tells whether the store is.
+            # The name alone may be denied; another one shows whether the store is.
             heapq.heappush(self._ready, folder)
             folder = other
         key = key_of(folder)

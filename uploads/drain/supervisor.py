@@ -129,10 +129,6 @@ class WorkerSupervisor:
         for folder in folders:
             self._send({"add": folder})
 
-    def rescan(self) -> None:
-        """Tells the worker to look for entries that were not announced."""
-        self._send({"rescan": True})
-
     def stop(self, timeout_seconds: float = 5.0) -> None:
         """Tells the worker to stop; kills it after the timeout."""
         self._stopping.set()

@@ -9,7 +9,7 @@
       delivered.jsonl    one line per entry that has left the spool
       delivered.old.jsonl  the lines before those: `delivered.jsonl` is renamed to this at 16 MiB
       staging.lock       held, shared, while an entry is staged
-      tmp/               entries being staged; swept when nobody holds that lock
+      tmp/               entries being staged; removed when no process holds that lock
       pending/SEQUENCE-NAMEKEY-IDENTIFIER/
         entry.json       the manifest
         data             the bytes
@@ -379,7 +379,7 @@ class Spool:
             with closing(open_regular(self._staging_lock, os.O_RDWR | os.O_CREAT)) as descriptor:
                 return found if try_lock(descriptor) else []
         except OSError:
-            return []  # It cannot be told whether a process is staging.
+            return []  # It is unknown whether a process is staging.
 
     def sweep_tmp(self) -> int:
         """Removes what dead processes left half staged; returns the number removed.

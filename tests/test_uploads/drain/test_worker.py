@@ -66,7 +66,7 @@ def test_closing_ends_the_worker_and_frees_the_spool(make_worker_queue, make_fil
     assert owner_of(queue.spool.drain_lock) is None
 
 
-def test_failures_are_heard_with_their_reason(make_worker_queue, make_file, moto, prefix, caplog):
+def test_failures_arrive_with_their_reason(make_worker_queue, make_file, moto, prefix, caplog):
     """What the worker logs and finds comes out in this process."""
     queue = make_worker_queue()
     queue.submit(make_file(content=b"1"), "a").result(LIMIT_SECONDS)

@@ -137,7 +137,7 @@ def test_a_moved_file_of_a_dead_process_is_adopted(spool):
     [b"", b"\0" * 64, b"garbage", b'{"version": 1}', b'{"version": 99}', b"[]"],
     ids=["empty", "zeroed", "garbage", "incomplete", "future", "list"],
 )
-def test_a_damaged_manifest_is_told_from_an_unreadable_disk(spool, damage):
+def test_a_damaged_manifest_differs_from_an_unreadable_disk(spool, damage):
     """Truncated, zeroed, foreign and future manifests are named as such."""
     folder = _publish(spool, _entry())
     (spool.pending / folder / "entry.json").write_bytes(damage)
@@ -173,7 +173,7 @@ def test_a_spool_from_the_future_is_refused(tmp_path):
         Spool(tmp_path).create()
 
 
-def test_a_spool_that_cannot_be_made_says_so(tmp_path):
+def test_a_spool_that_cannot_be_created_is_unusable(tmp_path):
     """A spool that cannot be written is refused when the queue is made."""
     (tmp_path / "file").write_text("in the way")
 

@@ -272,7 +272,7 @@ def test_what_is_half_sent_can_be_abandoned(proxy, at_proxy, moto, prefix, make_
     assert (moto.open_uploads(prefix), notes.exists()) == (0, False)
 
 
-def test_expired_credentials_are_read_anew_without_a_restart(
+def test_expired_credentials_are_read_again_without_a_restart(
     proxy, at_proxy, moto, prefix, make_queue, make_file, tmp_path, caplog, monkeypatch
 ):
     """Parked while the key is refused; delivered by itself once the credentials file was rotated."""

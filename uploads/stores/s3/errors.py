@@ -167,7 +167,7 @@ def _from_answer(what: str, error: Any) -> StoreError:  # noqa: C901, PLR0912
     text = redact(f"{what}: {error}")
     is_head = error.operation_name == "HeadObject"  # Its answers have no body, so no code.
     if is_head and status == _NOT_FOUND_STATUS:
-        return RemoteNotFoundError(text)  # If it was a proxy's, the put that follows tells.
+        return RemoteNotFoundError(text)  # If it was a proxy's, the put that follows shows it.
     if is_head and status < _SERVER_ERROR and status not in {_PRECONDITION_FAILED, _TOO_MANY}:
         return StoreParkedError(
             f"{text}. Check the credentials; grant s3:GetObject and s3:ListBucket.", may_be_the_entry=True
