@@ -141,13 +141,7 @@ class Opened:
 
     def traces(self, metric, part="line"):
         """The data that Plotly has drawn for a metric: by run id, x and y of each trace of a kind."""
-        found = self.page.evaluate(
-            """([metric, part]) => [...document.querySelectorAll('.chart')].filter((card) => card.dataset.metric === metric)
-                .flatMap((card) => [...(card.querySelector('.plot').data ?? [])]).filter((trace) => trace.meta?.part === part)
-                .map((trace) => ({run: trace.meta.run ?? trace.meta.band, branch: trace.meta.branch, x: [...trace.x], y: [...trace.y], color: trace.line?.color, dash: trace.line?.dash}))""",
-            [metric, part],
-        )
-        return {trace["run"] if trace.get("branch") is None else "left": trace for trace in found}
+        return _by_run(self.page.evaluate(_TRACES, [metric, part]), part)
 
     def until(self, condition, argument=None):
         """Waits until an expression of JavaScript holds."""
@@ -155,12 +149,27 @@ class Opened:
 
     def drawn(self, metric, count=1):
         """Waits until a chart has at least so many lines, and returns them."""
-        self.until(
-            """([metric, count]) => [...document.querySelectorAll('.chart')].some((card) => card.dataset.metric === metric
-                && (card.querySelector('.plot').data ?? []).filter((trace) => ['line', 'median'].includes(trace.meta?.part)).length >= count)""",
-            [metric, count],
-        )
-        return self.traces(metric)
+        # In one look: the chart may be drawn again right after.
+        found = self.page.wait_for_function(
+            f"([metric, count]) => {{ const found = ({_TRACES})([metric, null]);"
+            "return found.filter((trace) => ['line', 'median'].includes(trace.part)).length >= count && found; }",
+            arg=[metric, count],
+            timeout=WAIT_MS,
+        ).json_value()
+        return _by_run(found, "line")
+
+
+_TRACES = """([metric, part]) => [...document.querySelectorAll('.chart')].filter((card) => card.dataset.metric === metric)
+    .flatMap((card) => [...(card.querySelector('.plot').data ?? [])])
+    .map((trace) => ({part: trace.meta?.part, run: trace.meta?.run ?? trace.meta?.band, branch: trace.meta?.branch,
+        x: [...(trace.x ?? [])], y: [...(trace.y ?? [])], color: trace.line?.color, dash: trace.line?.dash}))
+    .filter((trace) => part === null || trace.part === part)"""
+
+
+def _by_run(traces, part):
+    """Returns the traces of a kind by run id; rows that a resume has left are "left"."""
+    of_part = [trace for trace in traces if trace["part"] == part]
+    return {trace["run"] if trace.get("branch") is None else "left": trace for trace in of_part}
 
 
 @pytest.fixture
