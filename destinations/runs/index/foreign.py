@@ -6,7 +6,6 @@ modification time of `metrics.csv` is the heartbeat. The format is that of
 """
 
 import csv
-import io
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 from destinations.run_directory.layout import HPARAMS
 from destinations.runs.files import clean_text
 from destinations.runs.record import RunRecord, sound_hparams
-from uploads.disk import open_regular
+from uploads.disk import end_of_last_line, open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,8 +24,6 @@ __all__ = ["METRICS", "last_values", "read_lightning"]
 
 METRICS = "metrics.csv"
 
-_BLOCK_BYTES = 1 << 20
-_LONGEST_LINE = 16 << 20
 _MOST_LOOKED_AT = 64 << 20
 # Counters, not metrics.
 _OWN_COLUMNS = frozenset({"step", "epoch", "time", "created_at"})
@@ -83,46 +80,28 @@ def last_values(path: Path) -> dict[str, float]:
         OSError: the file cannot be read.
         ValueError: it is not a CSV in UTF-8.
     """
-    with os.fdopen(open_regular(path), "rb") as file:
+    from destinations.run_directory.reader import CsvSnapshot, clamp_to_float, parse_rows
+
+    fd = open_regular(path)
+    with os.fdopen(fd, "rb") as file:
         header = file.readline(_MOST_LOOKED_AT)
         names = next(csv.reader([header.decode("utf-8-sig")]), [])
         if not header.endswith(b"\n"):
             return {}
-        wanted = {index for index, name in enumerate(names) if name and name not in _OWN_COLUMNS}
-        found: dict[int, float] = {}
-        start = len(header)
-        end = file.seek(0, os.SEEK_END)
-        tail = b""
-        is_last = True
-        first = max(start, end - _MOST_LOOKED_AT)
-        while end > first and len(found) < len(wanted):
-            begin = max(start, end - _BLOCK_BYTES)
-            file.seek(begin)
-            block = file.read(end - begin) + tail
-            if is_last:
-                # A line without a line feed is being written.
-                block = block[: block.rfind(b"\n") + 1]
-                is_last = not block
-            cut = 0 if begin == start else block.find(b"\n") + 1
-            tail, block = block[:cut], block[cut:]
-            if len(tail) > _LONGEST_LINE:
-                raise ValueError(f"a line has more than {_LONGEST_LINE >> 20} MiB")
-            _take_last(block, wanted, found)
-            end = begin
-    return {clean_text(names[index]): found[index] for index in sorted(found)}
-
-
-def _take_last(block: bytes, wanted: set[int], found: dict[int, float]) -> None:
-    rows = list(csv.reader(io.StringIO(block.decode("utf-8"), newline="")))
-    for row in reversed(rows):
-        if len(found) == len(wanted):
-            return
-        for index in wanted - found.keys():
-            if index < len(row) and row[index]:
-                try:
-                    found[index] = float(row[index])
-                except ValueError:
-                    continue
+        wanted = {name for name in names if name and name not in _OWN_COLUMNS}
+        found: dict[str, float] = {}
+        looked_at = 0
+        # A line without a line feed is being written.
+        rows = CsvSnapshot(fd, header, end_of_last_line(fd, os.fstat(fd).st_size))
+        for chunk in rows.chunks_from_end():
+            for row in reversed(list(parse_rows(list(names), chunk))):
+                for name in row.metrics.keys() & wanted:
+                    found[name] = float(clamp_to_float(row.metrics[name]))
+                    wanted.remove(name)
+            looked_at += len(chunk)
+            if not wanted or looked_at >= _MOST_LOOKED_AT:
+                break
+    return {clean_text(name): found[name] for name in names if name in found}
 
 
 def _first_line(error: Exception) -> str:
