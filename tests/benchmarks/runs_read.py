@@ -94,21 +94,18 @@ def _child(sender, function, arguments):
     sender.send((returned, *taken, (resident_kib("VmHWM") - before) / 1024))
 
 
-def read_series(run_dir, plain):
+def read_series(run_dir):
     """Loads one metric of a large run; the best of three."""
-    import destinations.runs.content.series
     from destinations.runs import Run
-    from destinations.runs.content import series as _columns
+    from destinations.runs.content.series import read_series
 
-    if plain:
-        _columns.read_blocks.__kwdefaults__["decoder"] = None
     run = Run.open(run_dir)
     best = 1e9
     for _ in range(3):
         start = time.process_time()
         count = len(run.series("train/m5"))
         best = min(best, time.process_time() - start)
-    assert count == len(destinations.runs.content.series.read_series(run_dir, "train/m9"))
+    assert count == len(read_series(run_dir, "train/m9"))
     return best
 
 
@@ -126,10 +123,8 @@ def main(runs: int = 100) -> bool:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_run(folder / "large" / "run", 1_000_000)
-        for plain in (False, True):
-            seconds, *_ = in_child(read_series, folder / "large" / "run", plain)
-            how = "without orjson" if plain else "with orjson"
-            table.append(Row(f"series of 1,000,000 rows, 10 metrics, {how}", seconds, 1.0, unit="s"))
+        seconds, *_ = in_child(read_series, folder / "large" / "run")
+        table.append(Row("series of 1,000,000 rows, 10 metrics", seconds, 1.0, unit="s"))
         _, _, wall, memory = in_child(export, folder / "large", folder / "large.csv")
         table.append(Row("export of one run of 1,000,000 rows: memory added", memory, 256, unit="MiB"))
         (folder / "large.csv").unlink()

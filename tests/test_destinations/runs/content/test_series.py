@@ -13,7 +13,7 @@ from destinations.run_directory import read_rows, read_series
 from destinations.run_directory.layout import header_line, parse_header
 from destinations.run_directory.reader import parse_rows
 from destinations.runs import MetricNotFoundError, Run
-from destinations.runs.content.series import MISSING_STEP, block_of_rows, orjson, read_blocks
+from destinations.runs.content.series import MISSING_STEP, block_of_rows, read_blocks
 from tests.test_destinations.runs.written import Written, write_csv
 
 # Neither a slow machine nor a busy one makes a property wrong.
@@ -76,7 +76,7 @@ def csv_texts(draw, cells, ragged):
     return columns, "".join(",".join(line) + "\n" for line in lines).encode()
 
 
-def assert_blocks_are_rows(columns, body, chunk_bytes, decoder, wanted):
+def assert_blocks_are_rows(columns, body, chunk_bytes, wanted):
     """Reads both ways, and compares every bit."""
     header = header_line(columns)
     rows = list(parse_rows(parse_header(header), body))
@@ -84,7 +84,7 @@ def assert_blocks_are_rows(columns, body, chunk_bytes, decoder, wanted):
     size = max(1, chunk_bytes)
     pieces = [b"".join(chunks[start : start + size]) for start in range(0, len(chunks), size)]
 
-    blocks = list(read_blocks(header, pieces, wanted, decoder=decoder))
+    blocks = list(read_blocks(header, pieces, wanted))
 
     names = {name for row in rows for name in row.metrics} if wanted is None else set(wanted)
     expected = block_of_rows(rows, sorted(names))
@@ -108,26 +108,25 @@ def assert_blocks_are_rows(columns, body, chunk_bytes, decoder, wanted):
 
 
 @settings(SLOW, max_examples=150)
-@given(csv_texts(PLAIN, ragged=False), st.integers(1, 5), st.sampled_from([orjson, None]), st.booleans())
-def test_columns_of_numbers_are_what_rows_have(text, chunk, decoder, everything):
-    """Whatever numbers a file holds, arrays have the very values that the reader of rows has, with orjson and without."""
+@given(csv_texts(PLAIN, ragged=False), st.integers(1, 5), st.booleans())
+def test_columns_of_numbers_are_what_rows_have(text, chunk, everything):
+    """Whatever numbers a file holds, arrays have the very values that the reader of rows has."""
     columns, body = text
 
-    assert_blocks_are_rows(columns, body, chunk, decoder, None if everything else ["loss"])
+    assert_blocks_are_rows(columns, body, chunk, None if everything else ["loss"])
 
 
 @settings(SLOW, max_examples=150)
 @given(
     csv_texts(st.one_of(PLAIN, ODD), ragged=True),
     st.integers(1, 5),
-    st.sampled_from([orjson, None]),
     st.booleans(),
 )
-def test_columns_of_anything_are_what_rows_have(text, chunk, decoder, everything):
+def test_columns_of_anything_are_what_rows_have(text, chunk, everything):
     """Texts, quotes, NULs, short and long lines, headers in the middle: arrays have what the reader of rows has."""
     columns, body = text
 
-    assert_blocks_are_rows(columns, body, chunk, decoder, None if everything else ["loss", "epoch"])
+    assert_blocks_are_rows(columns, body, chunk, None if everything else ["loss", "epoch"])
 
 
 def test_a_series_has_the_rows_of_csv_and_journal(tmp_path):
