@@ -20,11 +20,12 @@ from destinations.run_directory import journal as journal_module
 from destinations.run_directory import read_rows
 from destinations.run_directory import segments as segments_module
 from destinations.run_directory.drain import Drain
-from destinations.run_directory.journal import Journal
+from destinations.run_directory.journal import Journal, sync_journal
 from destinations.run_directory.layout import journal_path, segment_path
 from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.run_directory.segments import AppendedSegment, MappedSegment
 from events import State
+from uploads.disk import Disk
 
 SEGMENT_BYTES = 2048
 TRACED_FILES = {journal_module.__file__, segments_module.__file__}
@@ -128,6 +129,66 @@ def test_a_spare_that_was_prepared_spares_the_training_thread_a_file(tmp_path):
     assert made[3][2] > SEGMENT_BYTES
     assert len(written.close()) == step + 2
     assert not list(written.folder.glob(".*"))
+
+
+class SyncsRecorded(Disk):
+    """Notes which folders it was asked to sync."""
+
+    def __init__(self):
+        self.synced = []
+
+    def sync_folder(self, path):
+        self.synced.append(path)
+
+
+def test_the_names_of_a_new_journal_are_synced_from_above(tmp_path):
+    """Of the run in its folder, of the journal in the run, of the segments in the journal."""
+    disk = SyncsRecorded()
+
+    sync_journal(tmp_path / "run/journal/rank0", tmp_path / "run", disk)
+
+    assert disk.synced == [
+        tmp_path,
+        tmp_path / "run",
+        tmp_path / "run/journal",
+        tmp_path / "run/journal/rank0",
+    ]
+
+
+def test_a_journal_that_stopped_accepting_counts_what_it_drops(tmp_path):
+    """Another run has the folder: nothing more is written, and none is lost in silence."""
+    written = Written(tmp_path)
+    written.log(range(3))
+    written.journal.stop_accepting()
+    written.log(range(3, 8))
+
+    assert written.journal.counts.dropped == 5
+    assert written.on_disk() == rows(range(3))
+
+
+def test_values_that_cannot_be_written_are_counted_one_by_one(tmp_path):
+    """Names and integers that no reader could take, and all values of a row with such a step."""
+    refused = []
+    written = Written(tmp_path, on_refused=lambda kind, message: refused.append(kind))
+
+    written.journal.append({"a": 1.0, "x" * 20_000: 2.0}, 1)
+    written.journal.append({"a": 1.0, "b": 1 << 5000, "c": -(1 << 5000)}, 2)
+    written.journal.append({"a": 1.0, "b": 2.0}, 1 << 5000)
+    written.journal.append({"b": 1 << 5000}, 4)
+
+    assert refused == ["long name", "integer", "integer", "step", "integer"]
+    assert written.journal.counts.refused == 1 + 2 + 2 + 1
+    assert written.on_disk() == [(1, {"a": 1.0}), (2, {"a": 1.0})]
+
+
+def test_integers_and_names_at_their_limits_are_written(tmp_path):
+    """One bit or one letter more is refused."""
+    written = Written(tmp_path)
+    written.journal.append({"a": (1 << 4096) - 1, "b": 1 << 4096}, (1 << 4096) - 1)
+    written.journal.append({"n" * 16_384: 1.0, "n" * 16_385: 1.0}, 2)
+
+    assert written.journal.counts.refused == 2
+    assert list(written.journal.names) == ["a", "n" * 16_384]
 
 
 class LogsWhenMade(MappedSegment):
