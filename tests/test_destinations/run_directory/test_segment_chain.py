@@ -1,11 +1,17 @@
 """Which segments of a journal count."""
 
+import errno
+import os
+
 import pytest
 
 from destinations.run_directory import frames
 from destinations.run_directory.frames import MAGIC, encode_frame, follows_frame, keys_frame
 from destinations.run_directory.layout import segment_path
 from destinations.run_directory.segments import (
+    AppendedSegment,
+    MappedSegment,
+    allocate,
     continues_from,
     end_of_journal,
     journal_extent,
@@ -131,3 +137,95 @@ def test_the_extent_of_a_journal_changes_with_each_row(tmp_path):
     assert grown == whole == (1, len(one + row(3)))
     assert journal_extent(tmp_path, (1, len(one)))[0] == 2
     assert journal_extent(tmp_path / "nothing", START) == (0, 0)
+
+
+@pytest.fixture(params=[MappedSegment, AppendedSegment], ids=["mapped", "appended"])
+def fresh(request, tmp_path):
+    """A new segment of each kind, of 256 bytes."""
+    made = request.param(tmp_path / "new", 0, 256)
+    yield made
+    made.close()
+
+
+def test_a_segment_takes_whole_frames_until_it_is_full(fresh):
+    """What does not fit is not begun; what fits exactly is taken."""
+    rest = 256 - len(MAGIC)
+    assert (fresh.end(), fresh.room()) == (len(MAGIC), rest)
+    fresh.write(row(1))
+    room = rest - len(row(1))
+
+    with pytest.raises(ValueError, match=r"out of range|full|closed"):
+        fresh.write(bytes(room + 1))
+    assert (fresh.end(), fresh.room()) == (256 - room, room)
+    fresh.write(b"x" * room)
+    assert (fresh.end(), fresh.room()) == (256, 0)
+    assert os.pread(fresh.fileno(), 256, 0) == MAGIC + row(1) + b"x" * room
+
+
+def test_a_sealed_segment_takes_nothing_more(fresh):
+    """It has no room, and its end is that of its frames, however often it is asked."""
+    fresh.write(row(1))
+    end = len(MAGIC) + len(row(1))
+
+    assert [fresh.seal(), fresh.seal(), fresh.end()] == [end, end, end]
+    assert fresh.room() < 1
+    with pytest.raises(ValueError, match=r"out of range|full|closed"):
+        fresh.write(b"x")
+    fresh.close()
+    fresh.close()
+    assert (fresh.seal(), fresh.fileno()) == (end, -1)
+
+
+def test_a_segment_is_moved_once_and_discarded_where_it_is(fresh, tmp_path):
+    """Moving it again changes nothing; another file in its place is left alone."""
+    for _ in range(2):
+        fresh.move(tmp_path / "named", 7)
+    assert (fresh.number, fresh.path) == (7, tmp_path / "named")
+    assert fresh.is_at(tmp_path / "named")
+    assert not fresh.is_at(tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["named"]
+
+    (tmp_path / "named").unlink()
+    (tmp_path / "named").write_text("another's")
+    fresh.discard()
+    assert (tmp_path / "named").read_text() == "another's"
+    assert not fresh.is_at(tmp_path / "named")
+
+
+def test_a_discarded_segment_is_gone(fresh, tmp_path):
+    """File and descriptor."""
+    fresh.discard()
+
+    assert not list(tmp_path.iterdir())
+    assert fresh.fileno() == -1
+
+
+@pytest.mark.parametrize("kind", [MappedSegment, AppendedSegment])
+def test_a_segment_never_replaces_a_file(tmp_path, kind):
+    """Another process may have taken the name."""
+    (tmp_path / "taken").write_text("another's")
+
+    with pytest.raises(FileExistsError):
+        kind(tmp_path / "taken", 0, 256)
+    assert (tmp_path / "taken").read_text() == "another's"
+
+
+def test_space_is_allocated_where_the_file_system_cannot_do_it(tmp_path, monkeypatch):
+    """By writing zeros, to the exact size; a full disk is an error."""
+
+    def refuse(number):
+        def posix_fallocate(*arguments):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "posix_fallocate", posix_fallocate)
+
+    with (tmp_path / "file").open("w+b") as file:
+        for number in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            refuse(number)
+            os.ftruncate(file.fileno(), 0)
+            allocate(file.fileno(), 100_000)
+            assert file.seek(0, os.SEEK_END) == 100_000
+            assert os.fstat(file.fileno()).st_blocks * 512 >= 100_000
+        refuse(errno.ENOSPC)
+        with pytest.raises(OSError, match="No space"):
+            allocate(file.fileno(), 200_000)
