@@ -9,6 +9,7 @@ import functools
 import importlib.util
 import itertools
 import logging
+import operator
 import os
 import sys
 import time
@@ -494,7 +495,7 @@ class ProgressBar(LoggerDestination):
         if self._by_epoch(state):
             epochs = state.max_duration.value  # type: ignore[union-attr]  # not None by _by_epoch
             title = f"Epoch {int(state.timestamp.epoch) + 1}/{epochs}"
-            count: Callable[[Timestamp], float] = _batch_in_epoch
+            count: Callable[[Timestamp], float] = operator.attrgetter("batch_in_epoch.value")
         else:
             title = "Train"
             count = functools.partial(_total, unit=unit)
@@ -524,7 +525,7 @@ class ProgressBar(LoggerDestination):
         self._end_other(None)
         self._values = {}
         options = BarOptions(title, "batch", total=self._batches(key, state))
-        self._other = self._begin(options, _batch, Timestamp(), self._values)
+        self._other = self._begin(options, operator.attrgetter("batch.value"), Timestamp(), self._values)
 
     def _begin(
         self,
@@ -596,14 +597,6 @@ def _total(timestamp: Timestamp, unit: TimeUnit) -> float:
     """Returns the count for the whole run; seconds rounded to tenths."""
     value = round(timestamp.get(unit).value, 1)
     return int(value) if value == int(value) else value
-
-
-def _batch(timestamp: Timestamp) -> int:
-    return int(timestamp.batch)
-
-
-def _batch_in_epoch(timestamp: Timestamp) -> int:
-    return int(timestamp.batch_in_epoch)
 
 
 def _unit(state: State) -> TimeUnit:

@@ -44,7 +44,8 @@ class TensorBoardSink(Sink):
         self._earlier: list[Path] = []
         self._file: EventFile | None = None
         self._append: Any = None
-        self._protos: Any = None
+        self._event_pb2: Any = None
+        self._summary_pb2: Any = None
         self._summaries: Any = None
         # A reusable event for each set of names; the oldest is evicted first.
         self._templates: dict[tuple[str, ...], tuple[Any, list[Any]]] = {}
@@ -67,7 +68,7 @@ class TensorBoardSink(Sink):
         from . import summaries
 
         self._summaries = summaries
-        self._protos = (event_pb2, summary_pb2)
+        self._event_pb2, self._summary_pb2 = event_pb2, summary_pb2
         if self._file is None:
             try:
                 self._earlier = [path for path in event_files(self.folder) if not is_locked(path)]
@@ -122,13 +123,11 @@ class TensorBoardSink(Sink):
             self._write_start()
 
     def _add(self, **fields: Any) -> None:
-        event_pb2, _ = self._protos
-        self._append(event_pb2.Event(**fields).SerializeToString())
+        self._append(self._event_pb2.Event(**fields).SerializeToString())
 
     def _add_values(self, values: Sequence[Any], step: int, seconds: float) -> None:
-        _, summary_pb2 = self._protos
         if values:
-            self._add(wall_time=seconds, step=step, summary=summary_pb2.Summary(value=values))
+            self._add(wall_time=seconds, step=step, summary=self._summary_pb2.Summary(value=values))
 
     def _tag(self, name: str, kind: str) -> str:
         """Returns the tag of a record: its name, with a suffix if another kind of record uses it."""
@@ -179,8 +178,7 @@ class TensorBoardSink(Sink):
         return [(event.step, data) for _, event, data in events if event.HasField("summary")]
 
     def _purge(self, step: int) -> None:
-        event_pb2, _ = self._protos
-        log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        log = self._event_pb2.SessionLog(status=self._event_pb2.SessionLog.START)
         self._add(wall_time=self._started_at, step=step, session_log=log)
 
     def _split(self, step: int, time: float | None) -> tuple[set[tuple[int, int]], list[int]]:
@@ -210,10 +208,9 @@ class TensorBoardSink(Sink):
         """Yields the index, event and bytes of each record; skips those that are no events."""
         from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # it has no stubs
 
-        event_pb2, _ = self._protos
         for place, data in enumerate(records(path)):
             try:
-                event = event_pb2.Event.FromString(data)
+                event = self._event_pb2.Event.FromString(data)
             except DecodeError:
                 continue
             yield place, event, data
@@ -244,8 +241,7 @@ class TensorBoardSink(Sink):
 
     def _new_template(self, names: tuple[str, ...]) -> tuple[Any, list[Any]]:
         """Returns an event with the tags of these names, and its values, ready for the numbers."""
-        event_pb2, _ = self._protos
-        event = event_pb2.Event()
+        event = self._event_pb2.Event()
         for name in names:
             event.summary.value.add(tag=self._tag(name, "metric"))
         self._template_names += len(names)
