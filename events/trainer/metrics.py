@@ -15,7 +15,7 @@ __all__ = ["MeanMetric", "WeightedMeans", "as_metrics"]
 MetricFunction = Callable[[Any, Any], Any]
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, slots=False)
 class MeanMetric:
     """The mean of a function of outputs and targets over batches, weighted by their samples.
 
