@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 from typing import Self
 
+import numpy as np
 import pytest
 
 from destinations.run_directory import journal as journal_module
@@ -129,6 +130,24 @@ def test_a_spare_that_was_prepared_spares_the_training_thread_a_file(tmp_path):
     assert made[3][2] > SEGMENT_BYTES
     assert len(written.close()) == step + 2
     assert not list(written.folder.glob(".*"))
+
+
+def test_rows_with_known_names_are_written_by_the_fast_path(tmp_path):
+    """From the second on, and timed now and then; all else is left to the slow path, and nothing of it written."""
+    journal = Written(tmp_path).journal
+    assert not journal.try_append(row(0), 0)
+    journal.append(row(0), 0)
+
+    assert journal.try_append(row(1), 1)
+    assert not journal.try_append({"other": 1.0, "b": 2.0}, 2)
+    assert not journal.try_append({"a": np.float32(1.0), "b": 2.0}, 2)
+    assert not journal.try_append({"a": 1.0, "b": 1 << 5000}, 2)
+    assert len(journal.samples_ns) == 1
+    journal.request_sample()
+    assert not journal.try_append(row(2), 2)
+    journal.append(row(2), 2)
+    assert len(journal.samples_ns) == 2
+    assert [one.step for one in read_rows(tmp_path)] == [0, 1, 2]
 
 
 class SyncsRecorded(Disk):

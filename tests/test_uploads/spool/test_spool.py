@@ -3,6 +3,8 @@
 import fcntl
 import json
 import os
+import stat
+import time
 
 import pytest
 
@@ -215,6 +217,52 @@ def test_the_kernel_decides_who_owns_not_the_number_in_the_file(tmp_path):
     lock.release()
 
 
+def test_a_file_in_the_place_of_a_folder_makes_way_for_a_private_one(spool):
+    """It is put into quarantine; nobody else may look into what comes instead."""
+    (spool.path / "tmp").rmdir()
+    (spool.path / "tmp").write_text("in the way")
+
+    spool.create()
+
+    assert stat.S_IMODE((spool.path / "tmp").stat().st_mode) == 0o700
+    assert len(spool.list_quarantined()) == 1
+
+
+def test_a_link_in_the_place_of_data_is_not_synced(spool, tmp_path):
+    """What it leads to is none of the spool's files."""
+    folder = _publish(spool, _entry())
+    (spool.pending / folder / "data").unlink()
+    (tmp_path / "elsewhere").write_text("x")
+    (spool.pending / folder / "data").symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(OSError, match="symbolic links"):
+        fsync_entry(spool.pending / folder)
+
+
+def test_a_lock_names_its_owner_over_whatever_the_file_said(tmp_path):
+    """A longer text of an earlier owner leaves nothing behind it."""
+    (tmp_path / "lock").write_text("x" * 2000)
+    lock = OwnerLock(tmp_path / "lock", "queue")
+    lock.acquire()
+
+    assert owner_of(tmp_path / "lock")["pid"] == os.getpid()
+    lock.release()
+    assert (tmp_path / "lock").read_text() == ""
+
+
+def test_a_released_lock_is_free_while_a_child_has_its_file_open(tmp_path):
+    """A process that was forked meanwhile shares the file, and may live for long."""
+    first, second = OwnerLock(tmp_path / "lock", "queue"), OwnerLock(tmp_path / "lock", "resume")
+    first.acquire()
+    shared = os.dup(first._descriptor)
+    try:
+        first.release()
+        second.acquire()
+        second.release()
+    finally:
+        os.close(shared)
+
+
 def test_nothing_in_the_spool_can_run_code():
     """No module of the package can unpickle."""
     from pathlib import Path
@@ -238,6 +286,7 @@ def test_reading_a_spool_does_not_lock_it(tmp_path):
     waits = []
 
     def sleep(seconds):
+        time.sleep(seconds)  # As long as it is asked to; a negative time would raise.
         waits.append(seconds)
         if len(waits) == 3:
             os.close(descriptor)
