@@ -24,7 +24,7 @@ from events.trainer import distributed
 
 from .contents import VERSION
 from .files import MANIFEST, POINTER_SUFFIX, read_pointer
-from .remote import RemoteFolder, is_uri, newest_names
+from .remote import RemoteFolder, is_uri, newest_names, stored_names
 from .sharded import Fetch, ShardedCheckpoint
 
 __all__ = ["SavePlace", "find_checkpoint", "local_names", "read_checkpoint"]
@@ -305,7 +305,7 @@ def _in_store(remote: RemoteFolder, pointer: str | None, pattern: re.Pattern[str
 
     def names() -> list[str]:
         here = local_names(remote.local, pointer, pattern)
-        there = remote.names(pointer, pattern)
+        there = stored_names(remote.store, pointer, pattern)
         first = newest_names([*here[:1], *there[:1]], None)
         return list(dict.fromkeys([*first, *here, *there]))
 
@@ -351,7 +351,7 @@ def _download_uri(uri: str, folder: Path) -> tuple[Path, Fetch | None]:
     Returns:
         Its path, and what downloads the files of a checkpoint in shards, whose manifest it is.
     """
-    from uploads import UploadError, download_file
+    from uploads import UploadError, download_file, open_store
 
     place, question_mark, options = uri.replace(POINTER_SUFFIX, "").partition("?")
     place = place.rstrip("/")
@@ -367,11 +367,16 @@ def _download_uri(uri: str, folder: Path) -> tuple[Path, Fetch | None]:
     try:
         path = download(place, folder / "checkpoint.pt")
     except FileNotFoundError as error:
-        place = f"{place}/{MANIFEST}"
+        store = open_store(f"{place}{question_mark}{options}")
         try:
-            path = download(place, folder / "checkpoint.pt")
-        except FileNotFoundError:
+            is_in_shards = store.head(MANIFEST) is not None
+        except UploadError as problem:
+            raise CheckpointError(f"cannot look for checkpoints in {place}: {problem}") from problem
+        names = [MANIFEST] if is_in_shards else stored_names(store, f"latest{POINTER_SUFFIX}")
+        if not names:
             raise error from None
+        place = f"{place}/{names[0]}"
+        path = download(place, folder / "checkpoint.pt")
     if not _is_manifest(path):
         return path, None
     parent, _, file = place.rpartition("/")

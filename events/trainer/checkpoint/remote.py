@@ -23,9 +23,9 @@ from .retention import SavedCheckpoint
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from uploads import UploadHandle, UploadQueue
+    from uploads import Store, UploadHandle, UploadQueue
 
-__all__ = ["RemoteFolder", "UploadedFolder", "is_uri", "newest_names"]
+__all__ = ["RemoteFolder", "UploadedFolder", "is_uri", "newest_names", "stored_names"]
 
 _BROKEN_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
@@ -136,32 +136,6 @@ class RemoteFolder:
         """Returns the URI of a checkpoint."""
         return (self.store.uri(name),)
 
-    def names(self, pointer: str | None, pattern: re.Pattern[str]) -> list[str]:
-        """Returns the names of the checkpoints in the store, the newest first.
-
-        Args:
-            pointer: the name of the pointer to the newest, or None.
-            pattern: of the names of the others.
-
-        Raises:
-            CheckpointError: the store cannot be asked.
-        """
-        from uploads import UploadError
-
-        try:
-            found = [one.name for one in self.store.list("") if _is_checkpoint(one.name)]
-            target = None
-            if pointer is not None and self.store.head(pointer) is not None:
-                content = b""
-                for chunk in self.store.get(pointer):
-                    content += chunk
-                    if len(content) > _POINTER_BYTES:
-                        break
-                target = content.decode(errors="replace").strip()
-        except UploadError as error:
-            raise CheckpointError(f"cannot look for checkpoints in {self.store.uri()}: {error}") from error
-        return newest_names([one for one in found if one == target or pattern.fullmatch(one)], target)
-
     def download(self, name: str) -> Path:
         """Downloads a checkpoint to the folder on this machine, verified by size and checksum.
 
@@ -249,6 +223,41 @@ class UploadedFolder:
     def uris(self, name: str) -> tuple[str, ...]:
         """Returns the URIs of a checkpoint."""
         return self._logger.file_uris(f"{self._folder}/{name}")
+
+
+def stored_names(store: "Store", pointer: str | None, pattern: re.Pattern[str] | None = None) -> list[str]:
+    """Returns the names of the checkpoints in a store, the newest first.
+
+    Args:
+        store: the store.
+        pointer: the name of the pointer to the newest, or None.
+        pattern: of the names of a run's checkpoints; None for all that end in ".pt". One in shards has the
+            name of its manifest.
+
+    Raises:
+        CheckpointError: the store cannot be asked.
+    """
+    from uploads import UploadError
+
+    try:
+        found = [one.name for one in store.list("") if _is_checkpoint(one.name)]
+        target = None
+        if pointer is not None and store.head(pointer) is not None:
+            content = b""
+            for chunk in store.get(pointer):
+                content += chunk
+                if len(content) > _POINTER_BYTES:
+                    break
+            target = content.decode(errors="replace").strip()
+    except UploadError as error:
+        raise CheckpointError(f"cannot look for checkpoints in {store.uri()}: {error}") from error
+    names = [
+        name
+        for name in found
+        if name == target
+        or (name.endswith((".pt", f"/{MANIFEST}")) if pattern is None else pattern.fullmatch(name))
+    ]
+    return newest_names(names, target)
 
 
 def _is_checkpoint(name: str) -> bool:

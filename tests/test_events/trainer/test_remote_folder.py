@@ -280,6 +280,19 @@ def test_load_path_takes_a_uri(make_trainer, uri, tmp_path, name):
     assert trainer.state.timestamp.batch == (8 if "ba8" in name else 10)
 
 
+@pytest.mark.parametrize("options", [{}, {"save_sharded": True}], ids=["file", "shards"])
+def test_load_path_takes_the_uri_of_a_folder(make_trainer, uri, tmp_path, options):
+    """What was passed as save_folder: the newest, by the pointer, or by the numbers in the names."""
+    with make_trainer(save_folder=uri, save_interval="4ba", **options) as trainer:
+        trainer.fit()
+
+    assert make_trainer(load_path=uri).state.timestamp.batch == 10
+    (tmp_path / "store/latest.symlink").unlink()
+    assert read_checkpoint(uri)["timestamp"]["batch"] == 10
+    with pytest.raises(FileNotFoundError):
+        read_checkpoint(f"{uri}/none")
+
+
 def test_load_path_takes_a_folder_and_latest(make_trainer, tmp_path):
     """The newest of a folder; and the newest of the run."""
     make_trainer(save_folder=tmp_path, save_interval="4ba").fit()

@@ -176,6 +176,7 @@ class TestReading:
         found = read_checkpoint(f"file://{saved.parent}/store/{name}")
 
         assert found["timestamp"]["batch"] == (4 if name == "ep0-ba4" else 10)
+        assert isinstance(found["model"]["0.weight"], torch.Tensor)
 
     @pytest.mark.parametrize("name", [name for name in FILES if name != "manifest.json"])
     def test_every_file_is_verified(self, make_trainer, saved, caplog, name):
