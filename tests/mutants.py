@@ -255,12 +255,24 @@ def _places(code: str) -> dict[int, set[int]]:
         elif node in tree.body and isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names = [one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)]
-            # None within the module: it is for others.
-            places = {line for name in names for line in uses.get(name, ())} or places
+            # A public one is for others too.
+            if all(name.startswith("_") for name in names):
+                places = {line for name in names for line in uses.get(name, ())} or places
         for line in lines:
             if len(lines) < sizes.get(line, 1 << 30):
                 sizes[line], found[line] = len(lines), places
-    return found
+    return found | _cached(tree)
+
+
+def _cached(tree: ast.Module) -> dict[int, set[int]]:
+    """Returns a line that runs on import for each of a cached function, which runs for the first test alone."""
+    return {
+        line: {node.decorator_list[0].lineno}
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and any("cache" in ast.unparse(one) for one in node.decorator_list)
+        for line in range(node.lineno, node.end_lineno + 1)
+    }
 
 
 # The children.

@@ -113,6 +113,12 @@ def test_too_few_rows_are_no_block():
     assert read_row_block(bytes(1000), 0, 64) is None
 
 
+@pytest.mark.parametrize("values", [(), (1.0, 2), (True,)], ids=["none", "integer", "bool"])
+def test_rows_of_other_values_are_no_block(values):
+    """However many there are, and though each is as long as the other."""
+    assert parse_rows(row(1, values) * 10) == ([], 0)
+
+
 def test_four_rows_of_one_metric_are_a_block():
     """The fewest and the narrowest that are read at once."""
     found, _ = parse_rows(b"".join(row(step, [1.0]) for step in range(4)))

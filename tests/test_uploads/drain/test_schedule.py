@@ -184,7 +184,7 @@ def test_a_pause_ends_with_the_first_success(schedule):
 class Waiting:
     """A thread that waits in `next` of its schedule when this is made."""
 
-    def __init__(self, *folders):
+    def __init__(self, *folders, paused=()):
         is_waiting, self._found, questions = threading.Event(), [], itertools.count()
 
         def clock():
@@ -199,6 +199,9 @@ class Waiting:
         )
         self.schedule.add(folders)
         self.taken = [self.schedule.next(0) for _ in folders]
+        if paused:
+            self.schedule.add(paused)
+            self.schedule.pause(300)
         self._thread.start()
         assert is_waiting.wait(60)
 
@@ -223,6 +226,40 @@ def test_a_thread_that_waits_gets_the_next_version_once_the_one_before_has_settl
     waiting.schedule.settle(_folder(1, "a"))
 
     assert waiting.found() == [_folder(2, "a")]
+
+
+@pytest.mark.parametrize("end", [Schedule.resume, Schedule.probe_now])
+def test_a_thread_that_waits_for_the_end_of_a_pause_hears_of_it(end):
+    """A store that has answered, or new credentials, end it before its time."""
+    waiting = Waiting(paused=[_folder(1, "a")])
+
+    end(waiting.schedule)
+
+    assert waiting.found() == [_folder(1, "a")]
+
+
+def test_a_success_ends_the_probing_that_new_credentials_began(schedule):
+    """All of the entries are handed out again, not one at a time."""
+    schedule.add([_folder(1, "a"), _folder(2, "b"), _folder(3, "c")])
+    schedule.pause(300, probing_only=True)
+    schedule.probe_now()
+    schedule.settle(schedule.next(0))
+
+    schedule.resume()
+
+    assert [schedule.next(0), schedule.next(0)] == [_folder(2, "b"), _folder(3, "c")]
+
+
+def test_once_the_store_is_well_the_order_is_that_of_submission_again(schedule, clock):
+    """A name that was denied during the outage does not let others pass for ever."""
+    schedule.add([_folder(1, "denied"), _folder(2, "b")])
+    schedule.pause(5, probing_only=True)
+    clock.now += 5
+    schedule.retry(schedule.next(0), 0)
+
+    schedule.resume()
+
+    assert [schedule.next(0), schedule.next(0)] == [_folder(1, "denied"), _folder(2, "b")]
 
 
 def test_a_pause_is_only_ever_made_longer(schedule, clock):
