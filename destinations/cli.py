@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .completion import commands_of
+from .commands.completion import commands_of
 
 __all__ = ["Parser", "build_parser", "main"]
 
@@ -248,7 +248,7 @@ def _run_demo(options: argparse.Namespace) -> int:
     if options.epochs < 1:
         sys.stderr.write(f"--epochs must be at least 1, got {options.epochs}.\n")
         return 2
-    from .demo import main as demo
+    from .commands.demo import main as demo
 
     demo(options.store, epochs=options.epochs)
     return 0
@@ -273,7 +273,7 @@ def _add_doctor(subparsers: Any, text: str) -> None:
 def _run_doctor(options: argparse.Namespace) -> int:
     import attrs
 
-    from .doctor import checks
+    from .commands.doctor import checks
     from .runs.commands.screen import Screen
 
     screen = Screen.of()
@@ -305,7 +305,7 @@ def _add_completion(subparsers: Any, text: str) -> None:
 
 
 def _print_completion(options: argparse.Namespace) -> int:
-    from .completion import SCRIPTS, complete
+    from .commands.completion import SCRIPTS, complete
 
     if options.words:
         found = complete(build_parser(options.words[:1]), options.words)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from destinations import RunDirectory, TextFile
-from destinations.demo import Misclassified, Weights, trainer
+from destinations.commands.demo import Misclassified, Weights, trainer
 from destinations.runs import open_runs
 from destinations.viewer import Viewer
 

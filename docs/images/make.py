@@ -13,7 +13,7 @@ from pathlib import Path
 
 from destinations import Console, RunDirectory
 from destinations.cli import main as destinations
-from destinations.demo import Misclassified, Weights, trainer
+from destinations.commands.demo import Misclassified, Weights, trainer
 
 HERE = Path(__file__).parent
 WIDTH, LINE, MARGIN, CHARACTER = 80, 17, 16, 7.25

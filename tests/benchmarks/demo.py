@@ -42,7 +42,7 @@ def main() -> bool:
 
     Says whether it is in the budget.
     """
-    from destinations import demo
+    from destinations.commands import demo
 
     # One thread: with several, what is measured is how they wait for each other.
     torch.set_num_threads(1)

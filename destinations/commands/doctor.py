@@ -18,7 +18,7 @@ from typing import Any
 
 import attrs
 
-from .guard import PROJECT, require_own
+from destinations.guard import PROJECT, require_own
 
 __all__ = ["Check", "checks"]
 

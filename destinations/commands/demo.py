@@ -14,16 +14,15 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from destinations.artifacts import Artifacts
+from destinations.base import LoggerDestination
+from destinations.in_memory import InMemory
+from destinations.run_directory import RunDirectory
+from destinations.text.console import Console
+from destinations.text.progress_bar import ProgressBar
+from destinations.text.text_file import TextFile
 from events import Callback, Logger, State, Trainer
 from uploads import UploadQueue
-
-from .artifacts import Artifacts
-from .base import LoggerDestination
-from .in_memory import InMemory
-from .run_directory import RunDirectory
-from .text.console import Console
-from .text.progress_bar import ProgressBar
-from .text.text_file import TextFile
 
 __all__ = ["main", "network", "trainer"]
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from destinations import cli, doctor
+from destinations import cli
+from destinations.commands import doctor
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""Commands of `destinations` that belong to no other room: `demo`, `doctor` and `completion`."""
