@@ -1,6 +1,7 @@
 """Reads untrusted files of JSON: one object, or one object per line, of which some may be torn or damaged."""
 
 import errno
+import functools
 import json
 import math
 import os
@@ -25,12 +26,21 @@ __all__ = [
 
 _TOO_LARGE = 1 << 63
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def _integer(digits: str) -> float:
+    """Returns an integer; the nearest float beyond 64 bits."""
+    number = float(digits)
+    return int(digits) if abs(number) < _TOO_LARGE else number
+
+
+_loads = functools.partial(json.loads, parse_int=_integer)
 _fast_loads: Callable[[bytes], Any]
 _fast_dumps: Callable[[Any], bytes] | None
 try:
     import orjson
 except ImportError:
-    _fast_loads, _fast_dumps = json.loads, None
+    _fast_loads, _fast_dumps = _loads, None
 else:
     _fast_loads, _fast_dumps = orjson.loads, orjson.dumps
 
@@ -46,7 +56,7 @@ def read_object(raw: bytes) -> dict[str, Any]:
             data = _fast_loads(raw)
         except ValueError:
             # orjson rejects NaN, lone surrogates, and integers beyond 64 bits.
-            data = json.loads(raw, parse_int=_integer)
+            data = _loads(raw)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(data, dict):
@@ -54,12 +64,6 @@ def read_object(raw: bytes) -> dict[str, Any]:
     # Only an escape can be a lone surrogate, which SQLite and terminals reject. Searching for one byte is ten
     # times faster than for several.
     return _cleaned(data) if b"\\" in raw and (b"\\ud" in raw or b"\\uD" in raw) else data
-
-
-def _integer(digits: str) -> float:
-    """Returns an integer; the nearest float beyond 64 bits."""
-    number = float(digits)
-    return int(digits) if abs(number) < _TOO_LARGE else number
 
 
 def write_json(value: Any) -> str:
