@@ -1,4 +1,4 @@
-"""Background threads: `Lane`, a bounded queue with one worker thread, and `Timer`, periodic work."""
+"""Background threads: `Lane`, a bounded queue with one worker thread, and `PeriodicThread`, periodic work."""
 
 import contextlib
 import logging
@@ -14,7 +14,7 @@ import attrs
 from events import redact_text
 from uploads.disk import Wakeup
 
-__all__ = ["Lane", "LaneCounts", "RetryLaterError", "Timer", "WhenFull"]
+__all__ = ["Lane", "LaneCounts", "PeriodicThread", "RetryLaterError", "WhenFull"]
 
 _log = logging.getLogger("destinations")
 
@@ -54,8 +54,8 @@ class Lane:
     a wait that timed out, later calls do not wait until an item has finished: a hanging lane costs its
     timeout once.
 
-    **Timer.** The thread also calls `tick` every `tick_seconds`, between items, and soon after `wake`. When
-    the thread ends, for whatever reason, it calls `on_exit`.
+    **Periodic work.** The thread also calls `tick` every `tick_seconds`, between items, and soon after
+    `wake`. When the thread ends, for whatever reason, it calls `on_exit`.
 
     **Fork.** In a forked child `put` does nothing and returns False.
 
@@ -295,7 +295,7 @@ class Lane:
 
 
 @attrs.define(eq=False, slots=False, repr=False)
-class Timer:
+class PeriodicThread:
     """Calls `work` every `seconds` in a thread, and once more when it is stopped.
 
     An exception of `work` is passed to `on_error` and does not end the timer. Call `forget_in_child` in a

@@ -29,7 +29,7 @@ Write = Callable[[Logger, str, int], None]
 
 
 @attrs.define
-class _Pending:
+class _PendingWrite:
     """Records that wait for a write: scalars by name, and the last record of each kind and name."""
 
     scalars: dict[str, Any] = attrs.field(factory=dict)
@@ -46,14 +46,14 @@ class _PendingPhases(Callback):
     """
 
     def __init__(self) -> None:
-        self.logged = _Pending()
-        self.phases: dict[str, _Pending] = {}
+        self.logged = _PendingWrite()
+        self.phases: dict[str, _PendingWrite] = {}
         self.last_step = 0
 
     def collect(self, phase: str) -> bool:
         """Adds what was logged to a phase; returns whether the phase has pending records."""
-        logged, self.logged = self.logged, _Pending()
-        waiting = self.phases.setdefault(phase, _Pending())
+        logged, self.logged = self.logged, _PendingWrite()
+        waiting = self.phases.setdefault(phase, _PendingWrite())
         waiting.scalars.update(logged.scalars)
         waiting.records.update(logged.records)
         return bool(waiting.scalars or waiting.records)

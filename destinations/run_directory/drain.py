@@ -39,7 +39,7 @@ from .statistics import Statistics
 if TYPE_CHECKING:
     from .journal import Journal
 
-__all__ = ["AbandonedRows", "Drain", "RowBuffer"]
+__all__ = ["AbandonedRows", "JournalDrain", "RowBuffer"]
 
 _LINES_AT_ONCE = 1000
 # Chunks hold the interpreter lock for less than a millisecond with ten floats a row. Smaller ones would cost
@@ -217,7 +217,7 @@ def _merged_blocks(values: list[Any]) -> list[Any]:
 
 
 @attrs.define(eq=False, slots=False, repr=False)
-class Drain:
+class JournalDrain:
     """Moves the rows of one rank from its journal to its CSV.
 
     Args:

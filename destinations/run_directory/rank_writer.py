@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from destinations.background import Timer
+from destinations.background import PeriodicThread
 from events import redact_text
 from uploads.disk import file_system_of, is_network_file_system, read_json
 
 from .documents import Documents, write_summary
-from .drain import Drain
+from .drain import JournalDrain
 from .environment import rank_layout, write_environment
 from .folder import HeldFolder, RunInUseError, WriterLock, holds_run, remove_temporaries, with_user_paths
 from .journal import Append, Journal, MakeSegment, make_journal, remove_journal, sync_journal
@@ -120,7 +120,7 @@ class RankWriter:
         """Whether earlier sessions left rows."""
         self.journal = self._open_journal(self._make_segment if self._is_mapped() else AppendedSegment)
         self._csv = MetricsCsv(self._root / metrics_name(self._rank))
-        self._drain = Drain(
+        self._drain = JournalDrain(
             self._root,
             self._folder,
             self._csv,
@@ -140,7 +140,7 @@ class RankWriter:
         self._is_moved = False
         # Why writing has ended: another run has the folder.
         self._disowned = ""
-        self.timer = Timer(
+        self.timer = PeriodicThread(
             self._tick,
             self._flush_seconds,
             self._failed,

@@ -38,7 +38,7 @@ from .segments import journal_records
 __all__ = [
     "CsvSnapshot",
     "MetricRow",
-    "Snapshot",
+    "MetricsSnapshot",
     "clamp_to_float",
     "has_any_metric",
     "last_csv_rows",
@@ -150,7 +150,7 @@ class CsvSnapshot:
 
 
 @attrs.frozen(eq=False, repr=False)
-class Snapshot:
+class MetricsSnapshot:
     """The metrics of a rank at one moment.
 
     Attributes:
@@ -170,7 +170,7 @@ class Snapshot:
         self.csv.close()
 
 
-def metric_columns(snapshot: Snapshot) -> list[str]:
+def metric_columns(snapshot: MetricsSnapshot) -> list[str]:
     """Returns the columns of all metrics, in the order of first appearance."""
     names = [name for name in parse_header(snapshot.csv.header) if name not in OWN_COLUMNS]
     for record in snapshot.records:
@@ -179,7 +179,7 @@ def metric_columns(snapshot: Snapshot) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def take_snapshot(run_dir: Path, rank: int, *, with_records: bool = True) -> Snapshot:
+def take_snapshot(run_dir: Path, rank: int, *, with_records: bool = True) -> MetricsSnapshot:
     """Returns a consistent snapshot of a rank's metrics, a context manager.
 
     Args:
@@ -198,7 +198,7 @@ def take_snapshot(run_dir: Path, rank: int, *, with_records: bool = True) -> Sna
     raise OSError(f"metrics in {run_dir} changed during each of {_TRIES} attempts to read them. Try again.")
 
 
-def _try(run_dir: Path, rank: int, with_records: bool) -> Snapshot | None:
+def _try(run_dir: Path, rank: int, with_records: bool) -> MetricsSnapshot | None:
     """Reads everything once; None if the writer replaced or removed a file meanwhile."""
     folder = journal_path(run_dir, rank)
     path = run_dir / metrics_name(rank)
@@ -217,7 +217,7 @@ def _try(run_dir: Path, rank: int, with_records: bool) -> Snapshot | None:
 
 def _read(
     folder: Path, path: Path, fd: int, position: Position | None, *, with_records: bool
-) -> Snapshot | None:
+) -> MetricsSnapshot | None:
     size = 0 if fd < 0 else os.fstat(fd).st_size
     header = b"" if fd < 0 else read_header(fd, size)
     held: bytes | None = None
@@ -248,13 +248,13 @@ def _read(
     csv = CsvSnapshot(fd, header, end, held)
     if after is None and position is None:
         # A new CSV, or one of another program; unless a whole session took place meanwhile.
-        return Snapshot(csv, tuple(records), None) if _size(path) == size else None
+        return MetricsSnapshot(csv, tuple(records), None) if _size(path) == size else None
     if after is None or position is None or after.generation != position.generation:
         return None
     if not is_whole and after != position:
         return None  # A segment was drained and removed before it was read: its rows are in newer lines.
     drained_beyond = with_records and any(state.segment > last for state in after.states)
-    return None if drained_beyond else Snapshot(csv, tuple(records), (segment, offset))
+    return None if drained_beyond else MetricsSnapshot(csv, tuple(records), (segment, offset))
 
 
 def _open(path: Path) -> int:

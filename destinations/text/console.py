@@ -55,7 +55,7 @@ _SMALLEST_ROUNDED, _LARGEST_ROUNDED = 1e-3, 1e6
 
 
 @attrs.define
-class _Pending:
+class _PendingText:
     """Metrics and blocks of text waiting to be printed."""
 
     metrics: dict[str, float] = attrs.field(factory=dict)
@@ -65,7 +65,7 @@ class _Pending:
     def is_empty(self) -> bool:
         return not self.metrics and not self.blocks
 
-    def add(self, other: "_Pending") -> None:
+    def add(self, other: "_PendingText") -> None:
         self.metrics |= other.metrics
         self.blocks += other.blocks
         other.take()
@@ -283,8 +283,8 @@ class Console(LoggerDestination):
         self._is_first = True
         self._is_evaluating = False
         self._batch_in_epoch = 0
-        self._train = _Pending()
-        self._eval = _Pending()
+        self._train = _PendingText()
+        self._eval = _PendingText()
         self._hyperparameters: dict[str, str] = {}
         self._printed_hyperparameters: dict[str, str] = {}
         self._summary = RunSummary()
@@ -409,7 +409,7 @@ class Console(LoggerDestination):
         summary, self._summary = self._summary, RunSummary()
         self._print(summary.text())
 
-    def _pending(self) -> _Pending:
+    def _pending(self) -> _PendingText:
         return self._eval if self._is_evaluating else self._train
 
     def _print_rest(self, state: State) -> None:

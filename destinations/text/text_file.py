@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 import attrs
 
-from destinations.background import Timer
+from destinations.background import PeriodicThread
 from destinations.base import RecordDestination
 from events import Logger, State, WriteRate, check_placeholders, check_run_name, format_name, redact_text
 from uploads.disk import end_of_last_line
@@ -185,7 +185,9 @@ class LineWriter:
         self._unwritten = b""
         self._reported: set[str] = set()
         self.written_bytes = 0
-        self._timer = Timer(self._write, self._flush_seconds, self._retry, name="destinations-line-writer")
+        self._timer = PeriodicThread(
+            self._write, self._flush_seconds, self._retry, name="destinations-line-writer"
+        )
         self._timer.start()
 
     def wake(self) -> None:

@@ -16,7 +16,7 @@ from destinations.runs.content.ranks import band_of, furthest
 from destinations.runs.content.series import MISSING_STEP
 from destinations.runs.content.sources import branches_of
 
-from .columns import ColumnCache, Frame, read_branch
+from .columns import ColumnCache, MetricRows, read_branch
 from .downsampling import Array, Curve, downsample, window
 
 __all__ = ["AXES", "Axis", "ChartReader", "Rows", "rows_of", "series_answer"]
@@ -221,7 +221,7 @@ def _branch_rows(run: Run, metric: str, axis: Axis, rank: int) -> Iterator[tuple
                 yield branch.name, str(error)
 
 
-def _rows_of_frame(frame: Frame, metric: str, axis: Axis, began_at: float | None) -> Rows:
+def _rows_of_frame(frame: MetricRows, metric: str, axis: Axis, began_at: float | None) -> Rows:
     column = frame.column(metric)
     if column is None:
         raise MetricNotFoundError(metric, frame.known)

@@ -26,13 +26,13 @@ from destinations.run_directory.layout import (
     journal_path,
     parse_header,
 )
-from destinations.run_directory.reader import Snapshot, merge_journal, metric_columns, take_snapshot
+from destinations.run_directory.reader import MetricsSnapshot, merge_journal, metric_columns, take_snapshot
 from destinations.run_directory.segments import journal_extent
 from destinations.runs.content.series import Block, block_of_rows, read_blocks, without_abandoned
 from destinations.runs.content.sources import Branch
 from uploads.disk import read_regular
 
-__all__ = ["ColumnCache", "Frame", "read_branch"]
+__all__ = ["ColumnCache", "MetricRows", "read_branch"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -43,7 +43,7 @@ _MAX_BRANCH_BYTES = 256 << 20
 
 
 @attrs.frozen(eq=False)
-class Frame:
+class MetricRows:
     """Rows of a rank, with some of its metrics.
 
     Attributes:
@@ -72,7 +72,7 @@ class ColumnCache:
     def __init__(self, limit_bytes: int = _CACHE_BYTES) -> None:
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()  # Guards `_ranks`.
-        self._ranks: OrderedDict[tuple[Path, int], _Rank] = OrderedDict()
+        self._ranks: OrderedDict[tuple[Path, int], _RankColumns] = OrderedDict()
 
     @property
     def nbytes(self) -> int:
@@ -80,7 +80,7 @@ class ColumnCache:
         with self._lock:
             return sum(rank.nbytes for rank in self._ranks.values())
 
-    def read(self, run_dir: Path, rank: int, names: Sequence[str], *, with_time: bool = False) -> Frame:
+    def read(self, run_dir: Path, rank: int, names: Sequence[str], *, with_time: bool = False) -> MetricRows:
         """Returns the rows of a rank as they are now.
 
         Args:
@@ -100,9 +100,9 @@ class ColumnCache:
         """Announces metrics that will be read soon: the next read of the rank loads them in the same pass."""
         self._held(run_dir, rank).announce(names)
 
-    def _held(self, run_dir: Path, rank: int) -> "_Rank":
+    def _held(self, run_dir: Path, rank: int) -> "_RankColumns":
         with self._lock:
-            held = self._ranks.setdefault((run_dir, rank), _Rank(run_dir, rank))
+            held = self._ranks.setdefault((run_dir, rank), _RankColumns(run_dir, rank))
             self._ranks.move_to_end((run_dir, rank))
             return held
 
@@ -118,7 +118,7 @@ class ColumnCache:
             for key in [key for key in self._ranks if key[0] == run_dir]:
                 del self._ranks[key]
 
-    def _trim(self, newest: tuple[Path, int], frame: Frame) -> None:
+    def _trim(self, newest: tuple[Path, int], frame: MetricRows) -> None:
         with self._lock:
             total = sum(rank.nbytes for rank in self._ranks.values())
             for key in list(self._ranks):
@@ -131,7 +131,7 @@ class ColumnCache:
                 self._ranks[newest].keep(frame.block.columns)
 
 
-def read_branch(branch: Branch, names: Sequence[str]) -> Frame:
+def read_branch(branch: Branch, names: Sequence[str]) -> MetricRows:
     """Returns the rows of an abandoned branch.
 
     Args:
@@ -146,7 +146,7 @@ def read_branch(branch: Branch, names: Sequence[str]) -> Frame:
     known = [name for name in parse_header(header) if name not in OWN_COLUMNS]
     wanted = _columns_of(names, known)
     blocks = [block_of_rows([], wanted), *read_blocks(header, [body] if body else [], wanted)]
-    return Frame(functools.reduce(_joined, blocks), known, branch.name)
+    return MetricRows(functools.reduce(_joined, blocks), known, branch.name)
 
 
 def _columns_of(names: Sequence[str], known: Sequence[str]) -> list[str]:
@@ -158,7 +158,7 @@ def _columns_of(names: Sequence[str], known: Sequence[str]) -> list[str]:
 _tokens = itertools.count(1)
 
 
-class _Rank:
+class _RankColumns:
     """The columns of one rank of a run."""
 
     def __init__(self, run_dir: Path, rank: int) -> None:
@@ -198,7 +198,7 @@ class _Rank:
         """See `ColumnCache.announce`."""
         self._announced |= frozenset(names)
 
-    def read(self, names: Sequence[str], *, with_time: bool) -> Frame:
+    def read(self, names: Sequence[str], *, with_time: bool) -> MetricRows:
         with self._lock, take_snapshot(self._run_dir, self._rank) as snapshot:
             known = metric_columns(snapshot)
             wanted = _columns_of(names, known)
@@ -211,9 +211,9 @@ class _Rank:
             rows = merge_journal([], snapshot.records)
             if rows:
                 block = _joined(block, block_of_rows(rows, wanted))
-            return Frame(block, known, f"{self._token}.{len(resumes)}")
+            return MetricRows(block, known, f"{self._token}.{len(resumes)}")
 
-    def _update(self, snapshot: Snapshot, wanted: Sequence[str], *, with_time: bool) -> None:
+    def _update(self, snapshot: MetricsSnapshot, wanted: Sequence[str], *, with_time: bool) -> None:
         """Reads new rows of the CSV, for all columns that are held; all rows, for the others."""
         identity, csv = _identity_of(snapshot), snapshot.csv
         # Another program may change what it has written, or rename the columns in the middle.
@@ -244,7 +244,7 @@ class _Rank:
             values.append(block.columns[name][0])
             present.append(block.columns[name][1])
 
-    def _add_columns(self, snapshot: Snapshot, names: Sequence[str], *, with_time: bool) -> None:
+    def _add_columns(self, snapshot: MetricsSnapshot, names: Sequence[str], *, with_time: bool) -> None:
         """Reads columns of all rows; other columns are up to date."""
         csv = snapshot.csv
         added = {name: (_Growing(np.float64), _Growing(np.bool_)) for name in names}
@@ -276,7 +276,7 @@ class _Rank:
         )
 
 
-def _identity_of(snapshot: Snapshot) -> tuple[int, int, bytes]:
+def _identity_of(snapshot: MetricsSnapshot) -> tuple[int, int, bytes]:
     fd = snapshot.csv.fileno()
     if fd < 0:
         return 0, 0, b""

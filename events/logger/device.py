@@ -19,7 +19,7 @@ import attrs
 
 from events.errors import RecordError
 
-__all__ = ["Device", "DeviceCopies", "DeviceCopy", "HostCopies", "PendingCopy", "Slot"]
+__all__ = ["CopyDevice", "DeviceCopies", "DeviceCopy", "HostCopies", "PendingCopy", "Slot"]
 
 _log = logging.getLogger("events")
 
@@ -43,7 +43,7 @@ class Slot(DeviceCopy, Protocol):
         """Snapshots scalars and starts their copy."""
 
 
-class Device(Protocol):
+class CopyDevice(Protocol):
     """A device that can copy without waiting."""
 
     def is_capturing(self) -> bool:
@@ -56,7 +56,7 @@ class Device(Protocol):
         """Snapshots a tensor and starts its copy; `read` returns a list of one tensor on the host."""
 
 
-def open_device(tensor: Any) -> Device | None:
+def open_device(tensor: Any) -> CopyDevice | None:
     """Returns the device of a tensor, or None if it cannot be copied from without waiting."""
     if not getattr(tensor, "is_cuda", False):
         return None
@@ -89,7 +89,7 @@ class DeviceCopies:
         default="wait", validator=attrs.validators.in_(("wait", "drop"))
     )
     wait_seconds: float = attrs.field(default=30.0, validator=attrs.validators.ge(0))
-    open_device: Callable[[Any], Device | None] = open_device
+    open_device: Callable[[Any], CopyDevice | None] = open_device
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
@@ -115,7 +115,7 @@ class PendingCopy:
 class _Ring:
     """The pending copies from one device, oldest first."""
 
-    _device: Device
+    _device: CopyDevice
     _policy: DeviceCopies
     _free: deque[Slot] | None = None
     _copies: deque[tuple[DeviceCopy, list[PendingCopy], Slot | None]] = attrs.field(factory=deque)

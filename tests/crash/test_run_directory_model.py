@@ -15,7 +15,7 @@ import pytest
 
 from destinations.run_directory import read_rows
 from destinations.run_directory.documents import Documents, write_summary
-from destinations.run_directory.drain import Drain
+from destinations.run_directory.drain import JournalDrain
 from destinations.run_directory.journal import Journal, make_journal, remove_journal, sync_journal
 from destinations.run_directory.layout import journal_path
 from destinations.run_directory.metrics_csv import MetricsCsv
@@ -59,7 +59,7 @@ class Session:
         )
         sync_journal(self.folder, run_dir, **options)
         csv = MetricsCsv(run_dir / "metrics.csv", **options)
-        self.drain_ = Drain(run_dir, self.folder, csv, self.journal, clock=clock, **options)
+        self.drain_ = JournalDrain(run_dir, self.folder, csv, self.journal, clock=clock, **options)
         self._options = options
 
     def note(self, *what):

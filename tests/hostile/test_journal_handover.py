@@ -20,7 +20,7 @@ import pytest
 from destinations.run_directory import journal as journal_module
 from destinations.run_directory import read_rows
 from destinations.run_directory import segments as segments_module
-from destinations.run_directory.drain import Drain
+from destinations.run_directory.drain import JournalDrain
 from destinations.run_directory.journal import Journal, sync_journal
 from destinations.run_directory.layout import journal_path, segment_path
 from destinations.run_directory.metrics_csv import MetricsCsv
@@ -40,7 +40,7 @@ class Written:
         self.folder = journal_path(run_dir, 0)
         self.folder.mkdir(parents=True)
         self.journal = Journal(self.folder, State("x"), **{"segment_bytes": SEGMENT_BYTES, **options})
-        self.drain = Drain(run_dir, self.folder, MetricsCsv(run_dir / "metrics.csv"), self.journal)
+        self.drain = JournalDrain(run_dir, self.folder, MetricsCsv(run_dir / "metrics.csv"), self.journal)
 
     def log(self, steps) -> None:
         for step in steps:

@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .screen import Session
+    from .screen import CommandContext
 
 __all__ = ["EXIT_CODES", "add_commands"]
 
@@ -104,7 +104,7 @@ class _Runner:
     def __init__(self, place: str) -> None:
         self._place = place
 
-    def __call__(self, options: argparse.Namespace, session: Session | None = None) -> int:
+    def __call__(self, options: argparse.Namespace, session: CommandContext | None = None) -> int:
         from .running import run_command
 
         module, _, name = self._place.partition(".")

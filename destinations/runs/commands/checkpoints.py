@@ -9,14 +9,14 @@ from destinations.runs import Run
 from destinations.runs.content.checkpoints import Checkpoint, choose, copy_checkpoint, list_checkpoints
 
 from .running import EXIT_OK, UsageError, find_runs
-from .screen import NOTHING, Cell, Column, Session, age_text, bytes_text, table_lines, value_text
+from .screen import NOTHING, Cell, Column, CommandContext, age_text, bytes_text, table_lines, value_text
 
 __all__ = ["checkpoints"]
 
 _USAGE = "expected RUN, or get RUN best|latest|NAME"
 
 
-def checkpoints(options: argparse.Namespace, session: Session) -> int:
+def checkpoints(options: argparse.Namespace, session: CommandContext) -> int:
     """Lists the checkpoints of a run; with "get", copies one."""
     match options.words:
         case [name]:
@@ -26,7 +26,7 @@ def checkpoints(options: argparse.Namespace, session: Session) -> int:
     raise UsageError(f"{_USAGE}, got {' '.join(options.words)!r}.")
 
 
-def _list(name: str, options: argparse.Namespace, session: Session) -> int:
+def _list(name: str, options: argparse.Namespace, session: CommandContext) -> int:
     if options.to or options.by or options.mode or options.overwrite:
         raise UsageError(f"--to, --by, --mode and --overwrite need get: checkpoints get {name} latest.")
     found = list_checkpoints(_place(name, options, session), session.note)
@@ -59,7 +59,7 @@ def _list(name: str, options: argparse.Namespace, session: Session) -> int:
     return EXIT_OK
 
 
-def _get(name: str, which: str, options: argparse.Namespace, session: Session) -> int:
+def _get(name: str, which: str, options: argparse.Namespace, session: CommandContext) -> int:
     if which != "best" and (options.by or options.mode):
         raise UsageError(
             f"--by and --mode choose the best, got {which!r}. Write: checkpoints get {name} best."
@@ -80,7 +80,7 @@ def _get(name: str, which: str, options: argparse.Namespace, session: Session) -
     return EXIT_OK
 
 
-def _place(name: str, options: argparse.Namespace, session: Session) -> Run | str:
+def _place(name: str, options: argparse.Namespace, session: CommandContext) -> Run | str:
     """Returns a run, or the URI of a folder of checkpoints as it is."""
     return name if "://" in name else find_runs([name], options, session)[0]
 

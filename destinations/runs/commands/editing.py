@@ -4,12 +4,12 @@ import argparse
 
 from .fields import as_json
 from .running import EXIT_OK, UsageError, open_selected
-from .screen import Session
+from .screen import CommandContext
 
 __all__ = ["archive", "note", "rename", "tag", "unarchive"]
 
 
-def tag(options: argparse.Namespace, session: Session) -> int:
+def tag(options: argparse.Namespace, session: CommandContext) -> int:
     """Adds and removes tags; shows them without changes."""
     added, removed = _changes([*options.changes, *options.rest])
     with open_selected(options, session) as runs:
@@ -42,7 +42,7 @@ def _changes(changes: list[str]) -> tuple[list[str], set[str]]:
     return added, removed
 
 
-def note(options: argparse.Namespace, session: Session) -> int:
+def note(options: argparse.Namespace, session: CommandContext) -> int:
     """Replaces the notes of a run; shows them without a text."""
     with open_selected(options, session) as runs:
         run = runs[options.run_name]
@@ -55,7 +55,7 @@ def note(options: argparse.Namespace, session: Session) -> int:
     return EXIT_OK
 
 
-def rename(options: argparse.Namespace, session: Session) -> int:
+def rename(options: argparse.Namespace, session: CommandContext) -> int:
     """Sets the display name of a run."""
     with open_selected(options, session) as runs:
         run = runs.edit(options.run_name, display_name=options.text)
@@ -64,17 +64,17 @@ def rename(options: argparse.Namespace, session: Session) -> int:
     return EXIT_OK
 
 
-def archive(options: argparse.Namespace, session: Session) -> int:
+def archive(options: argparse.Namespace, session: CommandContext) -> int:
     """Hides runs from `ls`."""
     return _set_archived(options, session, archived=True)
 
 
-def unarchive(options: argparse.Namespace, session: Session) -> int:
+def unarchive(options: argparse.Namespace, session: CommandContext) -> int:
     """Shows archived runs in `ls` again."""
     return _set_archived(options, session, archived=False)
 
 
-def _set_archived(options: argparse.Namespace, session: Session, *, archived: bool) -> int:
+def _set_archived(options: argparse.Namespace, session: CommandContext, *, archived: bool) -> int:
     with open_selected(options, session) as runs:
         # All are looked up before any is changed: a wrong name changes nothing.
         found = [runs[name] for name in options.run_name]

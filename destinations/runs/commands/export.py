@@ -10,14 +10,14 @@ from destinations.runs.export import ExportFormat, export_metrics, export_runs
 
 from .listing import selection_of
 from .running import EXIT_OK, UsageError, find_runs, open_selected, roots_of
-from .screen import Cell, Column, Session, bytes_text, table_lines, value_text
+from .screen import Cell, Column, CommandContext, bytes_text, table_lines, value_text
 
 __all__ = ["compact", "export", "sql"]
 
 _SUFFIXES = (".csv", ".parquet", ".jsonl")
 
 
-def export(options: argparse.Namespace, session: Session) -> int:
+def export(options: argparse.Namespace, session: CommandContext) -> int:
     """Writes a table to a file or to stdout."""
     output = None if options.output in {None, "-"} else str(options.output)
     if output is not None and not output.lower().endswith(_SUFFIXES):
@@ -39,7 +39,7 @@ def export(options: argparse.Namespace, session: Session) -> int:
     return EXIT_OK
 
 
-def _selected(options: argparse.Namespace, session: Session) -> Sequence[Run]:
+def _selected(options: argparse.Namespace, session: CommandContext) -> Sequence[Run]:
     if options.run_name:
         if options.where or options.tag or options.status:
             raise UsageError("give either run names or --where, --tag and --status, not both.")
@@ -48,7 +48,7 @@ def _selected(options: argparse.Namespace, session: Session) -> Sequence[Run]:
         return runs.query(**selection_of(options))
 
 
-def compact(options: argparse.Namespace, session: Session) -> int:
+def compact(options: argparse.Namespace, session: CommandContext) -> int:
     """Writes finished runs to a dataset."""
     from destinations.runs.dataset import compact as compact_runs
     from uploads import UploadError
@@ -90,7 +90,7 @@ def compact(options: argparse.Namespace, session: Session) -> int:
     return EXIT_OK
 
 
-def sql(options: argparse.Namespace, session: Session) -> int:
+def sql(options: argparse.Namespace, session: CommandContext) -> int:
     """Runs an SQL query over a dataset."""
     from destinations.runs.dataset import sql as query
     from uploads import UploadError

@@ -11,7 +11,7 @@ from destinations.runs.index.filters import parse_filter
 from destinations.runs.record import FIELDS, status_of
 
 from .running import UsageError
-from .screen import NOTHING, Cell, Column, Session, age_text, duration_text, value_text
+from .screen import NOTHING, Cell, Column, CommandContext, age_text, duration_text, value_text
 
 __all__ = [
     "OWN_FIELDS",
@@ -125,7 +125,7 @@ def check_fields(names: Iterable[str], hparams: Iterable[str], metrics: Iterable
             raise UsageError(f"unknown column {name!r}.{offer} Use a field, hparams.NAME or summary.NAME.")
 
 
-def check_filter(text: str | None, runs: Runs, session: Session) -> None:
+def check_filter(text: str | None, runs: Runs, session: CommandContext) -> None:
     """Checks that each hyperparameter and metric whose value a filter tests occurs in some run.
 
     A misspelt name would silently select no run. `exists` may name what no run has yet.

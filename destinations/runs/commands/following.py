@@ -11,12 +11,12 @@ from destinations.runs.errors import near_names
 from destinations.runs.index.filters import Filter
 
 from .running import EXIT_FAILED, EXIT_OK, EXIT_TIMEOUT, find_runs
-from .screen import Session, value_text
+from .screen import CommandContext, value_text
 
 __all__ = ["tail", "wait"]
 
 
-def tail(options: argparse.Namespace, session: Session) -> int:
+def tail(options: argparse.Namespace, session: CommandContext) -> int:
     """Prints the last rows of a run, then new ones as they are written, until the run ends."""
     (run,) = find_runs([options.run_name], options, session)
     wanted = {column_of(name) for name in options.metric or ()}
@@ -34,7 +34,7 @@ def tail(options: argparse.Namespace, session: Session) -> int:
     return EXIT_OK
 
 
-def _print(rows: Iterable[MetricRow], options: argparse.Namespace, session: Session) -> None:
+def _print(rows: Iterable[MetricRow], options: argparse.Namespace, session: CommandContext) -> None:
     wanted = {column_of(name) for name in options.metric or ()}
     for row in rows:
         metrics = {name: value for name, value in row.metrics.items() if not wanted or name in wanted}
@@ -49,7 +49,7 @@ def _print(rows: Iterable[MetricRow], options: argparse.Namespace, session: Sess
             )
 
 
-def wait(options: argparse.Namespace, session: Session) -> int:
+def wait(options: argparse.Namespace, session: CommandContext) -> int:
     """Waits until a condition holds, the run ends, or the timeout expires."""
     from destinations.runs.index.filters import parse_filter
     from destinations.runs.runs import matches
@@ -73,7 +73,7 @@ def wait(options: argparse.Namespace, session: Session) -> int:
         session.wait(options.interval if left is None else min(options.interval, left))
 
 
-def _note_unknown(run: Run, condition: Filter, session: Session) -> None:
+def _note_unknown(run: Run, condition: Filter, session: CommandContext) -> None:
     """Prints a note for each name of a condition that the run does not have (yet): it may be misspelt."""
     known = {"summary": run.record.summary, "hparams": run.record.hparams}
     for field in condition.fields(with_exists=False):
@@ -84,7 +84,7 @@ def _note_unknown(run: Run, condition: Filter, session: Session) -> None:
             session.note(f"run {run.run_id} has no {str(field)!r} yet{hint}")
 
 
-def _ended(run: Run, code: int, how: str, options: argparse.Namespace, session: Session) -> int:
+def _ended(run: Run, code: int, how: str, options: argparse.Namespace, session: CommandContext) -> int:
     if options.json:
         found: dict[str, Any] = {
             "run_id": run.run_id,

@@ -44,7 +44,7 @@ from uploads.disk import is_locked
 
 from .fields import status_style
 from .running import EXIT_FAILED, EXIT_OK, UsageError, find_runs, open_selected
-from .screen import Cell, Column, Session, age_text, bytes_text, table_lines
+from .screen import Cell, Column, CommandContext, age_text, bytes_text, table_lines
 
 __all__ = ["gc", "rm"]
 
@@ -126,7 +126,7 @@ class Candidate:
     kept: str | None
 
 
-def gc(options: argparse.Namespace, session: Session) -> int:
+def gc(options: argparse.Namespace, session: CommandContext) -> int:
     """Lists the candidates, and deletes them with `--delete`."""
     with open_selected(options, session) as runs:
         found = list(_candidates(runs.records(archived=None), options.older_than, session.clock()))
@@ -164,7 +164,7 @@ def _as_json(one: Candidate, options: argparse.Namespace, failed: dict[Path, str
     }
 
 
-def _show(found: list[Candidate], options: argparse.Namespace, session: Session) -> None:
+def _show(found: list[Candidate], options: argparse.Namespace, session: CommandContext) -> None:
     screen = session.screen
     if not found:
         session.note("nothing to delete")
@@ -354,7 +354,7 @@ def _delete(folder: Path, now: float) -> None:
     folder.rmdir()
 
 
-def rm(options: argparse.Namespace, session: Session) -> int:
+def rm(options: argparse.Namespace, session: CommandContext) -> int:
     """Deletes runs with everything in their folders, after asking."""
     runs = find_runs(options.run_name, options, session)
     paths = list(dict.fromkeys(run.path.resolve() for run in runs))

@@ -12,7 +12,7 @@ from destinations.text.formatting import metric_direction
 
 from .fields import as_json, cell_of, check_fields, check_filter, column_of, field_of
 from .running import EXIT_OK, open_selected
-from .screen import Cell, Column, Session, table_lines, value_text
+from .screen import Cell, Column, CommandContext, table_lines, value_text
 
 __all__ = ["best", "ls", "scan", "selection_of"]
 
@@ -32,7 +32,7 @@ def selection_of(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def ls(options: argparse.Namespace, session: Session) -> int:
+def ls(options: argparse.Namespace, session: CommandContext) -> int:
     """Lists runs, once or repeatedly (`--watch`)."""
     with open_selected(options, session) as runs:
         while True:
@@ -46,7 +46,7 @@ def ls(options: argparse.Namespace, session: Session) -> int:
                 session.screen.clear()
 
 
-def _list_once(runs: Runs, options: argparse.Namespace, session: Session) -> None:
+def _list_once(runs: Runs, options: argparse.Namespace, session: CommandContext) -> None:
     names = [name.strip() for name in (options.columns or "").split(",") if name.strip()]
     check_fields(names, runs.hparam_names() if names else (), runs.metric_names() if names else ())
     check_filter(options.where, runs, session)
@@ -93,7 +93,7 @@ def _columns_of(records: list[RunRecord]) -> list[str]:
     return columns + [f"summary.{name}" for name in main[:_MAX_METRICS]]
 
 
-def best(options: argparse.Namespace, session: Session) -> int:
+def best(options: argparse.Namespace, session: CommandContext) -> int:
     """Ranks runs by a metric."""
     with open_selected(options, session) as runs:
         ranked = runs.best(options.metric, is_max=options.is_max, **selection_of(options))
@@ -132,7 +132,7 @@ def best(options: argparse.Namespace, session: Session) -> int:
     return EXIT_OK
 
 
-def scan(options: argparse.Namespace, session: Session) -> int:
+def scan(options: argparse.Namespace, session: CommandContext) -> int:
     """Updates the index and reports what changed."""
     with open_selected(options, session) as runs:
         report = runs.scan(full=True) if options.full else runs.report

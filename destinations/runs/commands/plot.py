@@ -15,7 +15,7 @@ from destinations.text.formatting import cut, one_line, pad, short, shortened
 from .fields import check_filter
 from .listing import selection_of
 from .running import EXIT_OK, UsageError, at_path, find_runs, open_selected
-from .screen import Screen, Session
+from .screen import CommandContext, Screen
 
 __all__ = ["chart_lines", "plot"]
 
@@ -37,7 +37,7 @@ _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 _BRAILLE = 0x2800
 
 
-def plot(options: argparse.Namespace, session: Session) -> int:
+def plot(options: argparse.Namespace, session: CommandContext) -> int:
     """Plots metrics of runs."""
     output = None if options.output is None else Path(options.output)
     if output is not None:
@@ -69,7 +69,7 @@ def plot(options: argparse.Namespace, session: Session) -> int:
     return EXIT_OK
 
 
-def _sorted_words(options: argparse.Namespace, session: Session) -> tuple[list[str], list[str]]:
+def _sorted_words(options: argparse.Namespace, session: CommandContext) -> tuple[list[str], list[str]]:
     """Returns the metrics and the runs among the arguments: the first is a metric, others may be runs."""
     metrics, names = options.metrics[:1], list(options.run_name or ())
     rest: list[str] = []
@@ -93,7 +93,7 @@ def _matching(given: str, known: Sequence[str]) -> list[str]:
     return [given] if given in known else [name for name in known if fnmatch.fnmatchcase(name, given)]
 
 
-def _selected_runs(options: argparse.Namespace, session: Session) -> list[Run]:
+def _selected_runs(options: argparse.Namespace, session: CommandContext) -> list[Run]:
     with open_selected(options, session) as opened:
         check_filter(options.where, opened, session)
         runs = opened.query(**selection_of(options))
@@ -105,7 +105,7 @@ def _selected_runs(options: argparse.Namespace, session: Session) -> list[Run]:
     return runs
 
 
-def _metrics_of(given: Sequence[str], runs: Sequence[Run], session: Session) -> list[str]:
+def _metrics_of(given: Sequence[str], runs: Sequence[Run], session: CommandContext) -> list[str]:
     """Returns the names of the metrics: those given, and those that match a pattern."""
     known = list(dict.fromkeys(name for run in runs for name in run.metric_names()))
     names: list[str] = []
@@ -121,7 +121,7 @@ def _metrics_of(given: Sequence[str], runs: Sequence[Run], session: Session) -> 
 
 
 def _series_of(
-    metric: str, runs: list[Run], options: argparse.Namespace, session: Session, *, is_named: bool
+    metric: str, runs: list[Run], options: argparse.Namespace, session: CommandContext, *, is_named: bool
 ) -> list[Series]:
     series = []
     for run in runs:

@@ -18,7 +18,7 @@ from destinations.runs import (
     open_runs,
 )
 
-from .screen import NotesHandler, Session
+from .screen import CommandContext, NotesHandler
 
 __all__ = [
     "EXIT_FAILED",
@@ -41,16 +41,16 @@ EXIT_TIMEOUT = 124
 
 _MAX_PROBLEMS = 5
 
-Command = Callable[[argparse.Namespace, Session], int]
+Command = Callable[[argparse.Namespace, CommandContext], int]
 
 
 class UsageError(RunsError):
     """Invalid command-line arguments."""
 
 
-def run_command(command: Command, options: argparse.Namespace, session: Session | None) -> int:
+def run_command(command: Command, options: argparse.Namespace, session: CommandContext | None) -> int:
     """Runs a command and returns its exit code; errors are written to `session.errors`."""
-    session = Session() if session is None else session
+    session = CommandContext() if session is None else session
     log, handler = logging.getLogger("destinations"), NotesHandler(session)
     log.addHandler(handler)
     try:
@@ -69,7 +69,7 @@ def run_command(command: Command, options: argparse.Namespace, session: Session 
     return EXIT_FAILED
 
 
-def roots_of(options: argparse.Namespace, session: Session) -> list[str]:
+def roots_of(options: argparse.Namespace, session: CommandContext) -> list[str]:
     """Returns the roots given by `--root`, else by `DESTINATIONS_ROOT`, else `runs`."""
     # `--root` may stand before the command and after it.
     if roots := [*(getattr(options, "roots_before", None) or ()), *(options.root or ())]:
@@ -84,7 +84,7 @@ def roots_of(options: argparse.Namespace, session: Session) -> list[str]:
     return ["runs"]
 
 
-def open_selected(options: argparse.Namespace, session: Session) -> Runs:
+def open_selected(options: argparse.Namespace, session: CommandContext) -> Runs:
     """Opens the runs below the roots, with a message for each folder that could not be read."""
     runs = open_runs(*roots_of(options, session), clock=session.clock)
     problems = runs.report.problems
@@ -95,7 +95,7 @@ def open_selected(options: argparse.Namespace, session: Session) -> Runs:
     return runs
 
 
-def find_runs(names: Sequence[str], options: argparse.Namespace, session: Session) -> list[Run]:
+def find_runs(names: Sequence[str], options: argparse.Namespace, session: CommandContext) -> list[Run]:
     """Returns runs by id, id prefix, name or path; if all are paths of run folders, no root is scanned.
 
     Raises:

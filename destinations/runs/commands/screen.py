@@ -29,9 +29,9 @@ __all__ = [
     "STYLES",
     "Cell",
     "Column",
+    "CommandContext",
     "NotesHandler",
     "Screen",
-    "Session",
     "age_text",
     "bytes_text",
     "duration_text",
@@ -122,7 +122,7 @@ class Screen:
 
 
 @attrs.frozen
-class Session:
+class CommandContext:
     """The environment of a command; tests inject their own.
 
     Attributes:
@@ -153,7 +153,7 @@ def _is_interactive() -> bool:
 class NotesHandler(logging.Handler):
     """Logging handler that writes warnings of this package as messages of the session."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: CommandContext) -> None:
         super().__init__(logging.WARNING)
         self._session = session
 

@@ -8,14 +8,14 @@ from destinations.runs.send import TargetError
 from destinations.runs.send import send as send_run
 
 from .running import EXIT_FAILED, EXIT_OK, UsageError, find_runs
-from .screen import Session
+from .screen import CommandContext
 
 __all__ = ["migrate", "send"]
 
 EXIT_INTERRUPTED = 130
 
 
-def send(options: argparse.Namespace, session: Session) -> int:
+def send(options: argparse.Namespace, session: CommandContext) -> int:
     """Sends the new records of a run."""
     (run,) = find_runs([options.run_name], options, session)
     try:
@@ -66,7 +66,7 @@ def send(options: argparse.Namespace, session: Session) -> int:
     return EXIT_FAILED if report.failures else EXIT_OK
 
 
-def migrate(options: argparse.Namespace, session: Session) -> int:
+def migrate(options: argparse.Namespace, session: CommandContext) -> int:
     """Copies runs that other loggers wrote to run folders; the originals stay as they are.
 
     Repeated, it copies what is new.

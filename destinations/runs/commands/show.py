@@ -21,8 +21,8 @@ from .screen import (
     NOTHING,
     Cell,
     Column,
+    CommandContext,
     Screen,
-    Session,
     age_text,
     bytes_text,
     sparkline,
@@ -40,7 +40,7 @@ _LAST_STEPS = 5
 _VOLATILE = frozenset({"pid", "ppid", "session", "start", "started_at", "time", "run_dir", "format_version"})
 
 
-def show(options: argparse.Namespace, session: Session) -> int:
+def show(options: argparse.Namespace, session: CommandContext) -> int:
     """Shows a run."""
     (run,) = find_runs([options.run_name], options, session)
     if options.flight or options.ranks:
@@ -72,7 +72,7 @@ def _as_json(run: Run, now: float) -> dict[str, Any]:
     }
 
 
-def _show_head(run: Run, session: Session) -> None:
+def _show_head(run: Run, session: CommandContext) -> None:
     record, screen, now = run.record, session.screen, session.clock()
     status = status_of(record, now)
     parts = [screen.styled(record.name, "bold")]
@@ -200,7 +200,7 @@ def _receipt_texts(receipt: dict[str, Any]) -> dict[str, str]:
     return {name: text for name, text in texts.items() if text}
 
 
-def _show_flights(run: Run, options: argparse.Namespace, session: Session) -> int:
+def _show_flights(run: Run, options: argparse.Namespace, session: CommandContext) -> int:
     """Shows what the flight recorders of the ranks wrote: where each group of ranks is, and its stack."""
     flights, screen = run.flights(), session.screen
     if options.json:
@@ -229,7 +229,7 @@ def _show_flights(run: Run, options: argparse.Namespace, session: Session) -> in
     return EXIT_OK
 
 
-def _show_ranks(run: Run, options: argparse.Namespace, session: Session) -> int:
+def _show_ranks(run: Run, options: argparse.Namespace, session: CommandContext) -> int:
     """Shows the last value of each metric over ranks, the rank that was NaN first, and seconds per step."""
     ranks, screen = run.ranks(), session.screen
     summaries = {rank: run.summary_of(rank) for rank in ranks}
@@ -289,7 +289,7 @@ def _show_ranks(run: Run, options: argparse.Namespace, session: Session) -> int:
     return EXIT_OK
 
 
-def diff(options: argparse.Namespace, session: Session) -> int:
+def diff(options: argparse.Namespace, session: CommandContext) -> int:
     """Shows the hyperparameters, environment, git state and metrics that differ between runs."""
     found = find_runs(options.run_name, options, session)
     rows = {

@@ -19,7 +19,7 @@ from destinations.run_directory.frames import Resume
 from destinations.run_directory.layout import column_of, parse_header, parse_number
 from destinations.run_directory.reader import (
     MetricRow,
-    Snapshot,
+    MetricsSnapshot,
     merge_journal,
     metric_columns,
     parse_rows,
@@ -452,7 +452,7 @@ def run_blocks(run_dir: Path, rank: int = 0) -> Iterator[Block]:
         yield from _blocks(snapshot, None)
 
 
-def _blocks(snapshot: Snapshot, wanted: Sequence[str] | None) -> Iterator[Block]:
+def _blocks(snapshot: MetricsSnapshot, wanted: Sequence[str] | None) -> Iterator[Block]:
     resumes = [record for record in snapshot.records if isinstance(record, Resume)]
     for block in read_blocks(snapshot.csv.header, snapshot.csv.chunks(), wanted):
         yield without_abandoned(block, resumes)

@@ -1,7 +1,7 @@
 """Reads a run as a sequence of logging calls, in order of time, to replay them elsewhere.
 
-Never writes. A `Position` says what was yielded before, so that a run being written can be read repeatedly,
-and each call is yielded once.
+Never writes. A `ReadPosition` says what was yielded before, so that a run being written can be read
+repeatedly, and each call is yielded once.
 """
 
 import heapq
@@ -38,7 +38,7 @@ from destinations.run_directory.reader import (
 from destinations.runs.files import json_lines, number_of, whole_of
 from uploads.disk import read_regular
 
-__all__ = ["INDEXES", "Branch", "Item", "Position", "RewoundError", "branches_of", "items_of", "ranks_of"]
+__all__ = ["INDEXES", "Branch", "Item", "ReadPosition", "RewoundError", "branches_of", "items_of", "ranks_of"]
 
 INDEXES = (MEDIA_INDEX, TABLES_INDEX, HISTOGRAMS_INDEX, TEXTS_INDEX, TRACES_INDEX, ARTIFACTS_INDEX)
 
@@ -56,7 +56,7 @@ class RewoundError(Exception):
 
 
 @attrs.define
-class Position:
+class ReadPosition:
     """The position up to which a run was yielded.
 
     Rows of one step may be merged when they move from the journal to the CSV. What is stable is the number of
@@ -124,7 +124,7 @@ class Item(NamedTuple):
 
 
 def items_of(
-    run_dir: Path, position: Position, settled_at: float | None = None, *, abandoned: bool = False
+    run_dir: Path, position: ReadPosition, settled_at: float | None = None, *, abandoned: bool = False
 ) -> Iterator[Item]:
     """Yields the calls after a position, oldest first, and updates the position.
 
@@ -173,8 +173,8 @@ def ranks_of(run_dir: Path) -> list[int]:
     return sorted(found)
 
 
-def _new_rows_of_rank(run_dir: Path, rank: int, position: Position) -> Iterator[Item]:
-    own = Position(**position.others.get(str(rank), {}))
+def _new_rows_of_rank(run_dir: Path, rank: int, position: ReadPosition) -> Iterator[Item]:
+    own = ReadPosition(**position.others.get(str(rank), {}))
     for item in _new_rows(_rows(run_dir, rank), own):
         yield item._replace(rank=rank)
     fields = attrs.asdict(own)
@@ -195,7 +195,7 @@ def branches_of(run_dir: Path) -> list[Branch]:
     return sorted(found, key=lambda one: (one.rank, one.from_step))
 
 
-def _abandoned_rows(branch: Branch, position: Position) -> Iterator[Item]:
+def _abandoned_rows(branch: Branch, position: ReadPosition) -> Iterator[Item]:
     key = f"{ABANDONED_FOLDER}/{branch.path.name}"
     if key in position.lines:
         return
@@ -221,7 +221,7 @@ def _rows(run_dir: Path, rank: int) -> Iterator[MetricRow]:
             yield from merge_journal([], snapshot.records)
 
 
-def _new_rows(rows: Iterable[MetricRow], position: Position) -> Iterator[Item]:
+def _new_rows(rows: Iterable[MetricRow], position: ReadPosition) -> Iterator[Item]:
     values = crc32 = 0
     is_found = not position.values and not position.names
     last: tuple[tuple[int | None, float | None], list[MetricRow], int, int] | None = None
@@ -270,7 +270,7 @@ def _group_of(row: MetricRow) -> tuple[int | None, float | None]:
 # Indexes.
 
 
-def _new_lines(path: Path, name: str, position: Position, settled_at: float | None) -> Iterator[Item]:
+def _new_lines(path: Path, name: str, position: ReadPosition, settled_at: float | None) -> Iterator[Item]:
     lines = itertools.islice(json_lines(path), position.lines.get(name, 0), None)
     last = _last_of_each(path) if name == ARTIFACTS_INDEX else {}
     pending: list[dict[str, Any]] = []

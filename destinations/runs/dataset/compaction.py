@@ -29,7 +29,7 @@ from destinations.runs.run import Run
 from uploads import Store, UploadError, open_store, redact
 
 from .reading import DatasetRun
-from .tables import APPLICATION, COLUMNS, Location, Snapshot, arrow_schema, delta_errors, json_of, load
+from .tables import APPLICATION, COLUMNS, Location, TableVersions, arrow_schema, delta_errors, json_of, load
 
 __all__ = ["CompactReport", "compact"]
 
@@ -239,7 +239,7 @@ class _Compaction:
         self._location = location
         self._runs = runs
         # The dataset as this attempt found it, and the tables that it has written to since.
-        self._snapshot: Snapshot
+        self._snapshot: TableVersions
         self._written: dict[str, Any] = {}
         self._changes: dict[str, str] = {}
         self._damaged: dict[Path, str] = {}

@@ -29,7 +29,7 @@ from destinations.runs.record import Extremes, RunRecord, Scalar
 from destinations.runs.run import MetricSummary, Run
 from destinations.runs.runs import Result, Runs
 
-from .tables import COLUMNS, Location, Snapshot, load, scalar_of
+from .tables import COLUMNS, Location, TableVersions, load, scalar_of
 
 if TYPE_CHECKING:
     from destinations.runs.content.series import Block, Series
@@ -205,7 +205,7 @@ class Dataset(Runs):
         clock: the time in seconds since 1970, for filters.
     """
 
-    def __init__(self, snapshot: Snapshot, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, snapshot: TableVersions, *, clock: Callable[[], float] = time.time) -> None:
         try:
             import duckdb
         except ImportError as error:

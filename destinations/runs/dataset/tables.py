@@ -32,7 +32,7 @@ __all__ = [
     "APPLICATION",
     "COLUMNS",
     "Location",
-    "Snapshot",
+    "TableVersions",
     "arrow_schema",
     "delta_errors",
     "json_of",
@@ -178,7 +178,7 @@ def delta_errors(uri: str) -> Iterator[None]:
 
 
 @attrs.frozen
-class Snapshot:
+class TableVersions:
     """The four tables at versions that belong together.
 
     Attributes:
@@ -206,7 +206,7 @@ class Snapshot:
         return self.tables[name].to_pyarrow_dataset(filesystem=filesystem)
 
 
-def load(location: Location, version: int | None = None) -> Snapshot:
+def load(location: Location, version: int | None = None) -> TableVersions:
     """Opens the tables.
 
     Args:
@@ -224,7 +224,7 @@ def load(location: Location, version: int | None = None) -> Snapshot:
             for name in COLUMNS
             if name != "runs"
         }
-        return Snapshot(location, {**tables, "runs": runs})
+        return TableVersions(location, {**tables, "runs": runs})
 
 
 def json_of(value: Scalar) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from destinations.run_directory.layout import SIDECAR
 from destinations.runs.record import HEARTBEAT_SECONDS, read_sidecar
 
 from .index import Index
-from .scan import MAX_PROBLEMS, Disk, IndexState, Scanner, ScanReport
+from .scan import MAX_PROBLEMS, FileSystem, IndexState, Scanner, ScanReport
 
 __all__ = ["Root"]
 
@@ -32,7 +32,7 @@ class Root:
 
     folder: str
     index: Index
-    disk: Disk = attrs.field(factory=Disk)
+    disk: FileSystem = attrs.field(factory=FileSystem)
     clock_ns: Callable[[], int] = time.time_ns
 
     def scan(self, now: float, *, full: bool) -> ScanReport:

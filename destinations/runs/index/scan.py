@@ -41,7 +41,7 @@ __all__ = [
     "DAMAGED",
     "MAX_PROBLEMS",
     "RUNNING",
-    "Disk",
+    "FileSystem",
     "IndexState",
     "KnownRun",
     "ScanChange",
@@ -169,7 +169,7 @@ _COARSE_NS = 2_000_000_000
 _NO_SUBFOLDERS = 2
 
 
-class Disk:
+class FileSystem:
     """The file system as a scan uses it; tests replace it."""
 
     stat = staticmethod(os.stat)
@@ -202,14 +202,14 @@ class Scanner:
         known: IndexState,
         *,
         full: bool = False,
-        disk: Disk | None = None,
+        disk: FileSystem | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._root = root
         self._prefix = "/" if root == "/" else f"{root}/"
         self._known = known
         self._full = full
-        self._disk = disk or Disk()
+        self._disk = disk or FileSystem()
         self._clock_ns = clock_ns
         self._pending: list[str] = []
         self._seen_runs: set[str] = set()

@@ -20,13 +20,13 @@ from typing import Any
 import attrs
 
 from destinations.run_directory.layout import JOURNAL_FOLDER, metrics_name
-from destinations.runs.content.sources import INDEXES, Position, items_of, ranks_of
+from destinations.runs.content.sources import INDEXES, ReadPosition, items_of, ranks_of
 from destinations.runs.errors import RunNotFoundError
 from destinations.runs.index.index import cache_folder
 from destinations.runs.run import Run
 from destinations.text.formatting import plain
 
-from .ledger import Ledger, SendingError
+from .ledger import SendingError, SentLedger
 from .replay import RecordClock, ReplayReport, RewoundError, replay
 from .targets import TargetError, target_of
 
@@ -75,8 +75,8 @@ def send(
     place.with_abandoned = abandoned
     replays_abandoned = abandoned and not place.copies_abandoned
 
-    def attempt(ledger: Ledger, *, starts_over: bool) -> ReplayReport:
-        position = Position() if starts_over else ledger.position
+    def attempt(ledger: SentLedger, *, starts_over: bool) -> ReplayReport:
+        position = ReadPosition() if starts_over else ledger.position
         facts = _facts_of(run, abandoned)
         is_file_missing = abandoned and place.copies_abandoned and not ledger.facts.get("abandoned")
         may_be_current = not starts_over and not follow and not is_file_missing
@@ -106,7 +106,7 @@ def send(
             ledger.finish(report.position, _facts_of(run, abandoned) if follow and report.is_over else facts)
         return report
 
-    with Ledger(place.ledger_path, run.record.run_id, place.name) as ledger:
+    with SentLedger(place.ledger_path, run.record.run_id, place.name) as ledger:
         starts_over = again or ledger.state != "done" or place.is_gone()
         while True:
             try:
@@ -148,7 +148,7 @@ def _stamps_of(run_dir: Path) -> dict[str, list[int]] | None:
 
 
 def _is_up_to_date(
-    run: Run, position: Position, facts: dict[str, Any], known: dict[str, Any], abandoned: bool
+    run: Run, position: ReadPosition, facts: dict[str, Any], known: dict[str, Any], abandoned: bool
 ) -> bool:
     """Returns whether the target is up to date: no new rows or records, and the same status."""
     if not facts["abandoned"]:
@@ -157,7 +157,7 @@ def _is_up_to_date(
         return True
     if any(facts[name] != known.get(name) for name in ("status", "is_alive", "hyperparameters")):
         return False
-    looked_at = Position(**attrs.asdict(position))
+    looked_at = ReadPosition(**attrs.asdict(position))
     return next(items_of(run.path, looked_at, abandoned=abandoned), None) is None
 
 

@@ -1,4 +1,4 @@
-"""Ledger: a small file for each pair of run and target that makes sending repeatable.
+"""A small file for each pair of run and target that makes sending repeatable.
 
 `begin` marks it as open before anything is sent; a ledger found open means an interrupted attempt, and
 everything is sent again. `finish` records the position reached. A file lock, released when the process exits,
@@ -14,11 +14,11 @@ from typing import Any, Self
 
 import attrs
 
-from destinations.runs.content.sources import Position
+from destinations.runs.content.sources import ReadPosition
 from destinations.runs.errors import RunsError
 from uploads.disk import read_regular, replace_file, try_lock
 
-__all__ = ["Ledger", "SendingError"]
+__all__ = ["SendingError", "SentLedger"]
 
 _VERSION = 1
 
@@ -27,7 +27,7 @@ class SendingError(RunsError):
     """The run cannot be sent to this target."""
 
 
-class Ledger:
+class SentLedger:
     """The ledger of one run and one target; a context manager that holds its lock.
 
     Args:
@@ -45,8 +45,8 @@ class Ledger:
         self._lock = -1
         self.state = "none"
         """"none" if nothing was sent, "open" if an attempt was interrupted, "done"."""
-        self.position = Position()
-        """Position up to which the run was sent."""
+        self.position = ReadPosition()
+        """The position up to which the run was sent."""
         self.facts: dict[str, Any] = {}
         """Fingerprint of everything else that was sent, defined by the sender."""
 
@@ -79,7 +79,7 @@ class Ledger:
         """Marks the ledger as open, before anything is sent."""
         self._write("open")
 
-    def finish(self, position: Position, facts: dict[str, Any]) -> None:
+    def finish(self, position: ReadPosition, facts: dict[str, Any]) -> None:
         """Records that everything up to a position was sent."""
         self.position, self.facts = position, facts
         self._write("done", position=attrs.asdict(position), facts=facts)
@@ -98,7 +98,7 @@ class Ledger:
                 f"not {self._about['run_id']!r}. Choose another folder."
             )
         try:
-            self.position = Position(**found["position"]) if found["state"] == "done" else Position()
+            self.position = ReadPosition(**found["position"]) if found["state"] == "done" else ReadPosition()
             self.facts = dict(found.get("facts") or {})
             self.state = "done" if found["state"] == "done" else "open"
         except (KeyError, TypeError, ValueError):

@@ -28,7 +28,7 @@ from destinations.runs.content.media import (
     read_sound,
     read_table,
 )
-from destinations.runs.content.sources import Item, Position, RewoundError, items_of, ranks_of
+from destinations.runs.content.sources import Item, ReadPosition, RewoundError, items_of, ranks_of
 from destinations.runs.errors import RunNotFoundError
 from destinations.runs.files import file_inside, read_object_file, whole_of
 from destinations.runs.record import is_alive
@@ -37,7 +37,7 @@ from events import BinnedValues
 from uploads.disk import read_regular
 
 __all__ = [
-    "Position",
+    "ReadPosition",
     "RecordClock",
     "ReplayReport",
     "RewoundError",
@@ -179,7 +179,7 @@ class ReplayReport:
     missing: list[str] = attrs.field(factory=list)
     failed: list[str] = attrs.field(factory=list)
     failures: int = 0
-    position: Position = attrs.field(factory=Position)
+    position: ReadPosition = attrs.field(factory=ReadPosition)
     is_over: bool = False
     was_interrupted: bool = False
 
@@ -189,7 +189,7 @@ def replay(
     destination: Any,
     *,
     clock: RecordClock | None = None,
-    position: Position | None = None,
+    position: ReadPosition | None = None,
     follow: bool = False,
     abandoned: bool = False,
     make_rank_destination: Callable[[int], Any] | None = None,
@@ -227,7 +227,7 @@ def replay(
         BaseException: raised by `init` or `close` of the destination, or Ctrl-C, after the destination was
             closed.
     """
-    report = ReplayReport(position=Position() if position is None else position)
+    report = ReplayReport(position=ReadPosition() if position is None else position)
     return _Replay(
         run,
         destination,
@@ -239,7 +239,7 @@ def replay(
     ).run_all(follow=follow, wait=wait)
 
 
-class _Rank:
+class _RankReplay:
     """The destination of one rank, with an engine of its own."""
 
     def __init__(self, name: str, rank: int, destination: Any) -> None:
@@ -277,7 +277,7 @@ class _Replay:
         self._about = _Facts.read(run)
         self._abandoned = abandoned
         self._of_rank = make_rank_destination
-        self._main = _Rank(_name_inside(run.record.name), 0, destination)
+        self._main = _RankReplay(_name_inside(run.record.name), 0, destination)
         self._state = self._main.state
         self._ranks = {0: self._main}
         self._prefixes: dict[tuple[int, str], str] = {}
@@ -382,11 +382,13 @@ class _Replay:
             self._report.rows += 1
             self._report.values += len(item.metrics)
 
-    def _rank_of(self, item: Item) -> tuple[_Rank, str]:
+    def _rank_of(self, item: Item) -> tuple[_RankReplay, str]:
         """Returns the destination for the metrics of an item, and the prefix of their names."""
         one = self._ranks.get(item.rank)
         if one is None and self._of_rank is not None:
-            one = self._ranks[item.rank] = _Rank(self._state.run_name, item.rank, self._of_rank(item.rank))
+            one = self._ranks[item.rank] = _RankReplay(
+                self._state.run_name, item.rank, self._of_rank(item.rank)
+            )
             one.engine.run_event("init")
         key = item.rank if one is None else 0, item.branch
         if key not in self._prefixes:
@@ -401,7 +403,7 @@ class _Replay:
             parts[0] += "_"
         return "".join(f"{part}/" for part in parts)
 
-    def _move_to(self, item: Item, one: _Rank) -> int:
+    def _move_to(self, item: Item, one: _RankReplay) -> int:
         """Sets clock and timestamp to those of the item; returns the step."""
         from events import Time, Timestamp
 

@@ -92,7 +92,7 @@ class CheckpointCounts:
 
 
 @attrs.frozen
-class _Pending:
+class _PendingSave:
     """A checkpoint that is being written; one in shards, which has been, is then being completed."""
 
     future: "concurrent.futures.Future[Any]"
@@ -265,7 +265,7 @@ class CheckpointSaver(Callback):
         self._number = 0
         self._saved_at: Timestamp | None = None
         self._is_resumed = False
-        self._pending: _Pending | None = None
+        self._pending: _PendingSave | None = None
         self._writer: CheckpointWriter | None = None
         self._buffer: SnapshotBuffer | None = None
         self.counts = CheckpointCounts()
@@ -503,7 +503,7 @@ class CheckpointSaver(Callback):
             )
         else:
             return
-        self._pending = _Pending(future, folder / name, remote_name, before, surplus, summary)
+        self._pending = _PendingSave(future, folder / name, remote_name, before, surplus, summary)
         self._saved_at = state.timestamp
         if is_last or self._is_done(self._pending):
             self._settle(state, logger, is_last=is_last)
@@ -513,7 +513,7 @@ class CheckpointSaver(Callback):
         latest = self._latest_filename
         return None if latest is None else (folder / format_name(latest, state), remote_name)
 
-    def _is_done(self, pending: _Pending) -> bool:
+    def _is_done(self, pending: _PendingSave) -> bool:
         """Returns whether a checkpoint is written; every rank of one in shards must call it."""
         is_done = pending.future.done()
         return is_done if self._plan is None else not distributed.any_rank(not is_done)
@@ -659,7 +659,7 @@ class CheckpointSaver(Callback):
         if self.counts.synchronous == 1:
             _log.warning("Training waits while checkpoints are written: %s.", error)
 
-    def _agree(self, pending: _Pending, state: State) -> tuple[BaseException | None, list[Any]]:
+    def _agree(self, pending: _PendingSave, state: State) -> tuple[BaseException | None, list[Any]]:
         """Returns why a step of a checkpoint in shards has failed, on any rank, and the results of all ranks.
 
         Every rank must call it; all get an error, or none.
@@ -677,7 +677,7 @@ class CheckpointSaver(Callback):
         return error, answers
 
     def _complete(
-        self, pending: _Pending, written: list[WrittenShard], state: State
+        self, pending: _PendingSave, written: list[WrittenShard], state: State
     ) -> "concurrent.futures.Future[Any]":
         """Has rank 0 complete a checkpoint in shards, which all ranks have written."""
         plan = self._plan
@@ -726,7 +726,7 @@ class CheckpointSaver(Callback):
         self.counts.saved += 1
         self._hand_on(pending, state, logger)
 
-    def _hand_on(self, pending: _Pending, state: State, logger: Logger) -> None:
+    def _hand_on(self, pending: _PendingSave, state: State, logger: Logger) -> None:
         """Uploads a complete checkpoint and its pointer, and has those deleted that are not kept."""
         removed, deleted = self._gone(pending.kept)
         self._has_repeated = True

@@ -1,6 +1,6 @@
 """Copies a state into buffers that are kept, so that training continues while the copy is written.
 
-A tree of plain values and tensors becomes a `Snapshot`: the same tree with a reference in place of each
+A tree of plain values and tensors becomes a `StateSnapshot`: the same tree with a reference in place of each
 tensor, and the storages that the references are into. Storages lie one after the other in one buffer, a
 memory file (`memfd_create(2)`) where the system has it, so that another process can map the same pages; it
 does not count against the size of /dev/shm. As with `torch.save`, each storage is copied once and whole:
@@ -31,8 +31,8 @@ from events.errors import CheckpointError
 
 __all__ = [
     "NotEnoughMemoryError",
-    "Snapshot",
     "SnapshotBuffer",
+    "StateSnapshot",
     "has_plain_storage",
     "plain_values",
     "rebuild",
@@ -83,7 +83,7 @@ class Pickled:
 
 
 @attrs.frozen
-class Snapshot:
+class StateSnapshot:
     """A tree of values with references, and where the storages are in the buffer.
 
     Attributes:
@@ -243,7 +243,7 @@ def _layout(storages: list[torch.UntypedStorage]) -> tuple[tuple[tuple[int, int]
     return tuple(places), end
 
 
-def rebuild(snapshot: Snapshot, memory: torch.Tensor) -> Any:
+def rebuild(snapshot: StateSnapshot, memory: torch.Tensor) -> Any:
     """Returns the tree of a snapshot with tensors again, which are views of the buffer.
 
     Args:
@@ -367,7 +367,7 @@ class SnapshotBuffer:
                 return
         self._pin(memory)
 
-    def take(self, values: Any) -> tuple[Snapshot, Callable[[], None]]:
+    def take(self, values: Any) -> tuple[StateSnapshot, Callable[[], None]]:
         """Copies values; returns the snapshot, and a function that waits until the copy is complete.
 
         Tensors on the CPU are copied when this returns. Those on a GPU are copied by its current stream: what
@@ -392,7 +392,7 @@ class SnapshotBuffer:
             self.memory[offset : offset + count].copy_(source, non_blocking=True)
             if storage.device.type == "cuda":
                 devices.add(storage.device)
-        return Snapshot(tree, places, self.identifier), functools.partial(_wait, _events_on(devices))
+        return StateSnapshot(tree, places, self.identifier), functools.partial(_wait, _events_on(devices))
 
     def release(self) -> None:
         """Gives the memory back."""

@@ -32,7 +32,7 @@ import torch
 from events.errors import CheckpointError
 
 from .files import AbandonedError, Written, write_checkpoint
-from .snapshot import Snapshot, SnapshotBuffer, rebuild
+from .snapshot import SnapshotBuffer, StateSnapshot, rebuild
 
 __all__ = ["CheckpointWriter", "Request"]
 
@@ -54,7 +54,7 @@ class Request:
         surplus: older files, to be removed when it is complete.
     """
 
-    snapshot: Snapshot
+    snapshot: StateSnapshot
     path: Path
     pointer: tuple[Path, str] | None = None
     surplus: tuple[Path, ...] = ()

@@ -18,10 +18,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from destinations import RunDirectory
-from destinations.background import Timer
+from destinations.background import PeriodicThread
 from destinations.run_directory import RunInUseError, read_rows, read_series
 from destinations.run_directory.documents import Documents
-from destinations.run_directory.drain import Drain
+from destinations.run_directory.drain import JournalDrain
 from destinations.run_directory.folder import HeldFolder, WriterLock
 from destinations.run_directory.journal import Journal
 from destinations.run_directory.layout import journal_path, segment_paths
@@ -97,7 +97,7 @@ def test_rows_wait_for_space_and_come_in_order(tmp_path):
     disk.is_full = False
     journal.write_pending()
     journal.append({"m0": 20_000.0}, 20_000)
-    drain = Drain(tmp_path, folder, MetricsCsv(tmp_path / "metrics.csv"), journal)
+    drain = JournalDrain(tmp_path, folder, MetricsCsv(tmp_path / "metrics.csv"), journal)
     drained = drain.run(final=True)
 
     assert waiting > 5000
@@ -127,7 +127,7 @@ def test_a_drain_that_fails_half_way_repeats_nothing(tmp_path):
     folder.mkdir(parents=True)
     journal = Journal(folder, State("x"))
     csv = HalfCsv(tmp_path / "metrics.csv")
-    drain = Drain(tmp_path, folder, csv, journal)
+    drain = JournalDrain(tmp_path, folder, csv, journal)
     for step in range(500):
         journal.append({"a": float(step)}, step)
         if step == 100:
@@ -568,7 +568,7 @@ class LetsAFlushIn(threading.Event):
 def test_nothing_is_left_to_do_when_a_flush_returns():
     """A flush that comes just when a turn begins is answered by the next turn, and leaves none behind it."""
     seen = []
-    timer = Timer(seen.append, 1000, lambda _: None, "timer")
+    timer = PeriodicThread(seen.append, 1000, lambda _: None, "timer")
     timer._wake = wake = LetsAFlushIn()
 
     def flush():
@@ -602,7 +602,7 @@ def test_a_timer_continues_after_an_error_and_stops_in_time():
         if is_last:
             gate.wait(60)
 
-    timer = Timer(work, 0.001, caught.append, "timer")
+    timer = PeriodicThread(work, 0.001, caught.append, "timer")
     timer.start()
     flushed = timer.flush(60), timer.flush(60)
     too_long = timer.stop(0.01)

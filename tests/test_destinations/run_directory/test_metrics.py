@@ -13,7 +13,7 @@ import torch
 
 from destinations import RunDirectory
 from destinations.run_directory import RunNotOpenError, read_rows, read_series
-from destinations.run_directory.drain import Drain
+from destinations.run_directory.drain import JournalDrain
 from destinations.run_directory.frames import MAGIC
 from destinations.run_directory.journal import Journal, SegmentReader
 from destinations.run_directory.layout import journal_path, segment_paths
@@ -332,7 +332,7 @@ def test_one_new_metric_per_step_does_not_rewrite_the_file_each_time(tmp_path):
     folder = journal_path(tmp_path, 0)
     folder.mkdir(parents=True)
     journal = Journal(folder, State("x"))
-    drain = Drain(tmp_path, folder, MetricsCsv(tmp_path / "metrics.csv"), journal, clock=lambda: 0.0)
+    drain = JournalDrain(tmp_path, folder, MetricsCsv(tmp_path / "metrics.csv"), journal, clock=lambda: 0.0)
 
     for step in range(2000):
         journal.append({f"key{step}": float(step)}, step)

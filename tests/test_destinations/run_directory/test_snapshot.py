@@ -5,7 +5,7 @@ import os
 import pytest
 
 from destinations.run_directory import reader as module
-from destinations.run_directory.drain import Drain
+from destinations.run_directory.drain import JournalDrain
 from destinations.run_directory.journal import Journal
 from destinations.run_directory.layout import POSITION, Position, journal_path, segment_paths
 from destinations.run_directory.metrics_csv import MetricsCsv
@@ -20,7 +20,7 @@ def written(tmp_path):
     folder.mkdir(parents=True)
     journal = Journal(folder, State("x"), segment_bytes=4096)
     csv = MetricsCsv(tmp_path / "metrics.csv")
-    yield journal, Drain(tmp_path, folder, csv, journal)
+    yield journal, JournalDrain(tmp_path, folder, csv, journal)
     journal.close()
     for segment in list(journal.segments):
         segment.close()

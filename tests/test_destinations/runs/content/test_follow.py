@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from destinations.run_directory import read_rows
-from destinations.run_directory.drain import Drain
+from destinations.run_directory.drain import JournalDrain
 from destinations.run_directory.journal import Journal, make_journal, remove_journal
 from destinations.run_directory.layout import journal_path, segment_paths
 from destinations.run_directory.metrics_csv import MetricsCsv
@@ -227,7 +227,7 @@ class Writer:
         self.journal = Journal(
             self.folder, State("x"), make_segment=AppendedSegment, segment_bytes=2048, clock=lambda: self.now
         )
-        self.drain = Drain(run_dir, self.folder, MetricsCsv(run_dir / "metrics.csv"), self.journal)
+        self.drain = JournalDrain(run_dir, self.folder, MetricsCsv(run_dir / "metrics.csv"), self.journal)
 
     def log(self, metrics, step):
         self.now += 0.001

@@ -17,13 +17,13 @@ import pytest
 from destinations.runs import RootError, open_runs
 from destinations.runs.index.index import Index
 from destinations.runs.index.root import Root
-from destinations.runs.index.scan import Disk
+from destinations.runs.index.scan import FileSystem
 from destinations.runs.runs import Runs
 from tests.peers import folder_of
 from tests.test_destinations.runs.folders import HOUR, NOW, age, clock, write_lightning, write_run
 
 
-class CountingDisk(Disk):
+class CountingDisk(FileSystem):
     """Counts what is asked of the file system, by kind and name."""
 
     def __init__(self):
@@ -31,7 +31,7 @@ class CountingDisk(Disk):
 
     def stat(self, path):
         self.calls.append(("stat", path))
-        return Disk.stat(path)
+        return FileSystem.stat(path)
 
     def exists(self, path):
         self.calls.append(("exists", path))
@@ -159,7 +159,7 @@ def test_a_new_run_costs_six_system_calls(root, opened, monkeypatch):
 
     for name in ("stat", "open", "fstat", "read", "close", "access", "lstat", "scandir"):
         monkeypatch.setattr(os, name, functools.partial(counted, name, getattr(os, name)))
-    monkeypatch.setattr(Disk, "stat", staticmethod(os.stat))
+    monkeypatch.setattr(FileSystem, "stat", staticmethod(os.stat))
 
     report = opened.scan()
 
@@ -229,7 +229,7 @@ def test_what_was_written_this_moment_is_not_relied_on(root, with_disk):
     moment = (NOW, NOW)
     write_run(root / "a", notes="1")
     os.utime(root / "a", moment)
-    runs = with_disk(Disk(), clock_ns=lambda: int(NOW * 1e9) + 1000)
+    runs = with_disk(FileSystem(), clock_ns=lambda: int(NOW * 1e9) + 1000)
     runs.scan()
     write_run(root / "a", notes="2")
     os.utime(root / "a", moment)
@@ -407,7 +407,7 @@ def test_an_id_that_occurs_in_two_roots_is_reported(tmp_path):
         assert runs.report.duplicates == {"id": (tmp_path / "one" / "a", tmp_path / "two" / "b")}
 
 
-class DiskThatDoesSomethingOnce(Disk):
+class DiskThatDoesSomethingOnce(FileSystem):
     """Does something before it reads a certain file."""
 
     def __init__(self, name, act):
@@ -588,7 +588,7 @@ def test_a_folder_without_rights_is_a_problem_and_its_runs_stay(opened, root):
     assert opened.scan().problems == ()
 
 
-class DiskWithoutRights(Disk):
+class DiskWithoutRights(FileSystem):
     """Refuses one folder."""
 
     def __init__(self, folder):
@@ -597,7 +597,7 @@ class DiskWithoutRights(Disk):
     def stat(self, path):
         if path.startswith(self.folder):
             raise PermissionError(13, "Permission denied")
-        return Disk.stat(path)
+        return FileSystem.stat(path)
 
 
 def test_a_folder_that_cannot_be_looked_at_is_looked_at_again(root, with_disk):
