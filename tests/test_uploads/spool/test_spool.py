@@ -12,7 +12,15 @@ from tests.servers.recorded_disk import RecordedDisk
 from uploads.disk import append_line
 from uploads.errors import ManifestError, SpoolOwnedError, SpoolUnusableError
 from uploads.handle import Outcome, UploadState
-from uploads.spool.entry import Entry, read_reason
+from uploads.spool.entry import (
+    Entry,
+    may_have_lost_bytes,
+    note_attempt,
+    note_flushed,
+    note_interruption,
+    read_attempts,
+    read_reason,
+)
 from uploads.spool.flush import Flusher
 from uploads.spool.ownership import OwnerLock, owner_of
 from uploads.spool.spool import Spool, fsync_entry
@@ -237,6 +245,36 @@ def test_a_link_in_the_place_of_data_is_not_synced(spool, tmp_path):
 
     with pytest.raises(OSError, match="symbolic links"):
         fsync_entry(spool.pending / folder)
+
+
+def test_attempts_that_ended_with_their_process_are_counted(tmp_path):
+    """Their answer may be lost; that of an attempt that failed is not, unless it is said."""
+    note_attempt(tmp_path, 4, "503")
+    assert read_attempts(tmp_path) == {"count": 4, "reason": "503", "is_answer_lost": False}
+
+    assert [note_interruption(tmp_path), note_interruption(tmp_path)] == [5, 6]
+    assert read_attempts(tmp_path)["is_answer_lost"] is True
+
+
+def test_bytes_may_be_lost_by_a_reboot_before_they_were_synced_alone(tmp_path):
+    """Not in the same boot, nor once they are on the disk, nor where they were synced at once."""
+    lost = [
+        may_have_lost_bytes(tmp_path, _entry(boot=boot), now)
+        for boot, now in (("a", "b"), ("a", "a"), ("", "b"))
+    ]
+    assert lost == [True, False, False]
+
+    note_flushed(tmp_path)
+    assert not may_have_lost_bytes(tmp_path, _entry(boot="a"), "b")
+
+
+def test_a_manifest_of_another_version_is_refused():
+    """Its fields may mean something else."""
+    text = _entry().to_text()
+    assert Entry.parse(text.encode()) == _entry()
+
+    with pytest.raises(ManifestError, match="must have version 1, got 2"):
+        Entry.parse(text.replace('"version": 1', '"version": 2').encode())
 
 
 def test_a_lock_names_its_owner_over_whatever_the_file_said(tmp_path):
