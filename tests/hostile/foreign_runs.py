@@ -8,7 +8,7 @@ import wave
 import numpy as np
 
 from destinations import cli
-from destinations.runs.commands.screen import Screen, Session
+from destinations.runs.commands.screen import CommandContext, Screen
 from tests.test_destinations.runs.written import Written
 
 __all__ = [
@@ -35,7 +35,7 @@ def command(*arguments, terminal=False, now=None):
     """Runs a command of `destinations runs`; returns exit code, output and messages."""
     output, errors = (Terminal() if terminal else io.StringIO()), io.StringIO()
     clock = {} if now is None else {"clock": lambda: now}
-    session = Session(Screen(output, None, terminal, terminal), errors, wait=_never, **clock)
+    session = CommandContext(Screen(output, None, terminal, terminal), errors, wait=_never, **clock)
     options, options.rest = _parser().parse_known_args(["runs", *map(str, arguments)])
     code = options.run(options, session)
     return code, output.getvalue(), errors.getvalue()

@@ -22,7 +22,7 @@ from destinations import RunDirectory, cli
 from destinations.run_directory import read_rows
 from destinations.runs import Run
 from destinations.runs.commands import _Runner
-from destinations.runs.commands.screen import NOTHING, Screen, Session
+from destinations.runs.commands.screen import NOTHING, CommandContext, Screen
 from events import Run as WritingRun
 
 ROOT = Path(__file__).parents[4]
@@ -120,7 +120,7 @@ def session_of(now=NOW + 1000, wait=None, width=None):
         raise AssertionError("nothing to wait for")
 
     stream = io.StringIO()
-    return Session(
+    return CommandContext(
         Screen(stream, width), io.StringIO(), clock=now if callable(now) else Clock(now), wait=wait or never
     )
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from destinations import InMemory, LoggerDestination, RunDirectory
 from destinations.run_directory import MetricRow, read_rows
 from destinations.runs import Run
-from destinations.runs.content.sources import Position, _new_rows
+from destinations.runs.content.sources import ReadPosition, _new_rows
 from destinations.runs.send import SendingError, TargetError, send
 from destinations.runs.send.replay import RecordClock, RewoundError, replay
 from destinations.testing import RecordingDestination
@@ -613,7 +613,7 @@ def _as_rows(calls, joins):
 )
 def test_each_value_is_handed_on_once_however_rows_are_joined(calls, cuts, joins):
     """Rows of one step may be one row at one look and two at the next."""
-    position = Position()
+    position = ReadPosition()
     given_on = []
 
     for look, end in enumerate([*sorted(cuts), len(calls)]):
