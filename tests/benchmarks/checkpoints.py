@@ -36,6 +36,8 @@ SPARE_BYTES = 2 * GIBIBYTE
 TARGET_BYTES = GIBIBYTE
 COLUMNS = ("copy", "stall", "/ copy", "first", "total", "in store", "written", "memory")
 PARTS = 32
+# Matrices, as models have: DCP's planner takes time for each row of a tensor that is divided.
+COLUMNS_OF_PART = 1024
 
 
 def main(sizes=()) -> bool:
@@ -118,11 +120,13 @@ class _State:
 
     def __init__(self, size: float, folder: Path):
         torch.manual_seed(0)
-        numbers = int(size * GIBIBYTE) // 4 // PARTS
+        rows = int(size * GIBIBYTE) // 4 // PARTS // COLUMNS_OF_PART
         self.folder = folder
         self.model = torch.nn.Module()
         for number in range(PARTS):
-            self.model.register_parameter(f"part{number}", torch.nn.Parameter(torch.randn(numbers)))
+            self.model.register_parameter(
+                f"part{number}", torch.nn.Parameter(torch.randn(rows, COLUMNS_OF_PART))
+            )
         if torch.distributed.is_initialized():
             from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import fully_shard
@@ -169,6 +173,7 @@ def _one(kind: str, size: float) -> None:
             for target, source in zip(targets, state.tensors(), strict=True):
                 target.copy_(source)
             copied = time.perf_counter() - begin
+            saver.align()
             written -= _written("self") + _written(saver.writer_pid)
             begin = time.perf_counter()
             saver.save(number)
@@ -231,6 +236,9 @@ class _Saver:
 
     def before(self, number):
         """Is not measured."""
+
+    def align(self):
+        """Waits for other ranks, whose disks and copies took longer: steps of training keep ranks together."""
 
     def save(self, number):
         """Returns when training may continue."""
@@ -346,8 +354,7 @@ class _OursInShards(_Ours):
         )
         stack.callback(torch.distributed.destroy_process_group)
 
-    def before(self, number):
-        super().before(number)
+    def align(self):
         torch.distributed.barrier()
 
     def complete(self):
