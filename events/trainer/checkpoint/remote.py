@@ -21,7 +21,7 @@ from .files import MANIFEST, POINTER_SUFFIX, files_beside_manifest
 from .retention import SavedCheckpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from uploads import Store, UploadHandle, UploadQueue
 
@@ -132,6 +132,17 @@ class RemoteFolder:
             then = [f"{start}{file}" for file in files_beside_manifest(one.shards)]
             self._queue.delete(name, after=[*self._last, *own], then=then)
 
+    def delete_here(self, removed: "Sequence[SavedCheckpoint]") -> None:
+        """Does nothing: what is on this machine is the saver's."""
+
+    def names_of(self, checkpoints: "Iterable[SavedCheckpoint]") -> list[str]:
+        """Returns the names of the files that these checkpoints have in the store; waits for it.
+
+        Raises:
+            UploadError: the store cannot be asked.
+        """
+        return [found.name for one in checkpoints for found in self.store.list(_beginning(one))]
+
     def uris(self, name: str) -> tuple[str, ...]:
         """Returns the URI of a checkpoint."""
         return (self.store.uri(name),)
@@ -203,26 +214,41 @@ class UploadedFolder:
                 (Path(folder) / pointer).write_text(self._last[0])
                 self._logger.upload_file(self._last[1], Path(folder) / pointer, overwrite=True)
 
-    def delete(self, one: SavedCheckpoint, *, local: bool = False) -> None:
-        """Has a checkpoint deleted, if it is in this folder; of one in shards the manifest first.
+    def delete(self, one: SavedCheckpoint) -> None:
+        """Has destinations that send files delete a checkpoint, after what the pointer was moved to."""
+        self._delete(one, one.shards, local=False, after=self._last)
 
-        Args:
-            one: the checkpoint.
-            local: by destinations that keep files on this machine, which have those of rank 0; else by those
-                that send them, after what the pointer was moved to.
-        """
-        parts = Path(one.path).parts[-2 if one.shards else -1 :]
-        name = "/".join([self._folder, *parts])
+    def delete_here(self, removed: "Sequence[SavedCheckpoint]") -> None:
+        """Has destinations that keep files on this machine, those of rank 0, delete checkpoints."""
+        for one in removed:
+            self._delete(one, min(1, one.shards), local=True, after=())
+
+    def _delete(self, one: SavedCheckpoint, ranks: int, *, local: bool, after: "Sequence[str]") -> None:
+        """Has a checkpoint deleted, if it is in this folder; of one in shards the manifest first."""
+        name = f"{self._folder}/{one.name}"
         if one.remote_name == name:
-            start = name.removesuffix(parts[-1])
-            then = [
-                start + file for file in files_beside_manifest(min(1, one.shards) if local else one.shards)
-            ]
-            self._logger.delete_file(name, local=local, after=() if local else self._last, then=then)
+            start = name.removesuffix(MANIFEST)
+            then = [start + file for file in files_beside_manifest(ranks)]
+            self._logger.delete_file(name, local=local, after=after, then=then)
+
+    def names_of(self, checkpoints: "Iterable[SavedCheckpoint]") -> list[str]:
+        """Returns the names in this folder of the files of these checkpoints in stores; waits for them.
+
+        Raises:
+            OSError: a store cannot be asked.
+        """
+        start = f"{self._folder}/"
+        found = [name for one in checkpoints for name in self._logger.list_files(start + _beginning(one))]
+        return [name.removeprefix(start) for name in found]
 
     def uris(self, name: str) -> tuple[str, ...]:
         """Returns the URIs of a checkpoint."""
         return self._logger.file_uris(f"{self._folder}/{name}")
+
+
+def _beginning(one: SavedCheckpoint) -> str:
+    """Returns how the names of all files of a checkpoint begin."""
+    return one.name.removesuffix(MANIFEST) if one.shards else one.name
 
 
 def stored_names(store: "Store", pointer: str | None, pattern: re.Pattern[str] | None = None) -> list[str]:

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import attrs
@@ -32,6 +33,11 @@ class SavedCheckpoint:
     batch: int = attrs.field(default=0, validator=_is_a(int))
     metric: float | None = attrs.field(default=None, validator=attrs.validators.optional(_is_a((int, float))))
     shards: int = attrs.field(default=0, validator=_is_a(int))
+
+    @property
+    def name(self) -> str:
+        """The name in its folder of the file, or of the manifest of one in shards."""
+        return "/".join(Path(self.path).parts[-2 if self.shards else -1 :])
 
     @classmethod
     def from_state(cls, state: Any) -> "SavedCheckpoint":
@@ -116,7 +122,7 @@ class Kept:
         local: on this machine.
         stored: where they are uploaded; empty where nothing is ever deleted there.
         removed: those that were removed last from this machine. A process that is killed may not have done
-            it: it is done again after the next save.
+            it: it is done again after the next save, or at the end of a session that saves nothing.
         deleted: those that were deleted last where they are uploaded; likewise.
     """
 

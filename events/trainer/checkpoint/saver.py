@@ -16,8 +16,7 @@ import re
 import tempfile
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,12 +39,16 @@ from .files import (
     Written,
     remove_checkpoint,
     sweep,
+    tensors_of,
+    values_of,
     write_checkpoint,
 )
+from .pointers import PendingPointers, Upload
 from .reading import SavePlace, local_names
 from .remote import RemoteFolder, UploadedFolder, is_uri
 from .retention import Kept, Retention, SavedCheckpoint
 from .sharded import (
+    ShardedCheckpoint,
     ShardPlan,
     ShardRequest,
     WrittenShard,
@@ -65,8 +68,6 @@ _PROCESS_BYTES = 32 << 20
 _SPARE = 32
 _LOOK_SECONDS = 0.1
 _DESTINATION_SECONDS = 30.0
-# In shards, whose files are not yet where they are to be.
-_MAX_UPLOADS = 32
 _ASK_SECONDS = 20.0
 _NOT_THE_NAME = re.compile(r"\{(?!run_name\})[^{}]*\}")
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -105,27 +106,6 @@ class _PendingSave:
     summary: str = ""
     # What this rank has written of one in shards; None meanwhile.
     shard: WrittenShard | None = None
-
-
-@attrs.frozen
-class _Uploads:
-    """What a rank has handed on of a checkpoint; the pointer to one in shards waits for all ranks.
-
-    Attributes:
-        path: of the checkpoint, or of the manifest.
-        target: where it is uploaded.
-        files: the names of the files that this rank has handed on.
-        name: of the checkpoint or manifest there.
-        latest: the name of the pointer, or None.
-        surplus: what is to be deleted there, once the pointer has moved.
-    """
-
-    path: str
-    target: RemoteFolder | UploadedFolder
-    files: tuple[str, ...]
-    name: str
-    latest: str | None
-    surplus: tuple[SavedCheckpoint, ...]
 
 
 class CheckpointSaver(Callback):
@@ -249,10 +229,7 @@ class CheckpointSaver(Callback):
         self._asynchronous = asynchronous
         self._sharded = sharded
         self._plan: ShardPlan | None = None
-        # Shards that are on their way, oldest first; the pointer follows them.
-        self._uploads: deque[_Uploads] = deque()
-        # What goes from the store when the pointer moves next.
-        self._surplus: list[SavedCheckpoint] = []
+        self._pointers = PendingPointers()
         self._removal: concurrent.futures.Future[Any] | None = None
         self._when_busy = when_busy
         self._process_bytes = process_bytes
@@ -390,7 +367,7 @@ class CheckpointSaver(Callback):
         """Saves if the interval has passed, and hands on the checkpoint before once it is complete."""
         if self._pending is not None and self._is_done(self._pending):
             self._finish(state, logger)
-        self._move_pointer(state)
+        self._move_pointers(state)
         if self._interval.passed(state):
             self._save(state, logger)
         elif self._buffer is None and self._asynchronous and (state.rank == 0 or self._plan is not None):
@@ -404,13 +381,14 @@ class CheckpointSaver(Callback):
     def fit_end(self, state: State, logger: Logger) -> None:
         """Saves the final state; an error is raised here, as no later checkpoint replaces this one."""
         self._save(state, logger, is_last=True)
+        self._repeat(state, logger)
         self._look_for_metric(state)
         # Destinations have a limit of their own for the end of a run.
         seconds = self._close_seconds if self._remote else min(self._close_seconds, _DESTINATION_SECONDS)
         deadline = time.monotonic() + seconds
-        while self._uploads:
+        while self._pointers:
             time.sleep(_LOOK_SECONDS)
-            self._move_pointer(state, is_late=distributed.from_rank_zero(time.monotonic() > deadline))
+            self._move_pointers(state, is_late=distributed.from_rank_zero(time.monotonic() > deadline))
 
     def close(self, state: State, logger: Logger) -> None:
         """Waits for the checkpoint that is being written, and hands it on; not for one in shards.
@@ -435,7 +413,7 @@ class CheckpointSaver(Callback):
     def post_close(self) -> None:
         """Ends the process that writes, and gives its memory back."""
         self._pending = None
-        self._uploads.clear()
+        self._pointers.clear()
         if self._removal is not None:
             concurrent.futures.wait([self._removal], self._close_seconds)
         writer, self._writer = self._writer, None
@@ -478,9 +456,7 @@ class CheckpointSaver(Callback):
         if not distributed.from_rank_zero(self._is_to_save(state, logger, is_last=is_last)):
             return
         folder = self._local_folder(state)
-        name = format_name(self._filename, state)
-        if self._plan is not None:
-            name = f"{name.removesuffix('.pt')}/{MANIFEST}"
+        name = self._name(state)
         remote_folder = format_name(self._remote_folder, state).rstrip("/")
         remote_name = name if self._remote is not None else f"{remote_folder}/{name}"
         before = self._kept
@@ -507,6 +483,11 @@ class CheckpointSaver(Callback):
         self._saved_at = state.timestamp
         if is_last or self._is_done(self._pending):
             self._settle(state, logger, is_last=is_last)
+
+    def _name(self, state: State) -> str:
+        """Returns the name of a checkpoint of now, or of its manifest, in the folder."""
+        name = format_name(self._filename, state)
+        return name if self._plan is None else f"{name.removesuffix('.pt')}/{MANIFEST}"
 
     def _pointer(self, folder: Path, remote_name: str, state: State) -> tuple[Path, str] | None:
         """Returns the path of the pointer to a checkpoint, and its text."""
@@ -729,87 +710,110 @@ class CheckpointSaver(Callback):
     def _hand_on(self, pending: _PendingSave, state: State, logger: Logger) -> None:
         """Uploads a complete checkpoint and its pointer, and has those deleted that are not kept."""
         removed, deleted = self._gone(pending.kept)
-        self._has_repeated = True
-        latest = None if self._latest_filename is None else format_name(self._latest_filename, state)
         # What has this name may be of this session, where `filename` gives one more than once.
         is_own = any(one.path == str(pending.path) for one in pending.kept.local)
         overwrite = self._overwrite or self._is_resumed or is_own
-        # The file, or what this rank has of one in shards.
-        depth = 1 if self._plan is None else 2
-        name = "/".join(pending.path.parts[-depth:])
         if pending.shard is None:
-            files: dict[str, int | None] = {name: pending.future.result().crc32}
+            files: dict[str, int | None] = {pending.path.name: pending.future.result().crc32}
         else:
-            start = name.removesuffix(MANIFEST)
-            written = files_of(pending.shard, state.rank)
-            files = {f"{start}{file}": one.crc32 for file, one in written.items()}
+            files = {name: one.crc32 for name, one in files_of(pending.shard, state.rank).items()}
             if state.rank == 0:
-                files |= {f"{start}{METADATA}": None, name: None}
-        folder = pending.path.parents[depth - 1]
-        target = self._remote or UploadedFolder(logger, pending.remote_name.removesuffix(f"/{name}"))
-        for file, crc32 in files.items():
-            target.submit(folder / file, file, crc32, overwrite=overwrite)
-        called = name.removesuffix(f"/{MANIFEST}")
-        state.last_checkpoint_uris = target.uris(called)
-        state.last_checkpoint = (
-            str(folder / called) if self._remote is None else state.last_checkpoint_uris[0]
-        )
-        if state.rank == 0 and isinstance(target, UploadedFolder):
-            for one in removed:
-                target.delete(one, local=True)
-        uploads = _Uploads(str(pending.path), target, tuple(files), name, latest, tuple(deleted))
-        if self._plan is None:
-            self._end(uploads, uploads.surplus)
-            return
-        self._uploads.append(uploads)
-        if len(self._uploads) > _MAX_UPLOADS:
-            self._give_up(self._uploads.popleft(), "for too many newer ones wait for their files")
-        self._move_pointer(state)
+                files |= {METADATA: None, MANIFEST: None}
+        target = self._target(pending.remote_name, logger)
+        if state.rank == 0:
+            target.delete_here(removed)
+        self._upload(pending.path, files, deleted, target, state, overwrite=overwrite)
 
-    def _end(self, uploads: _Uploads, surplus: Sequence[SavedCheckpoint]) -> None:
-        """Moves the pointer to a checkpoint, and has those deleted that it replaces."""
-        uploads.target.move_pointer(uploads.latest, uploads.name)
-        for one in surplus:
-            uploads.target.delete(one)
+    def _target(self, remote_name: str, logger: Logger) -> RemoteFolder | UploadedFolder:
+        """Returns where a checkpoint is uploaded, given its name there."""
+        depth = 1 if self._plan is None else 2
+        return self._remote or UploadedFolder(logger, remote_name.rsplit("/", depth)[0])
 
-    def _move_pointer(self, state: State, *, is_late: bool = False) -> None:
-        """Hands on pointers to checkpoints whose files are there on all ranks, and has others deleted then.
-
-        Every rank must call it. Of several checkpoints the oldest comes first: what is deleted has either
-        been there whole, or has failed and is not ours.
+    def _upload(
+        self,
+        path: Path,
+        files: Mapping[str, int | None],
+        surplus: Sequence[SavedCheckpoint],
+        target: RemoteFolder | UploadedFolder,
+        state: State,
+        *,
+        overwrite: bool,
+    ) -> None:
+        """Submits a checkpoint, and its pointer and the deletions that follow it.
 
         Args:
+            path: of the checkpoint, or of the manifest.
+            files: those of this rank beside it, or itself, by name; with their CRC-32 where it is known.
+            surplus: what is deleted after it.
+            target: where it is uploaded.
             state: the run.
-            is_late: whether they are not waited for any longer.
+            overwrite: whether objects of these names may be replaced.
         """
-        while self._uploads:
-            uploads, failure = self._uploads[0], "not there in time" if is_late else ""
-            try:
-                is_there = uploads.target.has_uploaded(uploads.files)
-            except OSError as error:
-                is_there, failure = False, str(error)
-            if distributed.any_rank(not is_there and not failure):
-                return
-            self._uploads.popleft()
-            self._surplus += uploads.surplus
-            if distributed.any_rank(not is_there):
-                reason = "" if is_there else f"for lack of files of rank {state.rank}: {failure}"
-                self._give_up(uploads, reason)
-            else:
-                surplus, self._surplus = self._surplus, []
-                if state.rank == 0:
-                    self._end(uploads, surplus)
+        self._has_repeated = True
+        start = "" if self._plan is None else f"{path.parent.name}/"
+        for file, crc32 in files.items():
+            target.submit(path.with_name(file), f"{start}{file}", crc32, overwrite=overwrite)
+        called = start.rstrip("/") or path.name
+        state.last_checkpoint_uris = target.uris(called)
+        here = path if self._plan is None else path.parent
+        state.last_checkpoint = str(here) if self._remote is None else state.last_checkpoint_uris[0]
+        latest = None if self._latest_filename is None else format_name(self._latest_filename, state)
+        names = tuple(f"{start}{file}" for file in files)
+        upload = Upload(str(path), target, names, f"{start}{path.name}", latest, tuple(surplus))
+        if self._plan is None:
+            upload.finish(upload.surplus)
+        else:
+            self._forget(self._pointers.add(upload))
+            self._move_pointers(state)
 
-    def _give_up(self, uploads: _Uploads, reason: str) -> None:
-        """Forgets a checkpoint that is not whole in the store: nothing of it is deleted there."""
-        path = uploads.path
-        self._kept = self._kept.without_stored(path)
-        self._surplus = [one for one in self._surplus if one.path != path]
-        for index, one in enumerate(self._uploads):
-            left = tuple(each for each in one.surplus if each.path != path)
-            self._uploads[index] = attrs.evolve(one, surplus=left)
-        if reason:
-            _log.error("The pointer to %s is not uploaded, %s", path, reason)
+    def _repeat(self, state: State, logger: Logger) -> None:
+        """Does what a killed session may have left undone, where this one had nothing to save.
+
+        Removes what should be gone here. Where a store lacks a file of the checkpoint that was resumed, or
+        still has one that it replaces, it is uploaded again: deletions wait for it and its pointer. Every
+        rank must call it.
+        """
+        plan = self._plan
+        if not self._is_resumed or self._has_repeated or (plan is None and state.rank != 0):
+            return
+        folder = self._local_folder(state)
+        path = folder / self._name(state)
+        saved = next((one for one in self._kept.local if one.path == str(path)), None)
+        is_whole = saved is not None and saved.shards in {0, state.world_size} and path.exists()
+        if plan is not None:
+            is_whole = not distributed.any_rank(not is_whole)
+        if saved is None or not is_whole:
+            return
+        files: dict[str, int | None] = {path.name: None}
+        if plan is not None:
+            files |= ShardedCheckpoint(path).checksums()
+        removed, deleted = self._gone(self._kept)
+        target = self._target(saved.remote_name, logger)
+        is_done = False
+        if state.local_rank == 0:
+            _remove(tuple(Path(one.path) for one in removed if _is_below(one.path, folder)))
+        if state.rank == 0:
+            target.delete_here(removed)
+            found = _asked(target.names_of, (saved, *deleted))
+            start = saved.name.removesuffix(path.name)
+            is_done = all(start + file in found for file in files)
+            is_done &= not any(one.name in found for one in deleted)
+        if plan is not None:
+            is_done = distributed.from_rank_zero(is_done)
+            of_all = {MANIFEST, METADATA} if state.rank == 0 else set()
+            own = of_all | {values_of(state.rank), tensors_of(state.rank)}
+            files = {file: crc32 for file, crc32 in files.items() if file in own}
+        if not is_done:
+            self._upload(path, files, deleted, target, state, overwrite=True)
+
+    def _move_pointers(self, state: State, *, is_late: bool = False) -> None:
+        """Submits the pointers to checkpoints in shards that are there by now; every rank must call it."""
+        self._forget(self._pointers.move(state, is_late=is_late))
+
+    def _forget(self, paths: Iterable[str]) -> None:
+        """Notes checkpoints that are not whole in the store, so that nothing of them is deleted there."""
+        for path in paths:
+            self._kept = self._kept.without_stored(path)
 
 
 def _in_thread(name: str, call: Callable[[], object]) -> "concurrent.futures.Future[Any]":
@@ -845,11 +849,11 @@ def _problem(place: str, name: str) -> str:
     )
 
 
-def _asked(ask: Callable[..., Iterable[str]], *arguments: str) -> list[str]:
+def _asked(ask: Callable[..., Iterable[str]], *arguments: object) -> list[str]:
     """Returns the names that a store has; none, with a warning, where it does not answer in time."""
     try:
         return list(_in_thread("checkpoint-names", lambda: ask(*arguments)).result(_ASK_SECONDS))
     except Exception as error:  # noqa: BLE001  # a store that is away does not keep a run from starting
         reason = str(error) or f"no answer in {_ASK_SECONDS:.0f} s"
-        _log.warning("cannot look for checkpoints of another run: %s", reason)
+        _log.warning("cannot look for checkpoints in the store: %s", reason)
         return []

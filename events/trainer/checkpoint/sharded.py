@@ -336,6 +336,10 @@ class ShardedCheckpoint:
         self.world_size = world_size
         self._files = files
 
+    def checksums(self) -> dict[str, int]:
+        """Returns the CRC-32 of each of its files but the manifest, by name."""
+        return {name: one.crc32 for name, one in self._files.items()}
+
     def read(self, device: torch.device | str = "cpu", state: State | None = None) -> dict[str, Any]:
         """Returns it as a whole checkpoint is read; executes no code from its files.
 

@@ -1,5 +1,7 @@
 """Which checkpoints stay: the newest, the best, every n-th."""
 
+import shutil
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,11 +9,11 @@ from hypothesis import strategies as st
 
 from destinations import Artifacts, RunDirectory
 from destinations.runs import Run
-from events import Callback, CheckpointSaver
+from events import Callback, CheckpointSaver, read_checkpoint
 from events.trainer.checkpoint.retention import Retention, SavedCheckpoint
 from tests.servers import s3_servers
 from tests.servers.fault_proxy import FaultProxy
-from uploads import open_store
+from uploads import UploadQueue, open_store
 
 
 class Accuracy(Callback):
@@ -211,7 +213,7 @@ def test_an_object_of_another_run_is_not_deleted(in_epochs, tmp_path):
 SHARDS = ["", ".metadata", "__0_0.distcp", "manifest.json", "rank-0.pt"]
 
 
-def folders(*batches):
+def folders_of(*batches):
     """Returns the names of all files of checkpoints in shards, and of the pointer."""
     return sorted(["latest.symlink", *(f"{batch}/{name}" for batch in batches for name in SHARDS[1:])])
 
@@ -232,16 +234,16 @@ def test_shards_follow_the_rules_too(in_epochs, tmp_path):
         artifacts = Artifacts(tmp_path / "store", spool=tmp_path / "spool", free_bytes=0)
         in_epochs(artifacts, keep=1, duration=duration, sharded=True, **RULES)
 
-    assert whole_names(tmp_path / "store", "test/checkpoints/") == folders(10, 15, 25, 30)
-    assert names_in(tmp_path / "saved") == sorted([*folders(10, 30), "10", "30"])
+    assert whole_names(tmp_path / "store", "test/checkpoints/") == folders_of(10, 15, 25, 30)
+    assert names_in(tmp_path / "saved") == sorted([*folders_of(10, 30), "10", "30"])
 
 
 def test_a_run_directory_follows_the_rules_with_shards_too(in_epochs, tmp_path):
     """No file of those that are removed stays as a hard link, and no empty folder."""
     in_epochs(RunDirectory(tmp_path / "run"), keep=1, sharded=True)
 
-    assert names_in(tmp_path / "saved") == sorted([*folders(30), "30"])
-    assert names_in(tmp_path / "run/artifacts/test/checkpoints") == sorted([*folders(30), "30"])
+    assert names_in(tmp_path / "saved") == sorted([*folders_of(30), "30"])
+    assert names_in(tmp_path / "run/artifacts/test/checkpoints") == sorted([*folders_of(30), "30"])
 
 
 def test_shards_in_s3_too(in_epochs, monkeypatch, tmp_path):
@@ -256,7 +258,7 @@ def test_shards_in_s3_too(in_epochs, monkeypatch, tmp_path):
         deleted = [one.path.partition("/shards/")[2] for one in proxy.seen if one.method == "DELETE"]
         proxy.close()
 
-        assert whole_names(moto.uri("shards")) == folders(10, 15, 25, 30)
+        assert whole_names(moto.uri("shards")) == folders_of(10, 15, 25, 30)
     checkpoints = [name for name in deleted if "probe" not in name]
     assert [name.partition("/")[2] for name in checkpoints] == [
         "manifest.json",
@@ -277,7 +279,7 @@ def test_shards_to_which_another_pointer_leads_stay(in_epochs, tmp_path, caplog)
     in_epochs(artifacts, keep_in_store=1, sharded=True)
 
     left = whole_names(tmp_path / "store", "test/checkpoints/")
-    assert left == sorted([*folders(10, 30), "mine.symlink"])
+    assert left == sorted([*folders_of(10, 30), "mine.symlink"])
     assert "10/manifest.json is not deleted: test/checkpoints/mine.symlink leads to it" in caplog.text
 
 
@@ -291,8 +293,88 @@ def test_shards_of_which_a_part_is_of_another_run_are_not_deleted(in_epochs, tmp
     in_epochs(artifacts, keep_in_store=1, sharded=True)
 
     assert (folder / "rank-0.pt").read_bytes() == b"of another run"
-    assert whole_names(tmp_path / "store", "test/checkpoints/") == folders(10, 30)
+    assert whole_names(tmp_path / "store", "test/checkpoints/") == folders_of(10, 30)
     assert "The pointer to" in caplog.text
+
+
+def copy_missing(source, target):
+    """Copies the files that are in one folder and not in the other."""
+    for path in source.rglob("*"):
+        if path.is_file() and not (copy := target / path.relative_to(source)).exists():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, copy)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize(
+    "lost", [(), ("30.pt", "30/rank-0.pt", "latest.symlink")], ids=["deletions", "upload"]
+)
+def test_a_session_with_nothing_to_train_does_what_a_killed_one_had_not(in_epochs, tmp_path, sharded, lost):
+    """Removes and deletes; first uploads the checkpoint and its pointer where they have not arrived."""
+
+    def run(duration):
+        artifacts = Artifacts(tmp_path / "store", spool=tmp_path / "spool", free_bytes=0)
+        in_epochs(artifacts, duration=duration, keep=1, keep_in_store=1, sharded=sharded)
+
+    folders = tmp_path / "store", tmp_path / "saved"
+    run("5ep")
+    for folder in folders:
+        shutil.copytree(folder, tmp_path / "before" / folder.name)
+    run("6ep")
+    for folder in folders:
+        copy_missing(tmp_path / "before" / folder.name, folder)
+    for name in lost:
+        (tmp_path / "store/test/checkpoints" / name).unlink(missing_ok=True)
+    if lost:
+        shutil.copy2(
+            tmp_path / "before/store/test/checkpoints/latest.symlink", tmp_path / "store/test/checkpoints"
+        )
+
+    run("6ep")
+
+    left = folders_of(30) if sharded else ["30.pt", "latest.symlink"]
+    assert whole_names(tmp_path / "store", "test/checkpoints/") == left
+    assert [name for name in names_in(tmp_path / "saved") if name != "30"] == left
+    newest = (tmp_path / "store/test/checkpoints/latest.symlink").read_text()
+    assert newest == ("test/checkpoints/30/manifest.json" if sharded else "test/checkpoints/30.pt")
+    read_checkpoint(tmp_path / "store" / newest)
+
+
+def test_a_session_with_nothing_to_train_uploads_nothing_that_is_there(in_epochs, tmp_path):
+    """The files in the store stay those of the session before."""
+
+    def run():
+        artifacts = Artifacts(tmp_path / "store", spool=tmp_path / "spool", free_bytes=0)
+        in_epochs(artifacts, keep=1, keep_in_store=1)
+        return {path: path.stat().st_ino for path in (tmp_path / "store").rglob("*")}
+
+    assert run() == run()
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_in_s3_such_a_session_deletes_what_is_left_too(in_epochs, monkeypatch, tmp_path, sharded):
+    """By the queue of a folder in a store."""
+    monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "machine"))
+    for name, value in s3_servers.ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    with s3_servers.moto() as moto:
+        uri = moto.uri(f"left-{sharded}")
+        store = open_store(uri)
+        in_epochs(folder=uri, duration="5ep", sharded=sharded, keep_in_store=1)
+        left = {
+            one.name: b"".join(store.get(one.name)) for one in store.list("") if one.name.startswith("25")
+        }
+        in_epochs(folder=uri, sharded=sharded, keep_in_store=1)
+        with UploadQueue(uri, spool=tmp_path / "again") as queue:
+            for name, content in left.items():
+                (tmp_path / name.replace("/", "-")).write_bytes(content)
+                queue.submit(tmp_path / name.replace("/", "-"), name)
+            assert queue.drain(60).is_empty
+
+        in_epochs(folder=uri, sharded=sharded, keep_in_store=1)
+
+        assert left
+        assert whole_names(uri) == (folders_of(30) if sharded else ["30.pt", "latest.symlink"])
 
 
 def test_a_run_directory_alone_follows_the_rules_without_a_second_copy(in_epochs, tmp_path):
