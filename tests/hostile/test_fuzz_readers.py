@@ -436,6 +436,7 @@ URIS = st.one_of(
 @example("gs://b?x=1")
 @example("s3://b?location=1")
 @example("file://h")
+@example("s3://b?profile=none")
 def test_a_uri_may_be_any_text(uri):
     """A store is opened, which asks no server, or it is a ValueError; so for objects and datasets."""
     identity_of(uri)

@@ -38,6 +38,7 @@ def object_store_location(uri: str | Path, **options: Any) -> tuple[str, dict[st
 
     Raises:
         ValueError: the scheme is another.
+        StoreError: the profile or its credentials cannot be read.
     """
     text = str(uri)
     scheme, separator, rest = text.partition("://")
@@ -69,17 +70,20 @@ def object_store_location(uri: str | Path, **options: Any) -> tuple[str, dict[st
 
 def _keys_of(profile: str | None) -> dict[str, str | None]:
     """Returns the region and the credentials of a profile in the configuration of boto3."""
-    if profile is None:
+    if not profile:
         return {}
     import boto3
 
-    session = boto3.Session(profile_name=profile)
-    found: dict[str, str | None] = {"region": session.region_name}
-    if (credentials := session.get_credentials()) is not None:
-        keys = credentials.get_frozen_credentials()
-        found |= {
-            "aws_access_key_id": keys.access_key,
-            "aws_secret_access_key": keys.secret_key,
-            "aws_session_token": keys.token,
-        }
+    from .s3.errors import translated
+
+    with translated(f"look up profile {profile!r}"):
+        session = boto3.Session(profile_name=profile)
+        found: dict[str, str | None] = {"region": session.region_name}
+        if (credentials := session.get_credentials()) is not None:
+            keys = credentials.get_frozen_credentials()
+            found |= {
+                "aws_access_key_id": keys.access_key,
+                "aws_secret_access_key": keys.secret_key,
+                "aws_session_token": keys.token,
+            }
     return found

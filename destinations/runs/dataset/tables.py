@@ -26,7 +26,7 @@ import attrs
 
 from destinations.runs.errors import DatasetError
 from destinations.runs.record import FIELDS, FieldType, Scalar
-from uploads import object_store_location, one_line, redact_text
+from uploads import UploadError, object_store_location, one_line, redact_text
 
 __all__ = [
     "APPLICATION",
@@ -114,8 +114,9 @@ class Location:
         """
         try:
             uri, found = object_store_location(str(place), **options)
-        except ValueError as error:
-            raise DatasetError(f"a dataset cannot be in {redact_text(str(place))!r}: {error}.") from error
+        except (ValueError, UploadError) as error:
+            reason = str(error).removesuffix(".")
+            raise DatasetError(f"a dataset cannot be in {redact_text(str(place))!r}: {reason}.") from error
         if "://" not in uri and (refused := _REFUSED.search(uri)):
             raise DatasetError(
                 f"the path of a dataset cannot contain {refused[0]!r}, which Delta Lake does not write to, "

@@ -482,6 +482,8 @@ def test_what_is_no_dataset_is_refused(root, tmp_path):
         compact(runs_of(root), str(tmp_path / "a[1]"))
     with pytest.raises(DatasetError, match="sftp"):
         compact(runs_of(root), "sftp://host/folder")
+    with pytest.raises(DatasetError, match=r"s3://bucket\?profile=absent.*absent.*could not be found"):
+        open_dataset("s3://bucket?profile=absent")
 
 
 def test_a_folder_whose_tables_would_be_among_files_of_the_user_is_refused(root, tmp_path):
