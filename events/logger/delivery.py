@@ -36,7 +36,7 @@ from .pacing import (
     restore_position,
     snapshot,
 )
-from .values import flatten_metrics, is_function, short_repr, to_host
+from .values import flatten_metrics, is_function, plain_cell, short_repr, to_host
 
 __all__ = ["Delivery", "without_compile"]
 
@@ -254,6 +254,10 @@ class Delivery:
     def to_host(self, value: Any) -> Any:
         """Returns tensors in host memory, those on a device as a `PendingCopy`."""
         return to_host(value, self._copies.start_array)
+
+    def cell_to_host(self, value: Any) -> Any:
+        """Returns a cell of a table as `plain_cell`, with tensors on a device as a `PendingCopy`."""
+        return to_host(plain_cell(value), lambda tensor: self._copies.start_array(tensor, plain_cell))
 
     @without_compile
     def poll(self) -> None:

@@ -96,15 +96,24 @@ class DeviceCopies:
 
 @attrs.define(eq=False)
 class PendingCopy:
-    """A value that is being copied to the host; `is_lost` if it never arrives."""
+    """A value that is being copied to the host; `is_lost` if it never arrives.
+
+    Attributes:
+        is_ready: whether nothing more is to be waited for.
+        is_lost: whether it never arrives.
+        value: the value, once it has arrived.
+        convert: what is made of the value when it arrives; must not raise.
+    """
 
     is_ready: bool = False
     is_lost: bool = False
     value: Any = None
+    convert: Callable[[Any], Any] | None = None
 
     def complete(self, value: Any) -> None:
         """Sets the value."""
-        self.value, self.is_ready = value, True
+        self.value = value if self.convert is None else self.convert(value)
+        self.is_ready = True
 
     def drop(self) -> None:
         """Marks the value as lost."""
@@ -144,9 +153,9 @@ class _Ring:
             pending += self._copy(start, [tensor.item for tensor in group])
         return pending
 
-    def copy_array(self, tensor: Any) -> PendingCopy:
+    def copy_array(self, tensor: Any, convert: Callable[[Any], Any] | None) -> PendingCopy:
         [pending] = self._copy(
-            lambda: (self._device.copy_array(tensor), None), [lambda: tensor.detach().cpu()]
+            lambda: (self._device.copy_array(tensor), None), [lambda: tensor.detach().cpu()], convert
         )
         return pending
 
@@ -161,10 +170,13 @@ class _Ring:
         return slot, slot
 
     def _copy(
-        self, start: Callable[[], tuple[DeviceCopy, Slot | None]], reads: Sequence[Callable[[], Any]]
+        self,
+        start: Callable[[], tuple[DeviceCopy, Slot | None]],
+        reads: Sequence[Callable[[], Any]],
+        convert: Callable[[Any], Any] | None = None,
     ) -> list[PendingCopy]:
         """Starts a copy; where that fails, reads each value the ordinary way, which waits for the device."""
-        pending = [PendingCopy() for _ in reads]
+        pending = [PendingCopy(convert=convert) for _ in reads]
         try:
             if self._has_room():
                 copy, slot = start()
@@ -287,17 +299,22 @@ class HostCopies:
                 found[index] = copy
         return found
 
-    def start_array(self, tensor: Any) -> Any:
+    def start_array(self, tensor: Any, convert: Callable[[Any], Any] | None = None) -> Any:
         """Returns a `PendingCopy` for a tensor, or the tensor on the host if the device cannot do better.
+
+        Args:
+            tensor: the tensor to copy.
+            convert: what is made of the tensor on the host; must not raise. Default: nothing.
 
         Raises:
             RecordError: a graph is being captured.
         """
         ring = self._ring_of(tensor)
         if ring is None:
-            return tensor.detach().cpu()
+            host = tensor.detach().cpu()
+            return host if convert is None else convert(host)
         ring.require_no_capture()
-        return ring.copy_array(tensor)
+        return ring.copy_array(tensor, convert)
 
     def _ring_of(self, tensor: Any) -> _Ring | None:
         key = tensor.device

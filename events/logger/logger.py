@@ -29,7 +29,6 @@ from .faults import Faults, caller
 from .values import (
     are_plain_types,
     are_real,
-    plain_cell,
     plain_config,
     quick_host_metrics,
     read_numbers,
@@ -288,7 +287,7 @@ class Logger:
 
         def prepare(columns: Any, rows: Any) -> tuple[Any, ...]:
             columns, rows = checks.valid_table(columns, rows, name, self.faults.refuse)
-            cells = [[self._delivery.to_host(plain_cell(value)) for value in row] for row in rows]
+            cells = [[self._delivery.cell_to_host(value) for value in row] for row in rows]
             return *redact_table(columns, cells), name, step
 
         self._record("log_table", name, (columns, rows), prepare, options)

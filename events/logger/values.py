@@ -174,11 +174,11 @@ _MAX_CELL_VALUES = 10_000
 def plain_cell(value: Any, depth: int = 0) -> Any:
     """Returns a cell of a table as a value that shares nothing with the given one.
 
-    Arrays and tensors in host memory become numbers, or nested lists of up to 10,000 numbers, and a text that
-    names dtype and shape above that. Images of PIL are copied. Lists, tuples and mappings are converted
-    item by item, and other objects become their text. Tensors on a device are left to be copied.
+    Arrays and tensors become numbers, or nested lists of up to 10,000 numbers, and a text that names dtype
+    and shape above that. Images of PIL are copied. Lists, tuples and mappings are converted item by item, and
+    other objects become their text. Tensors on a device are left to be copied first, if not too large.
     """
-    if type(value) in {str, bool, int, float, type(None)} or is_on_device(value):
+    if type(value) in {str, bool, int, float, type(None)}:
         return value
     if depth > _MAX_DEPTH:
         return f"<{type(value).__name__} nested too deeply>"
@@ -192,7 +192,7 @@ def plain_cell(value: Any, depth: int = 0) -> Any:
         if hasattr(value, "tolist") and hasattr(value, "shape"):
             if math.prod(value.shape) > _MAX_CELL_VALUES:
                 return f"<{type(value).__name__} of {value.dtype}, shape {tuple(value.shape)}>"
-            return _plain(value.tolist())
+            return value if is_on_device(value) else _plain(value.tolist())
         return _plain(value)
     except Exception:  # noqa: BLE001  # a value's own methods
         return safe_text(value)
@@ -309,7 +309,7 @@ class BinnedValues:
         import numpy as np
 
         total = math.fsum(self.counts)
-        scale = min(1.0, _MAX_SAMPLES / total) if total else 0.0
+        scale = _MAX_SAMPLES / max(total, _MAX_SAMPLES)
         middles = np.array([(low + high) / 2 for low, high in self._bins()], dtype or np.float64)
         return np.repeat(middles, [round(count * scale) for count in self.counts])
 
@@ -344,7 +344,7 @@ class _TorchHooks:
 
 def _tensor_types() -> frozenset[type]:
     torch = sys.modules.get("torch")
-    if torch is not None and not _TorchHooks.tensor_types and hasattr(torch, "nn"):
+    if torch is not None and hasattr(torch, "nn"):
         _TorchHooks.has_cuda = torch.cuda.is_initialized
         _TorchHooks.item = torch.Tensor.item
         _TorchHooks.tensor_types = frozenset({torch.Tensor, torch.nn.Parameter})

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from destinations import InMemory, LoggerDestination
+from destinations import InMemory, LoggerDestination, RunDirectory
 from events import DeviceCopies, Engine, Event, Logger, Phase, RecordError, State
 
 _spec = importlib.util.spec_from_file_location("event_fakes", pathlib.Path(__file__).with_name("fakes.py"))
@@ -541,6 +541,40 @@ def test_media_on_a_device_are_snapshotted_too():
     assert memory.records[0].value["images"][0].sum() == 0
     assert memory.records[3].value["values"].sum() == 0
     assert memory.records[4].value["colors"].shape == (5, 3)
+
+
+@pytest.mark.parametrize("copies", [True, False], ids=["in the background", "by waiting"])
+def test_cells_of_a_table_on_a_device_are_those_of_the_call(copies, tmp_path):
+    """Numbers as from host memory, alone and nested, and a text for one that is too large, which is not copied."""
+    memory, device = InMemory(), FakeDevice()
+    logger = Logger(
+        State("r"),
+        [memory, RunDirectory(tmp_path / "run")],
+        raise_errors=True,
+        strict=True,
+        device_copies=DeviceCopies(open_device=lambda _: device if copies else None),
+    )
+    engine = Engine(logger.state, logger)
+    engine.run_event("init")
+    scalar, array = OnDevice(torch.tensor(0.5)), OnDevice(torch.tensor([1, 2]))
+    large = OnDevice(torch.zeros(3, 64, 64))
+    if not copies:
+        for tensor in (scalar, array):
+            tensor.cpu = lambda tensor=tensor: tensor.value.clone()
+
+    logger.log_table([*"abcd"], [["x", scalar, [array, {"k": scalar}], large]])
+    scalar.value.fill_(9)
+    array.value.fill_(9)
+    before = len(memory.records)
+    device.land()
+    engine.close()
+
+    assert before == (0 if copies else 1)
+    assert memory.tables["Table"][0].rows == [
+        ["x", 0.5, [[1, 2], {"k": 0.5}], "<OnDevice of torch.float32, shape (3, 64, 64)>"]
+    ]
+    (path,) = (tmp_path / "run" / "tables").rglob("*.csv")
+    assert path.read_text().splitlines()[1].startswith("x,0.5,")
 
 
 def test_a_late_refusal_is_reported():
