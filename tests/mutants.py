@@ -50,6 +50,7 @@ TESTS = {
     "destinations/run_directory/segments.py": [*_JOURNAL, f"{_RUN_DIRECTORY}/test_snapshot.py"],
     "events/logger/values.py": [
         *(f"{_LOGGER}/test_{name}.py" for name in ("host_values", "binned_values", "bad_values", "config")),
+        *(f"{_LOGGER}/test_{name}.py" for name in ("device_copies", "lazy_values")),
         "tests/hostile/test_values_that_cannot_be_read.py",
     ],
     "events/timestamp.py": ["tests/test_events/test_timestamp.py"],

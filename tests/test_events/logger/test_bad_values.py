@@ -100,6 +100,28 @@ def test_a_table_cell_of_many_values_is_described():
     assert memory.tables["Table"][0].rows == [["<Tensor of torch.float32, shape (3, 64, 64)>"]]
 
 
+@pytest.mark.parametrize(("kind", "place"), [(list, 0), (dict, "again")])
+def test_a_table_cell_that_contains_itself_ends_with_a_text(kind, place):
+    """After a hundred levels; what is nested less deeply is kept, and so are the other cells."""
+    seen = []
+
+    class Received(LoggerDestination):
+        def log_table(self, columns, rows, name="Table", step=None):
+            seen.append(rows)
+
+    cell = {place: None} if kind is dict else [None]
+    cell[place] = cell
+
+    Logger(State("mine"), Received(), strict=True).log_table(["a", "b"], [[cell, 1]])
+
+    ((found, beside),) = seen[0]
+    levels = 0
+    while type(found) is kind:
+        found, levels = found[place], levels + 1
+    assert "nested too deeply" in found
+    assert (levels, beside) == (100, 1)
+
+
 @pytest.mark.parametrize("name", [None, 3, ["a"]])
 def test_a_record_without_a_name_gets_the_text_of_what_was_given(name):
     """It is kept, and found."""

@@ -67,6 +67,33 @@ def test_a_normal_distribution_has_its_moments(std):
     assert sum(record["counts"]) == pytest.approx(1000, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("mean", "std", "reach"),
+    [(1.0, 2.0, 8.0), (0.0, 0.0, 4e-6), (1.0, 0.0, 4e-6), (-1e12, 0.0, 4e6), (1e-12, 0.0, 4e-6)],
+)
+def test_a_normal_distribution_reaches_four_standard_deviations_to_both_sides(mean, std, reach):
+    """One without a width is drawn as narrow as its mean can be resolved."""
+    record = BinnedValues.normal(mean, std).record()
+
+    assert (record["min"], record["max"]) == (record["edges"][0], record["edges"][-1])
+    assert record["min"] == pytest.approx(mean - reach, rel=1e-12)
+    assert record["max"] == pytest.approx(mean + reach, rel=1e-12)
+    assert len(record["counts"]) == 64
+    assert sum(record["counts"][24:40]) == pytest.approx(682.689, abs=1e-3)  # Within one.
+
+
+def test_empty_bins_at_the_ends_are_outside_of_the_values():
+    """Minimum and maximum are those of the bins with values, unless they are known."""
+    counts, edges = [0, 2, 1, 1, 0, 0], [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+
+    guessed = BinnedValues(counts, edges).record()
+    known = BinnedValues(counts, edges, min=1.5, max=3.5).record()
+
+    assert (guessed["min"], guessed["max"]) == (1.0, 4.0)
+    assert (known["min"], known["max"]) == (1.5, 3.5)
+    assert repr(BinnedValues(counts, edges)) == "BinnedValues(6 bins from 0 to 6)"
+
+
 def test_no_values_at_all_make_an_empty_record():
     """As with values of which none is finite."""
     record = BinnedValues([0, 0], [0.0, 1.0, 2.0], non_finite=3).record()
@@ -84,6 +111,7 @@ def test_no_values_at_all_make_an_empty_record():
         ([1], [math.nan, 1.0], "increasing edges"),
         ([-1], [0.0, 1.0], "counts of 0 or more"),
         ([math.nan], [0.0, 1.0], "counts of 0 or more"),
+        ([math.inf], [0.0, 1.0], "counts of 0 or more"),
     ],
 )
 def test_what_is_no_histogram_is_refused(counts, edges, complaint):
