@@ -40,9 +40,11 @@ _JOURNAL = [
 ]
 _SPOOL = [
     "tests/test_uploads/spool",
+    "tests/hostile/test_another_users_spool.py",
     "tests/hostile/test_damaged_spool.py",
     "tests/hostile/test_hostile_spool.py",
     "tests/hostile/test_left_behind.py",
+    "tests/test_uploads/test_commands.py",
 ]
 TESTS = {
     "destinations/run_directory/frames.py": _FRAMES,

@@ -75,7 +75,7 @@ def test_a_folder_of_the_spool_that_is_a_link_is_refused_even_when_trusted(tmp_p
     (spool.path / name).rename(tmp_path / "was")
     (spool.path / name).symlink_to(tmp_path / "outside")
 
-    for command in (resume, gc):
+    for command in (resume, gc, verify):
         with pytest.raises(SpoolUnusableError, match="got a symlink"):
             command(spool.path, store=MemoryStore(), trust=True)
     with pytest.raises(SpoolUnusableError, match="got a symlink"):

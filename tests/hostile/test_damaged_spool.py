@@ -1,6 +1,7 @@
 """Files of a spool that are not what the spool wrote: each costs itself, and the rest is delivered."""
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -384,6 +385,70 @@ def test_the_log_says_what_is_damaged(tmp_path, caplog):
 
     assert "spool.json is damaged: it does not describe a spool. Moved to" in caplog.text
     assert spool.describe()["store"] == {"uri": "file:///store"}
+
+
+def test_what_cannot_be_put_into_quarantine_stays_where_it_is(tmp_path, caplog):
+    """It is said, nothing goes behind a link, and the file is there for whoever looks."""
+    spool = Spool(tmp_path / "spool")
+    spool.create()
+    (tmp_path / "outside").mkdir()
+    (spool.path / "quarantine").symlink_to(tmp_path / "outside")
+    staged = spool.new_folder()
+    (staged / "data").write_bytes(b"moved")
+    (staged / "entry.json").write_text("{")
+
+    assert spool.sweep_tmp() == 0
+
+    assert (staged / "data").read_bytes() == b"moved"
+    assert list((tmp_path / "outside").iterdir()) == []
+    assert "Cannot move it to" in caplog.text
+    assert "it is a symlink" in caplog.text
+
+
+def test_an_entry_that_cannot_be_moved_does_not_keep_the_others(tmp_path, monkeypatch, caplog):
+    """A disk without room for a name: one stays in flight, which is said, and is recovered when there is room."""
+    spool = Spool(tmp_path / "spool")
+    spool.create()
+    stays, goes = (_publish(spool, number, name) for number, name in ((1, "victim"), (2, "later")))
+    for folder in (stays, goes):
+        spool.claim(folder)
+    rename = os.rename
+
+    def full(source, target, **options):
+        if source == spool.inflight / stays:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        rename(source, target, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", full)
+        spool.recover()
+    assert (spool.list_inflight(), spool.list_pending()) == ([stays], [goes])
+    assert f"cannot move {spool.inflight / stays}" in caplog.text
+
+    spool.recover()
+
+    assert (spool.list_inflight(), spool.list_pending()) == ([], [stays, goes])
+
+
+def test_a_delivery_that_cannot_be_logged_is_logged_later(tmp_path, monkeypatch, caplog):
+    """A full disk does not keep a spool from being opened; what was delivered is kept until there is a line of it."""
+    spool = Spool(tmp_path / "spool")
+    spool.create()
+    folder = _publish(spool, 1, "victim")
+    spool.claim(folder).rename(spool.done / folder)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        spool.recover()
+    assert (spool.list_done(), list(spool.delivered())) == ([folder], [])
+    assert f"cannot log the delivery of {folder}" in caplog.text
+
+    spool.recover()
+
+    assert (spool.list_done(), [one.remote_name for one in spool.delivered()]) == ([], ["victim"])
 
 
 def test_a_line_with_a_bad_name_is_a_finding(tmp_path):

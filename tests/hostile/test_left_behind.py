@@ -1,5 +1,6 @@
 """What dead processes left: half-staged files, spools that are not opened again, bytes that count."""
 
+import fcntl
 import os
 import shutil
 import signal
@@ -80,6 +81,21 @@ def test_what_a_living_process_stages_is_left_alone(tmp_path):
     assert left.is_dir()
     assert Spool(tmp_path).sweep_tmp() == 1
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_what_is_staged_after_a_look_by_another_process_is_left_alone(tmp_path, monkeypatch):
+    """It looks whether anything is being staged, for an instant, in which a file comes: the next look finds it."""
+    spool = Spool(tmp_path)
+    spool.create()
+    looking = os.open(tmp_path / "staging.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(looking, fcntl.LOCK_EX)
+    monkeypatch.setattr("time.sleep", lambda _: fcntl.flock(looking, fcntl.LOCK_UN))
+
+    with spool.staging() as staged:
+        os.close(looking)
+
+        assert Spool(tmp_path).sweep_tmp() == 0
+        assert staged.is_dir()
 
 
 def test_a_forked_child_that_stages_is_left_alone(tmp_path):
@@ -179,6 +195,28 @@ def test_what_other_ranks_left_is_found_by_a_single_one(three_ranks, make_queue,
     assert (backlog.is_empty, str(backlog), queue.unsettled()) == (True, "everything was uploaded", 0)
     assert [spool.list_pending() for spool in three_ranks] == [[], [], []]
     assert [owner_of(spool.queue_lock) is None for spool in three_ranks] == [False, True, True]
+
+
+def test_what_a_killed_rank_was_uploading_is_uploaded_once(make_queue, make_file, prefix):
+    """It was killed during one upload, and after another one before it noted that the file is there."""
+    rank, killed = (make_queue(Folder(prefix, is_down=True), spool=None) for _ in range(2))
+    for name in ("during", "after"):
+        killed.submit(make_file(content=b"x"), name)
+    rank.close(0)
+    killed.close(0)
+    during, after = killed.spool.list_pending()
+    killed.spool.claim(during)
+    killed.spool.claim(after).rename(killed.spool.done / after)
+    store = Folder(prefix)
+    store.objects["after"] = b"x"
+
+    backlog = make_queue(store, spool=None).drain(LIMIT_SECONDS)
+
+    assert backlog.is_empty
+    assert store.objects == {"during": b"x", "after": b"x"}
+    assert dict(store.puts) == {"during": 1}
+    assert [outcome.remote_name for outcome in killed.spool.delivered()] == ["after"]
+    assert killed.spool.list_unfinished() == ([], [])
 
 
 def test_what_other_ranks_left_is_named_while_it_cannot_be_uploaded(three_ranks, make_queue, prefix):

@@ -91,6 +91,23 @@ def test_an_entry_is_found_while_it_changes_its_place(spool):
     assert spool.list_inflight() == [folder]
 
 
+def test_an_entry_that_is_put_back_between_two_looks_is_not_called_gone(spool, monkeypatch):
+    """It was not pending yet, and is no longer in flight: it is looked for once more."""
+    folder = _publish(spool, _entry())
+    spool.claim(folder)
+    looked = os.path.isdir
+
+    def isdir(path):
+        is_there = looked(path)
+        if path == f"{spool.pending}/{folder}" and not is_there:
+            spool.release(folder)
+        return is_there
+
+    monkeypatch.setattr(os.path, "isdir", isdir)
+
+    assert spool.state_of(folder) is UploadState.PENDING
+
+
 def test_an_entry_that_lost_its_manifest_is_not_looked_for_for_ever(spool):
     """What cannot be found ends the search."""
     folder = _publish(spool, _entry(name="a"))
@@ -175,6 +192,23 @@ def test_a_torn_line_is_passed_over_and_mended(tmp_path, spool):
     assert [outcome.remote_name for outcome in spool.delivered()] == ["b"]
 
 
+def test_a_log_that_is_renamed_between_its_two_openings_is_read_once(spool, monkeypatch):
+    """The process that uploads renames it at its limit, while another one looks up what was delivered."""
+    log = spool.path / "delivered.jsonl"
+    append_line(log, json.dumps(Outcome("2", "b", UploadState.DONE).to_json()))
+    opened = os.open
+
+    def open_then_rename(path, *arguments, **options):
+        descriptor = opened(path, *arguments, **options)
+        if path == log:
+            log.replace(spool.path / "delivered.old.jsonl")
+        return descriptor
+
+    monkeypatch.setattr(os, "open", open_then_rename)
+
+    assert [outcome.remote_name for outcome in spool.delivered()] == ["b"]
+
+
 def test_a_spool_from_the_future_is_refused(tmp_path):
     """A newer format is left alone."""
     (tmp_path / "spool.json").write_text('{"version": 99}')
@@ -233,6 +267,25 @@ def test_a_file_in_the_place_of_a_folder_makes_way_for_a_private_one(spool):
     spool.create()
 
     assert stat.S_IMODE((spool.path / "tmp").stat().st_mode) == 0o700
+    assert len(spool.list_quarantined()) == 1
+
+
+class SpoolThatIsRepairedByTwo(Spool):
+    """One that another process repairs at the same time."""
+
+    def quarantine(self, path, problem):
+        super().quarantine(path, problem)
+        path.mkdir(mode=0o700)
+
+
+def test_two_processes_may_repair_a_spool_at_once(spool):
+    """The second finds the folder that the first has made."""
+    spool.pending.rmdir()
+    spool.pending.write_text("in the way")
+
+    SpoolThatIsRepairedByTwo(spool.path).create()
+
+    assert spool.list_pending() == []
     assert len(spool.list_quarantined()) == 1
 
 
@@ -355,6 +408,26 @@ def test_the_disk_gets_an_entry_that_moves_while_it_is_written_out(spool):
 
     assert places == ["pending", "inflight"]
     assert flusher.suspect == 0
+
+
+def test_a_burst_of_large_files_is_known_to_be_on_the_disk(tmp_path):
+    """Written out in one pass, after the loss of power none of them is suspected for its zeros."""
+    spool = Spool(tmp_path / "spool", boot="before")
+    spool.create()
+    entries = [_entry(number, f"n{number}", boot="before") for number in range(1, 11)]
+    passes = []
+    flusher = Flusher(spool, delay_seconds=60.0, sync_disk=passes.append)
+
+    for entry in entries:
+        flusher.add(_publish(spool, entry), unchecked=True)
+    flusher.stop(60)
+
+    assert passes == [spool.pending]
+    assert [
+        entry.sequence
+        for entry in entries
+        if may_have_lost_bytes(spool.pending / entry.folder, entry, "after")
+    ] == []
 
 
 def test_a_spool_that_is_recreated_is_whole_when_it_can_be_staged_in(tmp_path, monkeypatch):
