@@ -67,7 +67,9 @@ TESTS = {
     "uploads/spool/spool.py": _SPOOL,
     "uploads/spool/staging.py": [
         *_SPOOL,
+        "tests/hostile/test_failing_disk.py",
         "tests/hostile/test_moving_sources.py",
+        "tests/hostile/test_upload_reports.py",
         "tests/test_uploads/test_upload_queue.py",
     ],
 }

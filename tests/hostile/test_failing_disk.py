@@ -148,6 +148,26 @@ def test_a_move_that_cannot_remove_its_source_is_not_refused(make_queue, monkeyp
     assert store.objects == {"a": b"copied"}
 
 
+def test_a_move_from_another_disk_needs_room_on_this_one(make_queue, make_file):
+    """It is a copy, which the floor of free space refuses; its source stays. A rename takes no room."""
+    store = MemoryStore()
+    queue = make_queue(store, free_bytes=1 << 60)
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as other:  # noqa: PTH112, S108
+        source = Path(other) / "a"
+        source.write_bytes(b"copied")
+        if source.stat().st_dev == queue.spool.path.stat().st_dev:
+            pytest.skip("there is one disk only")
+
+        copied = queue.submit(source, "copied", move=True)
+
+        assert copied.state is UploadState.REFUSED
+        assert "bytes free" in str(copied.exception(0))
+        assert source.read_bytes() == b"copied"
+
+    assert queue.submit(make_file(content=b"renamed"), "renamed", move=True).result(LIMIT_SECONDS)
+    assert store.objects == {"renamed": b"renamed"}
+
+
 FULL = """
 import logging, os, pathlib, sys
 logging.basicConfig()

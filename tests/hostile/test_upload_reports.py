@@ -64,6 +64,23 @@ def test_closing_delivers_what_a_child_submitted(make_queue, make_file):
     assert queue._quota._held_bytes == 0
 
 
+def test_a_large_file_of_a_child_that_rots_is_corrupt(make_queue, make_file, gate):
+    """No thread of a child computes checksums later, so that its bytes are read at once."""
+    store = StoreThatWaits(gate)
+    queue = make_queue(store, workers=1)
+    source = make_file(content=bytes(3 << 20))
+    _in_child(lambda: queue.submit(source, "of the child"))
+    [folder] = queue.spool.list_pending()
+    with (queue.spool.pending / folder / "data").open("r+b") as stream:
+        stream.write(b"rot")
+
+    gate.set()
+    queue.drain(LIMIT_SECONDS)
+
+    assert store.objects == {}
+    assert queue.spool.list_failed()[UploadState.CORRUPT] == [folder]
+
+
 def test_the_child_replaces_what_the_parent_submitted_before_it(make_queue, make_file, gate):
     """The parent has submitted more files than the child knows.
 
@@ -113,6 +130,15 @@ def test_sequence_numbers_continue_in_an_emptied_spool(make_queue, make_file):
     assert first.close(LIMIT_SECONDS).is_empty
 
     assert make_queue().submit(make_file(), "c").folder > folder
+
+
+def test_sequence_numbers_are_above_the_one_that_is_noted(make_queue, make_file, tmp_path):
+    """It may be that of a process which this one has not heard of."""
+    (tmp_path / "spool").mkdir()
+    (tmp_path / "spool/sequence").write_bytes(b"000000005000")
+
+    assert make_queue().submit(make_file(), "a").folder.startswith("000000005001-")
+    assert (tmp_path / "spool/sequence").read_bytes() == b"000000005001"
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"999999999999", b"-5", b"\xff" * 40])

@@ -803,6 +803,23 @@ def test_a_large_copy_is_checksummed_behind_the_training_loop(make_queue, make_f
     assert "a" not in store.objects
 
 
+def test_a_large_copy_that_is_on_the_disk_has_its_checksum(make_queue, make_file, gate):
+    """With durability="power" no thread computes it later: submit reads the file, and rot is noticed."""
+    store = StoreThatWaits(gate)
+    queue = make_queue(store, workers=1, durability="power")
+    queue.submit(make_file("blocker"), "blocker")
+    store.started.acquire()
+    handle = queue.submit(make_file(content=bytes(3 << 20)), "a")
+    [folder] = queue.spool.list_pending()
+    with (queue.spool.pending / folder / "data").open("r+b") as stream:
+        stream.write(b"rot")
+
+    gate.set()
+
+    assert isinstance(handle.exception(LIMIT_SECONDS), BytesCorruptError)
+    assert "a" not in store.objects
+
+
 def test_the_queue_does_not_keep_handles(make_queue, make_file, gate):
     """A handle that is not referenced is freed, and its upload continues."""
     store = StoreThatWaits(gate)

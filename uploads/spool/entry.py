@@ -116,7 +116,7 @@ class Entry:
         after: Entries that must be in the store before this one is: remote names by identifier.
         submitted_at: ISO 8601, UTC; for people, never for order.
         boot: The boot of the machine in which bytes without a checksum were left in the page cache; empty
-            where the bytes were synced or have a checksum.
+            where there is a checksum, as for all bytes that were synced at once.
         store: The identity of the store that the entry is for (`stores.uri.identity_of`); empty for the
             spool's.
     """

@@ -122,8 +122,12 @@ class DiskQuota:
     _held_bytes: int = attrs.field(default=0, init=False)
     _changed: threading.Condition = attrs.field(factory=threading.Condition, init=False)
 
-    def reserve(self, size: int, *, adds_to_disk: bool = True) -> None:
+    def reserve(self, size: int, *, adds_to_disk: bool) -> None:
         """Reserves bytes, waiting for room.
+
+        Args:
+            size: How many.
+            adds_to_disk: Whether they are copied, and not renamed or linked.
 
         Raises:
             SpoolFullError: There was no room within `wait_seconds`.
@@ -216,11 +220,12 @@ class Stager:
             OSError: The spool could not be written.
         """
         source, how = submission.source, submission.how
-        self._quota.reserve(size, adds_to_disk=how == "copy")
+        # From another file system, a move is a copy.
+        is_renamed = how == "move" and source.lstat().st_dev == self._spool.tmp.stat().st_dev
+        self._quota.reserve(size, adds_to_disk=not (is_renamed or how == "link"))
         try:
             with self._spool.staging() as folder:
                 data = folder / DATA_FILE
-                is_renamed = how == "move" and source.lstat().st_dev == folder.stat().st_dev
                 # A forked child has no flusher that would compute the checksum later.
                 checksum = submission.to_disk or self._is_child
                 if is_renamed:
@@ -261,7 +266,7 @@ class Stager:
             os.fsencode(submission.source.absolute()).decode(errors="backslashreplace"),
             submission.after,
             utc_now(),
-            boot="" if submission.to_disk or staged.crc32 is not None else self._spool.boot,
+            boot="" if staged.crc32 is not None else self._spool.boot,
             store=self._store,
         )
 

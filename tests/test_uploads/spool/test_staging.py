@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import mmap
 import os
 import zlib
 
@@ -15,14 +16,16 @@ LARGE = os.urandom(1 << 20) * 40
 
 @pytest.mark.parametrize("content", [b"", b"x", LARGE], ids=["empty", "small", "large"])
 def test_a_copy_has_the_bytes_and_their_checksum(make_file, tmp_path, content):
-    """A file of any size, also none, is copied whole and checksummed."""
+    """A file of any size, also none, is copied whole; a large one is read for its checksum only if it is asked for."""
     source = make_file(content=content)
 
     staged = stage_copy(source, tmp_path / "data")
+    checked = stage_copy(source, tmp_path / "checked", checksum=True)
 
-    assert (tmp_path / "data").read_bytes() == content
-    assert staged.size == len(content)
-    assert staged.crc32 in {zlib.crc32(content), None}
+    assert (tmp_path / "data").read_bytes() == (tmp_path / "checked").read_bytes() == content
+    assert staged.size == checked.size == len(content)
+    assert staged.crc32 == (None if content == LARGE else zlib.crc32(content))
+    assert checked.crc32 == zlib.crc32(content)
     assert source.read_bytes() == content
 
 
@@ -122,6 +125,25 @@ def test_a_file_that_keeps_changing_is_refused(make_file, tmp_path, written_whil
         stage_copy(source, tmp_path / "data")
 
 
+def test_a_small_file_that_changes_through_a_memory_map_is_refused(make_file, tmp_path, monkeypatch):
+    """Its times need not change: what was copied is compared with what is there."""
+    source = make_file(content=b"small")
+    real = os.preadv
+    with source.open("r+b") as stream, mmap.mmap(stream.fileno(), 0) as mapped:
+        mapped[0] = 0  # From here on the kernel may let it change without a note.
+
+        def preadv(*arguments):
+            count = real(*arguments)
+            mapped[0] += 1
+            return count
+
+        monkeypatch.setattr(os, "preadv", preadv)
+        monkeypatch.setattr(fcntl, "ioctl", _no_reflink)
+
+        with pytest.raises(UnstableSourceError, match="changed while it was copied"):
+            stage_copy(source, tmp_path / "data")
+
+
 def test_a_file_that_comes_to_rest_is_taken(make_file, tmp_path, written_while_read):
     """A source that changed during the first copy is copied once more, as it is then."""
     source = make_file(content=b"old")
@@ -131,6 +153,18 @@ def test_a_file_that_comes_to_rest_is_taken(make_file, tmp_path, written_while_r
 
     assert (tmp_path / "data").read_bytes() == source.read_bytes() == b"0ld"
     assert staged.crc32 == zlib.crc32(b"0ld")
+
+
+def test_a_file_at_rest_is_copied_without_a_wait(make_file, tmp_path, monkeypatch):
+    """What was written before the present tick of the file system's clock is taken at once."""
+    source = make_file()
+    stage_copy(source, tmp_path / "first")  # Waits for the next tick.
+    waits = []
+    monkeypatch.setattr("time.sleep", waits.append)
+
+    stage_copy(source, tmp_path / "second")
+
+    assert waits == []
 
 
 def test_files_of_a_folder_are_named_relative_to_it(make_file, tmp_path):
