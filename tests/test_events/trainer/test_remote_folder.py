@@ -246,7 +246,7 @@ def test_a_store_that_may_not_be_listed_keeps_no_run_from_starting(make_trainer,
     finally:
         proxy.close()
 
-    assert caplog.text.count("cannot look for checkpoints of another run: ") == 2
+    assert caplog.text.count("cannot look for checkpoints in the store: ") == 2
 
 
 def test_destinations_do_not_get_what_goes_to_a_store_of_its_own(make_trainer, uri):
