@@ -221,8 +221,7 @@ def allocate(fd: int, size: int) -> None:
             raise
         zeros = bytes(_POPULATE_STEP_BYTES)
         for start in range(0, size, len(zeros)):
-            os.pwrite(fd, zeros[: size - start], start)
-        os.ftruncate(fd, size)
+            DISK.write(fd, zeros[: size - start], start)
 
 
 JournalPlace = tuple[int, int]

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
@@ -124,7 +125,8 @@ def test_the_end_of_a_segment_is_read_without_its_beginning(tmp_path, monkeypatc
 
 
 def test_the_extent_of_a_journal_changes_with_each_row(tmp_path):
-    """Without reading the rows; it is the same for any place before."""
+    """Without reading the rows, and without keeping a file open; it is the same for any place before."""
+    descriptors = len(os.listdir("/dev/fd"))
     one = segment(1, 2)
     write(tmp_path, s1=one)
     before = journal_extent(tmp_path, START)
@@ -135,8 +137,18 @@ def test_the_extent_of_a_journal_changes_with_each_row(tmp_path):
 
     assert before == (1, len(one))
     assert grown == whole == (1, len(one + row(3)))
-    assert journal_extent(tmp_path, (1, len(one)))[0] == 2
+    for place in (None, START, (1, 1), (1, len(one)), (2, len(MAGIC))):
+        assert journal_extent(tmp_path, place) == (2, len(segment(4)))
     assert journal_extent(tmp_path / "nothing", START) == (0, 0)
+    assert len(os.listdir("/dev/fd")) == descriptors
+
+
+@pytest.mark.parametrize("rest", range(len(row(1))))
+def test_the_extent_of_a_segment_that_is_full_is_that_of_its_frames(tmp_path, rest):
+    """With less room left than a frame or its header takes."""
+    segment_path(tmp_path, 1).write_bytes(segment(1, 2) + bytes(rest))
+
+    assert journal_extent(tmp_path, START) == (1, len(segment(1, 2)))
 
 
 @pytest.fixture(params=[MappedSegment, AppendedSegment], ids=["mapped", "appended"])
@@ -210,8 +222,41 @@ def test_a_segment_never_replaces_a_file(tmp_path, kind):
     assert (tmp_path / "taken").read_text() == "another's"
 
 
-def test_space_is_allocated_where_the_file_system_cannot_do_it(tmp_path, monkeypatch):
-    """By writing zeros, to the exact size; a full disk is an error."""
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
+def test_a_segment_that_is_unmapped_can_be_read_and_takes_no_address_space(tmp_path):
+    """As the journal keeps full ones until they are drained."""
+    made = MappedSegment(tmp_path / "new", 0, 4096)
+    made.write(row(1))
+    before = Path("/proc/self/maps").read_text()
+    made.unmap()
+
+    assert str(tmp_path) in before
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+    assert os.pread(made.fileno(), 4096, 0).startswith(MAGIC + row(1))
+    assert made.room() < 1
+    made.close()
+
+
+def test_a_segment_without_space_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
+    """Neither a file nor a descriptor."""
+
+    def posix_fallocate(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", posix_fallocate)
+    before = os.listdir("/dev/fd")
+
+    with pytest.raises(OSError, match="No space"):
+        MappedSegment(tmp_path / "new", 0, 4096)
+    assert not list(tmp_path.iterdir())
+    assert len(os.listdir("/dev/fd")) == len(before)
+
+
+@pytest.mark.parametrize("most", [1 << 20, 10_000], ids=["whole writes", "a nearly full disk"])
+def test_space_is_allocated_where_the_file_system_cannot_do_it(tmp_path, monkeypatch, most):
+    """By writing zeros, to the exact size, also where a write takes a part; a full disk is an error."""
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: pwrite(fd, data[:most], offset))
 
     def refuse(number):
         def posix_fallocate(*arguments):
