@@ -1,14 +1,15 @@
 """Which segments of a journal count."""
 
 import errno
+import mmap
 import os
 from pathlib import Path
 
 import pytest
 
-from destinations.run_directory import frames
+from destinations.run_directory import frames, segments
 from destinations.run_directory.frames import MAGIC, encode_frame, follows_frame, keys_frame
-from destinations.run_directory.layout import segment_path
+from destinations.run_directory.layout import segment_path, segment_paths
 from destinations.run_directory.segments import (
     AppendedSegment,
     MappedSegment,
@@ -18,6 +19,7 @@ from destinations.run_directory.segments import (
     journal_extent,
     journal_records,
 )
+from uploads.disk import Disk
 
 START = (0, len(MAGIC))
 
@@ -38,6 +40,11 @@ def write(folder, **segments):
     folder.mkdir(exist_ok=True)
     for name, data in segments.items():
         segment_path(folder, int(name[1:])).write_bytes(data.ljust(4096, b"\0"))
+
+
+def open_descriptors():
+    """Returns how many files this process has open."""
+    return len(list(Path("/dev/fd").iterdir()))
 
 
 def steps_in(folder, place=START):
@@ -126,7 +133,7 @@ def test_the_end_of_a_segment_is_read_without_its_beginning(tmp_path, monkeypatc
 
 def test_the_extent_of_a_journal_changes_with_each_row(tmp_path):
     """Without reading the rows, and without keeping a file open; it is the same for any place before."""
-    descriptors = len(os.listdir("/dev/fd"))
+    descriptors = open_descriptors()
     one = segment(1, 2)
     write(tmp_path, s1=one)
     before = journal_extent(tmp_path, START)
@@ -140,7 +147,40 @@ def test_the_extent_of_a_journal_changes_with_each_row(tmp_path):
     for place in (None, START, (1, 1), (1, len(one)), (2, len(MAGIC))):
         assert journal_extent(tmp_path, place) == (2, len(segment(4)))
     assert journal_extent(tmp_path / "nothing", START) == (0, 0)
-    assert len(os.listdir("/dev/fd")) == descriptors
+    assert open_descriptors() == descriptors
+
+
+def remove_file(path):
+    """Removes it, as the writer does when it was drained."""
+    path.unlink()
+
+
+def replace_folder(path):
+    """Puts a file in the place of its folder, as a user might."""
+    path.unlink()
+    path.parent.rmdir()
+    path.parent.write_text("another's")
+
+
+@pytest.mark.parametrize("remove", [remove_file, replace_folder])
+def test_a_segment_that_goes_while_it_is_looked_for_is_no_error(tmp_path, monkeypatch, remove):
+    """The writer may drain and remove it between the two looks of a reader."""
+    folder = tmp_path / "journal"
+
+    def listed(path):
+        found = segment_paths(path)
+        if found:
+            remove(found[0])
+        return found
+
+    monkeypatch.setattr(segments, "segment_paths", listed)
+    write(folder, s1=segment(1))
+    assert journal_extent(folder, START) == (1, 0)
+
+    if folder.is_file():
+        folder.unlink()
+    write(folder, s1=segment(1))
+    assert journal_records(folder, START) == ([], START, False)
 
 
 @pytest.mark.parametrize("rest", range(len(row(1))))
@@ -186,6 +226,76 @@ def test_a_sealed_segment_takes_nothing_more(fresh):
     fresh.close()
     fresh.close()
     assert (fresh.seal(), fresh.fileno()) == (end, -1)
+
+
+def test_rows_that_are_written_while_a_segment_is_sealed_count(tmp_path, monkeypatch):
+    """As another thread does it, between the look at the end and the seal."""
+
+    class InBetween(mmap.mmap):
+        rows = ()
+
+        def seek(self, *arguments):
+            for one in self.rows:
+                self.write(one)
+            return super().seek(*arguments)
+
+    monkeypatch.setattr(mmap, "mmap", InBetween)
+    made = MappedSegment(tmp_path / "new", 1, 256)
+    made.write(keys_frame(0, ("a",)) + row(1))
+    monkeypatch.setattr(InBetween, "rows", (row(2), row(3)))
+    end = len(segment(1, 2, 3))
+
+    assert [made.seal(), made.end()] == [end, end]
+    made.move(segment_path(tmp_path, 1), 1)
+    assert steps_in(tmp_path) == ([1, 2, 3], (1, end))
+    made.close()
+
+
+class Interrupting(Disk):
+    """Calls a function in the middle of each write, as a signal handler."""
+
+    handler = staticmethod(lambda: None)
+
+    def write(self, fd, data, offset):
+        super().write(fd, data[:5], offset)
+        self.handler()
+        super().write(fd, data[5:], offset + 5)
+
+
+def test_a_write_that_interrupts_another_is_refused_and_harms_none(tmp_path):
+    """The same thread cannot wait for itself; the journal holds the row until the first one is written."""
+    disk, refused = Interrupting(), []
+    made = AppendedSegment(tmp_path / "new", 1, 256, disk)
+
+    def handler():
+        with pytest.raises(BlockingIOError):
+            made.write(row(9))
+        refused.append(1)
+
+    disk.handler = handler
+    made.write(row(1))
+    made.write(row(2))
+
+    assert len(refused) == 2
+    assert os.pread(made.fileno(), 256, 0) == MAGIC + row(1) + row(2)
+    made.close()
+
+
+@pytest.mark.parametrize("error", [OSError, ValueError, AttributeError])
+def test_a_segment_that_cannot_be_populated_is_written_all_the_same(tmp_path, monkeypatch, error):
+    """As with a Linux before 5.14, or a system that knows no such advice."""
+
+    class Unadvised(mmap.mmap):
+        def madvise(self, *_):
+            raise error
+
+    monkeypatch.setattr(mmap, "mmap", Unadvised)
+    made = MappedSegment(tmp_path / "new", 1, 4096)
+    made.populate()
+    made.write(row(1))
+
+    assert made.end() == len(MAGIC) + len(row(1))
+    made.close()
 
 
 def test_a_segment_is_moved_once_and_discarded_where_it_is(fresh, tmp_path):
@@ -244,12 +354,12 @@ def test_a_segment_without_space_is_an_error_and_leaves_nothing(tmp_path, monkey
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", posix_fallocate)
-    before = os.listdir("/dev/fd")
+    before = open_descriptors()
 
     with pytest.raises(OSError, match="No space"):
         MappedSegment(tmp_path / "new", 0, 4096)
     assert not list(tmp_path.iterdir())
-    assert len(os.listdir("/dev/fd")) == len(before)
+    assert open_descriptors() == before
 
 
 @pytest.mark.parametrize("most", [1 << 20, 10_000], ids=["whole writes", "a nearly full disk"])

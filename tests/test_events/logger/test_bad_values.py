@@ -100,6 +100,17 @@ def test_a_table_cell_of_many_values_is_described():
     assert memory.tables["Table"][0].rows == [["<Tensor of torch.float32, shape (3, 64, 64)>"]]
 
 
+def test_a_table_cell_of_ten_thousand_values_is_kept():
+    """One more is described."""
+    memory = InMemory()
+
+    Logger(State("mine"), memory).log_table(["a", "b"], [[torch.zeros(10_000), torch.zeros(10_001)]])
+
+    ((kept, described),) = memory.tables["Table"][0].rows
+    assert kept == [0.0] * 10_000
+    assert described == "<Tensor of torch.float32, shape (10001,)>"
+
+
 @pytest.mark.parametrize(("kind", "place"), [(list, 0), (dict, "again")])
 def test_a_table_cell_that_contains_itself_ends_with_a_text(kind, place):
     """After a hundred levels; what is nested less deeply is kept, and so are the other cells."""
