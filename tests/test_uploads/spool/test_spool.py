@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import stat
+import threading
 import time
 
 import pytest
@@ -428,6 +429,25 @@ def test_a_burst_of_large_files_is_known_to_be_on_the_disk(tmp_path):
         for entry in entries
         if may_have_lost_bytes(spool.pending / entry.folder, entry, "after")
     ] == []
+
+
+def test_an_idle_spool_is_not_synced(spool, monkeypatch):
+    """The thread waits for the next entry, and leaves the disk alone until then."""
+    synced, again, calls = threading.Event(), threading.Event(), []
+
+    def fsync(descriptor):
+        calls.append(descriptor)
+        if len(calls) > 1:  # One is of the folder `pending/`.
+            again.set()
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    flusher = Flusher(spool, delay_seconds=0.0, fsync=lambda place: synced.set())
+
+    flusher.add(_entry().folder)
+
+    assert synced.wait(60)
+    assert not again.wait(0.2)
+    flusher.stop(60)
 
 
 def test_a_spool_that_is_recreated_is_whole_when_it_can_be_staged_in(tmp_path, monkeypatch):
