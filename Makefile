@@ -73,8 +73,11 @@ test-package:
 test-pythons:
 	.ci/pythons
 
+# Measuring slows a signal handler that comes each two milliseconds, and writes warnings to the error stream.
 coverage: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --cov --cov-report=term
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --cov --cov-report=term \
+		--deselect tests/hostile/test_one_process.py::test_a_signal_handler_that_logs_and_uploads_neither_hangs_nor_loses \
+		--deselect tests/test_destinations/viewer/test_command.py::test_it_prints_an_address_that_opens_and_ends_with_ctrl_c
 
 mutants: $(VENV)/mutants/.ready
 	PYTHONPATH=$(VENV)/mutants $(BIN)/python -m tests.mutants $(MUTANTS)

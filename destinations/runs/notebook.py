@@ -151,8 +151,11 @@ def sparkline_svg(values: Any) -> str:
     starts = np.arange(0, len(finite), math.ceil(len(finite) / _WIDTH))
     low, high = np.minimum.reduceat(finite, starts), np.maximum.reduceat(finite, starts)
     x = np.linspace(1, _WIDTH - 1, len(starts))
+    # The difference of two values may be more than a float holds.
+    scale = max(abs(float(low.min())), abs(float(high.max()))) or 1.0
+    low, high = low / scale, high / scale
     least, span = float(low.min()), float(high.max()) - float(low.min())
-    if not (span > 0 and math.isfinite(span)):
+    if span <= 0:
         least, span = least - 0.5, 1.0
     points = " ".join(
         f"{place:.1f},{_HEIGHT - 2 - (value - least) / span * (_HEIGHT - 4):.1f}"

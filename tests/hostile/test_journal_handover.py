@@ -313,6 +313,8 @@ class Interrupted:
     def __init__(self, when: int, interrupt) -> None:
         self._left = when
         self._interrupt = interrupt
+        # Such as the one that measures coverage.
+        self._before = sys.gettrace()
 
     @property
     def was_called(self) -> bool:
@@ -323,7 +325,7 @@ class Interrupted:
         return self
 
     def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
+        sys.settrace(self._before)
 
     def _trace(self, frame, event, argument):
         if frame.f_code.co_filename not in TRACED_FILES:
@@ -335,7 +337,7 @@ class Interrupted:
         if event == "opcode" and frame.f_lasti in places_of_signals(frame.f_code):
             self._left -= 1
             if self._left == 0:
-                sys.settrace(None)
+                sys.settrace(self._before)
                 self._interrupt()
         return self._step
 

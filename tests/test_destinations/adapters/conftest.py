@@ -1,6 +1,7 @@
 """Shared by the tests of adapters: who writes down events, and what the docs say of them."""
 
 import json
+import os
 import sys
 import threading
 from pathlib import Path
@@ -117,4 +118,5 @@ def environment():
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "HOME": "/tmp",  # noqa: S108  # only so that there is one
+        **{name: value for name, value in os.environ.items() if name.startswith("COVERAGE_")},
     }

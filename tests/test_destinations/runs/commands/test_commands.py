@@ -24,6 +24,8 @@ from destinations.runs import Run
 from destinations.runs.commands import _Runner
 from destinations.runs.commands.screen import NOTHING, CommandContext, Screen
 from events import Run as WritingRun
+from tests.test_destinations.runs.folders import write_lightning
+from tests.test_destinations.runs.folders import write_run as write_folder
 
 ROOT = Path(__file__).parents[4]
 LIMIT_SECONDS = 300
@@ -972,6 +974,69 @@ def test_send_tells_what_did_not_arrive(runs, root, tmp_path):
     assert gone[2] == "file 'artifacts/weights.bin' of a record is not in the folder of its run.\n"
     assert refused[0] == 1
     assert refused[2].startswith("audio: RecordError: name '")
+
+
+# Migrate.
+
+
+def test_migrate_copies_the_runs_of_other_loggers(runs, tmp_path):
+    """Rows, times and hyperparameters; repeated, it copies what is new, and the originals stay as they are."""
+    theirs = tmp_path / "theirs"
+    lightning = write_lightning(
+        theirs / "version_0", csv="loss,step\r\n0.5,1\r\n0.25,2\r\n", hparams="lr: 0.125\n"
+    )
+    spt = write_folder(theirs / "spt", "of-spt", format_version=None, created_at=NOW, tags=["good"])
+    (spt / "metrics.csv").write_text("step,loss\n3,0.75\n")
+    before = {path: path.read_bytes() for path in theirs.rglob("*") if path.is_file()}
+
+    first = runs("migrate", theirs, tmp_path / "ours")
+    again = runs("migrate", theirs, tmp_path / "ours", "--json")
+    with (lightning / "metrics.csv").open("a") as file:
+        file.write("0.125,3\r\n")
+    more = runs("migrate", theirs, tmp_path / "ours")
+
+    assert first == (0, f"copied 3 new rows of 2 runs to {tmp_path / 'ours'}\n", "")
+    assert json.loads(again[1]) == {"runs": 2, "rows": 0, "failures": 0, "target": str(tmp_path / "ours")}
+    assert more[1].startswith("copied 1 new rows of 2 runs")
+    assert {path: path.read_bytes() for path in before} == before | {
+        lightning / "metrics.csv": b"loss,step\r\n0.5,1\r\n0.25,2\r\n0.125,3\r\n"
+    }
+    found = {run.run_id: run for run in map(Run.open, (tmp_path / "ours").iterdir())}
+    assert found["of-spt"].record.tags == ("good",)
+    assert [(row.step, row.metrics["loss"]) for row in read_rows(found["of-spt"].path)] == [(3, 0.75)]
+    (copied,) = (run for run_id, run in found.items() if run_id != "of-spt")
+    assert copied.record.hparams == {"lr": 0.125}
+    assert copied.record.status == "preempted"
+    assert [row.step for row in read_rows(copied.path)] == [1, 2, 3]
+
+
+def test_a_run_that_cannot_be_migrated_costs_itself(runs, tmp_path):
+    """The others are copied; the exit code says it."""
+    theirs = tmp_path / "theirs"
+    for name in ("good", "taken"):
+        folder = write_folder(theirs / name, name, format_version=None, created_at=NOW)
+        (folder / "metrics.csv").write_text("step,loss\n3,0.75\n")
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours/taken").write_text("a file in its place")
+
+    code, out, err = runs("migrate", theirs, tmp_path / "ours")
+
+    assert code == 1
+    assert out == f"copied 1 new rows of 1 runs to {tmp_path / 'ours'}\n"
+    assert err.startswith(f"skipped run taken in {theirs / 'taken'}: ")
+    assert (tmp_path / "ours/taken").read_text() == "a file in its place"
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [("nowhere", "ours", "no folder 'nowhere'"), ("runs", "runs/ours", "Choose a folder beside it")],
+)
+def test_migrate_needs_a_folder_and_another(runs, source, target, message):
+    """Else it would copy what it has just copied."""
+    code, _, err = runs("migrate", source, target)
+
+    assert code == 2
+    assert message in err
 
 
 # Completion.

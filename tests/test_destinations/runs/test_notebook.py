@@ -1,0 +1,148 @@
+"""Runs, a run and a series as a notebook shows them: HTML and figures."""
+
+import html
+import re
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import pytest
+
+from destinations import RunDirectory
+from destinations.runs import Run, open_runs
+from destinations.runs.notebook import sparkline_svg
+from events import Run as WritingRun
+from tests.test_destinations.runs.folders import HOUR, NOW, clock, write_run
+
+HOSTILE = "<script>alert('x')</script>\n\x1b[31m"
+
+
+def write(folder, steps=5, **hparams):
+    """Writes a run with a loss that falls and a metric with a hostile name."""
+    with WritingRun(loggers=[RunDirectory(folder)], run_name=folder.name, raise_errors=True) as run:
+        run.log_hyperparameters(hparams)
+        for step in range(steps):
+            run.log_metrics({"loss": 2.0**-step, "<b>odd</b>": float(step)}, step=step)
+    return folder
+
+
+def cells(shown):
+    """Returns the rows of all tables, head and body, as texts; fails where the HTML does not nest."""
+    tree = ET.fromstring(f"<div>{shown}</div>")  # noqa: S314  # our own
+    return [["".join(cell.itertext()) for cell in row] for row in tree.iter("tr")]
+
+
+def test_a_run_shows_its_hyperparameters_and_metrics(tmp_path):
+    """Last, least and greatest value, their number, and a sparkline of each; and how to see it in a browser."""
+    shown = Run.open(write(tmp_path / "mine", lr=0.25))._repr_html_()
+
+    assert cells(shown) == [
+        ["hyperparameter", "value"],
+        ["lr", "0.25"],
+        ["metric", "last", "min", "max", "values", ""],
+        ["loss", "0.0625", "0.0625", "1.0", "5", ""],
+        ["<b>odd</b>", "4.0", "0.0", "4.0", "5", ""],
+    ]
+    assert shown.count("<polyline") == 2
+    assert "<b>mine</b> completed" in shown
+    assert f"<code>destinations view {tmp_path / 'mine'}</code>" in shown
+
+
+def test_what_comes_from_a_run_is_escaped(tmp_path):
+    """Names, values and tags: no element and no control character of theirs reaches the notebook."""
+    run = write(tmp_path / "mine", **{HOSTILE: HOSTILE})
+    write_run(tmp_path / "runs/other", name=HOSTILE, tags=[HOSTILE], summary={HOSTILE: 1.0})
+
+    with open_runs(tmp_path / "runs", clock=clock) as runs:
+        for shown in (Run.open(run)._repr_html_(), runs._repr_html_()):
+            assert "<script" not in shown
+            assert "<b>odd" not in shown
+            assert "\x1b" not in shown
+            assert any("<script>" in cell for row in cells(shown) for cell in row)
+
+
+def test_runs_show_the_newest_twenty_and_say_how_many_are_left(tmp_path):
+    """With status, age, duration, tags and metrics."""
+    for number in range(22):
+        write_run(
+            tmp_path / f"run{number:02}",
+            created_at=NOW - HOUR + number,
+            ended_at=NOW - HOUR + number + 60,
+            tags=["good"] if number == 21 else None,
+        )
+
+    with open_runs(tmp_path, clock=clock) as runs:
+        shown = runs._repr_html_()
+
+    head, *rows = cells(re.sub(r"<p>.*?</p>", "", shown))
+    assert head[:5] == ["run", "status", "started", "took", "tags"]
+    assert [row[0] for row in rows] == [f"run{number:02}" for number in range(21, 1, -1)]
+    assert rows[0][1:5] == ["completed", "59m ago", "1m00s", "good"]
+    assert "and 2 more" in shown
+    assert f"destinations view {tmp_path}" in html.unescape(shown)
+
+
+def test_a_run_that_is_written_or_was_killed_is_called_so(tmp_path):
+    """The first while its heartbeat is there."""
+    with WritingRun(loggers=[RunDirectory(tmp_path / "live")], run_name="live") as run:
+        run.log_metrics({"loss": 1.0})
+        assert "<b>live</b> running" in Run.open(tmp_path / "live")._repr_html_()
+    killed = write_run(tmp_path / "killed", status="running", heartbeat_at=NOW - HOUR)
+
+    assert "<b>killed</b> killed" in Run.open(killed)._repr_html_()
+
+
+def test_a_run_of_too_many_rows_has_no_sparklines(tmp_path, monkeypatch):
+    """They would need all rows; the numbers are there."""
+    folder = write(tmp_path / "mine")
+    monkeypatch.setattr("destinations.runs.notebook._MAX_SPARK_BYTES", 10)
+
+    shown = Run.open(folder)._repr_html_()
+
+    assert "<polyline" not in shown
+    assert ["loss", "0.0625", "0.0625", "1.0", "5", ""] in cells(shown)
+
+
+def test_a_series_is_a_sparkline(tmp_path):
+    """With its name, last value and number of values; one without values too."""
+    run = Run.open(write(tmp_path / "mine"))
+
+    shown = run.series("<b>odd</b>")._repr_html_()
+
+    assert "<b>&lt;b&gt;odd&lt;/b&gt;</b>" in shown
+    assert "4.0" in shown
+    assert "<small>5 values</small>" in shown
+    assert shown.count("<polyline") == 1
+
+
+def points(svg):
+    """Returns the points of the line."""
+    (line,) = re.findall(r'points="([^"]*)"', svg)
+    return [tuple(map(float, point.split(","))) for point in line.split()]
+
+
+@pytest.mark.parametrize("values", [[], [np.nan], [np.inf, -np.inf]], ids=str)
+def test_without_a_finite_value_there_is_no_line(values):
+    """And no warning of numpy."""
+    assert sparkline_svg(np.array(values)) == ""
+
+
+@pytest.mark.parametrize(
+    "values", [[1.0], [3.0, 3.0], [-1.7e308, 1.7e308], [0.0, np.nan, 1.0], range(100_000)], ids=repr
+)
+def test_a_line_stays_within_its_picture(values):
+    """However large, small, equal or many the values are: at most two points for each column of pixels."""
+    found = points(sparkline_svg(np.array(values, np.float64)))
+
+    assert 1 <= len(found) <= 320
+    assert all(0 <= x <= 160 and 0 <= y <= 24 for x, y in found)
+
+
+def test_a_spike_of_one_value_is_seen():
+    """Among a hundred thousand others."""
+    values = np.zeros(100_000)
+    values[54_321] = 1.0
+
+    found = points(sparkline_svg(values))
+
+    assert min(y for _, y in found) == 2.0
+    assert sum(y < 22.0 for _, y in found) == 1
