@@ -327,6 +327,7 @@ class Dataset(Runs):
                 self._folders[Path(_INDEX_ROOT, place)] = record.path, record.run_id
                 self._index.add(ScanChange(place, record, None, None, 0, 0, "", 0))
             self._index.write()
+            self._index.make_indexes()
         return super()._with_retry(ask)
 
     def _read_records(self) -> Iterator[RunRecord]:

@@ -53,10 +53,6 @@ CREATE TABLE runs (
     id INTEGER PRIMARY KEY, path UNIQUE, parent, mtime_ns INTEGER, inode INTEGER, flags INTEGER, files TEXT,
     is_orphan INTEGER, name TEXT, heartbeat_at REAL, problem TEXT, {_TYPED_COLUMNS}
 );
-CREATE INDEX runs_by_id ON runs (run_id);
-CREATE INDEX runs_by_creation ON runs (created_at);
-CREATE INDEX runs_open ON runs (flags, heartbeat_at) WHERE flags != 0;
-CREATE INDEX runs_with_problems ON runs (path, problem) WHERE problem IS NOT NULL;
 CREATE TABLE names (id INTEGER PRIMARY KEY, grp TEXT, name TEXT, UNIQUE (grp, name));
 CREATE TABLE layouts (id INTEGER PRIMARY KEY, names TEXT UNIQUE);
 CREATE TABLE places (name INTEGER, layout INTEGER, path TEXT, PRIMARY KEY (name, layout)) WITHOUT ROWID;
@@ -66,6 +62,12 @@ CREATE TABLE extremes (
     min, min_step INTEGER, max, max_step INTEGER, PRIMARY KEY (metric, run)
 ) WITHOUT ROWID
 """
+_INDEXES = (
+    "runs_by_id ON runs (run_id)",
+    "runs_by_creation ON runs (created_at)",
+    "runs_open ON runs (flags, heartbeat_at) WHERE flags != 0",
+    "runs_with_problems ON runs (path, problem) WHERE problem IS NOT NULL",
+)
 _UPSERT = f"INSERT OR REPLACE INTO runs VALUES ({', '.join('?' * (11 + len(_FROM_RECORD)))})"
 _ARE_STATE_TYPES = (
     "typeof(mtime_ns) = 'integer' AND typeof(inode) = 'integer' AND typeof(flags) = 'integer' "
@@ -283,6 +285,15 @@ class Index:
         for start in range(0, len(values), _CHUNK):
             chunk = values[start : start + _CHUNK]
             yield from self._db.execute(f"{statement} ({', '.join('?' * len(chunk))})", chunk)
+
+    def make_indexes(self) -> None:
+        """Creates the indexes of SQL that are missing; to call after a scan.
+
+        A first scan without them writes half as many bytes: each of its transactions would change, and write
+        to the journal, pages all over them.
+        """
+        for index in _INDEXES:
+            self._db.execute(f"CREATE INDEX IF NOT EXISTS {index}")
 
     # For the report.
 

@@ -67,6 +67,7 @@ class Root:
         gone_folders = scanner.gone_folders()
         if self.index.has_changes or gone or gone_folders or scanner.folders:
             self.index.write(folders=scanner.folders, gone_runs=gone, gone_folders=gone_folders)
+        self.index.make_indexes()
         runs, alive, damaged, orphans = self.index.counts(now - HEARTBEAT_SECONDS)
         warnings = tuple(self.index.database.warnings)
         self.index.database.warnings.clear()

@@ -345,3 +345,31 @@ def test_opening_runs_loads_nothing_heavy(root, cache):
     )
 
     assert (result.stdout, result.stderr) == ("[]\n", "")
+
+
+def test_an_index_is_whole_after_a_first_scan_that_was_killed(root, cache):
+    """Indexes of SQL are made at the end of the first scan; without them, the next one makes them."""
+    scanned(root, cache)
+    with contextlib.closing(sqlite3.connect(index_file(cache))) as db:
+        made = db.execute("SELECT name FROM sqlite_master WHERE sql LIKE 'CREATE INDEX%'").fetchall()
+        for (name,) in made:
+            db.execute(f"DROP INDEX {name}")
+
+    report, count = scanned(root, cache)
+
+    assert (report.unchanged, count, report.warnings) == (2, 2, ())
+    with contextlib.closing(sqlite3.connect(index_file(cache))) as db:
+        assert db.execute("SELECT name FROM sqlite_master WHERE sql LIKE 'CREATE INDEX%'").fetchall() == made
+        assert ("runs_by_creation",) in made
+
+
+def test_a_first_scan_makes_the_indexes_of_sql_last(root, cache):
+    """So that its transactions do not change pages all over them."""
+    statements = []
+    with open_runs(root, cache=cache, clock=clock, scan=False) as runs:
+        runs._roots[0].index._db._db.set_trace_callback(statements.append)
+        runs.scan()
+
+    kinds = [text.split(" ON ")[0].split("(")[0].split("VALUES")[0].strip() for text in statements]
+    first = min(place for place, kind in enumerate(kinds) if kind.startswith("CREATE INDEX"))
+    assert max(place for place, kind in enumerate(kinds) if kind.startswith("INSERT")) < first
