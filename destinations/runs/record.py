@@ -56,6 +56,7 @@ _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _MAX_TIME = 1e12
 _SCALARS = frozenset({float, int, str, bool, type(None)})
 _NUMBERS = frozenset({float, int})
+_N, _I = b"NI"
 
 
 @attrs.frozen
@@ -202,12 +203,13 @@ def status_of(record: RunRecord, now: float) -> str:
 # The sidecar.
 
 
-def read_sidecar(raw: bytes, path: Path, read_summary: Callable[[], Mapping[str, Any]]) -> RunRecord:
-    """Parses a sidecar of `RunDirectory` or stable-pretraining.
+def read_sidecar(raw: bytes, read_summary: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    """Parses a sidecar of `RunDirectory` or stable-pretraining; returns arguments of `RunRecord`.
+
+    Not a record: to make one, with a path, takes a tenth of the time of a first scan, which needs none.
 
     Args:
         raw: the content of the file.
-        path: the folder of the run.
         read_summary: returns the `metrics` of `summary.json`, which tells what a null in the summary stands
             for; called only if there is one.
 
@@ -215,14 +217,14 @@ def read_sidecar(raw: bytes, path: Path, read_summary: Callable[[], Mapping[str,
         ValueError: it is not a sidecar; the message says why.
     """
     try:
-        return _parsed(read_object(raw), raw, path, read_summary)
+        return _parsed(read_object(raw), raw, read_summary)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
 def _parsed(
-    data: dict[str, Any], raw: bytes, path: Path, read_summary: Callable[[], Mapping[str, Any]]
-) -> RunRecord:
+    data: dict[str, Any], raw: bytes, read_summary: Callable[[], Mapping[str, Any]]
+) -> dict[str, Any]:
     run_id = data.get("run_id")
     if not isinstance(run_id, str) or not run_id:
         raise ValueError("it has no run_id")
@@ -232,8 +234,8 @@ def _parsed(
         values["hparams"] = sound_hparams(hparams, is_finite=not _has_non_finite(raw))
     if isinstance(summary, dict):
         values["summary"] = sound_summary(summary, read_summary)
-    kind: RunKind = "run-directory" if "format_version" in data else "stable-pretraining"
-    return RunRecord(path=path, kind=kind, **values)
+    values["kind"] = "run-directory" if "format_version" in data else "stable-pretraining"
+    return values
 
 
 def _read_text(value: Any, default: str | None) -> str | None:
@@ -266,8 +268,8 @@ _READERS = [
 
 
 def _has_non_finite(raw: bytes) -> bool:
-    # Searching for one byte is ten times faster than for several.
-    return (b"N" in raw and b"NaN" in raw) or (b"I" in raw and b"Infinity" in raw)
+    # Searching for one byte is ten times faster than for several, and for a number half as long as for bytes.
+    return (_N in raw and b"NaN" in raw) or (_I in raw and b"Infinity" in raw)
 
 
 def sound_hparams(hparams: dict[str, Any], *, is_finite: bool = False) -> Mapping[str, Scalar]:

@@ -107,10 +107,10 @@ class Run:
             # The last part must be the name of the folder.
             folder = folder.resolve()
         found = Scanner(str(folder.parent), IndexState()).read_run(folder.name)
-        if found is None or found.record is None:
+        if found is None or found.fields is None:
             raise RunNotFoundError(str(path))
-        record = attrs.evolve(found.record, heartbeat_at=found.heartbeat_at, problem=found.problem)
-        return cls(record)
+        fields = {**found.fields, "heartbeat_at": found.heartbeat_at, "problem": found.problem}
+        return cls(RunRecord(path=folder, **fields))
 
     def reload(self) -> Run:
         """Returns the run with a record read from its folder now.

@@ -67,8 +67,9 @@ def matches(record: RunRecord, where: str, now: float) -> bool:
     flags = 0 if is_terminal(record.status) else RUNNING
     path = str(record.path).lstrip("/")
     index = Index("/", None)
+    fields = attrs.asdict(record, recurse=False)
     try:
-        index.write([ScanChange(path, record, record.problem, record.heartbeat_at, 0, 0, "", flags)])
+        index.write([ScanChange(path, fields, record.problem, record.heartbeat_at, 0, 0, "", flags)])
         order = Order(Field("run", "run_id"), descending=False)
         cells = index.numbers(parsed.fields())
         return bool(

@@ -325,7 +325,8 @@ class Dataset(Runs):
                 # Two runs may have been in the same folder, one after the other.
                 place = f"{number}/{record.path.name}"
                 self._folders[Path(_INDEX_ROOT, place)] = record.path, record.run_id
-                self._index.add(ScanChange(place, record, None, None, 0, 0, "", 0))
+                fields = attrs.asdict(record, recurse=False)
+                self._index.add(ScanChange(place, fields, None, None, 0, 0, "", 0))
             self._index.write()
             self._index.make_indexes()
         return super()._with_retry(ask)

@@ -12,12 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import attrs
-
 from destinations.run_directory.layout import EDITS, strict_json
 from destinations.runs.errors import EditError
 from destinations.runs.files import clean_text, read_object
-from destinations.runs.record import RunRecord
 from uploads.disk import lock, read_regular, replace_file
 
 __all__ = ["apply_edits", "edit_run"]
@@ -25,22 +22,22 @@ __all__ = ["apply_edits", "edit_run"]
 _FORMAT_VERSION = 1
 
 
-def apply_edits(record: RunRecord, raw: bytes) -> RunRecord:
-    """Returns the record with the edits in a file applied; fields of a wrong type are ignored.
+def apply_edits(fields: dict[str, Any], raw: bytes) -> dict[str, Any]:
+    """Returns the fields of a run with the edits in a file applied; edits of a wrong type are ignored.
 
     Raises:
         ValueError: the file is not a JSON object.
     """
     data = read_object(raw)
     added, removed = (_texts(data.get(key)) for key in ("added_tags", "removed_tags"))
-    kept = [tag for tag in record.tags if tag not in removed]
+    kept = [tag for tag in fields.get("tags", ()) if tag not in removed]
     changes: dict[str, Any] = {"tags": tuple(dict.fromkeys([*kept, *added]))}
     for name, kind in (("notes", str), ("display_name", str), ("archived", bool)):
         if isinstance(value := data.get(name), kind):
             changes[name] = value
     if changes.get("display_name") == "":
         changes["display_name"] = None
-    return attrs.evolve(record, **changes)
+    return fields | changes
 
 
 def edit_run(

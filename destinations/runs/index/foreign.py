@@ -8,11 +8,11 @@ modification time of `metrics.csv` is the heartbeat. The format is that of
 import csv
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from destinations.run_directory.layout import HPARAMS
 from destinations.runs.files import clean_text
-from destinations.runs.record import RunRecord, sound_hparams
+from destinations.runs.record import sound_hparams
 from uploads.disk import end_of_last_line, open_regular
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ _MOST_LOOKED_AT = 64 << 20
 _OWN_COLUMNS = frozenset({"step", "epoch", "time", "created_at"})
 
 
-def read_lightning(run_dir: Path, path: str) -> RunRecord:
-    """Reads the folder.
+def read_lightning(run_dir: Path, path: str) -> dict[str, Any]:
+    """Reads the folder; returns arguments of `RunRecord`.
 
     Args:
         run_dir: the folder.
@@ -58,17 +58,16 @@ def read_lightning(run_dir: Path, path: str) -> RunRecord:
         summary = last_values(metrics)
     except (ValueError, csv.Error) as error:
         summary, problem = {}, f"{METRICS} cannot be read: {_first_line(error)}"
-    return RunRecord(
-        path=run_dir,
-        run_id=clean_text(path or run_dir.name),
-        kind="lightning-csv",
+    return {
+        "run_id": clean_text(path or run_dir.name),
+        "kind": "lightning-csv",
         # Files were added when the run began, and rarely later.
-        created_at=min(times),
-        updated_at=times[1],
-        hparams=hparams,
-        summary=summary,
-        problem=problem,
-    )
+        "created_at": min(times),
+        "updated_at": times[1],
+        "hparams": hparams,
+        "summary": summary,
+        "problem": problem,
+    }
 
 
 def last_values(path: Path) -> dict[str, float]:

@@ -117,9 +117,11 @@ class Index:
 
     def __init__(self, root: str, folder: Path | None, **options: Any) -> None:
         self.root = root
-        # What `add` was given since the last transaction: rows by path, layouts, and runs that were not read.
-        self._read: dict[str, tuple[tuple[Any, ...], _Layout, str]] = {}
-        self._layouts: dict[_Layout, _Layout] = {}
+        # What `add` was given since the last transaction: columns, place of the layout in `_layouts`, and
+        # values, by path; layouts, each with its place; and runs that were not read.
+        self._read: dict[str, tuple[tuple[Any, ...], int, str]] = {}
+        self._layouts: dict[_Layout, int] = {}
+        self._last_layout: tuple[_Layout | None, int] = None, 0
         self._touched: list[ScanChange] = []
         path = None if folder is None else folder / index_name(root)
         self.database = self._db = Database(path, self._make_tables, VERSION, **options)
@@ -168,14 +170,17 @@ class Index:
 
         Makes rows of the record at once: to keep a thousand records until then takes a fifth more time.
         """
-        record = change.record
-        if record is None:
+        fields = change.fields
+        if fields is None:
             self._touched.append(change)
         else:
-            layout = tuple(record.hparams), tuple(record.summary)
-            layout = self._layouts.setdefault(layout, layout)
-            cells = encode_cells([*record.hparams.values(), *record.summary.values()])
-            self._read[change.path] = self._columns(change, record), layout, cells
+            hparams, summary = fields.get("hparams", _NO_VALUES), fields.get("summary", _NO_VALUES)
+            layout = tuple(hparams), tuple(summary)
+            # Most runs have the layout of the run before them, and to compare is cheaper than to hash.
+            if layout != self._last_layout[0]:
+                self._last_layout = layout, self._layouts.setdefault(layout, len(self._layouts))
+            cells = encode_cells([*hparams.values(), *summary.values()])
+            self._read[change.path] = self._columns(change, fields), self._last_layout[1], cells
         if len(self._read) + len(self._touched) >= _BATCH:
             self.write()
 
@@ -212,25 +217,26 @@ class Index:
         self._forget()
 
     def _forget(self) -> None:
-        self._read, self._layouts, self._touched = {}, {}, []
+        self._read, self._layouts, self._last_layout, self._touched = {}, {}, (None, 0), []
 
     def _write_runs(self) -> None:
         (largest,) = self._db.execute("SELECT coalesce(max(id), 0) FROM runs").fetchone()
         ids = self._ids(list(self._read)) if largest else {}
-        layouts = _Layouts(self._db)
+        number_of = _Layouts(self._db).number_of
+        numbers = [number_of(layout) for layout in self._layouts]
         rows, cells = [], []
-        for path, (columns, layout, text) in self._read.items():
+        for path, (columns, place, text) in self._read.items():
             number = ids.get(path)
             if number is None:
                 largest += 1
                 number = largest
             rows.append((number, *columns))
-            cells.append((number, layouts.number_of(layout), text))
+            cells.append((number, numbers[place], text))
         self._db.executemany(_UPSERT, rows)
         self._db.executemany("INSERT OR REPLACE INTO cells VALUES (?, ?, ?)", cells)
         self._touch(self._touched)
 
-    def _columns(self, change: ScanChange, record: RunRecord) -> tuple[Any, ...]:
+    def _columns(self, change: ScanChange, fields: Mapping[str, Any]) -> tuple[Any, ...]:
         """Returns the columns of a run, but for its number."""
         path = _storable(change.path)
         folder = change.path.rpartition("/")[2] or os.path.basename(self.root)  # noqa: PTH119  # of a text
@@ -242,11 +248,11 @@ class Index:
             change.flags,
             change.files,
             1 if change.is_orphan else 0,
-            record.display_name or (folder if path is change.path else _shown(folder)),
+            fields.get("display_name") or (folder if path is change.path else _shown(folder)),
             change.heartbeat_at,
             change.problem,
         ]
-        values = [*_values_of(record)]
+        values = [*_values_of({**_DEFAULTS, **fields})]
         for place, encode in _ENCODERS:
             values[place] = encode(values[place])
         return (*row, *values)
@@ -541,7 +547,9 @@ _DECODERS: Mapping[FieldType, Callable[[Any], Any]] = {
 _ENCODERS = [
     (place, _ENCODE_OF[field.type]) for place, field in enumerate(_FROM_RECORD) if field.type in _ENCODE_OF
 ]
-_values_of = operator.attrgetter(*(field.name for field in _FROM_RECORD))
+_values_of = operator.itemgetter(*(field.name for field in _FROM_RECORD))
+_DEFAULTS = {field.name: field.default for field in _FROM_RECORD}
+_NO_VALUES: Mapping[str, Any] = {}
 
 
 def _storable(path: str) -> Any:

@@ -4,7 +4,6 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import attrs
 
@@ -54,13 +53,13 @@ class Root:
         added = changed = touched = 0
         added_ids: list[str] = []
         for found in scanner.found():
-            if found.record is None:
+            if found.fields is None:
                 touched += 1
             elif found.path in known.runs:
                 changed += 1
             else:
                 added += 1
-                added_ids.append(found.record.run_id)
+                added_ids.append(found.fields["run_id"])
             self.index.add(found)
         gone = scanner.gone_runs()
         gone_ids = set(self.index.run_ids(gone))
@@ -98,9 +97,10 @@ class Root:
         """Returns the tags that a run gave itself."""
         try:
             raw, _ = self.disk.read(os.path.join(self.folder, path, SIDECAR))  # noqa: PTH118
-            return read_sidecar(raw, Path(self.folder, path), dict).tags
+            tags: tuple[str, ...] = read_sidecar(raw, dict).get("tags", ())
         except (OSError, ValueError):
             return ()
+        return tags
 
     def below(self, folder: str) -> str | None:
         """Returns the path of a folder relative to this one; None if it is not inside."""

@@ -31,7 +31,7 @@ from destinations.run_directory.layout import (
     TABLES_FOLDER,
 )
 from destinations.runs.files import clean_text, read_object
-from destinations.runs.record import RunRecord, is_terminal, read_sidecar
+from destinations.runs.record import is_terminal, read_sidecar
 from uploads.disk import read_with_status
 
 from .edits import apply_edits
@@ -137,7 +137,8 @@ class ScanChange:
 
     Args:
         path: below the root; "" is the root itself.
-        record: read from its files; None if they did not change or cannot be read.
+        fields: arguments of `RunRecord` read from its files, but for the path; None if they did not change
+            or cannot be read.
         problem: what could not be read.
         heartbeat_at: the last heartbeat.
         folder_mtime_ns: of the folder; 0 if it cannot be trusted.
@@ -149,7 +150,7 @@ class ScanChange:
     """
 
     path: str
-    record: RunRecord | None
+    fields: Mapping[str, Any] | None
     problem: str | None
     heartbeat_at: float | None
     folder_mtime_ns: int
@@ -399,51 +400,52 @@ class Scanner:
             return self._damaged(path, state, "", f"{SIDECAR} cannot be read: {error.strerror}")
         files = self._fingerprint(file_state)
         try:
-            record = read_sidecar(raw, Path(self._prefix + path), lambda: self._summary(base))
+            fields = read_sidecar(raw, lambda: self._summary(base))
         except ValueError as error:
             return self._damaged(
                 path, state, f"{files} {self._edits(base)}", f"{SIDECAR} is damaged: {error}"
             )
-        record, edits = self._with_edits(base, record)
-        files = f"{files} {edits}"
-        has_ended = is_terminal(record.status)
-        heartbeat_at = (record.ended_at or record.updated_at) if has_ended else self._heartbeat(path)
+        fields, edits, problem = self._with_edits(base, fields)
+        if is_terminal(fields.get("status", "")):
+            heartbeat_at, flags = fields.get("ended_at") or fields.get("updated_at"), 0
+        else:
+            heartbeat_at, flags = self._heartbeat(path), RUNNING
         return ScanChange(
             path,
-            record,
-            record.problem,
+            fields,
+            problem,
             heartbeat_at,
             self._trusted_ns(state),
             state.st_ino,
-            files,
-            (0 if has_ended else RUNNING) | (DAMAGED if record.problem is not None else 0),
+            f"{files} {edits}",
+            flags if problem is None else flags | DAMAGED,
         )
 
-    def _with_edits(self, base: str, record: RunRecord) -> tuple[RunRecord, str]:
-        """Returns the record with the edits of the user, and the state of their file."""
+    def _with_edits(self, base: str, fields: dict[str, Any]) -> tuple[dict[str, Any], str, str | None]:
+        """Returns the fields with the edits of the user, the state of their file, and its problem."""
         # Most runs have none, and an exception costs as much as everything else here.
         if not self._disk.exists(base + EDITS):
-            return record, "-"
+            return fields, "-", None
         try:
             raw, state = self._disk.read(base + EDITS)
         except FileNotFoundError:
-            return record, "-"
+            return fields, "-", None
         except OSError as error:
-            return attrs.evolve(record, problem=f"{EDITS} cannot be read: {error.strerror}"), "?"
+            return fields, "?", f"{EDITS} cannot be read: {error.strerror}"
         try:
-            record = apply_edits(record, raw)
+            return apply_edits(fields, raw), self._fingerprint(state), None
         except ValueError as error:
-            record = attrs.evolve(record, problem=f"{EDITS} is damaged: {error}")
-        return record, self._fingerprint(state)
+            return fields, self._fingerprint(state), f"{EDITS} is damaged: {error}"
 
     def _damaged(
         self, path: str, state: os.stat_result, files: str, problem: str, **more: bool
     ) -> ScanChange:
         """Returns the change of a run with a damaged sidecar; the record of a known run is kept."""
         known = None if self._full else self._known.runs.get(path)
-        record, running, heartbeat_at = None, RUNNING, None
+        fields, running, heartbeat_at = None, RUNNING, None
         if known is None:
-            record = self._empty_record(path, problem)
+            name = path.rpartition("/")[2] or Path(self._root).name
+            fields = {"run_id": clean_text(name), "kind": "run-directory"}
         else:
             running, heartbeat_at = known[3] & RUNNING, known[5]
         if running:
@@ -451,7 +453,7 @@ class Scanner:
         # The sidecar may be rewritten in place: the next scan checks the file even if the folder is
         # unchanged.
         return ScanChange(
-            path, record, problem, heartbeat_at, 0, state.st_ino, files, running | DAMAGED, **more
+            path, fields, problem, heartbeat_at, 0, state.st_ino, files, running | DAMAGED, **more
         )
 
     def _orphan(self, path: str, state: os.stat_result) -> ScanChange:
@@ -462,7 +464,7 @@ class Scanner:
         folder = Path(self._prefix + path)
         try:
             files = f"csv {self._fingerprint(self._disk.stat(str(folder / METRICS)))}"
-            record = read_lightning(folder, path)
+            fields = read_lightning(folder, path)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -470,19 +472,13 @@ class Scanner:
             return self._damaged(path, state, "csv ?", problem)
         return ScanChange(
             path,
-            record,
-            record.problem,
-            record.updated_at,
+            fields,
+            fields["problem"],
+            fields["updated_at"],
             self._trusted_ns(state),
             state.st_ino,
             files,
-            RUNNING | (DAMAGED if record.problem is not None else 0),
-        )
-
-    def _empty_record(self, path: str, problem: str) -> RunRecord:
-        name = path.rpartition("/")[2] or Path(self._root).name
-        return RunRecord(
-            path=Path(self._prefix + path), run_id=clean_text(name), kind="run-directory", problem=problem
+            RUNNING if fields["problem"] is None else RUNNING | DAMAGED,
         )
 
     def _files(self, path: str) -> str | None:

@@ -5,6 +5,7 @@ import operator
 import re
 from pathlib import Path
 
+import attrs
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -452,7 +453,8 @@ def indexed(records):
     found = []
     for number, run in enumerate(records):
         is_open = RUNNING if run.status == "running" else 0
-        found.append(ScanChange(f"r{number}/a", run, None, run.heartbeat_at, 1, 1, "", is_open))
+        fields = attrs.asdict(run, recurse=False)
+        found.append(ScanChange(f"r{number}/a", fields, None, run.heartbeat_at, 1, 1, "", is_open))
     index.write(found)
     return index
 
