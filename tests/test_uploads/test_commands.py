@@ -7,6 +7,7 @@ import zlib
 
 import pytest
 
+from tests.servers.fault_proxy import Answer
 from tests.servers.stores import MemoryStore, StoreThatRejects, StoreThatWaits
 from uploads import LocalStore, add_commands, open_store
 from uploads.command_line import (
@@ -218,6 +219,23 @@ def test_gc_removes_only_what_is_asked_for(spool):
 
     assert gc(spool, failed=True)["failed"] == 1
     assert status(spool)["failed"]["conflict"] == 0
+
+
+def test_gc_of_a_file_that_was_sent_in_part_leaves_no_parts_in_the_store(
+    proxy, moto, prefix, make_queue, make_file
+):
+    """They would be paid for: a bucket lists them nowhere."""
+    refused = Answer(400, "InvalidArgument")
+    proxy.plan = lambda one: refused if one.method == "DELETE" or "partNumber=2" in one.path else None
+    queue = make_queue(moto.at(proxy.url).uri(prefix) + f"&part_bytes={5 << 20}")
+    queue.submit(make_file(content=bytes(11 << 20)), "name").exception(LIMIT_SECONDS)
+    queue.close(LIMIT_SECONDS)
+    assert moto.open_uploads(prefix) == 1
+
+    proxy.plan = lambda request: None
+    assert gc(queue.spool.path, failed=True)["failed"] == 1
+
+    assert moto.open_uploads(prefix) == 0
 
 
 def test_what_is_not_a_spool_is_refused(tmp_path, capsys):
