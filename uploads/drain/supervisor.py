@@ -154,7 +154,7 @@ class WorkerSupervisor:
             self._worker = None
 
     def _spawn(self) -> None:
-        package_home = str(Path(__file__).resolve().parent.parent)
+        package_home = str(Path(__file__).resolve().parents[2])
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, [package_home, os.environ.get("PYTHONPATH")])),

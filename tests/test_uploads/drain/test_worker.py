@@ -2,14 +2,17 @@
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
+import uploads
 from tests.servers.s3_servers import refusing_port
 from uploads import RetryPolicy, UploadQueue, UploadState
 from uploads.drain.supervisor import WorkerConfig, WorkerSupervisor
@@ -169,6 +172,33 @@ def test_a_folder_called_uploads_in_the_working_directory_is_not_run(make_file, 
     )
 
     assert done.stdout.strip() == "done", done.stderr
+
+
+def test_the_worker_is_the_package_that_the_training_imported(make_file, moto, prefix, tmp_path):
+    """A copy that is on `sys.path` alone, neither installed nor in the working directory, runs in both processes."""
+    copy = shutil.copytree(Path(uploads.__file__).parent, tmp_path / "code" / "uploads")
+    pids = tmp_path / "pids"
+    with (copy / "drain" / "__init__.py").open("a", encoding="utf-8") as file:
+        file.write(f"import os\nopen({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')\n")
+    program = (
+        f"import sys; sys.path[0] = {str(copy.parent)!r}\n"
+        "from uploads import UploadQueue\n"
+        f"queue = UploadQueue({moto.uri(prefix)!r}, spool={str(tmp_path / 'spool')!r}, free_bytes=0)\n"
+        f"print(queue.submit({str(make_file())!r}, 'a').result({LIMIT_SECONDS}).state)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+        timeout=2 * LIMIT_SECONDS,
+        check=False,
+    )
+
+    assert done.stdout.strip() == "done", done.stderr
+    assert len(set(pids.read_text(encoding="utf-8").split())) == 2
 
 
 def test_the_worker_waits_as_the_policy_says(make_worker_queue, make_file):
