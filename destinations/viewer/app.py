@@ -1,10 +1,8 @@
 """The routes of the server: parameters in; answers of `catalog`, `details` and `charts` out, as JSON."""
 
-import contextlib
 import hashlib
 import json
 import math
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -47,8 +45,6 @@ class App:
 
     def __init__(self, catalog: Catalog, charts: ChartReader, changes: Changes) -> None:
         self.catalog = catalog
-        # A dataset is read by one thread at a time.
-        self._turns = contextlib.nullcontext() if catalog.runs.roots else threading.Lock()
         self.charts = charts
         self.changes = changes
         self.asgi = Starlette(
@@ -80,8 +76,7 @@ class App:
 
     def _get(self, path: str, answer: _Answer) -> Route:
         def endpoint(request: Request) -> Response:
-            with self._turns:
-                return _json(answer(request), request)
+            return _json(answer(request), request)
 
         return Route(path, _guarded(endpoint), methods=["GET"])
 

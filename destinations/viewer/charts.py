@@ -1,9 +1,7 @@
 """Answers with curves: series of metrics, and bands over groups of runs or over ranks."""
 
-import contextlib
 import itertools
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -92,8 +90,6 @@ class ChartReader:
 
     def __init__(self) -> None:
         self.cache = ColumnCache()
-        # A dataset is read by one thread at a time.
-        self._turns = threading.Lock()
         # Much of the reading is numpy's, which lets other threads run.
         self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "viewer-series")
 
@@ -132,7 +128,7 @@ class ChartReader:
         def of_run(item: tuple[str, Run | None]) -> list[dict[str, Any]]:
             run_id, run = item
             answers = []
-            for metric, rows in zip(metrics, self._rows_of(run, metrics, axis, rank), strict=True):
+            for metric, rows in zip(metrics, rows_of(self.cache, run, metrics, axis, rank), strict=True):
                 named = {"run": run_id, "metric": metric, "rank": rank}
                 cursor = after.get((run_id, metric), "")
                 answers.append({**named, "branch": None, **series_answer(rows, axis, points, cursor)})
@@ -144,10 +140,6 @@ class ChartReader:
             return answers
 
         return [one for found in self._pool.map(of_run, runs) for one in found]
-
-    def _rows_of(self, run: Run | None, metrics: Sequence[str], axis: Axis, rank: int) -> list[Rows | str]:
-        with contextlib.nullcontext() if type(run) is Run else self._turns:
-            return rows_of(self.cache, run, metrics, axis, rank)
 
     def bands(
         self,
@@ -168,7 +160,7 @@ class ChartReader:
 
         def read(member: tuple[str, Run, int]) -> Rows | str:
             _, run, rank = member
-            return self._rows_of(run, [metric], axis, rank)[0]
+            return rows_of(self.cache, run, [metric], axis, rank)[0]
 
         bands = []
         for label, members in groups:

@@ -26,7 +26,7 @@ def object_store_location(uri: str | Path, **options: Any) -> tuple[str, dict[st
     """Returns a path or URI without options, and the options by the names of `object_store`.
 
     ```python
-    print(object_store_location("s3://bucket/digits?region_name=eu-west-1"))
+    print(object_store_location("s3://bucket/digits?region=eu-west-1"))
     ```
 
     Credentials that neither the URI nor the call gives are left to the other library, which looks in the

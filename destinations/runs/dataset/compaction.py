@@ -9,14 +9,15 @@ commits first, this one starts over with what is left to do.
 import contextlib
 import hashlib
 import itertools
+import json
 import math
 import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import attrs
 import numpy as np
@@ -26,7 +27,7 @@ from destinations.runs.content.series import MISSING_STEP, Block, run_blocks
 from destinations.runs.errors import DatasetError, RunsError
 from destinations.runs.record import RunRecord
 from destinations.runs.run import Run
-from uploads import Store, UploadError, open_store, redact
+from uploads import Store, one_line, open_store
 
 from .reading import DatasetRun
 from .tables import APPLICATION, COLUMNS, Location, TableVersions, arrow_schema, delta_errors, json_of, load
@@ -44,6 +45,7 @@ _NO_LIMIT = 1 << 60
 _ORDERS = {"metrics": ["metric", "run_id"], "hparams": ["name"], "summary": ["metric"]}
 
 Change = Literal["added", "changed", "updated"]
+Item = TypeVar("Item")
 
 
 @attrs.frozen
@@ -87,7 +89,7 @@ class CompactReport:
     alive: int = 0
     empty: int = 0
     damaged: tuple[tuple[Path, str], ...] = ()
-    duplicates: tuple[Path, ...] = ()
+    duplicates: tuple[Path, ...] = attrs.field(default=(), converter=tuple)
     seconds: float = 0.0
 
 
@@ -123,7 +125,7 @@ def compact(
         vacuum_days: removes what versions older than this many days need; None removes nothing. 0 also
             removes the files of a compaction that is running.
         remove_gone: whether to remove the runs that the dataset has and `runs` does not; they stay in earlier
-            versions. Otherwise they stay.
+            versions. Otherwise they stay. If `runs` has none at all, it is an error.
         single_writer: whether no other compaction ever writes to `dest`; needed for a server that overwrites
             what a put should only create.
         clock: the time in seconds since 1970.
@@ -145,7 +147,7 @@ def compact(
         )
     work = _Compaction(location, chosen)
     with delta_errors(location.uri):
-        _create(location, dest, store_options or {}, is_shared=not single_writer)
+        _create(location, open_store(str(dest), **store_options or {}), is_shared=not single_writer)
         work.repeat(work.write_runs)
         if remove_gone:
             work.repeat(work.remove_gone)
@@ -156,41 +158,34 @@ def compact(
     return attrs.evolve(work.report(), seconds=clock() - started)
 
 
-def _create(
-    location: Location, place: str | os.PathLike[str], options: dict[str, Any], *, is_shared: bool
-) -> None:
+def _create(location: Location, store: Store, *, is_shared: bool) -> None:
     """Creates the tables that are missing; `runs` last, which makes it a dataset.
 
     Args:
         location: of the dataset.
-        place: the same, as the store takes it.
-        options: of the store.
+        store: the same place.
         is_shared: whether there may be other writers.
     """
     from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
 
-    try:
-        store = open_store(str(place), **options)
-        if is_shared and not getattr(store, "refuses_overwrite", lambda: True)():
-            raise DatasetError(
-                f"{store.uri()} overwrites what a put should only create, so that two compactions at once "
-                "would lose data. Pass single_writer=True if there is only one at a time."
-            )
-        missing = []
-        for name in COLUMNS:
-            # Not `is_deltatable`, which holds the interpreter's lock while it waits for the store.
-            try:
-                location.open(name)
-            except TableNotFoundError:
-                missing.append(name)
-        if missing and (foreign := list(itertools.islice(_foreign_names(location, store, missing), 3))):
-            raise DatasetError(
-                f"{location.uri} has something else than a dataset: {', '.join(foreign)}. "
-                "Choose a new or empty folder."
-            )
-    except UploadError as error:
-        raise DatasetError(f"dataset {redact(str(place))} cannot be written: {error}") from error
+    if is_shared and not getattr(store, "refuses_overwrite", lambda: True)():
+        raise DatasetError(
+            f"{store.uri()} overwrites what a put should only create, so that two compactions at once would "
+            "lose data. Pass single_writer=True if there is only one at a time."
+        )
+    missing = []
+    for name in COLUMNS:
+        # Not `is_deltatable`, which holds the interpreter's lock while it waits for the store.
+        try:
+            location.open(name)
+        except TableNotFoundError:
+            missing.append(name)
+    if missing and (foreign := list(itertools.islice(_foreign_names(location, store, missing), 3))):
+        raise DatasetError(
+            f"{location.uri} has something else than a dataset: {', '.join(map(one_line, foreign))}. "
+            "Choose a new or empty folder."
+        )
     for name in missing:
         if not location.is_remote:
             Path(location.table(name)).mkdir(parents=True, exist_ok=True)
@@ -205,20 +200,12 @@ def _foreign_names(location: Location, store: Store, missing: Sequence[str]) -> 
         names = (found.name for found in store.list())
     else:
         root = Path(location.uri)
-        found = sorted(root.glob("*")) + [path for name in missing for path in sorted(root.glob(f"{name}/*"))]
-        names = (path.relative_to(root).as_posix() for path in found)
+        paths = (path for pattern in ("*", "*/*") for path in sorted(root.glob(pattern)))
+        names = (path.relative_to(root).as_posix() for path in paths)
     for name in names:
         table, *rest = name.split("/")
         if table not in COLUMNS or (table in missing and rest and rest[0] != "_delta_log"):
             yield name
-
-
-class _ConflictError(Exception):
-    """Another compaction committed first."""
-
-
-class _RunFailedError(Exception):
-    """A run of the group cannot be read."""
 
 
 @attrs.define
@@ -230,6 +217,14 @@ class _Item:
     metrics_state: str
     record_state: str
     points: int = 0
+
+
+def _time_of(run: Run) -> float:
+    return run.updated_at or 0.0
+
+
+def _change_of(item: _Item) -> Change:
+    return item.change
 
 
 class _Compaction:
@@ -247,11 +242,13 @@ class _Compaction:
 
     def repeat(self, act: Callable[[], None]) -> None:
         """Acts on the newest version; starts over while others commit first."""
+        from deltalake.exceptions import CommitFailedError
+
         for attempt in range(_TRIES):
             self._snapshot, self._written = load(self._location), {}
             try:
                 return act()
-            except _ConflictError:
+            except CommitFailedError:
                 time.sleep(random.uniform(0, min(0.1 * 2**attempt, 10.0)))  # noqa: S311  # only to spread
         raise DatasetError(
             f"other compactions of {self._location.uri} committed first {_TRIES} times. Run this one again."
@@ -260,7 +257,7 @@ class _Compaction:
     def report(self) -> CompactReport:
         """Returns what was done."""
         snapshot = load(self._location)
-        files = snapshot.tables["metrics"].get_add_actions(flatten=True)
+        files = snapshot.tables["metrics"].get_add_actions()
         counts: dict[str, Any] = Counter(self._changes.values())
         return CompactReport(
             self._location.uri,
@@ -276,56 +273,60 @@ class _Compaction:
     # Runs.
 
     def write_runs(self) -> None:
-        """Writes the runs that are new or changed."""
-        chosen = self._choose()
-        for start in range(0, len(chosen), _GROUP_RUNS):
-            group = chosen[start : start + _GROUP_RUNS]
-            while items := [item for item in group if item.run.path not in self._damaged]:
-                with contextlib.suppress(_RunFailedError):
-                    self._write_group(items)
-                    break
+        """Writes the runs that are new or changed, those of one kind of change after the other."""
+        for change, items in itertools.groupby(self._choose(), _change_of):
+            for group in _groups(items):
+                self._write_group(change, group)
 
     def remove_gone(self) -> None:
         """Removes the runs that the dataset has, and the folders have not."""
         there = {run.run_id for run in self._runs}
         # A damaged sidecar does not tell the id.
         damaged = {_text_of(path) for path in self._damaged}
-        gone = [
-            run_id
-            for run_id, row in self._known().items()
-            if run_id not in there and row["path"] not in damaged
-        ]
-        for start in range(0, len(gone), _GROUP_RUNS):
-            ids = gone[start : start + _GROUP_RUNS]
+        known = self._known()
+        if known and not self._runs:
+            raise DatasetError(
+                f"there is no run, and remove_gone would remove all {len(known)} of {self._location.uri}. "
+                "Check the folder of the runs, or delete the dataset."
+            )
+        gone = (run_id for run_id, row in known.items() if run_id not in there and row["path"] not in damaged)
+        for ids in _groups(gone):
             for name in COLUMNS:
                 self._write(name, (), _are_of(ids))
             self._changes |= dict.fromkeys(ids, "removed")
 
     def _known(self) -> dict[str, dict[str, Any]]:
         """Returns what the dataset has of each run, by its id, to compare with."""
-        columns = ["run_id", "path", "metrics_state", "record_state", "points"]
+        columns = ["run_id", "path", "updated_at", "metrics_state", "record_state", "points"]
         rows = self._snapshot.arrow("runs").to_table(columns=columns).to_pylist()
         return {row["run_id"]: row for row in rows}
 
-    def _choose(self) -> list[_Item]:
-        """Returns the runs to write: new ones, then changed ones."""
+    def _ended(self) -> dict[str, Run]:
+        """Returns the newest run of each id that can be read; notes the others."""
         newest: dict[str, Run] = {}
-        alive, empty, duplicates = 0, 0, []
-        for run in sorted(self._runs, key=lambda run: run.updated_at or 0.0):
+        alive, duplicates = 0, []
+        for run in sorted(self._runs, key=_time_of):
             if run.record.problem is not None:
                 self._damaged[run.path] = run.record.problem
             elif run.alive:
                 alive += 1
-            else:
+            elif run.path not in self._damaged:
                 if (older := newest.get(run.run_id)) is not None:
                     duplicates.append(older.path)
                 newest[run.run_id] = run
-        known = self._known()
-        chosen = []
-        for run_id, run in newest.items():
+        self._left_out = {"alive": alive, "empty": 0, "duplicates": duplicates}
+        return newest
+
+    def _choose(self) -> list[_Item]:
+        """Returns the runs to write, sorted by change: new ones first."""
+        known, chosen = self._known(), []
+        for run_id, run in self._ended().items():
             item = _Item(run, "added", _metrics_state(run.path), _record_state(run.record))
-            empty += not item.metrics_state
+            self._left_out["empty"] += not item.metrics_state
             if (before := known.get(run_id)) is not None:
+                if before["path"] != _text_of(run.path) and (before["updated_at"] or 0.0) > _time_of(run):
+                    self._left_out["duplicates"].append(run.path)
+                    continue
                 # Metrics that are gone stay, as runs do.
                 item.metrics_state = item.metrics_state or before["metrics_state"]
                 if before["metrics_state"] != item.metrics_state:
@@ -336,134 +337,112 @@ class _Compaction:
                     self._changes.setdefault(run_id, "unchanged")
                     continue
             chosen.append(item)
-        self._left_out = {"alive": alive, "empty": empty, "duplicates": tuple(duplicates)}
-        return sorted(chosen, key=lambda item: item.change)
+        return sorted(chosen, key=_change_of)
 
-    def _write_group(self, items: Sequence[_Item]) -> None:
-        """Writes runs, in one transaction of each table."""
-        import pyarrow as pa
+    def _write_group(self, change: Change, group: Sequence[_Item]) -> None:
+        """Writes runs of one kind of change in one transaction of each table, without those that are damaged."""
+        while items := [item for item in group if item.run.path not in self._damaged]:
+            rows: dict[str, list[Any]] = {name: [] for name in COLUMNS if name != "metrics"}
+            ids = [item.run.run_id for item in items]
+            replaced = None if change == "added" else _are_of(ids)
+            values, damaged = self._read(items, rows), len(self._damaged)
+            try:
+                if change == "updated":
+                    list(values)  # There are none.
+                else:
+                    self._write("metrics", values, replaced)
+            except Exception:
+                # Delta's writer, which reads the values, raises another error than a run that cannot be read.
+                if len(self._damaged) == damaged:
+                    raise
+                continue
+            for name, batches in rows.items():
+                self._write(name, batches, replaced)
+            self._changes |= dict.fromkeys(ids, change)
+            return
 
-        # Before the first transaction: a run that cannot be read leaves no rows in a table.
-        rows: dict[str, list[Any]] = {"hparams": [], "summary": [], "runs": []}
+    def _read(self, items: Sequence[_Item], rows: Mapping[str, list[Any]]) -> Iterator[Any]:
+        """Yields the values of runs as record batches, and adds their rows of the other tables to `rows`."""
         for item in items:
-            with self._reading(item.run):
-                for name, found in zip(rows, _rows_of(item), strict=True):
-                    rows[name].append(pa.RecordBatch.from_pylist(found, arrow_schema(name)))
-        is_new = all(item.change == "added" for item in items)
-        if with_values := [item for item in items if item.change != "updated"]:
-            replaced = None if is_new else _are_of(item.run.run_id for item in with_values)
-            self._write("metrics", self._values(with_values), replaced)
-        points = pa.array([item.points for item in items], pa.int64())
-        runs = pa.Table.from_batches(rows["runs"])
-        rows["runs"] = runs.set_column(runs.schema.get_field_index("points"), "points", points).to_batches()
-        replaced = None if is_new else _are_of(item.run.run_id for item in items)
-        for name, batches in rows.items():
-            self._write(name, batches, replaced)
-        self._changes |= {item.run.run_id: item.change for item in items}
-
-    def _values(self, items: Sequence[_Item]) -> Iterator[Any]:
-        """Yields the values of runs as record batches, and counts them."""
-        for item in items:
-            item.points = 0
-            with self._reading(item.run):
-                for rank in item.run.ranks():
-                    first_row = 0
-                    for block in run_blocks(item.run.path, rank):
-                        batch = _values_of(item.run.run_id, rank, block, first_row)
-                        first_row += len(block)
+            try:
+                if item.change != "updated":
+                    item.points = 0
+                    for batch in _values_of(item.run):
                         item.points += len(batch)
                         yield batch
-                if _metrics_state(item.run.path) != item.metrics_state:
-                    raise RunsError("its metrics changed while they were read. Compact again.")
-
-    @contextlib.contextmanager
-    def _reading(self, run: Run) -> Iterator[None]:
-        """Notes which run an error is of: the writer of Delta, which reads the batches, raises another."""
-        try:
-            yield
-            if not run.path.is_dir():
-                raise FileNotFoundError("its folder is gone")
-        except (OSError, ValueError, RunsError, LookupError, TypeError, ArithmeticError) as error:
-            self._damaged[run.path] = str(error)
-            raise _RunFailedError from error
+                for name, batch in _records_of(item).items():
+                    rows[name].append(batch)
+                _check_unchanged(item)
+            except Exception as error:  # Whatever is wrong with a run, the others count.
+                self._damaged[item.run.path] = str(error)
+                raise
 
     # Transactions.
 
-    def _write(self, name: str, batches: Iterable[Any], replaced: str | None = None) -> None:
-        """Writes rows to a table in one transaction, in place of those that a condition is true of."""
+    def _write(self, name: str, rows: Any, replaced: str | None = None) -> None:
+        """Writes rows to a table in one transaction.
+
+        Args:
+            name: of the table.
+            rows: a `pyarrow.Table`, or record batches of the columns of this version of the package.
+            replaced: the condition of the rows to remove.
+        """
         import pyarrow as pa
         from deltalake import write_deltalake
 
         mode: dict[str, Any] = {"mode": "append"}
         if replaced is not None:
             mode = {"mode": "overwrite", "predicate": replaced}
-        with self._transaction(name) as (table, commit):
-            write_deltalake(
-                table,
-                pa.RecordBatchReader.from_batches(arrow_schema(name), batches),
-                commit_properties=commit,
-                writer_properties=_writer_properties(name),
-                **mode,
-            )
+        write_deltalake(
+            self._table(name),
+            rows
+            if isinstance(rows, pa.Table)
+            else pa.RecordBatchReader.from_batches(arrow_schema(name), rows),
+            # Another version of this package may have other columns.
+            schema_mode="merge",
+            commit_properties=self._commit_of(name),
+            writer_properties=_writer_properties(name),
+            **mode,
+        )
 
     def optimize(self) -> None:
         """Sorts the values by metric and run, and makes few files of many."""
         for name, order in _ORDERS.items():
-            if self._snapshot.tables[name].file_uris():
-                with self._transaction(name) as (table, commit):
-                    table.optimize.z_order(
-                        order,
-                        max_concurrent_tasks=1,
-                        max_spill_size=_SPILL_BYTES,
-                        max_temp_directory_size=_NO_LIMIT,
-                        writer_properties=_writer_properties(name),
-                        commit_properties=commit,
-                    )
+            self._table(name).optimize.z_order(
+                order,
+                max_concurrent_tasks=1,
+                max_spill_size=_SPILL_BYTES,
+                max_temp_directory_size=_NO_LIMIT,
+                writer_properties=_writer_properties(name),
+                commit_properties=self._commit_of(name),
+            )
         # Not by the same way: Delta commits that also where another compaction has committed to `runs`.
-        self._write("runs", self._snapshot.arrow("runs").to_batches(), "true")
+        self._write("runs", self._snapshot.arrow("runs").to_table(), "true")
 
     def vacuum(self, days: float) -> None:
         """Removes the files that no version of the last days needs."""
         for name in COLUMNS:
-            with self._transaction(name) as (table, commit):
-                table.vacuum(
-                    retention_hours=math.ceil(days * 24),
-                    dry_run=False,
-                    enforce_retention_duration=False,
-                    full=True,
-                    commit_properties=commit,
-                )
-                table.update_incremental()
+            self._table(name).vacuum(
+                retention_hours=math.ceil(days * 24),
+                dry_run=False,
+                enforce_retention_duration=False,
+                full=True,
+                commit_properties=self._commit_of(name),
+            )
         self._write("runs", ())
-
-    @contextlib.contextmanager
-    def _transaction(self, name: str) -> Iterator[tuple[Any, Any]]:
-        """Yields a table, and the properties of one commit to it."""
-        from deltalake.exceptions import CommitFailedError
-
-        damaged = len(self._damaged)
-        try:
-            if name not in self._written:
-                self._written[name] = self._table(name)
-            yield self._written[name], self._commit_of(name)
-        except CommitFailedError as error:
-            raise _ConflictError from error
-        except Exception as error:
-            if len(self._damaged) > damaged:
-                raise _RunFailedError from error
-            raise
 
     def _table(self, name: str) -> Any:
         """Returns a table to write to; undoes what a compaction that was killed, or has lost, left in it."""
-        pinned = self._snapshot.tables[name]
-        table = self._location.open(name)
-        if table.version() == pinned.version():
-            return pinned
-        if self._location.open("runs").version() != self._snapshot.version:
-            raise _ConflictError
-        table.restore(pinned.version(), commit_properties=self._commit_of(name))
-        table.update_incremental()
-        return table
+        from deltalake.exceptions import CommitFailedError
+
+        if name not in self._written:
+            table, pinned = self._location.open(name), self._snapshot.tables[name].version()
+            if table.version() != pinned:
+                if self._location.open("runs").version() != self._snapshot.version:
+                    raise CommitFailedError("another compaction committed first")
+                table.restore(pinned, commit_properties=self._commit_of(name))
+            self._written[name] = table
+        return self._written[name]
 
     def _commit_of(self, name: str) -> Any:
         """Returns the properties of a commit: our application; for `runs`, the versions of the others."""
@@ -472,12 +451,18 @@ class _Compaction:
         transactions = [Transaction(APPLICATION, time.time_ns())]
         if name == "runs":
             tables = {**self._snapshot.tables, **self._written}
+            del tables["runs"]
             transactions += [
-                Transaction(f"{APPLICATION}.{other}", tables[other].version())
-                for other in COLUMNS
-                if other != "runs"
+                Transaction(f"{APPLICATION}.{other}", table.version()) for other, table in tables.items()
             ]
         return CommitProperties(app_transactions=transactions)
+
+
+def _groups(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """Yields items in lists that one transaction takes."""
+    rest = iter(items)
+    while group := list(itertools.islice(rest, _GROUP_RUNS)):
+        yield group
 
 
 def _are_of(run_ids: Iterable[str]) -> str:
@@ -501,27 +486,35 @@ def _writer_properties(name: str) -> Any:
 # Rows.
 
 
-def _values_of(run_id: str, rank: int, block: Block, first_row: int) -> Any:
+def _values_of(run: Run) -> Iterator[Any]:
+    """Yields the values of a run as record batches, one for each block of rows of a rank."""
+    for rank in run.ranks():
+        first_row = 0
+        for block in run_blocks(run.path, rank):
+            yield _values_of_block(run.run_id, rank, block, first_row)
+            first_row += len(block)
+
+
+def _values_of_block(run_id: str, rank: int, block: Block, first_row: int) -> Any:
     """Returns the values of a block, one metric after the other, as a record batch."""
     import pyarrow as pa
 
-    names = list(block.columns)
-    at = [np.flatnonzero(there) for _, there in block.columns.values()]
-    metrics = np.repeat(np.arange(len(names)), [len(one) for one in at])
-    values = [values[there] for values, there in block.columns.values()]
-    rows = np.concatenate([np.empty(0, np.int64), *at])
+    shape = len(block.columns), len(block)
+    values = np.array([values for values, _ in block.columns.values()], np.float64).reshape(shape)
+    present = np.array([there for _, there in block.columns.values()], np.bool_).reshape(shape)
+    metrics, rows = np.nonzero(present)
     steps, times = block.step[rows], block.time[rows]
     fits = np.abs(times) < _MAX_TIME
     micros = np.rint(np.where(fits, times, 0.0) * 1e6).astype(np.int64)
     batch = pa.record_batch(
         [
-            pa.array(names, pa.string()).take(pa.array(metrics)),
+            pa.array(block.columns, pa.string()).take(pa.array(metrics)),
             pa.repeat(run_id, len(rows)),
             pa.repeat(pa.scalar(rank, pa.int32()), len(rows)),
             pa.array(steps, pa.int64(), mask=steps == MISSING_STEP),
             pa.array(first_row + rows),
             pa.array(micros, pa.int64(), mask=~fits).cast(pa.timestamp("us", "UTC")),
-            pa.array(np.concatenate([np.empty(0), *values]), from_pandas=False),
+            pa.array(values[present], from_pandas=False),
         ],
         schema=arrow_schema("metrics"),
     )
@@ -530,20 +523,33 @@ def _values_of(run_id: str, rank: int, block: Block, first_row: int) -> Any:
     return pa.concat_batches([batch, batch.slice(0, 0)])
 
 
-def _rows_of(item: _Item) -> tuple[list[dict[str, Any]], ...]:
-    """Returns the rows of a run in `hparams`, `summary` and `runs`."""
+def _records_of(item: _Item) -> dict[str, Any]:
+    """Returns the rows of a run in the other tables, each as a record batch."""
+    import pyarrow as pa
+
     run_id, record = item.run.run_id, item.run.record
-    hparams = [{"run_id": run_id, "name": name, **json_of(value)} for name, value in record.hparams.items()]
-    summary = [
-        {"run_id": run_id, "metric": name, **attrs.asdict(metric)}
-        for name, metric in item.run.summary.items()
-    ]
-    fields = attrs.asdict(record, recurse=False) | {
-        "path": _text_of(record.path),
-        "metrics_state": item.metrics_state,
-        "record_state": item.record_state,
+    rows = {
+        "hparams": [
+            {"run_id": run_id, "name": name, **json_of(value)} for name, value in record.hparams.items()
+        ],
+        "summary": [
+            {"run_id": run_id, "metric": name, **attrs.asdict(metric)}
+            for name, metric in item.run.summary.items()
+        ],
+        "runs": [
+            attrs.asdict(record, recurse=False)
+            | {name: getattr(item, name) for name in ("points", "metrics_state", "record_state")}
+            | {"path": _text_of(record.path)}
+        ],
     }
-    return hparams, summary, [fields]
+    return {name: pa.RecordBatch.from_pylist(found, arrow_schema(name)) for name, found in rows.items()}
+
+
+def _check_unchanged(item: _Item) -> None:
+    if not item.run.path.is_dir():
+        raise RunsError("its folder is gone")
+    if item.change != "updated" and _metrics_state(item.run.path) != item.metrics_state:
+        raise RunsError("its metrics changed while they were read. Compact again.")
 
 
 def _text_of(path: Path) -> str:
@@ -554,20 +560,18 @@ def _metrics_state(run_dir: Path) -> str:
     """Returns a text that changes when the metrics do; empty if there are none."""
     found = []
     for path in sorted([*run_dir.glob("metrics*.csv"), *(run_dir / JOURNAL_FOLDER).glob("*/*.journal")]):
-        try:
+        with contextlib.suppress(OSError):
             stat = path.stat()
-        except OSError:
-            continue
-        found.append(f"{path.relative_to(run_dir)}:{stat.st_size}:{stat.st_mtime_ns}")
-    return (
-        hashlib.sha256("\n".join(found).encode("utf-8", "surrogateescape")).hexdigest()[:16] if found else ""
-    )
+            found.append(f"{path.relative_to(run_dir)}:{stat.st_size}:{stat.st_mtime_ns}")
+    return _digest("\n".join(found)) if found else ""
 
 
 def _record_state(record: RunRecord) -> str:
-    values = [
-        value if not hasattr(value, "items") else sorted(value.items(), key=str)
-        for name, value in attrs.asdict(record, recurse=False).items()
-        if name not in {"heartbeat_at", "problem"}
-    ]
-    return hashlib.sha256(repr(values).encode("utf-8", "backslashreplace")).hexdigest()[:16]
+    """Returns a text that changes when the record does, but for what changes without the run."""
+    values = attrs.asdict(record, recurse=False)
+    del values["heartbeat_at"], values["problem"]
+    return _digest(json.dumps(values, sort_keys=True, default=str))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]

@@ -12,7 +12,9 @@ DuckDB reads the files of a folder itself, and those in a bucket through Arrow: 
 a bucket is read with the same options as by `uploads`.
 """
 
+import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
@@ -29,7 +31,7 @@ from destinations.runs.record import Extremes, RunRecord, Scalar
 from destinations.runs.run import MetricSummary, Run
 from destinations.runs.runs import Result, Runs
 
-from .tables import COLUMNS, Location, TableVersions, load, scalar_of
+from .tables import COLUMNS, Location, TableVersions, delta_errors, load, scalar_of
 
 if TYPE_CHECKING:
     from destinations.runs.content.series import Block, Series
@@ -38,6 +40,7 @@ __all__ = ["Dataset", "DatasetRun", "SqlResult", "open_dataset", "sql"]
 
 _MEMORY = "1GB"
 _INDEX_ROOT = "/dataset"
+_BY_ARROW = "_read_by_arrow"
 _RECORD_FIELDS = frozenset(field.name for field in attrs.fields(RunRecord)) - {"run_id", "path"}
 
 
@@ -122,22 +125,16 @@ class DatasetRun(Run):
 
     def series(self, name: str, rank: int = 0) -> "Series":
         """Returns all values of a metric; as `Run.series`, but for the epoch."""
-        import numpy as np
-
         from destinations.runs.content.series import MISSING_STEP, Series
 
         arrays = self._dataset.arrays(
-            """SELECT coalesce(step, ?) AS step, coalesce(epoch_us(time), ?) AS time, value FROM metrics
-               WHERE metric IN (?, ?) AND run_id = ? AND rank = ? ORDER BY row""",
-            [MISSING_STEP, MISSING_STEP, column_of(name), name, self.run_id, rank],
+            """SELECT coalesce(step, ?) AS step, coalesce(epoch_us(time) / 1e6, 'NaN') AS time, value
+               FROM metrics WHERE metric = ? AND run_id = ? AND rank = ? ORDER BY row""",
+            [MISSING_STEP, column_of(name), self.run_id, rank],
         )
         if not len(arrays["value"]):
             raise MetricNotFoundError(name, self.metric_names(rank))
-        micros = np.asarray(arrays["time"], np.int64)
-        times = np.where(micros == MISSING_STEP, np.nan, micros / 1e6)
-        return Series(
-            name, np.asarray(arrays["step"], np.int64), times, np.asarray(arrays["value"], np.float64)
-        )
+        return Series(name, **arrays)
 
     def blocks(self, rank: int = 0) -> "Iterator[Block]":
         """Returns the rows of each metric, one metric after the other."""
@@ -198,8 +195,6 @@ class Dataset(Runs):
     It shows the version that it was opened at. The first query of its runs reads the records of all into an
     index in memory, some 100 µs for each; `sql`, `files` and `arrow` do without.
 
-    **Threading.** One thread at a time.
-
     Args:
         snapshot: its tables.
         clock: the time in seconds since 1970, for filters.
@@ -217,14 +212,16 @@ class Dataset(Runs):
         # By the folder in the index: the one that the run was read from, and the id.
         self._folders: dict[Path, tuple[Path, str]] = {}
         self._snapshot = snapshot
-        self._connection = duckdb.connect(config={"memory_limit": _MEMORY})
+        # By default DuckDB would write what exceeds its memory to the current folder.
+        spill = Path(tempfile.gettempdir(), f"duckdb-{uuid.uuid4().hex}")
+        self._connection = duckdb.connect(config={"memory_limit": _MEMORY, "temp_directory": str(spill)})
         # What DuckDB cannot do by itself is an error at once, and not a download.
         self._connection.execute("SET autoinstall_known_extensions = false")
         self._connection.execute("SET TimeZone = 'UTC'")
         for name in COLUMNS:
             # As a timestamp without a zone, which Python reads without another package.
             columns = "* REPLACE (CAST(time AS TIMESTAMP) AS time)" if name == "metrics" else "*"
-            self._connection.execute(f"CREATE VIEW {name} AS SELECT {columns} FROM {self._source(name)}")
+            self.sql(f"CREATE VIEW {name} AS SELECT {columns} FROM {self._source(name)}")
         ((count,),) = self.sql("SELECT count(*) FROM runs").rows
         self.report = ScanReport(runs=count)
 
@@ -272,14 +269,15 @@ class Dataset(Runs):
         Raises:
             DatasetError: the query is wrong, or a file cannot be read.
         """
-        found = self._execute(query, parameters)
-        columns = tuple(one[0] for one in found.description or ())
-        return SqlResult(columns, tuple(found.fetchall()))
+
+        def fetch(found: Any) -> SqlResult:
+            return SqlResult(tuple(one[0] for one in found.description or ()), tuple(found.fetchall()))
+
+        return self._execute(query, parameters, fetch)
 
     def arrays(self, query: str, parameters: Sequence[Any] = ()) -> dict[str, Any]:
         """Runs a query as `sql` does; returns each column as a numpy array."""
-        found: dict[str, Any] = self._execute(query, parameters).fetchnumpy()
-        return found
+        return self._execute(query, parameters, lambda found: found.fetchnumpy())
 
     def scan(self, *, full: bool = False) -> ScanReport:
         """Does nothing: an open dataset does not change; open it again to see what was compacted since."""
@@ -297,39 +295,50 @@ class Dataset(Runs):
         self._connection.close()
 
     def _source(self, name: str) -> str:
-        """Returns what DuckDB reads a table from: its files, or Arrow for what is in a bucket."""
-        files = self.files(name)
-        if self._snapshot.location.is_remote or not files or any(char in self.uri for char in "*?"):
-            self._connection.register(f"{name}_in_delta", self.arrow(name))
-            return f"{name}_in_delta"
+        """Returns what DuckDB reads a table from: its files, or Arrow where that is not possible."""
+        with delta_errors(self.uri):
+            table, files = self.arrow(name), self.files(name)
+        # DuckDB takes the columns of the first file for those of all, and a name for a pattern.
+        are_same = name != "runs" and table.schema.names == list(COLUMNS[name])
+        if (
+            self._snapshot.location.is_remote
+            or not files
+            or not are_same
+            or any(char in self.uri for char in "*?")
+        ):
+            self._connection.register(name + _BY_ARROW, table)
+            return name + _BY_ARROW
         # A fifth of the time that it takes through Arrow.
         texts = ["'" + file.replace("'", "''") + "'" for file in files]
         return f"read_parquet([{', '.join(texts)}], hive_partitioning = false)"
 
-    def _execute(self, query: str, parameters: Sequence[Any]) -> Any:
+    def _execute(self, query: str, parameters: Sequence[Any], fetch: Callable[[Any], Result]) -> Result:
         import duckdb
 
         try:
-            return self._connection.execute(query, list(parameters) or None)
-        except duckdb.IOException as error:
-            raise DatasetError(
-                f"dataset {self.uri} cannot be read: {str(error).splitlines()[0]}. "
-                f"Open it again: its version {self.version} may have been vacuumed."
-            ) from error
+            with self._lock:
+                return fetch(self._connection.execute(query, list(parameters) or None))
         except duckdb.Error as error:
+            # What Arrow cannot read is an error of the query for DuckDB.
+            if isinstance(error, duckdb.IOException) or _BY_ARROW in str(error):
+                raise DatasetError(
+                    f"dataset {self.uri} cannot be read: {str(error).splitlines()[0]}. "
+                    f"Open it again: its version {self.version} may have been vacuumed."
+                ) from error
             raise DatasetError(f"query must be one that DuckDB understands, got: {error}") from error
 
     def _with_retry(self, ask: Callable[[], Result]) -> Result:
-        if not self._folders and not self._is_closed:
-            for number, record in enumerate(self._read_records()):
-                # Two runs may have been in the same folder, one after the other.
-                place = f"{number}/{record.path.name}"
-                self._folders[Path(_INDEX_ROOT, place)] = record.path, record.run_id
-                fields = attrs.asdict(record, recurse=False)
-                self._index.add(ScanChange(place, fields, None, None, 0, 0, "", 0))
-            self._index.write()
-            self._index.make_indexes()
-        return super()._with_retry(ask)
+        with self._lock:
+            if not self._folders and not self._is_closed:
+                for number, record in enumerate(self._read_records()):
+                    # Two runs may have been in the same folder, one after the other.
+                    place = f"{number}/{record.path.name}"
+                    self._folders[Path(_INDEX_ROOT, place)] = record.path, record.run_id
+                    fields = attrs.asdict(record, recurse=False)
+                    self._index.add(ScanChange(place, fields, None, None, 0, 0, "", 0))
+                self._index.write()
+                self._index.make_indexes()
+            return super()._with_retry(ask)
 
     def _read_records(self) -> Iterator[RunRecord]:
         hparams: dict[str, dict[str, Scalar]] = {}
@@ -339,10 +348,10 @@ class Dataset(Runs):
         query = "SELECT run_id, metric, last FROM summary WHERE last IS NOT NULL"
         for run_id, name, last in self.sql(query).rows:
             summary.setdefault(run_id, {})[name] = last
-        names = [name for name in COLUMNS["runs"] if name in _RECORD_FIELDS]
+        names = [name for name in self.arrow("runs").schema.names if name in _RECORD_FIELDS]
         for run_id, path, *rest in self.sql(f"SELECT run_id, path, {', '.join(names)} FROM runs").rows:
-            values = dict(zip(names, rest, strict=True))
-            values |= {"tags": tuple(values["tags"] or ()), "notes": values["notes"] or ""}
+            values = {name: one for name, one in zip(names, rest, strict=True) if one is not None}
+            values["tags"] = tuple(values.get("tags", ()))
             groups: dict[str, Any] = {"hparams": hparams.get(run_id, {}), "summary": summary.get(run_id, {})}
             yield RunRecord(path=Path(path), run_id=run_id, **groups, **values)
 

@@ -43,41 +43,23 @@ __all__ = [
 APPLICATION = "training-destinations"
 """The application id of our commits: of two at once, one fails."""
 
-_ARROW: Mapping[FieldType, str] = {"text": "string", "texts": "texts", "time": "double", "bool": "bool"}
+_TYPES: Mapping[FieldType, str] = {"text": "string", "texts": "texts", "time": "double", "bool": "bool"}
 _NOT_STORED = {"name", "alive", "path", "heartbeat_at", "problem", "run_id"}
-COLUMNS: Mapping[str, Mapping[str, str]] = {
-    "metrics": {
-        "metric": "string",
-        "run_id": "string",
-        "rank": "int32",
-        "step": "int64",
-        "row": "int64",
-        "time": "timestamp",
-        "value": "double",
-    },
-    "hparams": {"run_id": "string", "name": "string", "type": "string", "json": "string", "number": "double"},
-    "summary": {
-        "run_id": "string",
-        "metric": "string",
-        "last": "double",
-        "min": "double",
-        "max": "double",
-        "min_step": "int64",
-        "max_step": "int64",
-        "count": "int64",
-        "non_finite": "int64",
-        "mean": "double",
-    },
-    "runs": {
-        "run_id": "string",
-        "path": "string",
-        **{name: _ARROW[field.type] for name, field in FIELDS.items() if name not in _NOT_STORED},
-        "points": "int64",
-        "metrics_state": "string",
-        "record_state": "string",
-    },
+# Of `runs`; a dataset written by another version of this package may lack some.
+_FIELDS = {name: _TYPES[field.type] for name, field in FIELDS.items() if name not in _NOT_STORED}
+_TABLES = {
+    "metrics": "metric string, run_id string, rank int32, step int64, row int64, time timestamp, value double",
+    "hparams": "run_id string, name string, type string, json string, number double",
+    "summary": "run_id string, metric string, last double, min double, max double, min_step int64, "
+    "max_step int64, count int64, non_finite int64, mean double",
+    "runs": "run_id string, path string, "
+    + "".join(f"{name} {kind}, " for name, kind in _FIELDS.items())
+    + "points int64, metrics_state string, record_state string",
 }
-"""The columns of each table, in the order in which a compaction commits the tables."""
+COLUMNS: Mapping[str, Mapping[str, str]] = {
+    name: dict(column.split() for column in columns.split(", ")) for name, columns in _TABLES.items()
+}
+"""The columns of each table with their types, in the order in which a compaction commits the tables."""
 
 
 def arrow_schema(name: str) -> Any:
@@ -88,8 +70,9 @@ def arrow_schema(name: str) -> Any:
     return pa.schema([(column, others.get(kind, kind)) for column, kind in COLUMNS[name].items()])
 
 
-# Delta's writer takes a path for the name of a host, where these are not allowed.
-_REFUSED = re.compile(r"[\[\]^|\\\x00-\x1f]")
+# The writer of delta-rs takes a path for the name of a host, where these are not allowed. It drops what follows
+# a "#" in a URI.
+_REFUSED = r"\[\]^|\\\x00-\x1f"
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -117,10 +100,10 @@ class Location:
         except (ValueError, UploadError) as error:
             reason = str(error).removesuffix(".")
             raise DatasetError(f"a dataset cannot be in {redact_text(str(place))!r}: {reason}.") from error
-        if "://" not in uri and (refused := _REFUSED.search(uri)):
+        if refused := re.search(f"[{_REFUSED}#]" if "://" in uri else f"[{_REFUSED}]", uri):
             raise DatasetError(
                 f"the path of a dataset cannot contain {refused[0]!r}, which Delta Lake does not write to, "
-                f"got {uri!r}. Choose another folder."
+                f"got {uri!r}. Choose another one."
             )
         return cls(uri, found)
 
@@ -140,21 +123,24 @@ class Location:
             DatasetError: the table is of somebody else.
             deltalake.exceptions.DeltaError: there is none, or it cannot be read.
         """
+        import pyarrow as pa
         from deltalake import DeltaTable
 
         table = DeltaTable(self.table(name), version=version, storage_options=self.options)
-        columns = [field.name for field in table.schema().fields]
-        if columns != list(COLUMNS[name]):
-            raise DatasetError(
-                f"table {self.table(name)} is not one of this package: expected the columns "
-                f"{', '.join(COLUMNS[name])}, got {one_line(', '.join(columns))}. Choose another place."
-            )
+        found = {field.name: field.type for field in pa.schema(table.schema().to_arrow())}
+        for wanted in arrow_schema(name):
+            is_needed = wanted.name in found or wanted.name not in _FIELDS
+            if is_needed and (kind := found.get(wanted.name)) != wanted.type:
+                raise DatasetError(
+                    f"table {self.table(name)} is not one of this package: expected a column {wanted.name} "
+                    f"of {wanted.type}, got {kind or one_line(', '.join(found))}. Choose another place."
+                )
         return table
 
 
 @contextlib.contextmanager
 def delta_errors(uri: str) -> Iterator[None]:
-    """Turns the errors of delta-rs into ours.
+    """Turns the errors of delta-rs and of stores into ours.
 
     Raises:
         DatasetError: there is no dataset, or it cannot be read or written.
@@ -173,7 +159,7 @@ def delta_errors(uri: str) -> Iterator[None]:
         raise DatasetError(
             f"{uri} must hold a dataset, got none. Make one: destinations runs compact ROOT DATASET"
         ) from error
-    except (DeltaError, OSError) as error:
+    except (DeltaError, OSError, UploadError) as error:
         text = one_line(" ".join(_COLOURS.sub("", redact_text(str(error))).split()))
         raise DatasetError(f"dataset {uri} cannot be read or written: {text[:600]}") from error
 
@@ -219,24 +205,24 @@ def load(location: Location, version: int | None = None) -> TableVersions:
         ImportError: deltalake is not installed.
     """
     with delta_errors(location.uri):
-        runs = location.open("runs", version)
-        tables = {
-            name: location.open(name, runs.transaction_version(f"{APPLICATION}.{name}") or 0)
-            for name in COLUMNS
-            if name != "runs"
-        }
+        runs = location.open("runs")
+        if version is not None:
+            if not 0 <= version <= runs.version():
+                raise DatasetError(
+                    f"dataset {location.uri} has no version {version}: the newest is {runs.version()}."
+                )
+            runs = location.open("runs", version)
+        versions = {name: runs.transaction_version(f"{APPLICATION}.{name}") or 0 for name in COLUMNS}
+        tables = {name: location.open(name, versions[name]) for name in COLUMNS if name != "runs"}
         return TableVersions(location, {**tables, "runs": runs})
 
 
 def json_of(value: Scalar) -> dict[str, Any]:
     """Returns the columns `type`, `json` and `number` of a hyperparameter."""
     kind = "null" if value is None else type(value).__name__
-    number = None
-    if isinstance(value, int | float):
-        with contextlib.suppress(OverflowError):
-            number = float(value)
+    number = float(value) if isinstance(value, int | float) else None
     # As a text where JSON has no number: "NaN", "Infinity".
-    is_finite = not isinstance(value, float) or math.isfinite(value)
+    is_finite = number is None or math.isfinite(number)
     return {"type": kind, "json": json.dumps(value if is_finite else json.dumps(value)), "number": number}
 
 

@@ -1,7 +1,10 @@
 """Runs as Delta tables, in a folder and in a bucket."""
 
 import shutil
+import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from destinations.runs import (
     open_runs,
 )
 from destinations.runs.dataset import compact, compaction, open_dataset, sql
+from destinations.runs.dataset.tables import APPLICATION
 from tests.servers import s3_servers
 from tests.test_destinations.runs.written import (
     Written,
@@ -256,8 +260,9 @@ def test_an_open_dataset_and_earlier_versions_stay_readable(root, tmp_path):
         assert (old["id-a"].record.notes, new["id-a"].record.notes) == ("notes", "later")
         assert old.sql("SELECT count(DISTINCT run_id) FROM metrics").rows == ((1,),)
         assert (old.version, new.version) == (first.version, second.version)
-    with pytest.raises(DatasetError, match="version"):
-        open_runs(place, version=99)
+    for missing in (second.version + 1, -1, 10**30):
+        with pytest.raises(DatasetError, match=f"has no version {missing}: the newest is {second.version}"):
+            open_runs(place, version=missing)
     with pytest.raises(RootError, match="only a dataset has versions"):
         open_runs(root, version=1)
 
@@ -270,8 +275,11 @@ def test_a_version_that_was_vacuumed_is_an_error(root, tmp_path):
         run = dataset["id-a"]
         compact([Run.open(root / "b")], place, optimize=True, vacuum_days=0)
 
-        with pytest.raises(DatasetError, match=r"cannot be read.*version 1 may have been vacuumed"):
-            run.series("loss")
+        for read in (lambda: run.series("loss"), lambda: dataset.sql("SELECT * FROM runs")):
+            with pytest.raises(DatasetError, match=r"cannot be read.*version 1 may have been vacuumed"):
+                read()
+    with pytest.raises(DatasetError, match=r"cannot be read.*version 1 may have been vacuumed"):
+        open_runs(place, version=1)
 
 
 def test_runs_that_are_alive_are_left_out(root, tmp_path):
@@ -300,6 +308,46 @@ def test_a_run_id_that_occurs_twice(root, template, tmp_path):
     assert report.duplicates == (root / "a",)
     with open_dataset(tmp_path / "data") as dataset:
         assert dataset["id-a"].record.notes == "newer"
+
+
+def test_an_older_run_of_another_folder_replaces_nothing(root, template, tmp_path):
+    """Two roots that are compacted one after the other have a run with the same id."""
+    place = str(tmp_path / "data")
+    copy_as(template, root / "copy", "id-a")
+    change_sidecar(root / "copy", updated_at=5e9, notes="newer")
+    compact([Run.open(root / "copy")], place)
+
+    older = compact([Run.open(root / "a")], place)
+    change_sidecar(root / "a", updated_at=6e9, notes="newest")
+    newer = compact([Run.open(root / "a")], place)
+
+    assert (older.changed, older.duplicates) == (0, (root / "a",))
+    assert (newer.updated, newer.duplicates) == (1, ())
+    with open_dataset(place) as dataset:
+        assert (dataset["id-a"].record.notes, dataset["id-a"].path) == ("newest", root / "a")
+
+
+def test_names_and_ids_with_any_character(tmp_path):
+    """Quotes, line feeds, patterns and other alphabets, in names of metrics, runs and hyperparameters."""
+    names = ["it's", 'q"x', "ü/é", "a,b", "new\nline", "a\\b", "*?[", " lead", "\U0001f600", "--"]
+    ids = ["id'; DROP TABLE runs --\n\"x\\", "id\\' OR 1=1 --"]
+    for folder, run_id in zip(('it\'s a "run"\nü', "two"), ids, strict=True):
+        with Written(tmp_path / "runs" / folder) as written:
+            written.logger.log_hyperparameters(dict.fromkeys(names, "it's\n\\ü"))
+            written.log(dict.fromkeys(names, 1.5), 0)
+        change_sidecar(tmp_path / "runs" / folder, run_id=run_id)
+    compact(runs_of(tmp_path / "runs"), str(tmp_path / "data"))
+    changed = next(run for run in runs_of(tmp_path / "runs") if run.run_id == ids[0])
+    with (changed.path / "metrics.csv").open("a") as file:
+        file.write("1" + "," * (changed.path / "metrics.csv").read_text().count(",", 0, 60) + "\n")
+
+    report = compact(runs_of(tmp_path / "runs"), str(tmp_path / "data"))
+
+    assert (report.changed, report.unchanged, report.damaged) == (1, 1, ())
+    with open_dataset(tmp_path / "data") as dataset:
+        assert_same_metrics(dataset, runs_of(tmp_path / "runs"))
+        assert [dataset[run_id].hparams for run_id in ids] == [dict.fromkeys(names, "it's\n\\ü")] * 2
+        assert dataset.sql("SELECT count(*) FROM metrics").rows == ((2 * len(names),),)
 
 
 def test_a_run_without_metrics(tmp_path):
@@ -464,6 +512,113 @@ def test_a_run_that_is_deleted_meanwhile_keeps_what_the_dataset_has(root, tmp_pa
         assert dataset.sql("SELECT count(*) FROM metrics").rows == ((2 * 107,),)
 
 
+def test_a_run_that_is_written_meanwhile_keeps_what_the_dataset_has(root, tmp_path):
+    """It is reported, and taken by the next compaction."""
+    place = str(tmp_path / "data")
+
+    class WrittenRun(Run):
+        """Another row is written while its metrics are read."""
+
+        def ranks(self):
+            found = super().ranks()
+            with (self.path / "metrics.csv").open("a") as file:
+                file.write(
+                    "60" + "," * (self.path / "metrics.csv").read_text().split("\n")[0].count(",") + "\n"
+                )
+            return found
+
+    report = compact([WrittenRun(Run.open(root / "a").record), Run.open(root / "b")], place)
+    again = compact([Run.open(root / "a"), Run.open(root / "b")], place)
+
+    assert [(path.name, "changed while" in problem) for path, problem in report.damaged] == [("a", True)]
+    assert (report.runs, report.points, again.added, again.damaged) == (1, 107, 1, ())
+    with open_dataset(place) as dataset:
+        assert_same_metrics(dataset, [Run.open(root / "a"), Run.open(root / "b")])
+
+
+def commit_as_compact(place):
+    """Commits to `runs` that the newest version of `metrics` belongs to it."""
+    from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+
+    runs, version = DeltaTable(place / "runs"), DeltaTable(place / "metrics").version()
+    transactions = [Transaction(f"{APPLICATION}.metrics", version)]
+    write_deltalake(
+        runs,
+        runs.to_pyarrow_table().slice(0, 0),
+        mode="append",
+        commit_properties=CommitProperties(app_transactions=transactions),
+    )
+
+
+def test_a_dataset_of_another_version_of_the_package(root, tmp_path):
+    """A field that it lacks has its default until its run changes; columns that it has more stay."""
+    from deltalake import DeltaTable, Field, write_deltalake
+
+    place = tmp_path / "data"
+    change_sidecar(root / "a", display_name="first")
+    compact([Run.open(root / "a"), Run.open(root / "b")], str(place))
+    rows = DeltaTable(place / "runs").to_pyarrow_table().drop_columns(["display_name"])
+    write_deltalake(place / "runs", rows, mode="overwrite", schema_mode="overwrite")
+    for name in ("metrics", "runs"):
+        DeltaTable(place / name).alter.add_columns([Field("more", "string")])
+    commit_as_compact(place)
+
+    with open_dataset(place) as dataset:
+        assert (dataset["id-a"].display_name, dataset["id-a"].notes) == (None, "notes")
+    change_sidecar(root / "a", notes="changed")
+    report = compact(runs_of(root), str(place), optimize=True)
+
+    assert (report.added, report.updated, report.unchanged) == (2, 1, 1)
+    with open_dataset(place) as dataset:
+        assert_same_metrics(dataset, runs_of(root))
+        assert [run.display_name for run in dataset.query(sort_by="run_id")] == ["first", None, None, None]
+        for name in ("metrics", "runs"):
+            assert dataset.sql(f"SELECT DISTINCT more FROM {name}").rows == ((None,),)  # noqa: S608  # the names above
+
+
+def test_a_table_with_a_feature_that_is_not_read_is_refused(root, tmp_path):
+    """Values that another engine has marked as deleted would be read otherwise."""
+    from deltalake import DeltaTable, TableFeatures
+
+    place = tmp_path / "data"
+    compact(runs_of(root), str(place))
+    DeltaTable(place / "metrics").alter.add_feature(
+        TableFeatures.DeletionVectors, allow_protocol_versions_increase=True
+    )
+
+    commit_as_compact(place)
+    with pytest.raises(DatasetError, match="deletionVectors"):
+        open_dataset(place)
+
+
+def test_any_thread_may_read_a_dataset(root, tmp_path):
+    """At once, also when the first query of the runs fills the index."""
+    compact(runs_of(root), str(tmp_path / "data"))
+
+    with open_dataset(tmp_path / "data") as dataset, ThreadPoolExecutor(8) as pool:
+        start = threading.Barrier(8)
+
+        def read(number):
+            start.wait(timeout=60)
+            run = dataset["id-" + "abc"[number % 3]]
+            return len(dataset), len(run.series("loss")), dataset.sql("SELECT ?", [number]).rows
+
+        found = list(pool.map(read, range(8)))
+
+    assert found == [(4, 50, ((number,),)) for number in range(8)]
+
+
+def test_queries_spill_to_the_temporary_folder(root, tmp_path):
+    """And not to the current one, as DuckDB does by itself."""
+    compact(runs_of(root), str(tmp_path / "data"))
+
+    with open_dataset(tmp_path / "data") as dataset:
+        ((folder,),) = dataset.sql("SELECT current_setting('temp_directory')").rows
+
+    assert Path(folder).is_relative_to(tempfile.gettempdir())
+    assert not Path(folder).exists()
+
+
 def test_what_is_no_dataset_is_refused(root, tmp_path):
     """A folder without one, one with other files, a table of others, and a path that Delta cannot write to."""
     import pyarrow as pa
@@ -478,8 +633,16 @@ def test_what_is_no_dataset_is_refused(root, tmp_path):
         write_deltalake(str(tmp_path / "other" / name), pa.table({"x": [1]}))
     with pytest.raises(DatasetError, match=r"not one of this package.*got x"):
         compact(runs_of(root), str(tmp_path / "other"))
-    with pytest.raises(DatasetError, match="cannot contain '\\['"):
-        compact(runs_of(root), str(tmp_path / "a[1]"))
+    for name in ("metrics", "hparams", "summary", "runs"):
+        shutil.rmtree(tmp_path / "other" / name)
+        write_deltalake(str(tmp_path / "other" / name), pa.table({"run_id": [1], "metric": ["loss"]}))
+    with pytest.raises(DatasetError, match=r"expected a column run_id of string, got int64"):
+        compact(runs_of(root), str(tmp_path / "other"))
+    for place in (str(tmp_path / "a[1]"), "s3://bucket/a[1]"):
+        with pytest.raises(DatasetError, match="cannot contain '\\['"):
+            compact(runs_of(root), place)
+    with pytest.raises(DatasetError, match="cannot contain '#'"):
+        compact(runs_of(root), "s3://bucket/a#1")
     with pytest.raises(DatasetError, match="sftp"):
         compact(runs_of(root), "sftp://host/folder")
     with pytest.raises(DatasetError, match=r"s3://bucket\?profile=absent.*absent.*could not be found"):
@@ -551,6 +714,17 @@ def test_runs_that_are_gone_are_removed_when_asked(root, tmp_path):
     with open_dataset(place, version=before.version) as dataset:
         assert len(dataset) == 4
         assert len(dataset["id-b"].series("loss")) == 50
+
+
+def test_a_folder_without_runs_does_not_empty_a_dataset(root, tmp_path):
+    """Such as one that is not mounted."""
+    compact(runs_of(root), str(tmp_path / "data"))
+
+    with pytest.raises(DatasetError, match="remove_gone would remove all 4"):
+        compact([], str(tmp_path / "data"), remove_gone=True, vacuum_days=0)
+
+    with open_dataset(tmp_path / "data") as dataset:
+        assert_same_metrics(dataset, runs_of(root))
 
 
 def test_values_that_are_no_numbers_come_back(tmp_path):
@@ -625,6 +799,19 @@ def test_a_dataset_in_a_bucket(moto, root):
         assert [run.hparams["optim.lr"] for run in best] == [0.1, 0.2, 1.0]
         assert dataset.files()[0].startswith("s3://bucket/datasets/one/metrics/")
     assert sql(uri, "SELECT count(*) FROM metrics").rows == ((second.points,),)
+
+
+def test_a_version_of_a_bucket_that_was_vacuumed_is_an_error(moto, root):
+    """A reader that still has it open is told so, as in a folder; blanks and the like may be in the name."""
+    uri = moto.uri("vacuumed ü 100%")
+    compact([Run.open(root / "a")], uri)
+    with open_dataset(uri) as dataset:
+        compact([Run.open(root / "b")], uri, optimize=True, vacuum_days=0)
+
+        with pytest.raises(DatasetError, match=r"cannot be read.*version 1 may have been vacuumed"):
+            dataset.sql("SELECT * FROM metrics")
+    with open_dataset(uri) as dataset:
+        assert_same_metrics(dataset, [Run.open(root / "a"), Run.open(root / "b")])
 
 
 def test_a_bucket_that_is_missing_is_named(moto, root):
