@@ -340,7 +340,7 @@ class _Compaction:
         return sorted(chosen, key=_change_of)
 
     def _write_group(self, change: Change, group: Sequence[_Item]) -> None:
-        """Writes runs of one kind of change in one transaction of each table, without those that are damaged."""
+        """Writes the runs that can be read, in one transaction of each table."""
         while items := [item for item in group if item.run.path not in self._damaged]:
             rows: dict[str, list[Any]] = {name: [] for name in COLUMNS if name != "metrics"}
             ids = [item.run.run_id for item in items]

@@ -48,7 +48,8 @@ _NOT_STORED = {"name", "alive", "path", "heartbeat_at", "problem", "run_id"}
 # Of `runs`; a dataset written by another version of this package may lack some.
 _FIELDS = {name: _TYPES[field.type] for name, field in FIELDS.items() if name not in _NOT_STORED}
 _TABLES = {
-    "metrics": "metric string, run_id string, rank int32, step int64, row int64, time timestamp, value double",
+    "metrics": "metric string, run_id string, rank int32, step int64, row int64, time timestamp, "
+    "value double",
     "hparams": "run_id string, name string, type string, json string, number double",
     "summary": "run_id string, metric string, last double, min double, max double, min_step int64, "
     "max_step int64, count int64, non_finite int64, mean double",
@@ -70,8 +71,8 @@ def arrow_schema(name: str) -> Any:
     return pa.schema([(column, others.get(kind, kind)) for column, kind in COLUMNS[name].items()])
 
 
-# The writer of delta-rs takes a path for the name of a host, where these are not allowed. It drops what follows
-# a "#" in a URI.
+# The writer of delta-rs takes a path for the name of a host, where these are not allowed. It drops what
+# follows a "#" in a URI.
 _REFUSED = r"\[\]^|\\\x00-\x1f"
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
