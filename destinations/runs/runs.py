@@ -3,6 +3,7 @@
 import heapq
 import importlib
 import logging
+import math
 import operator
 import os
 import sqlite3
@@ -17,7 +18,7 @@ import attrs
 from .errors import AmbiguousRunError, FilterError, MetricNotFoundError, RunNotFoundError, RunsError
 from .files import clean_text
 from .index.edits import edit_run
-from .index.filter_sql import Order, compile_query
+from .index.filter_sql import Order, Query, compile_query
 from .index.filters import All, Compare, Field, Filter, In, Node, parse_field, parse_filter
 from .index.index import Index
 from .index.root import Root
@@ -296,21 +297,22 @@ class Runs:
         name = clean_text(metric)
 
         def ask() -> list[BestRun]:
-            chosen = self._select(where, (*_tests(tag, status),), None, None, archived, None)
-            ranked: list[tuple[float, int | None, Root, int]] = []
-            for root in self._roots:
-                ids = [number for one, number in chosen if one is root]
-                best = root.index.best(name, ids, self._reader_of_extremes(name), is_max=is_max)
-                found = (best[number] for number in ids if number in best)
-                ranked += [(value, step, root, number) for number, value, step in found if value is not None]
-            if not ranked and metric not in self._names("summary"):
+            order = Order(Field("run", "created_at"), descending=True)
+            read, sign = self._reader_of_extremes(name), 1 if is_max else -1
+            found = [
+                (sign * value, -math.inf if created_at is None else created_at, number, step, root)
+                for root, query in self._queries(where, _tests(tag, status), order, archived)
+                for value, step, created_at, number in root.index.best(name, query, read, is_max=is_max)
+            ]
+            if not found and metric not in self._names("summary"):
                 raise MetricNotFoundError(metric, self._names("summary"))
-            first = heapq.nlargest if is_max else heapq.nsmallest
-            ranked = first(len(ranked) if limit is None else limit, ranked, key=operator.itemgetter(0))
-            records = self._fetch([(root, number) for *_, root, number in ranked])
+            # Of equal values, the newest run first.
+            count = len(found) if limit is None else limit
+            best = heapq.nlargest(count, found, key=operator.itemgetter(0, 1, 2))
+            records = self._fetch([(root, number) for _, _, number, _, root in best])
             return [
-                BestRun(self._run(record), value, step)
-                for record, (value, step, *_) in zip(records, ranked, strict=True)
+                BestRun(self._run(record), sign * value, step)
+                for record, (value, _, _, step, _) in zip(records, best, strict=True)
                 if record is not None
             ]
 
@@ -347,28 +349,35 @@ class Runs:
         archived: bool | None,
         limit: int | None,
     ) -> list[tuple[Root, int]]:
-        now = self._clock()
-        nodes = (*(() if where is None else (parse_filter(where, now).node,)), *tests)
-        node = All(nodes) if nodes else None
         field = self._order_field(sort_by)
         if descending is None:
             descending = field.group in _DESCENDING_GROUPS or field.type == "time"
-        order = Order(field, descending)
-        wanted = {*Filter("", node).fields(), field} if node is not None else {field}
-        found: list[tuple[int, Any, float | None, int, Root]] = []
-        is_sortable = field.group == "run"
-        for root in self._roots:
-            numbers = root.index.numbers(wanted)
-            is_sortable = is_sortable or field in numbers
-            query = compile_query(node, order, numbers, root=root.folder, now=now, archived=archived)
-            found += [(*row, root) for row in root.index.select(query, limit)]
-        if not is_sortable and len(self):
-            raise MetricNotFoundError(
-                str(field), [f"{field.group}.{name}" for name in self._names(field.group)]
-            )
+        found = [
+            (*row, root)
+            for root, query in self._queries(where, tests, Order(field, descending), archived)
+            for row in root.index.select(query, limit)
+        ]
         if len(self._roots) > 1:
             found = _merged(found, descending)[:limit]
         return [(root, number) for *_, number, root in found]
+
+    def _queries(
+        self, where: str | None, tests: Iterable[Node], order: Order, archived: bool | None
+    ) -> list[tuple[Root, Query]]:
+        """Returns the query of each root."""
+        now = self._clock()
+        nodes = (*(() if where is None else (parse_filter(where, now).node,)), *tests)
+        node = All(nodes) if nodes else None
+        field = order.field
+        wanted = {*Filter("", node).fields(), field} if node is not None else {field}
+        cells = [root.index.numbers(wanted) for root in self._roots]
+        if field.group != "run" and not any(field in one for one in cells) and len(self):
+            names = [f"{field.group}.{name}" for name in self._names(field.group)]
+            raise MetricNotFoundError(str(field), names)
+        return [
+            (root, compile_query(node, order, one, root=root.folder, now=now, archived=archived))
+            for root, one in zip(self._roots, cells, strict=True)
+        ]
 
     def __getitem__(self, wanted: str | os.PathLike[str]) -> Run:
         """Returns one run.

@@ -86,8 +86,8 @@ def compile_query(
         # Without an inner statement, an index gives the first runs at once.
         by = f"2 {direction} NULLS LAST" if more else f"{column} {direction} NULLS LAST"
         statement = (
-            f"SELECT {column} IS NULL, {column}, r.created_at, r.id FROM runs r{join} WHERE {condition} "
-            f"ORDER BY {by}, r.id {direction}"
+            f"SELECT {column} IS NULL, {column}, r.created_at, r.id AS id FROM runs r{join} "
+            f"WHERE {condition} ORDER BY {by}, r.id {direction}"
         )
         return Query(statement, (*more, *more, *values))
     # The rank orders values by kind: numbers, texts, NaN and the like, none. The inner LIMIT keeps SQLite

@@ -365,35 +365,40 @@ class Index:
         return self._db.execute(statement, (*query.values, -1 if limit is None else limit)).fetchall()
 
     def best(
-        self, metric: str, ids: Iterable[int], read: Callable[[str], Extremes | None], *, is_max: bool
-    ) -> dict[int, tuple[int, float | None, int | None]]:
-        """Returns id, best value of a metric and its step, by id; reads what is unknown or out of date.
+        self, metric: str, query: Query, read: Callable[[str], Extremes | None], *, is_max: bool
+    ) -> list[tuple[float, int | None, float | None, int]]:
+        """Returns best value of a metric, its step, time of creation, and id of each run that has a value.
+
+        Reads what is unknown or out of date. The runs are in no particular order.
 
         Args:
             metric: its name.
-            ids: of the runs.
+            query: of the runs.
             read: returns the extremes of the run in a folder; None if it cannot be read.
             is_max: whether the largest value is the best one.
         """
         column = "max" if is_max else "min"
         # A folder time of 0 cannot be trusted.
         rows = self._db.execute(
-            f"SELECT run, {column}, {column}_step FROM extremes e JOIN runs r ON r.id = e.run "
-            "WHERE metric = ? AND r.mtime_ns = e.mtime_ns AND r.mtime_ns != 0 AND r.files = e.files "
+            f"SELECT e.{column}, e.{column}_step, r.created_at, r.id, e.run IS NULL "
+            f"FROM ({query.statement}) q JOIN runs r ON r.id = q.id LEFT JOIN extremes e ON e.metric = ? "
+            "AND e.run = r.id AND r.mtime_ns = e.mtime_ns AND r.mtime_ns != 0 AND r.files = e.files "
             "AND r.heartbeat_at IS e.heartbeat_at",
-            (metric,),
-        )
-        found = {row[0]: row for row in rows}
-        unknown = [number for number in ids if number not in found]
+            (*query.values, metric),
+        ).fetchall()
+        found = [row[:4] for row in rows if row[0] is not None]
         unread = self._rows_in(
-            "SELECT id, path, mtime_ns, files, heartbeat_at FROM runs WHERE id IN", unknown
+            "SELECT created_at, id, path, mtime_ns, files, heartbeat_at FROM runs WHERE id IN",
+            [row[3] for row in rows if row[4]],
         )
         new = []
         # All rows first: nothing is locked while files are read.
-        for number, path, *state in list(unread):
+        for created_at, number, path, *state in list(unread):
             values = read(os.path.join(self.root, _path(path)))  # noqa: PTH118  # a Path takes longer
             if values is not None:
-                found[number] = number, *(values[2:] if is_max else values[:2])
+                value, step = values[2:] if is_max else values[:2]
+                if value is not None:
+                    found.append((value, step, created_at, number))
                 new.append((metric, number, *state, *values))
         if new:
             with self._db.transaction():

@@ -545,6 +545,39 @@ def test_runs_are_ranked_by_the_best_value_at_any_step(opened, root):
     assert bests(runs.best("loss", is_max=True, tag="b")) == [("b", 3.0, None)]
 
 
+def test_of_runs_with_the_same_best_value_the_newest_is_first(opened, root, tmp_path):
+    """In both directions, over several roots; a run without a time of creation comes last."""
+    other = tmp_path / "other"
+    created = {root / "old": 1.0, root / "new": 3.0, root / "undated": None, other / "between": 2.0}
+    for folder, time in created.items():
+        summarize(write_run(folder, created_at=time), loss={"min": 0.5, "max": 0.5})
+    summarize(write_run(other / "better", created_at=0.5), loss={"min": 0.25, "max": 0.75})
+    runs = opened(other)
+
+    # The first call reads files, the second one the index.
+    for is_max in (True, False, True, False):
+        names = [one.run.run_id for one in runs.best("loss", is_max=is_max)]
+        assert names == ["better", "new", "between", "old", "undated"]
+    assert [one.run.run_id for one in runs.best("loss", is_max=True, limit=2)] == ["better", "new"]
+
+
+def test_best_values_come_with_the_runs_that_match(opened, root):
+    """What is known of a metric comes with the runs, in one statement."""
+    for number in range(3):
+        summarize(write_run(root / f"run-{number}"), loss={"min": number})
+        age(root / f"run-{number}")
+    runs = opened()
+    runs.best("loss", is_max=False)
+    statements = []
+    runs._roots[0].index._db._db.set_trace_callback(statements.append)
+
+    found = runs.best("loss", is_max=False, where="status == 'completed'", limit=1)
+
+    assert bests(found) == [("run-0", 0.0, None)]
+    assert ["extremes" in text for text in statements] == [True] + [False] * (len(statements) - 1)
+    assert {text.split()[0] for text in statements} == {"SELECT"}
+
+
 def test_best_reads_the_summaries_of_runs_that_changed_and_no_others(opened, root):
     """The index keeps what was read, also for the next process."""
     for name in ("a", "b"):
