@@ -443,7 +443,7 @@ class Journal:
 
     def _write_or_hold(self, entry: tuple[Any, ...]) -> None:
         try:
-            is_written = (not self._pending or self._write_pending()) and self._write(entry)
+            is_written = self._write_pending() and self._write(entry)
         except OSError as error:
             self._hold(entry)
             # After the row is queued: the callback must not find everything written.
@@ -583,7 +583,6 @@ class Journal:
         if before is self._writing:
             self._writing = self._activate(following)
         self._next = None
-        self._publish()
 
     def _take_spare(self, needed: int) -> Segment:
         """Returns an unnumbered segment of at least this size."""

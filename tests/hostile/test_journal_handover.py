@@ -185,6 +185,26 @@ def test_a_journal_that_stopped_accepting_counts_what_it_drops(tmp_path):
     assert written.on_disk() == rows(range(3))
 
 
+@pytest.mark.parametrize("end", ["stop_accepting", "close", "start_new_segment", "abandon_in_child"])
+def test_a_row_that_is_being_written_at_the_end_is_not_written_after_it(tmp_path, end):
+    """By another thread, which has looked up its names: what is drained, or another run's by now, stays as it is."""
+    ends = []
+
+    def clock():
+        # The last that is asked before a row is written.
+        if ends:
+            ends.pop()()
+        return 1.0
+
+    written = Written(tmp_path, clock=clock)
+    written.log(range(3))
+    ends.append(getattr(written.journal, end))
+
+    assert not written.journal.try_append(row(3), 3)
+    assert not ends
+    assert written.on_disk() == rows(range(3))
+
+
 def test_values_that_cannot_be_written_are_counted_one_by_one(tmp_path):
     """Names and integers that no reader could take, and all values of a row with such a step."""
     refused = []
