@@ -393,7 +393,7 @@ class Journal:
             self._publish()
 
     def _write_sampled(self, entry: tuple[Any, ...]) -> bool:
-        """Prepares the fast path for a row, then takes and times it; False if the segment lacks room."""
+        """Prepares the fast path for a row, then takes and times it; False if the segment cannot take it."""
         writing = self._writing
         if writing is None:
             return False
@@ -401,9 +401,6 @@ class Journal:
         try:
             schema = self._schema(tuple(row), writing)
             data = encode_frame((schema.number, step, 0, 0.0, tuple(row.values())))
-            # Room to spare, so that the fast path does not recurse into this one.
-            if writing.segment.room() < 2 * len(data) + 64:
-                return False
         except (ValueError, OSError):
             return False
         if len(data) > _SHORT_BYTES + FLOAT_BYTES * len(row):

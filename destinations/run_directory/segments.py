@@ -66,10 +66,6 @@ class Segment:
         """Returns up to where there may be frames."""
         raise NotImplementedError
 
-    def room(self) -> int:
-        """Returns the number of bytes left; less than 1 if the segment is sealed."""
-        raise NotImplementedError
-
     def seal(self) -> int:
         """Ends writing: later calls of `write` fail.
 
@@ -147,9 +143,6 @@ class MappedSegment(Segment):
             return self._sealed_at
         return self.size if self._map.closed else self._map.tell()
 
-    def room(self) -> int:
-        return 0 if self._map.closed else self.size - self._map.tell()
-
     def seal(self) -> int:
         if self._sealed_at < 0:
             if not self._map.closed:
@@ -198,9 +191,6 @@ class AppendedSegment(Segment):
 
     def end(self) -> int:
         return self._end
-
-    def room(self) -> int:
-        return 0 if self._is_sealed else self.size - self._end
 
     def seal(self) -> int:
         with self._lock:

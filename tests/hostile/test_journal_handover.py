@@ -9,6 +9,7 @@ import errno
 import functools
 import itertools
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -150,6 +151,22 @@ def test_rows_with_known_names_are_written_by_the_fast_path(tmp_path):
     assert [one.step for one in read_rows(tmp_path)] == [0, 1, 2]
 
 
+def test_of_many_full_segments_the_newest_stay_open(tmp_path):
+    """Rows in them are not lost with a deleted folder, and descriptors are bounded; the others are read by name."""
+    written = Written(tmp_path)
+    step = 0
+    while len(written.journal.segments) < 25:
+        written.log([step])
+        step += 1
+
+    written.journal.retire()
+    written.journal.retire()
+
+    is_open = [segment.fileno() >= 0 for segment in written.journal.segments]
+    assert is_open == [False] * 8 + [True] * 17
+    assert written.close() == rows(range(step))
+
+
 class SyncsRecorded(Disk):
     """Notes which folders it was asked to sync."""
 
@@ -264,6 +281,60 @@ def test_a_row_of_a_handler_is_on_disk_when_the_call_that_it_interrupted_returns
     assert written.journal.counts.pending == 0
 
 
+class InterruptedDisk(Disk):
+    """Calls a function in the middle of the next write, as a signal does, or fails."""
+
+    handler = staticmethod(lambda: None)
+    failure = None
+
+    def write(self, fd, data, offset):
+        if self.failure is not None:
+            raise self.failure
+        super().write(fd, data[:5], offset)
+        handler, self.handler = self.handler, lambda: None
+        handler()
+        super().write(fd, data[5:], offset + 5)
+
+
+def appended_to(disk):
+    """Returns what makes segments that are written with a disk."""
+    return lambda path, number, size: AppendedSegment(path, number, size, disk)
+
+
+def test_a_row_of_a_handler_that_interrupts_a_write_is_held_until_the_next_call(tmp_path):
+    """Of the fast path, too, which takes no lock: neither row is lost, and the second is counted meanwhile."""
+    disk = InterruptedDisk()
+    written = Written(tmp_path, make_segment=appended_to(disk))
+    written.log(range(3))
+    disk.handler = lambda: written.journal.append({"handler": 1.0}, 1000)
+
+    written.log([3])
+    held, before = written.journal.counts.pending, written.on_disk()
+    written.journal.write_pending()
+
+    assert (held, before) == (1, rows(range(4)))
+    assert written.journal.counts.pending == 0
+    assert written.on_disk() == [*rows(range(4)), (1000, {"handler": 1.0})]
+
+
+def test_a_row_does_not_overtake_one_that_a_failing_disk_refused(tmp_path):
+    """Though the disk would take it by now."""
+    disk = InterruptedDisk()
+
+    def works_again(error):
+        disk.failure = None
+
+    written = Written(tmp_path, make_segment=appended_to(disk), on_full=works_again)
+    written.log(range(3))
+    disk.failure = OSError(errno.EIO, "bad disk")
+
+    written.log(range(3, 6))
+    written.journal.write_pending()
+
+    assert disk.failure is None
+    assert written.on_disk() == rows(range(6))
+
+
 class NoneOnFullDisk:
     """Makes segments until the disk is full, and again when it has room."""
 
@@ -375,7 +446,7 @@ def at_the_end_of_a_segment(run_dir: Path, kind: str) -> tuple[Written, int]:
     written = Written(run_dir, make_segment=KINDS[kind])
     written.journal.prepare()
     step = 0
-    while written.journal.segments[-1].room() > 150:
+    while SEGMENT_BYTES - written.journal.segments[-1].end() > 150:
         written.log([step])
         step += 1
     return written, step
@@ -517,3 +588,43 @@ def test_a_fork_in_the_middle_of_a_change_writes_nothing(tmp_path):
     assert children == [0]
     assert written.on_disk() == rows(range(50))
     assert written.close() == rows(range(50))
+
+
+@pytest.mark.filterwarnings("ignore:This process")
+def test_a_child_does_not_wait_for_a_thread_that_it_does_not_have(tmp_path):
+    """One that was in the middle of a call when the process was forked; its parent loses nothing."""
+    is_inside, may_leave = threading.Event(), threading.Event()
+    may_leave.set()
+
+    def make_segment(*arguments):
+        is_inside.set()
+        may_leave.wait(60)
+        return MappedSegment(*arguments)
+
+    written = Written(tmp_path, make_segment=make_segment)
+    written.journal.start_new_segment()
+    is_inside.clear()
+    may_leave.clear()
+    thread = threading.Thread(target=written.log, args=([0],))
+    thread.start()
+    is_inside.wait(60)
+
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        code = 1
+        try:
+            written.journal.abandon_in_child()
+            written.log(range(500, 503))
+            written.journal.mark_boundary()
+            written.journal.close()
+            code = 0
+        finally:
+            os._exit(code)
+    status = os.waitpid(child, 0)[1]
+    may_leave.set()
+    thread.join(60)
+
+    assert status == 0
+    assert written.on_disk() == rows([0])

@@ -286,6 +286,8 @@ def test_what_is_no_number_is_refused_at_the_call(drive, tmp_path):
 
     with pytest.raises(RecordError, match="metric 'a' must be a number, got 'x'"):
         run.destination.log_metrics({"a": "x"}, 0)
+    with pytest.raises(RecordError, match="metrics must have strings as names"):
+        run.destination.log_metrics({3: 1.0}, 0)
     run.log({"a": 1.0}, 1)
     run.close()
 
