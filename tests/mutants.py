@@ -44,6 +44,7 @@ _SPOOL = [
     "tests/hostile/test_damaged_spool.py",
     "tests/hostile/test_hostile_spool.py",
     "tests/hostile/test_left_behind.py",
+    "tests/hostile/test_upload_reports.py",
     "tests/test_uploads/test_commands.py",
 ]
 TESTS = {
@@ -69,7 +70,6 @@ TESTS = {
         *_SPOOL,
         "tests/hostile/test_failing_disk.py",
         "tests/hostile/test_moving_sources.py",
-        "tests/hostile/test_upload_reports.py",
         "tests/test_uploads/test_upload_queue.py",
     ],
 }
