@@ -332,6 +332,45 @@ def test_what_was_delivered_is_kept_in_bounded_files(tmp_path):
     assert [outcome.remote_name for outcome in spool.delivered({f"{298:016x}"})] == ["n298"]
 
 
+def test_of_a_log_that_is_too_large_the_newest_lines_are_read(tmp_path):
+    """A release with another limit, or a user, may have written it."""
+    spool = Spool(tmp_path / "spool")
+    spool.create()
+    lines = [
+        json.dumps(Outcome(f"{number:016x}", f"n{number:05}", UploadState.DONE, size=1).to_json())
+        for number in range(10_000)
+    ]
+    (spool.path / "delivered.jsonl").write_text("\n".join(lines) + "\n")
+    some = 10 * (len(lines[0]) + 1)
+
+    found = [outcome.remote_name for outcome in Spool(spool.path, log_bytes=some + 5).delivered()]
+
+    assert found == [f"n{number:05}" for number in range(9_990, 10_000)]
+
+
+def test_what_is_delivered_frees_its_bytes_on_a_full_disk(tmp_path, monkeypatch):
+    """Before anything is written: else a spool that fills its disk could never be emptied."""
+    spool = Spool(tmp_path / "spool")
+    spool.create()
+    folder = _publish(spool, 1, "victim")
+    spool.claim(folder)
+    outcome = Outcome(f"{1:016x}", "victim", UploadState.DONE, size=6)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(OSError, match="No space left"):
+            spool.settle(folder, outcome)
+    assert [path.name for path in spool.path.rglob("data")] == []
+    assert spool.list_done() == [folder]
+
+    spool.settle(folder, outcome)
+
+    assert (spool.list_done(), list(spool.delivered())) == ([], [outcome])
+
+
 class SpoolThatTurns(Spool):
     """One whose entry goes from pending to in flight, or back, each time before a place is listed."""
 

@@ -168,6 +168,25 @@ def test_a_move_from_another_disk_needs_room_on_this_one(make_queue, make_file):
     assert store.objects == {"renamed": b"renamed"}
 
 
+@pytest.mark.parametrize("move", [True, False])
+def test_a_file_that_is_given_up_is_not_waited_for(make_queue, monkeypatch, move):
+    """A writer of a file that is moved is gone; that of one that is copied could still write in this tick."""
+    queue = make_queue(MemoryStore())
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as other:  # noqa: PTH112, S108
+        source = Path(other) / "a"
+        source.write_bytes(b"just written")
+        if source.stat().st_dev == queue.spool.path.stat().st_dev:
+            pytest.skip("there is one disk only")
+        waits = []
+        with monkeypatch.context() as patch:
+            patch.setattr("time.clock_gettime_ns", lambda _: source.stat().st_ctime_ns)
+            patch.setattr("time.sleep", lambda seconds: waits.append(threading.get_ident()))
+            handle = queue.submit(source, "a", move=move)
+
+    assert (threading.get_ident() in waits) is not move
+    assert handle.result(LIMIT_SECONDS)
+
+
 FULL = """
 import logging, os, pathlib, sys
 logging.basicConfig()

@@ -143,6 +143,25 @@ def test_recovering_returns_what_was_in_flight_and_files_what_was_done(spool):
     assert not any(spool.done.iterdir())
 
 
+class SpoolThatDies(Spool):
+    """One whose process is killed before the line of an entry that has ended."""
+
+    def log_delivered(self, folder, outcome):
+        raise KeyboardInterrupt
+
+
+def test_a_superseded_entry_is_not_logged_as_delivered_after_a_crash(spool):
+    """A retry, or `verify`, would take the old version for one that is in the store."""
+    folder = _publish(spool, _entry())
+    superseded = Outcome("0000000000000001", "a", UploadState.SUPERSEDED, superseded_by="2" * 16)
+    with pytest.raises(KeyboardInterrupt):
+        SpoolThatDies(spool.path).settle(folder, superseded)
+
+    spool.recover()
+
+    assert list(spool.delivered()) == list(spool.superseded()) == [superseded]
+
+
 def test_a_moved_file_of_a_dead_process_is_adopted(spool):
     """A process died between taking a file by rename and publishing it.
 

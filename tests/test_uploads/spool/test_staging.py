@@ -155,6 +155,26 @@ def test_a_file_that_comes_to_rest_is_taken(make_file, tmp_path, written_while_r
     assert staged.crc32 == zlib.crc32(b"0ld")
 
 
+def test_a_file_that_is_cut_while_it_is_copied_is_taken_as_it_is_then(make_file, tmp_path, monkeypatch):
+    """Nothing of the first, longer copy is left behind the second."""
+    source = make_file(content=b"long content")
+    real = os.preadv
+
+    def preadv(*arguments):
+        count = real(*arguments)
+        if source.stat().st_size > 5:
+            os.truncate(source, 5)
+        return count
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    monkeypatch.setattr(fcntl, "ioctl", _no_reflink)
+
+    staged = stage_copy(source, tmp_path / "data")
+
+    assert (tmp_path / "data").read_bytes() == b"long "
+    assert (staged.size, staged.crc32) == (5, zlib.crc32(b"long "))
+
+
 def test_a_file_at_rest_is_copied_without_a_wait(make_file, tmp_path, monkeypatch):
     """What was written before the present tick of the file system's clock is taken at once."""
     source = make_file()
