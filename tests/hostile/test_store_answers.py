@@ -188,6 +188,31 @@ def test_credentials_that_may_only_put_make_no_conflict_of_a_lost_answer(
     assert any("HEAD is denied" in record.message for record in caplog.records)
 
 
+def test_credentials_that_may_only_put_make_no_conflict_of_a_killed_attempt(s3_behind, make_queue, make_file):
+    """A process was killed before the answer came, and the next attempt of the next process is denied."""
+    server, proxy = s3_behind
+    denied = Answer(403, headers=(("x-amz-request-id", "1"),))
+    proxy.plan = lambda request: denied
+    killed = make_queue(uri_at(proxy, "p"))
+    killed.submit(make_file(), "name")
+    killed.close(0)
+    [folder] = killed.spool.list_pending()
+    (killed.spool.claim(folder) / "attempts.json").unlink(missing_ok=True)
+    server.objects["p/name"] = b"content"
+    first = [True]
+
+    def put_only(request):
+        if request.method in {"HEAD", "GET"}:
+            return denied
+        return denied if first and first.pop() else None
+
+    proxy.plan = put_only
+    queue = make_queue(uri_at(proxy, "p"))
+
+    assert queue.close(LIMIT_SECONDS).is_empty
+    assert [outcome.state for outcome in queue.spool.delivered()] == [UploadState.DONE]
+
+
 def test_credentials_that_may_only_put_see_a_real_conflict(s3_behind, make_queue, make_file):
     """Where no answer was lost, the object is another's, and the bytes are kept."""
     server, proxy = s3_behind

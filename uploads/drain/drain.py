@@ -289,12 +289,14 @@ class Drain:
             return outcome_of(entry, self._store, UploadState.REJECTED, reason)
         counts = self._counts_of(folder)
         noted = read_attempts(place)
+        # Counted as this process's own: its next failure replaces the note.
+        counts.is_answer_lost = counts.is_answer_lost or bool(noted.get("is_answer_lost"))
         outcome = deliver(
             place,
             entry,
             self._store,
             retried=counts.count > 0 or bool(noted),
-            is_answer_lost=counts.is_answer_lost or bool(noted.get("is_answer_lost")),
+            is_answer_lost=counts.is_answer_lost,
             suspect=may_have_lost_bytes(place, entry, self._spool.boot),
         )
         if outcome.state is UploadState.DONE:
