@@ -332,6 +332,21 @@ def test_what_was_delivered_is_kept_in_bounded_files(tmp_path):
     assert [outcome.remote_name for outcome in spool.delivered({f"{298:016x}"})] == ["n298"]
 
 
+def test_a_folder_in_the_place_of_the_old_log_makes_way(tmp_path):
+    """It appears during a run: what is delivered afterwards is logged."""
+    spool = Spool(tmp_path / "spool", log_bytes=300)
+    spool.create()
+    (spool.path / "delivered.old.jsonl").mkdir()
+
+    for number in range(1, 4):
+        folder = _entry(number, f"n{number}", 1).folder
+        (spool.done / folder).mkdir()
+        spool.log_delivered(folder, Outcome(f"{number:016x}", f"n{number}", UploadState.DONE))
+
+    assert [outcome.remote_name for outcome in spool.delivered()][-1] == "n3"
+    assert [name.partition(".old")[0] for name in spool.list_quarantined()] == ["delivered"]
+
+
 def test_of_a_log_that_is_too_large_the_newest_lines_are_read(tmp_path):
     """A release with another limit, or a user, may have written it."""
     spool = Spool(tmp_path / "spool")

@@ -13,6 +13,7 @@ import pytest
 from tests.servers.stores import MemoryStore
 from uploads.errors import TransientStoreError
 from uploads.handle import UploadState
+from uploads.spool.entry import read_attempts
 from uploads.spool.ownership import OwnerLock, owner_of
 from uploads.spool.spool import Spool
 
@@ -217,6 +218,21 @@ def test_what_a_killed_rank_was_uploading_is_uploaded_once(make_queue, make_file
     assert dict(store.puts) == {"during": 1}
     assert [outcome.remote_name for outcome in killed.spool.delivered()] == ["after"]
     assert killed.spool.list_unfinished() == ([], [])
+
+
+def test_an_answer_that_a_killed_rank_waited_for_counts_as_lost(make_queue, make_file, prefix):
+    """Also after a failure of the next process, so that its own object is not taken for another's."""
+    rank, killed = (make_queue(Folder(prefix, is_down=True), spool=None) for _ in range(2))
+    killed.submit(make_file(), "during")
+    rank.close(0)
+    killed.close(0)
+    [folder] = killed.spool.list_pending()
+    (killed.spool.claim(folder) / "attempts.json").unlink(missing_ok=True)
+    queue = make_queue(Folder(prefix, is_down=True), spool=None)
+
+    queue.close(0)
+
+    assert read_attempts(queue.spool.place_of(folder))["is_answer_lost"] is True
 
 
 def test_what_other_ranks_left_is_named_while_it_cannot_be_uploaded(three_ranks, make_queue, prefix):

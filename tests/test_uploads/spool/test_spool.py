@@ -1,5 +1,7 @@
 """The folder of entries: what a crash leaves, what damage does, who owns it."""
 
+import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -12,14 +14,19 @@ from tests.servers.recorded_disk import RecordedDisk
 from uploads.disk import append_line
 from uploads.errors import ManifestError, SpoolOwnedError, SpoolUnusableError
 from uploads.handle import Outcome, UploadState
+from uploads.names import name_key
 from uploads.spool.entry import (
     Entry,
+    identifier_of,
+    is_entry_folder,
+    key_of,
     may_have_lost_bytes,
     note_attempt,
     note_flushed,
     note_interruption,
     read_attempts,
     read_reason,
+    sequence_of,
 )
 from uploads.spool.flush import Flusher
 from uploads.spool.ownership import OwnerLock, owner_of
@@ -115,6 +122,48 @@ def test_an_entry_that_lost_its_manifest_is_not_looked_for_for_ever(spool):
 
     assert spool.entry_of(folder) is None
     assert spool.entry_of("000000000009-0000000000000000-0000000000000000") is None
+
+
+def test_the_name_of_a_folder_says_what_its_manifest_does():
+    """A listing gives order and identity without opening manifests."""
+    entry = _entry(123, "name")
+
+    assert is_entry_folder(entry.folder)
+    assert (sequence_of(entry.folder), identifier_of(entry.folder)) == (123, entry.identifier)
+    assert key_of(entry.folder) == name_key("name")
+    assert not any(
+        map(is_entry_folder, ("", entry.folder[1:], f"{entry.folder}0", entry.folder.upper() + "G"))
+    )
+
+
+@pytest.mark.parametrize("is_claimed", [True, False])
+def test_an_entry_whose_name_the_disk_does_not_take_is_refused_unless_it_is_being_uploaded(
+    spool, monkeypatch, caplog, is_claimed
+):
+    """With durability="power": it is staged as before, and raises; or it can no longer be refused, which is said."""
+    entry, staged = _entry(), spool.new_folder()
+    (staged / "data").write_bytes(b"x")
+    spool.write_manifest(staged, entry)
+    fsync = os.fsync
+
+    def failing(descriptor):
+        if not os.path.sameopenfile(descriptor, pending):
+            return fsync(descriptor)
+        if is_claimed:
+            spool.claim(entry.folder)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", failing)
+    pending = os.open(spool.pending, os.O_RDONLY)
+    try:
+        with contextlib.nullcontext() if is_claimed else pytest.raises(OSError, match="Input/output error"):
+            spool.publish(staged, entry, to_disk=True)
+    finally:
+        os.close(pending)
+
+    assert spool.list_unfinished() == ([], [entry.folder] if is_claimed else [])
+    assert ("cannot sync the name of" in caplog.text) is is_claimed
+    assert staged.exists() is not is_claimed
 
 
 def test_a_failed_entry_keeps_its_bytes_and_its_reason(spool):
@@ -427,6 +476,41 @@ def test_the_disk_gets_an_entry_that_moves_while_it_is_written_out(spool):
 
     assert places == ["pending", "inflight"]
     assert flusher.suspect == 0
+
+
+def test_a_large_file_that_is_taken_while_it_is_written_out_is_known_to_be_on_the_disk(spool):
+    """It is noted where the entry is then."""
+    entry = _entry(boot="before")
+    folder = _publish(spool, entry)
+
+    def fsync(place):
+        fsync_entry(place)
+        if spool.is_pending(folder):
+            spool.claim(folder)
+
+    flusher = Flusher(spool, delay_seconds=0.0, fsync=fsync)
+    flusher.add(folder, unchecked=True)
+    flusher.stop(60)
+
+    assert not may_have_lost_bytes(spool.inflight / folder, entry, "after")
+    assert flusher.suspect == 0
+
+
+def test_a_burst_that_the_disk_did_not_take_is_counted_and_said(spool, caplog):
+    """None of its entries is noted as being on the disk."""
+    entries = [_entry(number, f"n{number}", boot="before") for number in range(1, 11)]
+
+    def sync_disk(_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    flusher = Flusher(spool, delay_seconds=60.0, sync_disk=sync_disk)
+    for entry in entries:
+        flusher.add(_publish(spool, entry), unchecked=True)
+    flusher.stop(60)
+
+    assert flusher.suspect == 10
+    assert "Input/output error" in caplog.text
+    assert all(may_have_lost_bytes(spool.pending / entry.folder, entry, "after") for entry in entries)
 
 
 def test_a_burst_of_large_files_is_known_to_be_on_the_disk(tmp_path):

@@ -59,7 +59,8 @@ def test_what_is_not_a_readable_file_is_refused(tmp_path, take):
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "fifo")
 
-    for source in (tmp_path / "folder", tmp_path / "fifo", tmp_path / "missing", type(tmp_path)("/dev/null")):
+    for name in ("folder", "fifo", "missing", "nul\0", "/dev/null"):
+        source = tmp_path / name
         with pytest.raises(InvalidSourceError, match="a source must be"):
             take(source, tmp_path / "data")
 
