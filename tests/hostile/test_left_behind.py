@@ -1,5 +1,6 @@
 """What dead processes left: half-staged files, spools that are not opened again, bytes that count."""
 
+import errno
 import fcntl
 import os
 import shutil
@@ -82,6 +83,25 @@ def test_what_a_living_process_stages_is_left_alone(tmp_path):
     assert left.is_dir()
     assert Spool(tmp_path).sweep_tmp() == 1
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_what_cannot_be_removed_does_not_keep_a_spool_from_being_opened(tmp_path, make_queue, monkeypatch):
+    """NFS keeps files in a folder that another machine has open; they are removed later."""
+    spool = Spool(tmp_path / "spool")
+    spool.create()
+    left = spool.new_folder()
+    (left / "data").write_bytes(b"half")
+
+    def busy(*_, **__):
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", busy)
+        make_queue(MemoryStore()).close(LIMIT_SECONDS)
+    assert left.is_dir()
+
+    assert spool.sweep_tmp() == 1
+    assert not left.exists()
 
 
 def test_what_is_staged_after_a_look_by_another_process_is_left_alone(tmp_path, monkeypatch):

@@ -633,8 +633,9 @@ class Spool:
 
     def requeue(self, state: UploadState, folder: str) -> None:
         """Failed → pending, as if new. The caller holds the drain lock."""
-        (self.failed / state / folder).rename(self.pending / folder)
-        remove_verdict(self.pending / folder)
+        place = self.failed / state / folder
+        remove_verdict(place)  # First: after a crash, a delivery must not be logged with it.
+        place.rename(self.pending / folder)
 
     def _delivered_lines(self) -> Iterator[bytes]:
         """Yields the lines of both files, of each at most the last `log_bytes`."""

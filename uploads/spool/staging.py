@@ -28,7 +28,6 @@ from typing import Literal
 import attrs
 
 from uploads.disk import (
-    PRIVATE_MODE,
     READ_BYTES,
     acquire,
     closing,
@@ -481,8 +480,7 @@ def _stat_between_writes(descriptor: int) -> os.stat_result:
 
 
 def _copy_once(descriptor: int, target: Path, *, checksum: bool) -> StagedData:
-    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with closing(os.open(target, flags, PRIVATE_MODE)) as written:
+    with closing(open_regular(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC)) as written:
         # A store of files gives the object the source's permissions; the drain must be able to read the copy.
         os.fchmod(written, stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o777 | stat.S_IRUSR)
         if reflink(descriptor, written):

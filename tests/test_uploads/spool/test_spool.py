@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import stat
+import threading
 import time
 
 import pytest
@@ -176,6 +177,27 @@ def test_a_failed_entry_keeps_its_bytes_and_its_reason(spool):
     place = spool.failed / "conflict" / folder
     assert sorted(path.name for path in place.iterdir()) == ["data", "entry.json", "reason.json"]
     assert read_reason(place).reason == "taken"
+
+
+def test_a_failed_entry_that_is_retried_is_not_logged_as_failed(spool, monkeypatch):
+    """Also where the process is killed during the retry, and the next one after the upload, before its line."""
+    folder = _publish(spool, _entry())
+    spool.claim(folder)
+    spool.settle(folder, Outcome("0000000000000001", "a", UploadState.CONFLICT, reason="taken"))
+    rename = os.rename
+
+    def rename_and_die(source, target):
+        rename(source, target)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", rename_and_die)
+        with pytest.raises(KeyboardInterrupt):
+            spool.requeue(UploadState.CONFLICT, folder)
+    spool.claim(folder).rename(spool.done / folder)
+    spool.recover()
+
+    assert [outcome.state for outcome in spool.delivered()] == [UploadState.DONE]
 
 
 def test_recovering_returns_what_was_in_flight_and_files_what_was_done(spool):
@@ -370,6 +392,7 @@ def test_a_link_in_the_place_of_data_is_not_synced(spool, tmp_path):
 
 def test_attempts_that_ended_with_their_process_are_counted(tmp_path):
     """Their answer may be lost; that of an attempt that failed is not, unless it is said."""
+    assert [note_interruption(tmp_path), note_interruption(tmp_path)] == [1, 2]
     note_attempt(tmp_path, 4, "503")
     assert read_attempts(tmp_path) == {"count": 4, "reason": "503", "is_answer_lost": False}
 
@@ -531,6 +554,59 @@ def test_a_burst_of_large_files_is_known_to_be_on_the_disk(tmp_path):
         for entry in entries
         if may_have_lost_bytes(spool.pending / entry.folder, entry, "after")
     ] == []
+
+
+def test_one_thread_syncs_whatever_comes(spool):
+    """It does not keep the program from ending, and has ended when it was stopped."""
+    before = threading.enumerate()
+    flusher = Flusher(spool, delay_seconds=60.0)
+
+    for number in range(3):
+        flusher.add(_entry(number).folder)
+
+    threads = [thread for thread in threading.enumerate() if thread not in before]
+    assert [thread.daemon for thread in threads] == [True]
+    flusher.stop(60)
+    assert not threads[0].is_alive()
+
+
+@pytest.mark.parametrize("is_tried_again", [True, False])
+def test_entries_are_synced_though_a_thread_could_not_be_started(spool, monkeypatch, caplog, is_tried_again):
+    """By the thread that the next entry starts, or when the spool is left. Submitting does not fail."""
+    synced, folders = [], [_entry(1).folder, _entry(2).folder]
+    flusher = Flusher(spool, delay_seconds=0.0, fsync=lambda place: synced.append(place.name))
+
+    def start(_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        flusher.add(folders[0])
+    assert "cannot start the thread that syncs staged files: can't start new thread" in caplog.text
+    if is_tried_again:
+        flusher.add(folders[1])
+    flusher.stop(60)
+
+    assert synced == folders[: 1 + is_tried_again]
+
+
+def test_an_idle_spool_is_not_synced(spool, monkeypatch):
+    """The thread waits for the next entry, and leaves the disk alone until then."""
+    synced, again, calls = threading.Event(), threading.Event(), []
+
+    def fsync(descriptor):
+        calls.append(descriptor)
+        if len(calls) > 1:  # One is of the folder `pending/`.
+            again.set()
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    flusher = Flusher(spool, delay_seconds=0.0, fsync=lambda place: synced.set())
+
+    flusher.add(_entry().folder)
+
+    assert synced.wait(60)
+    assert not again.wait(0.2)
+    flusher.stop(60)
 
 
 def test_a_spool_that_is_recreated_is_whole_when_it_can_be_staged_in(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import mmap
 import os
+import stat
 import zlib
 
 import pytest
@@ -27,6 +28,17 @@ def test_a_copy_has_the_bytes_and_their_checksum(make_file, tmp_path, content):
     assert staged.crc32 == (None if content == LARGE else zlib.crc32(content))
     assert checked.crc32 == zlib.crc32(content)
     assert source.read_bytes() == content
+
+
+@pytest.mark.parametrize("mode", [0o400, 0o640, 0o755])
+def test_a_copy_has_the_permissions_of_its_source(make_file, tmp_path, mode):
+    """A store of files gives them to the object."""
+    source = make_file()
+    source.chmod(mode)
+
+    stage_copy(source, tmp_path / "data")
+
+    assert stat.S_IMODE((tmp_path / "data").stat().st_mode) == mode
 
 
 def test_a_link_shares_the_file_and_knows_its_checksum(make_file, tmp_path):
