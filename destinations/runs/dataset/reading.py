@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from destinations.run_directory.layout import column_of
-from destinations.runs.errors import DatasetError, EditError, MetricNotFoundError
+from destinations.runs.errors import DatasetError, EditError, MetricNotFoundError, RunsError
 from destinations.runs.index.index import Index
 from destinations.runs.index.root import Root
 from destinations.runs.index.scan import ScanChange, ScanReport
@@ -316,16 +316,23 @@ class Dataset(Runs):
         import duckdb
 
         try:
+            query.encode()  # Of what has no UTF-8, DuckDB raises a RuntimeError.
             with self._lock:
-                return fetch(self._connection.execute(query, list(parameters) or None))
-        except duckdb.Error as error:
-            # What Arrow cannot read is an error of the query for DuckDB.
-            if isinstance(error, duckdb.IOException) or _BY_ARROW in str(error):
+                if self._is_closed:
+                    raise RunsError("this dataset is closed. Open it again with open_dataset(...).")
+                found = self._connection.execute(query, list(parameters) or None)
+                if found is not None:
+                    return fetch(found)
+        except (duckdb.Error, UnicodeEncodeError) as error:
+            # What Arrow cannot read, or is damaged, is an error of the query for DuckDB.
+            text = str(error)
+            if isinstance(error, duckdb.IOException) or _BY_ARROW in text or self.uri in text:
                 raise DatasetError(
-                    f"dataset {self.uri} cannot be read: {str(error).splitlines()[0]}. "
-                    f"Open it again: its version {self.version} may have been vacuumed."
+                    f"dataset {self.uri} cannot be read: {text.splitlines()[0]}. "
+                    f"Open it again: its version {self.version} may have been vacuumed, or a file is damaged."
                 ) from error
-            raise DatasetError(f"query must be one that DuckDB understands, got: {error}") from error
+            raise DatasetError(f"query must be one that DuckDB understands, got: {text}") from error
+        raise DatasetError("query must be one that DuckDB understands, got nothing.")
 
     def _with_retry(self, ask: Callable[[], Result]) -> Result:
         with self._lock:

@@ -18,6 +18,7 @@ from destinations.runs import (
     MetricNotFoundError,
     RootError,
     Run,
+    RunsError,
     open_runs,
 )
 from destinations.runs.dataset import compact, compaction, open_dataset, sql
@@ -158,8 +159,14 @@ def test_sql_over_all_points(root, tmp_path):
 
     assert found.columns == ("lr", "best")
     assert found.rows == ((0.01, 0.02), (0.1, 0.02), (0.2, 0.25), (1.0, 0.02))
-    with pytest.raises(DatasetError, match="nothing"):
-        sql(tmp_path / "data", "SELECT * FROM nothing")
+    for wrong, problem in (
+        ("SELECT * FROM nothing", "got: Catalog Error.*nothing"),
+        ("-- nothing", "got nothing"),
+        ("SELECT '\ud800'", "got: .*surrogates"),
+        ("DELETE FROM metrics", "got: Binder Error"),
+    ):
+        with pytest.raises(DatasetError, match=f"query must be one that DuckDB understands, {problem}"):
+            sql(tmp_path / "data", wrong)
 
 
 def test_another_engine_reads_the_files(root, tmp_path):
@@ -361,6 +368,27 @@ def test_a_run_without_metrics(tmp_path):
     with open_dataset(tmp_path / "data") as dataset:
         assert dataset.sql("SELECT * FROM metrics").rows == ()
         assert [run.status for run in dataset.query()] == ["completed"]
+
+
+def test_a_dataset_that_is_damaged_or_closed_says_so(root, tmp_path):
+    """A file that is cut off, and a query after the end."""
+    compact(runs_of(root), str(tmp_path / "data"))
+    with open_dataset(tmp_path / "data") as dataset:
+        (file,) = map(Path, dataset.files())
+    content = file.read_bytes()
+
+    file.write_bytes(content[:100])
+
+    with pytest.raises(DatasetError, match=r"data cannot be read.*or a file is damaged"):
+        open_dataset(tmp_path / "data")
+    with pytest.raises(DatasetError, match="data cannot be read or written"):
+        compact(runs_of(root), str(tmp_path / "data"), optimize=True)
+    file.write_bytes(content)
+    with open_dataset(tmp_path / "data") as again:
+        assert_same_metrics(again, runs_of(root))
+    for closed in (dataset, again):
+        with pytest.raises(RunsError, match="closed"):
+            closed.sql("SELECT 1")
 
 
 def test_many_small_files_become_few(tmp_path):
