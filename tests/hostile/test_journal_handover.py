@@ -317,12 +317,18 @@ def test_a_row_of_a_handler_that_interrupts_a_write_is_held_until_the_next_call(
     assert written.on_disk() == [*rows(range(4)), (1000, {"handler": 1.0})]
 
 
-def test_a_row_does_not_overtake_one_that_a_failing_disk_refused(tmp_path):
-    """Though the disk would take it by now."""
-    disk = InterruptedDisk()
+@pytest.mark.parametrize(("failures", "retry_seconds"), [(1, 60.0), (3, 0.0)])
+def test_a_row_does_not_overtake_one_that_a_failing_disk_refused(
+    tmp_path, monkeypatch, failures, retry_seconds
+):
+    """Though the disk would take it by now: it works again when it was reported, once or again by the next row."""
+    monkeypatch.setattr(journal_module, "_RETRY_SECONDS", retry_seconds)
+    disk, reported = InterruptedDisk(), []
 
     def works_again(error):
-        disk.failure = None
+        reported.append(error)
+        if len(reported) == failures:
+            disk.failure = None
 
     written = Written(tmp_path, make_segment=appended_to(disk), on_full=works_again)
     written.log(range(3))

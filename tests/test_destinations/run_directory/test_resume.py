@@ -515,3 +515,21 @@ def test_rows_logged_before_training_begins_are_kept(tmp_path, restored):
     assert sorted(rows) == list(range(restored + 3))
     for step in range(restored, restored + 3):
         assert rows[step] == {"loss": float(100 * restored + step), "accuracy": 0.5}
+
+
+def test_temporary_files_of_a_killed_session_are_removed(drive, tmp_path):
+    """Each is as large as a segment: they go when the next session begins, and do not keep the folder at its end."""
+    folder = tmp_path / "run" / "journal" / "rank0"
+    folder.mkdir(parents=True)
+    left = folder / ".segment.1-0.tmp"
+    left.write_bytes(bytes(100))
+
+    run = drive(flush_seconds=1000).fit()
+    is_left = left.exists()
+    run.log({"a": 1.0}, 0)
+    left.write_bytes(bytes(100))
+    run.close()
+
+    assert not is_left
+    assert not (tmp_path / "run" / "journal").exists()
+    assert read_series(tmp_path / "run", "a") == [(0, 1.0)]
