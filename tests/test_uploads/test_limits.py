@@ -4,6 +4,7 @@ import ast
 import gc
 import os
 import pathlib
+import sys
 import time
 import tracemalloc
 
@@ -68,7 +69,11 @@ def test_what_waits_takes_little_memory_and_no_descriptors(make_queue, make_file
         tracemalloc.stop()
 
     assert (waiting - start) / 400 < 1100  # 750 and room for tables that grow.
-    assert (second - first) / 400 < 350  # Tables may grow once more; an entry that stayed would be 700.
+    # Python 3.12 never frees what was interned, as pathlib does with the names of files: 220 bytes.
+    interned = 250 if sys.version_info[:2] == (3, 12) else 0
+    assert (
+        second - first
+    ) / 400 < 350 + interned  # Tables may grow once more; an entry that stayed would be 700.
     assert opened < descriptors + 50  # Of the one in flight, of the flusher, of housekeeping.
 
 

@@ -156,7 +156,7 @@ def test_a_folder_called_uploads_in_the_working_directory_is_not_run(make_file, 
     (tmp_path / "uploads").mkdir()
     (tmp_path / "uploads/__init__.py").write_text("raise SystemExit('hijacked')")
     program = (
-        "import sys; sys.path.pop(0)\n"
+        f"import sys; sys.path[0] = {str(Path(uploads.__file__).parents[1])!r}\n"
         "from uploads import UploadQueue\n"
         f"queue = UploadQueue({moto.uri(prefix)!r}, spool={str(tmp_path / 'spool')!r}, free_bytes=0)\n"
         f"print(queue.submit({str(make_file())!r}, 'a').result({LIMIT_SECONDS}).state)"
