@@ -5,7 +5,7 @@
 # make test   set up, then lint, and check types while the tests run: what it says is shown after theirs
 # make test-all   the same, with kills at random moments and the like repeated more often
 # make test-composer   what a trainer of Composer's says, in an environment of its own: it needs an older torch
-# make test-lowest   the tests of the core with the lowest versions of its dependencies, but for torch
+# make test-lowest   the tests of the core and of datasets with the lowest versions of what they need, but for torch
 # make test-engines   Daft on Ray and Spark over a dataset, in an environment of its own: 1.4 GB; Spark needs a JRE
 # make test-package   wheel and sdist: built, checked, installed into an empty environment, used there; pyright
 # make test-pythons   uploads and the reading of runs, without torch, with each python3.x that is on PATH
@@ -62,7 +62,7 @@ test-composer: $(COMPOSER)/.ready
 	$(COMPOSER)/bin/python -m pytest tests/test_composer
 
 test-lowest: $(LOWEST)/.ready
-	$(LOWEST)/bin/python -m pytest -n auto --dist loadgroup -p no:cacheprovider --ignore tests/test_events/logger/test_host_values.py tests/test_events tests/test_uploads tests/test_destinations/run_directory tests/test_destinations/text
+	$(LOWEST)/bin/python -m pytest -n auto --dist loadgroup -p no:cacheprovider --ignore tests/test_events/logger/test_host_values.py tests/test_events tests/test_uploads tests/test_destinations/run_directory tests/test_destinations/text $(addprefix tests/test_destinations/runs/,test_dataset.py test_export.py test_queries.py)
 
 test-engines: $(ENGINES)/.ready
 	$(ENGINES)/bin/python -m pytest tests/test_engines

@@ -325,8 +325,10 @@ class Dataset(Runs):
                     return fetch(found)
         except (duckdb.Error, UnicodeEncodeError) as error:
             # What Arrow cannot read, or is damaged, is an error of the query for DuckDB.
+            # DuckDB 1.2 does not name the view.
             text = str(error)
-            if isinstance(error, duckdb.IOException) or _BY_ARROW in text or self.uri in text:
+            signs = (_BY_ARROW, "arrow_scan", self.uri)
+            if isinstance(error, duckdb.IOException) or any(sign in text for sign in signs):
                 raise DatasetError(
                     f"dataset {self.uri} cannot be read: {text.splitlines()[0]}. "
                     f"Open it again: its version {self.version} may have been vacuumed, or a file is damaged."
