@@ -436,7 +436,6 @@ class Journal:
             self._retry_at = 0.0
             if self._pending:
                 self._write_pending()
-                self._publish()
 
     def _write_or_hold(self, entry: tuple[Any, ...]) -> None:
         try:

@@ -164,6 +164,8 @@ def test_of_many_full_segments_the_newest_stay_open(tmp_path):
 
     is_open = [segment.fileno() >= 0 for segment in written.journal.segments]
     assert is_open == [False] * 8 + [True] * 17
+    if Path("/proc/self/maps").exists():
+        assert Path("/proc/self/maps").read_text().count(str(written.folder)) == 1
     assert written.close() == rows(range(step))
 
 
@@ -594,6 +596,18 @@ def test_a_fork_in_the_middle_of_a_change_writes_nothing(tmp_path):
     assert children == [0]
     assert written.on_disk() == rows(range(50))
     assert written.close() == rows(range(50))
+
+
+def test_a_child_leaves_the_spare_of_its_parent(tmp_path):
+    """Also when it closes what it inherited."""
+    written = Written(tmp_path)
+    written.journal.prepare()
+    (spare,) = written.folder.glob(".*")
+
+    written.journal.abandon_in_child()
+    written.journal.close()
+
+    assert spare.exists()
 
 
 @pytest.mark.filterwarnings("ignore:This process")
