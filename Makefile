@@ -148,10 +148,11 @@ $(ENGINES)/.ready: .ci/engines.txt pyproject.toml
 	$(ENGINES)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --editable .
 	@touch $(ENGINES)/.ready
 
-$(PEERS)/.ready: .ci/bench.txt .ci/peers.txt pyproject.toml
+$(PEERS)/.ready: .ci/bench.txt .ci/no-deps.txt .ci/peers.txt pyproject.toml
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint .ci/constraints.txt torch
 	$(PEERS)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint .ci/constraints.txt --requirement .ci/bench.txt
+	$(PEERS)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --requirement .ci/no-deps.txt
 	$(PEERS)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --upgrade --target $(PEERS)/peers --requirement .ci/peers.txt
 	@touch $(PEERS)/.ready
 
