@@ -2,7 +2,7 @@
 
 `python -m tests.benchmarks.compaction 1` compacts 1,000 runs of 100,000 steps of ten metrics, 10^9 values; by
 default a hundredth of these runs. It needs 16 GB of disk, in `BENCHMARK_FOLDER` or the temporary folder, and
-half an hour of processor time. Sorting the values needs another 90 bytes for each of them in the temporary folder,
+six minutes of processor time. Sorting the values needs another 90 bytes for each of them in the temporary folder,
 and is left out where they are not free.
 
 At most ten runs differ, the others are hard links to their files: what is written does not get smaller, for the
