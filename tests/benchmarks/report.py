@@ -54,10 +54,17 @@ def collect(rounds: Sequence[Sequence[Table]], today: datetime | None = None) ->
     Args:
         rounds: the tables of each round.
         today: the date to note; default: now.
+
+    Raises:
+        ValueError: two rows of a table have one name.
     """
     tables: dict[str, Result] = {}
     for tables_of_round in rounds:
         for table in tables_of_round:
+            if len({row.name for row in table.rows}) < len(table.rows):
+                raise ValueError(
+                    f"rows of a table must have different names, got two alike in {table.title!r}."
+                )
             rows = tables.setdefault(table.title, {"peer": table.peer, "rows": {}})["rows"]
             for row in table.rows:
                 found = rows.setdefault(

@@ -176,17 +176,17 @@ def _measure_ours(root, cache, paths, theirs):
     size = sum(path.stat().st_size for path in cache.iterdir())
     return [
         Row("cold scan, a run", cold / count * 1e6, 50.0, theirs.get("cold")),
-        Row("  of that, processor time", cold_spent / count * 1e6),
+        Row("cold scan, a run: processor time", cold_spent / count * 1e6),
         Row("nothing changed, a run", nothing / count * 1e6, 10.0, theirs.get("nothing")),
-        Row("  of that, processor time", nothing_spent / count * 1e6),
+        Row("nothing changed, a run: processor time", nothing_spent / count * 1e6),
         Row("nothing changed, a run, first scan of a process", another / count * 1e6, 10.0),
         Row("one run changed", one * 1e3, 1000.0, theirs.get("one"), unit="ms"),
         Row("sort by a metric, best 20", sort * 1e3, most, theirs.get("sort"), unit="ms"),
-        Row("the same for the first time", first * 1e3, unit="ms"),
+        Row("sort by a metric for the first time", first * 1e3, unit="ms"),
         Row("filter by two and sort, best 20", later * 1e3, most, unit="ms"),
-        Row("the same for the first time", first_filter * 1e3, unit="ms"),
+        Row("filter by two and sort for the first time", first_filter * 1e3, unit="ms"),
         Row("best 20 by the best value of a metric", best * 1e3, most, unit="ms"),
-        Row("the same for the first time, a run", first_best / count * 1e6),
+        Row("best value for the first time, a run", first_best / count * 1e6),
         Row("all runs with all values, a run", everything / count * 1e6),
         Row("size of the index, a run", size / count, unit="byte"),
     ]

@@ -173,7 +173,7 @@ def _measure_page(server, theirs):
         Row("first page: its files, fields and 100 runs", first, 1.0, unit="s"),
         Row("the same again", again, unit="s"),
         Row(f"first chart of {CHART} runs", chart, 1.0, unit="s"),
-        Row("  of that, processor time", chart_spent, unit="s"),
+        Row(f"first chart of {CHART} runs: processor time", chart_spent, unit="s"),
         Row("zoom to 1,000 of the steps", zoom * 1e3, 200.0, unit="ms"),
         Row(f"all {METRICS} charts of {CHART} runs", others, None, theirs.get("charts"), unit="s"),
         Row("filter and sort", filtered * 1e3, unit="ms"),
@@ -189,7 +189,7 @@ def _measure_export(folder):
     assert report.runs == CHART
     return [
         Row(f"--export of {CHART} runs", seconds, 10.0, unit="s"),
-        Row("  of that, processor time", spent, unit="s"),
+        Row(f"--export of {CHART} runs: processor time", spent, unit="s"),
     ]
 
 

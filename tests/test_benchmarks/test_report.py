@@ -47,6 +47,14 @@ def test_figures_of_another_machine_or_row_are_not_compared():
     assert report.worse(figures(1.0) | {"machine": "a faster one"}, figures(2.0)) == []
 
 
+def test_rows_of_one_name_are_refused():
+    """Their figures would be taken for rounds of one."""
+    table = Table("calls", None, (Row("a call", 1.0), Row("a call", 2.0)))
+
+    with pytest.raises(ValueError, match="different names"):
+        report.collect([[table]], TODAY)
+
+
 def test_the_table_has_medians_and_the_range_of_the_ratio():
     """Columns that nothing stands in are left out."""
     text = report.markdown(figures(0.5, 0.25, 1.0))
