@@ -787,7 +787,7 @@ class CheckpointSaver(Callback):
         files: dict[str, int | None] = {path.name: None}
         if plan is not None:
             files |= ShardedCheckpoint(path).checksums()
-        removed, deleted = self._gone(self._kept)
+        removed, deleted = self._kept.removed, self._kept.deleted
         target = self._target(saved.remote_name, logger)
         is_done = False
         if state.local_rank == 0:

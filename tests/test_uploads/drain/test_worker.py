@@ -151,25 +151,30 @@ def test_secrets_reach_the_worker_but_no_file(
     assert not [secret for secret in secrets.values() if secret.encode() in text]
 
 
-def test_a_folder_called_uploads_in_the_working_directory_is_not_run(make_file, moto, prefix, tmp_path):
-    """The worker is this package, wherever the training was started."""
-    (tmp_path / "uploads").mkdir()
-    (tmp_path / "uploads/__init__.py").write_text("raise SystemExit('hijacked')")
+def upload_with(package_home, source, uri, folder, **options):
+    """Uploads a file by a program in a folder, with the package that is in `package_home`."""
     program = (
-        f"import sys; sys.path[0] = {str(Path(uploads.__file__).parents[1])!r}\n"
+        f"import sys; sys.path[0] = {str(package_home)!r}\n"
         "from uploads import UploadQueue\n"
-        f"queue = UploadQueue({moto.uri(prefix)!r}, spool={str(tmp_path / 'spool')!r}, free_bytes=0)\n"
-        f"print(queue.submit({str(make_file())!r}, 'a').result({LIMIT_SECONDS}).state)"
+        f"queue = UploadQueue({uri!r}, spool={str(folder / 'spool')!r}, free_bytes=0)\n"
+        f"print(queue.submit({str(source)!r}, 'a').result({LIMIT_SECONDS}).state)"
     )
-
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-c", program],
-        cwd=tmp_path,
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=2 * LIMIT_SECONDS,
         check=False,
+        **options,
     )
+
+
+def test_a_folder_called_uploads_in_the_working_directory_is_not_run(make_file, moto, prefix, tmp_path):
+    """The worker is this package, wherever the training was started."""
+    (tmp_path / "uploads").mkdir()
+    (tmp_path / "uploads/__init__.py").write_text("raise SystemExit('hijacked')")
+    done = upload_with(Path(uploads.__file__).parents[1], make_file(), moto.uri(prefix), tmp_path)
 
     assert done.stdout.strip() == "done", done.stderr
 
@@ -180,22 +185,8 @@ def test_the_worker_is_the_package_that_the_training_imported(make_file, moto, p
     pids = tmp_path / "pids"
     with (copy / "drain" / "__init__.py").open("a", encoding="utf-8") as file:
         file.write(f"import os\nopen({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')\n")
-    program = (
-        f"import sys; sys.path[0] = {str(copy.parent)!r}\n"
-        "from uploads import UploadQueue\n"
-        f"queue = UploadQueue({moto.uri(prefix)!r}, spool={str(tmp_path / 'spool')!r}, free_bytes=0)\n"
-        f"print(queue.submit({str(make_file())!r}, 'a').result({LIMIT_SECONDS}).state)"
-    )
-
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-        capture_output=True,
-        text=True,
-        timeout=2 * LIMIT_SECONDS,
-        check=False,
-    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = upload_with(copy.parent, make_file(), moto.uri(prefix), tmp_path, env=environment)
 
     assert done.stdout.strip() == "done", done.stderr
     assert len(set(pids.read_text(encoding="utf-8").split())) == 2
