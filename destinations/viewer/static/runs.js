@@ -71,6 +71,7 @@ export function showRuns(root) {
   let groups = null;
   let blocks = new Map();
   let generation = 0;
+  let loaded = null;
   let cursor = -1;
   let lastPicked = -1;
   let isEditing = false;
@@ -131,55 +132,63 @@ export function showRuns(root) {
 
   // --- data ---------------------------------------------------------------------------------------------------
 
-  async function reload() {
-    generation += 1;
-    const mine = generation;
-    blocks = new Map();
-    try {
-      if (!fields.length) fields = (await listFields()).fields;
-      columns = state.column.length ? state.column : await automaticColumns();
-      const [first, found] = await Promise.all([block(0), state.group ? listGroups(question()) : null]);
-      if (mine !== generation) return;
-      groups = found;
-      filter.complain(null);
-      total = first.total;
-    } catch (error) {
-      if (mine !== generation) return;
-      filter.complain(error);
-      return;
-    }
-    lay();
-    drawHead();
-    draw();
+  // Any number of these may be under way: an answer counts only if nothing was asked for since.
+
+  /** Asks for everything; what is shown stays until it arrives. */
+  function reload() {
+    loaded = load();
+    return loaded;
   }
 
-  /** Asks again for the rows in view, and keeps them on the screen meanwhile. */
-  async function refresh() {
-    if (isEditing) return;
+  async function load() {
+    generation += 1;
     const mine = generation;
-    const wanted = [
-      ...new Set(
-        [...body.querySelectorAll("[aria-rowindex]")].map((node) =>
-          Math.floor((node.ariaRowIndex - 1) / BLOCK),
-        ),
-      ),
-    ];
-    const fresh = new Map();
     try {
-      const [found] = await Promise.all([
-        state.group ? listGroups(question()) : null,
-        ...wanted.map(async (index) => {
-          const answer = await listRuns({ ...question(), columns, offset: index * BLOCK, limit: BLOCK });
-          total = answer.total;
-          fresh.set(index, answer.rows);
-        }),
-      ]);
-      groups = found;
-    } catch {
-      return;
+      const known = fields.length ? fields : (await listFields()).fields;
+      if (mine !== generation) return;
+      fields = known;
+      const names = state.column.length ? state.column : await automaticColumns();
+      if (mine !== generation) return;
+      const [found, first] = await Promise.all([askGroups(), askBlock(0, names)]);
+      if (mine !== generation) return;
+      columns = names;
+      filter.complain(null);
+      drawHead();
+      show(found, new Map([[0, first]]));
+    } catch (error) {
+      if (mine === generation) filter.complain(error);
     }
-    if (mine !== generation || isEditing) return;
-    blocks = fresh;
+  }
+
+  /** Asks again for the rows in view. */
+  async function refresh() {
+    for (let awaited = null; awaited !== loaded; ) {
+      awaited = loaded;
+      await awaited;
+    }
+    if (isEditing) return;
+    generation += 1;
+    const mine = generation;
+    const inView = [...body.querySelectorAll("[aria-rowindex]")].map((node) => node.ariaRowIndex - 1);
+    const wanted = [...new Set((inView.length ? inView : [0]).map((index) => Math.floor(index / BLOCK)))];
+    try {
+      const [found, ...answers] = await Promise.all([
+        askGroups(),
+        ...wanted.map((number) => askBlock(number, columns)),
+      ]);
+      if (mine !== generation || isEditing) return;
+      show(found, new Map(wanted.map((number, at) => [number, answers[at]])));
+    } catch {
+      // The rows that are shown stay.
+    }
+  }
+
+  function show(found, answers) {
+    groups = found;
+    total = [...answers.values()][0].total;
+    blocks = new Map([...answers].map(([number, { rows }]) => [number, rows]));
+    const text = total === 1 ? "1 run" : `${formatNumber(total)} runs`;
+    if (count.textContent !== text) fill(count, text);
     lay();
     draw();
   }
@@ -194,31 +203,31 @@ export function showRuns(root) {
     };
   }
 
-  function block(index) {
-    if (!blocks.has(index)) {
-      const mine = generation;
-      const answer = listRuns({ ...question(), columns, offset: index * BLOCK, limit: BLOCK });
-      blocks.set(index, answer);
-      answer.then(
-        (found) => {
-          if (mine !== generation) return;
-          blocks.set(index, found.rows);
-          draw();
-        },
-        () => {
-          if (mine === generation) blocks.delete(index);
-        },
-      );
-      return answer;
-    }
-    return blocks.get(index);
+  function askGroups() {
+    return state.group ? listGroups(question()) : null;
   }
 
+  function askBlock(number, names) {
+    return listRuns({ ...question(), columns: names, offset: number * BLOCK, limit: BLOCK });
+  }
+
+  /** Returns a row, or undefined until its block has arrived. */
   function rowAt(index) {
-    const held = blocks.get(Math.floor(index / BLOCK));
-    if (Array.isArray(held)) return held[index % BLOCK];
-    if (!held) block(Math.floor(index / BLOCK)).catch(() => {});
-    return undefined;
+    const number = Math.floor(index / BLOCK);
+    if (!blocks.has(number)) fetchBlock(number);
+    return blocks.get(number)[index % BLOCK];
+  }
+
+  async function fetchBlock(number) {
+    const asked = blocks;
+    asked.set(number, []);
+    try {
+      asked.set(number, (await askBlock(number, columns)).rows);
+    } catch {
+      asked.delete(number);
+      return;
+    }
+    if (asked === blocks) draw();
   }
 
   /** Returns the usual columns: the metrics that say most, and the hyperparameters in which the first runs differ. */
@@ -322,7 +331,6 @@ export function showRuns(root) {
 
   function drawActions() {
     const chosen = selectedRuns();
-    fill(count, total === 1 ? "1 run" : `${formatNumber(total)} runs`);
     fill(
       actions,
       chosen.length > 0 && [
@@ -537,6 +545,8 @@ export function showRuns(root) {
       node.closest(".grid-row").signature = "";
       if (isKept && input.value !== value) finish(input.value);
       else draw();
+      // What came meanwhile was not shown.
+      refresh();
       grid.focus();
     };
     input.addEventListener("keydown", (event) => {
