@@ -1,9 +1,9 @@
 /** The view of charts: one for each metric, in sections by prefix. Only those in the viewport are drawn. */
 
 import { MetricChart } from "./chart.js";
-import { dataChanges, isExported, listFields, runDetail } from "./data.js";
+import { dataChanges, isExported, listFields } from "./data.js";
 import { debounce, el, fill, icon, shorten } from "./dom.js";
-import { ensureSelection, showBesideRuns } from "./sidebar.js";
+import { ensureSelection, showBesideRuns, visibleDetails } from "./sidebar.js";
 import { link, onChange, state, toggle, update, visibleRuns } from "./state.js";
 
 const PINNED = "\u0000pinned";
@@ -244,7 +244,7 @@ export function showCharts(root) {
   }
 
   async function loadMetrics() {
-    const details = await Promise.all(visibleRuns().map((id) => runDetail(id).catch(() => null)));
+    const [, details] = await visibleDetails();
     const found = [...new Set(details.flatMap((detail) => detail?.metrics ?? []))].sort((one, other) =>
       one.localeCompare(other),
     );

@@ -17,6 +17,7 @@ export function showExplore(root) {
   let fields = [];
   let rows = [];
   let total = 0;
+  let turn = 0;
   let isGone = false;
 
   const filter = new FilterField(() => fields);
@@ -156,15 +157,17 @@ export function showExplore(root) {
   }
 
   async function load() {
+    turn += 1;
+    const mine = turn;
     try {
       fields = (await listFields()).fields;
       const names = [...metrics(), ...hparams()].slice(0, 300);
       const answer = await listRuns({ where: state.where, columns: names, limit: MOST_SHOWN });
-      if (isGone) return;
+      if (isGone || mine !== turn) return;
       filter.complain(null);
       ({ rows, total } = answer);
     } catch (error) {
-      filter.complain(error);
+      if (mine === turn) filter.complain(error);
       return;
     }
     draw();
@@ -185,7 +188,7 @@ export function showExplore(root) {
     y.value = sy;
     logX.setAttribute("aria-pressed", String(state.logx === "1"));
     logY.setAttribute("aria-pressed", String(state.logy === "1"));
-    fill(count, total > rows.length ? `${rows.length} of ${formatNumber(total)} runs` : `${total} runs`);
+    fill(count, total > rows.length ? `${rows.length} of ${formatNumber(total)} runs` : total === 1 ? "1 run" : `${total} runs`);
     fill(title, `${bare(sy)} against ${bare(sx)}`);
     drawScatter(sx, sy);
     drawParallel();

@@ -5,7 +5,7 @@ import { dataChanges, fileUrl, listMedia, readTable, runDetail, runInfo } from "
 import { debounce, el, fill, formatNumber, icon, iconButton, isDark, shorten } from "./dom.js";
 import { CLASSES, picture } from "./pictures.js";
 import { pointCloud, ramp, sound } from "./points.js";
-import { ensureSelection, showBesideRuns, swatch } from "./sidebar.js";
+import { ensureSelection, showBesideRuns, swatch, visibleDetails } from "./sidebar.js";
 import { dataTable, flatten, pairTable } from "./table.js";
 import {
   keepNumbers,
@@ -128,8 +128,7 @@ export function showMedia(root) {
   }
 
   async function loadIndex() {
-    const ids = visibleRuns();
-    const details = await Promise.all(ids.map((id) => runDetail(id).catch(() => null)));
+    const [ids, details] = await visibleDetails();
     if (isGone) return;
     const found = new Map();
     details.forEach((detail, at) => {

@@ -435,20 +435,31 @@ class LogTail {
   }
 
   async more() {
-    if (this.isAsking) return;
+    if (this.isAsking) {
+      this.isBehind = true;
+      return;
+    }
     this.isAsking = true;
+    this.isBehind = false;
+    const { file } = this;
     try {
-      const { text, next } = await readLog(this.id, this.file, this.next ?? -LOG_TAIL);
-      const isAtEnd = this.text.scrollTop + this.text.clientHeight >= this.text.scrollHeight - 30;
-      if (this.next !== next) this.text.append(document.createTextNode(text));
-      this.next = next;
-      if (this.text.textContent.length > MOST_ROWS_OF_LOG)
-        this.text.textContent = this.text.textContent.slice(-MOST_ROWS_OF_LOG / 2);
-      if (isAtEnd) this.text.scrollTop = this.text.scrollHeight;
+      const { text, next } = await readLog(this.id, file, this.next ?? -LOG_TAIL);
+      // Else another one was chosen meanwhile.
+      if (file === this.file) this.append(text, next);
     } catch (error) {
       this.text.textContent = error.message;
     } finally {
       this.isAsking = false;
+      if (this.isBehind) this.more();
     }
+  }
+
+  append(text, next) {
+    const isAtEnd = this.text.scrollTop + this.text.clientHeight >= this.text.scrollHeight - 30;
+    if (this.next !== next) this.text.append(document.createTextNode(text));
+    this.next = next;
+    if (this.text.textContent.length > MOST_ROWS_OF_LOG)
+      this.text.textContent = this.text.textContent.slice(-MOST_ROWS_OF_LOG / 2);
+    if (isAtEnd) this.text.scrollTop = this.text.scrollHeight;
   }
 }

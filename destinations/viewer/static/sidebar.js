@@ -3,7 +3,17 @@
 import { dataChanges, listRuns, loadInfos, runDetail, runInfo } from "./data.js";
 import { el, fill, iconButton, isDark, shorten, svg } from "./dom.js";
 import { statusMark } from "./runs.js";
-import { link, onChange, selectRuns, selectedRuns, state, styleOf, toggle, update } from "./state.js";
+import {
+  link,
+  onChange,
+  selectRuns,
+  selectedRuns,
+  state,
+  styleOf,
+  toggle,
+  update,
+  visibleRuns,
+} from "./state.js";
 
 const AT_FIRST = 5;
 const DASH_OF = { solid: "", dash: "5 3", dot: "1.5 2.5" };
@@ -35,6 +45,16 @@ export async function ensureSelection() {
     );
 }
 
+/** Returns the ids of the visible runs and what is known of each, or null. */
+export async function visibleDetails() {
+  for (;;) {
+    const ids = visibleRuns();
+    const details = await Promise.all(ids.map((id) => runDetail(id).catch(() => null)));
+    // Else runs that were selected meanwhile would be followed by those of before.
+    if (String(ids) === String(visibleRuns())) return [ids, details];
+  }
+}
+
 /** Shows the selected runs beside what a view consists of, until the returned function is called. */
 export function showBesideRuns(root, ...content) {
   const aside = el("aside", { class: "sidebar" });
@@ -52,9 +72,10 @@ function showSidebar(root) {
   let isGone = false;
 
   async function draw() {
-    const ids = selectedRuns();
-    await loadInfos(ids);
+    await loadInfos(selectedRuns());
     if (isGone) return;
+    // Others may have been selected meanwhile.
+    const ids = selectedRuns();
     fill(
       list,
       ids.map((id) => {

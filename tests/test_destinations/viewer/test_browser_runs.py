@@ -176,46 +176,6 @@ def own(run_root, tmp_path, new_page):
         opened.page.close()
 
 
-def test_rows_are_shown_in_whatever_order_answers_arrive(run_root, tmp_path, new_page):
-    """The first change is told of while the table is asked for: newer answers that come first do not empty it."""
-    server = pytest.importorskip("destinations.viewer.server")
-    with open_runs(run_root, cache=tmp_path / "index") as runs, server.Viewer(runs, port=0) as viewer:
-        page = new_page()
-        held = {"fields": [], "runs": []}
-
-        def hold(route):
-            held["fields" if route.request.url.endswith("/api/fields") else "runs"].append(route)
-
-        page.route("**/api/fields", hold)
-        page.route("**/api/runs?*", hold)
-        Opened(page, viewer)
-
-        def wait_for(name, count):
-            while len(held[name]) < count:
-                page.wait_for_timeout(10)
-
-        # The table asks, and then the change does.
-        wait_for("fields", 2)
-        held["fields"].pop(0).continue_()
-        wait_for("runs", 1)
-        held["fields"].pop().continue_()
-        wait_for("runs", 2)
-        first, second = held["runs"]
-        held["runs"].clear()
-        first.continue_()
-        # What the first answer makes the page ask for arrives before the second answer.
-        page.route("**/api/runs?*", lambda route: route.continue_())
-        with page.expect_response("**/api/info"):
-            page.evaluate("fetch('api/info').then((answer) => answer.json())")
-        for route in held["runs"]:
-            route.continue_()
-        with page.expect_response("**/api/info"):
-            page.evaluate("fetch('api/info').then((answer) => answer.json())")
-        second.continue_()
-        page.wait_for_selector(".grid-row[data-run]")
-        page.close()
-
-
 def test_a_first_run_is_shown_where_there_was_none(own):
     """A run that comes to match the filter is shown in a table that had no row."""
     page = own.page

@@ -1,0 +1,128 @@
+"""Answers that arrive late, or in another order than they were asked for, in a real browser."""
+
+import pytest
+
+from destinations.runs import open_runs
+from tests.test_destinations.runs.written import Written
+from tests.test_destinations.viewer.conftest import Opened
+
+pytestmark = pytest.mark.xdist_group("browser")
+
+
+class Held:
+    """Answers of the server that the page does not get yet: those to requests for a pattern.
+
+    Args:
+        page: asks.
+        pattern: of URLs, with stars.
+    """
+
+    def __init__(self, page, pattern):
+        self.page = page
+        self.pattern = pattern
+        self.answers = []
+        page.route(pattern, self._hold)
+
+    def _hold(self, route):
+        self.answers.append((route, route.fetch()))
+
+    def wait_for(self, count):
+        """Waits until so many are held."""
+        while len(self.answers) < count:
+            self.page.wait_for_timeout(10)
+
+    def give(self, place=0):
+        """Gives one of them to the page."""
+        route, response = self.answers.pop(place)
+        route.fulfill(response=response)
+
+    def give_all(self, *, newest_first=False):
+        """Gives all of them to the page, which holds none from then on."""
+        while self.answers:
+            self.give(-1 if newest_first else 0)
+        self.page.unroute(self.pattern)
+
+
+def settle(page):
+    """Waits until the page has taken the answers that it was given, and has asked for what follows from them."""
+    for _ in range(3):
+        page.evaluate("fetch('api/info').then((answer) => answer.json())")
+
+
+def test_the_table_is_shown_in_whatever_order_answers_arrive(run_root, tmp_path, new_page):
+    """The first change is told of while the table is asked for: newer answers that come first do not empty it."""
+    server = pytest.importorskip("destinations.viewer.server")
+    with open_runs(run_root, cache=tmp_path / "index") as runs, server.Viewer(runs, port=0) as viewer:
+        page = new_page()
+        fields, rows = Held(page, "**/api/fields"), Held(page, "**/api/runs?*")
+        Opened(page, viewer)
+        # The table asks, and then the change does.
+        fields.wait_for(2)
+        fields.give()
+        rows.wait_for(1)
+        fields.give_all()
+        rows.wait_for(2)
+        rows.give()
+        settle(page)
+        rows.give_all(newest_first=True)
+        page.wait_for_selector(".grid-row[data-run]")
+        page.close()
+
+
+def test_charts_are_those_of_the_runs_that_are_selected_last(tmp_path, new_page):
+    """What a run has that is selected no more, and answers late, is not shown."""
+    server = pytest.importorskip("destinations.viewer.server")
+    root = tmp_path / "runs"
+    for name in ("one", "other"):
+        with Written(root / name) as run:
+            run.log({f"loss of {name}": 1.0}, 0)
+    with open_runs(root, cache=tmp_path / "index") as runs, server.Viewer(runs, port=0) as viewer:
+        opened = Opened(new_page(), viewer)
+        opened.go("charts")
+        opened.drawn("loss of other")
+        edited = f"{opened.address}/api/runs/{opened.id_of('other')}"
+        late = Held(opened.page, edited)
+        token = {"Authorization": f"Bearer {opened.token}"}
+        assert opened.page.request.patch(edited, data={"note": "edited"}, headers=token).ok
+        late.wait_for(1)
+        opened.page.get_by_label("Take other out").click()
+        opened.until("() => document.querySelectorAll('.chart').length === 1")
+        late.give_all()
+        settle(opened.page)
+        assert opened.page.locator(".chart").count() == 1
+        opened.page.close()
+
+
+def test_explore_shows_the_runs_of_the_last_filter(opened):
+    """An answer to the filter of before, which comes late, is dropped."""
+    page = opened.page
+    opened.go("explore?sx=hparams.lr&sy=summary.loss")
+    opened.until("() => document.querySelector('#scatter').data?.[0].x.length === 4")
+    late = Held(page, "**/api/runs?*")
+    page.fill("#filter", "hparams.lr == 0.1")
+    late.wait_for(1)
+    page.fill("#filter", "hparams.lr == 0.01")
+    late.wait_for(2)
+    late.give_all(newest_first=True)
+    settle(page)
+    opened.until("() => document.querySelector('.count').innerText === '1 run'")
+    assert page.evaluate("document.querySelector('#scatter').data[0].x") == [0.01]
+
+
+def test_a_log_is_that_of_the_file_that_is_chosen_last(tmp_path, new_page):
+    """The text of the file of before, which comes late, is dropped."""
+    server = pytest.importorskip("destinations.viewer.server")
+    root = tmp_path / "runs"
+    with Written(root / "one") as run:
+        run.log({"loss": 1.0}, 0)
+    for name in ("first", "second"):
+        (root / "one" / f"{name}.log").write_text(f"words of the {name}\n")
+    with open_runs(root, cache=tmp_path / "index") as runs, server.Viewer(runs, port=0) as viewer:
+        opened = Opened(new_page(), viewer)
+        late = Held(opened.page, "**/log?*")
+        opened.go(f"run/{opened.id_of('one')}")
+        late.wait_for(1)
+        opened.page.get_by_label("Log file").select_option("second.log")
+        late.give_all()
+        opened.until("() => document.querySelector('pre.log').innerText === 'words of the second\\n'")
+        opened.page.close()
