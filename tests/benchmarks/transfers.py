@@ -194,26 +194,27 @@ def measure_throughput(folder: Path) -> None:
             kind: statistics.median(seconds) / SMALL_FILES * 1000 for kind, seconds in processor.items()
         }
         for kind in ("lean", *kinds):
-            what = f"    processor time for each, {kind}, all our processes"
+            what = f"200 x 256 KiB: processor time for each, {kind}, all our processes"
             _row(what, per_file[kind], "ms", per_file["bare"])
         each = statistics.median(served) / SMALL_FILES * 1000
-        _row("    processor time for each, the server", each, "ms", per_file["bare"])
+        _row("200 x 256 KiB: processor time for each, the server", each, "ms", per_file["bare"])
         _compare_composer(server, small, large, reference)
-        _measure_large(server, client, kinds, large)
+        _measure_large("512 MiB", server, client, kinds, large)
         for queue in kinds.values():
             queue.close(10)
     with s3_servers.moto_process() as server:
         queue = _remote_queue(server, folder, "threads", "&checksum=aws")
-        print("    a server that keeps the CRC-32 of the whole object, as AWS does (moto):", flush=True)
-        _measure_large(server, _client(server), {"threads": queue}, large)
+        # As AWS does.
+        what = "512 MiB to a server that keeps the CRC-32 of the whole object"
+        _measure_large(what, server, _client(server), {"threads": queue}, large)
         queue.close(10)
 
 
-def _measure_large(server, client, kinds: dict[str, UploadQueue], large: Path) -> None:
+def _measure_large(what: str, server, client, kinds: dict[str, UploadQueue], large: Path) -> None:
     """One large file against `upload_file`, in turns, each onto a disk that has nothing to write and a server that has nothing."""
     kept = [(kind, how) for kind in kinds for how in ("copied", "moved", "linked", "staged before")]
-    seconds: dict[tuple[str, str], list[float]] = {what: [] for what in [("bare", ""), *kept]}
-    processor: dict[tuple[str, str], list[float]] = {what: [] for what in seconds}
+    seconds: dict[tuple[str, str], list[float]] = {way: [] for way in [("bare", ""), *kept]}
+    processor: dict[tuple[str, str], list[float]] = {way: [] for way in seconds}
     served: list[float] = []
     crc32 = zlib.crc32(large.read_bytes())
     for turn in range(LARGE_TURNS):
@@ -234,16 +235,16 @@ def _measure_large(server, client, kinds: dict[str, UploadQueue], large: Path) -
             _empty_bucket(client)
     whole = statistics.median(seconds["bare", ""])
     alone = statistics.median(_seconds(lambda: _checksums_of(large)) for _ in range(LARGE_TURNS))
-    _row("512 MiB: SHA-256, CRC-32 and MD5 alone, against upload_file", alone, "s", whole)
+    _row(f"{what}: SHA-256, CRC-32 and MD5 alone, against upload_file", alone, "s", whole)
     for kind, how in kept:
-        median = statistics.median(seconds[kind, how])
         span = "upload alone" if how == "staged before" else "submit to delivered"
-        what = f"512 MiB, {kind}, {how}, {span}: speed"
-        print(f"{what:58} {median:>10.3f} s {whole:>12.3f} s {whole / median:>7.2f}  >= 0.90", flush=True)
+        median = statistics.median(seconds[kind, how])
+        _row(f"{what}, {kind}, {how}, {span}", median, "s", whole, "<= 1.11")
+    bare = statistics.median(processor["bare", ""])
     for kind, how in kept:
-        what = f"    processor time, {kind}, {how}, all our processes"
-        _row(what, statistics.median(processor[kind, how]), "s", statistics.median(processor["bare", ""]))
-    _row("    processor time, the server", statistics.median(served), "s")
+        used = statistics.median(processor[kind, how])
+        _row(f"{what}: processor time, {kind}, {how}, all our processes", used, "s", bare)
+    _row(f"{what}: processor time, the server", statistics.median(served), "s")
 
 
 def _empty_bucket(client) -> None:
@@ -587,7 +588,7 @@ def _sparse_to(store: str, folder: Path, source: Path, what: str) -> None:
         check=True,
     ).stdout
     _row(f"{what}: most memory of the process", int(output) / 1024, "MiB", None, "< 200 MiB")
-    _row("    seconds", time.perf_counter() - start)
+    _row(f"{what}: time", time.perf_counter() - start)
 
 
 if __name__ == "__main__":
