@@ -543,7 +543,11 @@ def _summary_document(run_dir: str | Path, rank: int) -> dict[str, Any]:
 
 def _metric_summary(record: Mapping[str, Any]) -> MetricSummary:
     """Returns an entry of `summary.json`; those of stable-pretraining lack steps and mean."""
-    numbers = {name: number_of(record.get(name)) for name in ("last", "min", "max", "mean")}
+    numbers: dict[str, float | None] = {}
+    for name in ("last", "min", "max", "mean"):
+        value = record.get(name)
+        # A metric of bools is 0 and 1 to the reader, as in `metrics.csv`.
+        numbers[name] = float(value) if isinstance(value, bool) else number_of(value)
     # stable-pretraining keeps a NaN that was logged first as min and max.
     bounds = {
         name: value if value is not None and math.isfinite(value) else None for name, value in numbers.items()

@@ -61,6 +61,18 @@ def test_a_missing_summary_is_computed(finished, tmp_path):
     assert (computed["loss"].min_step, computed["loss"].max_step, computed["loss"].count) == (9, 0, 11)
 
 
+def test_a_metric_of_bools_is_read_as_zero_and_one(tmp_path):
+    """In the summary as in the series."""
+    with Written(tmp_path / "run") as written:
+        for step, value in enumerate([True, False, True]):
+            written.log({"is_best": value}, step)
+
+    run = Run.open(tmp_path / "run")
+
+    assert run.summary["is_best"] == MetricSummary(1.0, 0.0, 1.0, 1, 0, 3, 0, pytest.approx(2 / 3))
+    assert run.series("is_best").value.tolist() == [1.0, 0.0, 1.0]
+
+
 def test_liveness_is_that_of_now(tmp_path):
     """A run is alive while its heartbeat is fresh.
 
