@@ -135,7 +135,7 @@ class Run:
         optimizers: the optimizers, likewise.
         raise_errors: raises the exceptions of destinations, for tests.
         strict: raises `RecordError` for values that cannot be logged, for tests and notebooks.
-        name: prepended to the name of each metric and record; see `Logger`.
+        namespace: prefixes the names of all metrics and records; see `Logger`.
         device_copies: how values are copied from a device.
 
     Raises:
@@ -155,7 +155,7 @@ class Run:
         optimizers: Any = (),
         raise_errors: bool = False,
         strict: bool = False,
-        name: str = "",
+        namespace: str = "",
         device_copies: DeviceCopies = DeviceCopies(),  # noqa: B008  # frozen
     ) -> None:
         name_given = run_name or agreed_run_name()
@@ -176,7 +176,7 @@ class Run:
             loggers,
             raise_errors=raise_errors,
             strict=strict,
-            name=name,
+            namespace=namespace,
             device_copies=device_copies,
         )
         several = (callbacks,) if isinstance(callbacks, Callback) else tuple(callbacks)

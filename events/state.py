@@ -231,7 +231,7 @@ class State:
         continues_run: whether the run was asked to continue an earlier one, if there is one.
     """
 
-    run_name: str
+    run_name: str = attrs.field()
     max_duration: Time | None = attrs.field(
         default=None,
         converter=_optional_time,
@@ -278,6 +278,11 @@ class State:
     stop_reason: str | None = attrs.field(default=None, init=False)
     continues_run: bool = attrs.field(default=False, kw_only=True)
     _stop_requested: bool = attrs.field(default=False, init=False)
+
+    @run_name.validator
+    def _check_run_name(self, _: object, name: object) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"run_name must be a string, got {name!r}. Write run_name={str(name)!r}.")
 
     def stop_training(self, reason: str | None = None) -> None:
         """Stops training after the current batch; `FIT_END` still runs.

@@ -99,7 +99,7 @@ class Logger:
         destinations: one, or several.
         raise_errors: lets exceptions of destinations propagate, for tests.
         strict: raises `RecordError` for bad values, for tests and notebooks.
-        name: a namespace for all metrics and records; see `namespace`.
+        namespace: prefixes the names of all metrics and records; see the method of that name.
         device_copies: how values are copied from a device.
     """
 
@@ -110,7 +110,7 @@ class Logger:
         raise_errors: bool = False,
         *,
         strict: bool = False,
-        name: str = "",
+        namespace: str = "",
         device_copies: DeviceCopies = DeviceCopies(),  # noqa: B008  # frozen
     ) -> None:
         self._state = state
@@ -118,7 +118,9 @@ class Logger:
         self._is_stopped = False
         # Whether the warning about hyperparameters without names was logged.
         self._has_warned_of_names = False
-        self._prefix = _prefix("", name) if name else ""
+        # Whether the warning about a file that no destination takes was logged.
+        self._has_warned_of_files = False
+        self._prefix = _prefix("", namespace) if namespace else ""
         self.faults = Faults(raise_errors=raise_errors, strict=strict)
         self._delivery = Delivery(state, self._destinations, lambda: self.faults, device_copies)
         # Whether copies from a device are pending; an attribute, because the engine checks it at each event.

@@ -128,7 +128,7 @@ class Trainer:
         load_exclude: patterns, as of `fnmatch`, of weights not to load; with `load_weights_only`.
         autoresume: resumes from the newest whole checkpoint in `save_folder` or of a `CheckpointSaver`, if
             there is one; needs `run_name`.
-        raise_errors, strict, name, device_copies: those of the `Logger`.
+        raise_errors, strict, namespace, device_copies: those of the `Logger`.
 
     Raises:
         ValueError: the arguments are invalid or inconsistent.
@@ -173,7 +173,7 @@ class Trainer:
         autoresume: bool = False,
         raise_errors: bool = False,
         strict: bool = False,
-        name: str = "",
+        namespace: str = "",
         device_copies: DeviceCopies = DeviceCopies(),  # noqa: B008  # frozen
     ) -> None:
         savers = [one for one in as_tuple(callbacks) if isinstance(one, CheckpointSaver)]
@@ -245,7 +245,7 @@ class Trainer:
             loggers,
             raise_errors=raise_errors,
             strict=strict,
-            name=name,
+            namespace=namespace,
             device_copies=device_copies,
         )
         # The saver comes last: a checkpoint includes what other callbacks do at its events.

@@ -148,20 +148,20 @@ def test_a_record_without_a_name_gets_the_text_of_what_was_given(name):
 
 
 def test_what_the_run_and_the_trainer_pass_to_their_logger(tmp_path):
-    """`strict`, `raise_errors` and a name."""
+    """`strict`, `raise_errors` and `namespace`."""
 
     class Broken(LoggerDestination):
         def log_text(self, text, name="Text", step=None):
             raise OSError("disk full")
 
     for owner in (
-        Run([Broken(), InMemory()], run_name="mine", strict=True, raise_errors=True, name="agent"),
+        Run([Broken(), InMemory()], run_name="mine", strict=True, raise_errors=True, namespace="agent"),
         Trainer(
             torch.nn.Linear(1, 1),
             loggers=[Broken(), InMemory()],
             strict=True,
             raise_errors=True,
-            name="agent",
+            namespace="agent",
         ),
     ):
         memory = owner.logger.destinations[1]

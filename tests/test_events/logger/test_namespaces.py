@@ -32,7 +32,7 @@ def test_namespaces_are_nested_and_end():
 def test_a_logger_has_a_name_of_its_own():
     """It precedes the namespaces."""
     memory = InMemory()
-    logger = Logger(State("r"), memory, raise_errors=True, name="agent0")
+    logger = Logger(State("r"), memory, raise_errors=True, namespace="agent0")
 
     logger.log_metrics({"loss": lambda: 1.0})
     with logger.namespace("train"):
@@ -85,10 +85,10 @@ def test_a_namespace_without_a_name_is_refused(name):
 
 
 def test_a_run_has_namespaces():
-    """And a name."""
+    """And one for all names."""
     memory = InMemory()
 
-    with Run(loggers=memory, run_name="r", name="mine") as run, run.namespace("train"):
+    with Run(loggers=memory, run_name="r", namespace="mine") as run, run.namespace("train"):
         run.log_metrics({"loss": 1})
 
     assert _names(memory) == [["mine/train/loss"]]
