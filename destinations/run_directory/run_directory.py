@@ -144,6 +144,8 @@ class RunDirectory(RecordDestination):
             raise ValueError(f"flush_seconds must be more than 0, got {flush_seconds}.")
         if isinstance(tags, str):
             raise TypeError(f"tags must be a list of strings, got {tags!r}. Write tags=[{tags!r}].")
+        if not isinstance(notes, str):
+            raise TypeError(f"notes must be a string, got {notes!r}. Write notes={str(notes)!r}.")
         self._template = _checked_template(run_dir)
         self._run_id = run_id
         self._tags = tuple(redact_text(str(tag)) for tag in tags)

@@ -429,6 +429,8 @@ class TextFile(RecordDestination):
         self._is_accepting = True
         self._dropped_records = 0
         self._unreported_drops = 0
+        # Read by the logger when a later hook than `init` raises: the run goes on without this file.
+        self.cannot_open = False
         self._state: State | None = None
         self._path: Path | None = None
         self._is_open_deferred = False
@@ -443,7 +445,7 @@ class TextFile(RecordDestination):
 
     @property
     def dropped_records(self) -> int:
-        """Number of records of this run dropped because the queue was full."""
+        """Number of records of this run dropped: the queue was full, or the file could not be opened."""
         return self._dropped_records
 
     def place(self) -> str:
@@ -474,8 +476,10 @@ class TextFile(RecordDestination):
             descriptor = self._open(self._path, is_resumed=is_resumed)
         except OSError:
             self._is_accepting = False
+            self._dropped_records += len(self._queue)
             self._queue.clear()
             self._path = None
+            self.cannot_open = True
             raise
         self._writer = LineWriter(
             descriptor, self._queue, text_lines if self._format == "text" else json_line, self._flush_seconds

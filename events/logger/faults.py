@@ -66,6 +66,13 @@ def _is_from_program(error: BaseException) -> bool:
     return any(_code_of(handler) in frames for handler in handlers if callable(handler))
 
 
+def _explains_itself(error: BaseException) -> bool:
+    """Returns whether the message says all: which file or store cannot be used, and why."""
+    from uploads import UploadError
+
+    return isinstance(error, OSError | UploadError)
+
+
 def _code_of(handler: Callable[..., object]) -> object:
     """Returns the code object of a signal handler; None if it is not written in Python."""
     while isinstance(handler, functools.partial):
@@ -98,7 +105,7 @@ class Faults:
     Files and hyperparameters are delivered to it all the same.
 
     A destination whose `init` failed is not open: only `close` and `post_close` are called, and missed
-    records are counted.
+    records are counted. So is one that has set `cannot_open` before it raises from a later hook.
     """
 
     def __init__(
@@ -171,14 +178,18 @@ class Faults:
         Raises:
             BaseException: the error itself, if it is not the destination's or with `raise_errors=True`.
         """
-        self.note(destination, action, error)
+        is_not_open = action == "init" or getattr(destination, "cannot_open", False)
+        self.note(destination, action, error, is_reported=not (is_not_open and _explains_itself(error)))
         if self._raise_errors:
             raise error
         failing = self.failing.setdefault(id(destination), _Failing())
         failing.in_a_row += 1
         name = type(destination).__name__
-        if action == "init":
+        if is_not_open:
             failing.open_error = redact_text(f"{type(error).__name__}: {safe_text(error)}")
+            if action != "init":
+                # What it had accepted until it was to be opened.
+                failing.lost_records += getattr(destination, "dropped_records", 0)
             _log.error(
                 "%s is not open: records for it are lost, and counted (%s). "
                 "Set require=True to stop instead.",
@@ -199,8 +210,10 @@ class Faults:
             failing.parked_seconds = min(doubled, MAX_PARKING_SECONDS)
             failing.parked_until = self._clock() + failing.parked_seconds
 
-    def note(self, destination: Destination, action: str, error: BaseException) -> None:
-        """Counts a failure; the first of its kind is reported with its traceback.
+    def note(
+        self, destination: Destination, action: str, error: BaseException, *, is_reported: bool = True
+    ) -> None:
+        """Counts a failure; the first of its kind is reported with its traceback, if `is_reported`.
 
         Raises:
             BaseException: the error itself, if it is not the destination's.
@@ -208,7 +221,7 @@ class Faults:
         self.raise_if_foreign(error)
         kind = (type(destination).__name__, action, type(error).__name__)
         self._counts[kind] += 1
-        if self._counts[kind] == 1:
+        if self._counts[kind] == 1 and is_reported:
             text = "".join(traceback.format_exception(error)).rstrip()
             _log.error("%s.%s failed; training continues.\n%s", kind[0], action, redact_text(text))
 
@@ -295,8 +308,8 @@ class Faults:
             for name, count in sorted(self._missed.items())
         ]
         unopened = [
-            f"{type(one).__name__} lost {failing.lost_records:,} records: "
-            f"init failed with {failing.open_error}"
+            f"{type(one).__name__} lost {failing.lost_records:,} record{'s' * (failing.lost_records != 1)}: "
+            f"it was not open, {failing.open_error}"
             for one in destinations
             if (failing := self.failing.get(id(one))) is not None and failing.open_error is not None
         ]

@@ -563,6 +563,8 @@ class Logger:
             RecordError: it is a pipe or a device, or a name is invalid.
             EngineClosedError: the run is closed.
         """
+        from uploads import UploadError
+
         name, path = self._file_names(remote_file_name, file_path)
         if self.has_file_upload_destination():
             try:
@@ -579,6 +581,14 @@ class Logger:
             if not is_there:
                 raise FileNotFoundError(f"file to upload as {name!r} must exist, got {str(path)!r}.")
             check_file(path, f"file to upload as {name!r}")
+        elif not self._has_warned_of_files and self._state.rank == 0:
+            self._has_warned_of_files = True
+            _log.warning(
+                "%s: file %r is not kept: no destination of this run takes files. Add RunDirectory(...), "
+                "or Artifacts(...) for a store. More of the same are not reported.",
+                caller(),
+                name,
+            )
 
         def upload(destination: Destination) -> None:
             # Destinations written for Composer take neither argument.
@@ -586,7 +596,14 @@ class Logger:
             more: dict[str, Any] = {
                 key: value for key, value in (("link", link), ("crc32", crc32)) if key in known
             }
-            destination.upload_file(self._state, name, path, overwrite=overwrite, **more)
+            try:
+                destination.upload_file(self._state, name, path, overwrite=overwrite, **more)
+            except (RecordError, FileExistsError, UploadError) as error:
+                if isinstance(error, UploadError) and not isinstance(error, FileExistsError | ValueError):
+                    raise
+                # Of the name or the file, and no failure: ten of those would park the destination.
+                kind = f"{type(destination).__name__}.upload_file({name!r})"
+                self.faults.refuse(kind, error, raises=self.faults.raise_errors)
 
         self._each("upload_file", upload)
 
@@ -921,8 +938,11 @@ def _as_destinations(destinations: Any) -> tuple[Destination, ...]:
         if isinstance(destination, type) or not hasattr(destination, "log_metrics"):
             if isinstance(destination, type):
                 hint = f"Write {destination.__name__}(...)."
-            elif isinstance(destination, str):
-                hint = f"For a name, write run_name={destination!r}; for a destination, Console() or another."
+            elif isinstance(destination, str | os.PathLike):
+                text = os.fspath(destination)
+                hint = f"For a name, write run_name={text!r}; for a folder, RunDirectory({text!r})."
+            elif isinstance(destination, list | tuple):
+                hint = "Give each destination by itself, without the inner list."
             else:
                 hint = "See LoggerDestination."
             raise TypeError(f"logger destination must be a LoggerDestination, got {destination!r}. {hint}")

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from destinations import InMemory, LoggerDestination
+from destinations import Artifacts, InMemory, LoggerDestination, RunDirectory, TextFile
 from events import Engine, Logger, RecordError, Run, State
 
 RECORDS = {
@@ -108,7 +108,58 @@ def test_what_a_destination_missed_that_failed_to_open_is_counted_and_said(error
     assert broken.closed == ["close", "post_close"]
     why = f"{type(error).__name__}: {error}"
     assert f"Raises is not open: records for it are lost, and counted ({why})." in caplog.text
-    assert caplog.messages[-1] == f"Raises lost 1,201 records: init failed with {why}"
+    assert caplog.messages[-1] == f"Raises lost 1,201 records: it was not open, {why}"
+
+
+def test_a_file_that_cannot_be_opened_is_said_in_one_line_and_what_it_lost_is_counted(
+    tmp_path, monkeypatch, caplog
+):
+    """A text file of an earlier run: the script is started again, and nothing of this run is written."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "log.txt").write_text("of the first run")
+    (tmp_path / "folder").mkdir()
+    late, early = TextFile("log.txt"), TextFile("folder")
+
+    with Run([late, early], run_name="r") as run:
+        run.log_hyperparameters({"lr": 0.1})
+        for _ in range(3):
+            run.batch_start()
+            run.log_metrics({"loss": 1.0})
+            run.batch_end()
+        run.log_text("done")
+
+    assert "Traceback" not in caplog.text
+    taken = [line for line in caplog.messages if "log.txt' already exists" in line]
+    assert taken[0].startswith("TextFile is not open: records for it are lost, and counted (FileExistsError")
+    assert taken[1].startswith("TextFile lost 5 records: it was not open, FileExistsError")
+    assert [line.partition(":")[0] for line in caplog.messages if "IsADirectoryError: " in line] == [
+        "TextFile is not open",
+        "TextFile lost 5 records",
+    ]
+    assert (tmp_path / "log.txt").read_text() == "of the first run"
+
+
+def test_a_file_name_that_is_taken_or_refused_does_not_park_a_destination(tmp_path, caplog):
+    """Twenty bad names, and the next file is kept all the same."""
+    (tmp_path / "model.pt").write_text("weights")
+    places = [
+        RunDirectory(tmp_path / "run", keep_files="copy"),
+        Artifacts(tmp_path / "store", wait="uploaded"),
+    ]
+
+    with Run(places, run_name="r") as run:
+        run.upload_file("first.pt", tmp_path / "model.pt")
+        for _ in range(20):
+            run.upload_file("../x.pt", tmp_path / "model.pt")
+        for _ in range(20):
+            run.upload_file("first.pt", tmp_path / "model.pt", overwrite=False)
+        run.upload_file("last.pt", tmp_path / "model.pt")
+
+    assert "Traceback" not in caplog.text
+    assert "a remote name must have no empty part, '.' or '..', got '../x.pt'" in caplog.text
+    assert "artifact 'first.pt' exists already. Pass overwrite=True" in caplog.text
+    assert (tmp_path / "run/artifacts/last.pt").read_text() == "weights"
+    assert (tmp_path / "store/last.pt").read_text() == "weights"
 
 
 def test_a_required_destination_that_cannot_be_set_up_stops_the_run_before_training():
@@ -129,7 +180,7 @@ def test_a_destination_that_failed_to_open_is_reported_last_also_without_records
     with Run(Raises("init", OSError("no server")), run_name="r"):
         pass
 
-    assert caplog.messages[-1] == "Raises lost 0 records: init failed with OSError: no server"
+    assert caplog.messages[-1] == "Raises lost 0 records: it was not open, OSError: no server"
 
 
 def test_a_destination_that_was_set_up_wrong_says_so_when_the_run_begins():

@@ -127,6 +127,10 @@ MISTAKES = {
         in_run(lambda run: run.log_metrics({"loss": 1.0}, step=1.5)),
         "step must be a whole number, got 1.5",
     ),
+    "number as a run's name": (lambda: Run(InMemory(), run_name=7), "must be a string, got 7.*run_name='7'"),
+    "folder given as logger": (lambda: Run("runs/first"), r"for a folder, RunDirectory\('runs/first'\)"),
+    "a list in a list": (lambda: Run([[Console()]]), "without the inner list"),
+    "number as notes": (lambda: RunDirectory("runs/x", notes=3), "notes must be a string, got 3.*notes='3'"),
     "name given as logger": (lambda: Run("mine"), "got 'mine'.*write run_name='mine'"),
     "class instead of object": (lambda: Run(loggers=[Console]), r"Write Console\(\.\.\.\)"),
     "callback class": (lambda: Run(callbacks=[Timer]), r"Write Timer\(\.\.\.\)"),
@@ -169,6 +173,10 @@ MISTAKES = {
     "file that is not there": (
         in_run(lambda run: run.upload_file("a.pt", "a.pt"), RunDirectory("runs/first")),
         "file to upload as 'a.pt' must exist",
+    ),
+    "file that nothing takes": (
+        in_run(lambda run: run.upload_file("a.pt", __file__)),
+        r"test_messages.py:\d+: file 'a.pt' is not kept: no destination of this run takes files.*Artifacts",
     ),
     "two writers": (two_writers, "runs/one is taken: this run is written to .*one-2"),
     "after the run": (closed_run, "log_metrics was called after the run was closed.*Make a new"),
