@@ -47,6 +47,20 @@ _SPOOL = [
     "tests/hostile/test_upload_reports.py",
     "tests/test_uploads/test_commands.py",
 ]
+_RETENTION = [
+    f"tests/test_events/trainer/test_{name}.py" for name in ("retention", "remote_folder", "sharded")
+]
+_CHECKPOINTS = [
+    *_RETENTION,
+    *(f"tests/test_events/trainer/test_{name}.py" for name in ("checkpoint", "asynchronous", "weights")),
+    # Many saves, which say something of memory alone.
+    "--deselect=tests/test_events/trainer/test_asynchronous.py::TestMemory",
+]
+_STORES = [
+    "tests/test_uploads/stores",
+    "tests/test_uploads/test_download.py",
+    "tests/hostile/test_store_answers.py",
+]
 TESTS = {
     "destinations/run_directory/frames.py": _FRAMES,
     "destinations/run_directory/journal.py": _JOURNAL,
@@ -57,6 +71,12 @@ TESTS = {
         "tests/hostile/test_values_that_cannot_be_read.py",
     ],
     "events/timestamp.py": ["tests/test_events/test_timestamp.py"],
+    "events/trainer/checkpoint/files.py": _CHECKPOINTS,
+    "events/trainer/checkpoint/pointers.py": _RETENTION,
+    "events/trainer/checkpoint/remote.py": _RETENTION,
+    "events/trainer/checkpoint/retention.py": _RETENTION,
+    "events/trainer/checkpoint/saver.py": _CHECKPOINTS,
+    "uploads/download.py": _STORES,
     "uploads/drain/retry.py": ["tests/test_uploads/drain/test_retry.py"],
     "uploads/drain/schedule.py": [
         "tests/test_uploads/drain/test_schedule.py",
@@ -75,6 +95,11 @@ TESTS = {
         "tests/hostile/test_moving_sources.py",
         "tests/test_uploads/test_upload_queue.py",
     ],
+    "uploads/stores/create_only.py": _STORES,
+    "uploads/stores/local.py": _STORES,
+    "uploads/stores/s3/parts.py": _STORES,
+    "uploads/stores/s3/requests.py": _STORES,
+    "uploads/stores/s3/store.py": _STORES,
 }
 """The modules, and the tests that are about each; programs that tests start do not see a mutant."""
 

@@ -47,7 +47,7 @@ def saved(*metrics):
 )
 def test_what_any_part_of_the_rule_wants_stays(rule, kept):
     """Of six; the second has no value, the fifth is NaN, of the equal third and fourth the newer is better."""
-    six = saved(0.1, None, 0.9, 0.9, float("nan"), 0.5)
+    six = saved(0.0, None, 0.9, 0.9, float("nan"), 0.5)
 
     gone = Retention(**rule).surplus(six)
 
@@ -388,6 +388,34 @@ def test_a_run_directory_alone_follows_the_rules_without_a_second_copy(in_epochs
     run = Run.open(tmp_path / "run")
     assert {one.name.rpartition("/")[2] for one in run.artifacts()} == {"10.pt", "30.pt", "latest.symlink"}
     assert run.record_counts()["artifacts"].names["test/checkpoints/5.pt"] == 0
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_a_name_that_is_used_again_is_not_removed_for_the_one_that_had_it(make_trainer, tmp_path, is_moved):
+    """Here and in the store, after a resume, which does again what a killed session may not have done."""
+
+    def run(folder, duration):
+        artifacts = Artifacts(tmp_path / "store", spool=tmp_path / "spool", free_bytes=0)
+        saver = CheckpointSaver(
+            folder,
+            "{batch_in_epoch}.pt",
+            save_interval="2ba",
+            latest_filename=None,
+            keep=1,
+            keep_in_store=1,
+        )
+        options = {"max_duration": duration, "autoresume": True, "samples": 16}
+        with make_trainer(callbacks=saver, loggers=artifacts, **options) as trainer:
+            trainer.fit()
+        return names_in(folder), stored(tmp_path / "store")
+
+    run(tmp_path / "saved", "4ba")
+    folder = (tmp_path / "saved").rename(tmp_path / "moved") if is_moved else tmp_path / "saved"
+    # What a folder has been moved with is not known there any more, and stays.
+    left = ["0.pt", "2.pt"] if is_moved else ["2.pt"]
+
+    assert run(folder, "6ba") == (left, ["2.pt"])
+    assert run(folder, "6ba") == (left, ["2.pt"])
 
 
 @pytest.mark.parametrize(
