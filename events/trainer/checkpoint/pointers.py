@@ -96,22 +96,24 @@ class PendingPointers:
             if distributed.any_rank(not is_there and not failure):
                 break
             self._uploads.popleft()
-            self._surplus += upload.surplus
             if distributed.any_rank(not is_there):
                 self._give_up(
                     upload, "" if is_there else f"for lack of files of rank {state.rank}: {failure}"
                 )
                 given_up.append(upload.path)
             else:
-                surplus, self._surplus = self._surplus, ()
+                surplus, self._surplus = (*self._surplus, *upload.surplus), ()
                 if state.rank == 0:
                     upload.finish(surplus)
         return given_up
 
     def _give_up(self, upload: Upload, reason: str) -> None:
-        """Forgets a checkpoint that is not whole in the store: nothing of it is deleted there."""
+        """Forgets a checkpoint that is not whole in the store: nothing of it is deleted there.
+
+        What it should have replaced is deleted when the pointer moves next.
+        """
         path = upload.path
-        self._surplus = tuple(one for one in self._surplus if one.path != path)
+        self._surplus = tuple(one for one in (*self._surplus, *upload.surplus) if one.path != path)
         for index, one in enumerate(self._uploads):
             left = tuple(each for each in one.surplus if each.path != path)
             self._uploads[index] = attrs.evolve(one, surplus=left)

@@ -375,6 +375,44 @@ class TestThePointerInAStore:
         assert caplog.text.count("is not uploaded, for lack of files of rank 0") == 3
         assert str(answer) in caplog.text
 
+    def test_after_a_long_outage_what_was_there_before_is_deleted(self, make_trainer, tmp_path, caplog):
+        """Also what a checkpoint replaces that is given up, for too many newer ones wait; that one stays."""
+        slow = Slow()
+
+        class Outage(Callback):
+            def batch_end(self, state, logger):
+                slow.answer = state.timestamp.batch <= 2 or state.timestamp.batch >= 38
+
+        saver = CheckpointSaver(tmp_path, "{batch}.pt", save_interval="1ba", sharded=True, keep_in_store=1)
+        with make_trainer(callbacks=[Outage(), saver], loggers=slow, max_duration="40ba") as trainer:
+            trainer.fit()
+
+        assert slow.deleted == [str(batch) for batch in (1, *range(5, 40))]
+        assert caplog.text.count("is not uploaded, for too many newer ones wait for their files") == 3
+
+    def test_nothing_is_deleted_under_a_name_that_a_refused_one_has_too(self, make_trainer, tmp_path):
+        """The objects of that name may be of both, or of another run."""
+        slow, refused = Slow(), range(4, 8)
+
+        class Refuses(Callback):
+            def batch_end(self, state, logger):
+                slow.answer = OSError("refused") if int(state.timestamp.batch) in refused else True
+
+        saver = CheckpointSaver(
+            tmp_path,
+            "{batch_in_epoch}.pt",
+            save_interval="2ba",
+            sharded=True,
+            asynchronous=False,
+            keep_in_store=1,
+        )
+        options = {"samples": 16, "max_duration": "9ba"}
+        with make_trainer(callbacks=[Refuses(), saver], loggers=slow, **options) as trainer:
+            trainer.fit()
+
+        assert slow.pointed == ["2", "4", "1"]
+        assert slow.deleted == ["4"]
+
 
 @pytest.fixture
 def one_rank():
