@@ -105,7 +105,7 @@ class Parser(argparse.ArgumentParser):
             word = found[1][1:-1]
             message = f"unknown command {_with_hint(word, commands)}"
             if not _near(word, commands) and word in commands_of(commands_of(build_parser(["runs"]))["runs"]):
-                message += f"; did you mean '{self.prog} runs {word}'?"
+                message += f"; did you mean '{self.prog.partition(' ')[0]} runs {word}'?"
         end = "" if message.endswith(("?", ".")) else "."
         text = encodable(one_line(f"{message}{end} See: {self.prog} --help"), sys.stderr)
         self.exit(2, f"{text}\n")

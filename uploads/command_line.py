@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import math
 import shutil
@@ -62,6 +63,7 @@ EXIT_OWNED = 3
 EXIT_FAILED = 4
 
 _ENTRIES_SHOWN = 20
+_SPOOLS_NAMED = 5
 _Answer: TypeAlias = tuple[int, Any, Iterable[str]]  # The exit code, the JSON, and the lines of text.
 
 
@@ -275,7 +277,10 @@ def existing(path: str | Path, *, trust: bool = False) -> Spool:
     """
     spool = Spool(path)
     if not spool.pending.is_dir():
-        raise SpoolError(f"{spool.path} is not a spool: it has no folder pending/")
+        found = itertools.chain(spool.path.glob("*/pending"), spool.path.glob("*/*/pending"))
+        inner = [str(one.parent) for one in itertools.islice(found, _SPOOLS_NAMED)]
+        hint = f". Spools in it: {', '.join(sorted(inner))}" if inner else ""
+        raise SpoolError(f"{spool.path} is not a spool: it has no folder pending/{hint}")
     try:
         spool.check_owner(trust=trust)
     except OSError as error:

@@ -4,7 +4,7 @@ import enum
 import math
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,23 @@ def check_seconds(name: str, seconds: float) -> float:
 
 
 def check_workers(workers: int) -> None:
-    """Raises ValueError if there are no workers."""
+    """Raises ValueError if there are no workers, and TypeError if it is no number."""
+    if not isinstance(workers, int):
+        raise TypeError(f"workers must be a whole number, got {workers!r}")
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
+
+
+def check_bytes(name: str, count: object) -> None:
+    """Raises TypeError for a size that is no number, such as "10GB"."""
+    if not isinstance(count, int | float) or math.isnan(count):
+        raise TypeError(f"{name} must be a number of bytes, got {count!r}. Write 10 * 2**30 for 10 GiB.")
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raises ValueError for anything but one of the choices."""
+    if value not in choices:
+        raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}")
 
 
 _IDENTIFIER = re.compile(r"[0-9a-f]{1,16}")

@@ -23,6 +23,8 @@ def check_remote_name(name: str) -> str:
     Raises:
         InvalidRemoteNameError: With the reason.
     """
+    if not isinstance(name, str):
+        raise InvalidRemoteNameError(f"a remote name must be a string, got {name!r}. Write {str(name)!r}.")
     reason = _problem(name)
     if reason is not None:
         raise InvalidRemoteNameError(

@@ -16,10 +16,10 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from .deletions import Deletions
 from .disk import call_in_forked_children, write_new
@@ -37,7 +37,17 @@ from .errors import (
     UploadError,
     UploadsIncompleteError,
 )
-from .handle import Backlog, FolderHandle, Outcome, UploadHandle, UploadState, check_seconds, check_workers
+from .handle import (
+    Backlog,
+    FolderHandle,
+    Outcome,
+    UploadHandle,
+    UploadState,
+    check_bytes,
+    check_choice,
+    check_seconds,
+    check_workers,
+)
 from .ledger import Ledger
 from .messages import log_error, log_warning
 from .names import check_remote_name
@@ -47,7 +57,7 @@ from .spool.flush import Flusher
 from .spool.ownership import OwnerLock, owner_of
 from .spool.spool import Spool
 from .spool.staging import DiskQuota, How, Stager, Submission, files_of, size_of
-from .stores import Store, open_store
+from .stores import LocalStore, Store, open_store
 from .stores.uri import identity_of, is_kept_option, is_remote, kept_options, options_of
 
 __all__ = [
@@ -124,9 +134,11 @@ def choose_isolation(asked: Isolation | None, store: Store | str | Path) -> Isol
     """Returns the isolation that was asked for; by default a process for remote stores given by URI.
 
     Raises:
-        ValueError: A process was asked for, and the store is not given by URI.
+        ValueError: A process was asked for, and the store is not given by URI; or neither of the two.
     """
     is_uri = isinstance(store, str | Path)
+    if asked is not None:
+        check_choice("isolation", asked, get_args(Isolation))
     if asked == "process" and not is_uri:
         raise ValueError(
             f"isolation='process' needs a store given by URI, got {store!r}; "
@@ -289,7 +301,8 @@ class UploadQueue:
         SpoolOwnedError: Another live queue has this spool.
         SpoolUnusableError: It cannot be written.
         RuntimeError: Neither a worker process nor a thread can be started.
-        ValueError: A bad argument.
+        ValueError: A bad argument, or the store is in the folder of the spool.
+        TypeError: An argument of a wrong type.
     """
 
     def __init__(
@@ -311,7 +324,13 @@ class UploadQueue:
         policy: RetryPolicy | None = None,
         store_options: dict[str, Any] | None = None,
     ) -> None:
+        if not isinstance(store, str | Path) and not hasattr(store, "put"):
+            raise TypeError(f"store must be a URI, a folder or a Store, got {store!r}")
         check_workers(workers)
+        check_choice("durability", durability, get_args(Durability))
+        check_bytes("free_bytes", free_bytes)
+        if spool_bytes is not None:
+            check_bytes("spool_bytes", spool_bytes)
         self._exit_seconds = check_seconds("exit_seconds", exit_seconds)
         self._give_back_seconds = check_seconds("give_back_seconds", give_back_seconds)
         grace_seconds = check_seconds("grace_seconds", grace_seconds)
@@ -321,6 +340,10 @@ class UploadQueue:
         if isinstance(store, str | Path):
             options = options_of(store) | (store_options or {})
             store = open_store(store, **(store_options or {}))
+        if spool is not None and isinstance(store, LocalStore):
+            folder = Path(spool).absolute()
+            if folder in (store.root, *store.root.parents):
+                raise ValueError(f"the store {store.root} is in the folder of the spool, {folder}: name another")
         self._store = store
         self._durability = durability
         self._raise_errors = raise_errors
@@ -427,6 +450,8 @@ class UploadQueue:
             names = self._dependency_names(after)
         except UploadError as error:
             return self._refused(name, 0, error)
+        if durability is not None:
+            check_choice("durability", durability, get_args(Durability))
         to_disk = (durability or self._durability) == "power"
         if not source.is_dir():
             return self._submit_file(
@@ -640,9 +665,13 @@ class UploadQueue:
         Raises:
             UploadError: One was refused, or failed in another queue.
             ValueError: One is pending in another queue.
+            TypeError: One is no handle.
         """
         names = {}
-        for one in after:
+        several = tuple(after) if isinstance(after, Iterable) else (None,)
+        if not all(isinstance(one, UploadHandle | FolderHandle) for one in several):
+            raise TypeError(f"an upload can wait for handles that submit returned, got {after!r:.200}")
+        for one in several:
             for handle in one.handles if isinstance(one, FolderHandle) else (one,):
                 is_ours = handle._look == self._state_of or self._knows(handle)  # noqa: SLF001
                 error = handle.exception(0) if handle.done() else None

@@ -245,6 +245,16 @@ def test_what_is_not_a_spool_is_refused(tmp_path, capsys):
     assert "is not a spool: it has no folder pending/" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("folder", ["uploads", "uploads/file-store-0123"])
+def test_a_folder_of_spools_names_those_in_it(tmp_path, make_queue, capsys, folder):
+    """Default spools are two folders below `$UPLOADS_HOME`."""
+    queue = make_queue(spool=tmp_path / "uploads/file-store-0123/0")
+
+    assert main(["status", str(tmp_path / folder)]) == EXIT_FAILED
+
+    assert capsys.readouterr().err.endswith(f"no folder pending/. Spools in it: {queue.spool.path}\n")
+
+
 def test_a_spool_from_an_unknown_store_asks_for_one(spool, capsys):
     """--store helps where spool.json does not."""
     (spool / "spool.json").unlink()

@@ -196,7 +196,42 @@ def test_bad_arguments_raise_at_the_call(make_queue, make_file, tmp_path):
             queue.submit(tmp_path / source, "a")
     with pytest.raises(ValueError, match="exclude each other"):
         queue.submit(make_file(), "a", move=True, link=True)
+    with pytest.raises(InvalidRemoteNameError, match=r"must be a string, got PosixPath.*Write 'sub/a'"):
+        queue.submit(make_file(), pathlib.Path("sub/a"))
+    with pytest.raises(ValueError, match="durability must be 'process' or 'power', got 'disk'"):
+        queue.submit(make_file(), "a", durability="disk")
+    for after in ("a", ["a"]):
+        with pytest.raises(TypeError, match="can wait for handles that submit returned, got"):
+            queue.submit(make_file(), "a", after=after)
+    with pytest.raises(TypeError, match="can wait for handles that submit returned, got"):
+        queue.submit_pointer("latest", "a")
     assert _staged_files(queue) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"store": None}, "store must be a URI, a folder or a Store, got None"),
+        ({"workers": "4"}, "workers must be a whole number, got '4'"),
+        ({"isolation": "thread"}, "isolation must be 'threads' or 'process', got 'thread'"),
+        ({"durability": "disk"}, "durability must be 'process' or 'power', got 'disk'"),
+        ({"spool_bytes": "10GB"}, "spool_bytes must be a number of bytes, got '10GB'. Write 10 *"),
+        ({"free_bytes": None}, "free_bytes must be a number of bytes, got None"),
+        ({"store": "file.txt"}, "a store must be a folder, got the file .*file.txt"),
+        ({"store": "same", "spool": "same"}, "the store .*same is in the folder of the spool"),
+        ({"store": "same/store", "spool": "same"}, "the store .*same/store is in the folder of the spool"),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_a_queue_with_a_bad_argument_is_refused(tmp_path, monkeypatch, options, expected):
+    """Where it is made, and not when the first file is submitted; nothing is left behind."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file.txt").write_text("a file")
+
+    with pytest.raises((TypeError, ValueError), match=expected):
+        UploadQueue(**{"store": "store", "spool": "spool"} | options)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["file.txt"]
 
 
 def test_the_name_of_the_file_is_the_default(make_queue, make_file):

@@ -52,6 +52,8 @@ class LocalStore:
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).absolute()
+        if self.root.is_file():
+            raise ValueError(f"a store must be a folder, got the file {self.root}")
         self._swept: set[tuple[int, int]] = set()
 
     def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:

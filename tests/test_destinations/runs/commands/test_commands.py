@@ -1106,10 +1106,11 @@ def test_without_a_command_there_is_help(arguments, capsys):
     assert capsys.readouterr().out.startswith(f"usage: {' '.join(['destinations', *arguments])} ")
 
 
-def test_a_command_of_runs_without_its_group_is_recognised(capsys):
-    """`destinations ls` says what to type."""
+@pytest.mark.parametrize("group", [[], ["uploads"]], ids=["no group", "another"])
+def test_a_command_of_runs_without_its_group_is_recognised(capsys, group):
+    """`destinations ls` says what to type, and so does `destinations uploads ls`."""
     with pytest.raises(SystemExit):
-        cli.main(["ls"])
+        cli.main([*group, "ls"])
 
     assert "did you mean 'destinations runs ls'?" in capsys.readouterr().err
 
