@@ -3,6 +3,7 @@
 `upload_file` copies a file into the queue's spool in the training thread; everything else happens elsewhere.
 """
 
+import inspect
 import logging
 import re
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
-from events import Interval, Logger, State, WriteRate, check_placeholders, format_run_name
+from events import Interval, Logger, RecordError, State, WriteRate, check_placeholders, format_run_name
 from uploads import Backlog, FolderHandle, Store, UploadError, UploadHandle, UploadQueue, open_store
 
 from .base import LoggerDestination, closed_state
@@ -78,6 +79,7 @@ class Artifacts(LoggerDestination):
             `spool_bytes`, …
 
     Raises:
+        TypeError: an argument is unknown.
         ValueError: the store's URI is none, or `remote_file_name` does not hold the name.
     """
 
@@ -106,6 +108,8 @@ class Artifacts(LoggerDestination):
             check_placeholders(str(store))
             # Reports a mistake in the URI here, not with the first checkpoint.
             open_store(store, **(queue_options.get("store_options") or {}))
+        # Raises for a misspelt argument.
+        inspect.signature(UploadQueue).bind(store, close_at_exit=False, **queue_options)
         self._store = store
         self._remote_file_name = remote_file_name
         self._wait = wait
@@ -139,7 +143,11 @@ class Artifacts(LoggerDestination):
     def init(self, state: State, logger: Logger) -> None:
         self._state, self._outcome = state, ""
         if state.rank == 0:
-            self._open()
+            try:
+                self._open()
+            except (TypeError, ValueError) as error:
+                # Set up wrong, so that no file would ever be uploaded: the run does not begin.
+                raise RecordError(f"Artifacts cannot be set up: {error}") from error
 
     def can_upload_files(self) -> bool:
         return True

@@ -250,6 +250,24 @@ Durability = Literal["process", "power"]
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
+def _check_arguments(
+    store: object, workers: int, durability: str, spool_bytes: object, free_bytes: object
+) -> None:
+    if not isinstance(store, str | Path) and not hasattr(store, "put"):
+        raise TypeError(f"store must be a URI, a folder or a Store, got {store!r}")
+    check_workers(workers)
+    check_choice("durability", durability, get_args(Durability))
+    check_bytes("free_bytes", free_bytes)
+    if spool_bytes is not None:
+        check_bytes("spool_bytes", spool_bytes)
+
+
+def _check_apart(store: Store, spool: Path) -> None:
+    """Raises ValueError for a folder of objects that would lie among the files of the spool."""
+    if isinstance(store, LocalStore) and spool in (store.root, *store.root.parents):
+        raise ValueError(f"the store {store.root} is in the folder of the spool, {spool}: name another")
+
+
 class UploadQueue:
     """Uploads files to a store in the background.
 
@@ -324,13 +342,7 @@ class UploadQueue:
         policy: RetryPolicy | None = None,
         store_options: dict[str, Any] | None = None,
     ) -> None:
-        if not isinstance(store, str | Path) and not hasattr(store, "put"):
-            raise TypeError(f"store must be a URI, a folder or a Store, got {store!r}")
-        check_workers(workers)
-        check_choice("durability", durability, get_args(Durability))
-        check_bytes("free_bytes", free_bytes)
-        if spool_bytes is not None:
-            check_bytes("spool_bytes", spool_bytes)
+        _check_arguments(store, workers, durability, spool_bytes, free_bytes)
         self._exit_seconds = check_seconds("exit_seconds", exit_seconds)
         self._give_back_seconds = check_seconds("give_back_seconds", give_back_seconds)
         grace_seconds = check_seconds("grace_seconds", grace_seconds)
@@ -340,10 +352,8 @@ class UploadQueue:
         if isinstance(store, str | Path):
             options = options_of(store) | (store_options or {})
             store = open_store(store, **(store_options or {}))
-        if spool is not None and isinstance(store, LocalStore):
-            folder = Path(spool).absolute()
-            if folder in (store.root, *store.root.parents):
-                raise ValueError(f"the store {store.root} is in the folder of the spool, {folder}: name another")
+        if spool is not None:
+            _check_apart(store, Path(spool).absolute())
         self._store = store
         self._durability = durability
         self._raise_errors = raise_errors
@@ -668,7 +678,8 @@ class UploadQueue:
             TypeError: One is no handle.
         """
         names = {}
-        several = tuple(after) if isinstance(after, Iterable) else (None,)
+        given: Any = after
+        several: tuple[Any, ...] = tuple(given) if isinstance(given, Iterable) else (given,)
         if not all(isinstance(one, UploadHandle | FolderHandle) for one in several):
             raise TypeError(f"an upload can wait for handles that submit returned, got {after!r:.200}")
         for one in several:

@@ -314,7 +314,7 @@ def test_a_bar_of_uploads_is_for_many_files_and_bytes(tmp_path, capsys, monkeypa
     """Two files, or seven bytes, have no bar, however long they take."""
     monkeypatch.setattr("destinations.artifacts._SECONDS_BEFORE_A_BAR", 0.0)
     unreachable = "s3://bucket/prefix?endpoint_url=http://127.0.0.1:9"
-    queue = {"spool": tmp_path / "spool", "isolation": "thread", "give_back_seconds": 0.0}
+    queue = {"spool": tmp_path / "spool", "isolation": "threads", "give_back_seconds": 0.0}
     run = DryRun(Artifacts(unreachable, close_seconds=0.1, **queue), max_duration="1ba")
     run.init()
     (tmp_path / "file").write_bytes(b"x" * size)

@@ -130,6 +130,11 @@ MISTAKES = {
     "number as a run's name": (lambda: Run(InMemory(), run_name=7), "must be a string, got 7.*run_name='7'"),
     "folder given as logger": (lambda: Run("runs/first"), r"for a folder, RunDirectory\('runs/first'\)"),
     "a list in a list": (lambda: Run([[Console()]]), "without the inner list"),
+    "misspelt argument of the queue": (lambda: Artifacts("store", worker=4), "unexpected keyword.*'worker'"),
+    "size in words": (
+        lambda: Run([Artifacts("store", spool_bytes="10GB")]).fit_start(),
+        "Artifacts cannot be set up: spool_bytes must be a number of bytes, got '10GB'",
+    ),
     "number as notes": (lambda: RunDirectory("runs/x", notes=3), "notes must be a string, got 3.*notes='3'"),
     "name given as logger": (lambda: Run("mine"), "got 'mine'.*write run_name='mine'"),
     "class instead of object": (lambda: Run(loggers=[Console]), r"Write Console\(\.\.\.\)"),
