@@ -6,6 +6,7 @@ documents of the run up to date.
 """
 
 import logging
+import mmap
 import os
 import shutil
 import time
@@ -173,6 +174,8 @@ class RunDirectory(RecordDestination):
         self._folder: HeldFolder | None = None
         self._keeping: FileKeeping = "copy" if self._keep_files == "auto" else self._keep_files
         self._is_silent = False
+        # One byte that forked children share: whether one of them has said that it writes nothing.
+        self._told_of_child: mmap.mmap | None = None
         self._is_resume_due = False
         # The rows of this session while a resume is due, which must not abandon them.
         self._before_resume: deque[tuple[dict[str, float], int]] = deque(maxlen=_MAX_EARLY_RECORDS)
@@ -338,6 +341,7 @@ class RunDirectory(RecordDestination):
         )
         if self._writer.had_rows:
             self._expect_resume()
+        self._told_of_child = mmap.mmap(-1, 1)
         call_in_forked_children(self.forget_in_child)
         self._writer.start()
 
@@ -589,6 +593,15 @@ class RunDirectory(RecordDestination):
     def _keep_for_init(self, what: str, call: Callable[[], None]) -> None:
         """Buffers a record until `init`; does nothing on a silent rank and in a forked child."""
         if self._is_silent:
+            if self._told_of_child is not None and not self._told_of_child[0]:
+                self._told_of_child[0] = 1
+                _log.warning(
+                    "%s is logged in a forked process, such as a worker of a DataLoader, and is not written: "
+                    "only the process that began the run writes to %s. Return it from the worker, and log it "
+                    "there. Said once.",
+                    what,
+                    self._run_dir,
+                )
             return
         if self._was_closed:
             raise RunNotOpenError(f"cannot log {what}: the run is closed. Log between init and post_close.")

@@ -467,6 +467,40 @@ def test_forked_workers_write_nothing_and_hang_nowhere(drive, tmp_path):
     assert not (tmp_path / "run" / "texts.jsonl").exists()
 
 
+def test_the_first_forked_worker_that_logs_says_that_it_writes_nothing(tmp_path):
+    """Once for the run: each epoch of a DataLoader forks workers of its own."""
+    code = """
+import sys
+from torch.utils.data import DataLoader, Dataset
+from destinations import RunDirectory
+from events import Run
+
+class Logs(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        run.log_metrics({"worker": index})
+        run.log_text("from a worker")
+        return index
+
+with Run([RunDirectory(sys.argv[1])], run_name="r") as run:
+    for _ in range(3):
+        for batch in DataLoader(Logs(), num_workers=2, multiprocessing_context="fork"):
+            run.batch_start()
+            run.log_metrics({"loss": float(batch)})
+            run.batch_end()
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100)
+
+    (line,) = done.stderr.splitlines()
+    assert re.match(
+        r"(metrics|text) is logged in a forked process, .* is not written: only the process", line
+    )
+    assert str(tmp_path / "run") in line
+    assert len(read_series(tmp_path / "run", "loss")) == 24
+
+
 def test_spawned_workers_write_nothing(drive, tmp_path):
     """A DataLoader that spawns its workers sends them copies that are closed.
 
