@@ -132,6 +132,92 @@ def test_what_arrives_is_verified(tmp_path):
     assert not (tmp_path / "file").exists()
 
 
+class StoreThatBreaks(MemoryStore):
+    """Breaks each connection after so many bytes, and sees how often it is asked."""
+
+    def __init__(self, content, piece_bytes):
+        super().__init__()
+        self.content, self.piece_bytes, self.asked = content, piece_bytes, 0
+
+    def head(self, name):
+        return RemoteObject(name, len(self.content)) if name == "a" else None
+
+    def get(self, name, offset=0, version=None):
+        self.asked += 1
+        yield self.content[offset : offset + self.piece_bytes]
+        if offset + self.piece_bytes < len(self.content):
+            raise TransientStoreError("broken")
+
+
+def test_a_connection_that_breaks_again_and_again_with_progress_is_not_given_up(tmp_path):
+    """Eight tries count only where none brought a byte; each waits as the first."""
+    store, waits = StoreThatBreaks(b"0123456789abcdef", 1), []
+    policy = RetryPolicy(uniform=lambda low, high: high)
+
+    path = download_file("a", tmp_path / "file", store=store, policy=policy, sleep=waits.append)
+
+    assert path.read_bytes() == store.content
+    assert store.asked == len(store.content)
+    assert waits == [policy.delay_seconds(1)] * 15
+
+
+def test_a_file_that_comes_while_it_is_downloaded_is_kept(tmp_path):
+    """Overwrite=False holds to the end, and nothing else stays."""
+
+    class Late(StoreThatBreaks):
+        def get(self, name, offset=0, version=None):
+            (tmp_path / "out/file").write_text("mine")
+            yield self.content
+
+    with pytest.raises(FileExistsError):
+        download_file("a", tmp_path / "out/file", store=Late(b"theirs", 100))
+
+    assert [(path.name, path.read_text()) for path in (tmp_path / "out").iterdir()] == [("file", "mine")]
+
+
+@pytest.mark.parametrize("there", [b"sho", b"longer"])
+def test_a_size_that_is_not_the_objects_is_an_error(tmp_path, there):
+    """Where no connection broke, too; it is not asked for ever."""
+
+    class Other(StoreThatBreaks):
+        def get(self, name, offset=0, version=None):
+            self.asked += 1
+            yield there[offset:]
+
+    store = Other(b"whole", 100)
+
+    with pytest.raises(BytesCorruptError, match=f"has {len(there)} bytes, expected 5"):
+        download_file("a", tmp_path / "out/file", store=store)
+
+    assert store.asked <= 2
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_small_download_shows_no_bar(store, make_file, tmp_path, capsys):
+    """It is over before a bar is read; one of a MiB has one."""
+    for size in (0, (1 << 20) - 1, 1 << 20):
+        _put(store, make_file, f"{size}", bytes(size))
+        download_file(f"{size}", tmp_path / f"{size}", store=store)
+
+        assert (tmp_path / f"{size}").stat().st_size == size
+        assert bool(capsys.readouterr().err) is (size == 1 << 20)
+
+
+@pytest.mark.parametrize(("count", "is_followed"), [(9, True), (10, False)])
+def test_a_chain_of_pointers_has_an_end(store, make_file, tmp_path, count, is_followed):
+    """Up to nine lead to the object; more are an error that names them."""
+    for number in range(count):
+        target = f"{number + 1}.symlink" if number + 1 < count else "folder/name"
+        _put(store, make_file, f"{number}.symlink", target.encode())
+
+    if is_followed:
+        download_file("0.symlink", tmp_path / "file", store=store, progress_bar=False)
+        assert (tmp_path / "file").read_bytes() == LARGE
+    else:
+        with pytest.raises(RemoteNotFoundError, match="a chain of 10: 0.symlink → 1.symlink"):
+            download_file("0.symlink", tmp_path / "file", store=store, progress_bar=False)
+
+
 def test_composers_pointers_are_followed(store, make_file, tmp_path):
     """Explicit, implicit, and one to another."""
     _put(store, make_file, "latest.symlink", b"folder/name\n")
