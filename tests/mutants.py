@@ -57,7 +57,11 @@ _CHECKPOINTS = [
     "--deselect=tests/test_events/trainer/test_asynchronous.py::TestMemory",
 ]
 _STORES = ["tests/test_uploads/stores", "tests/hostile/test_store_answers.py"]
-_DELIVERY = [_LOGGER, "tests/hostile/test_broken_destination.py"]
+_DELIVERY = [
+    _LOGGER,
+    "tests/hostile/test_broken_destination.py",
+    "tests/test_destinations/test_captions.py",
+]
 _DRAIN = [
     *(f"{_RUN_DIRECTORY}/test_{name}.py" for name in ("metrics", "resume", "faults", "snapshot")),
     *(
@@ -85,7 +89,10 @@ TESTS = {
     "events/trainer/checkpoint/remote.py": _RETENTION,
     "events/trainer/checkpoint/retention.py": _RETENTION,
     "events/trainer/checkpoint/saver.py": _CHECKPOINTS,
-    "uploads/download.py": ["tests/test_uploads/test_download.py"],
+    "uploads/download.py": [
+        "tests/test_uploads/test_download.py",
+        "tests/hostile/test_store_secrets.py::test_a_pointer_leads_to_no_name_that_submit_refuses",
+    ],
     "uploads/drain/retry.py": ["tests/test_uploads/drain/test_retry.py"],
     "uploads/drain/schedule.py": [
         "tests/test_uploads/drain/test_schedule.py",

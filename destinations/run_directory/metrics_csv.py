@@ -231,7 +231,6 @@ class MetricsCsv:
 
     def restore(self) -> None:
         """Rewrites a deleted file at its path, from the open descriptor."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         self.accept(self._prepare(self._header, self._chunks(len(self._header))))
 
     def close(self) -> None:

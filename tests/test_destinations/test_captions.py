@@ -88,6 +88,22 @@ def test_a_destination_without_captions_gets_the_images_and_it_is_reported_once(
     ]
 
 
+def test_a_method_whose_arguments_cannot_be_read_gets_those_that_all_have():
+    """As of one that was compiled."""
+
+    class Opaque(OldDestination):
+        def log_images(self, *arguments):
+            self.images.append(arguments[1])
+
+        log_images.__signature__ = "none"
+
+    opaque = Opaque()
+
+    Logger(State(run_name="mine"), opaque).log_images(pixels(8, 8), "cat", captions=["a cat"])
+
+    assert opaque.images == ["cat"]
+
+
 def test_an_image_that_is_left_out_takes_its_caption_along():
     """The captions that are kept belong to the images that are kept."""
     memory = InMemory()

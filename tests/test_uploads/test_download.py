@@ -218,6 +218,36 @@ def test_a_chain_of_pointers_has_an_end(store, make_file, tmp_path, count, is_fo
             download_file("0.symlink", tmp_path / "file", store=store, progress_bar=False)
 
 
+class StoreInPieces(MemoryStore):
+    """Sends what it has byte by byte, and counts them."""
+
+    sent = 0
+
+    def get(self, name, offset=0, version=None):
+        for byte in self.objects[name][offset:]:
+            self.sent += 1
+            yield bytes([byte])
+
+
+def test_a_pointer_is_read_to_its_end_and_not_much_further(tmp_path):
+    """It may come in pieces; a large file of that name is none, and is not read whole."""
+    store = StoreInPieces()
+    store.objects = {
+        "a": b"content",
+        "good.symlink": b"a",
+        "long.symlink": f"{'x' * 900}/a".encode(),
+        "large.symlink": b"a" * 100_000,
+    }
+
+    for name in ("good", "long"):
+        assert download_file(name, tmp_path / name, store=store).read_bytes() == b"content"
+    store.sent = 0
+    with pytest.raises(RemoteNotFoundError, match=r"'large.symlink' does not contain a valid name"):
+        download_file("large", tmp_path / "large", store=store)
+
+    assert store.sent < 10_000
+
+
 def test_composers_pointers_are_followed(store, make_file, tmp_path):
     """Explicit, implicit, and one to another."""
     _put(store, make_file, "latest.symlink", b"folder/name\n")

@@ -68,6 +68,15 @@ def test_the_receipt_knows_what_a_call_takes(drive, tmp_path):
     assert 0 < receipt["p50_us"] <= receipt["p99_us"]
 
 
+def test_the_receipt_of_a_run_without_metrics_counts_nothing(drive, tmp_path):
+    """Neither rows nor bytes."""
+    drive().fit().close()
+
+    receipt = strict(tmp_path / "run" / "sidecar.json")["overhead"]
+    assert (receipt["calls"], receipt["samples"], receipt["csv_bytes"]) == (0, 0, 0)
+    assert (receipt["p50_us"], receipt["safe_on_disk_to_step"]) == (None, None)
+
+
 def test_a_summary_counts_what_is_not_finite_and_is_not_pinned_by_it(drive, tmp_path):
     """A NaN that comes first leaves least, greatest and mean to the finite values."""
     run = drive().fit()

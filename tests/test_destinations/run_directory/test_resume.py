@@ -89,6 +89,30 @@ def test_statistics_follow_the_branch_that_counts(drive, tmp_path):
     }
 
 
+def test_statistics_that_are_gone_are_those_of_all_rows_again(drive, tmp_path):
+    """Without `summary.json`, or with one that is not of this file; also of a file that is read in pieces."""
+    first = drive().fit()
+    # Each row has the greatest value of one metric, so that none is read wrongly unseen.
+    for step in range(300):
+        first.log({f"m{index}": float(index == step) for index in range(300)}, step)
+    first.close()
+    before = summary(tmp_path)
+    path = tmp_path / "run" / "summary.json"
+    other = json.loads(path.read_text())
+    other["csv"]["tail_crc32"] ^= 1
+    other["metrics"]["m0"]["count"] = 1
+
+    found = []
+    for text in (None, json.dumps(other)):
+        path.unlink() if text is None else path.write_text(text)
+        drive().close()
+        found.append(summary(tmp_path))
+
+    assert (tmp_path / "run" / "metrics.csv").stat().st_size > 300_000
+    assert [one["max_step"] for one in before.values()] == [*range(300)]
+    assert found == [before, before]
+
+
 def test_rows_logged_before_the_checkpoint_belong_to_it(drive, tmp_path):
     """What was logged at the step of the checkpoint before it was saved, such as an evaluation, is kept."""
     first = drive().fit()

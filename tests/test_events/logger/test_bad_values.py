@@ -10,7 +10,7 @@ from PIL import Image
 
 from destinations import InMemory, LoggerDestination, RunDirectory
 from destinations.run_directory import read_series
-from events import Engine, Logger, RecordError, Run, State, Trainer
+from events import Engine, Logger, RecordError, Run, State, Trainer, WriteRate
 
 
 def test_one_bad_metric_among_good_ones(tmp_path, caplog):
@@ -29,6 +29,21 @@ def test_one_bad_metric_among_good_ones(tmp_path, caplog):
     assert len(reports) == 2
     assert reports[0].startswith(f"{__file__}:{line}: metric 'note' must be a scalar, got the string 'blue'.")
     assert reports[1] == "'note' could not be logged 3 times: RecordError."
+
+
+@pytest.mark.parametrize("rate", [None, WriteRate(every_seconds=10, media=True)], ids=["at once", "waits"])
+def test_a_record_that_is_bad_as_a_whole_is_counted_once(rate):
+    """However many destinations would have got it, and whenever."""
+    memories = [InMemory(write_rate=rate), InMemory(write_rate=rate)]
+    logger = Logger(State("mine"), memories)
+
+    for _ in range(2):
+        logger.log_histogram("no numbers", "h")
+        logger.log_histogram(lambda: "no numbers", "called")
+    logger.flush()
+
+    assert [memory.records for memory in memories] == [[], []]
+    assert logger.faults.value_counts == {("h", "RecordError"): 2, ("called", "RecordError"): 2}
 
 
 def test_one_bad_image_of_a_list_costs_itself():

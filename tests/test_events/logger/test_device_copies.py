@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from destinations import InMemory, LoggerDestination, RunDirectory
-from events import DeviceCopies, Engine, Event, Logger, Phase, RecordError, State
+from events import DeviceCopies, Engine, Event, Logger, Phase, RecordError, State, WriteRate
 
 _spec = importlib.util.spec_from_file_location("event_fakes", pathlib.Path(__file__).with_name("fakes.py"))
 fakes = sys.modules.setdefault(_spec.name, importlib.util.module_from_spec(_spec))
@@ -57,7 +57,7 @@ class Received(LoggerDestination):
 class Setup:
     """A run on a fake device."""
 
-    def __init__(self, device=None, **policy):
+    def __init__(self, device=None, *, destination=None, **policy):
         self.device = device or FakeDevice()
         self.clock = policy.pop("clock", Clock())
         self.state = State("r")
@@ -65,7 +65,7 @@ class Setup:
         policy.setdefault("open_device", lambda _: self.device)
         self.logger = Logger(
             self.state,
-            self.received,
+            destination or self.received,
             raise_errors=True,
             strict=True,
             device_copies=DeviceCopies(clock=self.clock, sleep=self.clock.sleep, **policy),
@@ -295,6 +295,62 @@ def test_close_gives_up_at_its_deadline_and_counts(caplog):
     assert [call[:2] for call in run.received.calls] == [("metrics", {"lr": 0.1}), ("text", "after")]
     assert run.logger.lost_values == 2
     assert "2 values on a device were lost." in caplog.text
+
+
+class WithRate(Setup):
+    """A run whose destination has a write rate that aggregates."""
+
+    def __init__(self, aggregate, **policy):
+        self.memory = InMemory(write_rate=WriteRate(every_steps=3, aggregate=aggregate))
+        super().__init__(destination=self.memory, **policy)
+
+    def log(self, *values):
+        for value in values:
+            self.logger.log_metrics({"loss": value})
+            self.next_batch()
+
+    @property
+    def written(self):
+        return [(one.step, one.value) for one in self.memory.records]
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "expected"), [("mean", 3.0), ("sum", 9.0), ("min", 2.0), ("first", 4.0), ("count", 3)]
+)
+def test_an_aggregate_of_values_on_a_device_is_written_when_all_have_landed(aggregate, expected):
+    """Some on the device, some not; every value counts once, whenever it lands."""
+    run = WithRate(aggregate)
+
+    run.log(OnDevice(100.0))
+    run.device.land()
+    run.log(OnDevice(4.0), 3.0, OnDevice(2.0))
+    first = run.written
+    run.device.land(1)
+    run.logger.poll()
+    between = run.written
+    run.device.land()
+    run.logger.poll()
+
+    assert [step for step, _ in first] == [0]
+    assert between == first
+    assert run.written == [*first, (3, {"loss": expected})]
+
+
+def test_an_aggregate_leaves_out_values_that_were_lost():
+    """They are counted as lost; where none is left, nothing is written."""
+    run = WithRate("sum", slots=1, when_full="drop")
+
+    run.log(OnDevice(100.0))
+    run.device.land()
+    run.log(OnDevice(4.0), OnDevice(3.0), 2.0)
+    run.device.land()
+    run.logger.log_metrics({"other": OnDevice(1.0)})
+    run.log(OnDevice(7.0))
+    run.device.land()
+    run.logger.flush()
+
+    assert run.written == [(0, {"loss": 100.0}), (3, {"loss": 6.0}), (4, {"other": 1.0})]
+    assert run.logger.lost_values == 2
 
 
 def test_slots_are_made_once_and_used_again():

@@ -123,6 +123,7 @@ def test_several_calls_in_one_step_are_written_together():
 
     run.logger.log_metrics({"loss": 0})
     run.logger.log_metrics({"lr": 0.1})
+    run.logger.log_metrics({"lr": 0.2})
     run.logger.log_metrics({"loss": 1})
 
     assert run.written == [(0, {"loss": 0}), (0, {"lr": 0.1})]
@@ -336,6 +337,24 @@ def test_one_destination_waits_and_the_other_does_not():
 
     assert [step for step, _ in run.written] == [0]
     assert len(other.records) == 3
+
+
+def test_a_destination_that_is_added_while_the_others_wait_gets_what_comes():
+    """At once, or when its own rate says so."""
+    run = Run(every_seconds=10)
+    run.log({"loss": 0})
+    run.log({"loss": 1})
+    free, paced = InMemory(), InMemory(write_rate=WriteRate(every_seconds=10, clock=run.clock))
+
+    run.logger.add_destination(paced)
+    run.log({"loss": 2})
+    run.log({"loss": 3})
+    run.logger.add_destination(free)
+    run.log({"loss": 4})
+
+    assert run.written == [(0, {"loss": 0})]
+    assert [(one.step, one.value) for one in paced.records] == [(2, {"loss": 2})]
+    assert [(one.step, one.value) for one in free.records] == [(4, {"loss": 4})]
 
 
 def test_media_are_written_at_once_unless_the_rate_says_media():
