@@ -228,12 +228,17 @@ class RankWriter:
 
     def _restore_statistics(self) -> None:
         summary = read_json(self._root / summary_name(self._rank))
-        mark = summary.get("csv")
-        if isinstance(mark, dict) and mark == self._csv_mark(int(mark.get("bytes", -1))):
-            self._drain.statistics = Statistics.from_summary(summary)
-            self._add_rows_from(int(mark["bytes"]))
-        else:
+        try:
+            mark = summary["csv"]
+            is_of_csv = mark == self._csv_mark(mark["bytes"])
+            found = Statistics.from_summary(summary) if is_of_csv else None
+        except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError):
+            found = None  # Damaged; the CSV has all that it said.
+        if found is None:
             self._compute_statistics()
+        else:
+            self._drain.statistics = found
+            self._add_rows_from(mark["bytes"])
 
     def _report_rollback(self, rows: int, step: int, path: Path) -> None:
         """Reports abandoned rows, and recomputes the statistics of the rest."""

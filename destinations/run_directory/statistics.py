@@ -51,14 +51,21 @@ class MetricStatistics:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> MetricStatistics:
-        """Restores a record of `to_json`, or of stable-pretraining, which has no steps."""
+        """Restores a record of `to_json`, or of stable-pretraining, which has no steps.
+
+        Raises:
+            ValueError: it is none; so do AttributeError, TypeError and OverflowError.
+        """
         known = {field.name: record.get(field.name, field.default) for field in attrs.fields(cls)}
         known["last"] = float(known["last"]) if isinstance(known["last"], str) else known["last"]
+        whole = (known["count"], known["non_finite"], known["min_step"] or 0, known["max_step"] or 0)
+        if not isinstance(known["last"], int | float) or not all(isinstance(one, int) for one in whole):
+            raise ValueError(f"not statistics of a metric: {record!r:.100}")
         for name in ("min", "max"):
             bound = known[name]
             known[name] = bound if isinstance(bound, int | float) and math.isfinite(bound) else None
         finite = known["count"] - known["non_finite"]
-        known["total"] = (record.get("mean") or 0.0) * finite
+        known["total"] = float(record.get("mean") or 0.0) * finite
         return cls(**known)
 
     def add(self, value: float, step: int | None) -> None:

@@ -500,7 +500,12 @@ def _in_shards(
 
 def _files_in(manifest: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     """Returns size and CRC-32 of each file that a manifest names."""
-    files = {name: (int(one["size"]), int(one["crc32"])) for name, one in manifest["files"].items()}
+    files = {}
+    for name, one in manifest["files"].items():
+        size, crc32 = whole_of(one["size"]), whole_of(one["crc32"])
+        if size is None or crc32 is None:
+            raise ValueError("a size or CRC-32 is not a whole number")
+        files[name] = size, crc32
     if not files or not all(map(_SHARD_FILE.fullmatch, files)):
         raise ValueError("it names no files, or others")
     return files
