@@ -88,11 +88,14 @@ class LocalStore:
                 descriptor = os.open(
                     leaf, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
                 )
-            with os.fdopen(descriptor, "rb") as stream:
-                if version is not None and _describe(name, os.fstat(descriptor)).version != version:
+            with closing(descriptor):
+                about = os.fstat(descriptor)
+                if not stat.S_ISREG(about.st_mode):
+                    raise RemoteNotFoundError(f"no object {name!r}")
+                if version is not None and _describe(name, about).version != version:
                     raise TransientStoreError(f"{self.uri(name)} changed while it was read. Start over.")
-                stream.seek(offset)
-                while chunk := stream.read(_CHUNK_BYTES):
+                os.lseek(descriptor, offset, os.SEEK_SET)
+                while chunk := os.read(descriptor, _CHUNK_BYTES):
                     yield chunk
 
     def list(self, prefix: str = "") -> Iterator[RemoteObject]:

@@ -122,6 +122,28 @@ class TestSaving:
         assert "could not be saved" in caplog.text
         assert (tmp_path / "latest.symlink").read_text() == "test/checkpoints/ep1-ba6.pt"
 
+    def test_the_checkpoint_after_a_failed_one_replaces_those_before(self, make_trainer, tmp_path):
+        """Older ones stay until then, and not longer."""
+        (tmp_path / "ep0-ba4.pt").mkdir()
+        seen = []
+
+        class Looks(Callback):
+            def batch_end(self, state, logger):
+                if state.timestamp.batch == 5:
+                    seen.extend(listing(tmp_path))
+
+        make_trainer(
+            save_folder=tmp_path,
+            save_interval="2ba",
+            max_duration="6ba",
+            save_num_checkpoints_to_keep=1,
+            callbacks=Looks(),
+        ).fit()
+
+        assert "ep0-ba2.pt" in seen
+        (tmp_path / "ep0-ba4.pt").rmdir()
+        assert listing(tmp_path) == ["ep1-ba6.pt", "latest.symlink"]
+
     def test_a_failed_save_where_training_ends_is_an_error(self, make_trainer, tmp_path):
         """No later checkpoint would make up for the last."""
         (tmp_path / "ep0-ba1.pt").mkdir()

@@ -1,11 +1,13 @@
 """What every store promises, and what only some do."""
 
 import contextlib
+import errno
 import importlib.metadata
 import inspect
 import io
 import os
 import re
+import threading
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
@@ -20,10 +22,11 @@ from uploads.errors import (
     InvalidRemoteNameError,
     RejectedByStoreError,
     RemoteExistsError,
+    RemoteNotFoundError,
     StoreParkedError,
     TransientStoreError,
 )
-from uploads.stores import Body, registry, uri
+from uploads.stores import Body, local, registry, uri
 from uploads.stores.cloud import CloudStore
 from uploads.stores.registry import ENTRY_POINT_GROUP
 from uploads.stores.sftp import SftpStore
@@ -84,6 +87,8 @@ class TestLocalStore:
             _put(store, make_file, "link/new", b"x")
         with pytest.raises(RejectedByStoreError):
             list(store.get("file"))
+        assert store.head("file") is None
+        assert list(store.list()) == []
         _put(store, make_file, "file", b"x")
 
         assert sorted(path.name for path in (tmp_path / "outside").iterdir()) == ["secret"]
@@ -99,6 +104,98 @@ class TestLocalStore:
         monkeypatch.setattr(os, "walk", lambda root: names)
 
         assert [found.name for found in store.list()] == ["a"]
+
+    def test_a_pipe_in_the_folder_holds_nothing_up(self, tmp_path, make_file):
+        """Whatever its name; it is no object, nor is a folder, and no writer has it open."""
+        folder = tmp_path / "store"
+        folder.mkdir()
+        (folder / "inner").mkdir()
+        os.mkfifo(folder / "pipe")
+        os.mkfifo(folder / ".uploads-partial-left")
+        os.utime(folder / ".uploads-partial-left", (1, 1))
+        store, answers = LocalStore(folder), []
+
+        def ask():
+            for name in ("pipe", "inner"):
+                answers.append(store.head(name))
+                with pytest.raises(RemoteNotFoundError, match=f"no object '{name}'"):
+                    list(store.get(name))
+            _put(store, make_file, "name", b"x")
+            answers.append([found.name for found in store.list()])
+
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(20)
+
+        assert answers == [None, None, ["name"]]
+        assert sorted(path.name for path in folder.iterdir()) == ["inner", "name", "pipe"]
+
+    def test_no_descriptor_stays_open(self, tmp_path, make_file):
+        """In folders below folders, of what is there and of what is not."""
+        store = LocalStore(tmp_path / "store")
+        _put(store, make_file, "a/b/c", b"x")
+        before = len(list(Path("/proc/self/fd").iterdir()))
+
+        for _ in range(5):
+            _put(store, make_file, "a/b/c", b"x")
+            assert list(store.get("a/b/c")) == [b"x"]
+            assert store.head("a/b/none") is None
+            for name in ("a/b", "a/b/c/d"):
+                with pytest.raises((RemoteNotFoundError, RejectedByStoreError)):
+                    list(store.get(name))
+            store.delete("a/b/none")
+
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+    def test_a_folder_is_swept_once(self, tmp_path, make_file, monkeypatch):
+        """It may have many files: later puts do not read it."""
+        store, scanned, scandir = LocalStore(tmp_path / "store"), [], os.scandir
+        monkeypatch.setattr(os, "scandir", lambda place: scanned.append(place) or scandir(place))
+
+        for name in ("one", "two", "inner/one", "inner/two"):
+            _put(store, make_file, name, b"x")
+
+        assert len(scanned) == 2
+
+    @pytest.mark.parametrize(
+        ("code", "error", "message"),
+        [
+            (errno.ENOSPC, StoreParkedError, "folder must be writable, got No space left on device"),
+            (errno.EACCES, StoreParkedError, "folder must be writable, got Permission denied"),
+            (errno.EIO, TransientStoreError, "Input/output error: 'name'"),
+        ],
+    )
+    def test_what_a_disk_says_has_a_meaning(self, tmp_path, make_file, monkeypatch, code, error, message):
+        """A full disk is waited for, with all files; a right that is missing may be that of one name."""
+
+        def refuse(descriptor):
+            raise OSError(code, os.strerror(code))
+
+        store = LocalStore(tmp_path / "store")
+        monkeypatch.setattr(os, "fsync", refuse)
+
+        with pytest.raises(error, match=message) as raised:
+            _put(store, make_file, "name", b"x")
+
+        assert getattr(raised.value, "may_be_the_entry", None) in {None, code == errno.EACCES}
+        assert list((tmp_path / "store").iterdir()) == []
+
+    def test_a_file_system_without_any_create_only_is_refused(self, tmp_path, make_file, monkeypatch):
+        """Neither hard links nor a rename that replaces nothing; the kernel knows no such flag."""
+
+        class WithoutLinks(LocalStore):
+            @staticmethod
+            def _link(*_args, **_options):
+                raise OSError(errno.EPERM, "Operation not permitted")
+
+        monkeypatch.setattr(local, "_RENAME_NOREPLACE", 1 << 30)
+        store = WithoutLinks(tmp_path / "store")
+
+        with pytest.raises(RejectedByStoreError, match="overwrite=False is not supported for 'name'"):
+            _put(store, make_file, "name", b"x", overwrite=False)
+        _put(store, make_file, "name", b"x")
+
+        assert [path.name for path in (tmp_path / "store").iterdir()] == ["name"]
 
     def test_names_are_checked_by_the_store_too(self, tmp_path, make_file):
         """Direct calls of a store cannot leave its root either."""
