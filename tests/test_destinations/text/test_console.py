@@ -322,10 +322,12 @@ def test_a_destination_that_failed_is_named():
 def test_files_that_did_not_arrive_are_counted(tmp_path):
     """A store that is gone at the end: the summary says how many files wait, and how to finish."""
     console = Console(stream=io.StringIO())
-    (tmp_path / "store").write_text("a file where the store's folder should be")
+    (tmp_path / "store").write_text("a file where the folder of the store's should be")
     (tmp_path / "a.pt").write_bytes(b"a")
-    queue = {"spool": tmp_path / "spool", "isolation": "thread"}
-    run = DryRun(Artifacts(tmp_path / "store", close_seconds=0.1, **queue), console, max_duration="1ba")
+    queue = {"spool": tmp_path / "spool", "isolation": "threads"}
+    run = DryRun(
+        Artifacts(tmp_path / "store" / "inner", close_seconds=0.1, **queue), console, max_duration="1ba"
+    )
     run.init()
     run.fit()
     run.logger.upload_file("a.pt", tmp_path / "a.pt")
