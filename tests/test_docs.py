@@ -218,6 +218,22 @@ def test_every_callback_is_in_its_page():
     assert [name for name in callbacks.__all__ if f"`{name}(" not in text] == []
 
 
+def test_the_arguments_that_replace_composers_are_there_and_composers_own_are_not():
+    """Of each row: what is on the left is not ours, what is on the right is."""
+    text = (ROOT / "docs/coming-from.md").read_text(encoding="utf-8")
+    table = text[text.index("### Arguments of Trainer") : text.index("### Composer's own tests")]
+    rows = re.findall(r"^\| `(Trainer|CheckpointSaver)\((.*?)\)`(?:, .*?)? \| (.*) \|$", table, re.MULTILINE)
+    assert len(rows) == 13
+
+    for name, theirs, here in rows:
+        ours = inspect.signature(getattr(events, name)).parameters
+        named = set(re.findall(r"`(\w+)=", here))
+        assert named <= set(ours), (name, here)
+        left = {one.partition("=")[0] for one in theirs.split(", ")} - named
+        # Taken here too, with other values.
+        assert left & set(ours) <= {"save_interval"}, (name, theirs)
+
+
 def test_every_feature_of_others_is_shown_by_tests_that_are_there():
     """The 52 rows are complete, and each names files of this folder."""
     text = (ROOT / "docs/coming-from.md").read_text(encoding="utf-8")
