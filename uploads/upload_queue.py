@@ -353,7 +353,8 @@ class UploadQueue:
             options = options_of(store) | (store_options or {})
             store = open_store(store, **(store_options or {}))
         if spool is not None:
-            _check_apart(store, Path(spool).absolute())
+            spool = Path(os.path.expanduser(spool)).absolute()  # noqa: PTH111  # Path raises without a home
+            _check_apart(store, spool)
         self._store = store
         self._durability = durability
         self._raise_errors = raise_errors

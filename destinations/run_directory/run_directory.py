@@ -665,7 +665,7 @@ def _checked_template(run_dir: str | os.PathLike[str]) -> str:
     """Returns a folder with placeholders as text; raises if it cannot be one."""
     if not isinstance(run_dir, str | os.PathLike):
         raise TypeError(f'run_dir must be a path, got {run_dir!r}. Write RunDirectory("runs/{{run_name}}").')
-    template = os.fspath(run_dir)
+    template = os.path.expanduser(run_dir)  # noqa: PTH111  # Path raises without a home
     check_placeholders(template)
     if "{" not in template:
         check_path(Path(template))

@@ -409,7 +409,7 @@ class TextFile(RecordDestination):
         if max_pending_records < 1:
             raise ValueError(f"max_pending_records must be at least 1, got {max_pending_records!r}.")
         check_placeholders(str(filename))
-        self._filename = str(filename)
+        self._filename = os.path.expanduser(filename)  # noqa: PTH111  # Path raises without a home
         self._remote_file_name = remote_file_name
         self._format = format
         self._captured = tuple(

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from destinations import Console, InMemory, ProgressBar, TextFile
+from destinations import Artifacts, Console, InMemory, ProgressBar, RunDirectory, TensorBoard, TextFile
+from destinations.runs import open_runs
 from destinations.text.formatting import short
 from events import Run, Trainer
 
@@ -104,3 +105,32 @@ def test_a_loop_of_ones_own(tmp_path):
     assert (
         tmp_path / "log.txt"
     ).read_text() == "[metric][batch=0]: loss: 0.5\n[metric][batch=1]: loss: 0.25\n"
+
+
+def test_a_leading_tilde_is_the_home_folder_wherever_a_folder_is_named(tmp_path, monkeypatch):
+    """Where it is read as where it is written; none is called "~" in the working directory."""
+    home, here = tmp_path / "home", tmp_path / "here"
+    for folder in (home, here):
+        folder.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(here)
+    loggers = [
+        RunDirectory("~/runs/{run_name}"),
+        TextFile("~/log.txt"),
+        TensorBoard("~/boards"),
+        Artifacts("~/store", spool="~/spool", wait="uploaded"),
+    ]
+
+    first = trainer(loggers, max_duration="1ep", save_folder="~/checkpoints", raise_errors=True)
+    first.fit()
+    first.close()
+    second = trainer([], max_duration="2ep", load_path="~/checkpoints/ep1-ba3.pt")
+    second.fit()
+    second.close()
+
+    assert list(here.iterdir()) == []
+    assert {path.name for path in home.iterdir()} == {
+        *("boards", "checkpoints", "log.txt", "runs", "spool", "store")
+    }
+    with open_runs("~/runs") as runs:
+        assert runs["mine"].status == "completed"

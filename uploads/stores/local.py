@@ -51,7 +51,7 @@ class LocalStore:
     """
 
     def __init__(self, root: str | Path) -> None:
-        self.root = Path(root).absolute()
+        self.root = Path(os.path.expanduser(root)).absolute()  # noqa: PTH111  # Path raises without a home
         if self.root.is_file():
             raise ValueError(f"a store must be a folder, got the file {self.root}")
         self._swept: set[tuple[int, int]] = set()

@@ -71,7 +71,7 @@ class TensorBoard(Tracker):
     ) -> None:
         super().__init__(**options)
         require_package("tensorboard", "tensorboard", "TensorBoard")
-        self._template = os.fspath(log_dir)
+        self._template = os.path.expanduser(log_dir)  # noqa: PTH111  # Path raises without a home
         check_placeholders(self._template)
         self._remote_folder = remote_folder
 

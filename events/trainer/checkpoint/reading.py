@@ -5,6 +5,7 @@ before anything is taken from it; no code in it is run. One in shards is named b
 """
 
 import logging
+import os
 import re
 import tempfile
 import zipfile
@@ -191,6 +192,7 @@ def find_checkpoint(
     if load_path is None:
         return None
     text = format_name(str(load_path), state)
+    text = os.path.expanduser(text)  # noqa: PTH111  # Path raises without a home
     if is_uri(text):
         return _read(text, state=state), _called(text)
     if Path(text).exists():

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import json
 import logging
+import os
 import re
 import tempfile
 import threading
@@ -204,7 +205,7 @@ class CheckpointSaver(Callback):
             check_placeholders(template)
         if latest_filename is not None and not latest_filename.endswith(POINTER_SUFFIX):
             latest_filename += POINTER_SUFFIX
-        self._folder = str(folder)
+        self._folder = os.path.expanduser(str(folder))  # noqa: PTH111  # Path raises without a home
         self._remote: RemoteFolder | None = None
         if is_uri(self._folder):
             from uploads import open_store
