@@ -10,7 +10,7 @@ import re
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from events.errors import CheckpointError
 from events.logger.logger import Logger
@@ -124,13 +124,14 @@ class RemoteFolder:
 
         Of one in shards the manifest first: what is left of it then is not whole.
         """
-        *_, folder, name = unquote(one.remote_name.partition("?")[0]).split("/")
-        start = f"{folder}/" if one.shards else ""
-        name = f"{start}{name}"
-        if self._queue is not None and one.remote_name == self.store.uri(name):
-            own = [self._handles[name]] if name in self._handles else []
-            then = [f"{start}{file}" for file in files_beside_manifest(one.shards)]
-            self._queue.delete(name, after=[*self._last, *own], then=then)
+        name = one.name
+        # The checkpoint that was resumed may be somebody else's, with names that no store has.
+        with contextlib.suppress(ValueError):
+            if self._queue is not None and one.remote_name == self.store.uri(name):
+                start = name.removesuffix(MANIFEST)
+                own = [self._handles[name]] if name in self._handles else []
+                then = [f"{start}{file}" for file in files_beside_manifest(one.shards)]
+                self._queue.delete(name, after=[*self._last, *own], then=then)
 
     def delete_here(self, removed: "Sequence[SavedCheckpoint]") -> None:
         """Does nothing: what is on this machine is the saver's."""

@@ -468,6 +468,22 @@ def test_a_csv_that_lightning_wrote_is_continued(drive, tmp_path):
     assert summary(tmp_path)["loss"]["count"] == 3
 
 
+@pytest.mark.parametrize("content", [b"", b"step,epoch,time,lo", b"\0" * 100], ids=["empty", "torn", "zeros"])
+def test_a_csv_without_a_first_line_is_begun_again(drive, tmp_path, content):
+    """As a power loss may leave one: its rows, if there were any, are in the journal."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "metrics.csv").write_bytes(content)
+
+    run = drive().fit()
+    run.log({"loss": 0.5}, 0)
+    run.close()
+
+    assert (folder / "metrics.csv").read_text().splitlines()[0] == "step,epoch,time,loss"
+    assert read_series(folder, "loss") == [(0, 0.5)]
+    assert json.loads((folder / "sidecar.json").read_text())["overhead"]["errors"] == {}
+
+
 @pytest.mark.parametrize("name", ["file", "file/below"])
 def test_a_path_that_is_a_file_is_refused_at_once(tmp_path, name):
     """The constructor refuses a path at which no folder can be."""

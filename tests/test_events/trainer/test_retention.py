@@ -453,3 +453,36 @@ def test_paths_in_a_checkpoint_that_lead_elsewhere_are_not_removed(in_epochs, tm
 
     assert (tmp_path / "precious.pt").read_bytes() == b"mine"
     assert (tmp_path / "saved" / "20.pt").exists()
+
+
+@pytest.mark.parametrize("is_uri", [False, True], ids=["destination", "store"])
+def test_names_in_a_checkpoint_that_no_store_has_end_no_training(in_epochs, monkeypatch, tmp_path, is_uri):
+    """They are left alone, and what this run has saved is deleted as it should be."""
+    monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "machine"))
+    prefix = "" if is_uri else "test/checkpoints/"
+    uri = f"file://{tmp_path}/store/test/checkpoints"
+
+    def run(duration):
+        artifacts = Artifacts(tmp_path / "store", spool=tmp_path / "spool", free_bytes=0)
+        loggers, folder = ((), uri) if is_uri else ((artifacts,), tmp_path / "saved")
+        in_epochs(*loggers, folder=folder, duration=duration, keep=1, keep_in_store=1)
+
+    run("2ep")
+    newest = next((tmp_path / "machine").glob("*.checkpoints/10.pt")) if is_uri else tmp_path / "saved/10.pt"
+    checkpoint = torch.load(newest, weights_only=True)
+    names = ["", "..", "{what}", "a\nb.pt"]
+    remote_names = [open_store(uri).uri(name) if is_uri else f"{prefix}{name}" for name in names]
+    state = checkpoint["callbacks"]["CheckpointSaver"]
+    for part in ("stored", "removed", "deleted"):
+        state[part] = [
+            *state[part],
+            {"path": "bare"},
+            *({"path": path, "remote_name": name} for path, name in zip(names, remote_names, strict=True)),
+        ]
+    torch.save(checkpoint, newest)
+    if is_uri:
+        shutil.copy2(newest, tmp_path / "store/test/checkpoints")
+
+    run("3ep")
+
+    assert stored(tmp_path / "store") == ["15.pt", "latest.symlink"]
