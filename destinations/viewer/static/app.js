@@ -8,7 +8,7 @@ import { showExplore } from "./explore.js";
 import { showMedia } from "./media.js";
 import { showRun } from "./run.js";
 import { showRuns } from "./runs.js";
-import { link, onChange, readUrl, selectedRuns, state, update } from "./state.js";
+import { linkTo, onChange, readUrl, selectedRuns, state, update } from "./state.js";
 
 const PAGES = [
   ["runs", "Runs", showRuns],
@@ -49,7 +49,7 @@ function wordmark() {
   );
   return el(
     "a",
-    { class: "wordmark", href: link({ page: "runs", id: "" }), "aria-label": "destinations: all runs" },
+    { class: "wordmark", ...linkTo({ page: "runs", id: "" }), "aria-label": "destinations: all runs" },
     mark,
     el("span", {}, "destinations"),
   );
@@ -60,7 +60,7 @@ function drawHeader() {
     el(
       "a",
       {
-        href: link({ page, id: "" }),
+        ...linkTo({ page, id: "" }),
         "aria-current": state.page === page || (page === "runs" && state.page === "run") ? "page" : null,
       },
       name,
@@ -127,6 +127,7 @@ function showKeys() {
 }
 
 function showPage() {
+  const hadFocus = main.contains(document.activeElement);
   leave();
   leave = () => {};
   main.replaceChildren();
@@ -137,6 +138,7 @@ function showPage() {
   const shown = state.page === "run" ? showRun : PAGES.find(([page]) => page === state.page)[2];
   main.dataset.page = state.page;
   leave = shown(main);
+  if (hadFocus && !main.contains(document.activeElement)) main.focus({ preventScroll: true });
 }
 
 function pressed(event) {
@@ -189,6 +191,11 @@ async function begin() {
     document.dispatchEvent(new Event("themechange"));
   });
   document.addEventListener("keydown", pressed);
+  // Its fragment would be taken for a view.
+  document.querySelector(".skip").addEventListener("click", (event) => {
+    event.preventDefault();
+    main.focus();
+  });
   addEventListener("hashchange", arrived);
   addEventListener("popstate", arrived);
   watchChanges((isAnswering) => {

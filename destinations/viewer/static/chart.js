@@ -17,11 +17,12 @@ import {
   toCsv,
   toast,
 } from "./dom.js";
-import { faded, PLOT_CONFIG, plotLayout, plotText, plotlyReady, savePlot } from "./plot.js";
+import { drawable, faded, PLOT_CONFIG, plotLayout, plotText, plotlyReady, savePlot } from "./plot.js";
 import { keepNumbers, numbersOf, selectedRuns, state, styleOf, toggle, visibleRuns } from "./state.js";
 
 const POINTS = 1000;
 const GROW_MS = 900;
+const AGAIN_MS = 3000;
 const MOST_IN_HOVER = 14;
 const MOST_RUNS = 100;
 const BAND_COLORS = 9;
@@ -59,6 +60,8 @@ export class MetricChart {
     this.isVisible = false;
     this.isDrawn = false;
     this.isStale = true;
+    this.isLoading = false;
+    this.isBehind = false;
     this.question = 0;
     this.unit = 1;
     this.plot = el("div", { class: "plot" });
@@ -148,6 +151,7 @@ export class MetricChart {
 
   async load() {
     this.isStale = false;
+    this.isLoading = true;
     this.question += 1;
     const mine = this.question;
     const zoom = zoomOf(this.metric);
@@ -189,18 +193,32 @@ export class MetricChart {
       this.bands = null;
       this.problem = error.message;
     }
+    this.isLoading = false;
+    if (this.isBehind) setTimeout(() => this.catchUp(), GROW_MS);
     if (this.isVisible) await this.draw();
     else this.isDrawn = false;
   }
 
+  /** Asks for what was told of while something else was asked for. */
+  catchUp() {
+    if (!this.isBehind || this.isLoading || this.isGrowing) return;
+    this.isBehind = false;
+    this.grow(visibleRuns());
+  }
+
   /** Asks for what runs have logged since, and adds it to the lines. */
   async grow(ids) {
-    if (this.isStale || !this.isVisible) {
+    if (!ids.some((id) => visibleRuns().includes(id))) return;
+    if (!this.isVisible) {
       this.isStale = true;
       return;
     }
+    if (this.isGrowing || this.isLoading) {
+      // An answer that is on its way need not have it.
+      this.isBehind = true;
+      return;
+    }
     const held = this.series.length > 0 && this.series.every((one) => one.cursor !== undefined);
-    if (this.isGrowing || !ids.some((id) => visibleRuns().includes(id))) return;
     if (!held || this.bands || this.zoom) {
       this.load();
       return;
@@ -230,11 +248,11 @@ export class MetricChart {
       });
       if (this.isVisible) await this.draw();
     } catch {
-      this.isStale = true;
+      // What is shown stays; what is new is asked for with the next change, or when the server answers again.
     } finally {
       setTimeout(() => {
         this.isGrowing = false;
-        if (this.isStale && this.isVisible) this.load();
+        this.catchUp();
       }, GROW_MS);
     }
   }
@@ -264,7 +282,14 @@ export class MetricChart {
 
   /** Draws what is held. */
   async draw() {
-    const Plotly = await plotlyReady();
+    let Plotly;
+    try {
+      Plotly = await plotlyReady();
+    } catch (error) {
+      fill(this.note, error.message);
+      setTimeout(() => this.isVisible && !this.isDrawn && this.draw(), AGAIN_MS);
+      return;
+    }
     if (!this.isVisible) return;
     const isEmpty = !(this.bands ?? this.series).some((one) => one.x.length || one.nan?.length);
     if (isEmpty) {
@@ -283,10 +308,12 @@ export class MetricChart {
     }
     this.box.hidden = true;
     const traces = this.bands ? this.bandTraces() : this.lineTraces();
-    if (!this.isDrawn) fill(this.plot);
-    await Plotly.react(this.plot, traces, this.layout(), PLOT_CONFIG);
-    if (!this.isDrawn) {
-      this.isDrawn = true;
+    const isNew = !this.isDrawn;
+    if (isNew) fill(this.plot);
+    // Before it is waited for: what is drawn meanwhile is drawn into this plot.
+    this.isDrawn = true;
+    const drawn = Plotly.react(this.plot, traces, this.layout(), PLOT_CONFIG);
+    if (isNew) {
       this.plot.on("plotly_relayout", (event) => this.zoomed(event));
       this.plot.on("plotly_hover", (event) => this.hovered(event));
       this.plot.on("plotly_unhover", () => {
@@ -295,6 +322,7 @@ export class MetricChart {
       this.plot.append(this.box);
     }
     this.drawFoot();
+    await drawn;
   }
 
   lineTraces() {
@@ -307,7 +335,7 @@ export class MetricChart {
     for (const one of this.series.slice().reverse()) {
       const { color, dash } = styleOf(one.run, isDark());
       const isLeft = one.branch !== null && one.branch !== undefined;
-      const x = one.x.map((value) => this.toAxis(value));
+      const x = drawable(one.x.map((value) => this.toAxis(value)));
       const name = plotText(shorten(runInfo(one.run).name, 60));
       const base = {
         type: "scatter",
@@ -319,7 +347,7 @@ export class MetricChart {
       if (one.low)
         behind.push({
           ...base,
-          ...outline(x, one.low, one.high),
+          ...outline(x, drawable(one.low), drawable(one.high)),
           line: { width: 0, color },
           fill: "toself",
           fillcolor: faded(color, isDark() ? 0.2 : 0.16),
@@ -332,7 +360,7 @@ export class MetricChart {
         behind.push({
           ...base,
           x,
-          y: one.y,
+          y: drawable(one.y),
           line: { ...line, width: 1.1 },
           opacity: 0.3,
           hoverinfo: "skip",
@@ -343,7 +371,7 @@ export class MetricChart {
       lines.push({
         ...base,
         x,
-        y,
+        y: drawable(y),
         line: isSmooth ? { ...line, width: 2 } : line,
         opacity: isLeft ? 0.6 : 1,
         mode: isPoint ? "markers" : "lines",
@@ -360,7 +388,7 @@ export class MetricChart {
             ...base,
             mode: "markers",
             yaxis: "y2",
-            x: list.map((value) => this.toAxis(value)),
+            x: drawable(list.map((value) => this.toAxis(value))),
             y: list.map(() => 0.03),
             hoverinfo: "skip",
             marker: { symbol, size: 8, color, line: { color, width: 2 } },
@@ -381,12 +409,12 @@ export class MetricChart {
       const color = isRun
         ? styleOf(band.members[0].run, isDark()).color
         : styleOf(ids[index % Math.max(1, Math.min(ids.length, BAND_COLORS))], isDark()).color;
-      const x = band.x.map((value) => this.toAxis(value));
+      const x = drawable(band.x.map((value) => this.toAxis(value)));
       const name = plotText(shorten(isRun ? runInfo(band.members[0].run).name : band.label, 60));
       const base = { type: "scatter", mode: "lines", name, meta: { band: band.label } };
       traces.unshift({
         ...base,
-        ...outline(x, band.low, band.high),
+        ...outline(x, drawable(band.low), drawable(band.high)),
         line: { width: 0, color },
         fill: "toself",
         fillcolor: faded(color, 0.2),
@@ -396,7 +424,7 @@ export class MetricChart {
       traces.push({
         ...base,
         x,
-        y: band.median,
+        y: drawable(band.median),
         line: { color, width: 2 },
         hoverinfo: "none",
         meta: { ...base.meta, part: "median" },

@@ -2,9 +2,9 @@
 
 import { MetricChart } from "./chart.js";
 import { dataChanges, isExported, listFields } from "./data.js";
-import { debounce, el, fill, icon, shorten } from "./dom.js";
+import { debounce, el, fill, icon, inTurn, shorten } from "./dom.js";
 import { ensureSelection, showBesideRuns, visibleDetails } from "./sidebar.js";
-import { link, onChange, state, toggle, update, visibleRuns } from "./state.js";
+import { linkTo, onChange, state, toggle, update, visibleRuns } from "./state.js";
 
 const PINNED = "\u0000pinned";
 const X_AXES = [
@@ -23,6 +23,8 @@ export function showCharts(root) {
   let metrics = [];
   let hparams = [];
   let isGone = false;
+  let isBegun = false;
+  let turn = 0;
 
   const sections = el("div", { class: "sections" });
   const find = el("input", {
@@ -227,7 +229,7 @@ export function showCharts(root) {
             el("br", {}),
             visibleRuns().length
               ? null
-              : el("a", { class: "button", href: link({ page: "runs" }) }, "Choose runs"),
+              : el("a", { class: "button", ...linkTo({ page: "runs" }) }, "Choose runs"),
           ),
     );
     fit();
@@ -244,7 +246,10 @@ export function showCharts(root) {
   }
 
   async function loadMetrics() {
+    turn += 1;
+    const mine = turn;
     const [, details] = await visibleDetails();
+    if (mine !== turn) return false;
     const found = [...new Set(details.flatMap((detail) => detail?.metrics ?? []))].sort((one, other) =>
       one.localeCompare(other),
     );
@@ -257,7 +262,7 @@ export function showCharts(root) {
 
   async function begin() {
     try {
-      await ensureSelection();
+      await ensureSelection(() => isGone);
       const [fields] = await Promise.all([listFields(), loadMetrics()]);
       hparams = fields.fields
         .map(({ name }) => name)
@@ -268,6 +273,7 @@ export function showCharts(root) {
       return;
     }
     if (isGone) return;
+    isBegun = true;
     drawTools();
     arrange();
   }
@@ -287,14 +293,17 @@ export function showCharts(root) {
       for (const chart of charts.values()) if (chart.isVisible) chart.draw();
     drawTools();
   });
-  const stopData = dataChanges(async (changed) => {
-    const ids = changed.all ? visibleRuns() : Object.keys(changed.runs);
-    if (!ids.length) return;
-    if ((changed.all || Object.values(changed.runs).some(({ record }) => record)) && (await loadMetrics())) {
+  const refresh = inTurn(async () => {
+    if (!isBegun) await begin();
+    else if (await loadMetrics()) {
       arrange();
       drawTools();
     }
-    for (const chart of charts.values()) chart.grow(ids);
+  });
+  const stopData = dataChanges(async (changed) => {
+    const ids = changed.all ? visibleRuns() : Object.keys(changed.runs);
+    if (changed.all || Object.values(changed.runs).some(({ record, gone }) => record || gone)) await refresh();
+    if (ids.length) for (const chart of charts.values()) chart.grow(ids);
   });
   const themed = () => {
     for (const chart of charts.values()) if (chart.isVisible) chart.draw();

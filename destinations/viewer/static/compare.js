@@ -1,9 +1,9 @@
 /** The comparison of runs: what differs, and the step at which they part. */
 
-import { compareRuns, loadInfos, runInfo } from "./data.js";
+import { compareRuns, dataChanges, loadInfos, runInfo } from "./data.js";
 import { el, fill, formatNumber, icon, shorten } from "./dom.js";
 import { ensureSelection, showBesideRuns, swatch } from "./sidebar.js";
-import { link, onChange, state, visibleRuns } from "./state.js";
+import { linkTo, onChange, state, visibleRuns } from "./state.js";
 import { plainTable } from "./table.js";
 
 const MOST_RUNS_COMPARED = 20;
@@ -21,12 +21,14 @@ export function showCompare(root) {
   const leaveSidebar = showBesideRuns(root, content);
   let turn = 0;
   let word = "";
+  let isFailed = false;
 
   async function load() {
     turn += 1;
     const mine = turn;
+    isFailed = false;
     try {
-      await ensureSelection();
+      await ensureSelection(() => mine !== turn);
       const ids = visibleRuns().slice(0, MOST_RUNS_COMPARED);
       await loadInfos(ids);
       if (ids.length < 2) {
@@ -38,7 +40,7 @@ export function showCompare(root) {
               { class: "empty" },
               "Select two runs or more.",
               el("br", {}),
-              el("a", { class: "button", href: link({ page: "runs" }) }, "Choose runs"),
+              el("a", { class: "button", ...linkTo({ page: "runs" }) }, "Choose runs"),
             ),
           );
         return;
@@ -46,7 +48,9 @@ export function showCompare(root) {
       const found = await compareRuns(ids);
       if (mine === turn) draw(ids, found);
     } catch (error) {
-      if (mine === turn) fill(content, el("p", { class: "empty" }, error.message));
+      if (mine !== turn) return;
+      isFailed = true;
+      fill(content, el("p", { class: "empty" }, error.message));
     }
   }
 
@@ -168,10 +172,14 @@ export function showCompare(root) {
   const stop = onChange((changed) => {
     if (state.page === "compare" && (changed.has("run") || changed.has("off"))) load();
   });
+  const stopData = dataChanges((changed) => {
+    if (changed.all && isFailed) load();
+  });
   load();
   return () => {
     turn += 1;
     stop();
+    stopData();
     leaveSidebar();
   };
 }

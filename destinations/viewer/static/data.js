@@ -9,6 +9,7 @@ const site = globalThis.destinationsSite;
 const MAX_ANSWERS = 500;
 const GROUP_WINDOW = 1000;
 const RETRY_MS = 3000;
+const MOST_RETRY_MS = 60000;
 
 const added = new Map();
 const scripts = new Map();
@@ -17,14 +18,21 @@ const infos = new Map();
 const watchers = new Set();
 const followed = new Set();
 let polling = null;
+let retry = { ms: RETRY_MS, timer: 0, failedAt: 0 };
+let isBehind = false;
 
 /** Whether the page is an exported site, without a server. */
 export const isExported = site !== undefined;
 
 if (isExported) site.add = (key, answer) => added.set(key, answer);
 
-/** What went wrong, in words for the reader. */
-class DataError extends Error {}
+/** What went wrong, in words for the reader, with the status of the answer if there was one. */
+class DataError extends Error {
+  constructor(message, status = 0) {
+    super(message);
+    this.status = status;
+  }
+}
 
 /** Returns path and query; lists are repeated parameters, null and "" are left out. */
 function pathOf(path, query = {}) {
@@ -43,9 +51,11 @@ async function ask(path, options = {}) {
     response = await fetch(path, { credentials: "same-origin", ...options });
   } catch (error) {
     if (error.name === "AbortError") throw error;
+    askAgainLater();
     throw new DataError("The server does not answer. Is destinations view still running?");
   }
   if (response.ok) return response.json();
+  if (response.status >= 500) askAgainLater();
   let text = `The server answered ${response.status}.`;
   try {
     text = (await response.json()).error || text;
@@ -54,7 +64,22 @@ async function ask(path, options = {}) {
   }
   throw new DataError(
     response.status === 401 ? `${text} Open the link that destinations view printed.` : text,
+    response.status,
   );
+}
+
+/** Has the views ask again after a request that failed and may succeed later; ever more seldom while requests fail. */
+function askAgainLater() {
+  const now = performance.now();
+  if (now - retry.failedAt > 2 * MOST_RETRY_MS) retry.ms = RETRY_MS;
+  retry.failedAt = now;
+  if (retry.timer) return;
+  retry.timer = setTimeout(() => {
+    retry.timer = 0;
+    isBehind = true;
+    polling?.abort();
+  }, retry.ms);
+  retry.ms = Math.min(2 * retry.ms, MOST_RETRY_MS);
 }
 
 async function fromSite(key) {
@@ -82,7 +107,9 @@ function kept(mark, path, key) {
   const name = isExported ? key : path;
   if (!answers.has(name)) {
     const answer = isExported ? fromSite(key) : ask(path);
-    answer.catch(() => answers.delete(name));
+    answer.catch(() => {
+      if (answers.get(name) === answer) answers.delete(name);
+    });
     answers.set(name, Object.assign(answer, { mark }));
     if (answers.size > MAX_ANSWERS) answers.delete(answers.keys().next().value);
   }
@@ -90,7 +117,11 @@ function kept(mark, path, key) {
 }
 
 function forget(mark) {
-  for (const [name, answer] of answers) if (answer.mark === mark) answers.delete(name);
+  for (const [name, answer] of answers)
+    if (answer.mark === mark) {
+      answer.isOld = true;
+      answers.delete(name);
+    }
 }
 
 /** Returns a number that JSON cannot hold as a number: `{"number": "nan"}`. */
@@ -204,7 +235,7 @@ export async function loadInfos(ids) {
         try {
           await runDetail(id);
         } catch {
-          infos.set(id, { id, name: id, status: "not found", alive: false, tags: [], values: {} });
+          if (!infos.has(id)) infos.set(id, { ...runInfo(id), status: "not found" });
         }
       }),
   );
@@ -212,9 +243,16 @@ export async function loadInfos(ids) {
 
 /** Returns everything about a run but its rows. */
 export async function runDetail(id) {
-  const detail = await kept(id, `api/runs/${encodeURIComponent(id)}`, `run/${id}`);
-  infos.set(id, { values: {}, ...infos.get(id), ...detail });
-  return detail;
+  const answer = kept(id, `api/runs/${encodeURIComponent(id)}`, `run/${id}`);
+  try {
+    const detail = await answer;
+    // Else the run has changed since, and a newer answer may have come first.
+    if (!answer.isOld || !infos.has(id)) infos.set(id, { values: {}, ...infos.get(id), ...detail });
+    return detail;
+  } catch (error) {
+    if (error.status === 404) infos.set(id, { ...runInfo(id), status: "not found", alive: false });
+    throw error;
+  }
 }
 
 /** Returns a part of a log file of a run. */
@@ -347,13 +385,14 @@ export async function watchChanges(told) {
       });
     try {
       polling = new AbortController();
-      const answer = await ask(pathOf("api/changes", { since, run: [...followed] }), {
-        signal: polling.signal,
-      });
+      // Without a version the server says that all is new.
+      const query = { since: isBehind ? "" : since, run: [...followed] };
+      const answer = await ask(pathOf("api/changes", query), { signal: polling.signal });
       told(true);
+      isBehind = false;
       since = answer.version;
-      for (const [id, what] of Object.entries(answer.runs)) if (what.record) forget(id);
-      if (answer.all) answers.clear();
+      for (const [id, what] of Object.entries(answer.runs)) if (what.record || what.gone) forget(id);
+      if (answer.all) for (const mark of new Set([...answers.values()].map((one) => one.mark))) forget(mark);
       if (answer.table) forget("fields");
       const changed = {
         all: Boolean(answer.all),

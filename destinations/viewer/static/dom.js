@@ -61,10 +61,18 @@ function add(node, children) {
   return node;
 }
 
-/** Replaces what an element holds. */
+/** Replaces what an element holds; the focus stays on the control that had it, or on the one in its place. */
 export function fill(node, ...children) {
+  const held = document.activeElement;
+  const place = held !== node && node.contains(held) ? controlsOf(node).indexOf(held) : -1;
   node.replaceChildren();
-  return add(node, children);
+  add(node, children);
+  if (place >= 0) (node.contains(held) ? held : controlsOf(node)[place])?.focus({ preventScroll: true });
+  return node;
+}
+
+function controlsOf(node) {
+  return [...node.querySelectorAll("a[href], button, input, select, textarea, [tabindex]")];
 }
 
 /** Makes an SVG element. */
@@ -151,6 +159,25 @@ export function debounce(act, ms) {
   return (...given) => {
     clearTimeout(timer);
     timer = setTimeout(() => act(...given), ms);
+  };
+}
+
+/** Returns a function that calls `act`, one call at a time: all that come meanwhile are one more call after it. */
+export function inTurn(act) {
+  let isBusy = false,
+    isBehind = false;
+  return async () => {
+    isBehind = true;
+    if (isBusy) return;
+    isBusy = true;
+    try {
+      while (isBehind) {
+        isBehind = false;
+        await act();
+      }
+    } finally {
+      isBusy = false;
+    }
   };
 }
 

@@ -1,8 +1,8 @@
 /** Hyperparameters against a metric, over all runs that match: a scatter plot and parallel coordinates. */
 
-import { PLOT_CONFIG, plotLayout, plotText, plotlyReady, savePlot } from "./plot.js";
+import { drawable, PLOT_CONFIG, plotLayout, plotText, plotlyReady, savePlot } from "./plot.js";
 import { dataChanges, listFields, listRuns } from "./data.js";
-import { debounce, download, el, fill, formatNumber, isDark, shorten, svg, toCsv } from "./dom.js";
+import { debounce, download, el, fill, formatNumber, inTurn, isDark, shorten, svg, toCsv } from "./dom.js";
 import { FilterField } from "./filter.js";
 import { ramp } from "./points.js";
 import { keepNumbers, numbersOf, onChange, state, styleOf, update } from "./state.js";
@@ -226,8 +226,8 @@ export function showExplore(root) {
     const trace = {
       type: "scatter",
       mode: "markers",
-      x: xs,
-      y: shown.map((row) => valueOf(row, sy)),
+      x: drawable(xs),
+      y: drawable(shown.map((row) => valueOf(row, sy))),
       hoverinfo: "text",
       customdata: shown.map(({ id }) => id),
       text: shown.map((row) =>
@@ -276,22 +276,24 @@ export function showExplore(root) {
       .filter((value) => value !== undefined && value !== null && !Number.isNaN(value));
     if (values.every((value) => typeof value === "number")) {
       const finite = values.filter(Number.isFinite);
-      const low = Math.min(...finite),
-        high = Math.max(...finite);
+      const low = finite.length ? Math.min(...finite) : 0,
+        high = finite.length ? Math.max(...finite) : 0;
       const isLog = low > 0 && high / low >= 100;
+      // Halves: of two numbers at opposite ends of what a double holds, the distance is infinite.
       const to = isLog ? Math.log10 : (value) => value;
       const from = isLog ? (value) => 10 ** value : (value) => value;
+      const share = (value) => (to(value) / 2 - to(low) / 2) / (to(high) / 2 - to(low) / 2);
       const place = (value) =>
         typeof value === "number" && Number.isFinite(value)
-          ? high > low
-            ? (to(value) - to(low)) / (to(high) - to(low))
+          ? high / 2 > low / 2
+            ? share(value)
             : 0.5
           : null;
       return {
         place,
         ticks: (high > low ? [0, 0.25, 0.5, 0.75, 1] : [0.5]).map((at) => [
           at,
-          formatNumber(Number(from(to(low) + (high > low ? at : 0) * (to(high) - to(low))).toPrecision(3))),
+          formatNumber(Number(from(to(low) * (1 - at) + to(high) * at).toPrecision(3))),
         ]),
       };
     }
@@ -484,8 +486,9 @@ export function showExplore(root) {
       drawParallel();
     }
   });
+  const refresh = inTurn(load);
   const stopData = dataChanges((changed) => {
-    if (changed.table) load();
+    if (changed.table) refresh();
   });
   const themed = () => draw();
   document.addEventListener("themechange", themed);

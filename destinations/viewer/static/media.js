@@ -2,18 +2,18 @@
 
 import { PLOT_CONFIG, plotLayout, plotText, plotlyReady, savePlot } from "./plot.js";
 import { dataChanges, fileUrl, listMedia, readTable, runDetail, runInfo } from "./data.js";
-import { debounce, el, fill, formatNumber, icon, iconButton, isDark, shorten } from "./dom.js";
+import { debounce, el, fill, formatNumber, icon, iconButton, inTurn, isDark, shorten } from "./dom.js";
 import { CLASSES, picture } from "./pictures.js";
 import { pointCloud, ramp, sound } from "./points.js";
 import { ensureSelection, showBesideRuns, swatch, visibleDetails } from "./sidebar.js";
 import { dataTable, flatten, pairTable } from "./table.js";
 import {
   keepNumbers,
-  link,
   numbersOf,
   onChange,
   state,
   styleOf,
+  linkTo,
   toggle,
   update,
   visibleRuns,
@@ -37,6 +37,9 @@ const FEW = 6;
 export function showMedia(root) {
   const panels = new Map();
   let isGone = false;
+  let isBegun = false;
+  let turn = 0;
+  let order = "";
   let index = [];
 
   const list = el("div", {});
@@ -128,8 +131,10 @@ export function showMedia(root) {
   }
 
   async function loadIndex() {
+    turn += 1;
+    const mine = turn;
     const [ids, details] = await visibleDetails();
-    if (isGone) return;
+    if (isGone || mine !== turn) return;
     const found = new Map();
     details.forEach((detail, at) => {
       for (const [kind, names] of Object.entries(detail?.media ?? {})) {
@@ -159,6 +164,13 @@ export function showMedia(root) {
       ({ kind, name }) => (!state.kind || kind === state.kind) && name.toLowerCase().includes(word),
     );
     const kept = new Set(shown.map(({ key }) => key));
+    const isAsBefore = shown.length > 0 && order === JSON.stringify([...kept]);
+    order = JSON.stringify([...kept]);
+    if (isAsBefore) {
+      // Sounds and videos that were taken out and put back would stop, and controls lose the focus.
+      for (const one of shown) panels.get(one.key).change(one);
+      return;
+    }
     for (const [key, panel] of panels)
       if (!kept.has(key)) {
         inView.unobserve(panel.element);
@@ -204,7 +216,7 @@ export function showMedia(root) {
               : [
                   "No run is selected.",
                   el("br", {}),
-                  el("a", { class: "button", href: link({ page: "runs" }) }, "Choose runs"),
+                  el("a", { class: "button", ...linkTo({ page: "runs" }) }, "Choose runs"),
                 ],
           ),
     );
@@ -213,13 +225,14 @@ export function showMedia(root) {
 
   async function begin() {
     try {
-      await ensureSelection();
+      await ensureSelection(() => isGone);
       await loadIndex();
     } catch (error) {
       fill(list, el("p", { class: "empty" }, error.message));
       return;
     }
     if (isGone) return;
+    isBegun = true;
     drawTools();
     arrange();
   }
@@ -233,16 +246,19 @@ export function showMedia(root) {
       for (const panel of panels.values()) panel.follow(changed);
     drawTools();
   });
-  const stopData = dataChanges(async (changed) => {
-    if (
-      !changed.all &&
-      !Object.entries(changed.runs).some(([id, { record }]) => record && visibleRuns().includes(id))
-    )
+  const refresh = inTurn(async () => {
+    if (!isBegun) {
+      await begin();
       return;
+    }
     await loadIndex();
     if (isGone) return;
     drawTools();
     arrange();
+  });
+  const stopData = dataChanges((changed) => {
+    const isShown = ([id, { record, gone }]) => (record || gone) && visibleRuns().includes(id);
+    if (changed.all || Object.entries(changed.runs).some(isShown)) refresh();
   });
   const arrows = (event) => {
     const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
@@ -323,7 +339,7 @@ class Panel {
   }
 
   change(about) {
-    if (JSON.stringify(about) === JSON.stringify(this.about)) return;
+    if (this.shown && JSON.stringify(about) === JSON.stringify(this.about)) return;
     this.about = about;
     this.show();
   }
@@ -384,6 +400,8 @@ class Panel {
         try {
           return await this.ofRun(id, kind, name, step);
         } catch (error) {
+          // It is asked for again with the next change.
+          if (mine === this.turn) this.shown = "";
           return el("p", { class: "muted" }, error.message);
         }
       }),

@@ -2,6 +2,9 @@
 
 import { download, isDark, shorten } from "./dom.js";
 
+/** Beyond this Plotly computes with infinite ranges; below its reciprocal with empty ones. */
+const MOST_DRAWN = 1e300;
+
 /** @type {Promise<any> | undefined} */
 let loading;
 
@@ -23,6 +26,15 @@ export function plotlyReady() {
 /** Returns a text as Plotly shows it: it would take some tags and entities for markup. */
 export function plotText(text) {
   return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+}
+
+/** Returns values as they are drawn: those at the edges of what a double holds are moved to where Plotly can draw. */
+export function drawable(values) {
+  return values.map((value) => {
+    if (typeof value !== "number") return value;
+    if (Math.abs(value) < 1 / MOST_DRAWN) return 0;
+    return Math.max(-MOST_DRAWN, Math.min(MOST_DRAWN, value));
+  });
 }
 
 /** Returns a colour of the palette with some opacity. */

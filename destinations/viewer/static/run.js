@@ -10,12 +10,13 @@ import {
   formatNumber,
   formatTime,
   icon,
+  inTurn,
   shorten,
   tagsIn,
   toast,
 } from "./dom.js";
 import { statusMark } from "./runs.js";
-import { link, selectRuns, selectedRuns, state } from "./state.js";
+import { linkTo, selectRuns, selectedRuns, state } from "./state.js";
 import { dataTable, flatten, pairTable, plainTable } from "./table.js";
 
 const LOG_TAIL = 65536;
@@ -27,14 +28,18 @@ export function showRun(root) {
   const page = el("section", { class: "page run-page" }, el("p", { class: "empty" }, "Loading…"));
   fill(root, page);
   let isGone = false;
+  let isDrawn = false;
   let log = null;
 
-  async function load() {
+  const load = inTurn(async () => {
     try {
       const detail = await runDetail(id);
-      if (!isGone && !page.querySelector(".in-place")) draw(detail);
+      if (isGone || page.querySelector(".in-place")) return;
+      draw(detail);
+      isDrawn = true;
     } catch (error) {
-      if (!isGone)
+      // What is shown stays where the server only does not answer.
+      if (!isGone && (!isDrawn || error.status === 404))
         fill(
           page,
           el(
@@ -42,11 +47,11 @@ export function showRun(root) {
             { class: "empty" },
             error.message,
             el("br", {}),
-            el("a", { class: "button", href: link({ page: "runs", id: "" }) }, "All runs"),
+            el("a", { class: "button", ...linkTo({ page: "runs", id: "" }) }, "All runs"),
           ),
         );
     }
-  }
+  });
 
   function draw(detail) {
     const isChosen = state.run.includes(id);
@@ -77,7 +82,7 @@ export function showRun(root) {
           "a",
           {
             class: "button primary",
-            href: link({ page: "charts", run: selectedRuns().includes(id) ? state.run : [id], id: "" }),
+            ...linkTo(() => ({ page: "charts", run: selectedRuns().includes(id) ? state.run : [id], id: "" })),
           },
           icon("chart"),
           "Charts",
@@ -86,7 +91,7 @@ export function showRun(root) {
           "a",
           {
             class: "button",
-            href: link({ page: "media", run: selectedRuns().includes(id) ? state.run : [id], id: "" }),
+            ...linkTo(() => ({ page: "media", run: selectedRuns().includes(id) ? state.run : [id], id: "" })),
           },
           "Media",
         ),
@@ -351,7 +356,7 @@ export function showRun(root) {
   }
 
   const stopData = dataChanges((changed) => {
-    if (changed.all || changed.runs[id]?.record) load();
+    if (changed.all || changed.runs[id]?.record || changed.runs[id]?.gone) load();
   });
   load();
   return () => {
@@ -447,7 +452,8 @@ class LogTail {
       // Else another one was chosen meanwhile.
       if (file === this.file) this.append(text, next);
     } catch (error) {
-      this.text.textContent = error.message;
+      // What was read stays.
+      if (file === this.file && this.next === null) this.text.textContent = error.message;
     } finally {
       this.isAsking = false;
       if (this.isBehind) this.more();
@@ -456,6 +462,7 @@ class LogTail {
 
   append(text, next) {
     const isAtEnd = this.text.scrollTop + this.text.clientHeight >= this.text.scrollHeight - 30;
+    if (this.next === null) this.text.textContent = "";
     if (this.next !== next) this.text.append(document.createTextNode(text));
     this.next = next;
     if (this.text.textContent.length > MOST_ROWS_OF_LOG)

@@ -11,6 +11,7 @@ import {
   formatTime,
   icon,
   iconButton,
+  inTurn,
   isDark,
   popover,
   shorten,
@@ -18,7 +19,7 @@ import {
   toast,
 } from "./dom.js";
 import { FilterField } from "./filter.js";
-import { link, onChange, selectRuns, selectedRuns, state, styleOf, toggle, update } from "./state.js";
+import { linkTo, onChange, selectRuns, selectedRuns, state, styleOf, toggle, update } from "./state.js";
 
 const BLOCK = 100;
 const OVERSCAN = 8;
@@ -72,6 +73,7 @@ export function showRuns(root) {
   let blocks = new Map();
   let generation = 0;
   let loaded = null;
+  let isFailed = false;
   let cursor = -1;
   let lastPicked = -1;
   let isEditing = false;
@@ -143,20 +145,24 @@ export function showRuns(root) {
   async function load() {
     generation += 1;
     const mine = generation;
+    isFailed = false;
     try {
       const known = fields.length ? fields : (await listFields()).fields;
       if (mine !== generation) return;
       fields = known;
-      const names = state.column.length ? state.column : await automaticColumns();
+      const given = state.column.filter(isKnown);
+      const names = given.length ? given : await automaticColumns();
       if (mine !== generation) return;
       const [found, first] = await Promise.all([askGroups(), askBlock(0, names)]);
       if (mine !== generation) return;
       columns = names;
-      filter.complain(null);
+      filter.complain(missing());
       drawHead();
       show(found, new Map([[0, first]]));
     } catch (error) {
-      if (mine === generation) filter.complain(error);
+      if (mine !== generation) return;
+      isFailed = true;
+      filter.complain(error);
     }
   }
 
@@ -193,18 +199,27 @@ export function showRuns(root) {
     draw();
   }
 
+  function isKnown(name) {
+    return name in FIXED || fields.some((field) => field.name === name);
+  }
+
+  /** Returns what is wrong where a link names columns that these runs do not have: they are left out; null if none. */
+  function missing() {
+    const asked = [...state.column, state.sort.replace(/^-/, ""), state.group].filter(Boolean);
+    const left = [...new Set(asked.filter((name) => !isKnown(name)))].map((name) => shorten(name, 60));
+    return left.length
+      ? new Error(`These runs have no ${left.join(", ")}: the table is shown without ${left.length > 1 ? "them" : "it"}.`)
+      : null;
+  }
+
   function question() {
-    return {
-      q: state.q,
-      where: state.where,
-      sort: state.group || state.sort,
-      group: state.group,
-      archived: state.archived,
-    };
+    const group = isKnown(state.group) ? state.group : "";
+    const sort = isKnown(state.sort.replace(/^-/, "")) ? state.sort : "";
+    return { q: state.q, where: state.where, sort: group || sort, group, archived: state.archived };
   }
 
   function askGroups() {
-    return state.group ? listGroups(question()) : null;
+    return question().group ? listGroups(question()) : null;
   }
 
   function askBlock(number, names) {
@@ -335,9 +350,9 @@ export function showRuns(root) {
       actions,
       chosen.length > 0 && [
         el("strong", {}, `${chosen.length} selected`),
-        el("a", { class: "button primary", href: link({ page: "charts" }) }, icon("chart"), "Charts"),
-        chosen.length > 1 && el("a", { class: "button", href: link({ page: "compare" }) }, "Compare"),
-        el("a", { class: "button", href: link({ page: "media" }) }, "Media"),
+        el("a", { class: "button primary", ...linkTo({ page: "charts" }) }, icon("chart"), "Charts"),
+        chosen.length > 1 && el("a", { class: "button", ...linkTo({ page: "compare" }) }, "Compare"),
+        el("a", { class: "button", ...linkTo({ page: "media" }) }, "Media"),
         el(
           "button",
           { type: "button", class: "button", onclick: archiveChosen },
@@ -457,7 +472,7 @@ export function showRuns(root) {
         el(
           "a",
           {
-            href: link({ page: "run", id: row.id }),
+            ...linkTo({ page: "run", id: row.id }),
             title: shorten(row.name, 300),
             dir: "auto",
             tabIndex: -1,
@@ -733,12 +748,14 @@ export function showRuns(root) {
       drawActions();
     }
   });
-  const stopData = dataChanges(async (changed) => {
-    if (!changed.table) return;
+  const freshen = inTurn(async () => {
     const known = fields.length;
     fields = (await listFields().catch(() => ({ fields }))).fields;
-    if (fields.length !== known && !state.column.length) await reload();
+    if (fields.length !== known || isFailed) await reload();
     else await refresh();
+  });
+  const stopData = dataChanges((changed) => {
+    if (changed.table) freshen();
   });
   const themed = () => draw();
   document.addEventListener("themechange", themed);

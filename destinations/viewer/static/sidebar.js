@@ -1,15 +1,15 @@
 /** The selected runs beside charts and media: colour, status, on or off. */
 
 import { dataChanges, listRuns, loadInfos, runDetail, runInfo } from "./data.js";
-import { el, fill, iconButton, isDark, shorten, svg } from "./dom.js";
+import { el, fill, iconButton, inTurn, isDark, shorten, svg } from "./dom.js";
 import { statusMark } from "./runs.js";
 import {
-  link,
   onChange,
   selectRuns,
   selectedRuns,
   state,
   styleOf,
+  linkTo,
   toggle,
   update,
   visibleRuns,
@@ -34,11 +34,11 @@ export function swatch(id) {
   );
 }
 
-/** Selects the newest runs where a view needs some and none is selected. */
-export async function ensureSelection() {
+/** Selects the newest runs where a view needs some and none is selected; `isGone` says that the view was left. */
+export async function ensureSelection(isGone) {
   if (selectedRuns().length) return;
   const { rows } = await listRuns({ limit: AT_FIRST });
-  if (!selectedRuns().length && rows.length)
+  if (!isGone() && !selectedRuns().length && rows.length)
     selectRuns(
       rows.map(({ id }) => id),
       true,
@@ -66,7 +66,7 @@ function showSidebar(root) {
   const list = el("ul", { class: "legend", "aria-label": "Selected runs" });
   fill(
     root,
-    el("h2", {}, "Runs", el("a", { class: "button quiet", href: link({ page: "runs", id: "" }) }, "Choose")),
+    el("h2", {}, "Runs", el("a", { class: "button quiet", ...linkTo({ page: "runs", id: "" }) }, "Choose")),
     list,
   );
   let isGone = false;
@@ -89,7 +89,7 @@ function showSidebar(root) {
           el(
             "div",
             { class: "who" },
-            el("a", { href: link({ page: "run", id }), title: shorten(info.name, 300), dir: "auto" }, name),
+            el("a", { ...linkTo({ page: "run", id }), title: shorten(info.name, 300), dir: "auto" }, name),
             statusMark(info),
           ),
           el(
@@ -115,8 +115,12 @@ function showSidebar(root) {
   const stop = onChange((changed) => {
     if (changed.has("run") || changed.has("off")) draw();
   });
+  const refresh = inTurn(async () => {
+    await refreshInfos();
+    await draw();
+  });
   const stopData = dataChanges((changed) => {
-    if (changed.table || Object.values(changed.runs).some(({ record }) => record)) refreshInfos().then(draw);
+    if (changed.table || Object.values(changed.runs).some(({ record }) => record)) refresh();
   });
   const themed = () => draw();
   document.addEventListener("themechange", themed);

@@ -76,8 +76,9 @@ export function readUrl() {
   Object.assign(state, structuredClone(DEFAULTS));
   state.page = ["runs", "charts", "media", "explore", "compare", "run"].includes(page) ? page : "runs";
   state.id = decode(rest.join("/"));
+  if (state.page === "run" && !state.id) state.page = "runs";
   for (const name of new Set(given.keys())) {
-    if (!(name in DEFAULTS)) continue;
+    if (!Object.hasOwn(DEFAULTS, name)) continue;
     state[name] = LISTS.includes(name) ? given.getAll(name) : given.get(name);
   }
 }
@@ -91,7 +92,7 @@ function decode(text) {
 }
 
 /** Returns the fragment that shows the view with some things changed. */
-export function link(patch = {}) {
+function link(patch = {}) {
   const view = { ...state, ...patch };
   const query = new URLSearchParams();
   for (const [name, normal] of Object.entries(DEFAULTS)) {
@@ -101,6 +102,20 @@ export function link(patch = {}) {
   const path = view.page === "run" ? `run/${encodeURIComponent(view.id)}` : view.page;
   const text = query.toString();
   return `#/${path}${text ? `?${text}` : ""}`;
+}
+
+/**
+ * Returns the properties of a link to the view with some things changed: those of the moment at which it is used, not
+ * of that at which it was drawn.
+ *
+ * @param {Object<string, any> | (() => Object<string, any>)} patch what changes.
+ */
+export function linkTo(patch) {
+  const href = () => link(typeof patch === "function" ? patch() : patch);
+  const renew = (event) => {
+    event.currentTarget.href = href();
+  };
+  return { href: href(), onpointerenter: renew, onfocus: renew, onclick: renew };
 }
 
 /** Changes the view, in the URL too, and tells those who listen which parts changed. */
@@ -158,22 +173,26 @@ export function styleOf(id, isDarkNow) {
   };
 }
 
+/** How many numbers a list holds for a name: the name itself may look like more of them. */
+const NUMBERS = { zoom: 4, at: 1, brush: 2 };
+
+function nameIn(list, text) {
+  return text.split("~").slice(NUMBERS[list]).join("~");
+}
+
 /** Returns the numbers that a list of the view holds for a name, as `1~2~name`; null if it holds none. */
 export function numbersOf(list, name) {
-  for (const one of state[list]) {
-    const found = one.match(/^((?:[-+.e\d]*~)+)(.*)$/s);
-    if (found && found[2] === name)
-      return found[1]
-        .split("~")
-        .slice(0, -1)
-        .map((part) => (part === "" || !Number.isFinite(Number(part)) ? null : Number(part)));
-  }
-  return null;
+  const found = state[list].find((one) => nameIn(list, one) === name);
+  if (found === undefined) return null;
+  return found
+    .split("~")
+    .slice(0, NUMBERS[list])
+    .map((part) => (part === "" || !Number.isFinite(Number(part)) ? null : Number(part)));
 }
 
 /** Keeps numbers for a name in a list of the view; null takes them out. */
 export function keepNumbers(list, name, numbers) {
-  const others = state[list].filter((one) => one.replace(/^(?:[-+.e\d]*~)+/s, "") !== name);
+  const others = state[list].filter((one) => nameIn(list, one) !== name);
   update({ [list]: numbers ? [...others, [...numbers.map((part) => part ?? ""), name].join("~")] : others });
 }
 

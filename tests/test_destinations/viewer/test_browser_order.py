@@ -126,3 +126,140 @@ def test_a_log_is_that_of_the_file_that_is_chosen_last(tmp_path, new_page):
         late.give_all()
         opened.until("() => document.querySelector('pre.log').innerText === 'words of the second\\n'")
         opened.page.close()
+
+
+def last_value(opened, metric="loss"):
+    """The last value of the first line of a chart, as a condition for `until`."""
+    return (
+        f"document.querySelector('.chart[data-metric=\"{metric}\"] .plot').data"
+        "?.find((one) => one.meta.part === 'line')?.y.at(-1)"
+    )
+
+
+@pytest.fixture
+def live(tmp_path, new_page):
+    """The charts of a run that is being written: the page, and the run."""
+    server = pytest.importorskip("destinations.viewer.server")
+    root = tmp_path / "runs"
+    with Written(root / "live") as run, Written(root / "other") as other:
+        for step in range(5):
+            run.log({"loss": float(step)}, step)
+            other.log({"loss": -1.0}, step)
+        run.flush()
+        other.flush()
+        with open_runs(root, cache=tmp_path / "index") as runs, server.Viewer(runs, port=0) as viewer:
+            opened = Opened(new_page(), viewer)
+            opened.go(f"charts?run={opened.id_of('live')}")
+            opened.drawn("loss")
+            yield opened, run
+            opened.page.close()
+
+
+def told_of(page, act):
+    """Acts, and waits until the page has been told of a change that came of it."""
+    with page.expect_response(
+        lambda answer: "/api/changes" in answer.url and '"rows"' in answer.text(), timeout=60_000
+    ):
+        act()
+
+
+def test_rows_that_are_told_of_while_others_are_asked_for_appear(live):
+    """The last rows of a run are drawn, although they were told of while an earlier answer was on its way."""
+    opened, run = live
+    page = opened.page
+    late = Held(page, "**/api/series?*")
+    run.log({"loss": 5.0}, 5)
+    run.flush()
+    late.wait_for(1)
+
+    def log_the_last():
+        run.log({"loss": 6.0}, 6)
+        run.flush()
+
+    told_of(page, log_the_last)
+    late.give_all()
+    opened.until(f"() => {last_value(opened)} === 6")
+    assert opened.traces("loss")[opened.id_of("live")]["y"] == [float(step) for step in range(7)]
+
+
+def test_rows_are_drawn_once_where_a_run_is_selected_meanwhile(live):
+    """What was asked for as new rows, and arrives after all rows were asked for again, is not added to them."""
+    opened, run = live
+    page = opened.page
+    late = Held(page, "**/api/series?*")
+    page.evaluate(
+        """async (id) => (await import("./static/state.js")).selectRuns([id], true)""", opened.id_of("other")
+    )
+    late.wait_for(1)
+
+    def log_more():
+        run.log({"loss": 5.0}, 5)
+        run.flush()
+
+    told_of(page, log_more)
+    settle(page)
+    late.give_all()
+    opened.drawn("loss", 2)
+    opened.until("() => document.querySelector('.chart .plot').data.some((one) => one.y.at(-1) === 5)")
+    lines = opened.drawn("loss", 2)
+    assert lines[opened.id_of("live")]["y"] == [float(step) for step in range(6)]
+    assert lines[opened.id_of("other")]["y"] == [-1.0] * 5
+
+
+def test_a_chart_that_is_changed_before_plotly_has_arrived_is_drawn(viewer, new_page):
+    """A button that is pressed while the library is loaded leaves the chart whole."""
+    page = new_page()
+    late = Held(page, "**/static/plotly.min.js")
+    opened = Opened(page, viewer)
+    alpha = opened.id_of("alpha")
+    page.goto("about:blank")
+    opened.go(f"charts?run={alpha}")
+    late.wait_for(1)
+    page.wait_for_selector(".chart")
+    settle(page)
+    for _ in range(3):
+        page.click("#log-y")
+    late.give_all()
+    opened.drawn("loss")
+    opened.until("() => document.querySelector('.chart[data-metric=loss] .plot').layout.yaxis.type === 'log'")
+    assert page.locator(".chart[data-metric=loss] .scatterlayer path.js-line").count() == 1
+
+
+def test_a_view_that_was_left_selects_nothing(opened):
+    """The runs that charts would select are not selected where they arrive after the view was left."""
+    page = opened.page
+    late = Held(page, "**/api/runs?*")
+    page.keyboard.press("2")
+    late.wait_for(1)
+    page.keyboard.press("4")
+    late.wait_for(2)
+    late.give_all()
+    settle(page)
+    page.wait_for_selector("#scatter .main-svg")
+    assert "run=" not in page.url
+
+
+def test_an_old_answer_about_a_run_does_not_replace_a_newer_one(tmp_path, new_page):
+    """The page of a run shows its last state, also where the answer of before comes last."""
+    server = pytest.importorskip("destinations.viewer.server")
+    root = tmp_path / "runs"
+    with Written(root / "one") as run:
+        run.log({"loss": 1.0}, 0)
+    with open_runs(root, cache=tmp_path / "index") as runs, server.Viewer(runs, port=0) as viewer:
+        opened = Opened(new_page(), viewer)
+        opened.page.wait_for_selector(".grid-row[data-run]")
+        address = f"{opened.address}/api/runs/{opened.id_of('one')}"
+        late = Held(opened.page, address)
+        opened.go(f"run/{opened.id_of('one')}")
+        late.wait_for(1)
+        token = {"Authorization": f"Bearer {opened.token}"}
+        with opened.page.expect_response(
+            lambda answer: "/api/changes" in answer.url and '"record"' in answer.text(), timeout=60_000
+        ):
+            assert opened.page.request.patch(address, data={"note": "the last word"}, headers=token).ok
+        settle(opened.page)
+        late.give_all(newest_first=True)
+        opened.until("() => document.querySelector('.run-page')?.innerText.includes('the last word')")
+        settle(opened.page)
+        assert "the last word" in opened.page.inner_text(".run-page")
+        opened.page.close()

@@ -1,0 +1,156 @@
+"""Requests that fail, and runs that vanish, in a real browser: the page says so, and recovers by itself."""
+
+import math
+import shutil
+
+import pytest
+
+from destinations.runs import open_runs
+from tests.test_destinations.runs.written import Written
+from tests.test_destinations.viewer.conftest import Opened
+
+pytestmark = pytest.mark.xdist_group("browser")
+
+
+def fail_once(page, pattern, status):
+    """Answers the first request for a pattern with an error, or cuts its connection where the status is None."""
+    failed = []
+
+    def answer(route):
+        if failed:
+            route.fallback()
+        elif status is None:
+            failed.append(route.abort("connectionreset"))
+        else:
+            failed.append(route.fulfill(status=status, json={"error": "the disk is away"}))
+
+    page.route(pattern, answer)
+    return failed
+
+
+@pytest.fixture
+def served(tmp_path, new_page):
+    """Serves what a function writes into a folder; returns the page of it, with `root` and `runs`."""
+    server = pytest.importorskip("destinations.viewer.server")
+    left = []
+
+    def serve(write):
+        root = tmp_path / "runs"
+        write(root)
+        runs = open_runs(root, cache=tmp_path / "index")
+        left.append(runs)
+        viewer = server.Viewer(runs, port=0)
+        left.append(viewer)
+        viewer.__enter__()
+        opened = Opened(new_page(), viewer)
+        opened.root, opened.viewer, opened.runs = root, viewer, runs
+        opened.page.wait_for_selector(".grid-row[data-run]")
+        left.append(opened.page)
+        return opened
+
+    yield serve
+    for one in reversed(left):
+        one.close()
+
+
+def two_runs(root):
+    """Writes two runs with a metric, a hyperparameter that differs, a text and a log."""
+    for at, name in enumerate(("one", "two")):
+        with Written(root / name) as run:
+            run.logger.log_hyperparameters({"lr": 0.1 * (1 + at)})
+            for step in range(3):
+                run.log({"loss": float(step)}, step)
+            run.logger.log_text("it went well", "Notes", step=1)
+        (root / name / "train.log").write_text("words of the log\n")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "status", "view", "shown"),
+    [
+        ("**/api/fields", 500, "runs?sort=-name", ".grid-row[data-run] [data-column='summary.loss']"),
+        ("**/api/runs?*", None, "runs?sort=-name", ".grid-row[data-run] [data-column='summary.loss']"),
+        ("**/api/fields", None, "charts?run={one}", ".chart .main-svg"),
+        ("**/api/runs?*", 500, "charts", ".chart .main-svg"),
+        ("**/api/runs/{one}", None, "charts?run={one}", ".chart .main-svg"),
+        ("**/api/series?*", 500, "charts?run={one}", ".chart .main-svg"),
+        ("**/static/plotly.min.js", None, "charts?run={one}", ".chart .main-svg"),
+        ("**/api/runs?*", None, "media", ".text-record"),
+        ("**/media?*", 500, "media?run={one}", ".text-record"),
+        ("**/api/runs?*", 500, "explore", "#scatter .main-svg"),
+        ("**/api/compare?*", 500, "compare?run={one}&run={two}", "[data-panel=Hyperparameters]"),
+        ("**/api/runs/{one}", 500, "run/{one}", ".run-page h1"),
+        ("**/log?*", None, "run/{one}", ".log:has-text('words of the log')"),
+    ],
+)
+def test_a_request_that_fails_once_costs_a_moment(served, console, pattern, status, view, shown):
+    """What a view needs is asked for again by itself when a request has failed, whichever it was."""
+    opened = served(two_runs)
+    ids = {name: opened.id_of(name) for name in ("one", "two")}
+    page = opened.page
+    page.goto("about:blank")
+    failed = fail_once(page, pattern.format(**ids), status)
+    opened.go(view.format(**ids))
+    page.wait_for_selector(shown.format(**ids))
+    assert failed
+    opened.until("() => !document.querySelector('.filter-error:not([hidden])')")
+    assert all("500" in said or "ERR_" in said for said in console)
+    console.clear()
+
+
+def test_a_run_that_is_deleted_is_said_to_be_gone(served, console):
+    """Where a folder is deleted while its page, or its chart, is shown, the page says so; if it returns, it is shown."""
+    opened = served(two_runs)
+    page = opened.page
+    gone = opened.id_of("one")
+    opened.go(f"run/{gone}")
+    page.wait_for_selector(".run-page h1")
+    kept = shutil.move(opened.root / "one", opened.root.parent / "kept")
+    opened.until("() => document.querySelector('.run-page').innerText.includes('no run has')")
+    shutil.move(kept, opened.root / "one")
+    page.wait_for_selector(".run-page h1")
+    opened.go(f"charts?run={gone}&run={opened.id_of('two')}")
+    opened.drawn("loss", 2)
+    shutil.rmtree(opened.root / "one")
+    opened.until(
+        "(id) => document.querySelector(`.legend [data-run='${id}'] .status`)?.innerText === 'not found'",
+        gone,
+    )
+    assert page.locator(f'.legend [data-run="{gone}"] a').inner_text() == "one", "its name stays"
+    assert all("404" in said for said in console)
+    console.clear()
+
+
+def test_numbers_at_the_edges_of_a_double_are_drawn(served):
+    """The greatest and the least numbers, and metrics without a finite one, leave a chart that works; smoothed and banded too."""
+
+    def write(root):
+        for at in range(2):
+            with Written(root / f"odd{at}") as run:
+                run.logger.log_hyperparameters({"lr": [1e308, -1e308][at], "n": [math.nan, math.inf][at]})
+                for step in range(5):
+                    run.log(
+                        {
+                            "huge": 1e308 * (-1) ** step,
+                            "tiny": 5e-324,
+                            "mixed": [math.nan, 1.0, math.inf, -1e308, 1e308][step],
+                            "nan": math.nan,
+                            "inf": math.inf,
+                        },
+                        step,
+                    )
+
+    opened = served(write)
+    page = opened.page
+    query = "&".join(f"run={opened.id_of(name)}" for name in ("odd0", "odd1"))
+    for more in ("", "&smooth=0.9", "&band=ranks", "&x=metric:huge", "&logy=1", "&x=metric:tiny&logx=1"):
+        opened.go(f"charts?{query}{more}")
+        for metric in ("huge", "tiny", "mixed"):
+            page.wait_for_selector(f".chart[data-metric={metric}] .main-svg")
+            opened.until(
+                "(metric) => document.querySelector(`.chart[data-metric=${metric}] .plot`)._fullLayout.yaxis.range.every(Number.isFinite)",
+                metric,
+            )
+    opened.go("explore?sx=hparams.lr&sy=summary.huge")
+    page.wait_for_selector("#scatter .main-svg")
+    opened.go("explore?sx=hparams.n&sy=summary.inf")
+    page.wait_for_selector("#parallel polyline", state="attached")

@@ -1,0 +1,124 @@
+"""Links, the history and the focus in a real browser: what a view is asked for is what is shown."""
+
+import pytest
+
+pytestmark = pytest.mark.xdist_group("browser")
+
+
+def row(opened, name):
+    """The row of a run in the table."""
+    return opened.page.locator(f'.grid-row[data-run="{opened.id_of(name)}"]')
+
+
+def test_a_link_has_the_selection_of_the_moment(opened):
+    """A run that is opened after others were selected leaves them selected, also where its row was drawn before."""
+    page = opened.page
+    row(opened, "alpha").locator(".pick input").check()
+    row(opened, "beta").locator(".name a").click()
+    page.wait_for_selector(".run-page h1")
+    assert f"run={opened.id_of('alpha')}" in page.url
+    page.go_back()
+    opened.until("() => document.querySelectorAll('.grid-row.chosen').length === 1")
+
+
+def test_a_run_that_was_taken_out_stays_out(opened):
+    """The links beside charts lead to what is selected now, and keep how charts are shown."""
+    page = opened.page
+    alpha, beta = opened.id_of("alpha"), opened.id_of("beta")
+    opened.go(f"charts?run={alpha}&run={beta}")
+    opened.drawn("loss", 2)
+    page.click("#log-y")
+    page.locator(f'.legend [data-run="{beta}"]').get_by_label("Take beta out").click()
+    page.locator(".sidebar").get_by_role("link", name="Choose").click()
+    opened.until("() => document.querySelectorAll('.grid-row.chosen').length === 1")
+    assert beta not in page.url
+    assert "logy=1" in page.url
+
+
+def test_skip_to_content_keeps_the_view(opened):
+    """The first link of the page moves the focus to the content, and leaves the view as it is."""
+    page = opened.page
+    opened.go(f"charts?run={opened.id_of('alpha')}&smooth=0.5")
+    opened.drawn("loss")
+    page.locator(".skip").focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    assert page.evaluate("document.querySelector('main').dataset.page") == "charts"
+    assert "smooth=0.5" in page.url
+
+
+def test_the_focus_stays_where_the_keyboard_left_it(opened):
+    """A control that is drawn again when it is used keeps the focus; the content has it in another view."""
+    page = opened.page
+    page.focus("#theme")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "theme"
+    heading = page.get_by_role("columnheader", name="loss").get_by_role("button")
+    heading.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector("[aria-sort=descending]")
+    assert page.evaluate("document.activeElement.parentElement.title") == "summary.loss"
+    page.focus(".grid")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".run-page h1")
+    assert page.evaluate("document.activeElement.id") == "main"
+
+
+@pytest.mark.parametrize(
+    ("query", "left"),
+    [
+        ("sort=-summary.gone", "summary.gone"),
+        ("group=hparams.gone", "hparams.gone"),
+        ("column=hparams.lr&column=summary.gone", "summary.gone"),
+        ("sort=nonsense&unknown=1&constructor=2", "nonsense"),
+    ],
+)
+def test_a_link_to_a_column_that_is_gone_shows_the_table_without_it(opened, query, left):
+    """An old link does not lead to an empty table, and what of it is left out is said."""
+    opened.go(f"runs?{query}")
+    opened.page.wait_for_selector(".filter-error:visible")
+    assert f"no {left}:" in opened.page.inner_text(".filter-error")
+    assert row(opened, "alpha").is_visible()
+
+
+def test_a_link_to_no_run_shows_the_table(opened):
+    """A link to the page of a run without its id shows all runs."""
+    opened.go("run/")
+    opened.page.wait_for_selector(".grid-row[data-run]")
+
+
+@pytest.mark.parametrize("name", ["1~2~y", "~loss", "e~z", "50%/#?&=\n"])
+def test_a_zoom_is_that_of_the_metric_of_this_name(opened, name):
+    """Names that look like numbers of a zoom, or like parts of a URL, have a zoom of their own."""
+    found = opened.page.evaluate(
+        """async (name) => {
+            const { keepNumbers, numbersOf, readUrl } = await import("./static/state.js");
+            keepNumbers("zoom", name, [1, 2, null, -1e-7]);
+            keepNumbers("zoom", "loss", [3, 4, 5, 6]);
+            readUrl();
+            const found = [numbersOf("zoom", name), numbersOf("zoom", "loss"), numbersOf("zoom", "y")];
+            keepNumbers("zoom", name, null);
+            return [...found, numbersOf("zoom", name), numbersOf("zoom", "loss")];
+        }""",
+        name,
+    )
+    assert found == [[1, 2, None, -1e-7], [3, 4, 5, 6], None, None, [3, 4, 5, 6]]
+
+
+def test_back_and_forward_go_through_all_views(opened):
+    """Each step in the history shows the view of its moment, with its selection."""
+    page = opened.page
+    views = ["runs", "charts", "media", "explore", "compare"]
+    opened.go(f"runs?run={opened.id_of('alpha')}&run={opened.id_of('beta')}")
+    opened.until("() => document.querySelectorAll('.grid-row.chosen').length === 2")
+    for at, view in enumerate(views[1:], 2):
+        page.keyboard.press(str(at))
+        opened.until("(view) => document.querySelector('main').dataset.page === view", view)
+    for view in reversed(views[:-1]):
+        page.go_back()
+        opened.until("(view) => document.querySelector('main').dataset.page === view", view)
+    opened.until("() => document.querySelectorAll('.grid-row.chosen').length === 2")
+    for view in views[1:]:
+        page.go_forward()
+        opened.until("(view) => document.querySelector('main').dataset.page === view", view)
