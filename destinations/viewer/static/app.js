@@ -8,7 +8,7 @@ import { showExplore } from "./explore.js";
 import { showMedia } from "./media.js";
 import { showRun } from "./run.js";
 import { showRuns } from "./runs.js";
-import { linkTo, onChange, readUrl, selectedRuns, state, update } from "./state.js";
+import { isShown, linkTo, onChange, readUrl, selectedRuns, state, update } from "./state.js";
 
 const PAGES = [
   ["runs", "Runs", showRuns],
@@ -34,10 +34,9 @@ const KEYS = [
 const header = document.getElementById("header");
 const main = document.getElementById("main");
 let leave = () => {};
-let isServed = true;
+let problem = null;
 let title = "";
 let leftOut = [];
-let seen = location.hash;
 
 function wordmark() {
   const mark = svg(
@@ -74,19 +73,17 @@ function drawHeader() {
     el(
       "span",
       {
-        class: `live${isServed ? "" : " off"}`,
+        class: `live${problem ? " off" : ""}`,
         id: "live",
         title: isExported
           ? [
               "An exported site: nothing changes.",
               ...(leftOut.length ? [`Left out: ${shorten(leftOut.join("; "), 600)}.`] : []),
             ].join(" ")
-          : isServed
-            ? "New rows appear by themselves."
-            : "The server does not answer.",
+          : (problem ?? "New rows appear by themselves."),
       },
       el("i", {}),
-      isExported ? "exported" : isServed ? "live" : "offline",
+      isExported ? "exported" : problem ? "offline" : "live",
     ),
     iconButton(isDark() ? "sun" : "moon", isDark() ? "Light" : "Dark", switchTheme, { id: "theme" }),
     iconButton("help", "Keys", showKeys, { id: "help" }),
@@ -164,8 +161,7 @@ function pressed(event) {
 
 function arrived() {
   // Browsers tell of one step in the history twice.
-  if (location.hash === seen) return;
-  seen = location.hash;
+  if (isShown()) return;
   readUrl();
   showPage();
 }
@@ -179,7 +175,6 @@ async function begin() {
   }
   readUrl();
   onChange((changed) => {
-    seen = location.hash;
     if (changed.has("page") || changed.has("id")) showPage();
     else {
       drawHeader();
@@ -190,6 +185,8 @@ async function begin() {
     drawHeader();
     document.dispatchEvent(new Event("themechange"));
   });
+  // Paper is light.
+  matchMedia("print").addEventListener("change", () => document.dispatchEvent(new Event("themechange")));
   document.addEventListener("keydown", pressed);
   // Its fragment would be taken for a view.
   document.querySelector(".skip").addEventListener("click", (event) => {
@@ -198,21 +195,25 @@ async function begin() {
   });
   addEventListener("hashchange", arrived);
   addEventListener("popstate", arrived);
-  watchChanges((isAnswering) => {
-    if (isAnswering !== isServed) {
-      isServed = isAnswering;
-      drawHeader();
-    }
+  watchChanges((found) => {
+    if (found === problem) return;
+    problem = found;
+    if (problem || title) drawHeader();
+    else showTitle();
   });
   showPage();
+  await showTitle();
+}
+
+async function showTitle() {
   try {
     const info = await serverInfo();
     title = info.name;
     leftOut = info.bounds?.left_out ?? [];
-    drawHeader();
   } catch {
     // The views say what is wrong.
   }
+  drawHeader();
 }
 
 begin();

@@ -10,6 +10,8 @@ const MAX_ANSWERS = 500;
 const GROUP_WINDOW = 1000;
 const RETRY_MS = 3000;
 const MOST_RETRY_MS = 60000;
+/** The server answers a question for changes within 25 seconds. */
+const MOST_POLL_MS = 60000;
 
 const added = new Map();
 const scripts = new Map();
@@ -370,7 +372,7 @@ export function follow(ids) {
   polling?.abort();
 }
 
-/** Asks what is new, over and over; waits while the page is hidden. Calls `told` with whether the server answers. */
+/** Asks what is new, over and over; waits while the page is hidden. Calls `told` with what is wrong, or null. */
 export async function watchChanges(told) {
   if (isExported) return;
   // From before the first data is asked for: what comes between is then told of.
@@ -383,12 +385,14 @@ export async function watchChanges(told) {
       await new Promise((resolve) => {
         document.addEventListener("visibilitychange", resolve, { once: true });
       });
+    polling = new AbortController();
+    // A connection that has died with a sleep or a network is not always reported.
+    const late = setTimeout(() => polling.abort(new DataError("late")), MOST_POLL_MS);
     try {
-      polling = new AbortController();
       // Without a version the server says that all is new.
       const query = { since: isBehind ? "" : since, run: [...followed] };
       const answer = await ask(pathOf("api/changes", query), { signal: polling.signal });
-      told(true);
+      told(null);
       isBehind = false;
       since = answer.version;
       for (const [id, what] of Object.entries(answer.runs)) if (what.record || what.gone) forget(id);
@@ -403,10 +407,12 @@ export async function watchChanges(told) {
         for (const watcher of [...watchers]) watcher(changed);
     } catch (error) {
       if (error.name === "AbortError") continue;
-      told(false);
+      told(error.message);
       await new Promise((resolve) => {
         setTimeout(resolve, RETRY_MS);
       });
+    } finally {
+      clearTimeout(late);
     }
   }
 }

@@ -280,6 +280,7 @@ export function shorten(text, length = 80) {
 
 /** Whether the page is dark now. */
 export function isDark() {
+  if (matchMedia("print").matches) return false;
   const chosen = document.documentElement.dataset.theme;
   return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 }

@@ -19,6 +19,9 @@ import { statusMark } from "./runs.js";
 import { linkTo, selectRuns, selectedRuns, state } from "./state.js";
 import { dataTable, flatten, pairTable, plainTable } from "./table.js";
 
+const SUMMARY_COLUMNS = ["metric", "last", "min", "at step", "max", "at step", "mean", "values", "not finite"].map(
+  (name) => ({ name }),
+);
 const LOG_TAIL = 65536;
 const MOST_ROWS_OF_LOG = 1 << 20;
 
@@ -30,6 +33,10 @@ export function showRun(root) {
   let isGone = false;
   let isDrawn = false;
   let log = null;
+  let metrics = null;
+  const top = el("div", { style: { display: "contents" } });
+  const panels = el("div", { class: "panels" });
+  const shown = new Map();
 
   const load = inTurn(async () => {
     try {
@@ -53,9 +60,10 @@ export function showRun(root) {
     }
   });
 
+  /** Draws what is known of the run. A panel that says the same as before stays, with what is scrolled or open in it. */
   function draw(detail) {
     const isChosen = state.run.includes(id);
-    const panels = el("div", { class: "panels" });
+    const nodes = [];
     const head = el(
       "div",
       { class: "run-head" },
@@ -106,8 +114,9 @@ export function showRun(root) {
       fact("Host", detail.environment?.host ?? detail.environment?.hostname),
       fact("Commit", shorten(detail.git?.commit ?? detail.git?.sha ?? "", 12)),
     );
+    if (!page.contains(panels)) fill(page, top, panels);
     fill(
-      page,
+      top,
       head,
       facts,
       el(
@@ -116,7 +125,6 @@ export function showRun(root) {
         editable("Tags", detail.tags.join(", "), "none", (text) => ({ tags: tagsIn(text) })),
         editable("Note", detail.note ?? "", "none", (text) => ({ note: text })),
       ),
-      panels,
     );
 
     if (detail.problem)
@@ -161,41 +169,23 @@ export function showRun(root) {
         ),
         "wide",
       );
-    const summary = Object.entries(detail.summary ?? {});
+    const summary = Object.entries(detail.summary ?? {}).map(([name, one]) => [
+      name,
+      numberIn(one.last),
+      numberIn(one.min),
+      one.min_step,
+      numberIn(one.max),
+      one.max_step,
+      numberIn(one.mean),
+      one.count,
+      one.non_finite,
+    ]);
     if (summary.length) {
-      panel(
-        "Metrics",
-        el(
-          "div",
-          { class: "body" },
-          dataTable(
-            [
-              { name: "metric" },
-              { name: "last" },
-              { name: "min" },
-              { name: "at step" },
-              { name: "max" },
-              { name: "at step" },
-              { name: "mean" },
-              { name: "values" },
-              { name: "not finite" },
-            ],
-            summary.map(([name, one]) => [
-              name,
-              numberIn(one.last),
-              numberIn(one.min),
-              one.min_step,
-              numberIn(one.max),
-              one.max_step,
-              numberIn(one.mean),
-              one.count,
-              one.non_finite,
-            ]),
-            { name: "metrics" },
-          ),
-        ),
-        "wide",
-      );
+      // The same table again: it has been sorted, and its filter is being typed.
+      if (metrics) metrics.show(summary);
+      else metrics = dataTable(SUMMARY_COLUMNS, summary, { name: "metrics" });
+      if (!shown.has("Metrics")) panel("Metrics", el("div", { class: "body" }, metrics), "wide");
+      else nodes.push(shown.get("Metrics").node);
     }
     const hyperparameters = flatten(detail.hyperparameters ?? {}).filter(([name]) => name);
     panel(
@@ -291,14 +281,17 @@ export function showRun(root) {
     if (damaged.length) panel("Damaged lines", scroll(pairTable(damaged)));
     if (detail.logs?.length) {
       log = log ?? new LogTail(id, detail.logs);
-      panels.append(log.element);
+      nodes.push(log.element);
       log.more();
     }
+    if (nodes.length !== panels.children.length || nodes.some((node, at) => node !== panels.children[at]))
+      fill(panels, nodes);
 
     function panel(title, content, more = "") {
-      panels.append(
-        el("section", { class: `panel ${more}`, "data-panel": title }, el("h2", {}, title), content),
-      );
+      const node = el("section", { class: `panel ${more}`, "data-panel": title }, el("h2", {}, title), content);
+      const text = node.outerHTML;
+      if (shown.get(title)?.text !== text) shown.set(title, { node, text });
+      nodes.push(shown.get(title).node);
     }
   }
 

@@ -75,6 +75,7 @@ export function showRuns(root) {
   let loaded = null;
   let isFailed = false;
   let cursor = -1;
+  let cursorRun = null;
   let lastPicked = -1;
   let isEditing = false;
   let layout = [];
@@ -193,6 +194,11 @@ export function showRuns(root) {
     groups = found;
     total = [...answers.values()][0].total;
     blocks = new Map([...answers].map(([number, { rows }]) => [number, rows]));
+    // The cursor stays on its run where others have come before it.
+    for (const [number, rows] of blocks) {
+      const at = cursorRun ? rows.findIndex(({ id }) => id === cursorRun) : -1;
+      if (at >= 0) cursor = number * BLOCK + at;
+    }
     const text = total === 1 ? "1 run" : `${formatNumber(total)} runs`;
     if (count.textContent !== text) fill(count, text);
     lay();
@@ -625,8 +631,13 @@ export function showRuns(root) {
       for (let at = low; at <= high; at += 1) ids.push(rowAt(at)?.id);
     }
     lastPicked = index;
-    cursor = index;
+    moveTo(index);
     selectRuns([...new Set(ids.filter(Boolean))], isOn);
+  }
+
+  function moveTo(index) {
+    cursor = index;
+    cursorRun = rowAt(index)?.id ?? null;
   }
 
   function pickAll(isOn) {
@@ -713,7 +724,7 @@ export function showRuns(root) {
     const row = cursor >= 0 ? rowAt(cursor) : undefined;
     if (step) {
       event.preventDefault();
-      cursor = Math.max(0, Math.min(total - 1, cursor + step));
+      moveTo(Math.max(0, Math.min(total - 1, cursor + step)));
       const height = rowHeight();
       const part = layout.find((one) => !one.heading && cursor >= one.first && cursor < one.first + one.rows);
       const top = part ? (part.top + cursor - part.first) * height : 0;

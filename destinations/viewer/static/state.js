@@ -63,13 +63,21 @@ const PALETTE_DARK = [
 ];
 const DASHES = ["solid", "dash", "dot"];
 
+/** Browsers refuse to note a view in the URL more often than a hundred times in ten seconds (Safari). */
+const NOTES_AT_ONCE = 50;
+const WINDOW_MS = 10000;
+const NOTE_MS = 300;
+
 const listeners = new Set();
+const noted = { hash: "", since: -Infinity, count: 0, timer: 0 };
 
 /** @type {{page: string, id: string} & Object<string, any>} */
 export const state = { page: "runs", id: "", ...structuredClone(DEFAULTS) };
 
 /** Reads the view from the URL. */
 export function readUrl() {
+  clearTimeout(noted.timer);
+  Object.assign(noted, { timer: 0, hash: location.hash });
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split(/\?(.*)/s);
   const [page, ...rest] = path.split("/");
   const given = new URLSearchParams(query);
@@ -125,10 +133,43 @@ export function update(patch, push = false) {
   );
   if (!changed.length) return;
   const isNewPage = push || changed.includes("page") || changed.includes("id");
+  // The step in the history that is left has its last view.
+  if (isNewPage && noted.timer) note();
   Object.assign(state, patch);
-  history[isNewPage ? "pushState" : "replaceState"](null, "", link());
+  if (isNewPage) {
+    history.pushState(null, "", link());
+    noted.hash = location.hash;
+  } else noteSoon();
   for (const listener of [...listeners]) listener(new Set(changed));
 }
+
+/** Notes the view in the URL: at once, or a little later where a slider or a brush has changed it many times. */
+function noteSoon() {
+  const isMany = noted.count >= NOTES_AT_ONCE && performance.now() - noted.since < WINDOW_MS;
+  if (isMany) noted.timer ||= setTimeout(note, NOTE_MS);
+  else note();
+}
+
+function note() {
+  clearTimeout(noted.timer);
+  noted.timer = 0;
+  // Else the reader is on the way to another view.
+  if (!isShown()) return;
+  const now = performance.now();
+  if (now - noted.since >= WINDOW_MS) Object.assign(noted, { since: now, count: 0 });
+  noted.count += 1;
+  history.replaceState(null, "", link());
+  noted.hash = location.hash;
+}
+
+addEventListener("pagehide", () => noted.timer && note());
+
+/** Whether the view of the URL is the one that is shown. */
+export function isShown() {
+  return location.hash === noted.hash;
+}
+
+addEventListener("pagehide", () => noteSoon(true));
 
 /** Calls a function with the names of what changed, until the returned function is called. */
 export function onChange(listener) {

@@ -5,7 +5,7 @@ import { download, el, fill, formatNumber, icon, iconButton, shorten, toCsv } fr
 const MOST_ROWS = 500;
 
 /**
- * Makes a table.
+ * Makes a table; its `show` replaces the rows, and leaves filter and order.
  *
  * @param {{name: string, type?: string}[]} columns
  * @param {any[][]} rows
@@ -111,7 +111,7 @@ export function dataTable(columns, rows, about = {}) {
   }
 
   draw();
-  return el(
+  const table = el(
     "div",
     { class: "logged-table" },
     el(
@@ -139,6 +139,11 @@ export function dataTable(columns, rows, about = {}) {
     ),
     more,
   );
+  table.show = (others) => {
+    rows = others;
+    draw();
+  };
+  return table;
 }
 
 /** Returns rows of two cells, name and value, as a table. */

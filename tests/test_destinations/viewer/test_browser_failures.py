@@ -97,6 +97,23 @@ def test_a_request_that_fails_once_costs_a_moment(served, console, pattern, stat
     console.clear()
 
 
+def test_a_server_that_is_silent_is_said_to_be_offline(served, console):
+    """A question for changes that nothing answers, as after a sleep, is given up after a minute."""
+    opened = served(two_runs)
+    page = opened.page
+    page.clock.install()
+    page.goto("about:blank")
+    page.route("**/api/changes?*", lambda _: None)
+    with page.expect_request("**/api/changes?*"):
+        opened.go("runs")
+    page.wait_for_selector(".grid-row[data-run]")
+    assert page.inner_text("#live") == "live"
+    page.clock.fast_forward(61_000)
+    opened.until("() => document.querySelector('#live').innerText === 'offline'")
+    assert page.locator(".grid-row[data-run]").count() == 2
+    console.clear()
+
+
 def test_a_run_that_is_deleted_is_said_to_be_gone(served, console):
     """Where a folder is deleted while its page, or its chart, is shown, the page says so; if it returns, it is shown."""
     opened = served(two_runs)

@@ -122,3 +122,33 @@ def test_back_and_forward_go_through_all_views(opened):
     for view in views[1:]:
         page.go_forward()
         opened.until("(view) => document.querySelector('main').dataset.page === view", view)
+
+
+def test_the_url_has_the_last_of_many_changes(opened):
+    """A slider that moves faster than browsers take views leaves its last place in the URL, and in the history."""
+    page = opened.page
+    opened.go(f"charts?run={opened.id_of('alpha')}")
+    opened.drawn("loss")
+    page.evaluate(
+        """async () => {
+            const { update } = await import("./static/state.js");
+            const notes = [];
+            const replace = history.replaceState;
+            globalThis.notes = () => notes.length;
+            history.replaceState = function (...given) { notes.push(given[2]); return replace.apply(this, given); };
+            for (let at = 0; at <= 300; at += 1) update({ smooth: String(at / 400) });
+        }"""
+    )
+    opened.until("() => location.hash.includes('smooth=0.75')")
+    assert page.evaluate("notes()") <= 60
+    page.evaluate(
+        """async () => {
+            const { update } = await import("./static/state.js");
+            for (let at = 0; at <= 10; at += 1) update({ smooth: String(at / 100) });
+            update({ page: "media" });
+        }"""
+    )
+    page.go_back()
+    opened.until("() => document.querySelector('main').dataset.page === 'charts'")
+    assert "smooth=0.1" in page.url
+    assert page.input_value("#smooth") == "0.1"

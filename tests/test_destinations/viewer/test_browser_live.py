@@ -126,3 +126,76 @@ def test_the_page_says_when_the_server_is_gone(tmp_path, new_page, console):
         opened.page.close()
     assert all("ERR_" in said or "500" in said for said in console)
     console.clear()
+
+
+@pytest.fixture
+def live(tmp_path, new_page):
+    """The page of a run that is being written, and the run."""
+    server = pytest.importorskip("destinations.viewer.server")
+    root = tmp_path / "runs"
+    with Written(root / "live", tags=["first"]) as run:
+        run.logger.log_hyperparameters({"lr": 0.1})
+        for step in range(5):
+            run.log({"loss": float(step), "val/acc": 0.5}, step)
+        run.logger.log_video(np.zeros((4, 3, 16, 16), np.uint8), fps=4, name="Clip", step=1)
+        run.logger.log_text("it went well", "Notes", step=1)
+        run.flush()
+        with open_runs(root, cache=tmp_path / "index") as runs, server.Viewer(runs, port=0) as viewer:
+            opened = Opened(new_page(), viewer)
+            opened.root = root
+            opened.page.wait_for_selector(".grid-row[data-run]")
+            yield opened, run
+            opened.page.close()
+
+
+def test_the_page_of_a_live_run_keeps_what_is_typed_in_it(live):
+    """Where the run logs, its page shows it, and what is typed, sorted and has the focus stays."""
+    opened, run = live
+    page = opened.page
+    opened.go(f"run/{opened.id_of('live')}")
+    page.wait_for_selector("[data-panel=Metrics] tbody tr")
+    page.evaluate("document.querySelector('[data-panel=Hyperparameters]').isOld = true")
+    find = page.get_by_label("Filter rows").first
+    find.press_sequentially("lo")
+    run.log({"loss": 77.0}, 5)
+    run.flush()
+    opened.until("() => document.querySelector('[data-panel=Metrics] tbody').innerText.includes('77')")
+    page.keyboard.type("ss")
+    assert find.input_value() == "loss"
+    assert page.locator("[data-panel=Metrics] tbody tr").count() == 1
+    assert page.evaluate("document.querySelector('[data-panel=Hyperparameters]').isOld")
+
+
+def test_media_of_a_live_run_play_on(live):
+    """A video stays in the document when its run logs something else, so that it does not stop."""
+    opened, run = live
+    page = opened.page
+    opened.go(f"media?run={opened.id_of('live')}")
+    page.wait_for_selector(".videos video")
+    page.evaluate(
+        """() => {
+            globalThis.removed = 0;
+            new MutationObserver((all) => { for (const one of all) removed += one.removedNodes.length; })
+                .observe(document.querySelector('.cards').closest('section').parentElement, { childList: true });
+        }"""
+    )
+    page.wait_for_selector(".text-record")
+    run.logger.log_text("and on", "Notes", step=2)
+    run.flush()
+    opened.until("() => document.querySelector('.text-record').innerText === 'and on'")
+    assert page.evaluate("removed") == 0
+
+
+def test_the_cursor_stays_on_its_run(live, tmp_path):
+    """A run that begins comes first in the table; the keys act on the run on which the cursor was."""
+    opened, _ = live
+    page = opened.page
+    page.focus(".grid")
+    page.keyboard.press("ArrowDown")
+    with Written(opened.root / "newer") as run:
+        run.log({"loss": 1.0}, 0)
+        run.flush()
+        opened.until("() => document.querySelector('#row-0 .name')?.innerText === 'newer'")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".run-page h1")
+        assert page.inner_text(".run-page h1") == "live"

@@ -201,3 +201,28 @@ def test_the_page_of_a_run_shows_its_flight_recordings(tmp_path, new_page):
     assert "in train_and_fail" in text.replace(
         "test_the_page_of_a_run_shows_its_flight_recordings.<locals>.", ""
     )
+
+
+def test_paper_is_light(opened):
+    """Printed from a dark page, text and charts are dark on white, without the controls around them."""
+    page = opened.page
+    page.click("#theme")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    opened.go(f"charts?run={opened.id_of('alpha')}")
+    opened.drawn("loss")
+    page.emulate_media(media="print")
+    opened.until("() => document.querySelector('.chart .plot').layout.font.color === '#1a1b1e'")
+    assert page.evaluate("getComputedStyle(document.body).color") == "rgb(26, 27, 30)"
+    assert not page.locator("#header").is_visible()
+    assert not page.locator(".sidebar").is_visible()
+    page.emulate_media(media="screen")
+    opened.until("() => document.querySelector('.chart .plot').layout.font.color === '#ececef'")
+    page.emulate_media(media="null")
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_no_view_is_wider_than_a_phone(new_page, viewer, view):
+    """On a phone nothing but tables and the tabs scrolls sideways."""
+    opened = Opened(new_page(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True), viewer)
+    show(opened, view)
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= 360
