@@ -1,6 +1,7 @@
 """Checkpoints in a store: `save_folder` and `load_path` as URIs, and resuming on a machine that has nothing."""
 
 import shutil
+import threading
 
 import pytest
 
@@ -88,6 +89,34 @@ def test_a_store_that_loses_an_answer_in_the_middle_of_a_checkpoint(make_trainer
     for name, batch in {"ep0-ba4.pt": 4, "ep1-ba8.pt": 8, "ep2-ba10.pt": 10, "latest": 10}.items():
         uri = there.replace("?", f"/{name}?")
         assert read_checkpoint(uri)["timestamp"]["batch"] == batch
+
+
+def test_what_an_earlier_process_left_is_uploaded_when_the_next_one_begins(make_trainer, moto):
+    """Before it trains; the files are in the spool."""
+    proxy, has_arrived = FaultProxy(moto.endpoint_url), threading.Event()
+    proxy.plan = lambda request: Answer(503, "SlowDown") if request.method == "PUT" else None
+    folder = moto.at(proxy.url).uri("left-behind")
+
+    def notes(request):
+        if request.method == "PUT" and "/latest.symlink" in request.path:
+            has_arrived.set()
+
+    def make():
+        saver = CheckpointSaver(folder, close_seconds=0.0)
+        return make_trainer(callbacks=saver, max_duration="1ep", autoresume=True)
+
+    try:
+        with make() as trainer:
+            trainer.fit()
+        before = names(moto.uri("left-behind"))
+        proxy.plan = notes
+        with make():
+            was_sent = has_arrived.wait(60)
+    finally:
+        proxy.close()
+
+    assert (before, was_sent) == ([], True)
+    assert "ep1-ba5.pt" in names(moto.uri("left-behind"))
 
 
 @pytest.fixture
