@@ -143,6 +143,27 @@ class TestOnTheDisk:
         assert names(tmp_path / "saved") == sorted([*listing(NEWEST), "ep0-ba4/notes.txt"])
 
 
+    def test_old_ones_stay_until_the_manifest_of_the_newer_one_is_there(self, make_trainer, tmp_path):
+        """One whose manifest cannot be written replaces nothing; the next one does."""
+        folder, seen = tmp_path / "saved", []
+
+        class BlocksAManifest(Callback):
+            def batch_end(self, state, logger):
+                if state.timestamp.batch == 3:
+                    (folder / "ep0-ba4/manifest.json").mkdir(parents=True)
+                elif state.timestamp.batch == 5:
+                    seen.extend(names(folder))
+                    (folder / "ep0-ba4/manifest.json").rmdir()
+
+        saver = CheckpointSaver(folder, save_interval="2ba", sharded=True, asynchronous=False, keep=1)
+        with make_trainer(callbacks=[BlocksAManifest(), saver], max_duration="6ba") as trainer:
+            trainer.fit()
+
+        assert saver.counts.failed == 1
+        assert set(listing("ep0-ba2")) <= set(seen)
+        assert names(folder) == listing("ep1-ba6")
+
+
 class TestReading:
     """Resuming, and reading for other purposes."""
 
