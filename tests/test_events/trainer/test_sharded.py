@@ -142,7 +142,6 @@ class TestOnTheDisk:
 
         assert names(tmp_path / "saved") == sorted([*listing(NEWEST), "ep0-ba4/notes.txt"])
 
-
     def test_old_ones_stay_until_the_manifest_of_the_newer_one_is_there(self, make_trainer, tmp_path):
         """One whose manifest cannot be written replaces nothing; the next one does."""
         folder, seen = tmp_path / "saved", []

@@ -272,6 +272,71 @@ def test_what_is_half_sent_can_be_abandoned(proxy, at_proxy, moto, prefix, make_
     assert (moto.open_uploads(prefix), notes.exists()) == (0, False)
 
 
+def test_what_was_created_and_not_noted_can_be_abandoned(moto, prefix, tmp_path):
+    """All uploads of the name, and no other."""
+    notes = tmp_path / "multipart.json"
+    notes.write_text(json.dumps({"key": f"{prefix}/name", "part_bytes": PART_BYTES}))
+    for name in ("name", "name", "name/2"):
+        moto.client().create_multipart_upload(Bucket=BUCKET, Key=f"{prefix}/{name}")
+
+    open_store(moto.uri(prefix)).abandon(notes)
+
+    assert (moto.open_uploads(prefix), moto.open_uploads(f"{prefix}/name")) == (1, 1)
+    assert not notes.exists()
+
+
+def test_an_upload_is_noted_before_it_is_created(proxy, at_proxy, make_file, tmp_path):
+    """Then its id, so that a process that dies at any moment leaves what leads to it."""
+    notes, noted = tmp_path / "multipart.json", []
+
+    def plan(request):
+        if request.method == "POST" or "partNumber=1" in request.path:
+            noted.append(json.loads(notes.read_text()))
+
+    proxy.plan = plan
+    with Body(make_file(content=LARGE), "id") as body:
+        open_store(at_proxy).put("name", body, overwrite=True, notes=notes)
+
+    created, sent, completed = noted
+    assert created["key"].endswith("/name")
+    assert sorted(created) == ["key", "part_bytes"]
+    assert sent == completed == {**created, "upload_id": sent["upload_id"]}
+
+
+def test_an_upload_that_cannot_be_completed_any_more_starts_over(
+    proxy, at_proxy, moto, prefix, make_file, tmp_path
+):
+    """Though its parts are still listed: some servers answer from two places."""
+    notes = tmp_path / "multipart.json"
+    proxy.fail_first(1, Answer(404, "NoSuchUpload"), method="POST", part="uploadId=")
+    with Body(make_file(content=LARGE), "id") as body:
+        with pytest.raises(TransientStoreError):
+            open_store(at_proxy).put("name", body, overwrite=True, notes=notes)
+        is_noted = notes.exists()
+        open_store(at_proxy).put("name", body, overwrite=True, notes=notes)
+
+    assert not is_noted
+    assert proxy.count("POST", "uploads") == 2
+    assert moto.objects(prefix) == {"name": LARGE}
+
+
+@pytest.mark.parametrize("text", ["", '{"key": ', "[]", "{}", '{"key": 1, "upload_id": 2}'])
+def test_notes_that_cannot_be_read_cost_nothing(moto, prefix, make_file, tmp_path, text):
+    """The upload starts over; what is abandoned is what they lead to: nothing."""
+    notes = tmp_path / "multipart.json"
+    store = open_store(moto.uri(prefix) + SMALL_PARTS)
+
+    notes.write_text(text)
+    store.abandon(notes)
+    was_there = notes.exists()
+    notes.write_text(text)
+    with Body(make_file(content=LARGE), "id") as body:
+        store.put("name", body, overwrite=True, notes=notes)
+
+    assert moto.objects(prefix) == {"name": LARGE}
+    assert (was_there, notes.exists()) == (False, False)
+
+
 def test_expired_credentials_are_read_again_without_a_restart(
     proxy, at_proxy, moto, prefix, make_queue, make_file, tmp_path, caplog, monkeypatch
 ):
