@@ -62,6 +62,7 @@ def checks(root: Path, store: str | None = None) -> Iterator[Check]:
         yield check()
     yield from _extras()
     yield _disk(root)
+    yield _spool()
     yield _clock(root)
     yield from _credentials()
     if store is not None:
@@ -171,6 +172,18 @@ def _disk(root: Path) -> Check:
     if kind and is_network_file_system(kind):
         return Check("disk", "warning", f"{text}, a network file system ({kind}): logging is slower there.")
     return Check("disk", "ok", text)
+
+
+def _spool() -> Check:
+    """Checks the folder in which uploads wait that are given no `spool=`, such as in a read-only home."""
+    from uploads import default_spools
+
+    root = next(default_spools("")).parents[1]
+    nearest = next(one for one in (root, *root.parents) if os.path.lexists(one))
+    if nearest.is_dir() and os.access(nearest, os.W_OK):
+        return Check("spool", "ok", f"uploads wait in {root}")
+    text = f"{nearest} is not a writable folder: uploads need Artifacts(..., spool=FOLDER), or UPLOADS_HOME"
+    return Check("spool", "warning", f"{text}=FOLDER in the environment.")
 
 
 def _clock(root: Path) -> Check:

@@ -37,7 +37,7 @@ def test_a_healthy_machine_has_no_problem(examined):
     code, found = examined()
 
     assert code == 0
-    assert {"python", "packages", "torch", "disk", "clock", "s3"} <= found.keys()
+    assert {"python", "packages", "torch", "disk", "spool", "clock", "s3"} <= found.keys()
     assert str(ROOT) in found["packages"]["text"]
     assert found["s3"]["state"] == "warning"
     assert "aws configure" in found["s3"]["text"]
@@ -96,6 +96,21 @@ def test_a_clock_that_is_wrong_is_a_problem(examined, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: 86400.0)
 
     assert examined()[1]["clock"]["state"] == "problem"
+
+
+def test_a_home_in_which_uploads_cannot_wait_is_a_warning(examined, tmp_path, monkeypatch):
+    """It says what to give instead, which helps."""
+    monkeypatch.delenv("UPLOADS_HOME", raising=False)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    (tmp_path / ".local").write_text("a file where the folder should be")
+
+    spool = examined()[1]["spool"]
+    monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "elsewhere"))
+    helped = examined()[1]["spool"]
+
+    assert spool["state"] == "warning"
+    assert f"{tmp_path}/.local is not a writable folder: uploads need Artifacts(..., spool=" in spool["text"]
+    assert (helped["state"], helped["text"]) == ("ok", f"uploads wait in {tmp_path}/elsewhere")
 
 
 def test_a_full_disk_is_a_problem(examined, monkeypatch):
