@@ -237,6 +237,8 @@ class Session:
         is_end_reported: bool = True,
     ) -> None:
         self._destinations = tuple(destinations)
+        # Raises for what is no destination: here, and not when training begins.
+        Logger(State(""), self._destinations)
         self._callbacks = tuple(callbacks)
         self._raise_errors = raise_errors
         self._is_end_reported = is_end_reported
@@ -314,6 +316,12 @@ class Session:
             )
         state.status, state.exception = RunStatus.RUNNING, None
         self._fit_guard = _FitGuard(is_end_reported=self._is_end_reported)
+        if not self._destinations:
+            _log.warning(
+                "run %r has no destinations: nothing is logged. Give some where the logger or callback of "
+                'your trainer is made, such as RunDirectory("runs/{run_name}").',
+                state.run_name,
+            )
         self._logger = Logger(state, self._destinations, raise_errors=self._raise_errors)
         self._engine = Engine(state, self._logger, (*self._callbacks, self._fit_guard))
         self._thread, self._uncaught_before = threading.get_ident(), id(getattr(sys, "last_value", None))

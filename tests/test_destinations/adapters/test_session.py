@@ -24,6 +24,32 @@ def test_nothing_is_opened_or_made_before_it_is_needed(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("runs/digits", r"for a folder, RunDirectory\('runs/digits'\)"),
+        ([InMemory()], "without the inner list"),
+        (InMemory, r"Write InMemory\(\.\.\.\)"),
+    ],
+    ids=["folder", "list", "class"],
+)
+def test_what_is_no_destination_is_refused_where_it_is_given(given, expected):
+    """And not once a trainer has loaded its data."""
+    with pytest.raises(TypeError, match=expected):
+        Session([given], run_name="mine")
+
+
+def test_a_run_without_destinations_says_so(caplog):
+    """Such as that of a callback whose class was given to the trainer."""
+    for name, destinations in (("mine", []), ("other", [InMemory()])):
+        session = Session(destinations, run_name=name)
+        session.logger.log_metrics({"loss": 1.0})
+        session.close()
+
+    (line,) = caplog.messages
+    assert line.startswith("run 'mine' has no destinations: nothing is logged. Give some where")
+
+
+@pytest.mark.parametrize(
     ("given", "variable", "expected"),
     [("given", "other", "given"), (None, "other", "other"), (None, None, "folder")],
 )
