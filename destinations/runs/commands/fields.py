@@ -21,6 +21,7 @@ __all__ = [
     "check_filter",
     "column_of",
     "field_of",
+    "local_time",
     "status_style",
 ]
 
@@ -85,7 +86,7 @@ def cell_of(record: RunRecord, name: str, now: float) -> Cell:
     if name == "duration":
         return Cell(duration_text(value))
     if name in FIELDS and FIELDS[name].type == "time" and value is not None:
-        return Cell(_local_time(float(value)))
+        return Cell(local_time(float(value)))
     if isinstance(value, list):
         return Cell(value_text(", ".join(map(str, value))) if value else NOTHING)
     return Cell(value_text(value) if value != "" else NOTHING)
@@ -160,7 +161,8 @@ def as_json(record: RunRecord, now: float) -> dict[str, Any]:
     }
 
 
-def _local_time(seconds: float) -> str:
+def local_time(seconds: float) -> str:
+    """Returns a time, in seconds since 1970, as a date and a time of day of this machine's zone."""
     from datetime import datetime
 
     try:

@@ -15,7 +15,7 @@ from destinations.runs.record import status_of
 from destinations.runs.runs import differing
 from destinations.text.formatting import cut, pad
 
-from .fields import as_json, cell_of, status_style
+from .fields import as_json, cell_of, local_time, status_style
 from .running import EXIT_OK, find_runs
 from .screen import (
     NOTHING,
@@ -178,6 +178,8 @@ def _environment_texts(environment: dict[str, Any]) -> dict[str, str]:
             short = {key: item for key, item in value.items() if item not in (None, "", [], {})}
             if name != "packages" and short:
                 texts[name] = ", ".join(f"{key}={value_text(item)}" for key, item in short.items())
+        elif name == "time" and isinstance(value, int | float):
+            texts[name] = local_time(value)
         elif value not in (None, "", []):
             texts[name] = " ".join(map(str, value)) if isinstance(value, list) else value_text(value)
     return texts

@@ -846,7 +846,7 @@ def _problem(place: str, name: str) -> str:
     return (
         f"checkpoint folder must be new for a new run, but {place} holds {name!r} of another run. "
         "Pass autoresume=True or load_path to resume that run, another run_name, or "
-        "CheckpointSaver(overwrite=True)."
+        "save_overwrite=True (CheckpointSaver: overwrite=True)."
     )
 
 

@@ -105,7 +105,7 @@ class TestSaving:
         make_trainer(save_folder=tmp_path).fit()
         before = listing(tmp_path)
 
-        with pytest.raises(FileExistsError, match="checkpoint folder must be new for a new run"):
+        with pytest.raises(FileExistsError, match=r"must be new for a new run.* save_overwrite=True"):
             make_trainer(save_folder=tmp_path).fit()
 
         assert listing(tmp_path) == before

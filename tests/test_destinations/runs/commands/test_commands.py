@@ -269,6 +269,7 @@ def test_show_tells_what_is_known(root):
     for title in ("hyperparameters", "records", "environment", "logging overhead"):
         assert title in lines
     assert "  rows      5" in lines
+    assert re.fullmatch(r"  time +\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", lines[lines.index("environment") + 1])
 
 
 def test_show_of_a_run_that_failed_says_by_what(runs):
