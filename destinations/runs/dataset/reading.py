@@ -207,14 +207,21 @@ class Dataset(Runs):
             raise ImportError(
                 f'datasets need DuckDB ({error}). Run: pip install "training-destinations[query]"'
             ) from error
+        # By default DuckDB would write what exceeds its memory to the current folder.
+        spill = Path(tempfile.gettempdir(), f"duckdb-{uuid.uuid4().hex}")
+        self._connection = duckdb.connect(config={"memory_limit": _MEMORY, "temp_directory": str(spill)})
         self._index = Index(_INDEX_ROOT, None)
         super().__init__([Root(_INDEX_ROOT, self._index)], clock=clock)
         # By the folder in the index: the one that the run was read from, and the id.
         self._folders: dict[Path, tuple[Path, str]] = {}
         self._snapshot = snapshot
-        # By default DuckDB would write what exceeds its memory to the current folder.
-        spill = Path(tempfile.gettempdir(), f"duckdb-{uuid.uuid4().hex}")
-        self._connection = duckdb.connect(config={"memory_limit": _MEMORY, "temp_directory": str(spill)})
+        try:
+            self._make_views()
+        except BaseException:
+            self.close()
+            raise
+
+    def _make_views(self) -> None:
         # What DuckDB cannot do by itself is an error at once, and not a download.
         self._connection.execute("SET autoinstall_known_extensions = false")
         self._connection.execute("SET TimeZone = 'UTC'")

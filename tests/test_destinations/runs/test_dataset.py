@@ -1,6 +1,7 @@
 """Runs as Delta tables, in a folder and in a bucket."""
 
 import shutil
+import sqlite3
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ from destinations.runs import (
     RunsError,
     open_runs,
 )
-from destinations.runs.dataset import compact, compaction, open_dataset, sql
+from destinations.runs.dataset import compact, compaction, open_dataset, reading, sql
 from destinations.runs.dataset.tables import APPLICATION
 from tests.servers import s3_servers
 from tests.test_destinations.runs.written import (
@@ -287,6 +288,35 @@ def test_a_version_that_was_vacuumed_is_an_error(root, tmp_path):
                 read()
     with pytest.raises(DatasetError, match=r"cannot be read.*version 1 may have been vacuumed"):
         open_runs(place, version=1)
+
+
+def test_a_dataset_that_cannot_be_opened_leaves_nothing_open(root, tmp_path, monkeypatch):
+    """The index in memory is closed, and so is DuckDB's connection."""
+    import duckdb
+
+    place = tmp_path / "data"
+    compact([Run.open(root / "a")], str(place))
+    for file in (place / "runs").glob("*.parquet"):
+        file.unlink()
+    opened = []
+
+    class Opened(reading.Index):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            opened.append(self)
+
+    monkeypatch.setattr(reading, "Index", Opened)
+    connect = duckdb.connect
+    monkeypatch.setattr(duckdb, "connect", lambda **options: opened.append(connect(**options)) or opened[-1])
+
+    with pytest.raises(DatasetError, match="cannot be read"):
+        open_dataset(place)
+
+    connection, index = opened
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        index.counts(0.0)
+    with pytest.raises(duckdb.ConnectionException, match="closed"):
+        connection.execute("SELECT 1")
 
 
 def test_runs_that_are_alive_are_left_out(root, tmp_path):
