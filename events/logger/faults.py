@@ -255,21 +255,25 @@ class Faults:
         failing = self.failing.get(id(destination))
         return failing is not None and not failing.is_called_at(self._clock())
 
-    def refuse(self, name: str, error: Exception, *, raises: bool = False) -> None:
+    def refuse(
+        self, name: str, error: Exception, *, raises: bool = False, outcome: str = "It is not logged"
+    ) -> None:
         """Counts an invalid value of the call in progress; the first of a name is reported with its line.
 
         Args:
             name: the name of the value.
             error: what is wrong with it.
             raises: whether `raise_refused` raises it also without `strict`.
+            outcome: what became of it, for the report.
         """
         if self._strict or raises:
             self._refused.append(error)
         if self._is_first(name, error):
             _log.error(
-                "%s: %s It is not logged; training continues. More of the same are only counted.",
+                "%s: %s %s; training continues. More of the same are only counted.",
                 caller(),
                 redact_text(safe_text(error)),
+                outcome,
             )
 
     def raise_refused(self) -> None:

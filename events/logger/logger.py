@@ -603,7 +603,8 @@ class Logger:
                     raise
                 # Of the name or the file, and no failure: ten of those would park the destination.
                 kind = f"{type(destination).__name__}.upload_file({name!r})"
-                self.faults.refuse(kind, error, raises=self.faults.raise_errors)
+                raises = self.faults.raise_errors
+                self.faults.refuse(kind, error, raises=raises, outcome="The file is not taken")
 
         self._each("upload_file", upload)
 
@@ -869,7 +870,8 @@ class Logger:
         if isinstance(name, str):
             return name
         text = short_repr(name)
-        self.faults.refuse("name", RecordError(f"name must be a string, got {text} ({type(name).__name__})."))
+        error = RecordError(f"name must be a string, got {text} ({type(name).__name__}).")
+        self.faults.refuse("name", error, outcome="It is logged under that text")
         self.faults.raise_refused()
         return text
 
@@ -879,7 +881,7 @@ class Logger:
                 return operator.index(step)
             except Exception:  # noqa: BLE001  # a value's own methods
                 text = f"step must be a whole number, got {short_repr(step)} ({type(step).__name__})."
-                self.faults.refuse("step", RecordError(text))
+                self.faults.refuse("step", RecordError(text), outcome="It is logged at the default step")
                 self.faults.raise_refused()
         return int(self._state.timestamp.batch)
 

@@ -115,6 +115,10 @@ MISTAKES = {
         in_run(lambda run: run.log_metrics("loss", 0.5)),
         r"metrics must be a dict.*got 'loss'.*Write log_metrics\(\{\"loss\": 0.5\}\)",
     ),
+    "value before name": (
+        in_run(lambda run: run.log_text("a text", 7)),
+        r"name must be a string, got 7 \(int\). It is logged under that text; training continues",
+    ),
     "vector": (
         in_run(lambda run: run.log_metrics({"loss": torch.zeros(3)})),
         r"metric 'loss' must be a scalar, got shape \(3,\).*Log a mean",
@@ -125,7 +129,7 @@ MISTAKES = {
     ),
     "fraction of a step": (
         in_run(lambda run: run.log_metrics({"loss": 1.0}, step=1.5)),
-        "step must be a whole number, got 1.5",
+        r"step must be a whole number, got 1.5 \(float\). It is logged at the default step; training continues",
     ),
     "number as a run's name": (lambda: Run(InMemory(), run_name=7), "must be a string, got 7.*run_name='7'"),
     "folder given as logger": (lambda: Run("runs/first"), r"for a folder, RunDirectory\('runs/first'\)"),
