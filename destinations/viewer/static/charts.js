@@ -24,6 +24,7 @@ export function showCharts(root) {
   let hparams = [];
   let isGone = false;
   let isBegun = false;
+  let problem = "";
   let turn = 0;
 
   const sections = el("div", { class: "sections" });
@@ -242,20 +243,23 @@ export function showCharts(root) {
   function emptyText() {
     if (!visibleRuns().length) return "No run is selected.";
     if (metrics.length) return "No metric has this name.";
+    if (problem) return problem;
     return "These runs have no metrics yet.";
   }
 
   async function loadMetrics() {
     turn += 1;
     const mine = turn;
-    const [, details] = await visibleDetails();
+    const [, details, wrong] = await visibleDetails();
     if (mine !== turn) return false;
+    const wasWrong = problem;
+    problem = wrong;
     const found = [...new Set(details.flatMap((detail) => detail?.metrics ?? []))].sort((one, other) =>
       one.localeCompare(other),
     );
     // Where no run answers, the charts stay.
-    if (isGone || (details.length && details.every((detail) => detail === null))) return false;
-    const isNew = JSON.stringify(found) !== JSON.stringify(metrics);
+    if (isGone || problem) return false;
+    const isNew = wasWrong !== "" || JSON.stringify(found) !== JSON.stringify(metrics);
     metrics = found;
     return isNew;
   }

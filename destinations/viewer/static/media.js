@@ -38,6 +38,7 @@ export function showMedia(root) {
   const panels = new Map();
   let isGone = false;
   let isBegun = false;
+  let problem = "";
   let turn = 0;
   let order = "";
   let index = [];
@@ -133,8 +134,11 @@ export function showMedia(root) {
   async function loadIndex() {
     turn += 1;
     const mine = turn;
-    const [ids, details] = await visibleDetails();
+    const [ids, details, wrong] = await visibleDetails();
     if (isGone || mine !== turn) return;
+    problem = wrong;
+    // Where no run answers, what is shown stays.
+    if (problem && index.length) return;
     const found = new Map();
     details.forEach((detail, at) => {
       for (const [kind, names] of Object.entries(detail?.media ?? {})) {
@@ -212,7 +216,7 @@ export function showMedia(root) {
             visibleRuns().length
               ? index.length
                 ? "Nothing has this name."
-                : "These runs have no media yet."
+                : problem || "These runs have no media yet."
               : [
                   "No run is selected.",
                   el("br", {}),

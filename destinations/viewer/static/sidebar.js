@@ -45,13 +45,15 @@ export async function ensureSelection(isGone) {
     );
 }
 
-/** Returns the ids of the visible runs and what is known of each, or null. */
+/** Returns the ids of the visible runs, what is known of each, or null, and what is wrong where nothing is known of any. */
 export async function visibleDetails() {
   for (;;) {
     const ids = visibleRuns();
-    const details = await Promise.all(ids.map((id) => runDetail(id).catch(() => null)));
+    const found = await Promise.allSettled(ids.map(runDetail));
+    const details = found.map(({ value }) => value ?? null);
+    const problem = details.some(Boolean) ? "" : (found[0]?.reason?.message ?? "");
     // Else runs that were selected meanwhile would be followed by those of before.
-    if (String(ids) === String(visibleRuns())) return [ids, details];
+    if (String(ids) === String(visibleRuns())) return [ids, details, problem];
   }
 }
 

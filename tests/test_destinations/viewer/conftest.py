@@ -144,8 +144,12 @@ class Opened:
         return _by_run(self.page.evaluate(_TRACES, [metric, part]), part)
 
     def until(self, condition, argument=None):
-        """Waits until an expression of JavaScript holds."""
-        self.page.wait_for_function(condition, arg=argument, timeout=WAIT_MS)
+        """Waits until a function of JavaScript returns something, and returns it; what is not there yet is waited for."""
+        tolerant = f"""(argument) => {{
+            try {{ return ({condition})(argument); }}
+            catch (error) {{ if (error instanceof TypeError) return false; throw error; }}
+        }}"""
+        return self.page.wait_for_function(tolerant, arg=argument, timeout=WAIT_MS).json_value()
 
     def drawn(self, metric, count=1):
         """Waits until a chart has at least so many lines, and returns them."""

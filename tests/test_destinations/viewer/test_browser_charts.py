@@ -144,8 +144,10 @@ def test_hover_compares_runs(opened):
     opened.drawn("loss", 2)
     box = card(opened, "loss").locator(".nsewdrag").bounding_box()
     opened.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, steps=3)
-    card(opened, "loss").locator(".hover-box").wait_for(state="visible")
-    text = card(opened, "loss").locator(".hover-box").inner_text()
+    # In one look: where the chart is drawn again, the box is hidden.
+    text = opened.until(
+        "() => { const box = document.querySelector('.hover-box'); return !box.hidden && box.innerText; }"
+    )
     step = int(re.search(r"step (\d+)", text)[1])
     assert 95 <= step <= 105
     shown = [float(value) for value in re.findall(r"0\.\d+", text)]
@@ -299,10 +301,10 @@ def test_explore_draws_hyperparameters_against_a_metric(opened):
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60, steps=3)
     page.mouse.up()
-    left = page.evaluate(
-        "[...document.querySelectorAll('#parallel polyline:not(.out)')].map((line) => line.dataset.run)"
+    opened.until(
+        "(id) => String([...document.querySelectorAll('#parallel polyline:not(.out)')].map((line) => line.dataset.run)) === id",
+        opened.id_of("seed3"),
     )
-    assert left == [opened.id_of("seed3")]
     assert "brush=" in page.url
     page.reload()
     opened.until(

@@ -97,6 +97,24 @@ def test_a_request_that_fails_once_costs_a_moment(served, console, pattern, stat
     console.clear()
 
 
+@pytest.mark.parametrize("view", ["charts", "media"])
+def test_a_view_says_why_nothing_is_known_of_its_runs(served, console, view):
+    """A link to runs that are gone, and a link without the token, say so; not that the runs have nothing."""
+    opened = served(two_runs)
+    page = opened.page
+    opened.go(f"{view}?run=gone")
+    page.wait_for_selector(".empty:has-text(\"no run has the id, name or path 'gone'\")")
+    one = opened.id_of("one")
+    page.context.clear_cookies()
+    opened.go(f"{view}?run={one}")
+    opened.until(
+        "() => document.querySelector('main').innerText.includes('Open the link that destinations view printed')"
+    )
+    opened.until("() => document.querySelector('#live').title.includes('Open the link')")
+    assert all("401" in said or "404" in said for said in console)
+    console.clear()
+
+
 def test_a_server_that_is_silent_is_said_to_be_offline(served, console):
     """A question for changes that nothing answers, as after a sleep, is given up after a minute."""
     opened = served(two_runs)

@@ -4,7 +4,7 @@ import pytest
 
 from destinations.runs import open_runs
 from tests.test_destinations.runs.written import Written
-from tests.test_destinations.viewer.conftest import Opened
+from tests.test_destinations.viewer.conftest import WAIT_MS, Opened
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -28,8 +28,11 @@ class Held:
 
     def wait_for(self, count):
         """Waits until so many are held."""
-        while len(self.answers) < count:
+        for _ in range(WAIT_MS // 10):
+            if len(self.answers) >= count:
+                return
             self.page.wait_for_timeout(10)
+        raise AssertionError(f"{len(self.answers)} of {count} were asked for at {self.pattern}")
 
     def give(self, place=0):
         """Gives one of them to the page."""
@@ -156,9 +159,9 @@ def live(tmp_path, new_page):
 
 
 def told_of(page, act):
-    """Acts, and waits until the page has been told of a change that came of it."""
+    """Acts, and waits until the page has been told of a change of a run."""
     with page.expect_response(
-        lambda answer: "/api/changes" in answer.url and '"rows"' in answer.text(), timeout=60_000
+        lambda answer: "/api/changes" in answer.url and answer.json()["runs"], timeout=60_000
     ):
         act()
 

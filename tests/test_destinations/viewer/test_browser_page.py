@@ -218,11 +218,3 @@ def test_paper_is_light(opened):
     page.emulate_media(media="screen")
     opened.until("() => document.querySelector('.chart .plot').layout.font.color === '#ececef'")
     page.emulate_media(media="null")
-
-
-@pytest.mark.parametrize("view", VIEWS)
-def test_no_view_is_wider_than_a_phone(new_page, viewer, view):
-    """On a phone nothing but tables and the tabs scrolls sideways."""
-    opened = Opened(new_page(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True), viewer)
-    show(opened, view)
-    assert opened.page.evaluate("document.documentElement.scrollWidth") <= 360
