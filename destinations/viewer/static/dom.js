@@ -104,7 +104,7 @@ export function iconButton(name, label, onclick, props = {}) {
 }
 
 /**
- * Makes a button that opens a panel below it; a click elsewhere or Escape closes it.
+ * Makes a button that opens a panel below it; a click elsewhere, Escape, or the focus that moves on closes it.
  *
  * @param {Array<any>} label of the button.
  * @param {Object<string, any>} props of the button.
@@ -138,11 +138,15 @@ export function popover(label, props, content) {
     panel.querySelector("input, button, select, a")?.focus();
   }
   function close() {
+    if (panel.contains(document.activeElement)) button.focus();
     panel.hidden = true;
     button.setAttribute("aria-expanded", "false");
     document.removeEventListener("pointerdown", outside);
   }
   box.addEventListener("keydown", escape);
+  box.addEventListener("focusout", (event) => {
+    if (!panel.hidden && event.relatedTarget && !box.contains(event.relatedTarget)) close();
+  });
   return box;
 }
 

@@ -152,3 +152,21 @@ def test_the_url_has_the_last_of_many_changes(opened):
     opened.until("() => document.querySelector('main').dataset.page === 'charts'")
     assert "smooth=0.1" in page.url
     assert page.input_value("#smooth") == "0.1"
+
+
+def test_a_panel_is_used_by_the_keyboard(opened):
+    """A choice gives the focus back to the button of its panel, and a panel that the focus leaves closes."""
+    page = opened.page
+    button = page.get_by_role("button", name="Group")
+    button.focus()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    opened.until("() => location.hash.includes('group=status')")
+    assert button.evaluate("(node) => node === document.activeElement")
+    assert button.get_attribute("aria-expanded") == "false"
+    page.get_by_role("button", name="Columns").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".popover:visible")
+    page.focus("#search")
+    opened.until("() => !document.querySelector('.popover:not([hidden])')")

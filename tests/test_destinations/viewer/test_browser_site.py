@@ -96,3 +96,34 @@ def test_a_site_says_what_needs_the_server(new_page, site):
     opened.page.fill("#filter", "hparams.lr > 0")
     opened.page.wait_for_selector(".filter-error:visible")
     assert "need the server" in opened.page.inner_text(".filter-error")
+
+
+def test_a_site_keeps_its_views_in_the_history(new_page, site):
+    """Back, forward and reload show each view again; old links say what is missing, as with a server."""
+    page = new_page()
+    opened = OpenedSite(page, site)
+    page.wait_for_selector(".grid-row[data-run]")
+    alpha = opened.id_of("alpha")
+    page.locator(f'.grid-row[data-run="{alpha}"] .pick input').check()
+    views = ["runs", "charts", "media", "explore", "compare"]
+    for at, view in enumerate(views[1:], 2):
+        page.keyboard.press(str(at))
+        opened.until("(view) => document.querySelector('main').dataset.page === view", view)
+        page.reload()
+        opened.until("(view) => document.querySelector('main').dataset.page === view", view)
+    for view in reversed(views[:-1]):
+        page.go_back()
+        opened.until("(view) => document.querySelector('main').dataset.page === view", view)
+    opened.until("() => document.querySelectorAll('.grid-row.chosen').length === 1")
+    page.go_forward()
+    opened.drawn("loss")
+    for fragment, said in [
+        ("run/gone", "not in the exported site"),
+        ("charts?run=gone", "not in the exported site"),
+        ("media?run=gone", "not in the exported site"),
+        ("runs?sort=summary.gone", "no summary.gone:"),
+        (f"charts?run={alpha}&x=metric:val/acc", "needs the server"),
+        (f"charts?run={alpha}&band=ranks", "need the server"),
+    ]:
+        opened.go(fragment)
+        opened.until("(said) => document.querySelector('main').innerText.includes(said)", said)
