@@ -215,6 +215,8 @@ class Faults:
     ) -> None:
         """Counts a failure; the first of its kind is reported with its traceback, if `is_reported`.
 
+        Without one where a file or store fails at the end: the message says all there is to know.
+
         Raises:
             BaseException: the error itself, if it is not the destination's.
         """
@@ -222,7 +224,10 @@ class Faults:
         kind = (type(destination).__name__, action, type(error).__name__)
         self._counts[kind] += 1
         if self._counts[kind] == 1 and is_reported:
-            text = "".join(traceback.format_exception(error)).rstrip()
+            if action in {"close", "post_close"} and _explains_itself(error):
+                text = f"{kind[2]}: {safe_text(error)}"
+            else:
+                text = "".join(traceback.format_exception(error)).rstrip()
             _log.error("%s.%s failed; training continues.\n%s", kind[0], action, redact_text(text))
 
     def raise_if_foreign(self, error: BaseException) -> None:

@@ -139,6 +139,21 @@ def test_a_file_that_cannot_be_opened_is_said_in_one_line_and_what_it_lost_is_co
     assert (tmp_path / "log.txt").read_text() == "of the first run"
 
 
+def test_a_disk_that_is_full_at_the_end_is_said_in_one_line(caplog):
+    """Of a file or a store, the message says all; of anything else, the traceback does."""
+    full, broken = (
+        Raises("close", OSError(28, "about 25 lines are lost")),
+        Raises("close", KeyError("handle")),
+    )
+
+    with Run([full, broken], run_name="r") as run:
+        run.log_metrics({"loss": 1.0})
+
+    first, second = (text for text in caplog.messages if text.startswith("Raises.close failed; training"))
+    assert first.splitlines()[1:] == ["OSError: [Errno 28] about 25 lines are lost"]
+    assert second.splitlines()[1].startswith("Traceback")
+
+
 def test_a_file_name_that_is_taken_or_refused_does_not_park_a_destination(tmp_path, caplog):
     """Twenty bad names, and the next file is kept all the same."""
     (tmp_path / "model.pt").write_text("weights")
