@@ -64,6 +64,7 @@ _DELIVERY = [
 ]
 _DRAIN = [
     *(f"{_RUN_DIRECTORY}/test_{name}.py" for name in ("metrics", "resume", "faults", "snapshot")),
+    f"{_RUN_DIRECTORY}/test_segment_chain.py",
     *(
         f"tests/hostile/test_{name}.py"
         for name in ("journal_handover", "left_in_a_run_folder", "taken_folder", "unwritable_metrics")

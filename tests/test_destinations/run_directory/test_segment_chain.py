@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from destinations.run_directory import frames, segments
+from destinations.run_directory.drain import JournalDrain
 from destinations.run_directory.frames import MAGIC, encode_frame, follows_frame, keys_frame
 from destinations.run_directory.layout import segment_path, segment_paths
+from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.run_directory.segments import (
     AppendedSegment,
     MappedSegment,
@@ -78,6 +80,17 @@ def test_what_comes_after_a_gap_is_left_out_until_a_segment_follows(tmp_path):
 
     assert before == ([1], (1, len(cut)))
     assert steps_in(tmp_path) == ([1, 2, 3], (3, len(three)))
+
+
+def test_what_is_left_out_is_counted_as_damage_once(tmp_path):
+    """In bytes, however often it is met; the rows before it are in the CSV."""
+    one = segment(1, 2, place=START)
+    two = segment(4, place=(1, len(one)))
+    write(tmp_path / "journal", s1=one[: -len(row(2))], s2=two)
+    drain = JournalDrain(tmp_path, tmp_path / "journal", MetricsCsv(tmp_path / "metrics.csv"))
+
+    assert [drain.run(final=True) for _ in range(2)] == [1, 0]
+    assert drain.damaged_bytes == len(two.rstrip(b"\0"))
 
 
 def test_a_segment_that_does_not_say_what_it_follows_counts(tmp_path):
