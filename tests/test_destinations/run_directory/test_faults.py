@@ -171,6 +171,24 @@ def test_a_folder_deleted_during_training_is_recreated(drive, tmp_path, caplog):
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["pid"] == os.getpid()
 
 
+@pytest.mark.parametrize("part", ["metrics.csv", "journal"])
+def test_a_part_that_is_deleted_during_training_is_recreated(drive, tmp_path, part):
+    """The file alone, or the folder of the journal alone; both were still open."""
+    run = drive(flush_seconds=1000).fit()
+    run.log({"a": 0.0}, 0)
+    run.stand_still()
+    path = tmp_path / "run" / "metrics.csv" if part == "metrics.csv" else journal_path(tmp_path / "run", 0)
+
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    run.log({"a": 1.0}, 1)
+    run.flush()
+    run.log({"a": 2.0}, 2)
+    seen = read_series(tmp_path / "run", "a")
+    run.close()
+
+    assert seen == read_series(tmp_path / "run", "a") == [(0, 0.0), (1, 1.0), (2, 2.0)]
+
+
 def test_a_folder_moved_while_it_is_written_keeps_its_rows(drive, tmp_path, caplog):
     """After a rename everything is written to the moved folder, which stays locked.
 
