@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
-from events import Interval, Logger, RecordError, State, WriteRate, check_placeholders, format_run_name
+from events import Interval, Logger, State, WriteRate, check_placeholders, format_run_name
 from uploads import Backlog, FolderHandle, Store, UploadError, UploadHandle, UploadQueue, open_store
+from uploads.upload_queue import check_arguments
 
 from .base import LoggerDestination, closed_state
 
@@ -79,8 +80,9 @@ class Artifacts(LoggerDestination):
             `spool_bytes`, …
 
     Raises:
-        TypeError: an argument is unknown.
-        ValueError: the store's URI is none, or `remote_file_name` does not hold the name.
+        TypeError: an argument is unknown, or has a wrong type.
+        ValueError: the store's URI is none, `remote_file_name` does not hold the name, or another argument
+            has a wrong value.
     """
 
     def __init__(
@@ -108,8 +110,9 @@ class Artifacts(LoggerDestination):
             check_placeholders(str(store))
             # Reports a mistake in the URI here, not with the first checkpoint.
             open_store(store, **(queue_options.get("store_options") or {}))
-        # Raises for a misspelt argument.
-        inspect.signature(UploadQueue).bind(store, close_at_exit=False, **queue_options)
+        given = inspect.signature(UploadQueue).bind(store, close_at_exit=False, **queue_options)
+        given.apply_defaults()
+        check_arguments(given.arguments)
         self._store = store
         self._remote_file_name = remote_file_name
         self._wait = wait
@@ -143,11 +146,7 @@ class Artifacts(LoggerDestination):
     def init(self, state: State, logger: Logger) -> None:
         self._state, self._outcome = state, ""
         if state.rank == 0:
-            try:
-                self._open()
-            except (TypeError, ValueError) as error:
-                # Set up wrong, so that no file would ever be uploaded: the run does not begin.
-                raise RecordError(f"Artifacts cannot be set up: {error}") from error
+            self._open()
 
     def can_upload_files(self) -> bool:
         return True

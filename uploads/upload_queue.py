@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Literal, Self, get_args
@@ -250,16 +250,22 @@ Durability = Literal["process", "power"]
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
-def _check_arguments(
-    store: object, workers: int, durability: str, spool_bytes: object, free_bytes: object
-) -> None:
+def check_arguments(arguments: Mapping[str, Any]) -> None:
+    """Checks the types and choices of the arguments of an `UploadQueue`, by name; asks neither disk nor store.
+
+    Raises:
+        TypeError: One has a wrong type.
+        ValueError: One has a wrong value.
+    """
+    store = arguments["store"]
     if not isinstance(store, str | Path) and not hasattr(store, "put"):
         raise TypeError(f"store must be a URI, a folder or a Store, got {store!r}")
-    check_workers(workers)
-    check_choice("durability", durability, get_args(Durability))
-    check_bytes("free_bytes", free_bytes)
-    if spool_bytes is not None:
-        check_bytes("spool_bytes", spool_bytes)
+    choose_isolation(arguments["isolation"], store)
+    check_workers(arguments["workers"])
+    check_choice("durability", arguments["durability"], get_args(Durability))
+    check_bytes("free_bytes", arguments["free_bytes"])
+    if arguments["spool_bytes"] is not None:
+        check_bytes("spool_bytes", arguments["spool_bytes"])
 
 
 def _check_apart(store: Store, spool: Path) -> None:
@@ -342,7 +348,7 @@ class UploadQueue:
         policy: RetryPolicy | None = None,
         store_options: dict[str, Any] | None = None,
     ) -> None:
-        _check_arguments(store, workers, durability, spool_bytes, free_bytes)
+        check_arguments(locals())
         self._exit_seconds = check_seconds("exit_seconds", exit_seconds)
         self._give_back_seconds = check_seconds("give_back_seconds", give_back_seconds)
         grace_seconds = check_seconds("grace_seconds", grace_seconds)

@@ -136,8 +136,8 @@ MISTAKES = {
     "a list in a list": (lambda: Run([[Console()]]), "without the inner list"),
     "misspelt argument of the queue": (lambda: Artifacts("store", worker=4), "unexpected keyword.*'worker'"),
     "size in words": (
-        lambda: Run([Artifacts("store", spool_bytes="10GB")]).fit_start(),
-        "Artifacts cannot be set up: spool_bytes must be a number of bytes, got '10GB'",
+        lambda: Artifacts("store", spool_bytes="10GB"),
+        "spool_bytes must be a number of bytes, got '10GB'",
     ),
     "number as notes": (lambda: RunDirectory("runs/x", notes=3), "notes must be a string, got 3.*notes='3'"),
     "name given as logger": (lambda: Run("mine"), "got 'mine'.*write run_name='mine'"),
