@@ -15,7 +15,6 @@ from urllib.parse import quote
 
 from events import Interval, Logger, State, WriteRate, check_placeholders, format_run_name
 from uploads import Backlog, FolderHandle, Store, UploadError, UploadHandle, UploadQueue, open_store
-from uploads.upload_queue import check_arguments
 
 from .base import LoggerDestination, closed_state
 
@@ -112,7 +111,7 @@ class Artifacts(LoggerDestination):
             open_store(store, **(queue_options.get("store_options") or {}))
         given = inspect.signature(UploadQueue).bind(store, close_at_exit=False, **queue_options)
         given.apply_defaults()
-        check_arguments(given.arguments)
+        UploadQueue.check_arguments(given.arguments)
         self._store = store
         self._remote_file_name = remote_file_name
         self._wait = wait

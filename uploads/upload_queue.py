@@ -250,24 +250,6 @@ Durability = Literal["process", "power"]
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
-def check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Checks the types and choices of the arguments of an `UploadQueue`, by name; asks neither disk nor store.
-
-    Raises:
-        TypeError: One has a wrong type.
-        ValueError: One has a wrong value.
-    """
-    store = arguments["store"]
-    if not isinstance(store, str | Path) and not hasattr(store, "put"):
-        raise TypeError(f"store must be a URI, a folder or a Store, got {store!r}")
-    choose_isolation(arguments["isolation"], store)
-    check_workers(arguments["workers"])
-    check_choice("durability", arguments["durability"], get_args(Durability))
-    check_bytes("free_bytes", arguments["free_bytes"])
-    if arguments["spool_bytes"] is not None:
-        check_bytes("spool_bytes", arguments["spool_bytes"])
-
-
 def _check_apart(store: Store, spool: Path) -> None:
     """Raises ValueError for a folder of objects that would lie among the files of the spool."""
     if isinstance(store, LocalStore) and spool in (store.root, *store.root.parents):
@@ -348,7 +330,7 @@ class UploadQueue:
         policy: RetryPolicy | None = None,
         store_options: dict[str, Any] | None = None,
     ) -> None:
-        check_arguments(locals())
+        self.check_arguments(locals())
         self._exit_seconds = check_seconds("exit_seconds", exit_seconds)
         self._give_back_seconds = check_seconds("give_back_seconds", give_back_seconds)
         grace_seconds = check_seconds("grace_seconds", grace_seconds)
@@ -406,6 +388,24 @@ class UploadQueue:
         call_in_forked_children(self._forget_after_fork)
         if close_at_exit:
             atexit.register(self._close_at_exit)
+
+    @staticmethod
+    def check_arguments(arguments: Mapping[str, Any]) -> None:
+        """Checks arguments of the constructor, by name, as far as neither disk nor store is asked.
+
+        Raises:
+            TypeError: One has a wrong type.
+            ValueError: One has a wrong value.
+        """
+        store = arguments["store"]
+        if not isinstance(store, str | Path) and not hasattr(store, "put"):
+            raise TypeError(f"store must be a URI, a folder or a Store, got {store!r}")
+        choose_isolation(arguments["isolation"], store)
+        check_workers(arguments["workers"])
+        check_choice("durability", arguments["durability"], get_args(Durability))
+        check_bytes("free_bytes", arguments["free_bytes"])
+        if arguments["spool_bytes"] is not None:
+            check_bytes("spool_bytes", arguments["spool_bytes"])
 
     def __enter__(self) -> Self:
         return self

@@ -49,6 +49,7 @@ __all__ = [
 ]
 
 _STALE_SECONDS = 180.0
+_HANDOVER_SECONDS = 1.0
 _NO_FLOCK = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL}
 _MAX_TRIES = 10
 _THROUGH = re.compile(r"^/proc/self/fd/\d+")
@@ -272,7 +273,7 @@ class WriterLock:
             return self._create()
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            if not try_lock(fd):
+            if not self._lock(fd):
                 os.close(fd)
                 raise self._refusal()
             # The last owner may have removed the file between the two calls.
@@ -291,6 +292,15 @@ class WriterLock:
         os.close(fd)
         return None
 
+    def _lock(self, fd: int) -> bool:
+        deadline = time.monotonic() + _HANDOVER_SECONDS
+        while not try_lock(fd):
+            # A process that was killed while it started a program leaves the lock to that until it has begun.
+            if not self._has_owner_ended() or time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
+
     def _create(self) -> int | None:
         try:
             return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
@@ -302,14 +312,18 @@ class WriterLock:
             return None
 
     def _is_stale(self) -> bool:
-        owner = self.owner()
-        if owner.get("host") == socket.gethostname() and isinstance(owner.get("pid"), int):
-            has_ended = has_process_ended(owner["pid"])
-            if has_ended is not None:
-                return has_ended
+        if (has_ended := self._has_owner_ended()) is not None:
+            return has_ended
         with contextlib.suppress(OSError):
             return time.time() - (self._path.parent / HEARTBEAT).stat().st_mtime > _STALE_SECONDS
         return False
+
+    def _has_owner_ended(self) -> bool | None:
+        """Returns whether the process in the lock file has ended; None if that is not known here."""
+        owner = self.owner()
+        if owner.get("host") == socket.gethostname() and isinstance(owner.get("pid"), int):
+            return has_process_ended(owner["pid"])
+        return None
 
     def owner(self) -> dict[str, Any]:
         """Returns the content of the lock file: pid, host, since."""

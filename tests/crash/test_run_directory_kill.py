@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from destinations import RunDirectory
-from destinations.run_directory import read_rows, read_series
+from destinations.run_directory import RunInUseError, read_rows, read_series
+from destinations.run_directory.folder import WriterLock
 from destinations.run_directory.frames import MAGIC
 from destinations.run_directory.layout import POSITION, journal_path, segment_paths
 from events import Engine, Logger, State
@@ -328,6 +329,37 @@ def test_flipped_bytes_are_never_shown(tmp_path, start):
         check(folder, -1)
         reopen(folder)
         check(folder, -1)
+
+
+LOCKING = """
+import os, signal, sys, time
+from pathlib import Path
+from destinations.run_directory.folder import WriterLock
+WriterLock(Path(sys.argv[1])).acquire()
+if os.fork() == 0:
+    # As a program that is being started, which has not closed what it inherited.
+    print("forked", flush=True)
+    time.sleep(0.3)
+    os._exit(0)
+sys.stdin.readline()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_lock_that_a_killed_process_has_left_to_a_child_is_waited_for(tmp_path):
+    """Until the child has begun another program, which closes it: a moment, in which the run is in use by nobody."""
+    path = tmp_path / "lock"
+    with subprocess.Popen(
+        [sys.executable, "-c", LOCKING, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout.readline() == b"forked\n"
+        lock = WriterLock(path)
+        with pytest.raises(RunInUseError, match=f"process {child.pid} "):
+            lock.acquire()
+        child.stdin.close()
+        child.wait(300)
+        lock.acquire()
+        lock.release()
 
 
 def test_a_torn_line_of_the_csv_is_written_again(tmp_path, start):
