@@ -120,4 +120,6 @@ def test_a_second_sigterm_ends_the_drain_at_once(tmp_path, make_file):
     assert "python -m uploads resume" in errors
     assert "Traceback" not in errors
     assert process.returncode == 143
-    assert len(Spool(tmp_path / "spool").list_inflight()) == 1
+    # The upload may not have begun on a busy machine.
+    spool = Spool(tmp_path / "spool")
+    assert len(spool.list_pending()) + len(spool.list_inflight()) == 1
