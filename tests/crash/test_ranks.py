@@ -128,7 +128,8 @@ def test_a_run_continues_with_another_number_of_ranks(torch_server, tmp_path):
     )
 
     assert first.returncode != 0
-    assert "SIGKILL" in first.stdout
+    # Written right before the kill: torchrun may name the other rank, whose collective failed for it.
+    assert (tmp_path / "begun").exists()
     assert second.returncode == 0, second.stdout
     run = Run.open(tmp_path / "runs/mine")
     assert (run.status, len(run.sessions), run.ranks()) == ("completed", 2, [0, 1])
