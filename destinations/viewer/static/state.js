@@ -169,8 +169,6 @@ export function isShown() {
   return location.hash === noted.hash;
 }
 
-addEventListener("pagehide", () => noteSoon(true));
-
 /** Calls a function with the names of what changed, until the returned function is called. */
 export function onChange(listener) {
   listeners.add(listener);
