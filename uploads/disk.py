@@ -7,6 +7,8 @@ raise `OSError` as the operating system does. Nothing here knows the layout of a
   (`append_line`).
 - A file that others may have put there is opened with `open_regular`: it follows no symlink and never waits
   for a FIFO. Documents are read up to a limit (`read_regular`, `read_json`).
+- What is removed is held first (`remove_if`): it is moved to a name of its own, compared there, and put back
+  where it is something else than was meant.
 - A lock is flock(2): it ends with the process that holds it (`try_lock`, `is_locked`). Where there is no
   flock, as on Windows, taking one raises `OSError` with `ENOSYS`.
 
@@ -19,6 +21,7 @@ import errno
 import itertools
 import json
 import os
+import shutil
 import stat
 import threading
 import time
@@ -60,6 +63,7 @@ __all__ = [
     "has_process_ended",
     "is_locked",
     "is_network_file_system",
+    "is_open_file",
     "lock",
     "mkdir",
     "open_regular",
@@ -69,7 +73,9 @@ __all__ = [
     "read_with_status",
     "reflink",
     "release_record_lock",
+    "remove_if",
     "rename",
+    "rename_new",
     "replace_file",
     "replace_json",
     "replacement",
@@ -100,6 +106,10 @@ _PUBLIC_MODE = 0o666  # Less the umask.
 _CHUNK_BYTES = 1 << 16
 _STRIDE_BYTES = 1 << 30
 _LOCK_RETRY_SECONDS = 0.001
+_MAX_LEAF_CHARACTERS = 50  # At most 200 of the 255 bytes of a name.
+_AT_FDCWD = -100
+_RENAME_NOREPLACE = 1
+_NO_NOREPLACE = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP}
 _FICLONE = 0x40049409  # ioctl_ficlone(2)
 _NOT_REGULAR = {errno.ENXIO, errno.ENODEV}
 _NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM}
@@ -443,6 +453,96 @@ def unlink(path: str) -> None:
 def rmdir(path: str) -> None:
     """Removes an empty folder."""
     os.rmdir(path)  # noqa: PTH106
+
+
+# Removing and renaming what is held: a path says only where something was.
+
+
+def remove_if(path: str | Path, is_meant: Callable[[str], bool]) -> bool:
+    """Removes a file, or a folder with its content, if it is the one that is meant; returns whether it was.
+
+    It is moved to a name that nobody else uses before it is compared, so that nothing which gets its name
+    meanwhile is removed. What is not meant is put back. A kill in between leaves `.NAME.NUMBER.removed` in
+    the same folder.
+
+    Args:
+        path: The file or folder; a symlink is not followed.
+        is_meant: Gets the path, first the given one and then the new name, and compares what is there with
+            what the caller holds: an inode (`is_open_file`), an id in a file, a digest.
+
+    Returns:
+        False where nothing is there, or something else.
+
+    Raises:
+        FileExistsError: What is not meant could not be put back, since its name was taken meanwhile; the
+            error names where it is now.
+        OSError: It could not be moved or removed; a part of a folder may be left under the new name.
+    """
+    name = os.fspath(path)
+    if not os.path.lexists(name) or not is_meant(name):
+        return False
+    folder, leaf = os.path.split(name.rstrip("/"))
+    number = os.urandom(6).hex()
+    aside = os.path.join(folder, f".{leaf[:_MAX_LEAF_CHARACTERS]}.{number}.removed")  # noqa: PTH118
+    try:
+        rename(name, aside)
+    except FileNotFoundError:
+        return False
+    try:
+        is_it = is_meant(aside)
+    except BaseException:
+        rename_new(aside, name)
+        raise
+    if not is_it:
+        rename_new(aside, name)
+        return False
+    if stat.S_ISDIR(os.lstat(aside).st_mode):
+        shutil.rmtree(aside)
+    else:
+        unlink(aside)
+    return True
+
+
+def is_open_file(descriptor: int) -> Callable[[str], bool]:
+    """Returns whether a path is the name of an open file or folder; for `remove_if`.
+
+    An inode number is given to another file only when the descriptor is closed.
+    """
+    held = os.fstat(descriptor)
+
+    def is_it(path: str) -> bool:
+        try:
+            return os.path.samestat(held, os.lstat(path))
+        except FileNotFoundError:
+            return False
+
+    return is_it
+
+
+def rename_new(source: str, target: str) -> None:
+    """Renames in one step, and never replaces what is there.
+
+    Raises:
+        FileExistsError: The target exists.
+        OSError: It could not be renamed.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    if hasattr(library, "renameat2"):
+        paths = os.fsencode(source), os.fsencode(target)
+        if library.renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_NOREPLACE) == 0:
+            return
+        code = ctypes.get_errno()
+        if code not in _NO_NOREPLACE:
+            raise OSError(code, os.strerror(code), source, None, target)
+    # NFS, and systems other than Linux. A folder can replace only an empty one; a file gets its second name
+    # first.
+    if stat.S_ISDIR(os.lstat(source).st_mode):
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), source, None, target)
+        rename(source, target)
+    else:
+        os.link(source, target, follow_symlinks=False)
+        unlink(source)
 
 
 # Copying.

@@ -1,0 +1,136 @@
+"""Removing and renaming what is held, and not whatever has its name."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from uploads.disk import closing, is_open_file, remove_if, rename_new
+
+
+def _names_in(folder):
+    return sorted(one.name for one in folder.iterdir())
+
+
+def test_the_file_that_is_held_is_removed(tmp_path):
+    """A file is removed while the caller has it open."""
+    path = tmp_path / "data"
+    path.write_text("old")
+
+    with closing(os.open(path, os.O_RDONLY)) as held:
+        assert remove_if(path, is_open_file(held))
+
+    assert _names_in(tmp_path) == []
+
+
+def test_a_file_that_took_its_name_stays(tmp_path):
+    """What was renamed onto the name meanwhile is not removed."""
+    path = tmp_path / "data"
+    path.write_text("old")
+    (tmp_path / "next").write_text("new")
+
+    with closing(os.open(path, os.O_RDONLY)) as held:
+        (tmp_path / "next").replace(path)
+
+        assert not remove_if(path, is_open_file(held))
+
+    assert path.read_text() == "new"
+    assert _names_in(tmp_path) == ["data"]
+
+
+def test_a_file_that_takes_the_name_between_look_and_move_is_put_back(tmp_path):
+    """The comparison is repeated once nobody else can change what has the name."""
+    path = tmp_path / "data"
+    path.write_text("old")
+    looks = []
+
+    def is_meant(name):
+        looks.append(name)
+        is_it = Path(name).read_text() == "old"
+        if len(looks) == 1:
+            (tmp_path / "next").write_text("new")
+            (tmp_path / "next").replace(path)
+        return is_it
+
+    assert not remove_if(path, is_meant)
+
+    assert path.read_text() == "new"
+    assert _names_in(tmp_path) == ["data"]
+
+
+def test_a_comparison_that_raises_leaves_everything_in_place(tmp_path):
+    """An error while a folder is compared is not an answer."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    looks = []
+
+    def is_meant(name):
+        looks.append(name)
+        if len(looks) > 1:
+            raise PermissionError
+        return True
+
+    with pytest.raises(PermissionError):
+        remove_if(folder, is_meant)
+
+    assert _names_in(tmp_path) == ["run"]
+
+
+def test_what_cannot_be_put_back_is_named_and_kept(tmp_path):
+    """Where the name is taken twice, both files are kept, and the error says where the first is."""
+    path = tmp_path / "data"
+    path.write_text("first")
+
+    def is_meant(name):
+        if name == str(path):
+            return True
+        path.write_text("second")
+        return False
+
+    with pytest.raises(FileExistsError, match=r"\.data\..*\.removed"):
+        remove_if(path, is_meant)
+
+    assert sorted(one.read_text() for one in tmp_path.iterdir()) == ["first", "second"]
+
+
+def test_a_folder_is_removed_with_its_content(tmp_path):
+    """A symlink in it is removed, and not what it points to."""
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").write_text("kept")
+    folder = tmp_path / ("é" * 120)
+    folder.mkdir()
+    (folder / "link").symlink_to(tmp_path / "kept")
+
+    assert remove_if(f"{folder}/", lambda name: Path(name).is_dir())
+
+    assert _names_in(tmp_path) == ["kept"]
+    assert _names_in(tmp_path / "kept") == ["file"]
+
+
+def test_nothing_is_removed_where_nothing_is(tmp_path):
+    """A missing file is no error."""
+    assert not remove_if(tmp_path / "missing", lambda name: True)
+
+
+@pytest.mark.parametrize("make", ["file", "folder", "link"])
+@pytest.mark.parametrize("has_renameat2", [True, False])
+def test_a_rename_replaces_nothing(tmp_path, monkeypatch, make, has_renameat2):
+    """A target that exists stays, on systems without renameat2(2) too."""
+    if not has_renameat2:
+        monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: object())
+    source, taken, free = tmp_path / "source", tmp_path / "taken", tmp_path / "free"
+    if make == "folder":
+        source.mkdir()
+        taken.mkdir()
+    elif make == "file":
+        source.write_text("source")
+        taken.write_text("taken")
+    else:
+        source.symlink_to("nowhere")
+        taken.symlink_to("elsewhere")
+
+    with pytest.raises(FileExistsError):
+        rename_new(str(source), str(taken))
+    rename_new(str(source), str(free))
+
+    assert _names_in(tmp_path) == ["free", "taken"]
