@@ -2,6 +2,7 @@
 #             STORE=s3://bucket/prefix uploads what it leaves there, and not to store/
 # make screenshots   pictures of the page for README and docs, from runs of the demo, by Chromium
 # make docs   the site of the docs, in site/: strict, and nothing in it is loaded from elsewhere
+# make quick  what takes less than a minute: lint, types of what changed, tests without processes, servers and browsers
 # make test   set up, then lint, and check types while the tests run: what it says is shown after theirs
 # make test-all   the same, with kills at random moments and the like repeated more often
 # make test-composer   what a trainer of Composer's says, in an environment of its own: it needs an older torch
@@ -21,22 +22,26 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+TORCH := $(VENV)/.torch
+DEMO := $(VENV)/.demo
 READY := $(VENV)/.ready
 COMPILED := $(VENV)/.compiled
 COMPOSER := .venv-composer
 LOWEST := .venv-lowest
 ENGINES := .venv-engines
 PEERS := .venv-bench
+PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint .ci/constraints.txt
 FUZZ_MINUTES ?= 10
 # Tests wait for processes and servers a good part of the time: two more than there are cores.
 WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
 # Containers often forbid it. Tests start a thousand interpreters, and each would compile all that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo docs screenshots test test-all test-composer test-engines test-lowest test-package test-pythons \
+.PHONY: demo docs quick screenshots test test-all test-composer test-engines test-lowest test-package test-pythons \
 	coverage mutants fuzz lint types bench bench-peers soak format clean
 
-demo: $(READY)
+# Where the tests are set up, all that the demo needs is there.
+demo: $(if $(wildcard $(READY)),$(READY),$(DEMO))
 	$(BIN)/destinations demo $(if $(STORE),--store "$(STORE)")
 
 screenshots: $(READY)
@@ -53,6 +58,16 @@ test: lint
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup; tests=$$?; \
 	wait $$types; types=$$?; \
 	echo "mypy:"; cat $(VENV)/types.txt; \
+	test $$tests = 0 && test $$types = 0
+
+# Types are checked in the modules that git does not have as they are.
+quick: export TESTS = quick
+quick: lint
+	@changed=$$({ git diff --name-only --diff-filter=d HEAD; git ls-files --others --exclude-standard; } | grep -E '^(events|destinations|uploads)/.*[.]py$$'); \
+	{ test -z "$$changed" || $(BIN)/mypy $$changed; } > $(VENV)/types.txt 2>&1 & types=$$!; \
+	$(BIN)/python -m pytest --quiet -n $$(getconf _NPROCESSORS_ONLN) --dist loadgroup; tests=$$?; \
+	wait $$types; types=$$?; \
+	cat $(VENV)/types.txt; \
 	test $$tests = 0 && test $$types = 0
 
 test-all: export TESTS = all
@@ -112,16 +127,23 @@ format: $(READY)
 # torch goes first and alone: a package that pulls it in would choose a build of its own.
 # What is installed is compiled when it is imported: most of it never is.
 # By the environment, what builds our own package is held to its version too; newer releases of pip read the second.
-$(READY): export PIP_CONSTRAINT = .ci/constraints.txt
-$(READY): export PIP_BUILD_CONSTRAINT = .ci/constraints.txt
-# Peers that tests only read lie beside the environment: one of them would have Lightning load what it lacks.
-$(READY): pyproject.toml .ci/constraints.txt .ci/no-deps.txt .ci/peers.txt
+$(TORCH) $(DEMO) $(READY): export PIP_CONSTRAINT = .ci/constraints.txt
+$(TORCH) $(DEMO) $(READY): export PIP_BUILD_CONSTRAINT = .ci/constraints.txt
+$(TORCH): .ci/constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python must be 3.11 or newer, got " + sys.version.split()[0] + ". Say which: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint .ci/constraints.txt torch
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint .ci/constraints.txt --editable '.[dev]'
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --requirement .ci/no-deps.txt
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --upgrade --target $(VENV)/peers --requirement .ci/peers.txt
+	$(PIP) torch
+	@touch $(TORCH)
+
+$(DEMO): pyproject.toml $(TORCH)
+	$(PIP) --editable '.[demo,fast,viewer]'
+	@touch $(DEMO)
+
+# Peers that tests only read lie beside the environment: one of them would have Lightning load what it lacks.
+$(READY): pyproject.toml $(TORCH) .ci/no-deps.txt .ci/peers.txt
+	$(PIP) --editable '.[dev]'
+	$(PIP) --no-deps --requirement .ci/no-deps.txt
+	$(PIP) --no-deps --upgrade --target $(VENV)/peers --requirement .ci/peers.txt
 	@touch $(READY)
 
 $(VENV)/mutants/.ready: .ci/mutants.txt $(READY)

@@ -260,12 +260,19 @@ def _add_doctor(subparsers: Any, text: str) -> None:
         help=text,
         description="Check the installation, and say what will not work and what to do. The exit code is 1 "
         "if something that every run needs is broken.",
-        examples=("", "--store s3://bucket/prefix"),
+        examples=("--store s3://bucket/prefix", "--extra wandb --extra viewer"),
     )
     doctor.add_argument(
         "--root", default="runs", metavar="FOLDER", help="folder of the runs, whose disk is checked"
     )
     doctor.add_argument("--store", metavar="URI", help="also ask this store for an object")
+    doctor.add_argument(
+        "--extra",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="an extra that you need, such as wandb: a problem where it is not installed; may be repeated",
+    )
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.set_defaults(run=_run_doctor)
 
@@ -277,7 +284,7 @@ def _run_doctor(options: argparse.Namespace) -> int:
     from .runs.commands.screen import Screen
 
     screen = Screen.of()
-    found = list(checks(Path(options.root), options.store))
+    found = list(checks(Path(options.root), options.store, options.extra))
     if options.json:
         screen.json([attrs.asdict(check) for check in found])
     else:

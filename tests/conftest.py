@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from botocore.loaders import JSONFileLoader
 
-from tests.effort import LONGEST
+from tests.effort import IS_QUICK, LONGEST, is_quick
 from tests.servers.fork_server import ForkServer
 
 ROOT = Path(__file__).parents[1]
@@ -33,6 +33,12 @@ def pytest_xdist_make_scheduler(config, log):
     # Else those with the most tests would begin, which are not the longest.
     config.option.loadscopereorder = False
     return ByFile(config, log)
+
+
+def pytest_ignore_collect(collection_path):
+    """Leaves out of `make quick` what needs more than this process."""
+    is_tests = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
+    return True if IS_QUICK and is_tests and not is_quick(collection_path) else None
 
 
 def pytest_collection_modifyitems(config, items):

@@ -1,10 +1,13 @@
-"""How long tests take: which files are the longest, and how often a proof is repeated in `make test` and `make test-all`."""
+"""How long tests take: which are left out of `make quick`, which files are the longest, how often a proof is repeated."""
 
 import os
+import re
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
 
+IS_QUICK = os.environ.get("TESTS") == "quick"
 IS_EXHAUSTIVE = os.environ.get("TESTS") == "all"
 
 LONGEST = (
@@ -33,3 +36,22 @@ LONGEST = (
 def times(usual: T, exhaustive: T) -> T:
     """Returns the first, or the second where all is to be tested: a count, or parameters."""
     return exhaustive if IS_EXHAUSTIVE else usual
+
+
+# What a file of tests says that starts a process, a server or a browser, trains, or imports a framework.
+_STARTS_MORE = re.compile(
+    r"\b(subprocess|multiprocessing|os\.fork|torch_server|tests\.servers|browser|page|server|TestClient|moto"
+    r"|UploadQueue|Trainer|lightning|transformers|accelerate|keras|torchrl|mlflow|wandb|tensorboard|trackio"
+    r"|comet_ml|deltalake|duckdb|hypothesis|fuzzing)\b"
+)
+_TESTS = Path(__file__).parent
+# Proofs that kill, that fill memory, or that try everything.
+_LONG_FOLDERS = {"crash", "hostile", "gpu"}
+
+
+def is_quick(path: Path) -> bool:
+    """Returns whether a file of tests is short, and needs neither process, server, browser nor framework."""
+    if _LONG_FOLDERS & set(path.relative_to(_TESTS).parts):
+        return False
+    # `test_architecture.py` names what it forbids.
+    return path.name == "test_architecture.py" or not _STARTS_MORE.search(path.read_text(encoding="utf-8"))

@@ -4,6 +4,7 @@ Uses only the disk, unless a store is given.
 """
 
 import contextlib
+import difflib
 import importlib
 import importlib.metadata
 import os
@@ -12,7 +13,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,20 +52,21 @@ class Check:
     text: str
 
 
-def checks(root: Path, store: str | None = None) -> Iterator[Check]:
+def checks(root: Path, store: str | None = None, extras: Sequence[str] = ()) -> Iterator[Check]:
     """Yields the results.
 
     Args:
         root: the folder of the runs.
         store: a URI or path; it is asked for an object.
+        extras: names of extras that the user needs: one that is not installed is a problem.
     """
     for check in (_python, _packages, _torch):
         yield check()
-    yield from _extras()
+    yield from _extras(extras)
     yield _disk(root)
     yield _spool()
     yield _clock(root)
-    yield from _credentials()
+    yield from _credentials(store or "")
     if store is not None:
         yield _store(store)
 
@@ -114,27 +116,45 @@ def _torch() -> Check:
     return Check("torch", "ok", f"{torch.__version__}, {devices} CUDA devices")
 
 
-def _extras() -> Iterator[Check]:
+def _extras(wanted: Sequence[str]) -> Iterator[Check]:
+    """Yields what is complete, what is not installed, and each extra of which a part or an old version is.
+
+    An extra of which nothing is installed was not asked for, unless it is `wanted`.
+    """
     try:
         requirements = importlib.metadata.requires(PROJECT) or []
     except importlib.metadata.PackageNotFoundError:
         return
-    missing: dict[str, list[str]] = {}
-    complete: list[str] = []
+    # By extra, what is wrong with each of its packages, or "".
+    extras: dict[str, list[str]] = {}
+    absent: dict[str, list[bool]] = {}
     for requirement in requirements:
         found = _REQUIREMENT.fullmatch(requirement.strip())
         if found is None or found["extra"] in _OURS or found["name"] == PROJECT:
             continue
-        if found["extra"] not in complete:
-            complete.append(found["extra"])
-        if problem := _problem_of(found["name"], found["limits"] or ""):
-            missing.setdefault(found["extra"], []).append(problem)
-    complete = [extra for extra in complete if extra not in missing]
+        extras.setdefault(found["extra"], []).append(_problem_of(found["name"], found["limits"] or ""))
+        absent.setdefault(found["extra"], []).append(_version_of(found["name"]) is None)
+    complete = [extra for extra, problems in extras.items() if not any(problems)]
+    left_out = [extra for extra in extras if all(absent[extra]) and extra not in wanted]
     if complete:
         yield Check("extras", "ok", ", ".join(complete))
-    for extra, problems in missing.items():
-        command = f'pip install "{PROJECT}[{extra}]"'
-        yield Check(f"extra {extra}", "warning", f"{', '.join(problems)}. If you need it, run: {command}")
+    if left_out:
+        yield Check(
+            "not installed",
+            "ok",
+            f'{", ".join(left_out)}. To add one: pip install "{PROJECT}[{left_out[0]}]"',
+        )
+    for extra in sorted(set(wanted) - set(extras)):
+        near = difflib.get_close_matches(extra, extras, n=1)
+        meant = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(extras)}."
+        yield Check(f"extra {extra}", "problem", f"no extra has this name. {meant}")
+    for extra, problems in extras.items():
+        if any(problems) and extra not in left_out:
+            yield Check(
+                f"extra {extra}",
+                "problem" if extra in wanted else "warning",
+                f'{", ".join(filter(None, problems))}. Run: pip install "{PROJECT}[{extra}]"',
+            )
 
 
 def _problem_of(package: str, limits: str) -> str:
@@ -204,8 +224,8 @@ def _clock(root: Path) -> Check:
     return Check("clock", "ok", time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now)))
 
 
-def _credentials() -> Iterator[Check]:
-    """Yields where credentials are found, by name only."""
+def _credentials(store: str) -> Iterator[Check]:
+    """Yields where credentials are found, by name only. A store in S3 without them is a warning."""
     home = Path.home()
     aws = Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE", home / ".aws/credentials"))
     if os.environ.get("AWS_ACCESS_KEY_ID"):
@@ -215,7 +235,7 @@ def _credentials() -> Iterator[Check]:
         yield Check("s3", "ok", f"profile {profile!r} of {aws}")
     else:
         text = "no credentials found: s3:// works only on a machine with a role. Run: aws configure"
-        yield Check("s3", "warning", text)
+        yield Check("s3", "warning" if store.startswith("s3:") else "ok", text)
     key = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
     if key and not Path(key).is_file():
         yield Check("gs", "warning", f"GOOGLE_APPLICATION_CREDENTIALS names {key!r}, which is no file.")

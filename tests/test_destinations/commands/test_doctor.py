@@ -33,14 +33,21 @@ def examined(tmp_path, monkeypatch, capsys):
 
 
 def test_a_healthy_machine_has_no_problem(examined):
-    """Each check has a text; what is optional and missing is a warning that says what to do."""
+    """Each check has a text; credentials that nobody asked for are no warning."""
     code, found = examined()
 
     assert code == 0
     assert {"python", "packages", "torch", "disk", "spool", "clock", "s3"} <= found.keys()
     assert str(ROOT) in found["packages"]["text"]
-    assert found["s3"]["state"] == "warning"
+    assert found["s3"]["state"] == "ok"
     assert "aws configure" in found["s3"]["text"]
+
+
+def test_missing_credentials_of_the_store_that_was_given_are_a_warning(examined):
+    """A URI of S3 asks for them."""
+    _, found = examined("--store", "s3://bucket/prefix?endpoint_url=http://127.0.0.1:9")
+
+    assert found["s3"]["state"] == "warning"
 
 
 def test_the_table_is_one_line_for_each_check(examined, capsys):
@@ -72,23 +79,50 @@ def test_a_store_is_asked(examined, tmp_path):
     assert (code, found["store"]["state"]) == (1, "problem")
 
 
-def test_an_extra_that_is_missing_is_named(examined, monkeypatch):
-    """With what it lacks, and the command that installs it."""
+@pytest.fixture
+def without_packages(monkeypatch):
+    """Makes packages look missing (None) or old."""
     real = doctor.importlib.metadata.version
+    changed = {"mlflow": None, "wandb": "0.1", "psutil": None}
 
     def version(name):
-        if name == "mlflow":
+        if changed.get(name, "") is None:
             raise doctor.importlib.metadata.PackageNotFoundError(name)
-        return "0.1" if name == "wandb" else real(name)
+        return changed.get(name) or real(name)
 
     monkeypatch.setattr(doctor.importlib.metadata, "version", version)
 
+
+def test_an_extra_that_nobody_installed_is_no_warning(examined, without_packages):
+    """One of which a part is missing, or too old, is one that somebody wanted."""
     _, found = examined()
 
-    assert found["extra mlflow"]["text"] == (
-        'mlflow is not installed. If you need it, run: pip install "training-destinations[mlflow]"'
-    )
+    assert found["not installed"] == {
+        "name": "not installed",
+        "state": "ok",
+        "text": 'mlflow. To add one: pip install "training-destinations[mlflow]"',
+    }
+    assert "extra mlflow" not in found
+    assert found["extra system"] == {
+        "name": "extra system",
+        "state": "warning",
+        "text": 'psutil is not installed. Run: pip install "training-destinations[system]"',
+    }
     assert "wandb 0.1 is older than" in found["extra wandb"]["text"]
+
+
+def test_an_extra_that_was_asked_for_is_a_problem_where_it_is_missing(examined, without_packages):
+    """The command ends with 1, so that a job can ask before it trains; a misspelt name is answered."""
+    code, found = examined("--extra", "mlflow", "--extra", "vewer")
+
+    assert code == 1
+    assert found["extra mlflow"] == {
+        "name": "extra mlflow",
+        "state": "problem",
+        "text": 'mlflow is not installed. Run: pip install "training-destinations[mlflow]"',
+    }
+    assert found["extra vewer"]["text"] == "no extra has this name. Did you mean 'viewer'?"
+    assert "not installed" not in found
 
 
 def test_a_clock_that_is_wrong_is_a_problem(examined, monkeypatch):
