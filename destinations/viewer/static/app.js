@@ -3,13 +3,14 @@
 import { showCharts } from "./charts.js";
 import { showCompare } from "./compare.js";
 import { follow, isExported, serverInfo, watchChanges } from "./data.js";
-import { el, fill, iconButton, isDark, shorten, svg } from "./dom.js";
+import { byId, el, fill, iconButton, isDark, shorten, svg } from "./dom.js";
 import { showExplore } from "./explore.js";
 import { showMedia } from "./media.js";
 import { showRun } from "./run.js";
 import { showRuns } from "./runs.js";
 import { isShown, linkTo, onChange, readUrl, selectedRuns, state, update } from "./state.js";
 
+/** @type {Array<[string, string, (root: HTMLElement) => () => void]>} */
 const PAGES = [
   ["runs", "Runs", showRuns],
   ["charts", "Charts", showCharts],
@@ -31,8 +32,8 @@ const KEYS = [
   ["Esc", "Close"],
 ];
 
-const header = document.getElementById("header");
-const main = document.getElementById("main");
+const header = byId("header");
+const main = byId("main");
 let leave = () => {};
 let problem = null;
 let title = "";
@@ -132,7 +133,7 @@ function showPage() {
   scrollTo(0, 0);
   drawHeader();
   follow(selectedRuns());
-  const shown = state.page === "run" ? showRun : PAGES.find(([page]) => page === state.page)[2];
+  const shown = state.page === "run" ? showRun : (PAGES.find(([page]) => page === state.page) ?? PAGES[0])[2];
   main.dataset.page = state.page;
   leave = shown(main);
   if (hadFocus && !main.contains(document.activeElement)) main.focus({ preventScroll: true });
@@ -152,7 +153,7 @@ function pressed(event) {
   else if (event.key === "?") showKeys();
   else if (event.key === "/" || event.key === "f") {
     const field = document.getElementById(event.key === "f" ? "filter" : "search");
-    if (!field) return;
+    if (!(field instanceof HTMLInputElement)) return;
     event.preventDefault();
     field.focus();
     field.select();
@@ -189,7 +190,7 @@ async function begin() {
   matchMedia("print").addEventListener("change", () => document.dispatchEvent(new Event("themechange")));
   document.addEventListener("keydown", pressed);
   // Its fragment would be taken for a view.
-  document.querySelector(".skip").addEventListener("click", (event) => {
+  document.querySelector(".skip")?.addEventListener("click", (event) => {
     event.preventDefault();
     main.focus();
   });

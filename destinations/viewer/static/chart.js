@@ -57,6 +57,8 @@ export class MetricChart {
     this.metric = metric;
     this.series = [];
     this.bands = null;
+    /** @type {any[]} What is drawn, in the coordinates of the axes. */
+    this.lines = [];
     this.isVisible = false;
     this.isDrawn = false;
     this.isStale = true;
@@ -614,7 +616,7 @@ export class MetricChart {
       if (kind === "csv") {
         const rows = [["run", "name", "metric", state.x, "value", "min", "max"]];
         for (const one of this.series)
-          one.x.forEach((x, index) =>
+          for (const [index, x] of one.x.entries())
             rows.push([
               one.run,
               runInfo(one.run).name,
@@ -623,12 +625,10 @@ export class MetricChart {
               one.y[index],
               one.low?.[index],
               one.high?.[index],
-            ]),
-          );
+            ]);
         for (const one of this.bands ?? [])
-          one.x.forEach((x, index) =>
-            rows.push([one.label, one.label, name, x, one.median[index], one.low[index], one.high[index]]),
-          );
+          for (const [index, x] of one.x.entries())
+            rows.push([one.label, one.label, name, x, one.median[index], one.low[index], one.high[index]]);
         download(`${name}.csv`, toCsv(rows), "text/csv");
         return;
       }

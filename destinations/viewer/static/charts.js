@@ -104,7 +104,8 @@ export function showCharts(root) {
 
   const inView = new IntersectionObserver(
     (entries) => {
-      for (const entry of entries) charts.get(entry.target.dataset.metric)?.setVisible(entry.isIntersecting);
+      for (const entry of entries)
+        charts.get(entry.target.getAttribute("data-metric"))?.setVisible(entry.isIntersecting);
     },
     { rootMargin: "160px" },
   );
@@ -306,7 +307,8 @@ export function showCharts(root) {
   });
   const stopData = dataChanges(async (changed) => {
     const ids = changed.all ? visibleRuns() : Object.keys(changed.runs);
-    if (changed.all || Object.values(changed.runs).some(({ record, gone }) => record || gone)) await refresh();
+    if (changed.all || Object.values(changed.runs).some(({ record, gone }) => record || gone))
+      await refresh();
     if (ids.length) for (const chart of charts.values()) chart.grow(ids);
   });
   const themed = () => {

@@ -19,8 +19,9 @@ const answers = new Map();
 const infos = new Map();
 const watchers = new Set();
 const followed = new Set();
+/** @type {AbortController | null} */
 let polling = null;
-let retry = { ms: RETRY_MS, timer: 0, failedAt: 0 };
+const retry = { ms: RETRY_MS, timer: 0, failedAt: 0 };
 let isBehind = false;
 
 /** Whether the page is an exported site, without a server. */
@@ -90,7 +91,7 @@ async function fromSite(key) {
   if (!scripts.has(file)) {
     scripts.set(
       file,
-      new Promise((resolve, reject) => {
+      new Promise((/** @type {(value?: unknown) => void} */ resolve, reject) => {
         const script = document.createElement("script");
         script.src = `data/${file}`;
         script.onload = () => resolve();
@@ -147,11 +148,15 @@ export function serverInfo() {
   return isExported ? fromSite("info") : ask("api/info");
 }
 
-/** Returns a window of the runs that match: `{total, version, rows}`. */
+/**
+ * Returns a window of the runs that match: `{total, version, rows}`.
+ *
+ * @param {{q?: string, where?: string, sort?: string, archived?: string, columns?: string[], offset?: number,
+ *   limit?: number}} query as of `/api/runs`.
+ */
 export async function listRuns({ q, where, sort, archived, columns, offset = 0, limit = 100 }) {
   if (isExported) return siteRuns({ q, where, sort, offset, limit });
-  const asked = columns?.filter((name) => name.includes("."));
-  const answer = await ask(pathOf("api/runs", { q, where, sort, archived, columns: asked, offset, limit }));
+  const answer = await ask(pathOf("api/runs", { q, where, sort, archived, columns, offset, limit }));
   return { ...answer, rows: answer.rows.map(plainRow) };
 }
 
@@ -174,7 +179,7 @@ async function siteRuns({ q, where, sort, offset, limit }) {
     const sign = sort.startsWith("-") ? -1 : 1;
     rows.sort((one, other) => {
       const [a, b] = [of(one), of(other)];
-      if (a === undefined || b === undefined) return (a === undefined) - (b === undefined);
+      if (a === undefined || b === undefined) return Number(a === undefined) - Number(b === undefined);
       return sign * (a < b ? -1 : a > b ? 1 : 0);
     });
   }
@@ -302,7 +307,12 @@ export function fileUrl(id, file) {
 
 // --- curves ---------------------------------------------------------------------------------------------------
 
-/** Returns one series for each run, or with `known` what came since: see `after` of the API. */
+/**
+ * Returns one series for each run, or with `known` what came since: see `after` of the API.
+ *
+ * @param {{runs: string[], metric: string, x: string, from?: number, to?: number, points?: number,
+ *   branches?: boolean, known?: {cursor?: string}[], signal?: AbortSignal}} query as of `/api/series`.
+ */
 export async function readSeries({ runs, metric, x, from, to, points, branches, known, signal }) {
   if (isExported) return Promise.all(runs.map((id) => siteSeries(id, metric, x, from, to)));
   const query = { run: runs, metric, x, from, to, points, branches: branches ? "1" : "" };
@@ -385,13 +395,14 @@ export async function watchChanges(told) {
       await new Promise((resolve) => {
         document.addEventListener("visibilitychange", resolve, { once: true });
       });
-    polling = new AbortController();
+    const question = new AbortController();
+    polling = question;
     // A connection that has died with a sleep or a network is not always reported.
-    const late = setTimeout(() => polling.abort(new DataError("late")), MOST_POLL_MS);
+    const late = setTimeout(() => question.abort(new DataError("late")), MOST_POLL_MS);
     try {
       // Without a version the server says that all is new.
       const query = { since: isBehind ? "" : since, run: [...followed] };
-      const answer = await ask(pathOf("api/changes", query), { signal: polling.signal });
+      const answer = await ask(pathOf("api/changes", query), { signal: question.signal });
       told(null);
       isBehind = false;
       since = answer.version;

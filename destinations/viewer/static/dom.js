@@ -94,6 +94,13 @@ export function icon(name) {
   );
 }
 
+/** Returns an element that `index.html` has. */
+export function byId(id) {
+  const found = document.getElementById(id);
+  if (found === null) throw new Error(`index.html has no element ${id}.`);
+  return found;
+}
+
 /** Makes a button that shows an icon and has a label for screen readers and the tooltip. */
 export function iconButton(name, label, onclick, props = {}) {
   return el(
@@ -121,7 +128,7 @@ export function popover(label, props, content) {
   const outside = (event) => {
     if (!box.contains(event.target)) close();
   };
-  const escape = (event) => {
+  const closeByKey = (event) => {
     if (event.key === "Escape") {
       event.stopPropagation();
       close();
@@ -143,7 +150,7 @@ export function popover(label, props, content) {
     button.setAttribute("aria-expanded", "false");
     document.removeEventListener("pointerdown", outside);
   }
-  box.addEventListener("keydown", escape);
+  box.addEventListener("keydown", closeByKey);
   box.addEventListener("focusout", (event) => {
     if (!panel.hidden && event.relatedTarget && !box.contains(event.relatedTarget)) close();
   });
@@ -153,7 +160,7 @@ export function popover(label, props, content) {
 /** Shows a message for some seconds. */
 export function toast(message, kind = "info") {
   const node = el("div", { class: `toast ${kind}` }, message);
-  document.getElementById("toasts").append(node);
+  byId("toasts").append(node);
   setTimeout(() => node.remove(), kind === "error" ? 8000 : 3500);
 }
 
@@ -198,7 +205,7 @@ export function toCsv(rows) {
     const text = value === null || value === undefined ? "" : String(value);
     return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
-  return rows.map((row) => row.map(cell).join(",")).join("\n") + "\n";
+  return `${rows.map((row) => row.map(cell).join(",")).join("\n")}\n`;
 }
 
 /** Returns a number with five significant digits, without trailing zeros; other values as text. */
@@ -235,6 +242,7 @@ export function formatBytes(bytes) {
 export function formatDuration(seconds) {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "–";
   const whole = Math.max(0, Math.round(seconds));
+  /** @type {Array<[string, number]>} */
   const parts = [
     ["d", 86400],
     ["h", 3600],

@@ -188,7 +188,14 @@ export function showExplore(root) {
     y.value = sy;
     logX.setAttribute("aria-pressed", String(state.logx === "1"));
     logY.setAttribute("aria-pressed", String(state.logy === "1"));
-    fill(count, total > rows.length ? `${rows.length} of ${formatNumber(total)} runs` : total === 1 ? "1 run" : `${total} runs`);
+    fill(
+      count,
+      total > rows.length
+        ? `${rows.length} of ${formatNumber(total)} runs`
+        : total === 1
+          ? "1 run"
+          : `${total} runs`,
+    );
     fill(title, `${bare(sy)} against ${bare(sx)}`);
     drawScatter(sx, sy);
     drawParallel();
@@ -198,7 +205,7 @@ export function showExplore(root) {
     return shorten(name.replace(/^(summary|hparams)\./, ""), 60);
   }
 
-  function valueOf(row, name) {
+  function valueIn(row, name) {
     return name === "created_at" ? row.created_at : row.values[name];
   }
 
@@ -206,7 +213,7 @@ export function showExplore(root) {
     for (const name of axes()) {
       const [low, high] = numbersOf("brush", name) ?? [0, 1];
       if (low === 0 && high === 1) continue;
-      const place = axisOf(name).place(valueOf(row, name));
+      const place = axisOf(name).place(valueIn(row, name));
       if (place === null || place < low || place > high) return true;
     }
     return false;
@@ -216,22 +223,22 @@ export function showExplore(root) {
     const Plotly = await plotlyReady();
     if (isGone) return;
     const shown = rows.filter(
-      (row) => valueOf(row, sx) !== undefined && typeof valueOf(row, sy) === "number",
+      (row) => valueIn(row, sx) !== undefined && typeof valueIn(row, sy) === "number",
     );
     const isTime = sx === "created_at",
-      isText = shown.some((row) => typeof valueOf(row, sx) !== "number");
+      isText = shown.some((row) => typeof valueIn(row, sx) !== "number");
     const xs = shown.map((row) =>
-      isTime ? row.created_at * 1000 : isText ? plotText(shorten(valueOf(row, sx), 40)) : valueOf(row, sx),
+      isTime ? row.created_at * 1000 : isText ? plotText(shorten(valueIn(row, sx), 40)) : valueIn(row, sx),
     );
     const trace = {
       type: "scatter",
       mode: "markers",
       x: drawable(xs),
-      y: drawable(shown.map((row) => valueOf(row, sy))),
+      y: drawable(shown.map((row) => valueIn(row, sy))),
       hoverinfo: "text",
       customdata: shown.map(({ id }) => id),
       text: shown.map((row) =>
-        plotText(`${shorten(row.name, 60)}\n${bare(sy)} ${formatNumber(valueOf(row, sy))}`).replace(
+        plotText(`${shorten(row.name, 60)}\n${bare(sy)} ${formatNumber(valueIn(row, sy))}`).replace(
           "\n",
           "<br>",
         ),
@@ -272,7 +279,7 @@ export function showExplore(root) {
   /** Returns where values lie on an axis, from 0 to 1, and its ticks. Positive values over two decades are on a log scale. */
   function axisOf(name) {
     const values = rows
-      .map((row) => valueOf(row, name))
+      .map((row) => valueIn(row, name))
       .filter((value) => value !== undefined && value !== null && !Number.isNaN(value));
     if (values.every((value) => typeof value === "number")) {
       const finite = values.filter(Number.isFinite);
@@ -326,7 +333,7 @@ export function showExplore(root) {
     const top = (place) => MARGIN.top + (1 - place) * inner;
     const scales = names.map(axisOf);
     const color = (row) => {
-      const place = scales.at(-1).place(valueOf(row, names.at(-1)));
+      const place = scales[names.length - 1].place(valueIn(row, names[names.length - 1]));
       return place === null ? "gray" : `rgb(${ramp(isDark() ? 0.2 + 0.8 * place : 0.88 * place)})`;
     };
     const said = el("p", { class: "muted", style: { padding: "0 10px", "min-height": "20px" } });
@@ -334,9 +341,9 @@ export function showExplore(root) {
       .toSorted((one, other) => Number(isOut(other)) - Number(isOut(one)))
       .map((row) => {
         const points = names
-          .map((name, at) => [left(at), scales[at].place(valueOf(row, name))])
-          .filter(([, place]) => place !== null)
-          .map(([across, place]) => `${across.toFixed(1)},${top(place).toFixed(1)}`);
+          .map((name, at) => ({ across: left(at), place: scales[at].place(valueIn(row, name)) }))
+          .filter(({ place }) => place !== null)
+          .map(({ across, place }) => `${across.toFixed(1)},${top(place).toFixed(1)}`);
         const line = svg("polyline", {
           points: points.join(" "),
           stroke: color(row),
@@ -344,7 +351,7 @@ export function showExplore(root) {
           "data-run": row.id,
           onpointerenter: () => {
             line.classList.add("over");
-            said.textContent = `${shorten(row.name, 80)}: ${names.map((name) => `${bare(name)} ${shorten(formatNumber(valueOf(row, name)), 30)}`).join(", ")}`;
+            said.textContent = `${shorten(row.name, 80)}: ${names.map((name) => `${bare(name)} ${shorten(formatNumber(valueIn(row, name)), 30)}`).join(", ")}`;
           },
           onpointerleave: () => {
             line.classList.remove("over");
@@ -462,7 +469,7 @@ export function showExplore(root) {
       "runs.csv",
       toCsv([
         ["run", "name", ...names.map(bare)],
-        ...rows.map((row) => [row.id, row.name, ...names.map((name) => valueOf(row, name))]),
+        ...rows.map((row) => [row.id, row.name, ...names.map((name) => valueIn(row, name))]),
       ]),
       "text/csv",
     );

@@ -88,7 +88,8 @@ export function showMedia(root) {
   );
   const inView = new IntersectionObserver(
     (entries) => {
-      for (const entry of entries) panels.get(entry.target.dataset.key)?.setVisible(entry.isIntersecting);
+      for (const entry of entries)
+        panels.get(entry.target.getAttribute("data-key"))?.setVisible(entry.isIntersecting);
     },
     { rootMargin: "240px" },
   );
@@ -318,9 +319,9 @@ class Panel {
     this.save =
       about.kind === "histograms"
         ? iconButton("download", "Save as SVG", () =>
-            this.content
-              .querySelectorAll(".js-plotly-plot")
-              .forEach((plot) => savePlot(plot, about.name, "svg")),
+            this.content.querySelectorAll(".js-plotly-plot").forEach((plot) => {
+              savePlot(plot, about.name, "svg");
+            }),
           )
         : null;
     this.element = el(
@@ -445,7 +446,7 @@ class Panel {
       return node;
     }
     const { items, total } = await listMedia(id, kind, name);
-    if (kind === "histograms") return ridges(id, name, items);
+    if (kind === "histograms") return ridges(id, items);
     const steps = [...new Set(items.map((item) => item.step))].sort((a, b) => a - b);
     const own = steps[placeOf(steps, step)];
     const now = items.filter((item) => item.step === own);
@@ -504,10 +505,9 @@ class Panel {
           "all classes",
         ),
     ]);
-    if (this.classes.contains(document.activeElement) && document.activeElement.type === "range") return;
-    const focused = this.classes.contains(document.activeElement)
-      ? document.activeElement.dataset.class
-      : null;
+    const active = this.classes.contains(document.activeElement) ? document.activeElement : null;
+    if (active?.getAttribute("type") === "range") return;
+    const focused = active?.getAttribute("data-class") ?? null;
     fill(
       this.classes,
       buttons,
@@ -584,7 +584,7 @@ function figureOf(id, kind, item, side) {
 }
 
 /** Returns histograms over time: one ridge for each step, the newest in front. */
-function ridges(id, name, items) {
+function ridges(id, items) {
   const holder = el("div", { class: "plot ridges", style: { height: "300px" } });
   const drawn = items.filter((item) => item.counts.length);
   const every = Math.max(1, Math.ceil(drawn.length / MOST_RIDGES));

@@ -63,6 +63,7 @@ export function picture(id, item, side) {
 function maskLayer(id, mask, { file, overlay }) {
   const canvas = el("canvas", { class: "mask", "aria-hidden": "true", "data-mask": mask });
   const source = el("img", { src: fileUrl(id, file) });
+  /** @type {Uint8Array | null} */
   let classes = null;
   canvas.paint = () => {
     canvas.style.opacity = state.opacity;

@@ -25,9 +25,11 @@ export function pointCloud(id, file) {
     "aria-label": "Point cloud: turn it with the mouse or the arrow keys",
   });
   const view = { yaw: 0.7, pitch: 0.45, zoom: 1 };
-  let cloud = null,
-    held = null,
-    isPending = false;
+  /** @type {ReturnType<typeof prepared> | null} */
+  let cloud = null;
+  /** @type {[number, number] | null} Where the pointer was last, while it is held down. */
+  let held = null;
+  let isPending = false;
 
   function redraw() {
     if (isPending) return;
@@ -177,6 +179,7 @@ export function sound(id, file, source, color) {
   const canvas = el("canvas", { class: "wave", role: "img", "aria-label": "Waveform" });
   const player = el("audio", { controls: true, preload: "metadata", src: source });
   const caption = el("figcaption", {});
+  /** @type {any} The answer of `readWave`. */
   let wave = null;
   const draw = () => drawWave(canvas, wave, player, color);
   for (const event of ["timeupdate", "seeked", "loadedmetadata", "play"])
@@ -202,8 +205,9 @@ export function sound(id, file, source, color) {
 
 function drawWave(canvas, wave, player, color) {
   const scale = Math.min(2, devicePixelRatio || 1);
-  const width = (canvas.width = Math.max(1, Math.round(canvas.clientWidth * scale))),
-    height = (canvas.height = Math.max(1, Math.round(canvas.clientHeight * scale)));
+  const width = Math.max(1, Math.round(canvas.clientWidth * scale));
+  const height = Math.max(1, Math.round(canvas.clientHeight * scale));
+  Object.assign(canvas, { width, height });
   if (!wave) return;
   const context = canvas.getContext("2d");
   const share = player.duration ? player.currentTime / player.duration : 0;

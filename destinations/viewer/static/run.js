@@ -19,9 +19,17 @@ import { statusMark } from "./runs.js";
 import { linkTo, selectRuns, selectedRuns, state } from "./state.js";
 import { dataTable, flatten, pairTable, plainTable } from "./table.js";
 
-const SUMMARY_COLUMNS = ["metric", "last", "min", "at step", "max", "at step", "mean", "values", "not finite"].map(
-  (name) => ({ name }),
-);
+const SUMMARY_COLUMNS = [
+  "metric",
+  "last",
+  "min",
+  "at step",
+  "max",
+  "at step",
+  "mean",
+  "values",
+  "not finite",
+].map((name) => ({ name }));
 const LOG_TAIL = 65536;
 const MOST_ROWS_OF_LOG = 1 << 20;
 
@@ -32,7 +40,9 @@ export function showRun(root) {
   fill(root, page);
   let isGone = false;
   let isDrawn = false;
+  /** @type {LogTail | null} */
   let log = null;
+  /** @type {ReturnType<typeof dataTable> | null} */
   let metrics = null;
   const top = el("div", { style: { display: "contents" } });
   const panels = el("div", { class: "panels" });
@@ -90,7 +100,11 @@ export function showRun(root) {
           "a",
           {
             class: "button primary",
-            ...linkTo(() => ({ page: "charts", run: selectedRuns().includes(id) ? state.run : [id], id: "" })),
+            ...linkTo(() => ({
+              page: "charts",
+              run: selectedRuns().includes(id) ? state.run : [id],
+              id: "",
+            })),
           },
           icon("chart"),
           "Charts",
@@ -161,7 +175,10 @@ export function showRun(root) {
                 "pre",
                 { style: { "white-space": "pre-wrap", "overflow-wrap": "anywhere" } },
                 one.stack
-                  .map((frame) => `${frame.place} in ${frame.function}${frame.code ? `\n    ${frame.code}` : ""}`)
+                  .map(
+                    (frame) =>
+                      `${frame.place} in ${frame.function}${frame.code ? `\n    ${frame.code}` : ""}`,
+                  )
                   .join("\n"),
               ),
             ),
@@ -288,7 +305,12 @@ export function showRun(root) {
       fill(panels, nodes);
 
     function panel(title, content, more = "") {
-      const node = el("section", { class: `panel ${more}`, "data-panel": title }, el("h2", {}, title), content);
+      const node = el(
+        "section",
+        { class: `panel ${more}`, "data-panel": title },
+        el("h2", {}, title),
+        content,
+      );
       const text = node.outerHTML;
       if (shown.get(title)?.text !== text) shown.set(title, { node, text });
       nodes.push(shown.get(title).node);

@@ -69,9 +69,11 @@ export function showRuns(root) {
   let fields = [];
   let columns = [];
   let total = 0;
+  /** @type {{value: any, total: number}[] | null} */
   let groups = null;
   let blocks = new Map();
   let generation = 0;
+  /** @type {Promise<void> | null} */
   let loaded = null;
   let isFailed = false;
   let cursor = -1;
@@ -169,7 +171,9 @@ export function showRuns(root) {
 
   /** Asks again for the rows in view. */
   async function refresh() {
-    for (let awaited = null; awaited !== loaded; ) {
+    /** @type {Promise<void> | null} */
+    let awaited = null;
+    while (awaited !== loaded) {
       awaited = loaded;
       await awaited;
     }
@@ -214,7 +218,9 @@ export function showRuns(root) {
     const asked = [...state.column, state.sort.replace(/^-/, ""), state.group].filter(Boolean);
     const left = [...new Set(asked.filter((name) => !isKnown(name)))].map((name) => shorten(name, 60));
     return left.length
-      ? new Error(`These runs have no ${left.join(", ")}: the table is shown without ${left.length > 1 ? "them" : "it"}.`)
+      ? new Error(
+          `These runs have no ${left.join(", ")}: the table is shown without ${left.length > 1 ? "them" : "it"}.`,
+        )
       : null;
   }
 

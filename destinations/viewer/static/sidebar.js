@@ -50,8 +50,9 @@ export async function visibleDetails() {
   for (;;) {
     const ids = visibleRuns();
     const found = await Promise.allSettled(ids.map(runDetail));
-    const details = found.map(({ value }) => value ?? null);
-    const problem = details.some(Boolean) ? "" : (found[0]?.reason?.message ?? "");
+    const details = found.map((one) => (one.status === "fulfilled" ? one.value : null));
+    const reasons = found.map((one) => (one.status === "rejected" ? one.reason.message : ""));
+    const problem = details.some(Boolean) ? "" : (reasons[0] ?? "");
     // Else runs that were selected meanwhile would be followed by those of before.
     if (String(ids) === String(visibleRuns())) return [ids, details, problem];
   }

@@ -173,8 +173,20 @@ export function plainTable(rows, head = []) {
     "table",
     {},
     head.length > 0 &&
-      el("thead", {}, el("tr", {}, head.map((one) => (one instanceof Node ? one : el("th", {}, one))))),
-    el("tbody", {}, rows.map((cells) => el("tr", {}, cells))),
+      el(
+        "thead",
+        {},
+        el(
+          "tr",
+          {},
+          head.map((one) => (one instanceof Node ? one : el("th", {}, one))),
+        ),
+      ),
+    el(
+      "tbody",
+      {},
+      rows.map((cells) => el("tr", {}, cells)),
+    ),
   );
 }
 

@@ -1,0 +1,88 @@
+import assert from "node:assert/strict";
+import { after, beforeEach, test } from "node:test";
+import { openWindow, serve } from "./browser.js";
+
+openWindow();
+const data = await import("../../destinations/viewer/static/data.js");
+
+let answers = {};
+const { requests, close } = await serve((url) => {
+  const [path] = url.split("?");
+  return answers[url] ?? answers[path] ?? { status: 404, body: { error: `nothing at ${path}` } };
+});
+after(close);
+
+beforeEach(() => {
+  answers = {};
+  requests.length = 0;
+});
+
+const row = (id, values = {}) => ({ id, name: id, run_id: id, status: "completed", tags: [], values });
+
+test("lists are repeated parameters, and what is empty is left out", async () => {
+  answers["/api/runs"] = { body: { total: 0, version: "1", rows: [] } };
+
+  await data.listRuns({ q: "a b&c", where: "", sort: undefined, columns: ["status", "summary.loss"] });
+
+  assert.deepEqual(requests, ["/api/runs?q=a+b%26c&columns=status&columns=summary.loss&offset=0&limit=100"]);
+});
+
+test("numbers that JSON lacks arrive as numbers", async () => {
+  const values = { nan: { number: "nan" }, low: { number: "-inf" }, high: { number: "inf" }, text: "nan" };
+  answers["/api/runs"] = { body: { total: 1, version: "1", rows: [row("a", values)] } };
+
+  const { rows } = await data.listRuns({});
+
+  assert.deepEqual(rows[0].values, { nan: NaN, low: -Infinity, high: Infinity, text: "nan" });
+});
+
+test("groups count equal values that follow each other, NaN too", async () => {
+  const values = [1, 1, { number: "nan" }, { number: "nan" }, undefined];
+  const rows = values.map((lr, at) => row(`r${at}`, lr === undefined ? {} : { "hparams.lr": lr }));
+  answers["/api/runs"] = { body: { total: rows.length, version: "1", rows } };
+
+  const groups = await data.listGroups({ group: "hparams.lr" });
+
+  assert.deepEqual(groups, [
+    { value: 1, total: 2 },
+    { value: NaN, total: 2 },
+    { value: undefined, total: 1 },
+  ]);
+});
+
+test("the words of the server say what is wrong", async () => {
+  answers["/api/runs"] = { status: 400, body: { error: "a value is missing" } };
+  await assert.rejects(data.listRuns({ where: "loss <" }), /^Error: a value is missing$/);
+
+  answers["/api/runs"] = { status: 401, body: { error: "no token." } };
+  await assert.rejects(data.listRuns({}), /no token\. Open the link that destinations view printed\./);
+
+  answers["/api/runs"] = { status: 400, body: "<html>" };
+  await assert.rejects(data.listRuns({}), /The server answered 400\./);
+});
+
+test("an answer is asked for once until the run changes, and a failed one again", async () => {
+  await assert.rejects(data.runDetail("a"), { status: 404 });
+  assert.equal(data.runInfo("a").status, "not found");
+  answers["/api/runs/a"] = { body: row("a") };
+
+  await data.runDetail("a");
+  await Promise.all([data.runDetail("a"), data.runDetail("a")]);
+  assert.equal(requests.length, 2);
+  answers["/api/runs/a"] = { body: { ...row("a"), note: "new" } };
+  await data.editRun("a", { note: "new" });
+
+  assert.equal((await data.runDetail("a")).note, "new");
+});
+
+test("what came since is asked for with the cursor of each series", async () => {
+  answers["/api/series"] = { body: { series: [] } };
+
+  await data.readSeries({ runs: ["a", "b"], metric: "loss", x: "step", known: [{ cursor: "1&2" }, {}] });
+
+  assert.deepEqual(requests, ["/api/series?run=a&run=b&metric=loss&x=step&after=1%262&after="]);
+});
+
+test("a file of a run has an address in which every character is safe", () => {
+  assert.equal(data.fileUrl("a", "media/ü #1/?.png"), "api/runs/a/files/media/%C3%BC%20%231/%3F.png");
+});

@@ -1,0 +1,102 @@
+import assert from "node:assert/strict";
+import { beforeEach, test } from "node:test";
+import { openWindow } from "./browser.js";
+
+openWindow("http://127.0.0.1/#/charts?run=a&run=b&x=time&unknown=1");
+const page = await import("../../destinations/viewer/static/state.js");
+const { state } = page;
+
+beforeEach(() => {
+  location.hash = "#/runs";
+  page.readUrl();
+});
+
+test("the URL decides the view, and what it does not name has its default", () => {
+  location.hash = "#/charts?run=a&run=b&x=time&unknown=1";
+
+  page.readUrl();
+
+  assert.deepEqual([state.page, state.run, state.x, state.smooth], ["charts", ["a", "b"], "time", "0"]);
+  assert.ok(!("unknown" in state));
+});
+
+test("a page that does not exist, and a run without an id, show the table", () => {
+  for (const hash of ["#/nonsense", "#/run", "#/run/"]) {
+    location.hash = hash;
+    page.readUrl();
+    assert.equal(state.page, "runs", hash);
+  }
+});
+
+test("an id with every kind of character survives the way through the URL", () => {
+  const id = "a/b?c=d&e#f%25 ü💥";
+
+  page.update({ page: "run", id });
+  page.readUrl();
+
+  assert.deepEqual([state.page, state.id], ["run", id]);
+});
+
+test("a name of a property of all objects is no part of the view", () => {
+  location.hash = "#/runs?__proto__=1&constructor=2";
+
+  page.readUrl();
+
+  assert.equal(Object.getPrototypeOf(state), Object.prototype);
+  assert.equal(state.constructor, Object);
+});
+
+test("those who listen are told only of what changed", () => {
+  const told = [];
+  const stop = page.onChange((changed) => told.push([...changed]));
+
+  page.update({ q: "digits", sort: "" });
+  page.update({ q: "digits" });
+  stop();
+  page.update({ q: "letters" });
+
+  assert.deepEqual(told, [["q"]]);
+});
+
+test("a run that is taken out leaves the colours of the others, and the next takes its place", () => {
+  page.selectRuns(["a", "b", "c"], true);
+  const colorOfC = page.styleOf("c", false);
+
+  page.selectRuns(["b"], false);
+  const between = page.selectedRuns();
+  page.selectRuns(["d"], true);
+
+  assert.deepEqual(between, ["a", "c"]);
+  assert.deepEqual(state.run, ["a", "d", "c"]);
+  assert.deepEqual(page.styleOf("c", false), colorOfC);
+});
+
+test("runs beyond the palette have its colours with dashes", () => {
+  page.selectRuns(
+    Array.from({ length: 20 }, (_, number) => `run${number}`),
+    true,
+  );
+
+  const styles = new Set(state.run.map((id) => JSON.stringify(page.styleOf(id, true))));
+
+  assert.equal(styles.size, 20);
+});
+
+test("numbers are kept for a name that looks like numbers itself", () => {
+  page.keepNumbers("zoom", "loss~1~2", [0, null, 2.5, 1e9]);
+  page.keepNumbers("zoom", "loss", [1, 2, 3, 4]);
+  page.readUrl();
+
+  assert.deepEqual(page.numbersOf("zoom", "loss~1~2"), [0, null, 2.5, 1e9]);
+  page.keepNumbers("zoom", "loss~1~2", null);
+  assert.equal(page.numbersOf("zoom", "loss~1~2"), null);
+  assert.deepEqual(page.numbersOf("zoom", "loss"), [1, 2, 3, 4]);
+});
+
+test("a value is added to a list of the view, and taken out", () => {
+  page.toggle("pin", "loss");
+  page.toggle("pin", "accuracy");
+  page.toggle("pin", "loss");
+
+  assert.deepEqual(state.pin, ["accuracy"]);
+});
