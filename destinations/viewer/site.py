@@ -5,6 +5,7 @@ answer of the API becomes a script that hands it over. See docs/viewer-api.md fo
 """
 
 import contextlib
+import hashlib
 import itertools
 import json
 import os
@@ -18,8 +19,8 @@ from typing import Any
 import attrs
 
 from destinations.runs import Run, RunsError
-from destinations.runs.files import path_inside
-from uploads.disk import open_regular
+from destinations.runs.files import path_inside, read_object_file
+from uploads.disk import IRREGULAR, open_regular, remove_if
 
 from . import details
 from .answers import encode
@@ -32,6 +33,8 @@ from .files import STATIC, TYPES, plotly_file
 __all__ = ["Site", "SiteReport", "classic_script", "export_site"]
 
 _MANIFEST = "data/manifest.js"
+# Size and SHA-256 of each other file of the site, by its path.
+_FILES = "data/files.json"
 _MODULE_TAG = '<script type="module" src="static/app.js"></script>'
 _SITE_TAGS = f'<script src="{_MANIFEST}"></script>\n  <script src="static/app.js" defer></script>'
 _COPIED = {*TYPES, ".ply"}
@@ -78,42 +81,80 @@ def export_site(
 ) -> SiteReport:
     """Writes a site; it appears when it is complete.
 
+    A site that it replaces is removed just before; a kill in between leaves no site there.
+
     Args:
         catalog: the runs.
         target: the folder of the site, which must not exist or be empty.
         where: a filter.
         limit: the largest number of runs, the newest.
         media_bytes: the largest size of all media together.
-        overwrite: whether to replace a site that is there.
+        overwrite: whether to replace a site that is there, if nothing in it was added or changed.
 
     Raises:
         FileExistsError: the folder has something in it, which is not a site or not to be replaced.
         FilterError: the filter does not parse.
         OSError: a file cannot be written.
     """
+    target = Path(os.path.realpath(target))
     _check_target(target, overwrite=overwrite)
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
     try:
         folder.chmod(0o755)
         report = Site(catalog, folder, media_bytes).write(where, limit)
-        if target.exists():
+        if not remove_if(target, lambda path: overwrite and _foreign_in(Path(path)) is None):
             _check_target(target, overwrite=overwrite)
-            shutil.rmtree(target)
-        folder.rename(target)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+    # Fails if anything but an empty folder is there by now; the new site is kept then.
+    folder.rename(target)
     return report
 
 
 def _check_target(target: Path, *, overwrite: bool) -> None:
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
-    if not (target / _MANIFEST).is_file():
-        raise FileExistsError(f"{target} has other files in it. Give a new folder, or empty it.")
+    if (foreign := _foreign_in(target)) is not None:
+        raise FileExistsError(
+            f"{target} has other files in it than a site: {foreign}. Give a new folder, or empty it."
+        )
     if not overwrite:
         raise FileExistsError(f"{target} has a site in it. Give --overwrite to replace it.")
+
+
+def _foreign_in(folder: Path) -> str | None:
+    """Returns what is in a folder and is not as `export_site` has written it; None if it is a site."""
+    if not folder.is_dir() or folder.is_symlink():
+        return "it is no folder"
+    if not (listed := read_object_file(folder / _FILES)):
+        by_hand = ", so that a site of an older version is to be deleted by hand"
+        return f"there is no {_FILES}{by_hand * (folder / _MANIFEST).is_file()}"
+    folders = {str(parent) for name in (*listed, _FILES) for parent in Path(name).parents}
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for parent, names, files in os.walk(folder, onerror=refuse):
+        base = Path(parent).relative_to(folder)
+        for name in names:
+            if str(base / name) not in folders or Path(parent, name).is_symlink():
+                return f"{base / name}/"
+        for name in files:
+            path = str(base / name)
+            if path != _FILES and (path not in listed or listed[path] != _size_and_digest(folder / path)):
+                return path
+    return None
+
+
+def _size_and_digest(path: Path) -> list[Any]:
+    """Returns size and SHA-256 of a file; a reason, which no list has, if it is no regular one."""
+    try:
+        with os.fdopen(open_regular(path), "rb") as file:
+            return [os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()]
+    except IRREGULAR as error:
+        return [error]
 
 
 class Site:
@@ -207,6 +248,9 @@ class Site:
         (self._folder / _MANIFEST).write_text(
             f"globalThis.destinationsSite = {manifest};\n", encoding="utf-8"
         )
+        written = [path for path in sorted(self._folder.rglob("*")) if path.is_file()]
+        files = {path.relative_to(self._folder).as_posix(): _size_and_digest(path) for path in written}
+        (self._folder / _FILES).write_text(json.dumps(files, indent=0), encoding="utf-8")
 
     def _write_run(self, run_id: str, run: Run, cache: ColumnCache) -> None:
         detail = details.details(self._catalog, run)

@@ -31,11 +31,11 @@ class Terminal(io.StringIO):
         return True
 
 
-def command(*arguments, terminal=False, now=None):
+def command(*arguments, terminal=False, now=None, ask=None):
     """Runs a command of `destinations runs`; returns exit code, output and messages."""
     output, errors = (Terminal() if terminal else io.StringIO()), io.StringIO()
     clock = {} if now is None else {"clock": lambda: now}
-    session = CommandContext(Screen(output, None, terminal, terminal), errors, wait=_never, **clock)
+    session = CommandContext(Screen(output, None, terminal, terminal), errors, wait=_never, ask=ask, **clock)
     options, options.rest = _parser().parse_known_args(["runs", *map(str, arguments)])
     code = options.run(options, session)
     return code, output.getvalue(), errors.getvalue()

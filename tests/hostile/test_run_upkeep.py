@@ -7,7 +7,11 @@ import shutil
 
 import pytest
 
+from destinations import RunDirectory
+from destinations.run_directory.folder import RunInUseError
 from destinations.runs import open_runs
+from destinations.runs.commands import gc as gc_module
+from events import Run
 from tests.hostile.foreign_runs import command, write_full_run
 from tests.test_destinations.runs.folders import write_lightning, write_run
 
@@ -124,3 +128,105 @@ def test_links_are_removed_and_never_followed(tmp_path):
     assert gc(tmp_path / "runs", "--delete")["failed"]["deleted"] is False
     assert (tmp_path / "precious/file").read_text() == "x"
     shutil.rmtree(tmp_path / "precious")
+
+
+def make_dataset(root):
+    """Compacts the runs below a folder; returns the dataset."""
+    dataset = root.parent / "dataset"
+    assert command("compact", root, dataset)[0] == 0
+    return dataset
+
+
+@pytest.mark.parametrize("arguments", [("rm", "first", "--yes"), ("gc", "--older-than", "0s", "--delete")])
+def test_another_run_at_the_path_of_a_row_is_kept(tmp_path, arguments):
+    """A dataset says where a run was when it was compacted; another one has the folder by now."""
+    pytest.importorskip("deltalake")
+    write_run(tmp_path / "runs/one", "first", archived=True)
+    dataset = make_dataset(tmp_path / "runs")
+    shutil.rmtree(tmp_path / "runs/one")
+    write_run(tmp_path / "runs/one", "second", archived=True)
+
+    code, _, errors = command(*arguments, "--root", dataset)
+
+    assert code == (2 if arguments[0] == "rm" else 0)
+    assert f"another run, second, is at '{tmp_path / 'runs/one'}' by now" in errors
+    assert (tmp_path / "runs/one/sidecar.json").exists()
+
+
+def test_a_run_of_a_dataset_whose_folder_has_no_id_is_kept(tmp_path):
+    """Whether a folder of Lightning is still that of the row cannot be told."""
+    pytest.importorskip("deltalake")
+    os.utime(write_lightning(tmp_path / "runs/version_0") / "metrics.csv", (0, 0))
+    dataset = make_dataset(tmp_path / "runs")
+
+    code, _, errors = command("rm", "version_0", "--yes", "--root", dataset)
+
+    assert code == 2
+    assert "its folder has no id" in errors
+    assert (tmp_path / "runs/version_0/metrics.csv").exists()
+    assert command("rm", "version_0", "--yes", "--root", tmp_path / "runs")[0] == 0
+    assert not (tmp_path / "runs/version_0").exists()
+
+
+def test_a_run_that_is_no_longer_archived_is_kept(tmp_path):
+    """A row of a dataset says what the run was when it was compacted."""
+    pytest.importorskip("deltalake")
+    run = write_run(tmp_path / "runs/one", archived=True)
+    dataset = make_dataset(tmp_path / "runs")
+    (run / "edits.json").write_text('{"archived": false}')
+
+    found = gc(dataset, "--delete")
+
+    assert found["one"]["kept"] == "it is no longer archived or empty"
+    assert (run / "sidecar.json").exists()
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_what_took_the_path_while_the_question_was_open_is_kept(tmp_path, begins):
+    """Nothing is deleted but the folder that was shown."""
+    run = write_run(tmp_path / "runs/one")
+
+    def answer(_question):
+        run.rename(tmp_path / "moved")
+        if begins:
+            write_run(run, "second")
+        return "y"
+
+    code, _, errors = command("rm", "one", "--root", tmp_path / "runs", ask=answer)
+
+    assert code == 2
+    assert errors.endswith("run one was not deleted: its folder was moved.\n")
+    assert (tmp_path / "moved/sidecar.json").exists()
+    assert (run / "sidecar.json").exists() == begins
+
+
+def test_a_run_that_is_resumed_while_it_is_deleted_is_refused_or_kept(tmp_path, monkeypatch):
+    """The lock of the run is held until its files are gone, although it had none."""
+    run = write_run(tmp_path / "runs/one")
+    refused = []
+    unlink = gc_module._unlink
+
+    def resumed(*arguments):
+        with pytest.raises(RunInUseError) as error:
+            Run(loggers=[RunDirectory(run, if_exists="resume")], run_name="one").__enter__()
+        refused.append(error)
+        unlink(*arguments)
+
+    monkeypatch.setattr(gc_module, "_unlink", resumed)
+    code, _, _ = command("rm", "one", "--yes", "--root", tmp_path / "runs")
+
+    assert (code, len(refused)) == (0, 1)
+    assert not run.exists()
+
+
+def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path):
+    """What it points to is neither locked nor changed."""
+    run = write_run(tmp_path / "runs/one")
+    (tmp_path / "precious").write_text("x")
+    (run / ".lock").symlink_to(tmp_path / "precious")
+
+    code, _, errors = command("rm", "one", "--yes", "--root", tmp_path / "runs")
+
+    assert (code, (tmp_path / "precious").read_text()) == (1, "x")
+    assert "symbolic link" in errors
+    assert (run / "sidecar.json").exists()

@@ -3,14 +3,18 @@
 `gc` deletes only files that a run wrote: those of `run_directory.layout`, and those listed in the indexes of
 the run. A folder that contains anything else, such as code, weights or another run, is kept, and the command
 says why.
+
+A row of an index or a dataset says where a run was. Before anything is deleted its folder is opened, the id in
+it is compared with that of the row, and its locks are taken; files are deleted through the open folder, so
+that no run which begins at that path meanwhile loses anything.
 """
 
 import argparse
 import contextlib
 import os
 import re
-import shutil
-from collections.abc import Iterator
+import stat
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -35,12 +39,13 @@ from destinations.run_directory.layout import (
     TABLES_INDEX,
     TEXTS_INDEX,
     TRACES_INDEX,
+    lock_name,
     metrics_name,
 )
 from destinations.runs import Run, RunNotFoundError, RunRecord, is_alive
 from destinations.runs.files import json_lines
-from destinations.runs.record import status_of
-from uploads.disk import is_locked
+from destinations.runs.record import read_sidecar, status_of
+from uploads.disk import closing, is_locked, is_open_file, open_regular, read_regular, try_lock
 
 from .fields import status_style
 from .running import EXIT_FAILED, EXIT_OK, UsageError, find_runs, open_selected
@@ -81,14 +86,15 @@ _WEIGHTS = frozenset(
         ".weights",
     )
 )
-_NAMES = {SIDECAR, SUMMARY, HEARTBEAT, HPARAMS, ENVIRONMENT, SESSIONS, EDITS, *_INDEXES, ".lock"}
+_NAMES = {SIDECAR, SUMMARY, HEARTBEAT, HPARAMS, ENVIRONMENT, SESSIONS, EDITS, *_INDEXES}
+_LOCK = re.compile(r"\.lock(\.rank\d+)?")
 # Paths relative to the run folder; for the names of temporary files see `uploads.disk.open_temporary`.
 _KNOWN = re.compile(
     "|".join(
         (
             *map(re.escape, sorted(_NAMES)),
             r"(metrics|summary)(\.rank\d+)?\.(csv|json)",
-            r"\.lock\.rank\d+",
+            _LOCK.pattern,
             rf"{ABANDONED_FOLDER}/\.?metrics(\.rank\d+)?\.step-?\d+(\.[0-9a-f]+\.csv|\.tmp)",
             rf"{JOURNAL_FOLDER}/rank\d+/(\d+\.journal|position\.json|spare[\w.-]*|\.[\w.-]+\.tmp)",
             r"\.(sidecar|summary|hparams|environment|sessions|edits|metrics|reserve)[\w.-]*\.tmp",
@@ -105,6 +111,13 @@ _LAST = (EDITS, SIDECAR)
 
 class _KeptError(Exception):
     """The folder must not be deleted; the message is the reason."""
+
+
+class _WrittenError(_KeptError):
+    """A process writes to the run."""
+
+    def __init__(self) -> None:
+        super().__init__("it is being written")
 
 
 @attrs.frozen
@@ -135,7 +148,7 @@ def gc(options: argparse.Namespace, session: CommandContext) -> int:
             for number, candidate in enumerate(found):
                 if candidate.kept is None:
                     try:
-                        _delete(candidate.record.path, session.clock())
+                        _collect(candidate.record, session.clock())
                     except _KeptError as error:
                         found[number] = attrs.evolve(candidate, kept=str(error))
                     except OSError as error:
@@ -202,7 +215,7 @@ def _candidates(records: list[RunRecord], older_than: float, now: float) -> Iter
             or not record.path.is_dir()
         ):
             continue
-        reason = "archived" if record.archived else _why_empty(record)
+        reason = _why_deletable(record)
         if reason is None:
             continue
         size, touched_at = _size_and_time(record.path)
@@ -210,8 +223,10 @@ def _candidates(records: list[RunRecord], older_than: float, now: float) -> Iter
             yield Candidate(record, reason, now - touched_at, size, _why_kept(record.path))
 
 
-def _why_empty(record: RunRecord) -> str | None:
-    """Returns a reason if the run did not complete and contains nothing that was logged, else None."""
+def _why_deletable(record: RunRecord) -> str | None:
+    """Returns a reason if the run is archived, or did not complete and contains nothing that was logged."""
+    if record.archived:
+        return "archived"
     if record.status in _KEPT_STATUSES or record.summary or record.checkpoint_path or record.notes:
         return None
     # A damaged folder is left for a person to inspect.
@@ -269,7 +284,7 @@ def _content(folder: Path) -> Iterator[tuple[str, bool]]:
 
 def _why_kept(folder: Path) -> str | None:
     try:
-        _files_to_delete(folder)
+        _names_to_delete(folder)
     except _KeptError as error:
         return str(error)
     except OSError as error:
@@ -277,27 +292,25 @@ def _why_kept(folder: Path) -> str | None:
     return None
 
 
-def _files_to_delete(folder: Path) -> tuple[list[str], list[str]]:
-    """Returns the files of a run and the folders that contain nothing else, deepest first.
+def _names_to_delete(folder: Path) -> list[str]:
+    """Returns the files of a run and the folders that contain nothing else.
 
     Raises:
         _KeptError: the folder contains something else.
         OSError: part of it cannot be read.
     """
-    files, folders = [], []
+    names = []
     named = _named_by_indexes(folder)
     for name, is_folder in _content(folder):
         if is_folder:
             if not _FOLDERS.fullmatch(name):
                 raise _KeptError(f"it contains {name}/, which is not part of a run")
-            folders.append(name)
         elif _is_weights(name):
             raise _KeptError(f"it contains {name}, which looks like model weights")
         elif not _KNOWN.fullmatch(name) and name not in named:
             raise _KeptError(f"it contains {name}, which was not written by a run")
-        else:
-            files.append(name)
-    return files, folders
+        names.append(name)
+    return names
 
 
 def _named_by_indexes(folder: Path) -> set[str]:
@@ -331,51 +344,55 @@ def _size_and_time(folder: Path) -> tuple[int, float]:
     return size, touched_at
 
 
-def _is_written(record: RunRecord, now: float) -> bool:
-    return is_alive(record.status, record.heartbeat_at, now) or any(
-        map(is_locked, record.path.glob(".lock*"))
-    )
+def _require_ended(record: RunRecord, now: float) -> None:
+    if is_alive(record.status, record.heartbeat_at, now):
+        raise _WrittenError
 
 
-def _delete(folder: Path, now: float) -> None:
-    """Deletes the files of a run and its folder, after checking everything again."""
-    try:
-        record = Run.open(folder).record
-    except RunNotFoundError:
-        raise _KeptError("it is no longer a run") from None
-    if _is_written(record, now):
-        raise _KeptError("it is being written")
-    files, folders = _files_to_delete(folder)
-    for name in [*(name for name in files if name not in _LAST), *(name for name in _LAST if name in files)]:
-        (folder / name).unlink()
-    # Fails for a folder that something was added to meanwhile.
-    for name in folders:
-        (folder / name).rmdir()
-    folder.rmdir()
+def _collect(record: RunRecord, now: float) -> None:
+    """Deletes a run and its folder, after checking everything again; raises `_KeptError`."""
+
+    def what_goes(folder: Path) -> Collection[str]:
+        found = _record_in(folder)
+        _require_ended(found, now)
+        if _why_deletable(found) is None:
+            raise _KeptError("it is no longer archived or empty")
+        return _names_to_delete(folder)
+
+    with _opened(record) as held:
+        _delete(record.path, *held, what_goes)
 
 
 def rm(options: argparse.Namespace, session: CommandContext) -> int:
     """Deletes runs with everything in their folders, after asking."""
-    runs = find_runs(options.run_name, options, session)
-    paths = list(dict.fromkeys(run.path.resolve() for run in runs))
-    for run in runs:
-        _require_removable(run, session.clock())
-    if not options.yes:
-        for path in paths:
-            size, _ = _size_and_time(path)
-            session.note(f"{path}: {sum(1 for _ in _content(path))} entries, {bytes_text(size)}")
-        if session.ask is None:
-            raise UsageError("cannot ask without a terminal. Add --yes to delete these runs.")
-        what = "this run" if len(paths) == 1 else f"these {len(paths)} runs"
-        if session.ask(f"Delete {what} permanently? [y/N] ").strip().lower() not in {"y", "yes"}:
+    found = find_runs(options.run_name, options, session)
+    runs = list({run.path.resolve(): run for run in found}.items())
+    now = session.clock
+
+    def what_goes(folder: Path) -> Collection[str]:
+        _require_ended(_record_in(folder), now())
+        return _names_without_run(folder)
+
+    with contextlib.ExitStack() as stack:
+        # What the question is about is what is deleted, whatever is at the path by then.
+        held = []
+        for path, run in runs:
+            with _refusing(run):
+                if run.path.is_symlink():
+                    raise _KeptError(f"{str(run.path)!r} is no folder of its own")
+                record = attrs.evolve(run.record, path=path)
+                held.append(stack.enter_context(_opened(record, is_by_id=_is_of_dataset(run))))
+                what_goes(held[-1][1])
+                if any(map(is_locked, path.glob(".lock*"))):
+                    raise _WrittenError
+        sizes = {path: _size_and_time(one)[0] for (path, _), (_, one) in zip(runs, held, strict=True)}
+        if not options.yes and not _is_confirmed(sizes, session):
             session.note("nothing was deleted")
             return EXIT_FAILED
-    deleted = []
-    for run, path in zip(runs, (run.path.resolve() for run in runs), strict=True):
-        if path.exists():
-            # Again: it may have been resumed while the question was open.
-            _require_removable(Run.open(path), session.clock())
-            shutil.rmtree(path)
+        deleted = []
+        for (path, run), one in zip(runs, held, strict=True):
+            with _refusing(run):
+                _delete(path, *one, what_goes)
             deleted.append({"run_id": run.record.run_id, "path": str(path)})
     if options.json:
         session.screen.json(deleted)
@@ -384,12 +401,143 @@ def rm(options: argparse.Namespace, session: CommandContext) -> int:
     return EXIT_OK
 
 
-def _require_removable(run: Run, now: float) -> None:
-    record, folder = run.record, run.path
-    if _is_written(record, now):
-        raise UsageError(f"run {record.run_id} is running, and was not deleted. Stop it first.")
-    if folder.is_symlink() or not folder.is_dir():
-        raise UsageError(f"run {record.run_id} was not deleted: {str(folder)!r} is no folder of its own.")
-    nested = next((path.parent for path in folder.rglob(SIDECAR) if path.parent != folder), None)
-    if nested is not None:
-        raise UsageError(f"run {record.run_id} was not deleted: another run is in {str(nested)!r}.")
+def _is_confirmed(sizes: dict[Path, int], session: CommandContext) -> bool:
+    for path, size in sizes.items():
+        session.note(f"{path}: {sum(1 for _ in _content(path))} entries, {bytes_text(size)}")
+    if session.ask is None:
+        raise UsageError("cannot ask without a terminal. Add --yes to delete these runs.")
+    what = "this run" if len(sizes) == 1 else f"these {len(sizes)} runs"
+    return session.ask(f"Delete {what} permanently? [y/N] ").strip().lower() in {"y", "yes"}
+
+
+def _is_of_dataset(run: Run) -> bool:
+    from destinations.runs.dataset.reading import DatasetRun
+
+    return isinstance(run, DatasetRun)
+
+
+@contextlib.contextmanager
+def _refusing(run: Run) -> Iterator[None]:
+    try:
+        yield
+    except _WrittenError as error:
+        raise UsageError(
+            f"run {run.record.run_id} is running, and was not deleted. Stop it first."
+        ) from error
+    except _KeptError as error:
+        raise UsageError(f"run {run.record.run_id} was not deleted: {error}.") from error
+
+
+def _names_without_run(folder: Path) -> list[str]:
+    """Returns everything below the folder of a run; raises `_KeptError` if another run is there."""
+    names = [name for name, _ in _content(folder)]
+    for name in names:
+        if PurePosixPath(name).name == SIDECAR and name != SIDECAR:
+            raise _KeptError(f"another run is in {str(PurePosixPath(name).parent)!r} of its folder")
+    return names
+
+
+# Deleting what is held.
+
+
+@contextlib.contextmanager
+def _opened(record: RunRecord, *, is_by_id: bool = False) -> Iterator[tuple[int, Path]]:
+    """Yields a descriptor of the folder of a run, and a path that stays that of this folder.
+
+    Args:
+        record: the run, as it was found.
+        is_by_id: whether the folder must tell its id; otherwise it is compared if there is one.
+
+    Raises:
+        _KeptError: another run is there, or none.
+    """
+    try:
+        fd = os.open(record.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        raise _KeptError("it is no longer a run") from None
+    with closing(fd):
+        through = Path(f"/proc/self/fd/{fd}")
+        path = through if through.is_dir() else record.path
+        found = _id_in(path)
+        if found is None and is_by_id:
+            raise _KeptError("its folder has no id that says that it is this run")
+        if found not in {None, record.run_id}:
+            raise _KeptError(f"another run, {found}, is at {str(record.path)!r} by now")
+        yield fd, path
+
+
+def _id_in(folder: Path) -> str | None:
+    """Returns the id that a run has in its folder; None if it has none, or it cannot be read."""
+    try:
+        found: str = read_sidecar(read_regular(folder / SIDECAR), dict)["run_id"]
+    except (OSError, ValueError):
+        return None
+    return found
+
+
+def _record_in(folder: Path) -> RunRecord:
+    try:
+        return Run.open(folder).record
+    except RunNotFoundError:
+        raise _KeptError("it is no longer a run") from None
+
+
+def _delete(place: Path, fd: int, folder: Path, what_goes: Callable[[Path], Collection[str]]) -> None:
+    """Deletes files and folders of a run, then its folder; holds its locks meanwhile.
+
+    Args:
+        place: where the folder was found.
+        fd: of the folder.
+        folder: a path that stays that of the folder.
+        what_goes: returns the names below the folder, or raises `_KeptError`; called once before anything
+            changes, and once with the locks.
+
+    Raises:
+        _KeptError: it is kept.
+        OSError: something cannot be deleted, or was added meanwhile.
+    """
+    if not is_open_file(fd)(str(place)):
+        raise _KeptError("its folder was moved")
+    what_goes(folder)
+    # A run that is resumed needs that of rank 0, whether it is there or not.
+    locks = {lock_name(0), *(path.name for path in folder.glob(".lock*") if _LOCK.fullmatch(path.name))}
+    with contextlib.ExitStack() as held:
+        for name in sorted(locks):
+            held.enter_context(_locked(folder / name))
+        _unlink(fd, {*what_goes(folder)} - locks)
+    # This removes an empty folder only, whichever is there now.
+    place.rmdir()
+
+
+def _unlink(fd: int, names: Collection[str]) -> None:
+    """Deletes what has one of these names below a folder, contents first; follows no link."""
+    for parent, folders, files, parent_fd in os.fwalk(".", topdown=False, dir_fd=fd):
+        prefix = parent.removeprefix(".").removeprefix("/") + "/" * (parent != ".")
+        for name in sorted((*files, *folders), key=lambda name: (name in _LAST, name)):
+            if prefix + name not in names:
+                continue
+            is_folder = stat.S_ISDIR(os.stat(name, dir_fd=parent_fd, follow_symlinks=False).st_mode)
+            (os.rmdir if is_folder else os.unlink)(name, dir_fd=parent_fd)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Holds a lock of a run, and removes its file at the end.
+
+    Where the file system has no locks, the file itself is the lock of a writer that begins now.
+
+    Raises:
+        _KeptError: a process holds it.
+    """
+    with closing(open_regular(path, os.O_RDWR | os.O_CREAT, 0o666)) as fd:
+        is_mine = True
+        with contextlib.suppress(OSError):
+            is_mine = try_lock(fd)
+        if not is_mine or not is_open_file(fd)(str(path)):
+            raise _WrittenError
+        try:
+            yield
+        finally:
+            # Who replaces the file of a lock must hold it.
+            if is_open_file(fd)(str(path)):
+                path.unlink()

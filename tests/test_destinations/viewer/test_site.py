@@ -146,6 +146,103 @@ def test_a_folder_with_other_files_is_never_replaced(root, tmp_path, capsys):
     assert (target / "thesis.tex").read_text() == "x"
 
 
+def _add_repository(site):
+    (site / ".git").mkdir()
+    (site / ".git/HEAD").write_text("x")
+    return ".git/"
+
+
+def _add_file(site):
+    (site / "data/raw.csv").write_text("x")
+    return "data/raw.csv"
+
+
+def _add_link(site):
+    (site / "mine").symlink_to(site.parent, target_is_directory=True)
+    return "mine/"
+
+
+def _change_file(site):
+    with (site / "index.html").open("a") as page:
+        page.write("<!-- mine -->")
+    return "index.html"
+
+
+def _put_link_in_place(site):
+    (site / "index.html").rename(site.parent / "page.html")
+    (site / "index.html").symlink_to(site.parent / "page.html")
+    return "index.html"
+
+
+def _list_what_is_no_file(site):
+    (site / "data/files.json").write_text('{"mine": [], "index.html": null}')
+    (site / "mine").symlink_to(site / "index.html")
+    return ""
+
+
+def _lose_the_list(site):
+    (site / "data/files.json").unlink()
+    return "there is no data/files.json, so that a site of an older version is to be deleted by hand"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _add_repository,
+        _add_file,
+        _add_link,
+        _change_file,
+        _put_link_in_place,
+        _list_what_is_no_file,
+        _lose_the_list,
+    ],
+)
+def test_a_site_with_anything_else_is_never_replaced(root, site, tmp_path, capsys, change):
+    """What the site does not list by size and digest is named, and everything stays."""
+    target = tmp_path / "site"
+    shutil.copytree(site, target)
+    named = change(target)
+    before = sorted(tmp_path.rglob("*"))
+
+    code = cli.main(["view", str(root), "--export", str(target), "--overwrite"])
+
+    assert code == 1
+    assert f"has other files in it than a site: {named}" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_is_added_while_a_site_is_written_stays(root, site, tmp_path):
+    """The old site is compared again when the new one is complete."""
+    target = tmp_path / "site"
+    shutil.copytree(site, target)
+
+    class AddingCatalog(Catalog):
+        def info(self):
+            (target / "thesis.tex").write_text("x")
+            return super().info()
+
+    with (
+        open_runs(root, cache=tmp_path / "cache") as runs,
+        pytest.raises(FileExistsError, match=r"thesis\.tex"),
+    ):
+        export_site(AddingCatalog(runs), target, overwrite=True)
+
+    assert (target / "thesis.tex").read_text() == "x"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "site"]
+
+
+def test_a_site_at_a_link_is_replaced_where_it_is(root, site, tmp_path):
+    """The link stays."""
+    shutil.copytree(site, tmp_path / "real")
+    (tmp_path / "site").symlink_to("real")
+
+    with open_runs(root, cache=tmp_path / "cache") as runs:
+        export_site(Catalog(runs), tmp_path / "site", limit=1, overwrite=True)
+
+    assert (tmp_path / "site").is_symlink()
+    assert [row["name"] for row in answers_of(tmp_path / "real")["runs"]["rows"]] == ["other"]
+
+
 def test_an_export_that_fails_leaves_nothing(root, tmp_path, capsys):
     """A filter that does not parse, found after the folder was begun."""
     code = cli.main(["view", str(root), "--export", str(tmp_path / "site"), "--where", "status ="])
@@ -177,7 +274,9 @@ def test_a_hostile_run_writes_nothing_outside_and_no_page(tmp_path):
     written = {path.relative_to(target).parts[0] for path in target.rglob("*")}
     assert written == {"index.html", "static", "data"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "runs", "secret.txt", "site"]
-    assert all(re.fullmatch(r"\d{6}\.js|manifest\.js", path.name) for path in (target / "data").iterdir())
+    assert all(
+        re.fullmatch(r"\d{6}\.js|manifest\.js|files\.json", path.name) for path in (target / "data").iterdir()
+    )
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
