@@ -4,8 +4,8 @@
 the run. A folder that contains anything else, such as code, weights or another run, is kept, and the command
 says why.
 
-A row of an index or a dataset says where a run was. Before anything is deleted its folder is opened, the id in
-it is compared with that of the row, and its locks are taken; files are deleted through the open folder, so
+A row of an index or a dataset says where a run was. Before anything is deleted its folder is opened, the id
+in it is compared with that of the row, and its locks are taken; files are deleted through the open folder, so
 that no run which begins at that path meanwhile loses anything.
 """
 

@@ -147,6 +147,7 @@ def compact(
         )
     work = _Compaction(location, chosen)
     with delta_errors(location.uri):
+        location.require_no_links()
         _create(location, open_store(str(dest), **store_options or {}), is_shared=not single_writer)
         work.repeat(work.write_runs)
         if remove_gone:

@@ -9,9 +9,11 @@ with open_dataset("s3://bucket/dataset") as dataset:
 
 An open dataset shows the version that it was opened at, until a compaction with `vacuum_days` removes it.
 DuckDB reads the files of a folder itself, and those in a bucket through Arrow: it downloads no extension, and
-a bucket is read with the same options as by `uploads`.
+a bucket is read with the same options as by `uploads`. A query only reads, and reads nothing else.
 """
 
+import contextlib
+import re
 import tempfile
 import time
 import uuid
@@ -41,6 +43,10 @@ __all__ = ["Dataset", "DatasetRun", "SqlResult", "open_dataset", "sql"]
 _MEMORY = "1GB"
 _INDEX_ROOT = "/dataset"
 _BY_ARROW = "_read_by_arrow"
+_READING = frozenset({"SELECT", "EXPLAIN", "MULTI"})
+# An EXPLAIN, and what DuckDB makes of a PIVOT, hide the statement that they run.
+_HIDING = frozenset({"EXPLAIN", "MULTI"})
+_HIDDEN = re.compile(r"\b(?:analy[sz]e|copy|create|delete|insert|merge|update)\b", re.IGNORECASE)
 _RECORD_FIELDS = frozenset(field.name for field in attrs.fields(RunRecord)) - {"run_id", "path"}
 
 
@@ -182,6 +188,11 @@ def sql(uri: str | PathLike[str], query: str, parameters: Sequence[Any] = (), **
         return dataset.sql(query, parameters)
 
 
+def _quoted(text: str) -> str:
+    """Returns a text as a literal of SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
 class Dataset(Runs):
     """A dataset that is open: its runs are queried as those of folders are, and have their series.
 
@@ -215,6 +226,7 @@ class Dataset(Runs):
         # By the folder in the index: the one that the run was read from, and the id.
         self._folders: dict[Path, tuple[Path, str]] = {}
         self._snapshot = snapshot
+        self._paths: list[str] = []
         try:
             self._make_views()
         except BaseException:
@@ -224,11 +236,19 @@ class Dataset(Runs):
     def _make_views(self) -> None:
         # What DuckDB cannot do by itself is an error at once, and not a download.
         self._connection.execute("SET autoinstall_known_extensions = false")
+        self._connection.execute("SET autoload_known_extensions = false")
         self._connection.execute("SET TimeZone = 'UTC'")
-        for name in COLUMNS:
+        sources = {name: self._source(name) for name in COLUMNS}
+        self._paths = [path for _, files in sources.values() for path in files]
+        self._connection.execute(f"SET allowed_paths = [{', '.join(map(_quoted, self._paths))}]")
+        self._connection.execute("SET python_enable_replacements = false")
+        self._connection.execute("SET enable_external_access = false")
+        for name, (source, _) in sources.items():
             # As a timestamp without a zone, which Python reads without another package.
             columns = "* REPLACE (CAST(time AS TIMESTAMP) AS time)" if name == "metrics" else "*"
-            self.sql(f"CREATE VIEW {name} AS SELECT {columns} FROM {self._source(name)}")
+            with self._query_errors():
+                self._connection.execute(f"CREATE VIEW {name} AS SELECT {columns} FROM {source}")
+        self._connection.execute("SET lock_configuration = true")
         ((count,),) = self.sql("SELECT count(*) FROM runs").rows
         self.report = ScanReport(runs=count)
 
@@ -267,14 +287,19 @@ class Dataset(Runs):
         return self._snapshot.arrow(table)
 
     def sql(self, query: str, parameters: Sequence[Any] = ()) -> SqlResult:
-        """Runs a query over the tables `metrics`, `runs`, `hparams` and `summary`; whatever DuckDB can.
+        """Runs a query over the tables `metrics`, `runs`, `hparams` and `summary`.
+
+        A query that reads, in all of DuckDB's SQL: `SELECT`, `WITH`, `FROM`, `PIVOT`, `DESCRIBE`, `SUMMARIZE`,
+        `EXPLAIN`. It reads the files of the dataset and no others, makes no connection, loads no extension,
+        and changes no setting. Write a result with `to_dataframe`, or take the tables with `arrow`.
 
         Args:
             query: SQL; `?` stands for a parameter.
             parameters: its values.
 
         Raises:
-            DatasetError: the query is wrong, or a file cannot be read.
+            DatasetError: the query is wrong, does something else than read the dataset, or a file cannot be
+                read.
         """
 
         def fetch(found: Any) -> SqlResult:
@@ -301,8 +326,8 @@ class Dataset(Runs):
         super().close()
         self._connection.close()
 
-    def _source(self, name: str) -> str:
-        """Returns what DuckDB reads a table from: its files, or Arrow where that is not possible."""
+    def _source(self, name: str) -> tuple[str, list[str]]:
+        """Returns what DuckDB reads a table from, and these files; Arrow where that is not possible."""
         with delta_errors(self.uri):
             table, files = self.arrow(name), self.files(name)
         # DuckDB takes the columns of the first file for those of all, and a name for a pattern.
@@ -314,34 +339,44 @@ class Dataset(Runs):
             or any(char in self.uri for char in "*?")
         ):
             self._connection.register(name + _BY_ARROW, table)
-            return name + _BY_ARROW
+            return name + _BY_ARROW, []
         # A fifth of the time that it takes through Arrow.
-        texts = ["'" + file.replace("'", "''") + "'" for file in files]
-        return f"read_parquet([{', '.join(texts)}], hive_partitioning = false)"
+        return f"read_parquet([{', '.join(map(_quoted, files))}], hive_partitioning = false)", files
 
     def _execute(self, query: str, parameters: Sequence[Any], fetch: Callable[[Any], Result]) -> Result:
+        with self._query_errors(), self._lock:
+            query.encode()  # Of what has no UTF-8, DuckDB raises a RuntimeError.
+            if self._is_closed:
+                raise RunsError("this dataset is closed. Open it again with open_dataset(...).")
+            for statement in self._connection.extract_statements(query):
+                kind = statement.type.name
+                if kind not in _READING or (kind in _HIDING and (found := _HIDDEN.search(query))):
+                    what = kind if kind not in _READING else f"{kind} with {found[0].upper()}"
+                    raise DatasetError(f"query must only read the dataset, got {what}.")
+            if (result := self._connection.execute(query, list(parameters) or None)) is not None:
+                return fetch(result)
+        raise DatasetError("query must be one that DuckDB understands, got nothing.")
+
+    @contextlib.contextmanager
+    def _query_errors(self) -> Iterator[None]:
         import duckdb
 
         try:
-            query.encode()  # Of what has no UTF-8, DuckDB raises a RuntimeError.
-            with self._lock:
-                if self._is_closed:
-                    raise RunsError("this dataset is closed. Open it again with open_dataset(...).")
-                found = self._connection.execute(query, list(parameters) or None)
-                if found is not None:
-                    return fetch(found)
+            yield
         except (duckdb.Error, UnicodeEncodeError) as error:
             # What Arrow cannot read, or is damaged, is an error of the query for DuckDB.
             # DuckDB 1.2 does not name the view.
             text = str(error)
+            is_refused = isinstance(error, duckdb.PermissionException)
+            if is_refused and not any(path in text for path in self._paths):
+                raise DatasetError(f"query must only read the dataset, got: {text}") from error
             signs = (_BY_ARROW, "arrow_scan", self.uri)
-            if isinstance(error, duckdb.IOException) or any(sign in text for sign in signs):
+            if is_refused or isinstance(error, duckdb.IOException) or any(sign in text for sign in signs):
                 raise DatasetError(
                     f"dataset {self.uri} cannot be read: {text.splitlines()[0]}. "
                     f"Open it again: its version {self.version} may have been vacuumed, or a file is damaged."
                 ) from error
             raise DatasetError(f"query must be one that DuckDB understands, got: {text}") from error
-        raise DatasetError("query must be one that DuckDB understands, got nothing.")
 
     def _with_retry(self, ask: Callable[[], Result]) -> Result:
         with self._lock:

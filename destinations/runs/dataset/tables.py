@@ -17,6 +17,7 @@ See https://github.com/delta-io/delta/blob/master/PROTOCOL.md#transaction-identi
 import contextlib
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from os import PathLike
@@ -72,8 +73,11 @@ def arrow_schema(name: str) -> Any:
 
 
 # The writer of delta-rs takes a path for the name of a host, where these are not allowed. It drops what
-# follows a "#" in a URI.
+# follows a "#" in a URI, and takes "%41" for an "A".
 _REFUSED = r"\[\]^|\\\x00-\x1f"
+_QUOTED = r"%[0-9A-Fa-f]{2}"
+# A file of a table: below its folder, in letters that mean themselves in a path and in a URI.
+_FILE = re.compile(r"(?:(?!\.{1,2}/)[^/%:\\\x00-\x1f]+/)*(?!\.{1,2}$)[^/%:\\\x00-\x1f]+")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -101,9 +105,10 @@ class Location:
         except (ValueError, UploadError) as error:
             reason = str(error).removesuffix(".")
             raise DatasetError(f"a dataset cannot be in {redact_text(str(place))!r}: {reason}.") from error
-        if refused := re.search(f"[{_REFUSED}#]" if "://" in uri else f"[{_REFUSED}]", uri):
+        refused_characters = f"[{_REFUSED}#]" if "://" in uri else f"[{_REFUSED}]"
+        if refused := re.search(f"{refused_characters}|{_QUOTED}", uri):
             raise DatasetError(
-                f"the path of a dataset cannot contain {refused[0]!r}, which Delta Lake does not write to, "
+                f"the path of a dataset cannot contain {refused[0]!r}, which Delta Lake reads in another way, "
                 f"got {uri!r}. Choose another one."
             )
         return cls(uri, found)
@@ -117,17 +122,53 @@ class Location:
         """Returns the URI of a table."""
         return f"{self.uri}/{name}"
 
+    def require_no_links(self) -> None:
+        """Checks that the folders of the tables have files and folders only: Delta Lake follows links.
+
+        Raises:
+            DatasetError: there is a link, or a pipe or device, which it would wait for.
+            OSError: a folder cannot be read.
+        """
+        waiting = [] if self.is_remote else [self.table(name) for name in COLUMNS]
+        for path in waiting:
+            if os.path.islink(path):  # noqa: PTH114  # as for `os.scandir`
+                raise DatasetError(f"{path} is a link, which is not followed. Put the table itself there.")
+        while waiting:
+            with (
+                contextlib.suppress(FileNotFoundError, NotADirectoryError),
+                os.scandir(waiting.pop()) as found,
+            ):
+                for one in found:
+                    if one.is_dir(follow_symlinks=False):
+                        waiting.append(one.path)
+                    elif not one.is_file(follow_symlinks=False):
+                        kind = "a link" if one.is_symlink() else "no regular file"
+                        raise DatasetError(f"{one.path} is {kind}, which is not read. Remove it.")
+
     def open(self, name: str, version: int | None = None) -> Any:
         """Returns a table as a `deltalake.DeltaTable`.
 
         Raises:
-            DatasetError: the table is of somebody else.
+            DatasetError: the table is of somebody else, has no such version, or names a file outside of it.
             deltalake.exceptions.DeltaError: there is none, or it cannot be read.
         """
         import pyarrow as pa
         from deltalake import DeltaTable
 
-        table = DeltaTable(self.table(name), version=version, storage_options=self.options)
+        table = DeltaTable(self.table(name), storage_options=self.options)
+        newest = table.version()
+        if version is not None and version != newest:
+            # For one that is not there, delta-rs would look for all up to it.
+            if not 0 <= version <= newest:
+                raise DatasetError(
+                    f"table {self.table(name)} has no version {version}: the newest is {newest}."
+                )
+            table = DeltaTable(self.table(name), version=version, storage_options=self.options)
+        for path in table.get_add_actions().column("path").to_pylist():
+            if not _FILE.fullmatch(path):
+                raise DatasetError(
+                    f"table {self.table(name)} names a file {path!r}, which may be outside of it. Nothing is read."
+                )
         found = {field.name: field.type for field in pa.schema(table.schema().to_arrow())}
         for wanted in arrow_schema(name):
             is_needed = wanted.name in found or wanted.name not in _FIELDS
@@ -206,13 +247,8 @@ def load(location: Location, version: int | None = None) -> TableVersions:
         ImportError: deltalake is not installed.
     """
     with delta_errors(location.uri):
-        runs = location.open("runs")
-        if version is not None:
-            if not 0 <= version <= runs.version():
-                raise DatasetError(
-                    f"dataset {location.uri} has no version {version}: the newest is {runs.version()}."
-                )
-            runs = location.open("runs", version)
+        location.require_no_links()
+        runs = location.open("runs", version)
         versions = {name: runs.transaction_version(f"{APPLICATION}.{name}") or 0 for name in COLUMNS}
         tables = {name: location.open(name, versions[name]) for name in COLUMNS if name != "runs"}
         return TableVersions(location, {**tables, "runs": runs})
