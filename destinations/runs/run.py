@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .content.records import Artifact, Histogram, RecordCount, Records, Table, TableEntry, Text, Trace
     from .content.series import Block, Series
 
-__all__ = ["MetricSummary", "Run", "read_extremes"]
+__all__ = ["MetricSummary", "Run", "computed_summary", "read_extremes"]
 
 
 @attrs.frozen
@@ -225,7 +225,7 @@ class Run:
         """Returns the `summary` of a rank."""
         metrics = _summary_document(self.path, rank)
         if not metrics:
-            return _computed_summary(self.path, rank)
+            return computed_summary(self.path, rank)
         return {str(name): _metric_summary(one) for name, one in metrics.items() if isinstance(one, dict)}
 
     @property
@@ -527,7 +527,7 @@ def read_extremes(run_dir: str, metric: str) -> Extremes:
         one = metrics.get(metric)
         found = _metric_summary(one) if isinstance(one, dict) else None
     else:
-        found = _computed_summary(Path(run_dir), 0).get(metric)
+        found = computed_summary(Path(run_dir), 0).get(metric)
     return (None,) * 4 if found is None else (found.min, found.min_step, found.max, found.max_step)
 
 
@@ -564,8 +564,8 @@ def _metric_summary(record: Mapping[str, Any]) -> MetricSummary:
     )
 
 
-def _computed_summary(run_dir: Path, rank: int) -> dict[str, MetricSummary]:
-    """Computes the summary of a run without a `summary.json`."""
+def computed_summary(run_dir: Path, rank: int) -> dict[str, MetricSummary]:
+    """Computes the summary of a rank from its rows."""
     import numpy as np
 
     from .content.series import MISSING_STEP, run_blocks

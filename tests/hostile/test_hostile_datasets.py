@@ -1,4 +1,4 @@
-"""Datasets of others, and queries of others: nothing outside of the dataset is read or written, nothing hangs."""
+"""Datasets of others and queries of others: nothing outside of a dataset is read or written."""
 
 import json
 import os

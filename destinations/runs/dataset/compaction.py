@@ -25,8 +25,8 @@ import numpy as np
 from destinations.run_directory.layout import JOURNAL_FOLDER
 from destinations.runs.content.series import MISSING_STEP, Block, run_blocks
 from destinations.runs.errors import DatasetError, RunsError
-from destinations.runs.record import RunRecord
-from destinations.runs.run import Run
+from destinations.runs.record import RunRecord, is_terminal
+from destinations.runs.run import Run, computed_summary
 from uploads import Store, one_line, open_store
 
 from .reading import DatasetRun
@@ -145,7 +145,7 @@ def compact(
         raise DatasetError(
             "these runs are of a dataset, which has no files to read. Compact folders of runs."
         )
-    work = _Compaction(location, chosen)
+    work = _Compaction(location, chosen, removes_gone=remove_gone)
     with delta_errors(location.uri):
         location.require_no_links()
         _create(location, open_store(str(dest), **store_options or {}), is_shared=not single_writer)
@@ -231,9 +231,11 @@ def _change_of(item: _Item) -> Change:
 class _Compaction:
     """One compaction, over as many attempts as it takes."""
 
-    def __init__(self, location: Location, runs: Sequence[Run]) -> None:
+    def __init__(self, location: Location, runs: Sequence[Run], *, removes_gone: bool) -> None:
         self._location = location
         self._runs = runs
+        # Of a run of the dataset whose folder is none of these, another one with its id takes the place.
+        self._kept_paths = {_text_of(run.path) for run in runs} if removes_gone else None
         # The dataset as this attempt found it, and the tables that it has written to since.
         self._snapshot: TableVersions
         self._written: dict[str, Any] = {}
@@ -325,12 +327,16 @@ class _Compaction:
             item = _Item(run, "added", _metrics_state(run.path), _record_state(run.record))
             self._left_out["empty"] += not item.metrics_state
             if (before := known.get(run_id)) is not None:
-                if before["path"] != _text_of(run.path) and (before["updated_at"] or 0.0) > _time_of(run):
+                is_moved = before["path"] != _text_of(run.path)
+                is_gone = self._kept_paths is not None and before["path"] not in self._kept_paths
+                is_older = is_moved and (before["updated_at"] or 0.0) > _time_of(run)
+                if is_older and not is_gone:
                     self._left_out["duplicates"].append(run.path)
                     continue
                 # Metrics that are gone stay, as runs do.
-                item.metrics_state = item.metrics_state or before["metrics_state"]
-                if before["metrics_state"] != item.metrics_state:
+                if not (is_older and is_gone):
+                    item.metrics_state = item.metrics_state or before["metrics_state"]
+                if is_older or before["metrics_state"] != item.metrics_state:
                     item.change = "changed"
                 elif before["record_state"] != item.record_state:
                     item.change, item.points = "updated", before["points"]
@@ -343,7 +349,9 @@ class _Compaction:
     def _write_group(self, change: Change, group: Sequence[_Item]) -> None:
         """Writes the runs that can be read, in one transaction of each table."""
         while items := [item for item in group if item.run.path not in self._damaged]:
-            rows: dict[str, list[Any]] = {name: [] for name in COLUMNS if name != "metrics"}
+            # The summary stays beside the values that it is of.
+            left = {"metrics", "summary"} if change == "updated" else {"metrics"}
+            rows: dict[str, list[Any]] = {name: [] for name in COLUMNS if name not in left}
             ids = [item.run.run_id for item in items]
             replaced = None if change == "added" else _are_of(ids)
             values, damaged = self._read(items, rows), len(self._damaged)
@@ -372,7 +380,8 @@ class _Compaction:
                         item.points += len(batch)
                         yield batch
                 for name, batch in _records_of(item).items():
-                    rows[name].append(batch)
+                    if name in rows:
+                        rows[name].append(batch)
                 _check_unchanged(item)
             except Exception as error:  # Whatever is wrong with a run, the others count.
                 self._damaged[item.run.path] = str(error)
@@ -529,13 +538,14 @@ def _records_of(item: _Item) -> dict[str, Any]:
     import pyarrow as pa
 
     run_id, record = item.run.run_id, item.run.record
+    # The file of a run that was killed is some seconds older than its rows.
+    summary = item.run.summary if is_terminal(record.status) else computed_summary(item.run.path, 0)
     rows = {
         "hparams": [
             {"run_id": run_id, "name": name, **json_of(value)} for name, value in record.hparams.items()
         ],
         "summary": [
-            {"run_id": run_id, "metric": name, **attrs.asdict(metric)}
-            for name, metric in item.run.summary.items()
+            {"run_id": run_id, "metric": name, **attrs.asdict(metric)} for name, metric in summary.items()
         ],
         "runs": [
             attrs.asdict(record, recurse=False)

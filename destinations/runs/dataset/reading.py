@@ -289,9 +289,10 @@ class Dataset(Runs):
     def sql(self, query: str, parameters: Sequence[Any] = ()) -> SqlResult:
         """Runs a query over the tables `metrics`, `runs`, `hparams` and `summary`.
 
-        A query that reads, in all of DuckDB's SQL: `SELECT`, `WITH`, `FROM`, `PIVOT`, `DESCRIBE`, `SUMMARIZE`,
-        `EXPLAIN`. It reads the files of the dataset and no others, makes no connection, loads no extension,
-        and changes no setting. Write a result with `to_dataframe`, or take the tables with `arrow`.
+        A query that reads, in all of DuckDB's SQL: `SELECT`, `WITH`, `FROM`, `PIVOT`, `DESCRIBE`,
+        `SUMMARIZE`, `EXPLAIN`. It reads the files of the dataset and no others, makes no connection, loads no
+        extension, and changes no setting. Write a result with `to_dataframe`, or take the tables with
+        `arrow`.
 
         Args:
             query: SQL; `?` stands for a parameter.

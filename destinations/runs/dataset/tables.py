@@ -108,8 +108,8 @@ class Location:
         refused_characters = f"[{_REFUSED}#]" if "://" in uri else f"[{_REFUSED}]"
         if refused := re.search(f"{refused_characters}|{_QUOTED}", uri):
             raise DatasetError(
-                f"the path of a dataset cannot contain {refused[0]!r}, which Delta Lake reads in another way, "
-                f"got {uri!r}. Choose another one."
+                f"the path of a dataset cannot contain {refused[0]!r}, which Delta Lake takes for something "
+                f"else, got {uri!r}. Choose another one."
             )
         return cls(uri, found)
 
@@ -167,7 +167,7 @@ class Location:
         for path in table.get_add_actions().column("path").to_pylist():
             if not _FILE.fullmatch(path):
                 raise DatasetError(
-                    f"table {self.table(name)} names a file {path!r}, which may be outside of it. Nothing is read."
+                    f"table {self.table(name)} names a file {path!r}, which may be outside of it."
                 )
         found = {field.name: field.type for field in pa.schema(table.schema().to_arrow())}
         for wanted in arrow_schema(name):

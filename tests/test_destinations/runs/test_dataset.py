@@ -24,6 +24,7 @@ from destinations.runs import (
 )
 from destinations.runs.dataset import compact, compaction, open_dataset, reading, sql
 from destinations.runs.dataset.tables import APPLICATION
+from destinations.runs.run import MetricSummary
 from tests.servers import s3_servers
 from tests.test_destinations.runs.written import (
     Written,
@@ -362,6 +363,65 @@ def test_an_older_run_of_another_folder_replaces_nothing(root, template, tmp_pat
     assert (newer.updated, newer.duplicates) == (1, ())
     with open_dataset(place) as dataset:
         assert (dataset["id-a"].record.notes, dataset["id-a"].path) == ("newest", root / "a")
+
+
+def test_an_older_run_takes_the_place_of_a_gone_one_with_its_id(root, template, tmp_path):
+    """Of two runs with one id the newer was deleted: `remove_gone` keeps the living one, with its own values."""
+    place = str(tmp_path / "data")
+    copy_as(template, root / "copy", "id-a")
+    change_sidecar(root / "copy", updated_at=5e9, notes="newer")
+    with (root / "copy" / "metrics.csv").open("a") as file:
+        file.write("60" + "," * (root / "copy" / "metrics.csv").read_text().split("\n")[0].count(",") + "\n")
+    compact(runs_of(root), place)
+    shutil.rmtree(root / "copy")
+
+    kept = compact(runs_of(root), place)
+    report = compact(runs_of(root), place, remove_gone=True)
+    again = compact(runs_of(root), place, remove_gone=True)
+
+    assert (kept.duplicates, kept.changed) == ((root / "a",), 0)
+    assert (report.duplicates, report.changed, report.removed) == ((), 1, 0)
+    assert (again.unchanged, again.changed, again.removed) == (4, 0, 0)
+    with open_dataset(place) as dataset:
+        assert dataset["id-a"].record.notes == "notes"
+        assert dataset["id-a"].path == root / "a"
+        assert_same_metrics(dataset, runs_of(root))
+
+
+def test_rows_that_come_while_only_the_record_is_written_are_in_no_table(root, tmp_path):
+    """A tag was edited, and the run is resumed meanwhile: the summary stays that of the values."""
+    place = str(tmp_path / "data")
+    compact([Run.open(root / "a")], place)
+    change_sidecar(root / "a", tags=["edited"])
+
+    class ResumedRun(Run):
+        """Its summary is that of a row more, which came after its files were compared."""
+
+        @property
+        def summary(self):
+            return {"loss": MetricSummary(7.0, 7.0, 7.0, 60, 60, 1, 0, 7.0)}
+
+    report = compact([ResumedRun(Run.open(root / "a").record)], place)
+
+    assert report.updated == 1
+    with open_dataset(place) as dataset:
+        assert dataset["id-a"].tags == ("edited",)
+        assert dataset["id-a"].summary["loss"].last == dataset["id-a"].series("loss").value[-1]
+
+
+def test_the_summary_of_a_killed_run_is_that_of_its_values(root, tmp_path):
+    """Its file was written some seconds before the last rows."""
+    place = str(tmp_path / "data")
+    columns = (root / "a" / "metrics.csv").read_text().split("\n")[0].split(",")
+    with (root / "a" / "metrics.csv").open("a") as file:
+        file.write(",".join({"step": "60", "loss": "-7.0"}.get(name, "") for name in columns) + "\n")
+    change_sidecar(root / "a", status="running")
+
+    compact([Run(Run.open(root / "a").record, clock=lambda: 4e9)], place)
+
+    with open_dataset(place) as dataset:
+        summary = dataset["id-a"].summary["loss"]
+        assert (summary.last, summary.min, summary.min_step, summary.count) == (-7.0, -7.0, 60, 51)
 
 
 def test_names_and_ids_with_any_character(tmp_path):
