@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 from destinations.run_directory.layout import format_cells, strict_json
+from uploads.disk import rename_new
 
 from .files import clean_text, number_of
 from .record import FIELDS, flat_record
@@ -82,10 +83,10 @@ def export_runs(
     for group in ("hparams.", "summary."):
         names.update(dict.fromkeys(name for row in rows for name in row if name.startswith(group)))
     if chosen == "parquet":
-        with _binary_target(destination) as target:
+        with _binary_target(destination, overwrite=overwrite) as target:
             _write_parquet_rows(rows, list(names), target)
     else:
-        with _text_stream(destination) as stream:
+        with _text_stream(destination, overwrite=overwrite) as stream:
             if chosen == "jsonl":
                 stream.writelines(f"{strict_json(row)}\n" for row in rows)
             else:
@@ -134,11 +135,11 @@ def export_metrics(
     _check_new(destination, overwrite=overwrite)
     blocks = _blocks_of(runs, metrics, rank, on_damaged or _warn_of)
     if chosen == "parquet":
-        with _binary_target(destination) as target:
+        with _binary_target(destination, overwrite=overwrite) as target:
             return _write_parquet_points(blocks, target)
     lines_of = _csv_lines if chosen == "csv" else _json_lines
     count = 0
-    with _text_stream(destination) as stream:
+    with _text_stream(destination, overwrite=overwrite) as stream:
         if chosen == "csv":
             stream.write(",".join(_METRIC_COLUMNS) + "\n")
         for run_id, block in blocks:
@@ -186,10 +187,10 @@ def _check_new(destination: Destination, *, overwrite: bool) -> None:
 
 
 @contextlib.contextmanager
-def _text_stream(destination: Destination) -> Iterator[IO[str]]:
+def _text_stream(destination: Destination, *, overwrite: bool) -> Iterator[IO[str]]:
     if isinstance(destination, str | PathLike):
         with (
-            _beside(Path(destination)) as path,
+            _beside(Path(destination), overwrite=overwrite) as path,
             path.open("w", encoding="utf-8", newline="", errors="backslashreplace") as file,
         ):
             yield file
@@ -208,17 +209,17 @@ def _text_stream(destination: Destination) -> Iterator[IO[str]]:
 
 
 @contextlib.contextmanager
-def _binary_target(destination: Destination) -> Iterator[Any]:
+def _binary_target(destination: Destination, *, overwrite: bool) -> Iterator[Any]:
     """Yields the path or the stream of bytes to write to."""
     if isinstance(destination, str | PathLike):
-        with _beside(Path(destination)) as path:
+        with _beside(Path(destination), overwrite=overwrite) as path:
             yield path
     else:
         yield getattr(destination, "buffer", destination)  # Of a text stream such as sys.stdout.
 
 
 @contextlib.contextmanager
-def _beside(path: Path) -> Iterator[Path]:
+def _beside(path: Path, *, overwrite: bool) -> Iterator[Path]:
     # A unique name: the folder may be shared, and two exports may run at once.
     fd, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     os.close(fd)
@@ -228,7 +229,11 @@ def _beside(path: Path) -> Iterator[Path]:
         mask = os.umask(0)
         os.umask(mask)
         temporary.chmod(0o666 & ~mask)
-        temporary.replace(path)
+        if overwrite:
+            temporary.replace(path)
+        else:
+            # What was written there meanwhile stays.
+            rename_new(name, os.fspath(path))
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -93,6 +93,21 @@ def test_nothing_outside_is_sent(tmp_path, secret):
     )
 
 
+@pytest.mark.parametrize("name", ["environment.json", "sessions.jsonl", "abandoned/metrics.step1.0a.csv"])
+def test_a_link_in_a_run_is_not_sent(tmp_path, secret, name, caplog):
+    """Files that a copy gets as they are may be links in a foreign run: they are left out, and named."""
+    run = media_run(tmp_path / "runs/a", "media/x")
+    (run.path / name).unlink(missing_ok=True)
+    (run.path / name).parent.mkdir(exist_ok=True)
+    (run.path / name).symlink_to(secret)
+
+    send(run, f"run:{tmp_path / 'sent'}", abandoned=True, cache=tmp_path / "cache")
+
+    files = [path for path in (tmp_path / "sent").rglob("*") if path.is_file()]
+    assert not any(SECRET in path.read_text(errors="replace") for path in files)
+    assert f"left out {name}" in caplog.text
+
+
 @pytest.mark.parametrize("name", ["../../evil", "/evil", "a/../../../evil", "..", "a\0b"])
 def test_a_name_of_a_run_leads_out_of_no_folder(tmp_path, name):
     """It may be filled into the path of a destination that the run is replayed to."""
@@ -170,6 +185,24 @@ def test_an_export_replaces_nothing_unasked(tmp_path, suffix, export):
 
     assert before == "precious"
     assert path.read_bytes() != b"precious"
+    assert {one.name for one in tmp_path.iterdir()} <= {"runs", path.name, "cache"}
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("export", [export_runs, export_metrics])
+def test_a_file_that_appears_during_an_export_stays(tmp_path, suffix, export):
+    """It was not there when the export began, and nobody asked to replace it."""
+    run = Run.open(write_full_run(tmp_path / "runs/a"))
+    path = tmp_path / f"out.{suffix}"
+
+    def runs():
+        path.write_text("precious")
+        yield run
+
+    with pytest.raises(FileExistsError):
+        export(runs(), path)
+
+    assert path.read_text() == "precious"
     assert {one.name for one in tmp_path.iterdir()} <= {"runs", path.name, "cache"}
 
 

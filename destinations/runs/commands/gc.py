@@ -12,7 +12,6 @@ that no run which begins at that path meanwhile loses anything.
 import argparse
 import contextlib
 import os
-import re
 import stat
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path, PurePosixPath
@@ -21,29 +20,22 @@ from typing import Any
 import attrs
 
 from destinations.run_directory.layout import (
-    ABANDONED_FOLDER,
     ARTIFACTS_FOLDER,
     ARTIFACTS_INDEX,
     EDITS,
-    ENVIRONMENT,
-    HEARTBEAT,
-    HISTOGRAMS_INDEX,
-    HPARAMS,
     JOURNAL_FOLDER,
     MEDIA_FOLDER,
     MEDIA_INDEX,
-    SESSIONS,
     SIDECAR,
-    SUMMARY,
     TABLES_FOLDER,
     TABLES_INDEX,
-    TEXTS_INDEX,
-    TRACES_INDEX,
     lock_name,
     metrics_name,
 )
 from destinations.runs import Run, RunNotFoundError, RunRecord, is_alive
+from destinations.runs.content.sources import INDEXES
 from destinations.runs.files import json_lines
+from destinations.runs.own_files import FOLDERS, KNOWN, LOCK
 from destinations.runs.record import read_sidecar, status_of
 from uploads.disk import closing, is_locked, is_open_file, open_regular, read_regular, try_lock
 
@@ -53,7 +45,6 @@ from .screen import Cell, Column, CommandContext, age_text, bytes_text, table_li
 
 __all__ = ["gc", "rm"]
 
-_INDEXES = (ARTIFACTS_INDEX, HISTOGRAMS_INDEX, MEDIA_INDEX, TABLES_INDEX, TEXTS_INDEX, TRACES_INDEX)
 # "unknown" may well be a success.
 _KEPT_STATUSES = {"completed", "stopped", "finished", "unknown"}
 _WEIGHTS = frozenset(
@@ -85,25 +76,6 @@ _WEIGHTS = frozenset(
         ".torchscript",
         ".weights",
     )
-)
-_NAMES = {SIDECAR, SUMMARY, HEARTBEAT, HPARAMS, ENVIRONMENT, SESSIONS, EDITS, *_INDEXES}
-_LOCK = re.compile(r"\.lock(\.rank\d+)?")
-# Paths relative to the run folder; for the names of temporary files see `uploads.disk.open_temporary`.
-_KNOWN = re.compile(
-    "|".join(
-        (
-            *map(re.escape, sorted(_NAMES)),
-            r"(metrics|summary)(\.rank\d+)?\.(csv|json)",
-            _LOCK.pattern,
-            rf"{ABANDONED_FOLDER}/\.?metrics(\.rank\d+)?\.step-?\d+(\.[0-9a-f]+\.csv|\.tmp)",
-            rf"{JOURNAL_FOLDER}/rank\d+/(\d+\.journal|position\.json|spare[\w.-]*|\.[\w.-]+\.tmp)",
-            r"\.(sidecar|summary|hparams|environment|sessions|edits|metrics|reserve)[\w.-]*\.tmp",
-        )
-    )
-)
-_FOLDERS = re.compile(
-    rf"({MEDIA_FOLDER}|{TABLES_FOLDER}|{ARTIFACTS_FOLDER})(/.*)?"
-    rf"|{ABANDONED_FOLDER}|{JOURNAL_FOLDER}(/rank\d+)?"
 )
 # Deleted last: an interrupted deletion leaves a run that the next `gc --delete` recognizes.
 _LAST = (EDITS, SIDECAR)
@@ -236,7 +208,7 @@ def _why_deletable(record: RunRecord) -> str | None:
         _has_content(path) for path in (record.path / metrics_name(0), *record.path.glob("metrics*.csv"))
     )
     has_rows = has_rows or any((record.path / JOURNAL_FOLDER).rglob("*.journal"))
-    has_records = any(_has_content(record.path / name) for name in _INDEXES)
+    has_records = any(_has_content(record.path / name) for name in INDEXES)
     return (
         None if has_rows or has_records or _has_checkpoints(record.path) else "ended without success, empty"
     )
@@ -303,11 +275,11 @@ def _names_to_delete(folder: Path) -> list[str]:
     named = _named_by_indexes(folder)
     for name, is_folder in _content(folder):
         if is_folder:
-            if not _FOLDERS.fullmatch(name):
+            if not FOLDERS.fullmatch(name):
                 raise _KeptError(f"it contains {name}/, which is not part of a run")
         elif _is_weights(name):
             raise _KeptError(f"it contains {name}, which looks like model weights")
-        elif not _KNOWN.fullmatch(name) and name not in named:
+        elif not KNOWN.fullmatch(name) and name not in named:
             raise _KeptError(f"it contains {name}, which was not written by a run")
         names.append(name)
     return names
@@ -500,7 +472,7 @@ def _delete(place: Path, fd: int, folder: Path, what_goes: Callable[[Path], Coll
         raise _KeptError("its folder was moved")
     what_goes(folder)
     # A run that is resumed needs that of rank 0, whether it is there or not.
-    locks = {lock_name(0), *(path.name for path in folder.glob(".lock*") if _LOCK.fullmatch(path.name))}
+    locks = {lock_name(0), *(path.name for path in folder.glob(".lock*") if LOCK.fullmatch(path.name))}
     with contextlib.ExitStack() as held:
         for name in sorted(locks):
             held.enter_context(_locked(folder / name))

@@ -32,7 +32,7 @@ from destinations.runs.errors import CheckpointNotFoundError
 from destinations.runs.files import clean_text, number_of, read_object, read_object_file, whole_of
 from destinations.runs.run import Run
 from uploads import Store, UploadError, download_file, open_store
-from uploads.disk import crc32_of, fsync_path, open_regular, read_regular
+from uploads.disk import crc32_of, fsync_path, open_regular, read_regular, rename_new
 
 __all__ = ["Checkpoint", "choose", "copy_checkpoint", "list_checkpoints"]
 
@@ -206,11 +206,10 @@ def copy_checkpoint(
         try:
             if one.shards:
                 _copy_shards(one, partial)
-                partial.rename(target)
+                rename_new(str(partial), str(target))
             else:
                 _copy_file(one, partial)
-                # Unlike a rename, a link fails if the file exists by now.
-                partial.replace(target) if overwrite else os.link(partial, target)
+                partial.replace(target) if overwrite else rename_new(str(partial), str(target))
         except (UploadError, FileNotFoundError, *_DAMAGE) as error:
             warn(f"{one.path} is not whole: {error}")
         else:

@@ -85,6 +85,8 @@ def send(
         clock = RecordClock()
         place.starts_over = starts_over
         destination: Any = place.make(clock)
+        if starts_over:
+            place.check_restart()
         ledger.begin()
         if starts_over:
             place.restart()

@@ -16,7 +16,7 @@ import attrs
 
 from destinations.runs.content.sources import ReadPosition
 from destinations.runs.errors import RunsError
-from uploads.disk import read_regular, replace_file, try_lock
+from uploads.disk import is_open_file, open_regular, read_regular, replace_file, try_lock
 
 __all__ = ["SendingError", "SentLedger"]
 
@@ -42,6 +42,7 @@ class SentLedger:
     def __init__(self, path: Path, run_id: str, target: str) -> None:
         self._path = path
         self._about = {"version": _VERSION, "run_id": run_id, "target": target}
+        self._lock_path = path.with_name(f"{path.name}.lock")
         self._lock = -1
         self.state = "none"
         """"none" if nothing was sent, "open" if an attempt was interrupted, "done"."""
@@ -52,7 +53,7 @@ class SentLedger:
 
     def __enter__(self) -> Self:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self._path.with_name(f"{self._path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
+        self._lock = open_regular(self._lock_path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             self._take_lock()
             self._read()
@@ -76,7 +77,13 @@ class SentLedger:
             )
 
     def begin(self) -> None:
-        """Marks the ledger as open, before anything is sent."""
+        """Marks the ledger as open, before anything is sent.
+
+        Raises:
+            SendingError: the folder with the lock is at another place by now.
+        """
+        if not is_open_file(self._lock)(str(self._lock_path)):
+            raise SendingError(f"folder {str(self._path.parent)!r} was moved or replaced. Send again.")
         self._write("open")
 
     def finish(self, position: ReadPosition, facts: dict[str, Any]) -> None:
@@ -98,8 +105,12 @@ class SentLedger:
                 f"not {self._about['run_id']!r}. Choose another folder."
             )
         try:
-            self.position = ReadPosition(**found["position"]) if found["state"] == "done" else ReadPosition()
+            position = ReadPosition(**found["position"]) if found["state"] == "done" else ReadPosition()
             self.facts = dict(found.get("facts") or {})
+            # A position of other types is none.
+            if any(not isinstance(one, dict) for one in (position.names, position.lines, position.others)):
+                raise TypeError  # noqa: TRY301  # as what is missing
+            self.position = position
             self.state = "done" if found["state"] == "done" else "open"
         except (KeyError, TypeError, ValueError):
             self.state = "open"

@@ -4,18 +4,25 @@ A target creates the destination, locates the ledger, and removes the remains of
 """
 
 import hashlib
+import logging
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from destinations.run_directory.layout import EDITS
+from destinations.runs.files import path_inside
+from destinations.runs.own_files import FOLDERS, KNOWN
 from destinations.runs.record import RunRecord
 from destinations.runs.run import Run
+from uploads.disk import closing, copy_all, is_locked, open_regular, replacement
 
 from .ledger import SendingError, read_ledger
 
 __all__ = ["Target", "TargetError", "target_of"]
+
+_log = logging.getLogger("destinations")
 
 LEDGER = ".sent.json"
 _MLFLOW_TAG = "training_destinations.run"
@@ -85,6 +92,13 @@ class Target:
         """Returns whether what was sent has been deleted."""
         return False
 
+    def check_restart(self) -> None:
+        """Checks that `restart` removes nothing else.
+
+        Raises:
+            SendingError: there is something that `send` did not write.
+        """
+
     def restart(self) -> None:
         """Removes what was sent before, so that everything can be sent again."""
 
@@ -94,6 +108,10 @@ class Target:
 
 class FolderTarget(Target):
     """A folder with a subfolder for each run, which also contains the ledger."""
+
+    own_files: re.Pattern[str]
+    """Names of files that `send` writes."""
+    own_folders: re.Pattern[str]
 
     def __init__(self, place: str, record: RunRecord, cache: Path) -> None:
         super().__init__(str(Path(place).absolute()), record, cache)
@@ -127,14 +145,29 @@ class FolderTarget(Target):
                 "Use a new folder, or one that was sent to before."
             )
 
+    def check_restart(self) -> None:
+        if any(map(is_locked, self.folder.glob(".lock*"))):
+            raise SendingError(f"target {str(self.folder)!r} is to be replaced, and a process writes to it.")
+        for path in self._content():
+            is_folder = path.is_dir() and not path.is_symlink()
+            if not (self.own_folders if is_folder else self.own_files).fullmatch(path.name):
+                raise SendingError(
+                    f"target {str(self.folder)!r} is to be replaced, and has {path.name!r}, which was not sent. "
+                    "Move it elsewhere, or choose another folder."
+                )
+
     def restart(self) -> None:
-        for path in self.folder.iterdir() if self.folder.is_dir() else ():
-            if path.name.startswith(LEDGER):
-                continue
+        self.check_restart()
+        for path in self._content():
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
                 path.unlink()
+
+    def _content(self) -> list[Path]:
+        """Returns what is in the folder, but for the ledger and the edits of the user."""
+        names = self.folder.iterdir() if self.folder.is_dir() else ()
+        return [path for path in names if not path.name.startswith(LEDGER) and path.name != EDITS]
 
     def is_gone(self) -> bool:
         return not _has_content(self.folder)
@@ -148,6 +181,8 @@ class TensorBoardTarget(FolderTarget):
     """A folder of event files."""
 
     kind = "tensorboard"
+    own_files = re.compile(r"events\.out\.tfevents\..*")
+    own_folders = re.compile(r"(?!)")
 
     def make(self, clock: Callable[[], float]) -> Any:
         from destinations.trackers.tensorboard.destination import TensorBoard
@@ -160,6 +195,8 @@ class RunTarget(FolderTarget):
 
     kind = "run"
     copies_abandoned = True
+    own_files = KNOWN
+    own_folders = FOLDERS
 
     def make(self, clock: Callable[[], float]) -> Any:
         from destinations.run_directory import RunDirectory
@@ -190,12 +227,20 @@ class RunTarget(FolderTarget):
         """Copies the environment and sessions of the original run, and the files of abandoned rows."""
         from destinations.run_directory.layout import ABANDONED_FOLDER, ENVIRONMENT, SESSIONS
 
-        for name in (ENVIRONMENT, SESSIONS):
-            if (run.record.path / name).is_file():
-                shutil.copyfile(run.record.path / name, self.folder / name)
-        for path in (run.record.path / ABANDONED_FOLDER).glob("*.csv") if self.with_abandoned else ():
-            (self.folder / ABANDONED_FOLDER).mkdir(exist_ok=True)
-            shutil.copyfile(path, self.folder / ABANDONED_FOLDER / path.name)
+        names = [ENVIRONMENT, SESSIONS]
+        if self.with_abandoned:
+            paths = (run.record.path / ABANDONED_FOLDER).glob("*.csv")
+            names += [f"{ABANDONED_FOLDER}/{path.name}" for path in paths]
+        for name in names:
+            try:
+                source = open_regular(path_inside(run.record.path, name))
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError) as error:
+                _log.warning("left out %s of run %s: %s", name, run.record.run_id, error)
+                continue
+            with closing(source), replacement(self.folder / name) as copy:
+                copy_all(source, copy)
 
 
 class WandBTarget(Target):

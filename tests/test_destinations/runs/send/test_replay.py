@@ -18,7 +18,9 @@ from destinations import InMemory, LoggerDestination, RunDirectory
 from destinations.run_directory import MetricRow, read_rows
 from destinations.runs import Run
 from destinations.runs.content.sources import ReadPosition, _new_rows
+from destinations.runs.index.edits import edit_run
 from destinations.runs.send import SendingError, TargetError, send
+from destinations.runs.send.ledger import SentLedger
 from destinations.runs.send.replay import RecordClock, RewoundError, replay
 from destinations.testing import RecordingDestination
 from destinations.testing.samples import every_kind_of_record
@@ -536,6 +538,74 @@ def test_what_was_deleted_is_sent_anew(tmp_path):
     assert send(run, f"run:{tmp_path / 'to'}", cache=tmp_path).values == 6
     assert send(run, f"run:{tmp_path / 'to'}", cache=tmp_path, again=True).values == 6
     assert len(read_rows(tmp_path / "to/a")) == len(read_rows(tmp_path / "a"))
+
+
+@pytest.mark.parametrize("kind", ["run", "tensorboard"])
+@pytest.mark.parametrize("name", ["thesis.tex", ".git/HEAD"])
+def test_what_was_put_beside_a_copy_stays(tmp_path, kind, name):
+    """Where everything is sent again, nothing is removed if anything is there that was not sent."""
+    run = write_run(tmp_path / "a", range(3))
+    send(run, f"{kind}:{tmp_path / 'to'}", cache=tmp_path)
+    (tmp_path / "to/a" / name).parent.mkdir(exist_ok=True)
+    (tmp_path / "to/a" / name).write_text("mine")
+    before = sorted((tmp_path / "to").rglob("*"))
+
+    with pytest.raises(SendingError, match=rf"has '{name.partition('/')[0]}', which was not sent"):
+        send(run, f"{kind}:{tmp_path / 'to'}", cache=tmp_path, again=True)
+
+    assert sorted((tmp_path / "to").rglob("*")) == before
+    assert send(run, f"{kind}:{tmp_path / 'to'}", cache=tmp_path).rows == 0
+
+
+def test_edits_of_a_copy_stay(tmp_path):
+    """Tags and notes that the user gave to it."""
+    run = write_run(tmp_path / "a", range(3))
+    send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
+    edit_run(tmp_path / "to/a", (), notes="mine")
+
+    assert send(run, f"run:{tmp_path / 'to'}", cache=tmp_path, again=True).values == 6
+    assert Run.open(tmp_path / "to/a").notes == "mine"
+
+
+def test_a_copy_that_a_process_writes_to_is_not_replaced(tmp_path):
+    """Training goes on in the copy."""
+    run = write_run(tmp_path / "a", range(3))
+    send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
+    destination = RunDirectory(tmp_path / "to/a", if_exists="resume")
+
+    with (
+        WritingRun(loggers=[destination], run_name="a"),
+        pytest.raises(SendingError, match="a process writes to it"),
+    ):
+        send(run, f"run:{tmp_path / 'to'}", cache=tmp_path, again=True)
+
+    assert len(read_rows(tmp_path / "to/a")) == len(read_rows(tmp_path / "a"))
+
+
+def test_a_target_that_is_moved_while_it_is_sent_to_is_said(tmp_path, monkeypatch):
+    """Another copy may be at its path by now, of which nothing is removed."""
+    run = write_run(tmp_path / "a", range(3))
+    send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
+    with SentLedger(tmp_path / "to/a/.sent.json", run.run_id, "run") as ledger:
+        (tmp_path / "to").rename(tmp_path / "moved")
+        send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
+
+        with pytest.raises(SendingError, match="was moved or replaced"):
+            ledger.begin()
+
+    assert json.loads((tmp_path / "to/a/.sent.json").read_text())["state"] == "done"
+
+
+@pytest.mark.parametrize("position", [{"names": 5}, {"lines": [1]}, {"others": "x"}, [], None])
+def test_a_ledger_with_a_position_of_another_type_is_none(tmp_path, position):
+    """Everything is sent again."""
+    run = write_run(tmp_path / "a", range(3))
+    send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
+    ledger = json.loads((tmp_path / "to/a/.sent.json").read_text())
+    (tmp_path / "to/a/.sent.json").write_text(json.dumps(ledger | {"position": position, "facts": {}}))
+
+    assert send(run, f"run:{tmp_path / 'to'}", cache=tmp_path).rows == 3
+    assert len(read_rows(tmp_path / "to/a")) == 3
 
 
 def test_one_process_at_a_time_sends_a_run_to_a_target(tmp_path):

@@ -1,0 +1,46 @@
+"""Which files and folders of a run folder a run writes, by their path relative to it: who deletes asks here."""
+
+import re
+
+from destinations.run_directory.layout import (
+    ABANDONED_FOLDER,
+    ARTIFACTS_FOLDER,
+    EDITS,
+    ENVIRONMENT,
+    HEARTBEAT,
+    HPARAMS,
+    JOURNAL_FOLDER,
+    MEDIA_FOLDER,
+    SESSIONS,
+    SIDECAR,
+    SUMMARY,
+    TABLES_FOLDER,
+)
+
+from .content.sources import INDEXES
+
+__all__ = ["FOLDERS", "KNOWN", "LOCK"]
+
+_NAMES = {SIDECAR, SUMMARY, HEARTBEAT, HPARAMS, ENVIRONMENT, SESSIONS, EDITS, *INDEXES}
+LOCK = re.compile(r"\.lock(\.rank\d+)?")
+"""Names of lock files."""
+
+KNOWN = re.compile(
+    "|".join(
+        (
+            *map(re.escape, sorted(_NAMES)),
+            r"(metrics|summary)(\.rank\d+)?\.(csv|json)",
+            LOCK.pattern,
+            rf"{ABANDONED_FOLDER}/\.?metrics(\.rank\d+)?\.step-?\d+(\.[0-9a-f]+\.csv|\.tmp)",
+            rf"{JOURNAL_FOLDER}/rank\d+/(\d+\.journal|position\.json|spare[\w.-]*|\.[\w.-]+\.tmp)",
+            r"\.(sidecar|summary|hparams|environment|sessions|edits|metrics|reserve)[\w.-]*\.tmp",
+        )
+    )
+)
+"""Files of a run, but for media, tables and artifacts; see `uploads.disk.open_temporary` for temporary ones."""
+
+FOLDERS = re.compile(
+    rf"({MEDIA_FOLDER}|{TABLES_FOLDER}|{ARTIFACTS_FOLDER})(/.*)?"
+    rf"|{ABANDONED_FOLDER}|{JOURNAL_FOLDER}(/rank\d+)?"
+)
+"""Folders of a run."""
