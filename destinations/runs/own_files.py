@@ -1,4 +1,4 @@
-"""Which files and folders of a run folder a run writes, by their path relative to it: who deletes asks here."""
+"""Which files and folders a run writes, by their path in its folder; who deletes asks here."""
 
 import re
 
@@ -37,7 +37,7 @@ KNOWN = re.compile(
         )
     )
 )
-"""Files of a run, but for media, tables and artifacts; see `uploads.disk.open_temporary` for temporary ones."""
+"""Files of a run, temporary ones too (`uploads.disk.open_temporary`), but for media, tables and artifacts."""
 
 FOLDERS = re.compile(
     rf"({MEDIA_FOLDER}|{TABLES_FOLDER}|{ARTIFACTS_FOLDER})(/.*)?"

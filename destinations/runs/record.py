@@ -262,6 +262,14 @@ _READER_OF: Mapping[FieldType, Callable[[Any, Any], Any]] = {
     "time": _read_time,
     "bool": _read_bool,
 }
+
+
+def sound_value(name: str, value: Any) -> Any:
+    """Returns a value of a field, or the default of the field if the value is of another type."""
+    field = FIELDS[name]
+    return _READER_OF[field.type](value, field.default)
+
+
 _READERS = [
     (field.name, _READER_OF[field.type], field.default) for field in FIELDS.values() if field.is_in_sidecar
 ]

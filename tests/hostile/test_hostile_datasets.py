@@ -9,7 +9,8 @@ import pytest
 pytest.importorskip("deltalake")
 
 from destinations.runs import DatasetError, open_runs
-from destinations.runs.dataset import compact, open_dataset
+from destinations.runs.dataset import compact, compaction, open_dataset
+from destinations.runs.dataset.tables import Location, arrow_schema
 from tests.test_destinations.runs.folders import write_run
 
 LINE = "1,1.0,0.5\n"
@@ -214,3 +215,59 @@ def test_what_reads_is_possible(dataset, query):
     """In all of DuckDB's SQL."""
     with open_dataset(dataset) as opened:
         assert opened.sql(query).rows
+
+
+RUN = {"run_id": "x", "path": "/x", "status": "completed", "kind": "run-directory"}
+
+
+def write_rows(dataset, table, rows):
+    """Writes rows to a table as a compaction does."""
+    import pyarrow as pa
+
+    work = compaction._Compaction(Location.of(dataset, {}), [], removes_gone=False)
+
+    def write():
+        for name in dict.fromkeys((table, "runs")):
+            found = pa.RecordBatch.from_pylist(rows if name == table else [], arrow_schema(name))
+            work._write(name, [found])
+
+    work.repeat(write)
+
+
+@pytest.mark.parametrize(
+    ("table", "row"),
+    [
+        ("runs", RUN | {"run_id": None}),
+        ("runs", RUN | {"path": None}),
+        ("runs", RUN | {"path": "a\0b"}),
+        ("runs", RUN | {"path": ""}),
+        ("runs", RUN | {"kind": None, "status": None}),
+        ("runs", RUN | {"tags": [None, "a"]}),
+        ("runs", RUN | {"created_at": float("nan"), "ended_at": float("inf"), "updated_at": 1e308}),
+        ("hparams", {"run_id": "one", "name": "x", "type": "str", "json": "[" * 100_000}),
+        ("hparams", {"run_id": "one", "name": "x", "type": "str", "json": "{"}),
+        ("hparams", {"run_id": "one", "name": "x", "type": "str", "json": None}),
+        ("hparams", {"run_id": "one", "name": "x", "type": "int", "json": "1" * 10_000}),
+        ("hparams", {"run_id": "one", "name": "x", "type": "float", "json": '"x"'}),
+        ("hparams", {"run_id": "one", "name": "x", "type": "float", "json": "[1]"}),
+        ("hparams", {"run_id": "one", "name": "x", "type": "float", "json": "1" * 400}),
+        ("hparams", {"run_id": "one", "name": None, "type": "int", "json": "1"}),
+        ("summary", {"run_id": "one", "metric": None, "last": 1.0}),
+        ("summary", {"run_id": "one", "metric": "loss", "count": -5, "min_step": -(2**63)}),
+        ("metrics", {"metric": None, "run_id": None}),
+    ],
+)
+def test_a_row_of_a_dataset_that_no_run_has_costs_itself(dataset, table, row):
+    """An odd row is left out, or shown as the text that it is; all other runs are read."""
+    write_rows(dataset, table, [row])
+
+    with open_dataset(dataset) as opened:
+        found = opened.query(sort_by="run_id", descending=False)
+        described = [(run.hparams, run.summary, run.metric_names()) for run in found]
+        opened.to_dicts()
+        opened.compare(found)
+        opened.best("loss", is_max=True)
+
+        assert {"one", "two"} <= {run.run_id for run in found}
+        assert len(described) == len(found) <= 3
+        assert opened["two"].hparams == {"lr": 0.1}

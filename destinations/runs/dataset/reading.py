@@ -13,6 +13,7 @@ a bucket is read with the same options as by `uploads`. A query only reads, and 
 """
 
 import contextlib
+import logging
 import re
 import tempfile
 import time
@@ -29,7 +30,7 @@ from destinations.runs.errors import DatasetError, EditError, MetricNotFoundErro
 from destinations.runs.index.index import Index
 from destinations.runs.index.root import Root
 from destinations.runs.index.scan import ScanChange, ScanReport
-from destinations.runs.record import Extremes, RunRecord, Scalar
+from destinations.runs.record import Extremes, RunRecord, Scalar, sound_value
 from destinations.runs.run import MetricSummary, Run
 from destinations.runs.runs import Result, Runs
 
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from destinations.runs.content.series import Block, Series
 
 __all__ = ["Dataset", "DatasetRun", "SqlResult", "open_dataset", "sql"]
+
+_log = logging.getLogger("destinations")
 
 _MEMORY = "1GB"
 _INDEX_ROOT = "/dataset"
@@ -394,16 +397,22 @@ class Dataset(Runs):
 
     def _read_records(self) -> Iterator[RunRecord]:
         hparams: dict[str, dict[str, Scalar]] = {}
-        for run_id, name, kind, value in self.sql("SELECT run_id, name, type, json FROM hparams").rows:
+        query = "SELECT run_id, name, type, json FROM hparams WHERE run_id IS NOT NULL AND name IS NOT NULL"
+        for run_id, name, kind, value in self.sql(query).rows:
             hparams.setdefault(run_id, {})[name] = scalar_of(kind, value)
         summary: dict[str, dict[str, float]] = {}
-        query = "SELECT run_id, metric, last FROM summary WHERE last IS NOT NULL"
+        query = "SELECT run_id, metric, last FROM summary WHERE last IS NOT NULL AND metric IS NOT NULL"
         for run_id, name, last in self.sql(query).rows:
             summary.setdefault(run_id, {})[name] = last
         names = [name for name in self.arrow("runs").schema.names if name in _RECORD_FIELDS]
         for run_id, path, *rest in self.sql(f"SELECT run_id, path, {', '.join(names)} FROM runs").rows:
-            values = {name: one for name, one in zip(names, rest, strict=True) if one is not None}
-            values["tags"] = tuple(values.get("tags", ()))
+            if not run_id or not path or "\0" in path:
+                _log.warning("left out a row of %s: run %r in %r", self.uri, run_id, path)
+                continue
+            found = zip(names, rest, strict=True)
+            values = {name: sound_value(name, one) for name, one in found if one is not None}
+            # A dataset of another version may lack it.
+            values.setdefault("kind", "run-directory")
             groups: dict[str, Any] = {"hparams": hparams.get(run_id, {}), "summary": summary.get(run_id, {})}
             yield RunRecord(path=Path(path), run_id=run_id, **groups, **values)
 

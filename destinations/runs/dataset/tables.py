@@ -264,6 +264,11 @@ def json_of(value: Scalar) -> dict[str, Any]:
 
 
 def scalar_of(kind: str, value: str) -> Scalar:
-    """Returns what `json_of` took."""
-    found: Scalar = json.loads(value)
-    return float(found) if kind == "float" and found is not None else found
+    """Returns what `json_of` took; the text itself where somebody else wrote something that it cannot be."""
+    try:
+        found = json.loads(value)
+        if isinstance(found, dict | list):
+            return value
+        return float(found) if kind == "float" and found is not None else found  # type: ignore[no-any-return]
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return value

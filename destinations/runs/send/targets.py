@@ -152,8 +152,8 @@ class FolderTarget(Target):
             is_folder = path.is_dir() and not path.is_symlink()
             if not (self.own_folders if is_folder else self.own_files).fullmatch(path.name):
                 raise SendingError(
-                    f"target {str(self.folder)!r} is to be replaced, and has {path.name!r}, which was not sent. "
-                    "Move it elsewhere, or choose another folder."
+                    f"target {str(self.folder)!r} is to be replaced, and has {path.name!r}, which was not "
+                    "sent. Move it elsewhere, or choose another folder."
                 )
 
     def restart(self) -> None:
