@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import shutil
+import subprocess
 
 import pytest
 
@@ -229,4 +230,27 @@ def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path):
 
     assert (code, (tmp_path / "precious").read_text()) == (1, "x")
     assert "symbolic link" in errors
+    assert (run / "sidecar.json").exists()
+
+
+def test_folders_that_are_nested_too_deeply_are_kept(tmp_path):
+    """Deeper than Python's stack: the run is kept and named, and others are deleted."""
+    run = write_run(tmp_path / "runs/deep", archived=True)
+    write_run(tmp_path / "runs/other", archived=True)
+    (run / "media").mkdir()
+    fd = os.open(run / "media", os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=fd)
+        fd, above = os.open("d", os.O_RDONLY, dir_fd=fd), fd
+        os.close(above)
+    os.close(fd)
+
+    found = gc(tmp_path / "runs", "--delete")
+    code, _, errors = command("rm", "deep", "--yes", "--root", tmp_path / "runs")
+    # pytest could not remove it either.
+    subprocess.run(["rm", "-rf", tmp_path / "runs/deep/media"], check=True)
+
+    assert (found["deep"]["deleted"], found["other"]["deleted"]) == (False, True)
+    assert "nested too deeply" in found["deep"]["kept"]
+    assert (code, "nested too deeply" in errors) == (1, True)
     assert (run / "sidecar.json").exists()

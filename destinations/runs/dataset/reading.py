@@ -354,9 +354,10 @@ class Dataset(Runs):
                 raise RunsError("this dataset is closed. Open it again with open_dataset(...).")
             for statement in self._connection.extract_statements(query):
                 kind = statement.type.name
-                if kind not in _READING or (kind in _HIDING and (found := _HIDDEN.search(query))):
-                    what = kind if kind not in _READING else f"{kind} with {found[0].upper()}"
-                    raise DatasetError(f"query must only read the dataset, got {what}.")
+                if kind not in _READING:
+                    raise DatasetError(f"query must only read the dataset, got {kind}.")
+                if kind in _HIDING and (hidden := _HIDDEN.search(query)):
+                    raise DatasetError(f"query must only read the dataset, got {kind} {hidden[0].upper()}.")
             if (result := self._connection.execute(query, list(parameters) or None)) is not None:
                 return fetch(result)
         raise DatasetError("query must be one that DuckDB understands, got nothing.")

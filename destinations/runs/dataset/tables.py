@@ -269,6 +269,6 @@ def scalar_of(kind: str, value: str) -> Scalar:
         found = json.loads(value)
         if isinstance(found, dict | list):
             return value
-        return float(found) if kind == "float" and found is not None else found  # type: ignore[no-any-return]
+        return float(found) if kind == "float" and found is not None else found
     except (TypeError, ValueError, OverflowError, RecursionError):
         return value
