@@ -1,5 +1,6 @@
 """Runs of very many rows and records: what is asked for is read, and not more."""
 
+import itertools
 import json
 import threading
 import tracemalloc
@@ -9,6 +10,7 @@ import pytest
 
 from destinations.run_directory.reader import last_rows, read_rows
 from destinations.runs import Run
+from destinations.runs.content.sources import ReadPosition, items_of
 from destinations.runs.files import json_lines
 from tests.hostile.foreign_runs import command
 from tests.test_destinations.runs.folders import write_run
@@ -94,6 +96,21 @@ def test_following_holds_no_more_than_is_new(large):
 
     assert count == ROWS
     assert most < 40 * MIB
+
+
+def test_a_run_is_sent_without_holding_it(large):
+    """`send` reads row by row: the first rows are handed on before the last are read."""
+    before = bytes_read()
+    tracemalloc.start()
+    try:
+        items = list(itertools.islice(items_of(large, ReadPosition()), 1000))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert [item.step for item in items] == list(range(1000))
+    assert most < 40 * MIB
+    assert bytes_read() - before < (large / "metrics.csv").stat().st_size // 2
 
 
 def test_following_from_the_last_rows_on(large):
