@@ -80,7 +80,9 @@ class Mirror:
             known = self._known()
             wanted, left_out = self._wanted()
             changed = [
-                one for one in wanted.values() if known.get(one.name) != _Copied(one.size, one.version)
+                one
+                for one in wanted.values()
+                if one.version is None or known.get(one.name) != _Copied(one.size, one.version)
             ]
             for name in known.keys() - wanted.keys():
                 self._remove(name)

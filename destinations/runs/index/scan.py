@@ -168,6 +168,8 @@ _MARKS = frozenset({SESSIONS, ENVIRONMENT, HEARTBEAT})
 # The resolution of FAT, the coarsest file system.
 _COARSE_NS = 2_000_000_000
 _NO_SUBFOLDERS = 2
+# In what is compared of a run's files; not equal to itself.
+_UNKNOWN = "?"
 
 
 class FileSystem:
@@ -370,7 +372,7 @@ class Scanner:
         is_csv = run[4].startswith("csv ")
         if self._full or run[3] & DAMAGED or is_csv or not is_same_folder:
             files = None if self._full else self._files(path)
-            if files is None or files != run[4]:
+            if files is None or _UNKNOWN in files or files != run[4]:
                 found = self._read(path, state) or self._classify(path, state)
                 if found is not None:
                     if not found.is_orphan and found.files[:4] != "csv ":
@@ -431,7 +433,7 @@ class Scanner:
         except FileNotFoundError:
             return fields, "-", None
         except OSError as error:
-            return fields, "?", f"{EDITS} cannot be read: {error.strerror}"
+            return fields, _UNKNOWN, f"{EDITS} cannot be read: {error.strerror}"
         try:
             return apply_edits(fields, raw), self._fingerprint(state), None
         except ValueError as error:
@@ -469,7 +471,7 @@ class Scanner:
             return None
         except OSError as error:
             problem = f"{METRICS} cannot be read: {error.strerror}"
-            return self._damaged(path, state, "csv ?", problem)
+            return self._damaged(path, state, f"csv {_UNKNOWN}", problem)
         return ScanChange(
             path,
             fields,
@@ -519,4 +521,4 @@ class Scanner:
         return state.st_mtime_ns if is_trusted else 0
 
     def _fingerprint(self, state: os.stat_result) -> str:
-        return f"{self._trusted_ns(state)}-{state.st_size}-{state.st_ino}"
+        return f"{self._trusted_ns(state) or _UNKNOWN}-{state.st_size}-{state.st_ino}"

@@ -2,6 +2,7 @@
 
 import json
 
+import attrs
 import pytest
 
 from destinations import cli
@@ -14,6 +15,7 @@ from tests.test_destinations.runs.folders import write_run
 from tests.test_destinations.runs.written import Written
 from tests.test_destinations.viewer.served import Client, write_demo
 from tests.test_destinations.viewer.test_site import answers_of
+from uploads import LocalStore
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +66,27 @@ def test_folders_in_a_bucket_are_shown(moto, tmp_path):
     assert picture.content == (run / image["file"]).read_bytes()
     assert refused.status == 409
     assert not list((tmp_path / "copy").rglob("last.pt"))
+
+
+class StoreWithoutVersions(LocalStore):
+    """Says of no object which version it has, as an SFTP server that sends no times."""
+
+    def list(self, prefix=""):
+        for one in super().list(prefix):
+            yield attrs.evolve(one, version=None)
+
+
+def test_a_copy_of_objects_without_versions_is_up_to_date(tmp_path):
+    """An object of the same size may have other bytes."""
+    run = write_run(tmp_path / "runs" / "one", notes="old")
+    mirror = Mirror(StoreWithoutVersions(tmp_path / "runs"), tmp_path / "copy")
+    mirror.refresh()
+    sidecar = run / "sidecar.json"
+    sidecar.write_text(sidecar.read_text().replace('"old"', '"new"'))
+
+    mirror.refresh()
+
+    assert json.loads((tmp_path / "copy/one/sidecar.json").read_text())["notes"] == "new"
 
 
 def test_a_copy_takes_only_what_changed(moto, tmp_path):

@@ -240,6 +240,25 @@ def test_what_was_written_this_moment_is_not_relied_on(root, with_disk):
     assert runs["a"].record.notes == "2"
 
 
+def test_a_sidecar_that_was_written_over_this_moment_is_read_again(root, with_disk):
+    """An unknown time is not the same as an unknown time before, although file and size are."""
+    moment = (NOW, NOW)
+    sidecar = write_run(root / "a", notes="1") / "sidecar.json"
+    os.utime(root / "a", moment)
+    os.utime(sidecar, moment)
+    runs = with_disk(FileSystem(), clock_ns=lambda: int(NOW * 1e9) + 1000)
+    runs.scan()
+    text = sidecar.read_text()
+    with sidecar.open("r+") as stream:
+        stream.write(text.replace('"notes": "1"', '"notes": "2"'))
+    os.utime(sidecar, moment)
+
+    report = runs.scan()
+
+    assert counts(report) == {"runs": 1, "changed": 1}
+    assert runs["a"].record.notes == "2"
+
+
 @pytest.mark.parametrize("folder", ["media", "checkpoints", "artifacts", "journal"])
 def test_a_scan_never_goes_into_folders_of_many_files(folder, root, with_disk):
     """Neither in a run nor beside one."""
