@@ -45,8 +45,9 @@ def download_file(
     download_file("notes.txt", "copy.txt", store="store")
     ```
 
-    Where there is no such object but `name.symlink` (a text file with another name, as Composer writes it),
-    that one is followed. The name in it may begin with folders that the store's own prefix has already.
+    An object comes as it was put. Where there is none of this name but `name.symlink` (a pointer: a text file
+    with another name, as Composer writes it), that one is followed, and so are pointers that it leads to. The
+    name in it may begin with folders that the store's own prefix has already.
 
     Args:
         name: In the store; without a store the URI that `UploadHandle.uri` says.
@@ -96,7 +97,10 @@ def _resolve(store: Store, name: str) -> RemoteObject:
             break
         seen.append(name)
         found = store.head(name)
-        if found is not None and not name.endswith(POINTER_SUFFIX):
+        is_pointer = len(seen) > 1 and name.endswith(
+            POINTER_SUFFIX
+        )  # Whoever asks for it by name gets itself.
+        if found is not None and not is_pointer:
             return found
         pointer = name if found is not None else name + POINTER_SUFFIX
         if found is None and (name.endswith(POINTER_SUFFIX) or store.head(pointer) is None):

@@ -6,9 +6,13 @@ import re
 
 from .errors import InvalidRemoteNameError
 
-__all__ = ["MAX_NAME_BYTES", "check_remote_name", "name_key"]
+__all__ = ["CLAIM_PREFIX", "MAX_NAME_BYTES", "PARTIAL_PREFIX", "check_remote_name", "name_key"]
 
 MAX_NAME_BYTES = 1024  # S3's limit on a key; the strictest of the stores.
+
+# Files in the folders of stores that are not objects: what is left of them is removed.
+PARTIAL_PREFIX = ".uploads-partial-"
+CLAIM_PREFIX = ".uploads-claim-"
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _DRIVE = re.compile(r"[A-Za-z]:")
@@ -18,7 +22,7 @@ def check_remote_name(name: str) -> str:
     r"""Returns the name if every store keeps it unchanged and under its prefix.
 
     Names are relative, separated by `/`: unicode and spaces are welcome, `..`, `.`, empty parts, a leading
-    `/` or drive letter, backslashes and control characters are not.
+    `/` or drive letter, backslashes and control characters are not, nor are names of our temporary files.
 
     Raises:
         InvalidRemoteNameError: With the reason.
@@ -48,6 +52,8 @@ def _problem(name: str) -> str | None:
         return "be relative, with parts separated by '/'"
     if any(part in {"", ".", ".."} for part in name.split("/")):
         return "have no empty part, '.' or '..'"
+    if name.rpartition("/")[2].startswith((PARTIAL_PREFIX, CLAIM_PREFIX)):
+        return f"not begin with {PARTIAL_PREFIX!r} or {CLAIM_PREFIX!r}, as temporary files of stores do"
     return None
 
 

@@ -211,11 +211,11 @@ def test_a_chain_of_pointers_has_an_end(store, make_file, tmp_path, count, is_fo
         _put(store, make_file, f"{number}.symlink", target.encode())
 
     if is_followed:
-        download_file("0.symlink", tmp_path / "file", store=store, progress_bar=False)
+        download_file("0", tmp_path / "file", store=store, progress_bar=False)
         assert (tmp_path / "file").read_bytes() == LARGE
     else:
-        with pytest.raises(RemoteNotFoundError, match=r"a chain of 10: 0\.symlink → 1\.symlink"):
-            download_file("0.symlink", tmp_path / "file", store=store, progress_bar=False)
+        with pytest.raises(RemoteNotFoundError, match=r"a chain of 10: 0 → 1\.symlink"):
+            download_file("0", tmp_path / "file", store=store, progress_bar=False)
 
 
 class StoreInPieces(MemoryStore):
@@ -249,14 +249,28 @@ def test_a_pointer_is_read_to_its_end_and_not_much_further(tmp_path):
 
 
 def test_composers_pointers_are_followed(store, make_file, tmp_path):
-    """Explicit, implicit, and one to another."""
+    """By the name without their ending, as one to another is, with that ending or without."""
     _put(store, make_file, "latest.symlink", b"folder/name\n")
     _put(store, make_file, "newest.symlink", b"latest")
+    _put(store, make_file, "last.symlink", b"latest.symlink")
 
-    for name in ("latest", "latest.symlink", "newest"):
-        download_file(name, tmp_path / name.replace(".", "-"), store=store, progress_bar=False)
+    for name in ("latest", "newest", "last"):
+        download_file(name, tmp_path / name, store=store, progress_bar=False)
 
-        assert (tmp_path / name.replace(".", "-")).read_bytes() == LARGE
+        assert (tmp_path / name).read_bytes() == LARGE
+
+
+@pytest.mark.parametrize("content", [b"folder/name", b"of no object", b"\xff" * 5000, b""])
+def test_a_file_with_the_ending_of_pointers_comes_back_as_it_was_put(
+    store, make_queue, make_file, tmp_path, content
+):
+    """Whoever asks for it by its own name gets its own bytes, also where they are the name of another object."""
+    handle = make_queue(store).submit(make_file("mine", content), "notes.symlink")
+    handle.result(120)
+
+    path = download_file(handle.uri, tmp_path / "back", progress_bar=False)
+
+    assert path.read_bytes() == content
 
 
 def test_a_pointer_is_followed_from_inside_its_folder(store, make_file, tmp_path):

@@ -20,14 +20,13 @@ from uploads.errors import (
     StoreParkedError,
     TransientStoreError,
 )
-from uploads.names import check_remote_name
+from uploads.names import PARTIAL_PREFIX, check_remote_name
 
 from .store import Body, RemoteObject
 
 __all__ = ["LocalStore"]
 
 _CHUNK_BYTES = 1 << 20
-_PARTIAL = ".uploads-partial-"
 # Windows has none of these flags, and no store of this kind; the module can be imported there.
 _FOLDER = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC"))
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
@@ -58,7 +57,7 @@ class LocalStore:
 
     def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
         with _translated(name), self._parent(name, create=True) as (folder, leaf):
-            partial = _PARTIAL + body.identifier
+            partial = PARTIAL_PREFIX + body.identifier
             self._sweep(folder)
             try:
                 self._write(folder, partial, body)
@@ -104,7 +103,7 @@ class LocalStore:
             for leaf in names:
                 path = Path(parent) / leaf
                 name = path.relative_to(self.root).as_posix()
-                if not name.startswith(prefix) or leaf.startswith(_PARTIAL):
+                if not name.startswith(prefix) or leaf.startswith(PARTIAL_PREFIX):
                     continue
                 with contextlib.suppress(FileNotFoundError):  # Deleted meanwhile.
                     about = path.lstat()
@@ -151,7 +150,7 @@ class LocalStore:
             return
         self._swept.add(place)
         with contextlib.suppress(OSError), os.scandir(folder) as found:
-            for partial in [item.name for item in found if item.name.startswith(_PARTIAL)]:
+            for partial in [item.name for item in found if item.name.startswith(PARTIAL_PREFIX)]:
                 with contextlib.suppress(OSError):  # Locked by its writer, or gone.
                     _remove_unlocked(folder, partial)
 
