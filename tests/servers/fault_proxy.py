@@ -10,6 +10,7 @@ import struct
 import threading
 import urllib.parse
 import zlib
+from collections.abc import Callable
 
 import attrs
 
@@ -87,6 +88,22 @@ class Hang:
 
 class Corrupt:
     """Forwards the request with one byte of its body flipped."""
+
+
+@attrs.frozen
+class Rewrite:
+    """Forwards the request, and answers with the value of one header changed, where it is there."""
+
+    header: str
+    change: Callable[[str], str]
+
+    def __call__(self, headers):
+        return [(key, self.change(value) if key.lower() == self.header else value) for key, value in headers]
+
+
+def weak_etags(request: Request) -> Rewrite:
+    """A plan: what a proxy does that compresses answers."""
+    return Rewrite("etag", lambda value: value if value.startswith("W/") else f"W/{value}")
 
 
 @attrs.frozen
@@ -229,12 +246,17 @@ class FaultProxy:
         else:
             if isinstance(fault, Corrupt):
                 body = bytes([body[0] ^ 1]) + body[1:]
-            status, headers, answer = self._forward(handler, body)
-            if isinstance(fault, Truncate):
-                _answer(handler, status, headers, answer, cut=fault.count)
-                handler.close_connection = True  # In peace: a reset would also discard what is on its way.
-            else:
-                _answer(handler, status, headers, answer)
+            self._pass_on(handler, fault, body)
+
+    def _pass_on(self, handler, fault, body: bytes) -> None:
+        status, headers, answer = self._forward(handler, body)
+        if isinstance(fault, Rewrite):
+            headers = fault(headers)
+        if isinstance(fault, Truncate):
+            _answer(handler, status, headers, answer, cut=fault.count)
+            handler.close_connection = True  # In peace: a reset would also discard what is on its way.
+        else:
+            _answer(handler, status, headers, answer)
 
     def _dribble(self, handler, fault: Dribble) -> None:
         with contextlib.suppress(OSError):

@@ -262,6 +262,29 @@ def test_files_arrive_at_an_s3_server(moto, make_artifacts, tmp_path):
     assert (tmp_path / "back").read_bytes() == b"content"
 
 
+def test_files_arrive_at_a_server_that_ignores_create_only(make_artifacts, tmp_path, caplog, monkeypatch):
+    """With nothing but the bucket and the server in the URI; one warning says what is not guaranteed."""
+    for name, value in s3_servers.ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    contents = {f"ep{number}.pt": b"%d" % number for number in range(5)}
+    with s3_servers.rclone(tmp_path / "served") as rclone:
+        artifacts = make_artifacts(
+            f"s3://{s3_servers.BUCKET}/plain?endpoint_url={rclone.endpoint_url}", isolation=None
+        )
+        run = DryRun(artifacts)
+        run.init()
+
+        for name, content in contents.items():
+            (tmp_path / name).write_bytes(content)
+            run.logger.upload_file(name, tmp_path / name)
+        run.close()
+
+        assert rclone.objects("plain") == contents
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert "ignores If-None-Match" in warnings[0]
+
+
 def test_a_script_that_closes_nothing_still_delivers(tmp_path):
     """At the interpreter's end the engine closes destinations first, then uploads, although close was not called."""
     code = f"""

@@ -4,6 +4,7 @@ Runs in the uploading threads of a drain. Raises transient errors and returns fi
 """
 
 import contextlib
+import hashlib
 import re
 from pathlib import Path
 
@@ -50,6 +51,7 @@ def _stamp(path: Path) -> object:
 
 _REMEMBER_DIGEST_BYTES = 64 << 20
 _LOOK_FIRST_BYTES = 1 << 20
+_COMPARED_BYTES = 16 << 20
 _BLOCK_BYTES = 4096
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -96,17 +98,16 @@ def deliver(
                 return outcome_of(entry, store, UploadState.CORRUPT, damage, body=body)
             _remember_digest(folder, body.digest, is_noted=crc32 is not None)
         # Of a small file, a first attempt sends the bytes, and looks only if the name is taken.
+        overwrite: bool | Outcome = entry.overwrite
         if retried or (not entry.overwrite and entry.size > _LOOK_FIRST_BYTES):
-            existing = _look(store, entry)
-            if existing is not None and _is_ours(store, existing, body, entry):
-                return outcome_of(entry, store, UploadState.DONE, body=body)
-            if existing is not None and not entry.overwrite:
-                return _conflict(entry, store, body, existing)
-        if entry.overwrite and isinstance(store, Replacing):
+            overwrite = _look_first(entry, store, body)
+            if isinstance(overwrite, Outcome):
+                return overwrite
+        if overwrite and isinstance(store, Replacing):
             store.replace(entry.remote_name, body, notes=folder / "multipart.json")
             return outcome_of(entry, store, UploadState.DONE, body=body)
         try:
-            store.put(entry.remote_name, body, overwrite=entry.overwrite, notes=folder / "multipart.json")
+            store.put(entry.remote_name, body, overwrite=overwrite, notes=folder / "multipart.json")
         except RemoteExistsError:
             return _taken(entry, store, body, is_answer_lost=is_answer_lost)
         return outcome_of(entry, store, UploadState.DONE, body=body)
@@ -145,9 +146,11 @@ def _taken(entry: Entry, store: Store, body: Body, *, is_answer_lost: bool) -> O
         return outcome_of(entry, store, UploadState.DONE, body=body)
     if existing is None:
         raise TransientStoreError(f"{store.uri(entry.remote_name)} existed a moment ago and is gone now")
-    if not _is_ours(store, existing, body, entry):
-        return _conflict(entry, store, body, existing)
-    return outcome_of(entry, store, UploadState.DONE, body=body)
+    if _is_ours(store, existing, body, entry):
+        return outcome_of(entry, store, UploadState.DONE, body=body)
+    if existing.entry_id == entry.identifier:
+        raise TransientStoreError(f"{store.uri(entry.remote_name)} arrived damaged in an earlier attempt")
+    return _conflict(entry, store, body, existing)
 
 
 def _damage(entry: Entry, body: Body, crc32: int | None, *, suspect: bool) -> str:
@@ -199,6 +202,18 @@ def _head(store: Store, entry: Entry) -> RemoteObject | None:
     return store.head(entry.remote_name)
 
 
+def _look_first(entry: Entry, store: Store, body: Body) -> bool | Outcome:
+    """Returns the outcome if the object of that name settles it; else whether the put may overwrite it."""
+    existing = _look(store, entry)
+    if existing is None:
+        return entry.overwrite
+    if _is_ours(store, existing, body, entry):
+        return outcome_of(entry, store, UploadState.DONE, body=body)
+    if entry.overwrite or existing.entry_id == entry.identifier:  # It is ours, and arrived damaged.
+        return True
+    return _conflict(entry, store, body, existing)
+
+
 def _look(store: Store, entry: Entry) -> RemoteObject | None:
     """Returns the object, if any. If HEAD is denied, returns None: the PUT reports the error."""
     try:
@@ -210,14 +225,19 @@ def _look(store: Store, entry: Entry) -> RemoteObject | None:
 
 
 def _is_ours(store: Store, existing: RemoteObject, body: Body, entry: Entry) -> bool:
-    """Returns whether the object is this entry's, by its `entry-id` or, without one, by its bytes."""
+    """Returns whether the object is this entry's, by its `entry-id` or, without one, by its bytes.
+
+    The mark says who put it and not what arrived: unless the store kept a checksum, a file of one request is
+    compared too. Of a larger one each part was, when it was sent.
+    """
     if existing.size != body.size or existing.crc32 not in {None, body.digest.crc32}:
         return False
     if existing.entry_id == entry.identifier:
-        return True
-    if entry.overwrite:
+        if existing.crc32 is not None or body.size > _COMPARED_BYTES or _has_md5(existing, body):
+            return True
+    elif entry.overwrite:
         return False  # Another PUT costs no more than reading the object.
-    if existing.sha256 is not None:
+    elif existing.sha256 is not None:
         return existing.sha256 == body.digest.sha256
     offset = 0
     for chunk in store.get(existing.name, version=existing.version):
@@ -225,6 +245,12 @@ def _is_ours(store: Store, existing: RemoteObject, body: Body, entry: Entry) -> 
             return False
         offset += len(chunk)
     return offset == body.digest.size
+
+
+def _has_md5(existing: RemoteObject, body: Body) -> bool:
+    """Returns whether the object's ETag is the MD5 of the bytes, as that of most servers is."""
+    etag = (existing.version or "").removeprefix("W/").strip('"')
+    return etag == hashlib.md5(body.read_whole(), usedforsecurity=False).hexdigest()
 
 
 def _conflict(entry: Entry, store: Store, body: Body, existing: RemoteObject | None) -> Outcome:

@@ -24,7 +24,7 @@ from uploads.redaction import redact
 
 from .create_only import CreateOnlyPolicy, CreateOnlySupport
 from .s3.store import configured_endpoint
-from .store import Body, RemoteObject
+from .store import Body, RemoteObject, can_match, is_same_version
 from .uri import compose_uri
 
 __all__ = ["CloudStore"]
@@ -35,6 +35,7 @@ _PARKED_CODES = re.compile(
     r"<Code>(ExpiredToken|InvalidToken|InvalidAccessKeyId|SignatureDoesNotMatch"
     r"|RequestTimeTooSkewed|NoSuchBucket)</Code>"
 )
+_NOT_KNOWN = re.compile(r"<Code>(InvalidArgument|InvalidRequest|NotImplemented)</Code>")
 
 
 class CloudStore:
@@ -66,7 +67,7 @@ class CloudStore:
         region: str | None = None,
         part_bytes: int | str = 8 << 20,
         part_threads: int | str = 4,
-        create_only: CreateOnlyPolicy = "require",
+        create_only: CreateOnlyPolicy = "auto",
         backend: Any = None,
         **config: Any,
     ) -> None:
@@ -92,6 +93,7 @@ class CloudStore:
             "client": "obstore" if scheme == "s3" else None,
             "endpoint_url": endpoint_url,
             "region": region,
+            "create_only": None if create_only == "auto" else create_only,
             **config,
         }
         self._arguments = _arguments(endpoint_url, region, config)
@@ -128,19 +130,21 @@ class CloudStore:
                     answer.meta["size"],
                     attributes.get("entry-id"),
                     attributes.get("sha256"),
-                    answer.meta.get("e_tag"),
+                    answer.meta.get("e_tag") or None,
                 )
         except RemoteNotFoundError:
             return None
 
     def get(self, name: str, offset: int = 0, version: str | None = None) -> Iterator[bytes]:
         options: Any = {"range": {"offset": offset}} if offset else {}
-        if version is not None:
+        if version is not None and can_match(version):
             options["if_match"] = version
         with self._translated(f"get {self._key(name)}"):
-            for chunk in self._obstore.get(self._backend, self._key(name), options=options).stream(
-                min_chunk_size=_CHUNK_BYTES
-            ):
+            answer = self._obstore.get(self._backend, self._key(name), options=options)
+            # Some servers ignore If-Match.
+            if version is not None and not is_same_version(answer.meta.get("e_tag"), version):
+                raise TransientStoreError(f"{self.uri(name)} changed while it was read. Start over.")
+            for chunk in answer.stream(min_chunk_size=_CHUNK_BYTES):
                 yield bytes(chunk)
 
     def list(self, prefix: str = "") -> Iterator[RemoteObject]:
@@ -149,7 +153,7 @@ class CloudStore:
         with self._translated(f"list {start}{prefix}"):
             found = [item for page in self._obstore.list(self._backend, folder) for item in page]
         objects = (
-            RemoteObject(item["path"].removeprefix(start), item["size"], version=item.get("e_tag"))
+            RemoteObject(item["path"].removeprefix(start), item["size"], version=item.get("e_tag") or None)
             for item in found
         )
         yield from sorted(
@@ -184,8 +188,13 @@ class CloudStore:
 
     def put_probe(self, name: str) -> None:
         """Puts a small object create-only; see `CreateOnlySupport`."""
-        with self._translated(f"probe {self.uri()}"):
-            self._obstore.put(self._backend, self._key(name), b"probe", mode="create")
+        try:
+            with self._translated(f"probe {self.uri()}"):
+                self._obstore.put(self._backend, self._key(name), b"probe", mode="create")
+        except StoreError as error:
+            if _NOT_KNOWN.search(str(error)):
+                raise NotImplementedError(str(error)) from error
+            raise
 
     def _send(self, key: str, body: Body, *, create_only: bool = False) -> None:
         is_large = body.digest.size > self._part_bytes

@@ -1,11 +1,12 @@
 """Probes whether a server refuses to overwrite: some accept a create-only put, and overwrite all the same.
 
-The probe is made once per store, in the thread of the first put with `overwrite=False`.
+The probe is made once per store, in the thread of the first put with `overwrite=False`: two puts of one small
+object, which is deleted again.
 """
 
 import threading
 import uuid
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 from uploads.errors import RejectedByStoreError, RemoteExistsError, StoreError
 from uploads.messages import log_warning
@@ -14,7 +15,7 @@ from .store import Store
 
 __all__ = ["CreateOnlyPolicy", "CreateOnlySupport", "ProbeTarget"]
 
-CreateOnlyPolicy = Literal["require", "head"]
+CreateOnlyPolicy = Literal["auto", "require", "head"]
 
 _PREFIX = ".uploads-probe-"
 
@@ -35,8 +36,9 @@ class CreateOnlySupport:
     """Whether a store's server supports create-only puts. The lock guards the probe and its result.
 
     Args:
-        policy: "require" refuses `overwrite=False` where the server does not support it; "head" checks for
-            the object before the put and warns once that of two writers at the same instant both may succeed.
+        policy: "auto" looks for the object before the put where the server does not support it, and warns
+            once that of two writers at the same instant both may succeed; "require" refuses
+            `overwrite=False` there. "head" is an earlier name of "auto".
         known: The answer, where no probe is needed.
         mechanism: What the server must honour, for messages.
     """
@@ -44,11 +46,12 @@ class CreateOnlySupport:
     def __init__(
         self, policy: CreateOnlyPolicy, *, known: bool | None, mechanism: str = "If-None-Match"
     ) -> None:
-        if policy not in {"require", "head"}:
-            raise ValueError(f"create_only must be 'require' or 'head', got {policy!r}")
+        if policy not in get_args(CreateOnlyPolicy):
+            raise ValueError(f"create_only must be 'auto' or 'require', got {policy!r}")
         self._policy = policy
         self._is_supported = known
         self._mechanism = mechanism
+        self._probe = f"{_PREFIX}{uuid.uuid4().hex}"  # One name: a probe that failed is found by the next.
         self._lock = threading.Lock()
 
     def check(self, store: ProbeTarget, name: str = "") -> bool:
@@ -67,17 +70,18 @@ class CreateOnlySupport:
         with self._lock:
             if self._is_supported is None:
                 folder = name[: name.rfind("/") + 1]
-                self._is_supported = _refuses_second(store, f"{folder}{_PREFIX}{uuid.uuid4().hex}")
-                if not self._is_supported and self._policy == "head":
+                self._is_supported = _refuses_second(store, folder + self._probe)
+                if not self._is_supported and self._policy != "require":
                     log_warning(
-                        "%s ignores %s: two writers with overwrite=False may overwrite each other",
+                        "%s ignores %s, so with overwrite=False it is asked for the name before each put: "
+                        "two writers at the same instant may overwrite each other",
                         store.uri(),
                         self._mechanism,
                     )
         if not self._is_supported and self._policy == "require":
             raise RejectedByStoreError(
                 f"{store.uri()} ignores {self._mechanism}, so overwrite=False cannot be guaranteed. "
-                "Use overwrite=True, or create_only=head to check for the object before the put."
+                "Use overwrite=True, or create_only=auto to check for the object before the put."
             )
         if not self._is_supported and name and store.head(name) is not None:
             raise RemoteExistsError(f"{store.uri(name)} exists")
@@ -85,17 +89,25 @@ class CreateOnlySupport:
 
 
 def _refuses_second(store: ProbeTarget, name: str) -> bool:
-    """Returns whether a second put of the same name is refused; removes the object."""
+    """Returns whether a second put of the same name is refused; removes the object.
+
+    Raises:
+        StoreError: A put was not answered. The next probe finds what it may have left: it has the same name.
+    """
+    is_there = False
     try:
         store.put_probe(name)
+        is_there = True
         store.put_probe(name)
     except RemoteExistsError:
+        is_there = True
         return True
     except NotImplementedError:
         return False
     finally:
-        try:
-            store.delete(name)
-        except StoreError as error:
-            log_warning("could not remove probe object %s: %s", name, error)
+        if is_there:
+            try:
+                store.delete(name)
+            except StoreError as error:
+                log_warning("could not remove probe object %s: %s", store.uri(name), error)
     return False

@@ -21,7 +21,7 @@ from uploads.errors import (
     StoreParkedError,
     TransientStoreError,
 )
-from uploads.names import check_remote_name, name_key
+from uploads.names import CLAIM_PREFIX, PARTIAL_PREFIX, check_remote_name, name_key
 from uploads.redaction import redact
 
 from .create_only import CreateOnlyPolicy, CreateOnlySupport
@@ -31,8 +31,6 @@ from .uri import compose_uri
 __all__ = ["SftpStore"]
 
 _CHUNK_BYTES = 1 << 20
-_PARTIAL = ".uploads-partial-"
-_CLAIM = ".uploads-claim-"
 _CLAIM_TRIES = 20
 _CLAIM_POLL_SECONDS = 0.1
 _ABANDONED_SECONDS = 3600.0  # On the server's clock. A live writer writes, or times out, far sooner.
@@ -78,9 +76,9 @@ class SftpStore:
         timeout_seconds: For a connection and for each answer.
         read_back_bytes: Files up to this size are read back after they are written, which transfers them
             twice; 0 for none.
-        create_only: What `overwrite=False` needs. "require": the server must honour the exclusive flag.
-            "head": where it does not, check for the target and then rename: two writers at the same instant
-            may both succeed.
+        create_only: What `overwrite=False` needs. "auto": where the server does not honour the exclusive
+            flag, check for the target and then rename: two writers at the same instant may both succeed.
+            "require": it must honour it. "head": an earlier name of "auto".
 
     Raises:
         ImportError: paramiko is not installed.
@@ -96,7 +94,7 @@ class SftpStore:
     _known_hosts: str | None = attrs.field(default=None, kw_only=True)
     _timeout_seconds: float = attrs.field(default=60.0, converter=float, kw_only=True)
     _read_back_bytes: int = attrs.field(default=1 << 20, converter=int, kw_only=True)
-    _create_only: CreateOnlyPolicy = attrs.field(default="require", kw_only=True)
+    _create_only: CreateOnlyPolicy = attrs.field(default="auto", kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         try:
@@ -123,7 +121,7 @@ class SftpStore:
     def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
         target = self._path(name)
         folder = posixpath.dirname(target)
-        partial = posixpath.join(folder, _PARTIAL + body.identifier)
+        partial = posixpath.join(folder, PARTIAL_PREFIX + body.identifier)
         claims = not overwrite and self._create_only_support.check(self, name)
         with self._session(f"put {name}") as sftp:
             self._make_folders(sftp, folder)
@@ -173,7 +171,7 @@ class SftpStore:
         options = {
             "key_filename": self._key_filename,
             "known_hosts": self._known_hosts,
-            "create_only": None if self._create_only == "require" else self._create_only,
+            "create_only": None if self._create_only == "auto" else self._create_only,
         }
         return compose_uri(f"sftp://{user}{host}{port}", self._root.strip("/"), name, options)
 
@@ -327,7 +325,7 @@ class SftpStore:
             TransientStoreError: Another writer still has it.
         """
         folder, leaf = posixpath.split(target)
-        claim = posixpath.join(folder, _CLAIM + name_key(leaf))
+        claim = posixpath.join(folder, CLAIM_PREFIX + name_key(leaf))
         for _ in range(_CLAIM_TRIES):
             try:
                 self._create_exclusively(sftp, claim, identifier.encode())
@@ -373,7 +371,7 @@ class SftpStore:
         self._swept.add(folder)
         with contextlib.suppress(OSError):
             for item in sftp.listdir_attr(folder):
-                is_ours = item.filename.startswith((_PARTIAL, _CLAIM))
+                is_ours = item.filename.startswith((PARTIAL_PREFIX, CLAIM_PREFIX))
                 if is_ours and now - (item.st_mtime or now) > _ABANDONED_SECONDS:
                     with contextlib.suppress(OSError):  # Gone meanwhile, or another user's.
                         sftp.remove(posixpath.join(folder, item.filename))
@@ -399,10 +397,12 @@ class SftpStore:
             elif (
                 stat.S_ISREG(item.st_mode)
                 and name.startswith(prefix)
-                and not item.filename.startswith((_PARTIAL, _CLAIM))
+                and not item.filename.startswith((PARTIAL_PREFIX, CLAIM_PREFIX))
             ):
                 yield name, item
 
 
 def _describe(name: str, found: Any) -> RemoteObject:
-    return RemoteObject(name, found.st_size, version=f"{found.st_mtime}-{found.st_size}")
+    # Not every server says when a file was changed.
+    version = None if found.st_mtime is None else f"{found.st_mtime}-{found.st_size}"
+    return RemoteObject(name, found.st_size, version=version)

@@ -14,7 +14,18 @@ import attrs
 from uploads.disk import open_regular
 from uploads.errors import BytesCorruptError
 
-__all__ = ["Body", "Checksumming", "Digest", "RemoteObject", "Renewable", "Replacing", "Resuming", "Store"]
+__all__ = [
+    "Body",
+    "Checksumming",
+    "Digest",
+    "RemoteObject",
+    "Renewable",
+    "Replacing",
+    "Resuming",
+    "Store",
+    "can_match",
+    "is_same_version",
+]
 
 _READ_BYTES = 1 << 20
 _HELD_BYTES = 8 << 20
@@ -185,6 +196,19 @@ class RemoteObject:
     sha256: str | None = None
     version: str | None = None
     crc32: int | None = None
+
+
+def can_match(version: str) -> bool:
+    """Returns whether `If-Match` may hold for an ETag: it never does for a weak one (RFC 9110, 13.1.1)."""
+    return not version.startswith("W/")
+
+
+def is_same_version(found: str | None, version: str) -> bool:
+    """Returns whether two ETags are of the same bytes, whichever of them a proxy made weak.
+
+    One that was not found is of none.
+    """
+    return found is not None and found.removeprefix("W/") == version.removeprefix("W/")
 
 
 class Store(Protocol):

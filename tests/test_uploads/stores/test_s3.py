@@ -101,11 +101,11 @@ def test_of_two_racing_create_only_puts_one_wins(moto, prefix, make_file, conten
 
 
 def test_a_server_that_ignores_create_only_is_found_out(rclone, prefix, make_file):
-    """What the server promises is tried once, and refused unless the user allowed less.
+    """What the server promises is tried once, and refused where the user requires it.
 
     No probe stays behind.
     """
-    store = open_store(rclone.uri(prefix).replace("&create_only=head", ""))
+    store = open_store(rclone.uri(prefix).replace("=head", "=require"))
 
     with Body(make_file(), "id") as body, pytest.raises(RejectedByStoreError, match="ignores If-None-Match"):
         store.put("a", body, overwrite=False)
@@ -119,8 +119,8 @@ def test_a_server_that_refuses_create_only_counts_as_not_honouring_it(proxy, at_
         Answer(501, "NotImplemented") if request.headers.get("If-None-Match") else None
     )
 
-    with Body(make_file(), "id") as body, pytest.raises(RejectedByStoreError, match="create_only=head"):
-        open_store(at_proxy).put("a", body, overwrite=False)
+    with Body(make_file(), "id") as body, pytest.raises(RejectedByStoreError, match="create_only=auto"):
+        open_store(at_proxy + "&create_only=require").put("a", body, overwrite=False)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_an_upload_is_noted_before_it_is_created(proxy, at_proxy, make_file, tmp
 
     created, sent, completed = noted
     assert created["key"].endswith("/name")
-    assert sorted(created) == ["key", "part_bytes"]
+    assert sorted(created) == ["checksum", "key", "part_bytes"]
     assert sent == completed == {**created, "upload_id": sent["upload_id"]}
 
 

@@ -86,10 +86,10 @@ def test_a_taken_name_is_refused(login, connect, make_file, tmp_path):
 def test_a_server_that_ignores_the_exclusive_flag_is_detected(tmp_path, connect, make_file):
     """Nothing is put there create-only, and no probe stays behind."""
     with careless_sftp(tmp_path, IgnoresExclusiveFlag) as login:
-        store = connect(login)
+        store = connect(login, create_only="require")
         with Body(make_file(), "id") as body:
             with pytest.raises(
-                RejectedByStoreError, match=r"ignores SFTP's exclusive flag.*create_only=head"
+                RejectedByStoreError, match=r"ignores SFTP's exclusive flag.*create_only=auto"
             ):
                 store.put("name", body, overwrite=False)
             store.put("name", body, overwrite=True)
@@ -97,17 +97,18 @@ def test_a_server_that_ignores_the_exclusive_flag_is_detected(tmp_path, connect,
     assert [path.name for path in (tmp_path / "there").iterdir()] == ["name"]
 
 
-def test_the_user_may_accept_such_a_server(tmp_path, connect, make_file, caplog):
-    """create_only=head checks for the object, says what may happen, and is part of the URI."""
+@pytest.mark.parametrize("policy", [{}, {"create_only": "head"}], ids=["default", "head"])
+def test_such_a_server_is_asked_for_the_name(tmp_path, connect, make_file, caplog, policy):
+    """By default, and by the earlier name, the target is checked for, and the log says what may happen."""
     with careless_sftp(tmp_path, IgnoresExclusiveFlag) as login:
-        store = connect(login, create_only="head")
+        store = connect(login, **policy)
         with Body(make_file(), "id") as body:
             store.put("name", body, overwrite=False)
             with pytest.raises(RemoteExistsError):
                 store.put("name", body, overwrite=False)
 
-    assert "may overwrite each other" in caplog.text
-    assert "create_only=head" in store.uri()
+    assert caplog.text.count("may overwrite each other") == 1
+    assert ("create_only=head" in store.uri()) is bool(policy)
 
 
 def test_the_claim_of_a_live_writer_is_respected(sshd_login, connect, make_file, tmp_path):

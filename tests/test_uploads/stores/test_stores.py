@@ -259,15 +259,15 @@ class TestCloudStore:
 
     def test_a_server_that_ignores_create_only_is_found_out(self, rclone, prefix, make_file):
         """As with boto3."""
-        store = open_store(f"s3://bucket/{prefix}?client=obstore&endpoint_url={rclone.endpoint_url}")
+        uri = f"s3://bucket/{prefix}?client=obstore&create_only=require&endpoint_url={rclone.endpoint_url}"
+        store = open_store(uri)
 
         with pytest.raises(RejectedByStoreError, match="ignores If-None-Match"):
             _put(store, make_file, "a", b"x", overwrite=False)
 
     def test_on_such_a_server_a_taken_name_is_looked_up(self, rclone, prefix, make_file):
-        """create_only=head never replaces an object that was there before the put."""
-        uri = f"s3://bucket/{prefix}?client=obstore&create_only=head&endpoint_url={rclone.endpoint_url}"
-        store = open_store(uri)
+        """By default an object that was there before the put is never replaced."""
+        store = open_store(f"s3://bucket/{prefix}?client=obstore&endpoint_url={rclone.endpoint_url}")
         _put(store, make_file, "a", b"first", overwrite=False)
 
         with pytest.raises(RemoteExistsError):

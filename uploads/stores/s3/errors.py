@@ -71,8 +71,10 @@ _CORRUPT = {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzCo
 _EXISTS = {"412", "PreconditionFailed"}
 _NOT_FOUND = {"404", "NoSuchKey", "NotFound"}
 
-_ETAG = re.compile(r'"?[0-9a-f]{32}(-\d+)?"?')
+_ETAG = re.compile(r'(W/)?"?[0-9a-f]{32}(-\d+)?"?')
 
+_MULTIPLE_CHOICES = 300
+_BAD_REQUEST = 400
 _NOT_FOUND_STATUS = 404
 _PRECONDITION_FAILED = 412
 _TOO_MANY = 429
@@ -164,16 +166,22 @@ def _from_answer(what: str, error: Any) -> StoreError:  # noqa: C901, PLR0912
     code = code_of(error)
     about = error.response.get("ResponseMetadata", {})
     status, headers = about.get("HTTPStatusCode", 0), about.get("HTTPHeaders", {})
-    text = redact(f"{what}: {error}")
+    is_moved = _MULTIPLE_CHOICES <= status < _BAD_REQUEST
+    # Without its query, which may be signed.
+    moved = f" (to {headers.get('location', 'an unknown place').partition('?')[0]})" if is_moved else ""
+    text = redact(f"{what}: {error}{moved}")
     is_head = error.operation_name == "HeadObject"  # Its answers have no body, so no code.
     if is_head and status == _NOT_FOUND_STATUS:
         return RemoteNotFoundError(text)  # If it was a proxy's, the put that follows shows it.
     if is_head and status < _SERVER_ERROR and status not in {_PRECONDITION_FAILED, _TOO_MANY}:
-        return StoreParkedError(
-            f"{text}. Check the credentials; grant s3:GetObject and s3:ListBucket.", may_be_the_entry=True
+        advice = (
+            "Check the bucket, its region and the endpoint."
+            if is_moved
+            else "Check the credentials; grant s3:GetObject and s3:ListBucket."
         )
+        return StoreParkedError(f"{text}. {advice}", may_be_the_entry=True)
     if status < _SERVER_ERROR and status != _TOO_MANY and _is_foreign(code, error.response):
-        return StoreError(f"{_not_the_store(what, status)} It said: {redact(str(error))}")
+        return StoreError(f"{_not_the_store(what, status)} It said: {redact(f'{error}{moved}')}")
     if code in _EXISTS:
         return RemoteExistsError(text)
     if code in _NOT_FOUND:

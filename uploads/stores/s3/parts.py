@@ -6,16 +6,16 @@ import json
 import threading
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 
 from uploads.disk import read_regular, replace_json
-from uploads.errors import BytesCorruptError, RemoteExistsError, StoreError, TransientStoreError
+from uploads.errors import BytesCorruptError, RejectedByStoreError, RemoteExistsError, StoreError
 from uploads.stores.store import Body, Digest
 
 from .errors import code_of, translated
-from .requests import Part, Requests
+from .requests import Checksum, Part, Requests
 
 __all__ = ["PartsUpload", "abandon_parts", "part_bytes_for"]
 
@@ -39,7 +39,9 @@ class PartsUpload:
         body: The bytes.
         part_bytes: Size of all parts but the last.
         slots: Limits the parts in memory, over all uploads of the store.
-        notes: Where the upload's id is kept for a restart.
+        notes: Where the upload's id is kept for another attempt; None if there is no other one.
+        otherwise: The kind of checksum for a server that does not say that it compares the CRC-32 of the
+            whole; None for the one of `requests`.
 
     Attributes:
         is_whole_checked: Whether the server compares the CRC-32 of the whole object and keeps it; None until
@@ -52,6 +54,7 @@ class PartsUpload:
     _part_bytes: int = attrs.field(kw_only=True)
     _slots: threading.Semaphore = attrs.field(kw_only=True)
     _notes: Path | None = attrs.field(kw_only=True)
+    _otherwise: Checksum | None = attrs.field(default=None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         self._upload_id = ""
@@ -59,6 +62,11 @@ class PartsUpload:
         self._lock = threading.Lock()  # Guards the two below.
         self._sent: dict[int, Part] = {}
         self._error: BaseException | None = None
+
+    @property
+    def checksum(self) -> Checksum:
+        """The kind of checksum that is sent."""
+        return self._requests.checksum
 
     def run(self, condition: dict[str, str], *, overwrite: bool) -> None:
         """Sends the missing parts and completes the object.
@@ -70,30 +78,38 @@ class PartsUpload:
         Raises:
             RemoteExistsError: The condition does not hold.
             BytesCorruptError: The bytes changed since they were checked; the parts were aborted.
-            StoreError: Any other; the parts stay for the next attempt.
+            RejectedByStoreError: The parts were aborted.
+            StoreError: Any other; where there are notes, the parts stay for the next attempt.
         """
-        self._sent = self._continue() or self._begin()
+        ends = (BytesCorruptError, RejectedByStoreError, *(() if overwrite else (RemoteExistsError,)))
         try:
+            parts = self._continue()
+            self._sent = self._begin() if parts is None else parts
             self._send_missing()
             self._complete(condition)
-        except (RemoteExistsError, BytesCorruptError) as error:
-            if not (overwrite and isinstance(error, RemoteExistsError)):
-                self._abort()
-            raise
-        except TransientStoreError as error:
+        except BaseException as error:
             if code_of(error) == "NoSuchUpload":
                 self._forget()
+            elif self._notes is None or isinstance(error, ends):
+                self.abort()
             raise
         self._forget()
 
+    def abort(self) -> None:
+        """Aborts the upload, if it was created; where that fails, the notes stay and lead to it."""
+        with contextlib.suppress(StoreError), translated(f"abort {self._key}"):
+            if self._upload_id:
+                self._requests.abort(self._key, self._upload_id)
+            self._forget()
+
     def _continue(self) -> dict[int, Part] | None:
-        """Returns the parts of an earlier attempt; None if there is nothing to resume."""
+        """Returns the parts of an earlier attempt, maybe none; None if there is no upload to resume."""
         noted = _read(self._notes)
-        if not noted or noted.get("key") != self._key:
+        if noted is None or noted.get("key", self._key) != self._key:
             return None
         if "upload_id" not in noted:
-            # Killed between creating an upload and noting its id. This also aborts another rank's upload
-            # of the same name, which then starts over.
+            # Killed between creating an upload and noting its id, or the notes are damaged. This also aborts
+            # another rank's upload of the same name, which then starts over.
             with translated(f"abort uploads of {self._key}"):
                 self._requests.abort_all(self._key)
             return None
@@ -102,6 +118,8 @@ class PartsUpload:
                 self._requests.abort(self._key, noted["upload_id"])
             return None
         self._upload_id = noted["upload_id"]
+        if noted.get("checksum") in get_args(Checksum):  # As it was begun.
+            self._requests = attrs.evolve(self._requests, checksum=noted["checksum"])
         try:
             with translated(f"parts of {self._key}"):
                 parts = list(self._requests.list_parts(self._key, self._upload_id))
@@ -115,10 +133,12 @@ class PartsUpload:
         self._note({})
         with translated(f"create upload of {self._key}"):
             self._upload_id, self.is_whole_checked = self._requests.create_upload(self._key, self._body)
-            if not self.is_whole_checked and not self._body.is_measured:
+            if not self.is_whole_checked and (self._otherwise or not self._body.is_measured):
                 # Then SHA-256 has to be in the metadata, which go first.
                 self._requests.abort(self._key, self._upload_id)
                 self._body.digest  # noqa: B018  # reads the file
+                if self._otherwise is not None:
+                    self._requests = attrs.evolve(self._requests, checksum=self._otherwise)
                 self._upload_id, _ = self._requests.create_upload(self._key, self._body)
         self._note({"upload_id": self._upload_id})
         return {}
@@ -173,7 +193,7 @@ class PartsUpload:
                 self._sent[number] = part
         except BaseException as error:  # noqa: BLE001  # raised again by the thread that waits
             with self._lock:
-                self._error = self._error or error
+                self._error = error if self._error is None else self._error
         finally:
             self._slots.release()
 
@@ -182,14 +202,10 @@ class PartsUpload:
         with translated(f"complete {self._key}"):
             self._requests.complete(self._key, self._upload_id, parts, self._body, condition)
 
-    def _abort(self) -> None:
-        with contextlib.suppress(StoreError), translated(f"abort {self._key}"):
-            self._requests.abort(self._key, self._upload_id)
-            self._forget()
-
     def _note(self, more: dict[str, Any]) -> None:
         if self._notes is not None:
-            replace_json(self._notes, {"key": self._key, "part_bytes": self._part_bytes, **more})
+            known = {"key": self._key, "part_bytes": self._part_bytes, "checksum": self._requests.checksum}
+            replace_json(self._notes, {**known, **more})
 
     def _forget(self) -> None:
         if self._notes is not None:
@@ -208,7 +224,7 @@ class PartsUpload:
 
 def abandon_parts(requests: Requests, notes: Path, prefix: str) -> None:
     """Aborts the upload in the notes, if its key starts with the store's prefix, and removes the notes."""
-    noted = _read(notes)
+    noted = _read(notes) or {}
     if not noted.get("key", "").startswith(prefix):
         noted = {}
     with translated(f"abort {noted.get('key')}"):
@@ -219,9 +235,14 @@ def abandon_parts(requests: Requests, notes: Path, prefix: str) -> None:
     notes.unlink(missing_ok=True)
 
 
-def _read(notes: Path | None) -> dict[str, Any]:
+def _read(notes: Path | None) -> dict[str, Any] | None:
+    """Returns what is noted; None if there are no notes, and nothing if they cannot be read."""
+    if notes is None:
+        return None
     try:
-        noted = json.loads(read_regular(notes)) if notes is not None else {}
+        noted = json.loads(read_regular(notes))
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError):
         return {}
     is_ours = isinstance(noted, dict) and all(

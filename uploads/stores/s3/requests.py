@@ -18,7 +18,16 @@ from uploads.stores.store import Body
 
 from .errors import check_sender, required
 
-__all__ = ["Checksum", "DeadlineBody", "Part", "PatientSocket", "Requests", "limit_waits", "whole_crc32"]
+__all__ = [
+    "Checksum",
+    "DeadlineBody",
+    "Part",
+    "PatientSocket",
+    "Requests",
+    "limit_waits",
+    "strong_etag",
+    "whole_crc32",
+]
 
 Checksum = Literal["aws", "md5", "none"]
 
@@ -179,28 +188,32 @@ class Requests:
         client: From boto3.
         bucket: Its name.
         checksum: "aws": SHA-256 for whole files, CRC-32 for parts and for the object made of them. "md5":
-            Content-MD5, which older and smaller servers check. "none": for servers that refuse both.
+            Content-MD5, which older and smaller servers check. "none": for servers that refuse both; the MD5
+            in their ETag is compared all the same.
         extra_args: Sent with every request that takes them (ServerSideEncryption, StorageClass, ACL, …).
     """
 
     _client: Any
     _bucket: str
-    _checksum: Checksum
+    checksum: Checksum
     _extra_args: dict[str, Any]
 
-    def put(self, key: str, body: Body, condition: dict[str, str]) -> None:
+    def put(self, key: str, body: Body, condition: dict[str, str]) -> bool:
         """Puts the whole file in one request.
 
         Args:
             key: Of the object.
             body: The bytes.
             condition: `IfNoneMatch` or `IfMatch`, or empty.
+
+        Returns:
+            Whether the server compares the kind of checksum that was sent, as far as its answer says.
         """
         data = body.read_whole()
         headers = dict(condition)
-        if self._checksum == "aws":
+        if self.checksum == "aws":
             headers["ChecksumSHA256"] = base64.b64encode(bytes.fromhex(body.digest.sha256)).decode()
-        elif self._checksum == "md5":
+        elif self.checksum == "md5":
             headers["ContentMD5"] = _md5(data)
         answer = self._client.put_object(
             Bucket=self._bucket,
@@ -211,6 +224,8 @@ class Requests:
         )
         if not self._echoed(answer, "ChecksumSHA256", headers, data):
             self.check_object(key, body)
+            self._read_back(key, body)
+        return "ChecksumSHA256" not in headers or "ChecksumSHA256" in answer
 
     def create_upload(self, key: str, body: Body) -> tuple[str, bool]:
         """Creates a multipart upload.
@@ -219,7 +234,7 @@ class Requests:
             Its id, and whether the server will compare the CRC-32 of the whole object and keep it.
         """
         headers = self._extra("CreateMultipartUpload")
-        if self._checksum == "aws":
+        if self.checksum == "aws":
             headers |= {"ChecksumAlgorithm": "CRC32", "ChecksumType": "FULL_OBJECT"}
         answer = self._client.create_multipart_upload(
             Bucket=self._bucket, Key=key, Metadata=_metadata(body), **headers
@@ -240,9 +255,9 @@ class Requests:
             is_checked_later: Whether the server compares the whole object: no MD5 is computed here then.
         """
         headers = self._extra("UploadPart")
-        if self._checksum == "aws":
+        if self.checksum == "aws":
             headers["ChecksumCRC32"] = _encoded(zlib.crc32(data))
-        elif self._checksum == "md5":
+        elif self.checksum == "md5":
             headers["ContentMD5"] = _md5(data)
         answer = self._client.upload_part(
             Bucket=self._bucket,
@@ -252,7 +267,7 @@ class Requests:
             Body=_to_send(data),
             **headers,
         )
-        etag = required(f"part {number} of {key}", answer, "ETag")
+        etag = strong_etag(required(f"part {number} of {key}", answer, "ETag"))
         is_proven = self._echoed(answer, "ChecksumCRC32", headers, None if is_checked_later else data)
         return Part(number, len(data), etag, answer.get("ChecksumCRC32"), is_proven)
 
@@ -269,7 +284,7 @@ class Requests:
             condition: As in `put`.
         """
         headers = self._extra("CompleteMultipartUpload") | condition
-        if self._checksum == "aws":
+        if self.checksum == "aws":
             headers |= {"ChecksumType": "FULL_OBJECT", "ChecksumCRC32": _encoded(body.digest.crc32)}
         answer = self._client.complete_multipart_upload(
             Bucket=self._bucket,
@@ -280,9 +295,9 @@ class Requests:
         )
         # Some servers read the whole object again to answer a HEAD.
         are_proven = all(part.is_proven for part in parts)
-        is_proven = are_proven and answer.get("ETag", "").strip('"') == _etag_of(parts)
+        is_proven = are_proven and strong_etag(answer.get("ETag", "")).strip('"') == _etag_of(parts)
         if not (_confirms_whole(key, answer, body) or is_proven):
-            self.check_object(key, body, with_checksum=self._checksum == "aws")
+            self.check_object(key, body, with_checksum=self.checksum == "aws")
 
     def list_parts(self, key: str, upload_id: str) -> Iterator[Part]:
         """Yields the parts of an upload that the server has."""
@@ -324,6 +339,17 @@ class Requests:
                 f"{key} is the object of entry {metadata['entry-id']} after it was put by {body.identifier}"
             )
 
+    def _read_back(self, key: str, body: Body) -> None:
+        answer = self._client.get_object(Bucket=self._bucket, Key=key)
+        sha256 = hashlib.sha256()
+        with contextlib.closing(answer["Body"]) as stream:
+            while chunk := stream.read(_SEND_BYTES):
+                sha256.update(chunk)
+        if sha256.hexdigest() != body.digest.sha256:
+            raise BytesCorruptError(
+                f"{key} has SHA-256 {sha256.hexdigest()} in the store, expected {body.digest.sha256}"
+            )
+
     def head(self, key: str, *, with_checksum: bool = False) -> dict[str, Any]:
         """Returns the answer to a HEAD; with its checksums only for who may decrypt the object."""
         mode = {"ChecksumMode": "ENABLED"} if with_checksum else {}
@@ -346,7 +372,7 @@ class Requests:
             if echo != sent:
                 raise BytesCorruptError(f"the server has checksum {echo}, expected {sent}")
             return True
-        etag = answer.get("ETag", "").strip('"')
+        etag = strong_etag(answer.get("ETag", "")).strip('"')
         if data is None or not _MD5.fullmatch(etag):
             return False
         known = headers.get("ContentMD5")
@@ -363,6 +389,11 @@ def _ignore_missing_upload() -> Iterator[None]:
     except ClientError as error:
         if error.response["Error"]["Code"] != "NoSuchUpload":
             raise
+
+
+def strong_etag(etag: str) -> str:
+    """Returns the ETag without the mark by which a proxy makes it weak, where only the bytes' MD5 counts."""
+    return etag.removeprefix("W/")
 
 
 def _etag_of(parts: list[Part]) -> str:

@@ -9,17 +9,19 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from uploads.errors import (
     RejectedByStoreError,
     RemoteExistsError,
     RemoteNotFoundError,
+    StoreError,
     StoreParkedError,
     TransientStoreError,
 )
+from uploads.messages import log_warning
 from uploads.stores.create_only import CreateOnlyPolicy, CreateOnlySupport
-from uploads.stores.store import Body, RemoteObject
+from uploads.stores.store import Body, RemoteObject, can_match, is_same_version
 from uploads.stores.uri import compose_uri
 
 from .errors import check_sender, code_of, required, translated
@@ -32,7 +34,8 @@ _CHUNK_BYTES = 1 << 20
 _REPLACE_TRIES = 3
 _NAMES_NOTED = 10_000
 _PATIENCE_LIMITS = 5  # S3 may take minutes to complete an upload in parts, and sends a space now and then.
-_NO_CONDITIONS = {"InvalidArgument", "InvalidRequest", "NotImplemented", "501"}
+# How servers refuse a header that they do not know.
+_NOT_KNOWN = {"400", "501", "InvalidArgument", "InvalidRequest", "MalformedXML", "NotImplemented"}
 _USER_AGENT = "training-destinations"
 
 
@@ -53,10 +56,13 @@ class S3Store:
         aws_secret_access_key: As above.
         aws_session_token: As above.
         addressing_style: "path" or "virtual"; boto3 chooses by default.
-        checksum: See `Requests`: "aws", "md5" for servers that know only Content-MD5, or "none".
-        create_only: What `overwrite=False` takes. "require": the server must honour `If-None-Match: *`, which
-            is tried once; nothing is ever overwritten. "head": where it does not, look and then put: two
-            ranks at the same instant may both succeed.
+        checksum: "auto": "aws", and where the server refuses that "md5", or else "none", each tried with the
+            first file that it refuses, and said once in the log. These three, see `Requests`, are what the
+            server must take.
+        create_only: What `overwrite=False` takes. "auto": where the server does not honour
+            `If-None-Match: *`, which is tried once, look and then put: two ranks at the same instant may both
+            succeed. "require": it must honour it; nothing is ever overwritten. "head": an earlier name of
+            "auto".
         part_bytes: Files up to this size go in one request, larger ones in parts of this size (more for files
             above 10,000 parts).
         part_threads: Parts in flight at the same time, over all uploads; memory is this times `part_bytes`
@@ -80,8 +86,8 @@ class S3Store:
         aws_secret_access_key: str | None = None,
         aws_session_token: str | None = None,
         addressing_style: str | None = None,
-        checksum: Checksum = "aws",
-        create_only: CreateOnlyPolicy = "require",
+        checksum: Literal["auto"] | Checksum = "auto",
+        create_only: CreateOnlyPolicy = "auto",
         part_bytes: int | str = 16 << 20,
         part_threads: int | str = 4,
         connect_timeout_seconds: float | str = 10.0,
@@ -105,7 +111,9 @@ class S3Store:
             "read_timeout": float(read_timeout_seconds),
             "s3": {"addressing_style": addressing_style} if addressing_style else None,
         }
-        self._checksum = checksum
+        choice: tuple[Checksum, ...] = get_args(Checksum) if checksum == "auto" else (checksum,)
+        # What is left to try, for files of one request and of parts.
+        self._checksums = {False: choice, True: choice}
         aws_itself = True if self._endpoint_url is None else None  # AWS supports it, since 2024.
         self._create_only = CreateOnlySupport(create_only, known=aws_itself)
         self._part_bytes = int(part_bytes)
@@ -117,13 +125,13 @@ class S3Store:
             "region": region,
             "profile": profile,
             "addressing_style": addressing_style,
-            "checksum": None if checksum == "aws" else checksum,
-            "create_only": None if create_only == "require" else create_only,
+            "checksum": None if checksum == "auto" else checksum,
+            "create_only": None if create_only == "auto" else create_only,
         }
         self._takes_conditions = True  # Until the server refuses If-Match.
         self._present: set[str] = set()  # Names that exist, or that a put of ours may create.
-        self._checks_whole = checksum == "aws"  # Until the server does not say so.
-        self._lock = threading.Lock()  # Guards the client.
+        self._keeps_crc32 = True  # Of objects of parts, until the server does not say so.
+        self._lock = threading.Lock()  # Guards the client, and what checksums are left to try.
         self._client: Any = None
 
     def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
@@ -156,7 +164,7 @@ class S3Store:
                 if not condition:
                     raise
             except (RejectedByStoreError, StoreParkedError) as error:
-                if not condition or code_of(error) not in _NO_CONDITIONS:
+                if not condition or code_of(error) not in _NOT_KNOWN:
                     raise
                 self._takes_conditions = False
             else:
@@ -177,7 +185,8 @@ class S3Store:
             raise
         if found is None:
             return {"IfNoneMatch": "*"}
-        return {"IfMatch": found.version} if found.version else {}
+        # Without an ETag that can match there is no condition, as on a server that ignores them.
+        return {"IfMatch": found.version} if found.version is not None and can_match(found.version) else {}
 
     def _put(
         self,
@@ -188,21 +197,81 @@ class S3Store:
         *,
         overwrite: bool = False,
     ) -> None:
-        key, requests = self._key(name), self._requests()
+        """Puts with the first kind of checksum that the server takes, and keeps to it from then on."""
+        in_parts = body.size > self._part_bytes
+        choice = self._checksums[in_parts]
+        refusal: StoreError | None = None
+        for number in range(len(choice)):
+            try:
+                left = self._send(name, body, condition, notes, choice[number:], overwrite=overwrite)
+            except (RejectedByStoreError, StoreParkedError) as error:
+                if code_of(error) not in _NOT_KNOWN:
+                    raise
+                refusal = error if refusal is None else refusal
+            else:
+                self._keep_checksums(left, refusal, in_parts=in_parts)
+                return
+        assert refusal is not None  # noqa: S101  # there is one choice at least
+        raise refusal  # With any checksum and without, so not for the checksum.
+
+    def _keep_checksums(
+        self, left: tuple[Checksum, ...], refusal: StoreError | None, *, in_parts: bool
+    ) -> None:
+        """Notes what is left to try; a checksum that is only ignored is made up for, and need not be said."""
+        with self._lock:
+            is_new = 0 < len(left) < len(self._checksums[in_parts])
+            if is_new:
+                self._checksums[in_parts] = left
+        if is_new and refusal is not None:
+            log_warning(
+                "%s refuses our checksums, so files %s %d bytes are sent with checksum=%s: %s",
+                self.uri(),
+                "above" if in_parts else "up to",
+                self._part_bytes,
+                left[0],
+                refusal,
+            )
+
+    def _send(
+        self,
+        name: str,
+        body: Body,
+        condition: dict[str, str],
+        notes: Path | None,
+        checksums: tuple[Checksum, ...],
+        *,
+        overwrite: bool,
+    ) -> tuple[Checksum, ...]:
+        """Sends with the first of these, or where the server ignores it the second; returns what is left."""
+        key, requests = self._key(name), self._requests(checksums[0])
         if body.size <= self._part_bytes:
             with translated(f"put {key}"):
-                requests.put(key, body, condition)
-            return
-        part_bytes = part_bytes_for(body.size, self._part_bytes)
-        upload = PartsUpload(requests, key, body, part_bytes=part_bytes, slots=self._slots, notes=notes)
+                is_taken = requests.put(key, body, condition)
+            return checksums[:1] if is_taken else checksums[1:]
+        upload = PartsUpload(
+            requests,
+            key,
+            body,
+            part_bytes=part_bytes_for(body.size, self._part_bytes),
+            slots=self._slots,
+            notes=notes,
+            otherwise=checksums[1] if checksums[0] == "aws" and len(checksums) > 1 else None,
+        )
         try:
             upload.run(condition, overwrite=overwrite)
+        except StoreError as error:
+            if code_of(error) in _NOT_KNOWN:  # What it was begun with is not taken to the end.
+                upload.abort()
+            raise
         finally:
             if upload.is_whole_checked is not None:
-                self._checks_whole = upload.is_whole_checked
+                self._keeps_crc32 = upload.is_whole_checked
+                if checksums[0] == "aws" and not self._keeps_crc32:
+                    self._keep_checksums(checksums[1:], None, in_parts=True)
+        return (upload.checksum,)
 
     def checks_whole(self, size: int) -> bool:
-        return self._checks_whole and size > self._part_bytes
+        return self._keeps_crc32 and self._checksums[True][0] == "aws" and size > self._part_bytes
 
     def head(self, name: str) -> RemoteObject | None:
         return self._head(name, with_checksum=False)
@@ -225,13 +294,13 @@ class S3Store:
             required(what, answer, "ContentLength"),
             metadata.get("entry-id"),
             metadata.get("sha256"),
-            answer.get("ETag"),
+            answer.get("ETag") or None,
             whole_crc32(answer),
         )
 
     def get(self, name: str, offset: int = 0, version: str | None = None) -> Iterator[bytes]:
         headers = {"Range": f"bytes={offset}-"} if offset else {}
-        if version is not None:
+        if version is not None and can_match(version):
             headers["IfMatch"] = version
         try:
             with translated(f"get {self._key(name)}"):
@@ -239,7 +308,8 @@ class S3Store:
         except RemoteExistsError as error:  # 412: If-Match did not.
             raise TransientStoreError(f"{self.uri(name)} changed while it was read. Start over.") from error
         with contextlib.closing(answer["Body"]) as stream, translated(f"get {self._key(name)}"):
-            if version is not None and answer.get("ETag") != version:  # Some servers ignore If-Match.
+            # Some servers ignore If-Match.
+            if version is not None and not is_same_version(answer.get("ETag"), version):
                 raise TransientStoreError(f"{self.uri(name)} changed while it was read. Start over.")
             if offset and not str(answer.get("ContentRange", "")).startswith(f"bytes {offset}-"):
                 raise TransientStoreError(
@@ -259,7 +329,7 @@ class S3Store:
             for page in pages:
                 for item in page.get("Contents", ()):
                     yield RemoteObject(
-                        item["Key"].removeprefix(start), item["Size"], version=item.get("ETag")
+                        item["Key"].removeprefix(start), item["Size"], version=item.get("ETag") or None
                     )
 
     def delete(self, name: str) -> None:
@@ -289,8 +359,8 @@ class S3Store:
     def _key(self, name: str) -> str:
         return f"{self.prefix}/{name}" if self.prefix else name
 
-    def _requests(self) -> Requests:
-        return Requests(self._connected(), self.bucket, self._checksum, self._extra_args)
+    def _requests(self, checksum: Checksum = "none") -> Requests:
+        return Requests(self._connected(), self.bucket, checksum, self._extra_args)
 
     def _connected(self) -> Any:
         with self._lock:
@@ -315,6 +385,7 @@ class S3Store:
         )
         client = session.client("s3", endpoint_url=self._endpoint_url, config=config)
         limit_waits(client, _PATIENCE_LIMITS * self._config["read_timeout"])
+        client.meta.events.register("before-call.s3.HeadBucket", _follow_no_redirect)
         return client
 
     def put_probe(self, name: str) -> None:
@@ -325,10 +396,18 @@ class S3Store:
                     Bucket=self.bucket, Key=self._key(name), Body=b"probe", IfNoneMatch="*"
                 )
                 check_sender(f"probe {self.uri()}", answer)
-        except StoreParkedError as error:
-            if code_of(error) == "NotImplemented":
+        except (RejectedByStoreError, StoreParkedError) as error:
+            if code_of(error) in _NOT_KNOWN:
                 raise NotImplementedError(str(error)) from error
             raise
+
+
+def _follow_no_redirect(context: dict[str, Any], **_: Any) -> None:
+    """Stops botocore, which asks HeadBucket where a redirected request should go, at a redirect of that one.
+
+    It would ask again, without end: https://github.com/boto/botocore/blob/1.44.5/botocore/utils.py#L1651
+    """
+    context["s3_redirect"]["redirected"] = True
 
 
 def configured_endpoint() -> str | None:
@@ -342,8 +421,8 @@ def configured_endpoint() -> str | None:
 def _check(bucket: str, checksum: str, extra_args: dict[str, Any]) -> None:
     if not bucket:
         raise ValueError("an S3 store needs a bucket: s3://bucket/prefix")
-    if checksum not in {"aws", "md5", "none"}:
-        raise ValueError(f"checksum must be 'aws', 'md5' or 'none', got {checksum!r}")
+    if checksum != "auto" and checksum not in get_args(Checksum):
+        raise ValueError(f"checksum must be 'auto', 'aws', 'md5' or 'none', got {checksum!r}")
     unknown = [name for name in extra_args if not name[:1].isupper()]
     if unknown:
         raise ValueError(
