@@ -1,0 +1,328 @@
+"""What S3's servers differ in, found out by the defaults: create-only puts, checksums, ETags, redirects."""
+
+import contextlib
+import json
+import os
+
+import pytest
+
+from tests.servers.fault_proxy import Answer, Corrupt, FaultProxy, Truncate, weak_etags
+from tests.servers.s3_servers import BUCKET
+from uploads import RetryPolicy, UploadState, download_file, open_store
+from uploads.errors import BytesCorruptError, StoreError, StoreParkedError, TransientStoreError
+from uploads.stores import Body
+
+LIMIT_SECONDS = 120
+PART_BYTES = 5 << 20
+LARGE = os.urandom(1 << 20) * 12
+SMALL_PARTS = f"&part_bytes={PART_BYTES}"
+AT_ONCE = RetryPolicy(first_seconds=0.0, cap_seconds=0.0)
+
+
+def plain_uri(url, prefix):
+    """The URI that users write: a bucket and where its server is."""
+    return f"s3://{BUCKET}/{prefix}?endpoint_url={url}"
+
+
+@pytest.fixture
+def at_proxy(proxy, prefix):
+    """The plain URI of a store behind the proxy before moto."""
+    return plain_uri(proxy.url, prefix) + SMALL_PARTS
+
+
+def put(store, make_file, name, content, *, overwrite=True, notes=None):
+    """Puts bytes, by way of a file."""
+    with Body(make_file("staged", content), "id") as body:
+        return store.put(name, body, overwrite=overwrite, notes=notes)
+
+
+def refuses(*headers, code="InvalidRequest", status=400):
+    """A plan: every request with one of these headers is refused, as by a server that knows none of them."""
+
+    def plan(request):
+        names = {name.lower() for name in request.headers}
+        return Answer(status, code) if any(name in names for name in headers) else None
+
+    return plan
+
+
+AWS_CHECKSUMS = (
+    "x-amz-checksum-sha256",
+    "x-amz-checksum-crc32",
+    "x-amz-checksum-type",
+    "x-amz-checksum-algorithm",
+)
+
+
+def test_the_defaults_deliver_to_a_server_that_ignores_create_only(
+    rclone, prefix, make_queue, make_file, caplog
+):
+    """With a plain URI every file arrives, a taken name is a conflict, and one warning says what may happen."""
+    queue = make_queue(plain_uri(rclone.endpoint_url, prefix) + SMALL_PARTS)
+    contents = {**{f"folder/{number}": b"%d" % number for number in range(8)}, "large": LARGE}
+    handles = [queue.submit(make_file(name, content), name) for name, content in contents.items()]
+    assert {handle.result(LIMIT_SECONDS).state for handle in handles} == {UploadState.DONE}
+
+    again = queue.submit(make_file("other", b"other"), "folder/1")
+    again.exception(LIMIT_SECONDS)
+
+    assert again.state is UploadState.CONFLICT
+    assert rclone.objects(prefix) == contents
+    assert rclone.open_uploads(prefix) == 0
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert "ignores If-None-Match" in warnings[0]
+    assert "two writers at the same instant may overwrite each other" in warnings[0]
+
+
+@pytest.mark.parametrize("client", ["boto3", "obstore"])
+@pytest.mark.parametrize(("status", "code"), [(501, "NotImplemented"), (400, "InvalidArgument")])
+def test_a_server_that_refuses_conditions_gets_none(
+    proxy, at_proxy, moto, prefix, make_file, status, code, client
+):
+    """The probe finds out, and the name is looked at before the put."""
+    proxy.plan = refuses("if-none-match", code=code, status=status)
+    store = open_store(f"{at_proxy}&client={client}".replace(SMALL_PARTS, ""))
+
+    put(store, make_file, "a", b"first", overwrite=False)
+    with pytest.raises(StoreError, match="exists"):
+        put(store, make_file, "a", b"second", overwrite=False)
+
+    assert moto.objects(prefix) == {"a": b"first"}
+
+
+@pytest.mark.parametrize("answer", [Answer(503, "SlowDown"), Answer(403, "AccessDenied")])
+def test_a_probe_that_was_not_put_is_not_removed(
+    proxy, at_proxy, moto, prefix, make_queue, make_file, caplog, answer
+):
+    """While the server refuses it nothing is there, so nothing is deleted or said about it."""
+    proxy.fail_first(12, answer, part=".uploads-probe-")
+
+    make_queue(at_proxy).submit(make_file(), "name").result(LIMIT_SECONDS)
+
+    assert moto.objects(prefix) == {"name": b"content"}
+    assert proxy.count("DELETE") == 1
+    assert "probe object" not in caplog.text
+
+
+def test_a_probe_whose_answer_was_lost_is_removed(proxy, at_proxy, moto, prefix, make_queue, make_file):
+    """The next one has the same name, and finds it."""
+    proxy.fail_first(1, Answer(500, "InternalError", after_forwarding=True), part=".uploads-probe-")
+
+    make_queue(at_proxy).submit(make_file(), "name").result(LIMIT_SECONDS)
+
+    assert moto.objects(prefix) == {"name": b"content"}
+
+
+@pytest.mark.parametrize(
+    ("refused", "kind"),
+    [(AWS_CHECKSUMS, "md5"), ((*AWS_CHECKSUMS, "content-md5"), "none")],
+    ids=["md5", "none"],
+)
+def test_a_server_that_refuses_checksums_gets_what_it_takes(
+    proxy, at_proxy, moto, prefix, make_queue, make_file, caplog, refused, kind
+):
+    """It is found out with the first file of a kind, said once for each, and not tried again."""
+    proxy.plan = refuses(*refused)
+    queue = make_queue(at_proxy, workers=1)
+    queue.submit(make_file("s", b"small"), "small").result(LIMIT_SECONDS)
+    queue.submit(make_file("l", LARGE), "large").result(LIMIT_SECONDS)
+    tried = len([request for request in proxy.seen if refuses(*refused)(request)])
+
+    queue.submit(make_file("s", b"small"), "small2").result(LIMIT_SECONDS)
+    queue.submit(make_file("l", LARGE), "large2").result(LIMIT_SECONDS)
+
+    assert len([request for request in proxy.seen if refuses(*refused)(request)]) == tried
+    assert moto.objects(prefix) == {"small": b"small", "small2": b"small", "large": LARGE, "large2": LARGE}
+    assert moto.open_uploads(prefix) == 0
+    said = [record.message for record in caplog.records if "refuses our checksums" in record.message]
+    assert [f"checksum={kind}" in text for text in said] == [True, True]
+
+
+def test_a_server_that_refuses_the_checksum_at_the_end_gets_the_parts_again(
+    proxy, at_proxy, moto, prefix, make_queue, make_file
+):
+    """It took the CRC-32 of each part; what was begun with them is aborted."""
+
+    def plan(request):
+        is_end = request.method == "POST" and "uploadId=" in request.path
+        return refuses(*AWS_CHECKSUMS)(request) if is_end else None
+
+    proxy.plan = plan
+    make_queue(at_proxy).submit(make_file("l", LARGE), "large").result(LIMIT_SECONDS)
+
+    assert moto.objects(prefix) == {"large": LARGE}
+    assert moto.open_uploads(prefix) == 0
+
+
+def test_a_kind_of_checksum_that_is_asked_for_is_required(proxy, at_proxy, make_file):
+    """Who writes checksum=aws wants it, and not another."""
+    proxy.plan = refuses(*AWS_CHECKSUMS)
+
+    with pytest.raises(StoreError, match="InvalidRequest"):
+        put(open_store(at_proxy + "&checksum=aws"), make_file, "a", b"content")
+
+    assert proxy.count("PUT") == 1
+
+
+def test_a_refusal_that_is_not_for_the_checksum_stays_one(proxy, at_proxy, moto, prefix, make_file, caplog):
+    """Refused with any checksum and without, the first refusal is what is said, and nothing is learnt from it."""
+    store = open_store(at_proxy)
+    proxy.plan = lambda request: Answer(400, "InvalidArgument") if "/bad" in request.path else None
+    with pytest.raises(StoreError, match="InvalidArgument"):
+        put(store, make_file, "bad", b"content")
+
+    put(store, make_file, "good", b"content")
+
+    names = {name.lower() for name in proxy.seen[-1].headers}
+    assert "x-amz-checksum-sha256" in names
+    assert "refuses our checksums" not in caplog.text
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+@pytest.mark.parametrize("content", [b"right bytes", LARGE], ids=["whole", "parts"])
+def test_a_server_that_knows_no_checksums_of_ours_keeps_no_damaged_bytes(
+    rclone, prefix, make_queue, make_file, content, overwrite
+):
+    """A bit is flipped on the wire, of the first file and of a later one; by default both are sent again."""
+    with contextlib.closing(FaultProxy(rclone.endpoint_url)) as proxy:
+        queue = make_queue(plain_uri(proxy.url, prefix) + SMALL_PARTS)
+        for name in ("first", "second"):
+            part = f"/{name}?partNumber=2" if content is LARGE else f"/{name}"
+            proxy.fail_first(1, Corrupt(), part=part)
+            handle = queue.submit(make_file(name, content), name, overwrite=overwrite)
+            assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
+
+    assert rclone.objects(prefix) == {"first": content, "second": content}
+    assert rclone.open_uploads(prefix) == 0
+
+
+def test_an_object_without_any_proof_is_read_back(proxy, at_proxy, moto, prefix, make_file):
+    """Neither checksum nor MD5 in the answer, and other bytes of the same size in the store."""
+
+    def plan(request):
+        if request.method != "PUT":
+            return None
+        moto.client().put_object(Bucket=BUCKET, Key=f"{prefix}/a", Body=b"wrong bytes")
+        return Answer(200, headers=(("ETag", '"opaque"'), ("x-amz-request-id", "1")))
+
+    proxy.plan = plan
+
+    with pytest.raises(BytesCorruptError, match="in the store, expected"):
+        put(open_store(at_proxy), make_file, "a", b"right bytes")
+
+
+def test_first_parts_that_fail_begin_one_upload(proxy, at_proxy, moto, prefix, make_file, tmp_path):
+    """An upload without parts is one to continue; before, each attempt left one open."""
+    notes = tmp_path / "multipart.json"
+    store = open_store(at_proxy)
+    proxy.plan = lambda request: Answer(503, "SlowDown") if "partNumber=" in request.path else None
+    for _ in range(5):
+        with pytest.raises(TransientStoreError):
+            put(store, make_file, "name", LARGE, notes=notes)
+    assert moto.open_uploads(prefix) == 1
+
+    proxy.plan = lambda request: None
+    put(store, make_file, "name", LARGE, notes=notes)
+
+    assert proxy.count("POST", "?uploads") == 1
+    assert moto.objects(prefix) == {"name": LARGE}
+    assert moto.open_uploads(prefix) == 0
+
+
+def test_an_upload_that_nobody_can_continue_is_aborted(proxy, at_proxy, moto, prefix, make_file):
+    """Without notes another attempt would not find it."""
+    proxy.fail_first(1, Answer(503, "SlowDown"), part="partNumber=2")
+
+    with pytest.raises(TransientStoreError):
+        put(open_store(at_proxy), make_file, "name", LARGE)
+
+    assert moto.open_uploads(prefix) == 0
+
+
+@pytest.mark.parametrize("text", ["", '{"key": '])
+def test_notes_that_were_damaged_leave_no_upload_open(moto, prefix, make_file, tmp_path, text):
+    """Damaged is not missing: what they may have led to is aborted by its name."""
+    notes = tmp_path / "multipart.json"
+    notes.write_text(text)
+    moto.client().create_multipart_upload(Bucket=BUCKET, Key=f"{prefix}/name")
+
+    put(open_store(moto.uri(prefix) + SMALL_PARTS), make_file, "name", LARGE, notes=notes)
+
+    assert moto.open_uploads(prefix) == 0
+
+
+def test_an_upload_that_began_without_our_checksums_is_continued_by_another_process(
+    rclone, prefix, make_file, tmp_path
+):
+    """The notes say how it began, so that no part is sent twice."""
+    notes = tmp_path / "multipart.json"
+    with contextlib.closing(FaultProxy(rclone.endpoint_url)) as proxy:
+        uri = plain_uri(proxy.url, prefix) + SMALL_PARTS
+        proxy.fail_first(1, Answer(503, "SlowDown"), part="partNumber=3")
+        with pytest.raises(TransientStoreError):
+            put(open_store(uri), make_file, "name", LARGE, notes=notes)
+        assert json.loads(notes.read_text())["checksum"] == "md5"
+
+        put(open_store(uri), make_file, "name", LARGE, notes=notes)
+
+        assert [proxy.count("PUT", f"partNumber={number}") for number in (1, 2, 3)] == [1, 1, 2]
+    assert rclone.objects(prefix) == {"name": LARGE}
+    assert rclone.open_uploads(prefix) == 0
+
+
+@pytest.mark.parametrize("content", [b"content", LARGE], ids=["whole", "parts"])
+def test_files_pass_a_proxy_that_makes_etags_weak(
+    proxy, at_proxy, moto, prefix, make_queue, make_file, tmp_path, content
+):
+    """They are uploaded, replaced and downloaded, in ranges too."""
+    proxy.plan = weak_etags
+    queue = make_queue(at_proxy)
+    queue.submit(make_file("old", b"old"), "name", overwrite=True).result(LIMIT_SECONDS)
+    handle = queue.submit(make_file("new", content), "name", overwrite=True)
+    handle.result(LIMIT_SECONDS)
+    cut = [Truncate(len(content) // 2)]
+    proxy.plan = lambda request: cut.pop() if request.method == "GET" and cut else weak_etags(request)
+
+    path = download_file(handle.uri, tmp_path / "back", progress_bar=False, policy=AT_ONCE)
+
+    assert path.read_bytes() == content
+    assert moto.open_uploads(prefix) == 0
+
+
+@pytest.mark.parametrize("client", ["boto3", "obstore"])
+def test_a_change_is_seen_behind_a_proxy_that_makes_etags_weak(proxy, prefix, make_file, client):
+    """The rest of another version is not appended to the beginning of the first."""
+    proxy.plan = weak_etags
+    store = open_store(f"{plain_uri(proxy.url, prefix)}&client={client}")
+    put(store, make_file, "name", b"first version")
+    version = store.head("name").version
+    assert b"".join(store.get("name", offset=6, version=version)) == b"version"
+
+    put(store, make_file, "name", b"other version")
+
+    with pytest.raises(TransientStoreError, match="changed"):
+        list(store.get("name", offset=6, version=version))
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(301, "PermanentRedirect"), (307, "TemporaryRedirect"), (302, "Found"), (308, "")]
+)
+def test_a_redirect_in_a_circle_has_an_end(proxy, at_proxy, make_file, status, code):
+    """A few requests, and a message that says where it leads; botocore asks for the region without end."""
+    here = (("Location", f"{proxy.url}/elsewhere?token=1"), ("x-amz-request-id", "1"))
+    proxy.plan = lambda request: Answer(status, "" if request.method == "HEAD" else code, here)
+    store = open_store(at_proxy)
+
+    for act in (
+        lambda: put(store, make_file, "a", b"content"),
+        lambda: put(store, make_file, "a", b"content", overwrite=False),
+        lambda: store.head("a"),
+        lambda: list(store.get("a")),
+        lambda: list(store.list()),
+    ):
+        before = len(proxy.seen)
+        with pytest.raises(StoreParkedError, match="/elsewhere\\)") as caught:
+            act()
+        assert len(proxy.seen) - before <= 4
+        assert "token" not in str(caught.value)
