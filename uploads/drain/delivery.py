@@ -98,11 +98,12 @@ def deliver(
                 return outcome_of(entry, store, UploadState.CORRUPT, damage, body=body)
             _remember_digest(folder, body.digest, is_noted=crc32 is not None)
         # Of a small file, a first attempt sends the bytes, and looks only if the name is taken.
-        overwrite: bool | Outcome = entry.overwrite
-        if retried or (not entry.overwrite and entry.size > _LOOK_FIRST_BYTES):
-            overwrite = _look_first(entry, store, body)
-            if isinstance(overwrite, Outcome):
-                return overwrite
+        overwrite = entry.overwrite
+        if retried or (not overwrite and entry.size > _LOOK_FIRST_BYTES):
+            found = _look_first(entry, store, body)
+            if isinstance(found, Outcome):
+                return found
+            overwrite = found
         if overwrite and isinstance(store, Replacing):
             store.replace(entry.remote_name, body, notes=folder / "multipart.json")
             return outcome_of(entry, store, UploadState.DONE, body=body)

@@ -18,6 +18,7 @@ __all__ = ["CreateOnlyPolicy", "CreateOnlySupport", "ProbeTarget"]
 CreateOnlyPolicy = Literal["auto", "require", "head"]
 
 _PREFIX = ".uploads-probe-"
+_TRIES = 3
 
 
 class ProbeTarget(Store, Protocol):
@@ -52,6 +53,7 @@ class CreateOnlySupport:
         self._is_supported = known
         self._mechanism = mechanism
         self._probe = f"{_PREFIX}{uuid.uuid4().hex}"  # One name: a probe that failed is found by the next.
+        self._left: dict[str, int] = {}  # Probes that could not be removed, and the tries that are left.
         self._lock = threading.Lock()
 
     def check(self, store: ProbeTarget, name: str = "") -> bool:
@@ -70,7 +72,7 @@ class CreateOnlySupport:
         with self._lock:
             if self._is_supported is None:
                 folder = name[: name.rfind("/") + 1]
-                self._is_supported = _refuses_second(store, folder + self._probe)
+                self._is_supported = self._refuses_second(store, folder + self._probe)
                 if not self._is_supported and self._policy != "require":
                     log_warning(
                         "%s ignores %s, so with overwrite=False it is asked for the name before each put: "
@@ -78,6 +80,7 @@ class CreateOnlySupport:
                         store.uri(),
                         self._mechanism,
                     )
+            self._remove_probes(store)
         if not self._is_supported and self._policy == "require":
             raise RejectedByStoreError(
                 f"{store.uri()} ignores {self._mechanism}, so overwrite=False cannot be guaranteed. "
@@ -87,27 +90,30 @@ class CreateOnlySupport:
             raise RemoteExistsError(f"{store.uri(name)} exists")
         return self._is_supported
 
+    def _refuses_second(self, store: ProbeTarget, name: str) -> bool:
+        """Returns whether a second put of the same name is refused.
 
-def _refuses_second(store: ProbeTarget, name: str) -> bool:
-    """Returns whether a second put of the same name is refused; removes the object.
-
-    Raises:
-        StoreError: A put was not answered. The next probe finds what it may have left: it has the same name.
-    """
-    is_there = False
-    try:
-        store.put_probe(name)
-        is_there = True
-        store.put_probe(name)
-    except RemoteExistsError:
-        is_there = True
-        return True
-    except NotImplementedError:
+        Raises:
+            StoreError: A put was not answered. The next probe finds what it may have left: its name is the
+                same.
+        """
+        self._left[name] = _TRIES
+        try:
+            store.put_probe(name)
+            store.put_probe(name)
+        except RemoteExistsError:
+            return True
+        except NotImplementedError:
+            del self._left[name]
         return False
-    finally:
-        if is_there:
+
+    def _remove_probes(self, store: ProbeTarget) -> None:
+        for name in list(self._left):
             try:
                 store.delete(name)
             except StoreError as error:
+                self._left[name] -= 1
+                if self._left[name]:
+                    continue  # At the next put.
                 log_warning("could not remove probe object %s: %s", store.uri(name), error)
-    return False
+            del self._left[name]

@@ -105,6 +105,20 @@ def test_a_probe_that_was_not_put_is_not_removed(
     assert "probe object" not in caplog.text
 
 
+def test_a_probe_that_could_not_be_removed_is_removed_with_a_later_put(
+    proxy, at_proxy, moto, prefix, make_file, caplog
+):
+    """Only what stays after three tries is said."""
+    proxy.fail_first(2, Answer(503, "SlowDown"), method="DELETE")
+    store = open_store(at_proxy)
+
+    for name in ("a", "b", "c"):
+        put(store, make_file, name, b"content", overwrite=False)
+
+    assert sorted(moto.objects(prefix)) == ["a", "b", "c"]
+    assert "probe object" not in caplog.text
+
+
 def test_a_probe_whose_answer_was_lost_is_removed(proxy, at_proxy, moto, prefix, make_queue, make_file):
     """The next one has the same name, and finds it."""
     proxy.fail_first(1, Answer(500, "InternalError", after_forwarding=True), part=".uploads-probe-")
@@ -195,6 +209,27 @@ def test_a_server_that_knows_no_checksums_of_ours_keeps_no_damaged_bytes(
 
     assert rclone.objects(prefix) == {"first": content, "second": content}
     assert rclone.open_uploads(prefix) == 0
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_damaged_part_is_known_by_the_others(proxy, at_proxy, moto, prefix, make_queue, make_file, resumed):
+    """The server ignores Content-MD5, and says of each part the MD5 of what arrived; a later attempt compares it."""
+    left = [Answer(503, "SlowDown")] if resumed else []
+
+    def plan(request):
+        if "partNumber=1" in request.path and flips:
+            return flips.pop()
+        return left.pop() if "partNumber=3" in request.path and left else None
+
+    flips = [Corrupt()]
+    proxy.plan = plan
+    queue = make_queue(at_proxy + "&checksum=md5")
+
+    queue.submit(make_file("l", LARGE), "name", overwrite=True).result(LIMIT_SECONDS)
+
+    assert moto.objects(prefix) == {"name": LARGE}
+    assert proxy.count("PUT", "partNumber=1") == 2
+    assert moto.open_uploads(prefix) == 0
 
 
 def test_an_object_without_any_proof_is_read_back(proxy, at_proxy, moto, prefix, make_file):

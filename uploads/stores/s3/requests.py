@@ -24,7 +24,9 @@ __all__ = [
     "Part",
     "PatientSocket",
     "Requests",
+    "has_md5",
     "limit_waits",
+    "md5_of",
     "strong_etag",
     "whole_crc32",
 ]
@@ -283,6 +285,7 @@ class Requests:
             body: What they are of.
             condition: As in `put`.
         """
+        _check_parts(key, parts)
         headers = self._extra("CompleteMultipartUpload") | condition
         if self.checksum == "aws":
             headers |= {"ChecksumType": "FULL_OBJECT", "ChecksumCRC32": _encoded(body.digest.crc32)}
@@ -372,12 +375,10 @@ class Requests:
             if echo != sent:
                 raise BytesCorruptError(f"the server has checksum {echo}, expected {sent}")
             return True
-        etag = strong_etag(answer.get("ETag", "")).strip('"')
-        if data is None or not _MD5.fullmatch(etag):
+        if data is None or not _is_md5(answer.get("ETag", "")):
             return False
         known = headers.get("ContentMD5")
-        md5 = base64.b64decode(known) if known else hashlib.md5(data, usedforsecurity=False).digest()
-        return bool(etag == md5.hex())
+        return has_md5(answer["ETag"], base64.b64decode(known) if known else md5_of(data))
 
 
 @contextlib.contextmanager
@@ -394,6 +395,25 @@ def _ignore_missing_upload() -> Iterator[None]:
 def strong_etag(etag: str) -> str:
     """Returns the ETag without the mark by which a proxy makes it weak, where only the bytes' MD5 counts."""
     return etag.removeprefix("W/")
+
+
+def has_md5(etag: str, md5: bytes) -> bool:
+    """Returns whether an ETag is this MD5."""
+    return strong_etag(etag).strip('"') == md5.hex()
+
+
+def _is_md5(etag: str) -> bool:
+    return _MD5.fullmatch(strong_etag(etag).strip('"')) is not None
+
+
+def _check_parts(key: str, parts: list[Part]) -> None:
+    """Raises BytesCorruptError where the ETags of some parts are the MD5 of what was sent, and of others not.
+
+    Where none is, as with encryption by keys of KMS, they are no MD5s.
+    """
+    damaged = [part.number for part in parts if not part.is_proven and _is_md5(part.etag)]
+    if damaged and any(part.is_proven for part in parts):
+        raise BytesCorruptError(f"part {damaged[0]} of {key} has the ETag of other bytes than were sent")
 
 
 def _etag_of(parts: list[Part]) -> str:
@@ -448,5 +468,10 @@ def _to_send(data: bytes) -> bytearray | DeadlineBody:
     return bytearray(data)
 
 
+def md5_of(data: bytes) -> bytes:
+    """Returns the MD5, which is the ETag of most servers."""
+    return hashlib.md5(data, usedforsecurity=False).digest()
+
+
 def _md5(data: bytes) -> str:
-    return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+    return base64.b64encode(md5_of(data)).decode()
