@@ -8,7 +8,7 @@ import threading
 import uuid
 from typing import Literal, Protocol, get_args
 
-from uploads.errors import RejectedByStoreError, RemoteExistsError, StoreError
+from uploads.errors import RejectedByStoreError, RemoteExistsError, StoreError, StoreParkedError
 from uploads.messages import log_warning
 
 from .store import Store
@@ -75,7 +75,7 @@ class CreateOnlySupport:
                 self._is_supported = self._refuses_second(store, folder + self._probe)
                 if not self._is_supported and self._policy != "require":
                     log_warning(
-                        "%s ignores %s, so with overwrite=False it is asked for the name before each put: "
+                        "%s ignores %s, so before each put with overwrite=False the name is looked up: "
                         "two writers at the same instant may overwrite each other",
                         store.uri(),
                         self._mechanism,
@@ -113,7 +113,8 @@ class CreateOnlySupport:
                 store.delete(name)
             except StoreError as error:
                 self._left[name] -= 1
-                if self._left[name]:
+                is_denied = isinstance(error, StoreParkedError) and error.may_be_the_entry
+                if self._left[name] and not is_denied:
                     continue  # At the next put.
                 log_warning("could not remove probe object %s: %s", store.uri(name), error)
             del self._left[name]

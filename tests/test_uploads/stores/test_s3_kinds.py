@@ -340,6 +340,23 @@ def test_a_change_is_seen_behind_a_proxy_that_makes_etags_weak(proxy, prefix, ma
         list(store.get("name", offset=6, version=version))
 
 
+def test_an_empty_answer_is_no_empty_bucket(proxy, at_proxy, moto, prefix, make_file, tmp_path):
+    """A proxy answers 200 and nothing else: nothing was listed, deleted or aborted."""
+    notes = tmp_path / "multipart.json"
+    notes.write_text(json.dumps({"key": f"{prefix}/name"}))
+    moto.client().create_multipart_upload(Bucket=BUCKET, Key=f"{prefix}/name")
+    store = open_store(at_proxy)
+    put(store, make_file, "a", b"content")
+    proxy.plan = lambda request: Answer(200)
+
+    for act in (lambda: list(store.list()), lambda: store.delete("a"), lambda: store.abandon(notes)):
+        with pytest.raises(StoreError, match="captive portal"):
+            act()
+
+    assert moto.objects(prefix) == {"a": b"content"}
+    assert (moto.open_uploads(prefix), notes.exists()) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("status", "code"), [(301, "PermanentRedirect"), (307, "TemporaryRedirect"), (302, "Found"), (308, "")]
 )

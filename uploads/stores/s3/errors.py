@@ -22,7 +22,15 @@ from uploads.errors import (
 )
 from uploads.redaction import redact
 
-__all__ = ["check_sender", "code_of", "is_from_store", "required", "translated"]
+__all__ = [
+    "check_page",
+    "check_removed",
+    "check_sender",
+    "code_of",
+    "is_from_store",
+    "required",
+    "translated",
+]
 
 _TRANSIENT = {
     "ConditionalRequestConflict",
@@ -73,6 +81,7 @@ _NOT_FOUND = {"404", "NoSuchKey", "NotFound"}
 
 _ETAG = re.compile(r'(W/)?"?[0-9a-f]{32}(-\d+)?"?')
 
+_NO_CONTENT = 204
 _MULTIPLE_CHOICES = 300
 _BAD_REQUEST = 400
 _NOT_FOUND_STATUS = 404
@@ -129,6 +138,18 @@ def check_sender(what: str, answer: dict[str, Any]) -> None:
     if not is_from_store(answer):
         status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
         raise StoreError(_not_the_store(what, status))
+
+
+def check_removed(what: str, answer: dict[str, Any]) -> None:
+    """Raises StoreError for a removal that no S3 server did: each answers 204, or with its headers."""
+    if answer.get("ResponseMetadata", {}).get("HTTPStatusCode") != _NO_CONTENT:
+        check_sender(what, answer)
+
+
+def check_page(what: str, answer: dict[str, Any]) -> None:
+    """Raises StoreError for a page of a listing that no S3 server sent: it is not an empty one."""
+    if "IsTruncated" not in answer:
+        check_sender(what, answer)
 
 
 def required(what: str, answer: dict[str, Any], field: str) -> Any:

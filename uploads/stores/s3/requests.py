@@ -16,7 +16,7 @@ import attrs
 from uploads.errors import BytesCorruptError, StoreError, TransientStoreError
 from uploads.stores.store import Body
 
-from .errors import check_sender, required
+from .errors import check_page, check_removed, check_sender, required
 
 __all__ = [
     "Checksum",
@@ -307,13 +307,15 @@ class Requests:
         for page in self._client.get_paginator("list_parts").paginate(
             Bucket=self._bucket, Key=key, UploadId=upload_id
         ):
+            check_page(f"parts of {key}", page)
             for part in page.get("Parts", ()):
                 yield Part(part["PartNumber"], part["Size"], part["ETag"], part.get("ChecksumCRC32"))
 
     def abort(self, key: str, upload_id: str) -> None:
         """Aborts an upload; it may be gone already."""
         with _ignore_missing_upload():
-            self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload_id)
+            answer = self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload_id)
+            check_removed(f"abort {key}", answer)
 
     def abort_all(self, key: str) -> None:
         """Aborts every unfinished upload of exactly this key."""
@@ -321,6 +323,7 @@ class Requests:
             for page in self._client.get_paginator("list_multipart_uploads").paginate(
                 Bucket=self._bucket, Prefix=key
             ):
+                check_page(f"uploads of {key}", page)
                 for upload in page.get("Uploads", ()):
                     if upload["Key"] == key:
                         self.abort(key, upload["UploadId"])

@@ -24,7 +24,7 @@ from uploads.stores.create_only import CreateOnlyPolicy, CreateOnlySupport
 from uploads.stores.store import Body, RemoteObject, can_match, is_same_version
 from uploads.stores.uri import compose_uri
 
-from .errors import check_sender, code_of, required, translated
+from .errors import check_page, check_removed, check_sender, code_of, required, translated
 from .parts import PartsUpload, abandon_parts, part_bytes_for
 from .requests import Checksum, Requests, limit_waits, whole_crc32
 
@@ -327,6 +327,7 @@ class S3Store:
         )
         with translated(f"list {start}{prefix}"):
             for page in pages:
+                check_page(f"list {start}{prefix}", page)
                 for item in page.get("Contents", ()):
                     yield RemoteObject(
                         item["Key"].removeprefix(start), item["Size"], version=item.get("ETag") or None
@@ -334,7 +335,8 @@ class S3Store:
 
     def delete(self, name: str) -> None:
         with translated(f"delete {self._key(name)}"):
-            self._connected().delete_object(Bucket=self.bucket, Key=self._key(name))
+            answer = self._connected().delete_object(Bucket=self.bucket, Key=self._key(name))
+        check_removed(f"delete {self._key(name)}", answer)
 
     def uri(self, name: str = "") -> str:
         return compose_uri(f"s3://{self.bucket}", self.prefix, name, self._uri_options)
