@@ -64,6 +64,7 @@ __all__ = [
     "is_locked",
     "is_network_file_system",
     "is_open_file",
+    "link_open",
     "lock",
     "mkdir",
     "open_regular",
@@ -476,7 +477,8 @@ def remove_if(path: str | Path, is_meant: Callable[[str], bool]) -> bool:
     Raises:
         FileExistsError: What is not meant could not be put back, since its name was taken meanwhile; the
             error names where it is now.
-        OSError: It could not be moved or removed; a part of a folder may be left under the new name.
+        OSError: It could not be moved or removed; a file has its name again, a part of a folder may be left
+            under the new name.
     """
     name = os.fspath(path)
     if not os.path.lexists(name) or not is_meant(name):
@@ -498,8 +500,12 @@ def remove_if(path: str | Path, is_meant: Callable[[str], bool]) -> bool:
         return False
     if stat.S_ISDIR(os.lstat(aside).st_mode):
         shutil.rmtree(aside)
-    else:
+        return True
+    try:
         unlink(aside)
+    except OSError:
+        rename_new(aside, name)
+        raise
     return True
 
 
@@ -517,6 +523,19 @@ def is_open_file(descriptor: int) -> Callable[[str], bool]:
             return False
 
     return is_it
+
+
+def link_open(descriptor: int, target: str | Path) -> None:
+    """Gives an open file one more name, whatever has become of the one that it was opened by.
+
+    Raises:
+        FileExistsError: The target exists.
+        FileNotFoundError: The file has no name left; or there is no `/proc`, as on macOS.
+        OSError: It could not be linked.
+    """
+    # Only with a descriptor of a folder, which an absolute path does not use, does Python call linkat(2),
+    # which follows the link in /proc to the open file.
+    os.link(f"/proc/self/fd/{descriptor}", target, src_dir_fd=descriptor)
 
 
 def rename_new(source: str, target: str) -> None:

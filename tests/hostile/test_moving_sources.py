@@ -1,17 +1,22 @@
 """Sources that are not quiet regular files: they are refused whole, or taken as they were at one moment."""
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
 import pytest
 
+from tests.servers.failing_disk import FailingDisk
 from tests.servers.stores import MemoryStore, StoreThatWaits
 from uploads import UploadState
 from uploads.errors import InvalidSourceError, RemoteNameTakenError, UnstableSourceError
-from uploads.spool.staging import stage_copy
+from uploads.spool.staging import opened
+from uploads.spool.staging import stage_copy as stage_open_copy
 
 LIMIT_SECONDS = 60
 WRITER = """
@@ -25,6 +30,12 @@ while True:
     if pause:
         time.sleep(random.random() * pause)
 """
+
+
+def stage_copy(source, target):
+    """Copies a file as `submit` does."""
+    with opened(source) as descriptor:
+        return stage_open_copy(source, descriptor, target)
 
 
 def _pending(queue):
@@ -194,3 +205,202 @@ def test_versions_of_one_name_are_announced_in_the_order_of_their_numbers(make_q
 
     assert len(heard) == 200
     assert heard == sorted(heard)
+
+
+@pytest.fixture
+def other_disk():
+    """A folder on another file system than the spool's."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:  # noqa: PTH112, S108
+        yield Path(folder)
+
+
+@pytest.fixture
+def replaced_while_read(monkeypatch):
+    """Has another file renamed onto a path when it is first read, so many times in a row."""
+
+    def start(path, *contents):
+        left, real = list(contents), os.preadv
+
+        def preadv(descriptor, buffers, offset):
+            if left and path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+                newer = path.with_name("newer")
+                newer.write_bytes(left.pop(0))
+                newer.replace(path)
+            return real(descriptor, buffers, offset)
+
+        monkeypatch.setattr(os, "preadv", preadv)
+        monkeypatch.setattr(fcntl, "ioctl", _no_reflink)
+
+    return start
+
+
+def _no_reflink(*arguments):
+    raise OSError(errno.EOPNOTSUPP, "not here")
+
+
+def test_a_linked_file_that_is_replaced_by_rename_arrives_as_one_of_its_versions(
+    make_queue, make_file, tmp_path, replaced_while_read
+):
+    """A writer that renames a newer version onto the source during the submit costs no upload with link=True."""
+    store = MemoryStore()
+    queue = make_queue(store)
+    source = make_file("model", b"older")
+    replaced_while_read(source, b"newer version")
+
+    handle = queue.submit(source, "model", link=True)
+
+    assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
+    assert store.objects == {"model": b"older"}
+    assert source.read_bytes() == b"newer version"
+
+
+def test_a_link_without_proc_is_compared_with_what_was_read(
+    make_queue, make_file, monkeypatch, replaced_while_read
+):
+    """Where an open file cannot be linked, another one that got its name is not taken for it."""
+    store = MemoryStore()
+    queue = make_queue(store)
+    source = make_file("model", b"older")
+    real = os.link
+
+    def link(place, target, **options):
+        if options:
+            raise FileNotFoundError(errno.ENOENT, "no /proc")
+        if source.read_bytes() == b"older":
+            source.with_name("newer").write_bytes(b"newer version")
+            source.with_name("newer").replace(source)
+        return real(place, target)
+
+    monkeypatch.setattr(os, "link", link)
+
+    handle = queue.submit(source, "model", link=True)
+
+    assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
+    assert store.objects == {"model": b"newer version"}
+
+
+def test_a_moved_file_that_is_replaced_by_rename_arrives_as_it_is_then(
+    make_queue, make_file, replaced_while_read
+):
+    """What a rename brings is the file that was measured; else it is put back and measured again."""
+    store = MemoryStore()
+    queue = make_queue(store)
+    source = make_file("model", b"older")
+    replaced_while_read(source, b"newer version", b"newest")
+
+    handle = queue.submit(source, "model", move=True)
+
+    assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
+    assert store.objects == {"model": b"newest"}
+    assert not source.exists()
+
+
+def test_a_file_that_is_replaced_all_the_time_is_refused_and_left(make_queue, make_file, replaced_while_read):
+    """After twenty replacements in a row the newest version is where the caller put it."""
+    store = MemoryStore()
+    queue = make_queue(store)
+    source = make_file("model", b"0")
+    replaced_while_read(source, *(b"%d" % number for number in range(1, 100)))
+
+    with pytest.raises(UnstableSourceError, match="replaced"):
+        queue.submit(source, "model", move=True)
+
+    assert source.read_bytes() == b"20"
+    assert queue.drain(0).is_empty
+    assert list(queue.spool.tmp.iterdir()) == []
+
+
+@pytest.mark.parametrize("change", ["replaced", "appended"])
+def test_a_file_that_changes_after_it_was_copied_is_not_removed(
+    make_queue, other_disk, replaced_while_read, monkeypatch, change
+):
+    """A move from another disk removes the file that it copied, and no other that has its name or newer bytes."""
+    store = MemoryStore()
+    queue = make_queue(store)
+    source = other_disk / "model"
+    source.write_bytes(b"older")
+    if source.stat().st_dev == queue.spool.path.stat().st_dev:
+        pytest.skip("there is one disk only")
+    real = queue._announce
+
+    def announce(entry):
+        real(entry)
+        if change == "replaced":
+            (other_disk / "newer").write_bytes(b"newer")
+            (other_disk / "newer").replace(source)
+        else:
+            with source.open("ab") as stream:
+                stream.write(b" and newer")
+
+    monkeypatch.setattr(queue, "_announce", announce)
+
+    handle = queue.submit(source, "model", move=True)
+
+    assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
+    assert store.objects == {"model": b"older"}
+    assert source.read_bytes() == (b"newer" if change == "replaced" else b"older and newer")
+    assert [path.name for path in other_disk.iterdir()] == ["model"]
+
+
+def test_a_symlink_on_another_disk_is_not_moved(make_queue, other_disk, make_file):
+    """Only the link would be removed; it is refused there as it is here."""
+    queue = make_queue(MemoryStore())
+    (other_disk / "link").symlink_to(make_file())
+
+    with pytest.raises(InvalidSourceError, match="Submit its target"):
+        queue.submit(other_disk / "link", "a", move=True)
+
+    assert (other_disk / "link").is_symlink()
+
+
+def test_a_move_between_two_mounts_of_one_device_is_a_copy(make_queue, make_file, monkeypatch):
+    """The kernel refuses to rename between bind mounts, which have the same device number."""
+    store = MemoryStore()
+    queue = make_queue(store)
+    source = make_file("elsewhere/model", b"bytes")
+    disk = FailingDisk(source.parent, errno.EXDEV, only=("rename",))
+
+    with disk.failing(monkeypatch, 1):
+        handle = queue.submit(source, "model", move=True)
+
+    assert disk.failed == "rename"
+    assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
+    assert store.objects == {"model": b"bytes"}
+    assert list(source.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_taken", [False, True], ids=["free", "taken"])
+def test_a_ctrl_c_right_after_a_rename_loses_no_file(make_queue, make_file, tmp_path, monkeypatch, is_taken):
+    """The file gets its name again; where another file has it by then, the next queue takes it from the spool."""
+    store = MemoryStore()
+    queue = make_queue(store)
+    source = make_file("model", b"bytes")
+    real = os.rename
+
+    def rename(place, target):
+        real(place, target)
+        if place == str(source):
+            if is_taken:
+                source.write_bytes(b"another")
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", rename)
+        with pytest.raises(KeyboardInterrupt):
+            queue.submit(source, "model", move=True)
+    queue.close(0)
+
+    assert source.read_bytes() == (b"another" if is_taken else b"bytes")
+    make_queue(store).drain(LIMIT_SECONDS)
+    assert store.objects == ({"model": b"bytes"} if is_taken else {})
+
+
+def test_what_replaces_a_file_counts_with_its_own_size(make_queue, make_file, replaced_while_read):
+    """Room for the older version is given back: nothing of it stays reserved when both have left."""
+    queue = make_queue(MemoryStore(), spool_bytes=100)
+    source = make_file("model", b"x" * 10)
+    replaced_while_read(source, b"y" * 90)
+
+    queue.submit(source, "model", move=True).result(LIMIT_SECONDS)
+
+    assert queue.submit(make_file("next", b"z" * 100), "next").result(LIMIT_SECONDS)

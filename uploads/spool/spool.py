@@ -331,7 +331,7 @@ class Spool:
             try:
                 yield folder
             finally:
-                if exists(str(folder)):
+                if exists(str(folder)) and not _holds_moved_file(folder):
                     shutil.rmtree(folder, ignore_errors=True)
 
     def new_folder(self) -> Path:
@@ -732,6 +732,13 @@ def _moved_entry(staged: Path) -> Entry | None:
         return None
     entry = Entry.parse(text)
     return entry if entry.staging == "moved" else None
+
+
+def _holds_moved_file(staged: Path) -> bool:
+    """Returns whether a folder under `tmp/` holds a file that could not be put back, and is nowhere else."""
+    with contextlib.suppress(ManifestError):
+        return _moved_entry(staged) is not None
+    return False
 
 
 def _is_object(text: bytes) -> bool:

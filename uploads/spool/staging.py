@@ -33,13 +33,18 @@ from uploads.disk import (
     closing,
     copy_all,
     crc32_of,
+    is_open_file,
+    link_open,
     open_regular,
     reflink,
     release_record_lock,
+    remove_if,
+    rename,
+    rename_new,
     try_record_lock,
 )
 from uploads.errors import InvalidSourceError, SpoolFullError, UnstableSourceError
-from uploads.messages import log_warning
+from uploads.messages import log_error, log_warning
 
 from .entry import DATA_FILE, MAX_SEQUENCE, Entry, utc_now
 from .spool import Spool
@@ -52,6 +57,7 @@ __all__ = [
     "Submission",
     "files_of",
     "measure_to_move",
+    "opened",
     "size_of",
     "stage_copy",
     "stage_link",
@@ -59,6 +65,7 @@ __all__ = [
 
 
 How = Literal["copy", "move", "link"]
+_Way = Literal["copy", "rename", "link"]
 
 _QUOTA_CHECK_SECONDS = 1.0  # Other processes fill and empty the disk too.
 _FILE_CLOCK = 5 if sys.platform == "linux" else time.CLOCK_REALTIME  # CLOCK_REALTIME_COARSE
@@ -67,6 +74,12 @@ _MAX_TICKS = 20
 _DIGITS = 12  # As in the name of an entry's folder.
 _MAX_NOTED = 9 * 10 ** (_DIGITS - 1)  # A larger number was not written by us.
 _LOCK_SECONDS = 0.1
+_MAX_REPLACEMENTS = 20
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+
+
+class _ReplacedError(Exception):
+    """Another file got the source's name before the one that was opened could be taken."""
 
 
 @attrs.frozen
@@ -218,38 +231,95 @@ class Stager:
             UnstableSourceError: The file kept changing.
             OSError: The spool could not be written.
         """
-        source, how = submission.source, submission.how
+        # What is taken is the file that was opened; where another one got its name meanwhile, that one is.
+        for _ in range(_MAX_REPLACEMENTS):
+            with (
+                contextlib.suppress(_ReplacedError),
+                opened(submission.source, is_moved=submission.how == "move") as descriptor,
+            ):
+                return self._stage(identifier, submission, descriptor, size, register, announce)
+        raise UnstableSourceError(
+            f"{submission.source} was replaced while it was taken, {_MAX_REPLACEMENTS} times. "
+            "Submit it when its writer has closed it."
+        )
+
+    def _stage(
+        self,
+        identifier: str,
+        submission: Submission,
+        descriptor: int,
+        size: int,
+        register: Callable[[Entry], None],
+        announce: Callable[[Entry], None],
+    ) -> Entry:
+        source, is_moved = submission.source, submission.how == "move"
+        before = os.fstat(descriptor)
+        if is_moved and before.st_dev == self._spool.tmp.stat().st_dev:
+            try:
+                return self._publish(identifier, submission, descriptor, size, register, announce, "rename")
+            except OSError as error:
+                if error.errno != errno.EXDEV:  # Two mounts of one device, or two subvolumes.
+                    raise
         # From another file system, a move is a copy.
-        is_renamed = how == "move" and source.lstat().st_dev == self._spool.tmp.stat().st_dev
-        self._quota.reserve(size, adds_to_disk=not (is_renamed or how == "link"))
+        how: _Way = "link" if submission.how == "link" else "copy"
+        entry = self._publish(identifier, submission, descriptor, size, register, announce, how)
+        if is_moved:  # The entry is pending and can no longer be refused.
+            try:
+                is_removed = _same_bytes(before, os.fstat(descriptor)) and remove_if(
+                    source, is_open_file(descriptor)
+                )
+            except OSError as error:
+                log_warning("%s was taken, but could not be removed: %s", source, error.strerror)
+            else:
+                if not is_removed:
+                    log_warning("%s was taken, and not removed: it was changed or replaced since", source)
+        return entry
+
+    def _publish(
+        self,
+        identifier: str,
+        submission: Submission,
+        descriptor: int,
+        size: int,
+        register: Callable[[Entry], None],
+        announce: Callable[[Entry], None],
+        how: _Way,
+    ) -> Entry:
+        source = submission.source
+        self._quota.reserve(size, adds_to_disk=how == "copy")
         try:
             with self._spool.staging() as folder:
                 data = folder / DATA_FILE
                 # A forked child has no flusher that would compute the checksum later.
                 checksum = submission.to_disk or self._is_child
-                if is_renamed:
-                    staged = measure_to_move(source, checksum=checksum, crc32=submission.crc32)
+                if how == "rename":
+                    staged = measure_to_move(descriptor, checksum=checksum, crc32=submission.crc32)
                 elif how == "link":
-                    staged = stage_link(source, data, crc32=submission.crc32)
+                    staged = stage_link(source, descriptor, data, crc32=submission.crc32)
                 else:
-                    staged = stage_copy(source, data, checksum=checksum, is_given_up=how == "move")
+                    staged = stage_copy(
+                        source, descriptor, data, checksum=checksum, is_given_up=submission.how == "move"
+                    )
+                self._quota.release(size - staged.size)  # It was changed or replaced since it was measured.
+                size = staged.size
                 with self._lock:
                     entry = self._entry(identifier, submission, staged)
                     # The manifest comes first: if we die right after the rename below, the source is gone
                     # from its place, and the next queue finds a complete entry.
                     self._spool.write_manifest(folder, entry)
-                    register(entry)
-                    with _moved(source, data) if is_renamed else contextlib.nullcontext():
+                    try:
+                        if how == "rename":
+                            _rename(source, descriptor, data)
+                        register(entry)
                         self._spool.publish(folder, entry, to_disk=submission.to_disk)
+                    except BaseException:
+                        if how == "rename":
+                            _put_back(data, source)
+                        raise
                     announce(entry)
         except BaseException:
             self._quota.release(size)
             raise
-        if how == "move" and not is_renamed:
-            try:
-                source.unlink()
-            except OSError as error:  # The entry is pending and can no longer be refused.
-                log_warning("%s was taken, but could not be removed: %s", source, error.strerror)
         return entry
 
     def _entry(self, identifier: str, submission: Submission, staged: StagedData) -> Entry:
@@ -327,80 +397,93 @@ class _SequenceCounter:
 
 
 def stage_copy(
-    source: Path, target: Path, *, checksum: bool = False, is_given_up: bool = False
+    source: Path, descriptor: int, target: Path, *, checksum: bool = False, is_given_up: bool = False
 ) -> StagedData:
     """Reflinks a file, or else copies it; the file must not change meanwhile.
 
     Args:
-        source: The caller's file.
+        source: The caller's file, for messages.
+        descriptor: The same file, from `opened`.
         target: In the spool.
         checksum: Whether to read a large copy once more for its checksum.
         is_given_up: Whether no writer is expected: the copy begins at once, also in the tick of the last
             write.
 
     Raises:
-        InvalidSourceError: Not a readable regular file.
+        InvalidSourceError: Its file system does not know its size.
         UnstableSourceError: Size or modification time changed during two copies in a row.
         OSError: The spool could not be written.
     """
-    with _opened(source) as descriptor:
-        for _ in range(2):
-            before = _stat_between_writes(descriptor) if is_given_up else _wait_for_tick(descriptor)
-            if before is None:
-                continue
-            staged = _copy_once(descriptor, target, checksum=checksum)
-            if _unchanged(before, os.fstat(descriptor)) and _has_copied_bytes(descriptor, staged):
-                if staged.size == before.st_size:
-                    return staged
-                raise InvalidSourceError(
-                    f"{source} has {staged.size} bytes, but its file system reports {before.st_size}. "
-                    "Copy it to a regular file first."
-                )
+    for _ in range(2):
+        before = _stat_between_writes(descriptor) if is_given_up else _wait_for_tick(descriptor)
+        if before is None:
+            continue
+        staged = _copy_once(descriptor, target, checksum=checksum)
+        if _unchanged(before, os.fstat(descriptor)) and _has_copied_bytes(descriptor, staged):
+            if staged.size == before.st_size:
+                return staged
+            raise InvalidSourceError(
+                f"{source} has {staged.size} bytes, but its file system reports {before.st_size}. "
+                "Copy it to a regular file first."
+            )
     raise UnstableSourceError(
         f"{source} changed while it was copied, twice. Submit it when its writer has closed it."
     )
 
 
-def measure_to_move(source: Path, *, checksum: bool = False, crc32: int | None = None) -> StagedData:
-    """Returns what a rename will bring, without changing the file.
+def measure_to_move(descriptor: int, *, checksum: bool = False, crc32: int | None = None) -> StagedData:
+    """Returns what a rename of an open file will bring, without changing the file.
 
     A small one is read for its checksum, unless the caller knows it.
-
-    Raises:
-        InvalidSourceError: Not a readable regular file, or a symlink: only the link would be moved.
     """
-    if source.is_symlink():
-        raise InvalidSourceError(
-            f"a source to move must be a regular file, got the symlink {source}. Submit its target."
-        )
-    with _opened(source) as descriptor:
-        size = os.fstat(descriptor).st_size
-        if crc32 is None and (checksum or size < READ_BYTES):
-            crc32 = crc32_of(descriptor)
-        return StagedData(size, crc32, "moved")
+    size = os.fstat(descriptor).st_size
+    if crc32 is None and (checksum or size < READ_BYTES):
+        crc32 = crc32_of(descriptor)
+    return StagedData(size, crc32, "moved")
 
 
-def stage_link(source: Path, target: Path, *, crc32: int | None = None) -> StagedData:
-    """Hard-links a file and reads it once for its checksum, unless the caller knows it.
+def stage_link(source: Path, descriptor: int, target: Path, *, crc32: int | None = None) -> StagedData:
+    """Hard-links an open file, and reads it once for its checksum, unless the caller knows it.
 
-    An in-place rewrite of the source reaches the link: the upload detects it, nothing prevents it.
+    A file that replaces the source meanwhile changes nothing. An in-place rewrite of the source reaches the
+    link: the upload detects it, nothing prevents it.
 
     Raises:
-        InvalidSourceError: Not a readable regular file, or on another file system than the spool.
+        InvalidSourceError: It is on another file system than the spool.
         OSError: The spool could not be written.
     """
-    with _opened(source) as descriptor:
-        size = os.fstat(descriptor).st_size
-        crc32 = crc32_of(descriptor) if crc32 is None else crc32
     try:
-        os.link(source.resolve(), target)
+        _link(source, descriptor, target)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
         raise InvalidSourceError(
             f"a source to link must be on the spool's file system, got {source}. Submit it without link=True."
         ) from error
-    return StagedData(size, crc32, "linked")
+    size = os.fstat(descriptor).st_size
+    return StagedData(size, crc32_of(descriptor) if crc32 is None else crc32, "linked")
+
+
+def _link(source: Path, descriptor: int, target: Path) -> None:
+    try:
+        link_open(descriptor, target)
+    except OSError as error:
+        if error.errno in {errno.EXDEV, *_NO_ROOM}:
+            raise
+        if os.fstat(descriptor).st_nlink == 0:
+            raise _ReplacedError from error
+    else:
+        return
+    place = source.resolve()  # No /proc here, as on macOS.
+    is_source = is_open_file(descriptor)
+    try:
+        target.hardlink_to(place)
+    except FileNotFoundError as error:
+        if is_source(str(place)):  # What is missing is the folder in the spool.
+            raise
+        raise _ReplacedError from error
+    if not is_source(str(target)):
+        raise _ReplacedError
 
 
 def files_of(folder: Path) -> list[tuple[Path, str]]:
@@ -425,7 +508,7 @@ def size_of(source: Path) -> int:
     Raises:
         InvalidSourceError: Not a readable regular file.
     """
-    with _opened(source) as descriptor:
+    with opened(source) as descriptor:
         return os.fstat(descriptor).st_size
 
 
@@ -434,13 +517,23 @@ def _raise(error: OSError) -> None:
 
 
 @contextlib.contextmanager
-def _opened(source: Path) -> Iterator[int]:
-    """Yields the source's descriptor."""
+def opened(source: Path, *, is_moved: bool = False) -> Iterator[int]:
+    """Yields the source's descriptor.
+
+    Raises:
+        InvalidSourceError: Not a readable regular file; or a symlink, of which a move would take only the
+            link.
+        OSError: No descriptor is left.
+    """
     try:
-        descriptor = open_regular(source, follow_symlink=True)
+        descriptor = open_regular(source, follow_symlink=not is_moved)
     except OSError as error:
         if error.errno in {errno.EMFILE, errno.ENFILE}:
             raise
+        if error.errno == errno.ELOOP and source.is_symlink():
+            raise InvalidSourceError(
+                f"a source to move must be a regular file, got the symlink {source}. Submit its target."
+            ) from error
         raise InvalidSourceError(
             f"a source must be a readable regular file, got {source}: {error.strerror}"
         ) from error
@@ -508,12 +601,25 @@ def _has_copied_bytes(descriptor: int, staged: StagedData) -> bool:
     )
 
 
-@contextlib.contextmanager
-def _moved(source: Path, target: Path) -> Iterator[None]:
-    """Moves the source to the target, and back if the block raises."""
-    source.rename(target)
+def _same_bytes(before: os.stat_result, after: os.stat_result) -> bool:
+    return (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
+
+
+def _rename(source: Path, descriptor: int, target: Path) -> None:
+    rename(str(source), str(target))
+    if not is_open_file(descriptor)(str(target)):
+        raise _ReplacedError
+
+
+def _put_back(data: Path, source: Path) -> None:
+    """Gives a moved file its name again; what cannot be put back stays in the spool."""
     try:
-        yield
-    except BaseException:
-        target.rename(source)
-        raise
+        if os.path.lexists(data):
+            rename_new(str(data), str(source))
+    except OSError as error:
+        log_error(
+            "cannot put %s back to its place (%s); it stays in %s, and the next queue takes it from there",
+            source,
+            error.strerror,
+            data.parent,
+        )

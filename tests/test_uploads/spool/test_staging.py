@@ -10,9 +10,28 @@ import zlib
 import pytest
 
 from uploads.errors import InvalidSourceError, UnstableSourceError
-from uploads.spool.staging import files_of, measure_to_move, stage_copy, stage_link
+from uploads.spool import staging
+from uploads.spool.staging import files_of, opened
 
 LARGE = os.urandom(1 << 20) * 40
+
+
+def stage_copy(source, target, *, checksum=False):
+    """Copies a file as `submit` does."""
+    with opened(source) as descriptor:
+        return staging.stage_copy(source, descriptor, target, checksum=checksum)
+
+
+def stage_link(source, target):
+    """Links a file as `submit` does."""
+    with opened(source) as descriptor:
+        return staging.stage_link(source, descriptor, target)
+
+
+def measure_to_move(source):
+    """Measures a file as `submit` does with `move=True`."""
+    with opened(source, is_moved=True) as descriptor:
+        return staging.measure_to_move(descriptor)
 
 
 @pytest.mark.parametrize("content", [b"", b"x", LARGE], ids=["empty", "small", "large"])
