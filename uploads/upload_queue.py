@@ -430,7 +430,8 @@ class UploadQueue:
         """Submits a file, or every file under a folder. Returns after staging; never waits for the network.
 
         Args:
-            source: A regular file, or a folder, whose files are submitted under `remote_name/`.
+            source: A regular file, or a folder, whose files are submitted under `remote_name/`. Symlinks in
+                it are followed where they lead to something in it.
             remote_name: Its name in the store; by default that of the source.
             overwrite: Whether an existing object may be replaced. A pending older version of the name is
                 superseded.
@@ -448,10 +449,11 @@ class UploadQueue:
 
         Raises:
             InvalidRemoteNameError: At once, like the next four; nothing was staged.
-            InvalidSourceError: Neither a readable regular file nor a folder.
+            InvalidSourceError: Neither a readable regular file nor a folder; or a folder with something else
+                in it, such as a FIFO, a symlink out of it or, with `move`, any symlink.
             RemoteNameTakenError: `overwrite=False`, and this name is on its way already.
-            UnstableSourceError: The file changed while it was copied, twice. Of a folder, the files before it
-                are on their way.
+            UnstableSourceError: The file changed while it was copied, twice, or was replaced again and again.
+                Of a folder, the files before it are on their way.
             QueueClosedError: After `close`.
             ValueError: `move` and `link` together, or `after` names an upload of another queue that has not
                 ended.
@@ -474,13 +476,18 @@ class UploadQueue:
             return self._submit_file(
                 Submission(source, name, how, overwrite=overwrite, after=names, to_disk=to_disk, crc32=crc32)
             )
-        files = [
-            Submission(path, check_remote_name(f"{name}/{inner}"), how, overwrite, names, to_disk)
-            for path, inner in files_of(source)
-        ]
-        for file in files:  # Before staging the first: a folder is refused whole.
-            self._check_name(file.name, overwrite=overwrite)
-            size_of(file.source)
+        try:
+            files = [
+                Submission(path, check_remote_name(f"{name}/{inner}"), how, overwrite, names, to_disk)
+                for path, inner in files_of(source, is_moved=move)
+            ]
+            for file in files:  # Before staging the first: a folder is refused whole.
+                self._check_name(file.name, overwrite=overwrite)
+                size_of(file.source)
+        except OSError as error:
+            if isinstance(error, UploadError):
+                raise
+            return self._refused(name, 0, SpoolFullError(f"cannot read {source}: {error.strerror}"))
         return FolderHandle(name, self._store.uri(name), tuple(self._submit_file(file) for file in files))
 
     def submit_pointer(self, remote_name: str, target: UploadHandle) -> UploadHandle:

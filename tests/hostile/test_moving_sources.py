@@ -79,7 +79,7 @@ def test_a_file_of_a_clock_that_is_ahead_is_taken(make_file, tmp_path, monkeypat
     assert (staged.size, (tmp_path / "copy").read_bytes()) == (5, b"still")
 
 
-@pytest.mark.parametrize("bad", ["fifo", "broken link", "taken name"])
+@pytest.mark.parametrize("bad", ["fifo", "broken link", "link", "taken name"])
 def test_a_folder_is_refused_whole(make_queue, make_file, gate, tmp_path, bad):
     """Nothing of a folder is staged where one thing in it cannot be."""
     queue = make_queue(StoreThatWaits(gate), workers=1)
@@ -89,6 +89,8 @@ def test_a_folder_is_refused_whole(make_queue, make_file, gate, tmp_path, bad):
         os.mkfifo(tmp_path / "folder/m")
     elif bad == "broken link":
         (tmp_path / "folder/m").symlink_to("nowhere")
+    elif bad == "link":
+        (tmp_path / "folder/m").symlink_to("z")
     else:
         queue.submit(make_file("folder/m"), "x/m")
     before = _pending(queue)
@@ -98,6 +100,37 @@ def test_a_folder_is_refused_whole(make_queue, make_file, gate, tmp_path, bad):
 
     assert _pending(queue) == before
     assert {path.name for path in (tmp_path / "folder").iterdir()} >= {"a", "b", "z"}
+
+
+def test_linked_folders_of_a_folder_are_delivered(make_queue, make_file, tmp_path):
+    """What `done` says of a folder is true of all that is seen in it."""
+    store = MemoryStore()
+    make_file("run/checkpoints/ep1.pt", b"weights")
+    (tmp_path / "run/best").symlink_to("checkpoints")
+    (tmp_path / "run/latest.pt").symlink_to("best/ep1.pt")
+
+    make_queue(store).submit(tmp_path / "run").result(LIMIT_SECONDS)
+
+    names = ["run/best/ep1.pt", "run/checkpoints/ep1.pt", "run/latest.pt"]
+    assert store.objects == dict.fromkeys(names, b"weights")
+
+
+@pytest.mark.parametrize("call", ["scandir", "open"])
+def test_a_folder_without_a_free_descriptor_is_refused_as_a_file_is(
+    make_queue, make_file, tmp_path, monkeypatch, call
+):
+    """Training goes on with a handle in state `refused`, whether listing or opening found none."""
+    make_file("run/a")
+    queue = make_queue(MemoryStore())
+    disk = FailingDisk(tmp_path / "run", errno.EMFILE, only=(call,))
+
+    with disk.failing(monkeypatch, 1):
+        handle = queue.submit(tmp_path / "run")
+
+    assert disk.failed == call
+    assert handle.state is UploadState.REFUSED
+    assert "Too many open files" in str(handle.exception(0))
+    assert queue.submit(tmp_path / "run").result(LIMIT_SECONDS)
 
 
 @pytest.mark.parametrize("path", ["/proc/self/status", "/proc/cpuinfo"])

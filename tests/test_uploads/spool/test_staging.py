@@ -5,6 +5,7 @@ import fcntl
 import mmap
 import os
 import stat
+import subprocess
 import zlib
 
 import pytest
@@ -220,14 +221,86 @@ def test_a_file_at_rest_is_copied_without_a_wait(make_file, tmp_path, monkeypatc
 
 
 def test_files_of_a_folder_are_named_relative_to_it(make_file, tmp_path):
-    """A folder's files are found at any depth, in the order of their names.
-
-    Links to folders are left alone.
-    """
+    """A folder's files are found at any depth, in the order of their names."""
     make_file("folder/b")
     make_file("folder/a/c")
-    (tmp_path / "folder/loop").symlink_to(tmp_path / "folder")
 
     found = files_of(tmp_path / "folder")
 
     assert found == [(tmp_path / "folder/a/c", "a/c"), (tmp_path / "folder/b", "b")]
+
+
+def test_symlinks_within_a_folder_are_followed(make_file, tmp_path):
+    """A linked sub-folder, and a linked file, have the names of the links; the folder may be a link itself."""
+    make_file("folder/a/c")
+    (tmp_path / "folder/linked").symlink_to("a")
+    (tmp_path / "folder/file").symlink_to(tmp_path / "folder/a/c")
+    (tmp_path / "link").symlink_to("folder")
+
+    found = files_of(tmp_path / "link")
+
+    assert [name for _, name in found] == ["a/c", "file", "linked/c"]
+    assert {path.resolve() for path, _ in found} == {tmp_path / "folder/a/c"}
+
+
+@pytest.mark.parametrize("target", ["outside", "outside/file", "nowhere", "folder/link", "folder"])
+def test_other_symlinks_in_a_folder_are_refused(make_file, tmp_path, target):
+    """One that leads out of the folder, nowhere, to itself or to a folder above it is named in an error."""
+    make_file("folder/a")
+    make_file("outside/file")
+    (tmp_path / "folder/link").symlink_to(tmp_path / target)
+
+    with pytest.raises(InvalidSourceError, match="folder/link"):
+        files_of(tmp_path / "folder")
+
+
+def test_a_folder_whose_path_begins_as_the_submitted_one_is_outside(make_file, tmp_path):
+    """`run2` is not in `run`."""
+    make_file("run/a")
+    make_file("run2/b")
+    (tmp_path / "run/link").symlink_to(tmp_path / "run2")
+
+    with pytest.raises(InvalidSourceError, match="must lead to something in that folder"):
+        files_of(tmp_path / "run")
+
+
+def test_a_circle_over_two_symlinks_is_found(make_file, tmp_path):
+    """Each of two folders has a link to the other."""
+    make_file("folder/a/file")
+    make_file("folder/b/file")
+    (tmp_path / "folder/a/to_b").symlink_to("../b")
+    (tmp_path / "folder/b/to_a").symlink_to("../a")
+
+    with pytest.raises(InvalidSourceError, match="must not be in itself"):
+        files_of(tmp_path / "folder")
+
+
+def test_symlinks_that_multiply_are_bounded(tmp_path, monkeypatch):
+    """Forty folders with two links each to the next have more paths than anybody waits for."""
+    monkeypatch.setattr(staging, "_MAX_ITEMS", 1000)
+    for number in range(40):
+        (tmp_path / f"folder/{number}").mkdir(parents=True)
+        (tmp_path / f"folder/{number}/x").symlink_to(f"../{number + 1}")
+        (tmp_path / f"folder/{number}/y").symlink_to(f"../{number + 1}")
+    (tmp_path / "folder/40").mkdir()
+
+    with pytest.raises(InvalidSourceError, match="at most 1000 files and folders"):
+        files_of(tmp_path / "folder")
+
+
+def test_a_deep_folder_is_refused_by_the_limit_of_a_name(tmp_path):
+    """1,500 folders in one another make a name that no store takes; they end no Python with a RecursionError."""
+    place = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=place)
+        inner = os.open("d", os.O_RDONLY, dir_fd=place)
+        os.close(place)
+        place = inner
+    os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=place))
+    os.close(place)
+
+    try:
+        with pytest.raises(InvalidSourceError, match="names of at most 1024 bytes"):
+            files_of(tmp_path)
+    finally:
+        subprocess.run(["rm", "-rf", tmp_path / "d"], check=True)
