@@ -276,7 +276,7 @@ def existing(path: str | Path, *, trust: bool = False) -> Spool:
         SpoolUnusableError: It belongs to another user, or cannot be read.
     """
     spool = Spool(path)
-    if not spool.pending.is_dir():
+    if not spool.exists():
         found = itertools.chain(spool.path.glob("*/pending"), spool.path.glob("*/*/pending"))
         inner = [str(one.parent) for one in itertools.islice(found, _SPOOLS_NAMED)]
         hint = f". Spools in it: {', '.join(sorted(inner))}" if inner else ""

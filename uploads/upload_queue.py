@@ -209,7 +209,8 @@ def take_spool(path: str | Path | None, store: Store, options: dict[str, Any]) -
         spool.create()
         owner = OwnerLock(spool.queue_lock, "queue")
         try:
-            owner.acquire()
+            with spool.writing():
+                owner.acquire()
             spool.assign_store(description)
         except SpoolOwnedError:
             if path is not None:
@@ -384,7 +385,8 @@ class UploadQueue:
             self._drainer = start_drain(isolation, self.spool, store, config, self._policy, self._ledger)
         except BaseException:  # It will not be closed.
             self._owner.release()
-            raise
+            with self.spool.writing():
+                raise
         call_in_forked_children(self._forget_after_fork)
         if close_at_exit:
             atexit.register(self._close_at_exit)
@@ -679,9 +681,12 @@ class UploadQueue:
             self._drainer.add([entry.folder])
 
     def _recreate_spool(self) -> None:
-        if not self.spool.tmp.is_dir():
+        if not self.spool.can_stage():
             log_error("the spool %s was deleted; creating it again", self.spool.path)
             self.spool.create()
+        # Else another queue could take it; where one has, that one uploads what is staged too.
+        with contextlib.suppress(SpoolOwnedError, OSError):
+            self._owner.renew()
 
     def _dependency_names(self, after: Sequence[UploadHandle | FolderHandle]) -> dict[str, str]:
         """Returns the remote names of the dependencies by identifier, without those that are delivered.

@@ -12,9 +12,19 @@ from pathlib import Path
 import pytest
 
 from tests.servers.failing_disk import FailingDisk
-from tests.servers.stores import MemoryStore, StoreThatWaits
+from tests.servers.stores import MemoryStore, StoreThatFails, StoreThatWaits
 from uploads import UploadState
-from uploads.errors import SpoolFullError
+from uploads.command_line import gc, resume
+from uploads.errors import (
+    RemoteConflictError,
+    SpoolError,
+    SpoolFullError,
+    SpoolOwnedError,
+    SpoolUnusableError,
+    TransientStoreError,
+)
+from uploads.spool.entry import Entry
+from uploads.spool.spool import Spool
 
 LIMIT_SECONDS = 60
 CODES = {"full": errno.ENOSPC, "broken": errno.EIO, "no descriptors": errno.EMFILE}
@@ -63,7 +73,7 @@ def test_each_call_of_submit_may_fail(
     assert [path for path in queue.spool.tmp.iterdir() if path.is_dir()] == []
 
 
-@pytest.mark.parametrize("code", CODES.values(), ids=CODES)
+@pytest.mark.parametrize("code", [*CODES.values(), errno.EDQUOT], ids=[*CODES, "over quota"])
 def test_each_call_of_submit_pointer_may_fail(make_queue, make_file, gate, monkeypatch, code):
     """A pointer that cannot be staged is a refused handle as well."""
     queue = make_queue(StoreThatWaits(gate))
@@ -115,6 +125,159 @@ def test_each_call_of_an_upload_may_fail(make_queue, make_file, gate, monkeypatc
     assert store.objects == {name: name[1:].encode() for name in names}
     assert {outcome.remote_name for outcome in queue.spool.delivered()} == set(names)
     assert queue.spool.list_done() == []
+
+
+@pytest.mark.parametrize(
+    ("code", "is_new"),
+    [
+        (errno.ENOSPC, True),
+        (errno.EMFILE, True),
+        (errno.EDQUOT, True),
+        (errno.ENOSPC, False),
+        (errno.EIO, False),
+    ],
+    ids=["full", "no descriptors", "over quota", "full with leftovers", "broken with leftovers"],
+)
+def test_each_call_of_a_new_queue_may_fail(make_queue, make_file, tmp_path, monkeypatch, code, is_new):
+    """It opens, or says that its spool cannot be used and keeps no lock; what an earlier one left arrives."""
+    names, opened, refused = set(), 0, 0
+    store = MemoryStore()
+    for number in range(1, 100):
+        spool = tmp_path / f"spool-{number}"
+        if not is_new:
+            left = make_queue(StoreThatFails(*[TransientStoreError("down")] * 1000), spool=spool)
+            left.submit(make_file(), f"n{number}")
+            left.close(0)
+            names.add(f"n{number}")
+        disk = FailingDisk(spool, code, is_ours=_of_main_thread)
+        with disk.failing(monkeypatch, number):
+            try:
+                make_queue(store, spool=spool).close(0)
+            except SpoolUnusableError:
+                refused += 1
+            else:
+                opened += 1
+        assert make_queue(store, spool=spool).drain(LIMIT_SECONDS).is_empty
+        if not disk.failed:
+            break
+
+    assert not disk.failed
+    assert opened
+    assert refused
+    assert set(store.objects) == names
+
+
+def test_a_queue_that_is_opened_on_a_full_disk_delivers_what_is_left(
+    make_queue, make_file, tmp_path, monkeypatch
+):
+    """Only so the disk is ever emptied."""
+    left = make_queue(StoreThatFails(*[TransientStoreError("down")] * 1000))
+    left.submit(make_file(), "a")
+    left.close(0)
+    store = MemoryStore()
+    disk = FailingDisk(tmp_path / "spool", errno.ENOSPC, only=("write", "pwrite"))
+
+    with disk.failing(monkeypatch, 1, for_good=True):
+        queue = make_queue(store)
+        waiting = queue.drain(LIMIT_SECONDS).remaining
+
+    assert disk.failed
+    assert waiting == ()
+    assert store.objects == {"a": b"content"}
+
+
+@pytest.mark.parametrize(
+    "left", [(), ("tmp",), ("pending", "tmp"), ("inflight", "pending", "tmp", "done", "quarantine")]
+)
+def test_a_spool_of_which_a_part_was_deleted_is_mended(make_queue, make_file, tmp_path, left):
+    """As by a program that removes empty folders: what is submitted next is delivered, and what fails is kept."""
+    store = MemoryStore()
+    queue = make_queue(store)
+    queue.submit(make_file(), "a").result(LIMIT_SECONDS)
+    for path in queue.spool.path.iterdir():
+        if path.is_dir() and path.name not in left:
+            shutil.rmtree(path)
+
+    delivered = queue.submit(make_file(), "b").result(LIMIT_SECONDS)
+    failed = queue.submit(make_file(content=b"other"), "a").exception(LIMIT_SECONDS)
+    queue.close(LIMIT_SECONDS)
+
+    assert delivered.state is UploadState.DONE
+    assert isinstance(failed, RemoteConflictError)
+    assert len(queue.spool.list_failed()[UploadState.CONFLICT]) == 1
+    assert [outcome.remote_name for outcome in queue.spool.delivered()] == ["a", "b"]
+    assert queue.spool.list_unfinished() == ([], [])
+
+
+def test_a_file_in_a_spool_of_which_only_tmp_is_left_is_delivered(make_file, tmp_path):
+    """A process took it by rename and was killed: `resume` with the name of the store brings it there."""
+    spool = Spool(tmp_path / "spool")
+    spool.create()
+    staged = spool.new_folder()
+    make_file("source", b"moved").rename(staged / "data")
+    spool.write_manifest(
+        staged,
+        Entry(
+            "1" * 16,
+            1,
+            "a",
+            overwrite=False,
+            size=5,
+            crc32=None,
+            staging="moved",
+            source="",
+            after={},
+            submitted_at="",
+        ),
+    )
+    for path in spool.path.iterdir():
+        if path != spool.tmp:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    store = MemoryStore()
+
+    code = resume(spool.path, store=store)
+
+    assert (code, store.objects) == (0, {"a": b"moved"})
+
+
+def test_a_deleted_spool_stays_the_queues_own(make_queue, make_file):
+    """The lock that was deleted protects nothing: with the spool it is taken anew."""
+    queue = make_queue(MemoryStore())
+    shutil.rmtree(queue.spool.path)
+
+    queue.submit(make_file(), "a").result(LIMIT_SECONDS)
+
+    with pytest.raises(SpoolOwnedError):
+        make_queue(MemoryStore())
+
+
+def test_files_in_a_folder_of_the_user_are_left_alone(make_queue, tmp_path):
+    """Somebody names a project as the spool, in which `tmp/` is the user's own."""
+    for name in ("tmp/notes.txt", "tmp/cache/array.npy", f"tmp/{'0' * 32}"):
+        (tmp_path / "project" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "project" / name).write_bytes(b"mine")
+
+    make_queue(MemoryStore(), spool=tmp_path / "project").close(LIMIT_SECONDS)
+    removed = gc(tmp_path / "project", failed=True)
+
+    assert removed == {"half_staged": 0, "failed": 0}
+    assert sorted(path.name for path in (tmp_path / "project/tmp").rglob("*")) == [
+        "0" * 32,
+        "array.npy",
+        "cache",
+        "notes.txt",
+    ]
+
+
+def test_a_folder_that_is_no_spool_is_not_made_one(tmp_path):
+    """`gc` and `resume` in the wrong folder say so, also where it has a folder `tmp/`."""
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp/notes.txt").write_bytes(b"mine")
+
+    with pytest.raises(SpoolError, match="is not a spool"):
+        gc(tmp_path)
+
+    assert [path.name for path in tmp_path.rglob("*")] == ["tmp", "notes.txt"]
 
 
 def test_a_spool_that_was_deleted_is_recreated_for_a_pointer(make_queue, make_file, tmp_path):

@@ -39,7 +39,7 @@ def stage_copy(source, target):
 
 
 def _pending(queue):
-    return [*queue.spool.list_pending(), *queue.spool.list_inflight()]
+    return sorted({*queue.spool.list_pending(), *queue.spool.list_inflight()})
 
 
 @pytest.mark.parametrize("size", [65_536, 1_200_000, 3_000_000])

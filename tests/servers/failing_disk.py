@@ -31,10 +31,11 @@ class FailingDisk:
         self._only = only
         self._number = 0
         self._is_short = False
+        self._is_for_good = False
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
-    def failing(self, patch, number: int, *, short: bool = False):
+    def failing(self, patch, number: int, *, short: bool = False, for_good: bool = False):
         """Within the block the call of this number fails.
 
         A write takes half of its bytes before, where it is to be short.
@@ -43,8 +44,10 @@ class FailingDisk:
             patch: pytest's monkeypatch.
             number: From 1.
             short: Only half of what is written goes there, and the next write fails.
+            for_good: All later calls fail too.
         """
         self.count, self.failed, self._number, self._is_short = 0, "", number, short
+        self._is_for_good = for_good
         with patch.context() as context:
             for name in self._only:
                 context.setattr(os, name, self._failing(name, getattr(os, name)))
@@ -65,7 +68,7 @@ class FailingDisk:
                 return real(where, *arguments, **options)
             with self._lock:
                 self.count += 1
-                is_now = self.count == self._number
+                is_now = self.count == self._number or (self._is_for_good and self.count > self._number)
                 is_short = is_now and self._is_short and name in _WRITES
                 if is_now:
                     self.failed = name

@@ -18,7 +18,13 @@ from typing import Any
 
 import attrs
 
-from uploads.errors import BytesCorruptError, ManifestError, TransientStoreError
+from uploads.errors import (
+    BytesCorruptError,
+    ManifestError,
+    SpoolUnusableError,
+    TransientStoreError,
+    UploadError,
+)
 from uploads.handle import Outcome, UploadState
 from uploads.messages import log_error, log_warning
 from uploads.redaction import redact
@@ -365,15 +371,21 @@ class Drain:
     def _record(self, folder: str, outcome: Outcome) -> None:
         """Moves an entry that has ended out of the spool; at a later tick if the disk is full now."""
         try:
-            self._spool.settle(folder, outcome)
-        except FileNotFoundError:
-            pass  # The spool was deleted; the store has the bytes.
-        except OSError as error:
-            self._log_once(
-                "unrecorded", f"cannot record deliveries in the spool ({error.strerror}); retrying"
-            )
+            self._move_out(folder, outcome)
+        except (OSError, SpoolUnusableError) as error:
+            what = getattr(error, "strerror", None) or error
+            self._log_once("unrecorded", f"cannot record deliveries in the spool ({what}); retrying")
             with self._counting:
                 self._unrecorded[folder] = outcome
+
+    def _move_out(self, folder: str, outcome: Outcome) -> None:
+        try:
+            self._spool.settle(folder, outcome)
+        except FileNotFoundError:
+            if (self._spool.inflight / folder).is_dir():  # What is missing is a folder of the spool.
+                self._spool.create()
+                self._spool.settle(folder, outcome)
+            # Else it was deleted; the store has the bytes.
 
     def _retry_records(self) -> None:
         with self._counting:
@@ -388,6 +400,8 @@ class Drain:
         if isinstance(error, FileNotFoundError) and self._spool.place_of(folder) is None:
             self._handle_lost(folder)
             return
+        if isinstance(error, FileNotFoundError) and not isinstance(error, UploadError):
+            self._spool.create()  # What is missing is a folder of the spool, and not the entry.
         counts = self._counts_of(folder)
         decision = classify_failure(error, counts, self._policy, self._health.successes)
         if isinstance(error, BytesCorruptError):  # Read again, not trusted.

@@ -3,6 +3,7 @@
 The kernel's lock decides, never the process id in the file: ids are reused after a reboot.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -14,7 +15,7 @@ from typing import Any, Self
 
 import attrs
 
-from uploads.disk import IRREGULAR, closing, open_regular, try_lock, unlock
+from uploads.disk import IRREGULAR, closing, is_open_file, open_regular, try_lock, unlock
 from uploads.errors import SpoolOwnedError
 
 __all__ = ["OwnerLock", "owner_of"]
@@ -47,21 +48,40 @@ class OwnerLock:
         Raises:
             SpoolOwnedError: Another process holds it; the message says which.
         """
-        descriptor = open_regular(self._path, os.O_RDWR | os.O_CREAT)
-        try:
-            self._lock(descriptor)
-        except BaseException:
-            os.close(descriptor)
-            raise
+        while True:
+            descriptor = open_regular(self._path, os.O_RDWR | os.O_CREAT)
+            try:
+                self._lock(descriptor)
+                is_named = is_open_file(descriptor)(str(self._path))
+            except BaseException:
+                os.close(descriptor)
+                raise
+            if is_named:
+                break
+            os.close(
+                descriptor
+            )  # It was deleted before it was locked: others lock the file that is there now.
         about = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "role": self._role,
             "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(about).encode(), 0)
+        with contextlib.suppress(OSError):  # A full disk: the lock holds without the text.
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(about).encode(), 0)
         self._descriptor = descriptor
+
+    def renew(self) -> None:
+        """Locks the file anew where the one that is locked was deleted; does nothing if none is held.
+
+        Raises:
+            SpoolOwnedError: Another process holds the new one.
+        """
+        held = self._descriptor
+        if held is not None and not is_open_file(held)(str(self._path)):
+            self.acquire()
+            os.close(held)
 
     def _lock(self, descriptor: int) -> None:
         """Takes the lock; waits for `owner_of` in other processes, which holds it, shared, for an instant."""
@@ -86,7 +106,8 @@ class OwnerLock:
     def release(self) -> None:
         """Releases the lock; does nothing if it is not held."""
         if self._descriptor is not None:
-            os.ftruncate(self._descriptor, 0)
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, 0)
             unlock(self._descriptor)
             self.forget()
 

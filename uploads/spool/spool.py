@@ -69,7 +69,7 @@ from uploads.disk import (
     unlink,
     write_new,
 )
-from uploads.errors import ManifestError, SpoolUnusableError
+from uploads.errors import ManifestError, SpoolUnusableError, UploadError
 from uploads.handle import Outcome, UploadState
 from uploads.messages import log_error, log_warning
 from uploads.stores.uri import identity_of
@@ -91,11 +91,13 @@ from .entry import (
 __all__ = ["FAILED_STATES", "Spool"]
 
 
+_FORMAT = "uploads-spool"
 _VERSION = 1
 _LOG_BYTES = 16 << 20  # Of about 40,000 entries.
 _LINE_BYTES = 1 << 20
 _FOLDER = re.compile(rb'"folder": "(\d{12}-[0-9a-f]{16}-[0-9a-f]{16})"')
 _IDENTIFIER = re.compile(rb'"identifier": "([0-9a-f]{16})"')
+_STAGED = re.compile(r"[0-9a-f]{32}")
 _IN_THE_WAY = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR}
 _STAGING_LOCK_SECONDS = 0.1  # A sweep holds it for an instant.
 _MAX_LOOKS = 10  # An entry moves a few times in its life; one without a manifest is not looked for forever.
@@ -155,7 +157,7 @@ class Spool:
             SpoolUnusableError: It cannot be written, is from a newer version, or is not this user's (see
                 `check_owner`).
         """
-        with self._writing():
+        with self.writing():
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not trust:  # Before anything is created in another user's spool.
                 self._check_user()
@@ -175,6 +177,21 @@ class Spool:
                 self.path,
                 kind,
             )
+
+    def can_stage(self) -> bool:
+        """Returns whether the folders are there that `staging` and `publish` need."""
+        return all(os.path.isdir(folder) for folder in (self.pending, self.tmp))  # noqa: PTH112  # at each submit
+
+    def exists(self) -> bool:
+        """Returns whether this is a spool, perhaps one of which a part was deleted.
+
+        A folder `tmp/` alone may be anybody's; what was staged in it is ours.
+        """
+        return (
+            self.pending.is_dir()
+            or read_json(self._description).get("format") == _FORMAT
+            or any(_is_staged_folder(path) for path in _children(self.tmp))
+        )
 
     def check_owner(self, *, trust: bool = False) -> None:
         """Checks that no other user controls the spool: its folders are no symlinks and belong to this user.
@@ -224,15 +241,16 @@ class Spool:
                 f"Choose another spool, or upload them first: python -m uploads resume {self.path}"
             )
         if known != store:
-            with self._writing():
-                replace_json(
-                    self._description, {"format": "uploads-spool", "version": _VERSION, "store": store}
-                )
+            with self.writing():
+                replace_json(self._description, {"format": _FORMAT, "version": _VERSION, "store": store})
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    def writing(self) -> Iterator[None]:
+        """Raises SpoolUnusableError where the block raises an OSError that is not one of ours."""
         try:
             yield
+        except UploadError:
+            raise
         except OSError as error:
             raise SpoolUnusableError(
                 f"a spool must be a writable folder, got {self.path}: {error.strerror}. "
@@ -372,7 +390,9 @@ class Spool:
 
         The kernel releases the lock of a dead process; process ids and host names are reused.
         """
-        found = _children(self.tmp)  # Before the lock is tried: what is staged from then on is not among it.
+        # Before the lock is tried: what is staged from then on is not among it. Anything else in a folder of
+        # this name may be the user's.
+        found = [path for path in _children(self.tmp) if _is_staged_folder(path)]
         if not found:
             return []
         try:
@@ -396,10 +416,7 @@ class Spool:
             if entry is not None:
                 self._move_entry(folder, self.pending / entry.folder)
                 continue
-            if folder.is_symlink() or not folder.is_dir():  # `rmtree` waits for the other end of a FIFO.
-                folder.unlink(missing_ok=True)
-            else:
-                shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
             swept += 1
         return swept
 
@@ -708,6 +725,11 @@ def _children(folder: Path) -> list[Path]:
         return list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def _is_staged_folder(path: Path) -> bool:
+    """Returns whether this is a folder that `Spool.new_folder` made."""
+    return _STAGED.fullmatch(path.name) is not None and path.is_dir() and not path.is_symlink()
 
 
 def _entries(folder: Path) -> Iterator[str]:
