@@ -110,6 +110,7 @@ _LOCK_RETRY_SECONDS = 0.001
 _MAX_LEAF_CHARACTERS = 50  # At most 200 of the 255 bytes of a name.
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _NO_NOREPLACE = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP}
 _FICLONE = 0x40049409  # ioctl_ficlone(2)
 _NOT_REGULAR = {errno.ENXIO, errno.ENODEV}
@@ -560,8 +561,27 @@ def rename_new(source: str, target: str) -> None:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), source, None, target)
         rename(source, target)
     else:
+        _rename_file_new(source, target)
+
+
+def _rename_file_new(source: str, target: str) -> None:
+    try:
         os.link(source, target, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+    else:
         unlink(source)
+        return
+    # FUSE: an empty file takes the name, which no other program can have then, and is replaced at once.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with closing(os.open(target, flags, PRIVATE_MODE)) as held:
+        try:
+            rename(source, target)
+        except OSError:
+            if is_open_file(held)(target):
+                unlink(target)
+            raise
 
 
 # Copying.

@@ -1,14 +1,27 @@
 """Downloads a file from a store: verified, named atomically, resumed after a broken connection."""
 
+import contextlib
 import hashlib
 import os
+import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .disk import crc32_of
+from .disk import (
+    closing,
+    crc32_of,
+    is_open_file,
+    link_open,
+    open_regular,
+    remove_if,
+    rename,
+    rename_new,
+    try_lock,
+    write_all,
+)
 from .drain.retry import RetryPolicy
 from .errors import BytesCorruptError, InvalidRemoteNameError, RemoteNotFoundError, TransientStoreError
 from .names import check_remote_name
@@ -25,6 +38,8 @@ _TRIES_WITHOUT_PROGRESS = 8
 _MAX_POINTER_BYTES = 4096
 # A smaller download is over before its bar is read.
 _BYTES_OF_A_BAR = 1 << 20
+_LEAF_CHARACTERS = 50  # At most 200 of the 255 bytes of a name.
+_MODE = 0o666  # Less the umask.
 
 
 def download_file(
@@ -64,10 +79,11 @@ def download_file(
         BytesCorruptError: What arrived is not what was uploaded.
         TransientStoreError: Eight tries in a row brought not one byte.
         StoreError: Any other.
+        OSError: The destination could not be written.
     """
     destination = Path(destination)
     if destination.exists() and not overwrite:
-        raise FileExistsError(f"{destination} exists. Use overwrite=True to replace it.")
+        raise _exists(destination)
     if store is None:
         store, name = open_object(name)
     elif isinstance(store, str | Path):
@@ -76,17 +92,10 @@ def download_file(
     if found.sha256 is None and isinstance(store, Checksumming):
         found = store.head_with_checksum(found.name) or found
     destination.parent.mkdir(parents=True, exist_ok=True)
-    partial = destination.with_name(f".{destination.name[:100]}.{uuid.uuid4().hex}.partial")
-    try:
+    with _new_file(destination, overwrite=overwrite) as descriptor:
         with _bar(found, shown=progress_bar) as bar:
-            _fetch(store, found, partial, bar, policy or RetryPolicy(), sleep)
-        _verify(found, partial)
-        if overwrite:
-            partial.replace(destination)
-        else:
-            os.link(partial, destination)  # Unlike a rename, fails if the file exists by now.
-    finally:
-        partial.unlink(missing_ok=True)
+            _fetch(store, found, descriptor, bar, policy or RetryPolicy(), sleep)
+        _verify(found, descriptor)
     return destination
 
 
@@ -142,47 +151,146 @@ def read_pointer(store: Store, pointer: str) -> str:
     return text.decode(errors="replace").strip()
 
 
+def _new_file(destination: Path, *, overwrite: bool) -> contextlib.AbstractContextManager[int]:
+    """Returns a context with the descriptor of a new file, which becomes the destination when it ends.
+
+    Until then the file has no name, and is gone with this process, however that ends. Where the system or the
+    file system cannot do that (macOS, NFS, FUSE), it has the name `.NAME.NUMBER.partial`, and what a killed
+    process left is removed by the next download to the same destination.
+    """
+    nameless = getattr(os, "O_TMPFILE", 0)
+    if nameless and os.path.isdir("/proc/self/fd"):  # noqa: PTH112  # a fixed path
+        with contextlib.suppress(
+            OSError
+        ):  # Any other than "not supported" comes again, and is raised, there.
+            descriptor = os.open(destination.parent, nameless | os.O_RDWR | os.O_CLOEXEC, _MODE)
+            return _naming(destination, descriptor, overwrite=overwrite)
+    return _renaming(destination, overwrite=overwrite)
+
+
+@contextlib.contextmanager
+def _naming(destination: Path, descriptor: int, *, overwrite: bool) -> Iterator[int]:
+    with closing(descriptor):
+        yield descriptor
+        try:
+            link_open(descriptor, destination)
+        except FileExistsError:
+            if not overwrite:
+                raise _exists(destination) from None
+            partial = _partial_of(destination)
+            link_open(descriptor, partial)
+            _replace(destination, descriptor, partial)
+
+
+@contextlib.contextmanager
+def _renaming(destination: Path, *, overwrite: bool) -> Iterator[int]:
+    _sweep(destination)
+    descriptor, partial = _locked(destination)
+    with closing(descriptor):
+        try:
+            yield descriptor
+        except BaseException:
+            _remove(partial, descriptor)
+            raise
+        if overwrite:
+            _replace(destination, descriptor, partial)
+            return
+        try:
+            rename_new(partial, str(destination))
+        except OSError as error:
+            _remove(partial, descriptor)
+            if isinstance(error, FileExistsError):
+                raise _exists(destination) from None
+            raise
+
+
+def _replace(destination: Path, descriptor: int, partial: str) -> None:
+    try:
+        rename(partial, str(destination))
+    except OSError:
+        _remove(partial, descriptor)
+        raise
+
+
+def _remove(partial: str, descriptor: int) -> None:
+    with contextlib.suppress(OSError):
+        remove_if(partial, is_open_file(descriptor))
+
+
+def _partial_of(destination: Path) -> str:
+    return str(destination.with_name(f".{destination.name[:_LEAF_CHARACTERS]}.{uuid.uuid4().hex}.partial"))
+
+
+def _locked(destination: Path) -> tuple[int, str]:
+    """Creates a file that no other download to the same destination sweeps."""
+    while True:
+        partial = _partial_of(destination)
+        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
+        try:
+            is_ours = try_lock(descriptor) and is_open_file(descriptor)(partial)
+        except OSError:  # No locks here: nothing is swept either.
+            is_ours = True
+        if is_ours:
+            return descriptor, partial
+        os.close(descriptor)  # It was swept before it was locked.
+
+
+def _sweep(destination: Path) -> None:
+    """Removes what killed processes left of downloads to this destination."""
+    is_partial = re.compile(re.escape(f".{destination.name[:_LEAF_CHARACTERS]}.") + r"[0-9a-f]{32}\.partial")
+    with os.scandir(destination.parent) as listing:
+        left = [item.path for item in listing if is_partial.fullmatch(item.name)]
+    for path in left:
+        with contextlib.suppress(OSError), closing(open_regular(path)) as descriptor:
+            if try_lock(descriptor):
+                remove_if(path, is_open_file(descriptor))
+
+
+def _exists(destination: Path) -> FileExistsError:
+    return FileExistsError(f"{destination} exists. Use overwrite=True to replace it.")
+
+
 def _fetch(
     store: Store,
     found: RemoteObject,
-    partial: Path,
+    descriptor: int,
     bar: Any,
     policy: RetryPolicy,
     sleep: Callable[[float], None],
 ) -> None:
-    failures = 0
-    with partial.open("wb") as stream:
-        while True:
-            before = stream.tell()
-            try:
-                for chunk in store.get(found.name, offset=before, version=found.version):
-                    stream.write(chunk)
-                    bar.update(len(chunk))
-            except TransientStoreError as error:
-                failures = failures + 1 if stream.tell() == before else 1
-                if failures >= _TRIES_WITHOUT_PROGRESS:
-                    raise
-                sleep(policy.delay_seconds(failures, error.retry_after_seconds))
-            else:
-                if stream.tell() >= found.size or stream.tell() == before:
-                    break  # Complete, or no progress: see _verify.
-        stream.flush()
-        os.fsync(stream.fileno())
+    failures = done = 0
+    while True:
+        before = done
+        try:
+            for chunk in store.get(found.name, offset=before, version=found.version):
+                write_all(descriptor, chunk)
+                done += len(chunk)
+                bar.update(len(chunk))
+        except TransientStoreError as error:
+            failures = failures + 1 if done == before else 1
+            if failures >= _TRIES_WITHOUT_PROGRESS:
+                raise
+            sleep(policy.delay_seconds(failures, error.retry_after_seconds))
+        else:
+            if done >= found.size or done == before:
+                break  # Complete, or no progress: see _verify.
+    os.fsync(descriptor)
 
 
-def _verify(found: RemoteObject, partial: Path) -> None:
-    size = partial.stat().st_size
+def _verify(found: RemoteObject, descriptor: int) -> None:
+    size = os.fstat(descriptor).st_size
     if size != found.size:
         raise BytesCorruptError(f"{found.name!r} has {size} bytes, expected {found.size}")
-    with partial.open("rb") as stream:
-        if found.sha256 is not None:
+    if found.sha256 is not None:
+        with open(descriptor, "rb", closefd=False) as stream:
+            stream.seek(0)
             sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-            if sha256 != found.sha256:
-                raise BytesCorruptError(f"{found.name!r} has SHA-256 {sha256}, expected {found.sha256}")
-        elif found.crc32 is not None:
-            crc32 = crc32_of(stream.fileno())
-            if crc32 != found.crc32:
-                raise BytesCorruptError(f"{found.name!r} has CRC-32 {crc32:08x}, expected {found.crc32:08x}")
+        if sha256 != found.sha256:
+            raise BytesCorruptError(f"{found.name!r} has SHA-256 {sha256}, expected {found.sha256}")
+    elif found.crc32 is not None:
+        crc32 = crc32_of(descriptor)
+        if crc32 != found.crc32:
+            raise BytesCorruptError(f"{found.name!r} has CRC-32 {crc32:08x}, expected {found.crc32:08x}")
 
 
 def _bar(found: RemoteObject, *, shown: bool) -> Any:

@@ -1,16 +1,24 @@
 """A file back from a store."""
 
+import contextlib
+import ctypes
+import errno
 import hashlib
 import os
+import signal
+import subprocess
+import sys
 
 import pytest
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.s3.models import s3_backends
 
+from tests.servers.failing_disk import FailingDisk
 from tests.servers.fault_proxy import Answer, Reset, Truncate
 from tests.servers.s3_servers import BUCKET
 from tests.servers.stores import MemoryStore
 from uploads import LocalStore, RetryPolicy, download_file, open_store
+from uploads.disk import rename_new
 from uploads.errors import BytesCorruptError, RemoteNotFoundError, TransientStoreError
 from uploads.stores import Body, RemoteObject
 
@@ -317,3 +325,133 @@ def test_an_object_of_parts_is_compared_with_the_checksum_of_the_store(
     with pytest.raises(BytesCorruptError, match="has CRC-32"):
         download_file(handle.uri, tmp_path / "bad", progress_bar=False)
     assert not (tmp_path / "bad").exists()
+
+
+@pytest.fixture(params=["nameless", "named"])
+def temporary(request, monkeypatch):
+    """Whether the file has a name before it is complete, as where the file system can do no better."""
+    if request.param == "named":
+        monkeypatch.delattr(os, "O_TMPFILE")
+    return request.param
+
+
+def test_a_long_name_is_counted_in_bytes(store, tmp_path, temporary):
+    """Sixty emoji are 240 bytes, which a file system takes: so the file beside it has a shorter name."""
+    path = download_file(
+        "folder/name", tmp_path / "out" / ("\N{ROCKET}" * 60), store=store, progress_bar=False
+    )
+
+    assert path.read_bytes() == LARGE
+    assert list((tmp_path / "out").iterdir()) == [path]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_destination_that_appears_meanwhile_is_kept_unless_asked(tmp_path, temporary, overwrite):
+    """Of two that write one file, the second is told, and nothing else stays."""
+    target = tmp_path / "out/file"
+
+    class StoreThatIsSlow(MemoryStore):
+        def head(self, name):
+            return RemoteObject(name, 5)
+
+        def get(self, name, offset=0, version=None):
+            target.write_bytes(b"mine")
+            yield b"bytes"
+
+    with contextlib.nullcontext() if overwrite else pytest.raises(FileExistsError, match="overwrite=True"):
+        download_file("a", target, store=StoreThatIsSlow(), overwrite=overwrite, progress_bar=False)
+
+    assert target.read_bytes() == (b"bytes" if overwrite else b"mine")
+    assert [path.name for path in target.parent.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("can_rename", [True, False], ids=["rename", "neither"])
+def test_a_file_system_without_hard_links_keeps_the_file(store, tmp_path, monkeypatch, can_rename):
+    """FAT, exFAT and FUSE: a rename that replaces nothing names it, or an empty file that is replaced."""
+
+    def link(*_, **__):
+        raise OSError(errno.EPERM, "no hard links here")
+
+    monkeypatch.delattr(os, "O_TMPFILE")
+    monkeypatch.setattr(os, "link", link)
+    if not can_rename:
+        monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: None)
+
+    download_file("folder/name", tmp_path / "out/file", store=store, progress_bar=False)
+    with pytest.raises(FileExistsError):
+        rename_new(str(tmp_path / "staged"), str(tmp_path / "out/file"))
+
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["file"]
+    assert (tmp_path / "out/file").read_bytes() == LARGE
+
+
+KILLED = """
+import os, sys
+from uploads import download_file
+from uploads.stores import RemoteObject
+if sys.argv[2] == "named":
+    del os.O_TMPFILE
+class Half:
+    def head(self, name):
+        return RemoteObject(name, 8)
+    def get(self, name, offset=0, version=None):
+        yield b"half"
+        print("half", flush=True)
+        sys.stdin.read()
+    def put(self): pass
+download_file("a", sys.argv[1], store=Half(), progress_bar=False)
+"""
+
+
+def test_downloads_that_are_killed_leave_nothing_that_grows(store, tmp_path, temporary):
+    """Without a name nothing is left; with one, the next download to the same file removes it, but none of a living one."""
+    (tmp_path / "out").mkdir()
+    arguments = [sys.executable, "-c", KILLED, tmp_path / "out/file", temporary]
+    with contextlib.ExitStack() as running:
+        killed, living = (
+            running.enter_context(subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            for _ in range(2)
+        )
+        for child in (killed, living):
+            child.stdout.readline()
+        killed.send_signal(signal.SIGTERM)
+        killed.wait(60)
+        left = len(list((tmp_path / "out").iterdir()))
+
+        download_file("folder/name", tmp_path / "out/file", store=store, progress_bar=False)
+
+        names = [path.name for path in (tmp_path / "out").iterdir()]
+        living.kill()
+
+    assert left == (2 if temporary == "named" else 0)
+    assert len(names) == (2 if temporary == "named" else 1)
+    assert (tmp_path / "out/file").read_bytes() == LARGE
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
+def test_each_call_of_a_download_may_fail(tmp_path, monkeypatch, temporary, code):
+    """A disk that fails is an error of the caller's, and leaves neither a destination nor a partial file."""
+    store = MemoryStore()
+    store.objects["a"] = b"content"
+    (tmp_path / "out").mkdir()
+    disk = FailingDisk(tmp_path / "out", code)
+    raised = 0
+    for number in range(1, 100):
+        target = tmp_path / f"out/file-{number}"
+        with disk.failing(monkeypatch, number):
+            try:
+                download_file("a", target, store=store, progress_bar=False)
+            except OSError as error:
+                raised += 1
+                assert error.errno == code  # noqa: PT017  # it need not be raised
+                assert not target.exists()
+            else:
+                assert target.read_bytes() == b"content"
+        if not disk.failed:
+            break
+    target.unlink()
+
+    assert not disk.failed
+    assert raised
+    left = [path.name for path in (tmp_path / "out").iterdir() if not path.name.startswith("file-")]
+    assert left == []
