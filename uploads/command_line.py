@@ -482,7 +482,7 @@ def _run(command: Callable[[argparse.Namespace], _Answer], options: argparse.Nam
     except SpoolOwnedError as error:
         _print([str(error)], sys.stderr)
         return EXIT_OWNED
-    except (UploadError, ValueError, ImportError) as error:
+    except (UploadError, OSError, ValueError, ImportError) as error:
         _print([str(error)], sys.stderr)
         return EXIT_FAILED
     _print(map(one_line_json, json.dumps(value, indent=2).split("\n")) if options.json else lines)

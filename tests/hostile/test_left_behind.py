@@ -2,21 +2,27 @@
 
 import errno
 import fcntl
+import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.servers.stores import MemoryStore
+from uploads.command_line import resume
+from uploads.drain.drain import Drain
 from uploads.errors import TransientStoreError
 from uploads.handle import UploadState
-from uploads.spool.entry import read_attempts
+from uploads.spool.entry import Entry, read_attempts
 from uploads.spool.ownership import OwnerLock, owner_of
 from uploads.spool.spool import Spool
+from uploads.spool.staging import DiskQuota, Stager, Submission
 
 LIMIT_SECONDS = 120
 
@@ -321,3 +327,77 @@ def test_a_left_spool_that_is_damaged_keeps_no_other_waiting(three_ranks, make_q
 
     assert sorted(store.objects) == ["rank0", "rank2"]
     assert [(one.spool, one.remaining) for one in backlog.left_behind] == [(damaged.path, ("rank1",))]
+
+
+def test_a_spool_on_nfs_is_finished_by_another_machine(tmp_path, make_file):
+    """One host took a file with zeros in it and died before the checksum was noted; on NFS its bytes are on the server, whatever the boot of the other host."""
+    (tmp_path / "mounts").write_text("22 1 0:20 / / rw shared:1 - nfs4 server:/home rw\n")
+    spools = [
+        Spool(tmp_path / "spool", boot=boot, mounts=tmp_path / "mounts") for boot in ("one host", "another")
+    ]
+    spools[0].create()
+    content = b"x" + bytes(2 << 20)
+    quota = DiskQuota(tmp_path, spool_bytes=None, free_bytes=0, wait_seconds=0.0, clock=time.monotonic)
+    submission = Submission(make_file(content=content), "a", "move")
+    Stager(spools[0], quota).stage("1" * 16, submission, len(content), register=lambda _: None)
+    store = MemoryStore()
+
+    drain = Drain(spools[1], store)
+    drain.start()
+    drain.wait_idle(LIMIT_SECONDS)
+    drain.stop(LIMIT_SECONDS)
+
+    assert store.objects == {"a": content}
+
+
+def test_a_process_id_that_was_given_again_holds_no_lock(make_queue, make_file):
+    """The lock files of a killed process name an id that a living process has now: this one."""
+    first = make_queue(MemoryStore())
+    spool = first.spool
+    first.close(LIMIT_SECONDS)
+    for lock in (spool.queue_lock, spool.drain_lock):
+        lock.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "role": "queue"}))
+
+    handle = make_queue(MemoryStore()).submit(make_file(), "a")
+
+    assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
+
+
+@pytest.mark.parametrize(
+    "older",
+    [
+        {"after": [], "after_names": []},
+        {"after": ["2" * 16], "after_names": ["target"]},
+        {"after": [], "boot": None, "store": None},
+    ],
+    ids=["names", "dependency", "first"],
+)
+def test_an_entry_of_a_development_version_is_delivered(tmp_path, older):
+    """Its manifest listed the dependencies, and their names beside them; the first had neither boot nor store."""
+    spool = Spool(tmp_path / "spool")
+    spool.create()
+    staged = spool.tmp / f"host-123-{'a' * 32}"
+    staged.mkdir()
+    (staged / "data").write_bytes(b"moved")
+    entry = Entry(
+        "1" * 16,
+        1,
+        "a",
+        overwrite=False,
+        size=5,
+        crc32=None,
+        staging="moved",
+        source="",
+        after={},
+        submitted_at="",
+    )
+    record = json.loads(entry.to_text()) | older
+    (staged / "entry.json").write_text(
+        json.dumps({key: value for key, value in record.items() if value is not None or key == "crc32"})
+    )
+    store = MemoryStore()
+    store.objects["target"] = b""
+
+    code = resume(spool.path, store=store)
+
+    assert (code, store.objects) == (0, {"a": b"moved", "target": b""})

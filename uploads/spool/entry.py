@@ -175,6 +175,8 @@ class Entry:
                     f"a manifest must have version {_VERSION}, got {version!r}. "
                     "Use the release that wrote it."
                 )
+            if isinstance(record["after"], list):  # As development versions wrote it, beside the names.
+                record["after"] = dict(zip(record["after"], record.pop("after_names", ()), strict=True))
             entry = cls(**record)
             _check(entry)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

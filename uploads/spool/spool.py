@@ -97,7 +97,8 @@ _LOG_BYTES = 16 << 20  # Of about 40,000 entries.
 _LINE_BYTES = 1 << 20
 _FOLDER = re.compile(rb'"folder": "(\d{12}-[0-9a-f]{16}-[0-9a-f]{16})"')
 _IDENTIFIER = re.compile(rb'"identifier": "([0-9a-f]{16})"')
-_STAGED = re.compile(r"[0-9a-f]{32}")
+_STAGED = re.compile(r"(?:.+-\d+-)?[0-9a-f]{32}\d*(?:-\d+)?")  # Development versions added host, pid, number.
+_FLUSHED_BY_CLOSE = {"nfs", "nfs4"}
 _IN_THE_WAY = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR}
 _STAGING_LOCK_SECONDS = 0.1  # A sweep holds it for an instant.
 _MAX_LOOKS = 10  # An entry moves a few times in its life; one without a manifest is not looked for forever.
@@ -125,7 +126,7 @@ class Spool:
         self._mounts = mounts
         self._log_bytes = log_bytes
         self._log_lock = threading.Lock()  # Guards delivered.jsonl: one line at a time.
-        self.boot = boot_id() if boot is None else boot
+        self._boot = boot
         self.path = Path(path).absolute()
         self.tmp = self.path / "tmp"
         self.pending = self.path / "pending"
@@ -145,6 +146,16 @@ class Spool:
         self._quarantine_folder = self.path / "quarantine"
         self._status = self.path / "status.json"
         self._description = self.path / "spool.json"
+
+    @functools.cached_property
+    def boot(self) -> str:
+        """The present boot of the machine, whose end may cost bytes that are in its page cache alone.
+
+        Empty on NFS: there a file that was closed is on the server, and several machines share the spool.
+        """
+        if file_system_of(self.path, self._mounts) in _FLUSHED_BY_CLOSE:
+            return ""
+        return boot_id() if self._boot is None else self._boot
 
     def create(self, store: dict[str, Any] | None = None, *, trust: bool = False) -> None:
         """Creates missing folders with access for this user only; existing ones keep their permissions.
