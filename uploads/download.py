@@ -238,7 +238,8 @@ def _locked(destination: Path) -> tuple[int, str]:
 def _sweep(destination: Path) -> None:
     """Removes what killed processes left of downloads to this destination."""
     is_partial = re.compile(re.escape(f".{destination.name[:_LEAF_CHARACTERS]}.") + r"[0-9a-f]{32}\.partial")
-    with os.scandir(destination.parent) as listing:
+    left: list[str] = []
+    with contextlib.suppress(OSError), os.scandir(destination.parent) as listing:
         left = [item.path for item in listing if is_partial.fullmatch(item.name)]
     for path in left:
         with contextlib.suppress(OSError), closing(open_regular(path)) as descriptor:

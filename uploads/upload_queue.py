@@ -478,6 +478,8 @@ class UploadQueue:
             return self._submit_file(
                 Submission(source, name, how, overwrite=overwrite, after=names, to_disk=to_disk, crc32=crc32)
             )
+        if self.spool.path.resolve().is_relative_to(source.resolve()):
+            raise InvalidSourceError(f"a folder to submit must not hold the queue's spool, got {source}")
         try:
             files = [
                 Submission(path, check_remote_name(f"{name}/{inner}"), how, overwrite, names, to_disk)

@@ -115,6 +115,17 @@ def test_linked_folders_of_a_folder_are_delivered(make_queue, make_file, tmp_pat
     assert store.objects == dict.fromkeys(names, b"weights")
 
 
+def test_a_folder_that_holds_the_spool_is_refused(make_queue, make_file, tmp_path):
+    """The files of the spool would be submitted with it, and be gone before their turn."""
+    queue = make_queue(MemoryStore(), spool=tmp_path / "run/spool")
+    make_file("run/a")
+
+    with pytest.raises(InvalidSourceError, match="must not hold the queue's spool"):
+        queue.submit(tmp_path / "run")
+
+    assert queue.drain(0).is_empty
+
+
 @pytest.mark.parametrize("call", ["scandir", "open"])
 def test_a_folder_without_a_free_descriptor_is_refused_as_a_file_is(
     make_queue, make_file, tmp_path, monkeypatch, call
