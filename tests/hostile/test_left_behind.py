@@ -17,7 +17,7 @@ import pytest
 from tests.servers.stores import MemoryStore
 from uploads.command_line import resume
 from uploads.drain.drain import Drain
-from uploads.errors import TransientStoreError
+from uploads.errors import SpoolOwnedError, TransientStoreError
 from uploads.handle import UploadState
 from uploads.spool.entry import Entry, read_attempts
 from uploads.spool.ownership import OwnerLock, owner_of
@@ -348,6 +348,25 @@ def test_a_spool_on_nfs_is_finished_by_another_machine(tmp_path, make_file):
     drain.stop(LIMIT_SECONDS)
 
     assert store.objects == {"a": content}
+
+
+def test_a_lock_file_that_is_deleted_before_it_is_locked_locks_nothing(tmp_path, monkeypatch):
+    """Another process locks the file that is there now; the one that locked the deleted file looks again."""
+    path = tmp_path / "queue.lock"
+    other = OwnerLock(path, "queue")
+    real = fcntl.flock
+
+    def flock(*arguments):
+        monkeypatch.setattr(fcntl, "flock", real)
+        path.unlink()
+        other.acquire()
+        real(*arguments)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+    with pytest.raises(SpoolOwnedError):
+        OwnerLock(path, "drain").acquire()
+    other.release()
 
 
 def test_a_process_id_that_was_given_again_holds_no_lock(make_queue, make_file):

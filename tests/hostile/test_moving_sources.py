@@ -323,33 +323,64 @@ def test_a_link_without_proc_is_compared_with_what_was_read(
     assert store.objects == {"model": b"newer version"}
 
 
+@pytest.mark.parametrize("size", [10, 3 << 20])
 def test_a_moved_file_that_is_replaced_by_rename_arrives_as_it_is_then(
-    make_queue, make_file, replaced_while_read
+    make_queue, make_file, replaced_while_read, size
 ):
-    """What a rename brings is the file that was measured; else it is put back and measured again."""
+    """What the rename brought is measured again, since another file got the name after the first was measured."""
     store = MemoryStore()
     queue = make_queue(store)
     source = make_file("model", b"older")
-    replaced_while_read(source, b"newer version", b"newest")
+    replaced_while_read(source, b"newer" * size)
 
     handle = queue.submit(source, "model", move=True)
 
     assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
-    assert store.objects == {"model": b"newest"}
+    assert store.objects == {"model": b"newer" * size}
     assert not source.exists()
 
 
-def test_a_file_that_is_replaced_all_the_time_is_refused_and_left(make_queue, make_file, replaced_while_read):
-    """After twenty replacements in a row the newest version is where the caller put it."""
-    store = MemoryStore()
-    queue = make_queue(store)
-    source = make_file("model", b"0")
-    replaced_while_read(source, *(b"%d" % number for number in range(1, 100)))
+def test_a_symlink_that_replaces_a_file_to_move_gets_its_name_again(
+    make_queue, make_file, tmp_path, monkeypatch
+):
+    """Of a link only the link would be taken: the call raises, and the link is where it was."""
+    queue = make_queue(MemoryStore())
+    source, target = make_file("model"), make_file("target")
+    real = os.rename
 
-    with pytest.raises(UnstableSourceError, match="replaced"):
+    def rename(place, to):
+        if place == str(source):
+            (tmp_path / "link").symlink_to(target)
+            (tmp_path / "link").replace(source)
+        real(place, to)
+
+    monkeypatch.setattr(os, "rename", rename)
+
+    with pytest.raises(InvalidSourceError, match="symlink"):
         queue.submit(source, "model", move=True)
 
-    assert source.read_bytes() == b"20"
+    assert source.readlink() == target
+    assert list(queue.spool.tmp.iterdir()) == []
+
+
+def test_a_linked_file_that_is_replaced_all_the_time_is_refused(make_queue, make_file, monkeypatch):
+    """Without /proc an open file cannot be linked: after twenty replacements in a row the caller is told."""
+    queue = make_queue(MemoryStore())
+    source = make_file("model", b"older")
+    real = os.link
+
+    def link(place, target, **options):
+        if options:
+            raise FileNotFoundError(errno.ENOENT, "no /proc")
+        source.with_name("newer").write_bytes(b"newer version")
+        source.with_name("newer").replace(source)
+        return real(place, target)
+
+    monkeypatch.setattr(os, "link", link)
+
+    with pytest.raises(UnstableSourceError, match="replaced"):
+        queue.submit(source, "model", link=True)
+
     assert queue.drain(0).is_empty
     assert list(queue.spool.tmp.iterdir()) == []
 

@@ -22,6 +22,7 @@ __all__ = ["OwnerLock", "owner_of"]
 
 _READERS_SECONDS = 5.0
 _RETRY_SECONDS = 0.002
+_MAX_LOOKS = 10
 
 
 @attrs.define(eq=False, slots=False, repr=False)
@@ -48,7 +49,7 @@ class OwnerLock:
         Raises:
             SpoolOwnedError: Another process holds it; the message says which.
         """
-        while True:
+        for looks_left in reversed(range(_MAX_LOOKS)):
             descriptor = open_regular(self._path, os.O_RDWR | os.O_CREAT)
             try:
                 self._lock(descriptor)
@@ -56,7 +57,7 @@ class OwnerLock:
             except BaseException:
                 os.close(descriptor)
                 raise
-            if is_named:
+            if is_named or not looks_left:  # Some FUSE file systems give a file another number each time.
                 break
             os.close(
                 descriptor

@@ -63,8 +63,10 @@ from uploads.disk import (
     read_json,
     read_regular,
     rename,
+    replace_file,
     replace_json,
     rmdir,
+    to_utf8,
     try_lock,
     unlink,
     write_new,
@@ -191,7 +193,7 @@ class Spool:
 
     def can_stage(self) -> bool:
         """Returns whether the folders are there that `staging` and `publish` need."""
-        return all(os.path.isdir(folder) for folder in (self.pending, self.tmp))  # noqa: PTH112  # at each submit
+        return self.pending.is_dir() and self.tmp.is_dir()
 
     def exists(self) -> bool:
         """Returns whether this is a spool, perhaps one of which a part was deleted.
@@ -370,8 +372,11 @@ class Spool:
         return folder
 
     def write_manifest(self, staged: Path, entry: Entry) -> None:
-        """Writes the manifest into a staged folder."""
-        write_new(f"{staged}/{MANIFEST_FILE}", entry.to_text())
+        """Writes the manifest into a staged folder, or replaces it in one step."""
+        try:
+            write_new(f"{staged}/{MANIFEST_FILE}", entry.to_text())
+        except FileExistsError:
+            replace_file(staged / MANIFEST_FILE, to_utf8(entry.to_text()), mode=PRIVATE_MODE)
 
     def publish(self, staged: Path, entry: Entry, *, to_disk: bool) -> None:
         """Makes a staged folder, with data and manifest, pending by one rename.

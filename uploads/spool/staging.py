@@ -234,7 +234,7 @@ class Stager:
             UnstableSourceError: The file kept changing.
             OSError: The spool could not be written.
         """
-        # What is taken is the file that was opened; where another one got its name meanwhile, that one is.
+        # What is linked or copied is the file that was opened; one without a name any more cannot be linked.
         for _ in range(_MAX_REPLACEMENTS):
             with (
                 contextlib.suppress(_ReplacedError),
@@ -313,6 +313,14 @@ class Stager:
                     try:
                         if how == "rename":
                             _rename(source, descriptor, data)
+                            if not is_open_file(descriptor)(str(data)):  # Another file got the name before.
+                                staged = _measure_moved(data, checksum=checksum)
+                                self._quota.release(size - staged.size)
+                                size = staged.size
+                                entry = attrs.evolve(
+                                    entry, size=size, crc32=staged.crc32, boot=self._boot_of(staged)
+                                )
+                                self._spool.write_manifest(folder, entry)
                         register(entry)
                         self._spool.publish(folder, entry, to_disk=submission.to_disk)
                     except BaseException:
@@ -338,9 +346,12 @@ class Stager:
             os.fsencode(submission.source.absolute()).decode(errors="backslashreplace"),
             submission.after,
             utc_now(),
-            boot="" if staged.crc32 is not None else self._spool.boot,
+            boot=self._boot_of(staged),
             store=self._store,
         )
+
+    def _boot_of(self, staged: StagedData) -> str:
+        return "" if staged.crc32 is not None else self._spool.boot
 
     def forget_after_fork(self) -> None:
         """Replaces the lock in a forked child: a thread that does not exist here may hold it."""
@@ -512,8 +523,8 @@ def files_of(folder: Path, *, is_moved: bool = False) -> list[tuple[Path, str]]:
         identity, items = _list(path)
         if identity in above:
             raise InvalidSourceError(
-                f"a folder to submit must not be in itself, got {folder / prefix}, where a symlink leads to a "
-                "folder above. Remove the link."
+                f"a folder to submit must not be in itself, got {folder / prefix}, where a symlink leads to "
+                "a folder above. Remove the link."
             )
         for item in items:
             name = prefix + item.name
@@ -525,7 +536,7 @@ def files_of(folder: Path, *, is_moved: bool = False) -> list[tuple[Path, str]]:
                 )
             is_link = item.is_symlink()
             place = _target_within(root, item.path, is_moved=is_moved) if is_link else item.path
-            if os.path.isdir(place) if is_link else item.is_dir():  # noqa: PTH112  # of a thousand files, the time counts
+            if os.path.isdir(place) if is_link else item.is_dir():  # noqa: PTH112  # see `_list`
                 waiting.append((place, f"{name}/", (*above, identity)))
             else:
                 found.append((Path(place), name))
@@ -556,8 +567,8 @@ def _target_within(root: str, link: str, *, is_moved: bool) -> str:
         ) from error
     if target != root and not target.startswith(root.rstrip("/") + "/"):
         raise InvalidSourceError(
-            f"a symlink in a folder to submit must lead to something in that folder, got {link}, which leads to "
-            f"{target}. Submit {target} by itself, under a name in the same folder."
+            f"a symlink in a folder to submit must lead to something in that folder, got {link}, which leads "
+            f"to {target}. Submit {target} by itself, under a name in the same folder."
         )
     return target
 
@@ -662,9 +673,17 @@ def _same_bytes(before: os.stat_result, after: os.stat_result) -> bool:
 
 
 def _rename(source: Path, descriptor: int, target: Path) -> None:
-    rename(str(source), str(target))
-    if not is_open_file(descriptor)(str(target)):
-        raise _ReplacedError
+    try:
+        rename(str(source), str(target))
+    except FileNotFoundError as error:
+        if is_open_file(descriptor)(str(source)):  # What is missing is the folder in the spool.
+            raise
+        raise _ReplacedError from error
+
+
+def _measure_moved(data: Path, *, checksum: bool) -> StagedData:
+    with opened(data, is_moved=True) as descriptor:
+        return measure_to_move(descriptor, checksum=checksum)
 
 
 def _put_back(data: Path, source: Path) -> None:
