@@ -42,6 +42,7 @@ class OwnerLock:
     _role: str
     _sleep: Callable[[float], None] = attrs.field(default=time.sleep, kw_only=True)
     _descriptor: int | None = attrs.field(default=None, init=False)
+    _is_there: Callable[[str], bool] = attrs.field(default=lambda _: False, init=False)
 
     def acquire(self) -> None:
         """Takes the lock without waiting.
@@ -53,7 +54,8 @@ class OwnerLock:
             descriptor = open_regular(self._path, os.O_RDWR | os.O_CREAT)
             try:
                 self._lock(descriptor)
-                is_named = is_open_file(descriptor)(str(self._path))
+                is_there = is_open_file(descriptor)
+                is_named = is_there(str(self._path))
             except BaseException:
                 os.close(descriptor)
                 raise
@@ -71,7 +73,7 @@ class OwnerLock:
         with contextlib.suppress(OSError):  # A full disk: the lock holds without the text.
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(about).encode(), 0)
-        self._descriptor = descriptor
+        self._descriptor, self._is_there = descriptor, is_there
 
     def renew(self) -> None:
         """Locks the file anew where the one that is locked was deleted; does nothing if none is held.
@@ -80,7 +82,7 @@ class OwnerLock:
             SpoolOwnedError: Another process holds the new one.
         """
         held = self._descriptor
-        if held is not None and not is_open_file(held)(str(self._path)):
+        if held is not None and not self._is_there(str(self._path)):
             self.acquire()
             os.close(held)
 

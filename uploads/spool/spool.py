@@ -193,7 +193,7 @@ class Spool:
 
     def can_stage(self) -> bool:
         """Returns whether the folders are there that `staging` and `publish` need."""
-        return self.pending.is_dir() and self.tmp.is_dir()
+        return exists(str(self.pending)) and exists(str(self.tmp))
 
     def exists(self) -> bool:
         """Returns whether this is a spool, perhaps one of which a part was deleted.

@@ -303,8 +303,9 @@ class Stager:
                     staged = stage_copy(
                         source, descriptor, data, checksum=checksum, is_given_up=submission.how == "move"
                     )
-                self._quota.release(size - staged.size)  # It was changed or replaced since it was measured.
-                size = staged.size
+                if staged.size != size:  # It was changed or replaced since it was measured.
+                    self._quota.release(size - staged.size)
+                    size = staged.size
                 with self._lock:
                     entry = self._entry(identifier, submission, staged)
                     # The manifest comes first: if we die right after the rename below, the source is gone
