@@ -218,6 +218,8 @@ class State:
         metric_outputs: what the model's `update_metric` returned for the batch, or an empty dict.
         eval_values: the values of the last evaluation of each label, by the name they are logged with, such
             as "metrics/eval/accuracy" and "loss/eval/total".
+        eval_batches: the batches that were trained before each of these values was computed, by the same
+            names: a value is that of the weights of then.
         scaler: the gradient scaler of "fp16", or None.
         random_at_epoch_start: the random state at the start of the epoch; checkpoints hold it, so that a run
             can resume within an epoch with the remaining batches.
@@ -267,6 +269,7 @@ class State:
     eval_metric_values: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True)
     metric_outputs: Any = attrs.field(factory=dict, kw_only=True)
     eval_values: Mapping[str, float] = attrs.field(factory=dict, kw_only=True)
+    eval_batches: Mapping[str, int] = attrs.field(factory=dict, kw_only=True)
     scaler: Any = attrs.field(default=None, kw_only=True)
     random_at_epoch_start: dict[str, Any] | None = attrs.field(default=None, kw_only=True)
     last_checkpoint: str | None = attrs.field(default=None, kw_only=True)

@@ -140,7 +140,7 @@ class EarlyStopper(_MetricWatcher):
         dataloader_label: "train", "eval", or the label of an evaluation dataloader.
         comp: "less" or "greater": what is better; or a function of the current and the best value. Default:
             "less" for names with "loss", "error" or "perplexity".
-        min_delta: by how much a value must differ from the best to be an improvement.
+        min_delta: by how much a value must differ from the best to be an improvement; NaN is none.
         patience: how long to wait for one, in epochs or batches; a bare number counts epochs.
 
     Raises:
@@ -165,16 +165,20 @@ class EarlyStopper(_MetricWatcher):
         self.best_occurred: Timestamp | None = None
 
     def _judge(self, note: Timestamp, value: Any, state: State, logger: Logger) -> None:
-        is_better = self.best is None or (
-            bool(self.comp_func(value, self.best)) and abs(value - self.best) > self.min_delta
+        is_better = not math.isnan(float(value)) and (
+            self.best is None
+            or (bool(self.comp_func(value, self.best)) and abs(value - self.best) > self.min_delta)
         )
+        if is_better:
+            self.best = value
         if is_better or self.best_occurred is None:
-            self.best, self.best_occurred = value, note
+            self.best_occurred = note
             return
         if note.get(self.patience.unit) - self.best_occurred.get(self.patience.unit) > self.patience:
             state.stop_training(
                 f"EarlyStopper: {self.monitor} of {self.dataloader_label!r} has not improved on "
-                f"{float(self.best):g} since batch {self.best_occurred.batch.value} "
+                f"{math.nan if self.best is None else float(self.best):g} "
+                f"since batch {self.best_occurred.batch.value} "
                 f"(patience {self.patience})."
             )
 
@@ -182,11 +186,12 @@ class EarlyStopper(_MetricWatcher):
         """Returns the best value and its time."""
         if self.best_occurred is None:
             return {}
-        return {"best": float(self.best), "best_occurred": self.best_occurred.to_numbers()}
+        best = None if self.best is None else float(self.best)
+        return {"best": best, "best_occurred": self.best_occurred.to_numbers()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the best value and its time."""
-        self.best = state["best"]
+        self.best = None if state["best"] is None or math.isnan(state["best"]) else state["best"]
         self.best_occurred = Timestamp.from_state_dict(state["best_occurred"])
 
 

@@ -588,6 +588,7 @@ class Trainer:
             self.logger.log_metrics(results)
             values = {name: float(value) for name, value in results.items()}
             state.eval_values = {**state.eval_values, **values}
+            state.eval_batches = {**state.eval_batches, **dict.fromkeys(values, int(state.timestamp.batch))}
             state.eval_metric_values = {**state.eval_metric_values, **computed}
             self.engine.run_event(Event.EVAL_END)
         return {

@@ -23,7 +23,7 @@ class SavedCheckpoint:
         remote_name: its name in the destinations, or "" where it is not known.
         number: how many were saved before it, plus one.
         batch: the batches that were trained before it.
-        metric: the value of the metric that decides which is best, or None.
+        metric: the value of the metric that decides which is best; None where its weights were not evaluated.
         shards: how many ranks have written it; 0 where it is a single file.
     """
 
@@ -106,12 +106,12 @@ class Retention:
         return [one for one in saved if one.path not in kept]
 
     def ranked(self, saved: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
-        """Returns those that have the metric, the best first; of equal ones the newer first, NaN nowhere."""
+        """Returns those that have the metric, the best first; of equal ones the older first, NaN nowhere."""
         if self.metric is None:
             return []
-        sign = 1 if self.mode == "max" else -1
+        sign = -1 if self.mode == "max" else 1
         known = [one for one in saved if one.metric is not None and not math.isnan(one.metric)]
-        return sorted(known, key=lambda one: (sign * (one.metric or 0.0), one.number), reverse=True)
+        return sorted(known, key=lambda one: (sign * (one.metric or 0.0), one.number))
 
 
 @attrs.frozen
@@ -136,6 +136,14 @@ class Kept:
         local, removed = _apply(here, self.local, self.removed, new)
         stored, deleted = _apply(in_store, self.stored, self.deleted, new)
         return Kept(local, () if in_store.newest is None else stored, removed, deleted)
+
+    def with_metric(self, path: str, metric: float) -> "Kept":
+        """Returns what is kept with a checkpoint whose weights were evaluated after it was saved."""
+        local, stored = (
+            tuple(attrs.evolve(one, metric=metric) if one.path == path else one for one in part)
+            for part in (self.local, self.stored)
+        )
+        return attrs.evolve(self, local=local, stored=stored)
 
     def without_stored(self, path: str) -> "Kept":
         """Returns what is kept without a checkpoint of which a part could not be uploaded."""

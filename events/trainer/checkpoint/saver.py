@@ -146,7 +146,8 @@ class CheckpointSaver(Callback):
         keep: how many of the newest to keep locally, in `folder` and in a `RunDirectory`; None for all, or
             for one where `folder` is in a store.
         keep_best: the name of a metric or loss of the evaluation, such as "metrics/eval/accuracy" or
-            "loss/eval/total": the best checkpoints by its last value stay too.
+            "loss/eval/total": the best checkpoints stay too, of equal ones the older. A value is that of the
+            batch that was evaluated: a checkpoint of another batch has none, and NaN is never best.
         keep_best_mode: whether the best has the largest value ("max") or the smallest ("min").
         keep_best_count: how many of the best stay.
         keep_every: each n-th checkpoint stays for ever; None for none.
@@ -374,6 +375,14 @@ class CheckpointSaver(Callback):
         elif self._buffer is None and self._asynchronous and (state.rank == 0 or self._plan is not None):
             self._prepare(state)
 
+    def eval_end(self, state: State, logger: Logger) -> None:
+        """Notes the value of weights that were saved before they were evaluated."""
+        metric = _values_of_now(state).get(self._retention.metric or "")
+        if metric is None or self._saved_at is None or not self._kept.local:
+            return
+        if self._saved_at.batch == state.timestamp.batch:
+            self._kept = self._kept.with_metric(self._kept.local[-1].path, metric)
+
     def epoch_checkpoint(self, state: State, logger: Logger) -> None:
         """Saves if the interval has passed."""
         if self._interval.passed(state):
@@ -503,11 +512,12 @@ class CheckpointSaver(Callback):
     def _note(self, path: str, remote_name: str, state: State) -> None:
         """Adds a checkpoint to those that are there, and finds those that are not kept."""
         self._number += 1
-        metric = state.eval_values.get(self._retention.metric or "")
+        metric = _values_of_now(state).get(self._retention.metric or "")
         shards = 0 if self._plan is None else state.world_size
         new = SavedCheckpoint(path, remote_name, self._number, int(state.timestamp.batch), metric, shards)
         self._kept = self._kept.with_new(new, self._retention, self._retention_in_store)
-        if state.eval_values:
+        self._has_metric |= metric is not None
+        if state.eval_values and self._retention.metric not in state.eval_values:
             self._look_for_metric(state)
 
     def _look_for_metric(self, state: State) -> None:
@@ -541,7 +551,7 @@ class CheckpointSaver(Callback):
                 "batch": int(state.timestamp.batch),
                 "epoch": int(state.timestamp.epoch),
                 "time": time.time(),
-                "metrics": dict(state.eval_values),
+                "metrics": _values_of_now(state),
                 "best_by": None if best.metric is None else {"metric": best.metric, "mode": best.mode},
                 "weights_only": self._weights_only,
             }
@@ -815,6 +825,12 @@ class CheckpointSaver(Callback):
         """Notes checkpoints that are not whole in the store, so that nothing of them is deleted there."""
         for path in paths:
             self._kept = self._kept.without_stored(path)
+
+
+def _values_of_now(state: State) -> dict[str, float]:
+    """Returns the values of the evaluation of the weights that the model has now."""
+    batch = int(state.timestamp.batch)
+    return {name: value for name, value in state.eval_values.items() if state.eval_batches.get(name) == batch}
 
 
 def _in_thread(name: str, call: Callable[[], object]) -> "concurrent.futures.Future[Any]":

@@ -66,6 +66,39 @@ def test_early_stopper_stops_after_its_patience_and_the_run_says_why(make_traine
     )
 
 
+def test_nan_is_never_the_best_of_an_early_stopper(make_trainer, make_dataloader):
+    """A first value of NaN gives way to any number; the patience counts from it where none comes."""
+    nan = float("nan")
+    stopper = EarlyStopper("accuracy", "eval", patience="2ep")
+    trainer = make_trainer(
+        eval_dataloader=make_dataloader(),
+        max_duration="30ep",
+        metrics=None,
+        callbacks=[Sets("eval", Fixed([nan, nan, nan, nan, 0.2, 0.2, nan, nan, 0.1])), stopper],
+    )
+
+    trainer.fit()
+
+    assert (stopper.best, trainer.state.timestamp.epoch) == (0.2, 6)
+
+
+def test_an_early_stopper_that_sees_nothing_but_nan_stops_and_has_no_best(make_trainer, make_dataloader):
+    """Its state has none either, and one of an older version that has NaN is read so."""
+    stopper = EarlyStopper("accuracy", "eval", patience="2ep")
+    trainer = make_trainer(
+        eval_dataloader=make_dataloader(),
+        max_duration="30ep",
+        metrics=None,
+        callbacks=[Sets("eval", Fixed([float("nan")] * 30)), stopper],
+    )
+
+    trainer.fit()
+    state = stopper.state_dict()
+    stopper.load_state_dict({**state, "best": float("nan")})
+
+    assert (state["best"], stopper.best, trainer.state.timestamp.epoch) == (None, None, 4)
+
+
 def test_early_stopper_takes_training_metrics_at_the_end_of_epochs_and_batches(make_trainer):
     """A patience in epochs looks once an epoch, at what the epoch computed; one in batches at each batch."""
     looks = []

@@ -1,5 +1,6 @@
 """Which checkpoints stay: the newest, the best, every n-th."""
 
+import json
 import shutil
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from destinations import Artifacts, RunDirectory
 from destinations.runs import Run
-from events import Callback, CheckpointSaver, read_checkpoint
+from events import Callback, CheckpointSaver, Evaluator, read_checkpoint
 from events.trainer.checkpoint.retention import Retention, SavedCheckpoint
 from tests.servers import s3_servers
 from tests.servers.fault_proxy import FaultProxy
@@ -17,12 +18,15 @@ from uploads import UploadQueue, open_store
 
 
 class Accuracy(Callback):
-    """Sets what the evaluation says: the best is the second."""
+    """Sets what the evaluation says after so many batches: the best is the second."""
+
+    def __init__(self, values=None):
+        super().__init__()
+        self._values = values or {5: 0.1, 10: 0.9, 15: 0.2, 20: 0.3, 25: 0.4, 30: 0.5}
 
     def eval_start(self, state, logger):
-        values = {5: 0.1, 10: 0.9, 15: 0.2, 20: 0.3, 25: 0.4, 30: 0.5}
         metric = state.eval_metrics["eval"]["accuracy"]
-        metric.compute = lambda: values[int(state.timestamp.batch)]
+        metric.compute = lambda: self._values[int(state.timestamp.batch)]
 
 
 def saved(*metrics):
@@ -39,14 +43,14 @@ def saved(*metrics):
         ({"newest": None}, "123456"),
         ({"newest": 2}, "56"),
         ({"newest": 1, "every": 2}, "246"),
-        ({"newest": 1, "metric": "metrics/eval/a"}, "46"),
+        ({"newest": 1, "metric": "metrics/eval/a"}, "36"),
         ({"newest": 1, "metric": "metrics/eval/a", "mode": "min"}, "16"),
         ({"newest": 1, "metric": "metrics/eval/a", "best": 2}, "346"),
-        ({"newest": 2, "metric": "metrics/eval/a", "every": 5}, "456"),
+        ({"newest": 2, "metric": "metrics/eval/a", "every": 5}, "356"),
     ],
 )
 def test_what_any_part_of_the_rule_wants_stays(rule, kept):
-    """Of six; the second has no value, the fifth is NaN, of the equal third and fourth the newer is better."""
+    """Of six; the second has no value, the fifth is NaN, of the equal third and fourth the older is better."""
     six = saved(0.0, None, 0.9, 0.9, float("nan"), 0.5)
 
     gone = Retention(**rule).surplus(six)
@@ -100,6 +104,79 @@ def test_the_best_and_every_third_stay_on_the_disk(make_trainer, make_dataloader
         "25.pt",
         "latest.symlink",
     ]
+
+
+@pytest.mark.parametrize(
+    ("mode", "values"),
+    [
+        ("max", {4: 0.1, 8: 0.9, 12: 0.9, 16: float("nan")}),
+        ("min", {4: 0.9, 8: 0.1, 12: 0.1, 16: float("nan")}),
+    ],
+)
+def test_a_value_is_that_of_the_batch_that_was_evaluated(
+    make_trainer, make_dataloader, tmp_path, mode, values
+):
+    """Checkpoints between two evaluations have none; of equal ones the older is best, and NaN never."""
+    saver = CheckpointSaver(
+        tmp_path / "saved",
+        filename="{batch}.pt",
+        save_interval="1ba",
+        keep=1,
+        keep_best="metrics/eval/accuracy",
+        keep_best_mode=mode,
+    )
+
+    with make_trainer(
+        callbacks=[Accuracy(values), saver],
+        eval_dataloader=make_dataloader(),
+        eval_interval="4ba",
+        max_duration="16ba",
+        autoresume=True,
+    ) as trainer:
+        trainer.fit()
+
+    assert sorted(path.name for path in (tmp_path / "saved").glob("*.pt")) == ["16.pt", "8.pt"]
+    assert read_checkpoint(tmp_path / "saved" / "8.pt")["summary"].count("metrics/eval/accuracy") == 2
+    known = [(one.batch, one.metric) for one in saver._kept.local]
+    assert known == [(8, values[8]), (16, pytest.approx(values[16], nan_ok=True))]
+
+
+def test_evaluators_of_other_intervals_give_values_of_their_own_batches(
+    make_trainer, make_dataloader, tmp_path
+):
+    """At batch 6, the value of the one that was last evaluated at batch 4 is not one of these weights."""
+    saver = CheckpointSaver(tmp_path / "saved", filename="{batch}.pt", save_interval="2ba")
+    evaluators = [
+        Evaluator(label="often", dataloader=make_dataloader(), eval_interval="3ba"),
+        Evaluator(label="seldom", dataloader=make_dataloader(), eval_interval="4ba"),
+    ]
+
+    with make_trainer(callbacks=saver, eval_dataloader=evaluators, max_duration="6ba") as trainer:
+        trainer.fit()
+
+    found = {
+        path.stem: {name.split("/")[1] for name in json.loads(read_checkpoint(path)["summary"])["metrics"]}
+        for path in (tmp_path / "saved").glob("*.pt")
+    }
+    assert found == {"2": set(), "4": {"seldom"}, "6": {"often"}}
+
+
+def test_an_evaluation_after_the_save_is_of_the_same_weights(make_trainer, make_dataloader, tmp_path):
+    """One at the end of an epoch comes after the save at its last batch, which has no value without it."""
+    saver = CheckpointSaver(
+        tmp_path / "saved",
+        filename="{batch}.pt",
+        save_interval="5ba",
+        keep=1,
+        keep_best="metrics/eval/accuracy",
+    )
+
+    with make_trainer(
+        callbacks=[Accuracy(), saver], eval_dataloader=make_dataloader(), max_duration="4ep"
+    ) as trainer:
+        trainer.fit()
+
+    assert sorted(path.name for path in (tmp_path / "saved").glob("*.pt")) == ["10.pt", "20.pt"]
 
 
 @pytest.mark.parametrize(
