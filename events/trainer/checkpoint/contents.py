@@ -17,7 +17,7 @@ from events.timestamp import Timestamp
 from events.trainer import distributed
 from events.trainer.random_state import random_state_of
 
-from .snapshot import plain_values
+from .plain import plain_values
 
 __all__ = ["VERSION", "checkpoint_of", "load_checkpoint", "load_weights", "weights_of"]
 

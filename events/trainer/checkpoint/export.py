@@ -8,6 +8,7 @@ import torch
 
 from events.errors import CheckpointError
 
+from .plain import has_plain_storage
 from .reading import read_checkpoint
 
 __all__ = ["export_weights"]
@@ -32,8 +33,8 @@ def export_weights(checkpoint: str | Path, path: str | Path) -> Path:
 
     Raises:
         FileNotFoundError: there is no such checkpoint.
-        CheckpointError: it is damaged, or its model has something that is no tensor, which safetensors cannot
-            hold.
+        CheckpointError: it is damaged, or its model has something that safetensors cannot hold: no tensor, a
+            sparse or quantized one, or one of a type that it does not know.
         ValueError: the file has another ending.
         ImportError: safetensors is not installed.
     """
@@ -49,16 +50,25 @@ def export_weights(checkpoint: str | Path, path: str | Path) -> Path:
         with replacement(path, durable=True) as descriptor, open(descriptor, "wb", closefd=False) as file:
             torch.save(dict(weights), file)
         return path
-    others = [name for name, value in weights.items() if not isinstance(value, torch.Tensor)]
+    others = [
+        name
+        for name, value in weights.items()
+        if not isinstance(value, torch.Tensor) or not has_plain_storage(value)
+    ]
     if others:
         raise CheckpointError(
-            f"a .safetensors file holds tensors alone, but the model has {others[0]!r}. Export to a .pt file."
+            f"a .safetensors file holds dense tensors alone, but the model has {others[0]!r}. Export to a .pt file."
         )
     tensors = {name: value.clone().contiguous() for name, value in weights.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}-0.tmp")
     try:
-        safetensors.torch.save_file(tensors, temporary, metadata={"format": "pt"})
+        try:
+            safetensors.torch.save_file(tensors, temporary, metadata={"format": "pt"})
+        except KeyError as error:  # Of its table of types.
+            raise CheckpointError(
+                f"a .safetensors file has no tensors of type {error}. Export to a .pt file."
+            ) from error
         fsync_path(temporary)
         temporary.replace(path)
     finally:

@@ -49,6 +49,8 @@ SHARD_FILE = re.compile(r"__\d{1,6}_0\.distcp|rank-\d{1,6}\.pt|\.metadata")
 
 # More are in a hostile file.
 _MAX_RANKS = 100_000
+_SMALL_BYTES = 64 << 10
+_BUFFER_BYTES = 1 << 20
 # No store has longer names.
 _MAX_POINTER_BYTES = 1024
 # No file system has longer ones.
@@ -90,22 +92,36 @@ class _Checksummed:
     def __init__(self, descriptor: int, is_wanted: Callable[[], bool]) -> None:
         self._descriptor = descriptor
         self._is_wanted = is_wanted
+        # torch writes five times for each tensor, most of it a few bytes.
+        self._small = bytearray()
         self.size = 0
         self.crc32 = 0
 
     def write(self, data: Any) -> int:
+        view = memoryview(data)
+        self.size += len(view)
+        if len(view) < _SMALL_BYTES:
+            self._small += view
+        else:
+            self.flush()
+            self._write(view)
+        if len(self._small) >= _BUFFER_BYTES:
+            self.flush()
+        return len(view)
+
+    def flush(self) -> None:
+        """Writes what is in the buffer."""
+        small, self._small = self._small, bytearray()
+        if small:
+            self._write(memoryview(small))
+
+    def _write(self, view: memoryview) -> None:
         from uploads.disk import write_all
 
         if not self._is_wanted():
             raise AbandonedError
-        view = memoryview(data)
         write_all(self._descriptor, view)  # type: ignore[arg-type]  # any buffer
         self.crc32 = zlib.crc32(view, self.crc32)
-        self.size += len(view)
-        return len(view)
-
-    def flush(self) -> None:
-        """Does nothing: there is no buffer."""
 
 
 @contextmanager
@@ -126,7 +142,9 @@ def new_file(path: Path, is_wanted: Callable[[], bool] = lambda: True) -> Iterat
         with contextlib.suppress(OSError):  # Some network file systems have no locks.
             try_lock(descriptor)
         try:
-            yield _Checksummed(descriptor, is_wanted)
+            file = _Checksummed(descriptor, is_wanted)
+            yield file
+            file.flush()
         except RuntimeError as error:
             # torch's writer reports its own error when it is closed after one of the file.
             if isinstance(error.__context__, OSError | AbandonedError):

@@ -44,6 +44,7 @@ from .files import (
     values_of,
     write_checkpoint,
 )
+from .plain import plain_values
 from .pointers import PendingPointers, Upload
 from .reading import SavePlace, local_names
 from .remote import RemoteFolder, UploadedFolder, is_uri
@@ -57,7 +58,7 @@ from .sharded import (
     files_of,
     write_shard,
 )
-from .snapshot import NotEnoughMemoryError, SnapshotBuffer, plain_values, size_of
+from .snapshot import NotEnoughMemoryError, SnapshotBuffer, outline_of
 from .writer import CheckpointWriter, Request
 
 __all__ = ["CheckpointCounts", "CheckpointSaver"]
@@ -164,7 +165,8 @@ class CheckpointSaver(Callback):
             `fully_shard`. The ending ".pt" of `filename` is left out then.
         when_busy: what happens where the checkpoint before is still being written: training waits for it
             ("wait"), or this one is left out ("skip"); the one where training ends never is.
-        process_bytes: the size from which on a process writes and not a thread.
+        process_bytes: the size from which on a process writes and not a thread; each tensor counts as 16 KiB
+            more than it has.
         close_seconds: how long `close` may wait for the file, and for uploads to a store.
 
     Raises:
@@ -578,16 +580,16 @@ class CheckpointSaver(Callback):
                 "model": model.state_dict(),
                 "optimizers": [one.state_dict() for one in state.optimizers],
             }
-            size = size_of(values if self._plan is None else self._plan.divide(values, model))
+            outline = outline_of(values if self._plan is None else self._plan.divide(values, model))
             buffer, writer = self._parts()
-            buffer.reserve(size + size // _SPARE + _PROCESS_BYTES // _SPARE)
+            buffer.reserve(outline.room + outline.room // _SPARE + _PROCESS_BYTES // _SPARE)
         except Exception as error:  # noqa: BLE001  # the save itself reports it
             _log.debug("nothing is prepared for checkpoints: %s", error)
             self._parts()
             return
 
         def prepare() -> None:
-            writer.start(size)
+            writer.start(outline.effort)
             buffer.prepare()
 
         threading.Thread(target=prepare, name="checkpoint-memory", daemon=True).start()

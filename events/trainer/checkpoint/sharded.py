@@ -33,7 +33,8 @@ from events.state import State
 from events.trainer import distributed
 
 from .files import MANIFEST, METADATA, SHARD_FILE, Written, new_file, tensors_of, values_of
-from .snapshot import has_plain_storage, rebuild
+from .plain import has_plain_storage
+from .snapshot import rebuild
 from .writer import Request
 
 __all__ = [

@@ -4,46 +4,42 @@ A tree of plain values and tensors becomes a `StateSnapshot`: the same tree with
 tensor, and the storages that the references are into. Storages lie one after the other in one buffer, a
 memory file (`memfd_create(2)`) where the system has it, so that another process can map the same pages; it
 does not count against the size of /dev/shm. As with `torch.save`, each storage is copied once and whole:
-tensors that share memory (tied parameters, views) share it when they are loaded.
+tensors that share memory (tied parameters, views) share it when they are loaded, if they are of one type.
 
-Values are those that `torch.load(weights_only=True)` accepts. A few others are converted: numpy scalars to
-numbers, arrays to tensors, subclasses of the plain types (named tuples, enumerations of strings) to these.
-What torch can load but what has no plain storage (sparse and quantized tensors, types that the user has
-declared safe) is pickled by torch in the calling thread.
+Which values there may be, says `plain`. What torch can load but what has no plain storage (sparse and
+quantized tensors, types that the user has declared safe) is pickled by torch in the calling thread.
 """
 
 import ctypes
 import functools
-import io
+import gc
+import itertools
 import mmap
 import os
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
-import numpy as np
 import torch
 
-from events.errors import CheckpointError
+from .plain import PlainWalk, check_memory, load_asked, mapped
 
 __all__ = [
     "NotEnoughMemoryError",
     "SnapshotBuffer",
     "StateSnapshot",
-    "has_plain_storage",
-    "plain_values",
+    "outline_of",
     "rebuild",
-    "size_of",
 ]
 
-_PLAIN = frozenset(
-    {type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device, torch.layout}
-)
-_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _ALIGNMENT = 64
+# Of larger ones, a copy that gives up the interpreter's lock costs less than it saves.
+_SMALL_BYTES = 64 << 10
+# The time that torch takes to write a storage beside its bytes, in bytes.
+_STORAGE_BYTES = 16 << 10
 # Linux 5.14: makes pages present without changing what is in them.
 _MADV_POPULATE_WRITE = 23
 # The kernel holds a lock on the memory map meanwhile, for which allocations of training wait.
@@ -57,22 +53,17 @@ class NotEnoughMemoryError(Exception):
     """There is no memory for a copy of the state."""
 
 
-@attrs.frozen
-class TensorReference:
-    """A tensor in a storage of a snapshot; offset and strides are in elements.
+class TensorReference(NamedTuple):
+    """A tensor in a storage of a snapshot.
 
     Attributes:
         storage: the index of the storage.
-        is_parameter: whether it is loaded as a `Parameter`.
+        view: dtype, size, strides and offset in elements, whether it requires a gradient, and whether it is
+            loaded as a `Parameter`. Of many tensors that are alike, it is one object.
     """
 
     storage: int
-    dtype: torch.dtype
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    requires_grad: bool
-    is_parameter: bool
+    view: tuple[torch.dtype, torch.Size, tuple[int, ...], int, bool, bool]
 
 
 @attrs.frozen
@@ -88,159 +79,99 @@ class StateSnapshot:
 
     Attributes:
         tree: the values.
-        storages: offset and size of each, in bytes.
+        sizes: the bytes of each storage; they lie one after the other, each at a multiple of 64.
         buffer: the identifier of the `SnapshotBuffer`.
     """
 
     tree: Any
-    storages: tuple[tuple[int, int], ...]
+    sizes: tuple[int, ...]
     buffer: int
 
     @property
-    def size(self) -> int:
-        """The bytes of all storages."""
-        return sum(size for _, size in self.storages)
+    def room(self) -> int:
+        """The bytes that the storages need in a buffer."""
+        return sum(_aligned(self.sizes))
+
+    @property
+    def effort(self) -> int:
+        """What it takes to write it: the bytes of one storage that takes as long."""
+        return self.room + _STORAGE_BYTES * len(self.sizes)
 
 
-class _Reading:
-    """The walk over a tree that replaces tensors by references and collects their storages.
+def _aligned(sizes: Sequence[int]) -> list[int]:
+    return [(size + _ALIGNMENT - 1) & -_ALIGNMENT for size in sizes]
 
-    Args:
-        keeps_tensors: leaves tensors, and what torch can load, as they are.
-    """
 
-    def __init__(self, *, keeps_tensors: bool = False) -> None:
-        self._keeps_tensors = keeps_tensors
+def _offsets(sizes: Sequence[int]) -> Iterator[int]:
+    """Returns where each storage begins, and where the last one ends."""
+    return itertools.accumulate(_aligned(sizes), initial=0)
+
+
+class _Referencing(PlainWalk):
+    """The walk that replaces tensors by references and collects their storages."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.storages: list[torch.UntypedStorage] = []
-        self._indices: dict[int, int] = {}
+        self.sizes: list[int] = []
+        # Those that are not small, or not on the host.
+        self.large: set[int] = set()
+        self._indices: dict[tuple[int, torch.dtype], int] = {}
+        self._views: dict[Any, Any] = {}
 
-    def plain(self, value: Any, place: str) -> Any:
-        """Returns a value with references in place of tensors.
-
-        Raises:
-            CheckpointError: a value would not be loaded by `torch.load(weights_only=True)`.
-        """
-        kind = type(value)
-        if kind in _PLAIN:
-            # Empty bytes are pickled by the name of their class, which torch.load does not allow.
-            return value if value != b"" else bytearray()
-        if isinstance(value, torch.Tensor):
-            return self._tensor(value, place)
-        if kind is dict:
-            return {self.plain(key, place): self.plain(one, f"{place}/{key}") for key, one in value.items()}
-        if kind is OrderedDict:
-            # A module's `state_dict` has the versions of its parts in an attribute.
-            ordered = OrderedDict(
-                (self.plain(key, place), self.plain(one, f"{place}/{key}")) for key, one in value.items()
-            )
-            vars(ordered).update(self.plain(vars(value), place))
-            return ordered
-        if kind in {list, tuple, set}:
-            return kind(self.plain(one, f"{place}/{index}") for index, one in enumerate(value))
-        return self._converted(value, place)
-
-    def _converted(self, value: Any, place: str) -> Any:
-        if isinstance(value, np.generic):
-            return self.plain(value.item(), place)
-        if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-            return self.plain(torch.from_numpy(value), place)
-        if isinstance(value, Mapping):
-            return self.plain(dict(value), place)
-        if isinstance(value, frozenset):
-            return self.plain(set(value), place)
-        bases: tuple[type, ...] = (int, float, str, bytes, tuple, list, set)
-        for base in bases:
-            if isinstance(value, base):
-                return self.plain(base(value), place)
-        if _is_loadable(value):
-            return value if self._keeps_tensors else _pickled(value, place)
-        raise CheckpointError(
-            f"checkpoint must hold tensors and plain values, got a {type(value).__name__} at {place}. "
-            "Return numbers, strings, lists and dictionaries from state_dict."
-        )
-
-    def _tensor(self, tensor: torch.Tensor, place: str) -> Any:
-        if not has_plain_storage(tensor):
-            pickled = _pickled(tensor, place)
-            return tensor if self._keeps_tensors else pickled
-        return tensor if self._keeps_tensors else self._reference(tensor)
-
-    def _reference(self, tensor: torch.Tensor) -> TensorReference:
-        storage = tensor.untyped_storage()
-        key = storage._cdata  # noqa: SLF001  # its identity, also while `storage` is one of several wrappers
+    def stored(self, tensor: torch.Tensor) -> TensorReference:
+        storage, dtype = tensor.untyped_storage(), tensor.dtype
+        # Its identity, also while `storage` is one of several wrappers. torch.save refuses memory of two types.
+        key = storage._cdata, dtype  # noqa: SLF001
         index = self._indices.get(key)
         if index is None:
-            index = self._indices[key] = len(self.storages)
+            index = self._indices[key] = len(self.sizes)
+            size = storage.nbytes()
+            check_memory(tensor, size)
             self.storages.append(storage)
-        return TensorReference(
-            index,
-            tensor.dtype,
-            tuple(tensor.size()),
+            self.sizes.append(size)
+            if size > _SMALL_BYTES or not tensor.is_cpu:
+                self.large.add(index)
+        view = (
+            dtype,
+            tensor.shape,
             tensor.stride(),
-            int(tensor.storage_offset()),
+            tensor.storage_offset(),
             tensor.requires_grad,
-            isinstance(tensor, torch.nn.Parameter),
+            type(tensor) is torch.nn.Parameter,
         )
+        return TensorReference(index, self._views.setdefault(view, view))
+
+    def asked(self, value: Any, data: bytes) -> Pickled:
+        return Pickled(data)
+
+    def outline(self, values: Any) -> StateSnapshot:
+        """Returns a snapshot that is in no buffer."""
+        # Each of its many new objects would have Python look through all objects again: a third of the time.
+        with _without_collection():
+            return StateSnapshot(self.values(values), tuple(self.sizes), 0)
 
 
-def has_plain_storage(tensor: torch.Tensor) -> bool:
-    """Returns whether a tensor is no more than a view of a storage in the memory of the host or a GPU."""
-    return (
-        type(tensor) in _TENSORS
-        and tensor.layout is torch.strided
-        and tensor.device.type in {"cpu", "cuda"}
-        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
-    )
-
-
-def _pickled(value: Any, place: str) -> Pickled:
-    if isinstance(value, torch.Tensor) and value.device.type != "cpu":
-        value = value.detach().cpu()
-    data = io.BytesIO()
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Has Python look for no garbage meanwhile."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
     try:
-        torch.save(value, data)
-        data.seek(0)
-        torch.load(data, weights_only=True)
-    except Exception as error:
-        raise CheckpointError(
-            f"checkpoint must hold what torch.load(weights_only=True) reads, got a {type(value).__name__} "
-            f"at {place}: {error}"
-        ) from error
-    return Pickled(data.getvalue())
+        yield
+    finally:
+        gc.enable()
 
 
-def _is_loadable(value: Any) -> bool:
-    try:
-        _pickled(value, "")
-    except CheckpointError:
-        return False
-    return True
-
-
-def plain_values(values: Any, place: str = "") -> Any:
-    """Returns values as `torch.load(weights_only=True)` reads them; tensors are the same, not copies.
+def outline_of(values: Any) -> StateSnapshot:
+    """Returns a snapshot of which nothing was copied: what it needs is known.
 
     Raises:
-        CheckpointError: a checkpoint cannot hold them; the message names the place.
+        CheckpointError: a checkpoint cannot hold the values.
     """
-    return _Reading(keeps_tensors=True).plain(values, place)
-
-
-def size_of(values: Any) -> int:
-    """Returns the bytes that the tensors of a tree need in a buffer."""
-    reading = _Reading()
-    reading.plain(values, "")
-    return _layout(reading.storages)[1]
-
-
-def _layout(storages: list[torch.UntypedStorage]) -> tuple[tuple[tuple[int, int], ...], int]:
-    """Returns offset and size of each storage, and the size of all."""
-    places = []
-    end = 0
-    for storage in storages:
-        places.append((end, storage.nbytes()))
-        end += -(-storage.nbytes() // _ALIGNMENT) * _ALIGNMENT
-    return tuple(places), end
+    return _Referencing().outline(values)
 
 
 def rebuild(snapshot: StateSnapshot, memory: torch.Tensor) -> Any:
@@ -250,44 +181,30 @@ def rebuild(snapshot: StateSnapshot, memory: torch.Tensor) -> Any:
         snapshot: what to rebuild.
         memory: the buffer, `(bytes,)` uint8.
     """
+    content = memory.numpy()
     storages = [
         # Each is a storage of its own: else `torch.save` would write the whole buffer.
-        _storage_at(memory, offset, size)
-        for offset, size in snapshot.storages
+        torch.frombuffer(content, dtype=torch.uint8, count=size, offset=offset).untyped_storage()
+        if size
+        else torch.empty(0, dtype=torch.uint8).untyped_storage()
+        for offset, size in zip(_offsets(snapshot.sizes), snapshot.sizes, strict=False)
     ]
 
-    def value(part: Any) -> Any:
-        kind = type(part)
-        if kind is TensorReference:
+    def leaf(part: Any) -> Any:
+        if type(part) is TensorReference:
             return _tensor_at(part, storages[part.storage])
-        if kind is Pickled:
-            return torch.load(io.BytesIO(part.data), weights_only=True)
-        if kind is dict:
-            return {key: value(one) for key, one in part.items()}
-        if kind is OrderedDict:
-            ordered = OrderedDict((key, value(one)) for key, one in part.items())
-            vars(ordered).update(value(vars(part)))
-            return ordered
-        if kind in {list, tuple, set}:
-            return kind(value(one) for one in part)
-        return part
+        return load_asked(part.data) if type(part) is Pickled else part
 
-    return value(snapshot.tree)
-
-
-def _storage_at(memory: torch.Tensor, offset: int, size: int) -> torch.UntypedStorage:
-    if size == 0:
-        return torch.empty(0, dtype=torch.uint8).untyped_storage()
-    view = memory[offset : offset + size].numpy()
-    return torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
+    return mapped(snapshot.tree, leaf)
 
 
 def _tensor_at(reference: TensorReference, storage: torch.UntypedStorage) -> torch.Tensor:
-    tensor = torch.empty(0, dtype=reference.dtype)
-    tensor.set_(storage, reference.offset, reference.size, reference.stride)
-    if reference.is_parameter:
-        return torch.nn.Parameter(tensor, requires_grad=reference.requires_grad)
-    return tensor.requires_grad_(reference.requires_grad)
+    dtype, size, stride, offset, requires_grad, is_parameter = reference.view
+    tensor = torch.empty(0, dtype=dtype)
+    tensor.set_(storage, offset, size, stride)
+    if is_parameter:
+        return torch.nn.Parameter(tensor, requires_grad=requires_grad)
+    return tensor.requires_grad_(requires_grad)
 
 
 class SnapshotBuffer:
@@ -380,19 +297,22 @@ class SnapshotBuffer:
             CheckpointError: it holds something else.
             NotEnoughMemoryError: there is no memory for the copy.
         """
-        reading = _Reading()
-        tree = reading.plain(values, "")
-        places, size = _layout(reading.storages)
-        self.reserve(size)
+        walk = _Referencing()
+        snapshot = walk.outline(values)
+        self.reserve(snapshot.room)
+        address = self.memory.data_ptr()
         devices = set()
-        for storage, (offset, count) in zip(reading.storages, places, strict=True):
-            if not count:
+        places = zip(walk.storages, walk.sizes, _offsets(walk.sizes), strict=False)
+        for index, (storage, size, offset) in enumerate(places):
+            if index not in walk.large:
+                _copy(address + offset, storage.data_ptr(), size)
                 continue
             source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-            self.memory[offset : offset + count].copy_(source, non_blocking=True)
-            if storage.device.type == "cuda":
+            self.memory[offset : offset + size].copy_(source, non_blocking=True)
+            if storage.is_cuda:
                 devices.add(storage.device)
-        return StateSnapshot(tree, places, self.identifier), functools.partial(_wait, _events_on(devices))
+        wait = functools.partial(_wait, _events_on(devices))
+        return attrs.evolve(snapshot, buffer=self.identifier), wait
 
     def release(self) -> None:
         """Gives the memory back."""
@@ -415,6 +335,13 @@ class SnapshotBuffer:
                 if self.memory is memory:
                     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
                     self._is_pinned = int(runtime.cudaHostRegister(memory.data_ptr(), len(memory), 1)) == 0
+
+
+# Does not give up the interpreter's lock, as `ctypes.memmove` does: for each of many small storages another
+# thread would take it.
+_copy = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
+    ("memmove", ctypes.PyDLL(None))
+)
 
 
 def _events_on(devices: set[torch.device]) -> list[torch.cuda.Event]:

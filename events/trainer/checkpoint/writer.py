@@ -76,7 +76,7 @@ class CheckpointWriter:
     """Writes one snapshot at a time; the lock guards the process and the connection to it.
 
     Args:
-        process_bytes: a snapshot of at least this size is written by a process, a smaller one by a thread.
+        process_bytes: a snapshot of at least this effort is written by a process, a smaller one by a thread.
     """
 
     def __init__(self, process_bytes: int) -> None:
@@ -95,12 +95,12 @@ class CheckpointWriter:
         process = self._process
         return None if process is None else process.pid
 
-    def start(self, size: int) -> None:
-        """Starts the process if snapshots of this size need it; does not wait for it. Any thread.
+    def start(self, effort: int) -> None:
+        """Starts the process if snapshots of this effort need it; does not wait for it. Any thread.
 
         Where none can be started, a thread writes instead.
         """
-        if size >= self._process_bytes:
+        if effort >= self._process_bytes:
             with self._lock, contextlib.suppress(OSError):
                 self._connect()
 
@@ -145,7 +145,7 @@ class CheckpointWriter:
         try:
             wait()
             written = None
-            if request.snapshot.size >= self._process_bytes and buffer.descriptor is not None:
+            if request.snapshot.effort >= self._process_bytes and buffer.descriptor is not None:
                 written = self._write_in_process(request, buffer, buffer.descriptor)
             if written is None:
                 written = request.write(buffer.memory)
