@@ -6,6 +6,9 @@ total ends when the file is complete, "in store" when it is in a store in a fold
 tensors into memory that is there. "Written" are bytes in files until the file is complete, "memory" is the peak
 less what was there before. In shards, two ranks have half of the state each; the figures are of rank 0.
 
+`python -m tests.benchmarks.checkpoints --many [tensors]` saves a state of many small tensors, of 16 bytes each,
+and says what the first batch, the stall and the file cost beside the bare copy, one tensor after the other.
+
 All sizes take about six minutes where nothing else runs. A row for which there is not enough memory is left out,
 and says what it needs.
 """
@@ -35,6 +38,7 @@ LIMIT_SECONDS = 600.0
 SPARE_BYTES = 2 * GIBIBYTE
 TARGET_BYTES = GIBIBYTE
 COLUMNS = ("copy", "stall", "/ copy", "first", "total", "in store", "written", "memory")
+MANY, MANY_SAVES, BUDGET_OF_MANY = 133_336, 4, 5.0
 PARTS = 32
 # Matrices, as models have: DCP's planner takes time for each row of a tensor that is divided.
 COLUMNS_OF_PART = 1024
@@ -63,6 +67,39 @@ def main(sizes=()) -> bool:
                 is_kept = is_kept and (kind != "ours" or found["/ copy"] <= BUDGET)
     print(f"\nThe budget of the stall is {BUDGET} of the copy{'.' if is_kept else ': OVER'}")
     return is_kept
+
+
+def many(tensors: int = MANY) -> bool:
+    """Prints what many small tensors cost; returns whether the budget was kept."""
+    with tempfile.TemporaryDirectory(prefix="checkpoints-", dir=os.environ.get("BENCHMARK_FOLDER")) as folder:
+        state = _State(0.0, Path(folder), parts=tensors // 4, columns=4)
+        sources = state.tensors()
+        targets = [torch.empty_like(one) for one in sources]
+        saver = _Ours(state)
+        rows = []
+        for number in range(MANY_SAVES):
+            begin = time.thread_time()
+            with torch.no_grad():
+                for target, source in zip(targets, sources, strict=True):
+                    target.copy_(source)
+            copied = time.thread_time() - begin
+            begin = time.thread_time()
+            saver.save(0)  # The batch before: in the first, memory is prepared.
+            before = time.thread_time() - begin
+            begin, started = time.thread_time(), time.perf_counter()
+            saver.save(number)
+            stall = time.thread_time() - begin
+            saver.complete()
+            rows.append([copied, before, stall, time.perf_counter() - started])
+            os.sync()
+        saver.close()
+    first = rows[0][1]
+    copied, _, stall, total = (statistics.median(column) for column in zip(*rows, strict=True))
+    print(
+        f"{len(sources)} tensors, processor time: copy {copied:.2f} s, first batch {first:.2f} s, "
+        f"stall {stall:.2f} s ({stall / copied:.1f} of the copy); the file is complete after {total:.1f} s"
+    )
+    return stall <= BUDGET_OF_MANY * copied
 
 
 def _too_large(size, saver) -> str:
@@ -118,15 +155,13 @@ def _in_a_process(kind: str, size: float):
 class _State:
     """A model, its optimizer after a step, and the folder to save to."""
 
-    def __init__(self, size: float, folder: Path):
+    def __init__(self, size: float, folder: Path, parts: int = PARTS, columns: int = COLUMNS_OF_PART):
         torch.manual_seed(0)
-        rows = int(size * GIBIBYTE) // 4 // PARTS // COLUMNS_OF_PART
+        rows = max(1, int(size * GIBIBYTE) // 4 // parts // columns)
         self.folder = folder
         self.model = torch.nn.Module()
-        for number in range(PARTS):
-            self.model.register_parameter(
-                f"part{number}", torch.nn.Parameter(torch.randn(rows, COLUMNS_OF_PART))
-            )
+        for number in range(parts):
+            self.model.register_parameter(f"part{number}", torch.nn.Parameter(torch.randn(rows, columns)))
         if torch.distributed.is_initialized():
             from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import fully_shard
@@ -436,5 +471,7 @@ SAVERS = {
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--one"]:
         _one(sys.argv[2], float(sys.argv[3]))
+    elif sys.argv[1:2] == ["--many"]:
+        sys.exit(0 if many(*map(int, sys.argv[2:])) else 1)
     else:
         sys.exit(0 if main(sys.argv[1:]) else 1)

@@ -57,7 +57,8 @@ def export_weights(checkpoint: str | Path, path: str | Path) -> Path:
     ]
     if others:
         raise CheckpointError(
-            f"a .safetensors file holds dense tensors alone, but the model has {others[0]!r}. Export to a .pt file."
+            f"a .safetensors file holds dense tensors alone, but the model has {others[0]!r}. "
+            "Export to a .pt file."
         )
     tensors = {name: value.clone().contiguous() for name, value in weights.items()}
     path.parent.mkdir(parents=True, exist_ok=True)

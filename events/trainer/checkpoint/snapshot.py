@@ -121,7 +121,8 @@ class _Referencing(PlainWalk):
 
     def stored(self, tensor: torch.Tensor) -> TensorReference:
         storage, dtype = tensor.untyped_storage(), tensor.dtype
-        # Its identity, also while `storage` is one of several wrappers. torch.save refuses memory of two types.
+        # Its identity, also while `storage` is one of several wrappers; torch.save refuses memory of two
+        # types.
         key = storage._cdata, dtype  # noqa: SLF001
         index = self._indices.get(key)
         if index is None:
