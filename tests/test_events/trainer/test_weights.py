@@ -134,3 +134,17 @@ def test_a_callback_that_finds_no_checkpoint_stops_the_set_up(make_trainer, tmp_
         make_trainer(callbacks=[LoadCheckpoint(tmp_path / "none.pt")])
     with pytest.raises(TypeError, match=r"must be a list of patterns, got '2\.\*'"):
         LoadCheckpoint("some.pt", exclude="2.*")
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: torch.eye(2).to_sparse(), lambda: torch.zeros(2, dtype=torch.complex32)]
+)
+@pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning")
+def test_tensors_that_safetensors_has_not_are_refused_by_name(tmp_path, make):
+    """Any other error would not say what to do."""
+    torch.save({"version": 1, "model": {"a": make()}}, tmp_path / "a.pt")
+
+    with pytest.raises(CheckpointError, match=r"a \.safetensors file .* Export to a \.pt file"):
+        export_weights(tmp_path / "a.pt", tmp_path / "a.safetensors")
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.pt"]
