@@ -69,6 +69,10 @@ _PROCESS_BYTES = 32 << 20
 # Of the size: for what else is in a checkpoint, as states of callbacks and of random number generators.
 _SPARE = 32
 _LOOK_SECONDS = 0.1
+# After which a wait is said.
+_NOTICE_SECONDS = 10.0
+# A process that is killed ends within it, unless it waits for a disk.
+_KILLED_SECONDS = 2.0
 _DESTINATION_SECONDS = 30.0
 _ASK_SECONDS = 20.0
 _NOT_THE_NAME = re.compile(r"\{(?!run_name\})[^{}]*\}")
@@ -108,6 +112,9 @@ class _PendingSave:
     summary: str = ""
     # What this rank has written of one in shards; None meanwhile.
     shard: WrittenShard | None = None
+    # Set once nobody waits for it any more: it must not appear later.
+    given_up: threading.Event = attrs.field(factory=threading.Event)
+    started: float = attrs.field(factory=time.monotonic)
 
 
 class CheckpointSaver(Callback):
@@ -131,7 +138,8 @@ class CheckpointSaver(Callback):
     is not available, training waits for the file to be written; this is reported once.
 
     **Errors.** A full disk costs this one checkpoint, not the run: the error is reported, older checkpoints
-    stay, and the next interval tries again. Where training ends it is raised.
+    stay, and the next interval tries again. Where training ends it is raised. A disk that does not answer, or
+    a process that is stopped, costs it after `close_seconds`, with a `TimeoutError`.
 
     **Threading.** Hooks run in the training thread. `state.last_checkpoint` names a checkpoint once it is
     complete, and only then is it uploaded. `close` waits for one that is being written.
@@ -167,7 +175,8 @@ class CheckpointSaver(Callback):
             ("wait"), or this one is left out ("skip"); the one where training ends never is.
         process_bytes: the size from which on a process writes and not a thread; each tensor counts as 16 KiB
             more than it has.
-        close_seconds: how long `close` may wait for the file, and for uploads to a store.
+        close_seconds: how long training, and `close`, may wait for a file to be written, and `close` for
+            uploads to a store; what takes longer is given up and counted as failed.
 
     Raises:
         ValueError: one of the numbers is less than one, a choice is none of those named, or the folder is a
@@ -247,6 +256,9 @@ class CheckpointSaver(Callback):
         self._saved_at: Timestamp | None = None
         self._is_resumed = False
         self._pending: _PendingSave | None = None
+        self._delayed: Path | None = None
+        # What was given up, and may still be read from the buffer by a thread that waits for its disk.
+        self._stuck: concurrent.futures.Future[Any] | None = None
         self._writer: CheckpointWriter | None = None
         self._buffer: SnapshotBuffer | None = None
         self.counts = CheckpointCounts()
@@ -397,10 +409,15 @@ class CheckpointSaver(Callback):
         self._look_for_metric(state)
         # Destinations have a limit of their own for the end of a run.
         seconds = self._close_seconds if self._remote else min(self._close_seconds, _DESTINATION_SECONDS)
-        deadline = time.monotonic() + seconds
+        started = time.monotonic()
+        is_said = False
         while self._pointers:
             time.sleep(_LOOK_SECONDS)
-            self._move_pointers(state, is_late=distributed.from_rank_zero(time.monotonic() > deadline))
+            waited = time.monotonic() - started
+            if waited > _NOTICE_SECONDS and not is_said:
+                is_said = True
+                _log.warning("The end of training waits for shards to be uploaded, up to %.0f s.", seconds)
+            self._move_pointers(state, is_late=distributed.from_rank_zero(waited > seconds))
 
     def close(self, state: State, logger: Logger) -> None:
         """Waits for the checkpoint that is being written, and hands it on; not for one in shards.
@@ -411,10 +428,10 @@ class CheckpointSaver(Callback):
             _log.error("Checkpoint %s was not complete on all ranks and is abandoned.", self._pending.path)
             self.counts.failed += 1
         elif self._pending is not None:
-            concurrent.futures.wait([self._pending.future], self._close_seconds)
-            if self._pending.future.done():
+            if self._has_come(self._pending.future, str(self._pending.path)):
                 self._finish(state, logger)
             else:
+                self._give_up(self._pending)
                 _log.error(
                     "Checkpoint %s was not complete after %.0f s and is abandoned.",
                     self._pending.path,
@@ -424,10 +441,12 @@ class CheckpointSaver(Callback):
 
     def post_close(self) -> None:
         """Ends the process that writes, and gives its memory back."""
+        if self._pending is not None and not self._pending.future.done():
+            self._give_up(self._pending)
         self._pending = None
         self._pointers.clear()
-        if self._removal is not None:
-            concurrent.futures.wait([self._removal], self._close_seconds)
+        if self._removal is not None and not self._has_come(self._removal, "old checkpoints to be removed"):
+            _log.error("Old checkpoints were not removed within %.0f s.", self._close_seconds)
         writer, self._writer = self._writer, None
         buffer, self._buffer = self._buffer, None
         if writer is not None:
@@ -483,15 +502,17 @@ class CheckpointSaver(Callback):
         # In front, so that it can be read without the rest.
         summary = self._summary(state)
         checkpoint = {"version": VERSION, "summary": summary, **checkpoint}
+        given_up = threading.Event()
         if self._plan is not None:
-            future = self._write_shard(self._plan, checkpoint, folder / name, state)
+            future = self._write_shard(self._plan, checkpoint, folder / name, state, given_up)
         elif state.rank == 0:
-            future = self._write(
-                checkpoint, folder / name, self._pointer(folder, remote_name, state), surplus
-            )
+            pointer = self._pointer(folder, remote_name, state)
+            future = self._write(checkpoint, folder / name, pointer, surplus, given_up)
         else:
             return
-        self._pending = _PendingSave(future, folder / name, remote_name, before, surplus, summary)
+        self._pending = _PendingSave(
+            future, folder / name, remote_name, before, surplus, summary, given_up=given_up
+        )
         self._saved_at = state.timestamp
         if is_last or self._is_done(self._pending):
             self._settle(state, logger, is_last=is_last)
@@ -565,12 +586,24 @@ class CheckpointSaver(Callback):
             is_busy = not self._is_done(self._pending)
             if is_busy and self._when_busy == "skip" and not is_last:
                 self.counts.skipped += 1
+                self._look_for_delay(self._pending)
                 return False
             if is_busy and self._saved_at != state.timestamp:
                 self.counts.waited += 1
             # One that failed is tried again at once where training ends.
             self._settle(state, logger)
         return self._saved_at != state.timestamp
+
+    def _look_for_delay(self, pending: _PendingSave) -> None:
+        """Says once that the checkpoint for which others are left out takes longer than the limit."""
+        seconds = time.monotonic() - pending.started
+        if seconds > self._close_seconds and self._delayed != pending.path:
+            self._delayed = pending.path
+            _log.warning(
+                "Checkpoint %s is not written after %.0f s; others are left out until it is.",
+                pending.path,
+                seconds,
+            )
 
     def _prepare(self, state: State) -> None:
         """Makes memory for the copy, and starts the process that writes, before the first save needs them."""
@@ -605,7 +638,10 @@ class CheckpointSaver(Callback):
         path: Path,
         pointer: tuple[Path, str] | None,
         surplus: tuple[Path, ...],
+        given_up: threading.Event,
     ) -> "concurrent.futures.Future[Written]":
+        if (failed := self._hindrance()) is not None:
+            return failed
         if self._asynchronous:
             buffer, writer = self._parts()
             try:
@@ -613,17 +649,44 @@ class CheckpointSaver(Callback):
             except NotEnoughMemoryError as error:
                 self._note_synchronous(error)
             else:
-                return writer.write(Request(snapshot, path, pointer, surplus), buffer, wait)
-        future: concurrent.futures.Future[Written] = concurrent.futures.Future()
+                request = Request(snapshot, path, pointer, surplus)
+                return writer.write(request, buffer, wait, lambda: not given_up.is_set())
+        values = plain_values(checkpoint)
+        return self._wait_for(
+            lambda is_wanted: write_checkpoint(
+                values, path, pointer=pointer, surplus=surplus, is_wanted=is_wanted
+            ),
+            path,
+            given_up,
+        )
+
+    def _wait_for(
+        self, write: Callable[[Callable[[], bool]], Written], path: Path, given_up: threading.Event
+    ) -> "concurrent.futures.Future[Written]":
+        """Writes while training waits, up to the limit; in a thread, which a dead disk may keep."""
+        future = _in_thread("checkpoint-writer", lambda: write(lambda: not given_up.is_set()))
         try:
-            values = plain_values(checkpoint)
-            future.set_result(write_checkpoint(values, path, pointer=pointer, surplus=surplus))
-        except OSError as error:
-            future.set_exception(error)
-        return future
+            if self._has_come(future, str(path)):
+                return future
+        except BaseException:  # Ctrl-C.
+            given_up.set()
+            raise
+        return self._give_up(_PendingSave(future, path, "", self._kept, given_up=given_up)).future
+
+    def _hindrance(self) -> "concurrent.futures.Future[Written] | None":
+        """Returns a failure where a checkpoint that was given up still has the buffer, and the disk."""
+        if self._stuck is None or self._stuck.done():
+            return None
+        reason = "one that was given up before is still being written, to a disk that does not answer"
+        return _failed(OSError(errno.EBUSY, reason))
 
     def _write_shard(
-        self, plan: ShardPlan, checkpoint: dict[str, Any], manifest: Path, state: State
+        self,
+        plan: ShardPlan,
+        checkpoint: dict[str, Any],
+        manifest: Path,
+        state: State,
+        given_up: threading.Event,
     ) -> "concurrent.futures.Future[Written]":
         """Copies what this rank has to write, and has it written; every rank must call it."""
         if state.rank == 0:
@@ -631,6 +694,8 @@ class CheckpointSaver(Callback):
             with contextlib.suppress(OSError):
                 manifest.unlink()
         values = plan.divide(checkpoint, state.model)
+        if (failed := self._hindrance()) is not None:
+            return failed
         if self._asynchronous:
             buffer, writer = self._parts()
             try:
@@ -638,15 +703,13 @@ class CheckpointSaver(Callback):
             except NotEnoughMemoryError as error:
                 self._note_synchronous(error)
             else:
-                return writer.write(ShardRequest(snapshot, manifest, rank=state.rank), buffer, wait)
-        future: concurrent.futures.Future[Written] = concurrent.futures.Future()
-        try:
-            tensors = [tensor.cpu() for tensor in values["tensors"]]
-            values = {"tensors": tensors, "rest": plain_values(values["rest"])}
-            future.set_result(write_shard(values, manifest.parent, state.rank))
-        except OSError as error:
-            future.set_exception(error)
-        return future
+                request = ShardRequest(snapshot, manifest, rank=state.rank)
+                return writer.write(request, buffer, wait, lambda: not given_up.is_set())
+        tensors = [tensor.cpu() for tensor in values["tensors"]]
+        values = {"tensors": tensors, "rest": plain_values(values["rest"])}
+        return self._wait_for(
+            lambda is_wanted: write_shard(values, manifest.parent, state.rank, is_wanted), manifest, given_up
+        )
 
     def _note_synchronous(self, error: NotEnoughMemoryError) -> None:
         self.counts.synchronous += 1
@@ -682,14 +745,53 @@ class CheckpointSaver(Callback):
         pointer = self._pointer(self._local_folder(state), pending.remote_name, state)
         summary = json.loads(pending.summary)
         return _in_thread(
-            "checkpoint-manifest", lambda: complete(pending.path.parent, plan, written, pointer, summary)
+            "checkpoint-manifest",
+            lambda: complete(
+                pending.path.parent,
+                plan,
+                written,
+                pointer,
+                summary,
+                is_wanted=lambda: not pending.given_up.is_set(),
+            ),
         )
 
     def _settle(self, state: State, logger: Logger, *, is_last: bool = False) -> None:
         """Waits for the checkpoint that is being written, and finishes it."""
         while self._pending is not None:
-            concurrent.futures.wait([self._pending.future])
+            if not self._has_come(self._pending.future, str(self._pending.path)):
+                self._pending = self._give_up(self._pending)
             self._finish(state, logger, is_last=is_last)
+
+    def _has_come(self, future: "concurrent.futures.Future[Any]", what: str) -> bool:
+        """Waits up to the limit, and says for what if it takes long; returns whether it is done."""
+        notice = min(_NOTICE_SECONDS, self._close_seconds)
+        concurrent.futures.wait([future], notice)
+        if not future.done() and notice < self._close_seconds:
+            pid = self.writer_pid
+            _log.warning(
+                "The training process waits for %s%s, for up to %.0f s.",
+                what,
+                "" if pid is None else f", which process {pid} writes",
+                self._close_seconds,
+            )
+            concurrent.futures.wait([future], self._close_seconds - notice)
+        return future.done()
+
+    def _give_up(self, pending: _PendingSave) -> _PendingSave:
+        """Ends a step of a checkpoint that takes too long, and kills the process that writes.
+
+        Nothing of it appears later, and its buffer is used again once it has ended.
+        """
+        pending.given_up.set()
+        self._stuck = pending.future
+        pid = self.writer_pid
+        if self._writer is not None:
+            self._writer.give_up()
+        concurrent.futures.wait([self._stuck], _KILLED_SECONDS)
+        who = "" if pid is None else f" by process {pid}, which may be stopped"
+        reason = f"not written within {self._close_seconds:g} s (close_seconds){who}; is the disk there?"
+        return attrs.evolve(pending, future=_failed(TimeoutError(errno.ETIMEDOUT, reason)))
 
     def _finish(self, state: State, logger: Logger, *, is_last: bool = False) -> None:
         """Hands on a checkpoint that is complete, or reports that it could not be written."""
@@ -846,6 +948,12 @@ def _in_thread(name: str, call: Callable[[], object]) -> "concurrent.futures.Fut
             future.set_exception(error)
 
     threading.Thread(target=run, name=name, daemon=True).start()
+    return future
+
+
+def _failed(error: Exception) -> "concurrent.futures.Future[Any]":
+    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    future.set_exception(error)
     return future
 
 

@@ -250,6 +250,8 @@ def complete(
     written: Sequence[WrittenShard],
     pointer: tuple[Path, str] | None,
     summary: Mapping[str, Any],
+    *,
+    is_wanted: Callable[[], bool] = lambda: True,
 ) -> None:
     """Writes `.metadata`, the manifest and the pointer, in this order; on rank 0, once all have written.
 
@@ -259,13 +261,15 @@ def complete(
         written: by each rank.
         pointer: its path, and the text it gets, or None.
         summary: what is shown of it: plain values.
+        is_wanted: asked before each file.
 
     Raises:
         OSError: one could not be written.
+        AbandonedError: they were not wanted any more.
     """
     from uploads.disk import replace_file
 
-    with new_file(folder / METADATA) as file:
+    with new_file(folder / METADATA, is_wanted) as file:
         file.write(plan.metadata([one.lengths for one in written]))
     files: dict[str, Written] = {METADATA: Written(file.size, file.crc32)}
     for rank, one in enumerate(written):
@@ -277,7 +281,8 @@ def complete(
         "summary": summary,
         "files": {name: {"size": one.size, "crc32": one.crc32} for name, one in sorted(files.items())},
     }
-    replace_file(folder / MANIFEST, json.dumps(manifest, indent=1).encode(), durable=True)
+    with new_file(folder / MANIFEST, is_wanted) as file:
+        file.write(json.dumps(manifest, indent=1).encode())
     if pointer is not None:
         replace_file(pointer[0], pointer[1].encode(), durable=True)
 

@@ -40,6 +40,8 @@ _log = logging.getLogger("events")
 
 _PARENT_CHECK_SECONDS = 5.0
 _END_SECONDS = 5.0
+_KILL_SECONDS = 1.0
+_LOOK_SECONDS = 0.5
 _TRIES = 2
 
 
@@ -75,6 +77,9 @@ class Request:
 class CheckpointWriter:
     """Writes one snapshot at a time; the lock guards the process and the connection to it.
 
+    No call waits for the process to answer for longer than a few seconds: it may be stopped, or wait for a
+    disk that is gone. Whoever waits for a file sets a limit, and then calls `give_up`.
+
     Args:
         process_bytes: a snapshot of at least this effort is written by a process, a smaller one by a thread.
     """
@@ -105,7 +110,11 @@ class CheckpointWriter:
                 self._connect()
 
     def write(
-        self, request: Request, buffer: SnapshotBuffer, wait: Callable[[], None]
+        self,
+        request: Request,
+        buffer: SnapshotBuffer,
+        wait: Callable[[], None],
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> "concurrent.futures.Future[Written]":
         """Writes a file in the background; the buffer must not change before the future is done.
 
@@ -113,6 +122,7 @@ class CheckpointWriter:
             request: what and where.
             buffer: the memory of the snapshot.
             wait: called in the background before the memory is read.
+            is_wanted: whether the file is still wanted; asked again and again.
 
         Returns:
             The future; its exception is an `OSError` where the file could not be written.
@@ -120,16 +130,31 @@ class CheckpointWriter:
         future: concurrent.futures.Future[Written] = concurrent.futures.Future()
         # Not a pool: at exit Python would wait for its threads for as long as a dead file system takes.
         threading.Thread(
-            target=self._run, args=(future, request, buffer, wait), name="checkpoint-writer", daemon=True
+            target=self._run,
+            args=(future, request, buffer, wait, is_wanted),
+            name="checkpoint-writer",
+            daemon=True,
         ).start()
         return future
+
+    def give_up(self) -> None:
+        """Kills the process, if there is one, after `is_wanted` has become false; does not wait. Any thread.
+
+        The future is done soon after that, unless a thread writes, and waits for the disk.
+        """
+        process = self._process
+        if process is not None:
+            process.kill()
 
     def close(self) -> None:
         """Ends the process; blocks for a few seconds at most."""
         if not self._lock.acquire(timeout=_END_SECONDS):  # A request is on its way to a process that hangs.
-            with contextlib.suppress(AttributeError):
-                self._process.kill()  # type: ignore[union-attr]
-            self._lock.acquire()
+            self.give_up()
+            if not self._lock.acquire(timeout=_KILL_SECONDS):
+                _log.warning(
+                    "the process that writes checkpoints (pid %s) is left behind: it hangs", self.pid
+                )
+                return
         try:
             self._disconnect()
         finally:
@@ -141,25 +166,35 @@ class CheckpointWriter:
         request: Request,
         buffer: SnapshotBuffer,
         wait: Callable[[], None],
+        is_wanted: Callable[[], bool],
     ) -> None:
         try:
             wait()
             written = None
             if request.snapshot.effort >= self._process_bytes and buffer.descriptor is not None:
-                written = self._write_in_process(request, buffer, buffer.descriptor)
+                written = self._write_in_process(request, buffer, buffer.descriptor, is_wanted)
             if written is None:
-                written = request.write(buffer.memory)
+                written = request.write(buffer.memory, is_wanted)
         except BaseException as error:  # noqa: BLE001  # raised to who waits for the future
             future.set_exception(error)
         else:
             future.set_result(written)
 
-    def _write_in_process(self, request: Request, buffer: SnapshotBuffer, descriptor: int) -> Written | None:
-        """Returns None where the process died twice, or cannot be started."""
+    def _write_in_process(
+        self, request: Request, buffer: SnapshotBuffer, descriptor: int, is_wanted: Callable[[], bool]
+    ) -> Written | None:
+        """Returns None where the process died twice, or cannot be started.
+
+        Raises:
+            AbandonedError: the file is not wanted any more.
+        """
         for _ in range(_TRIES):
             with self._lock:
                 try:
                     connection = self._connect()
+                    # Asked once the process is known: whoever sets a limit kills it after that.
+                    if not is_wanted():
+                        raise AbandonedError
                     if self._sent_buffer != buffer.identifier:
                         connection.send(("buffer", buffer.identifier, len(buffer.memory)))
                         reduction.send_handle(connection, descriptor, os.getpid())
@@ -170,10 +205,12 @@ class CheckpointWriter:
                     self._disconnect()
                     continue
             try:
-                answer = connection.recv()
+                answer = self._answer(connection)
             except (EOFError, OSError):
                 with self._lock:
                     pid, code = self.pid, self._disconnect()
+                if not is_wanted():
+                    raise AbandonedError from None
                 _log.warning(
                     "the process that writes checkpoints (pid %s) ended with exit code %s; "
                     "the checkpoint is written again.",
@@ -185,6 +222,19 @@ class CheckpointWriter:
                 return answer
             raise answer if isinstance(answer, OSError) else CheckpointError(str(answer))
         return None
+
+    def _answer(self, connection: Connection) -> object:
+        """Returns what the process answers.
+
+        Raises:
+            EOFError: it has ended. Its socket alone does not tell: a child that was forked while the process
+                was started has the other end, too.
+        """
+        process = self._process
+        while not connection.poll(_LOOK_SECONDS):
+            if process is None or process.poll() is not None:
+                raise EOFError
+        return connection.recv()
 
     def _connect(self) -> Connection:
         """Returns the connection to the process, which is started if there is none."""
@@ -231,7 +281,11 @@ class CheckpointWriter:
             return process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
-            return process.wait()
+        try:
+            return process.wait(_KILL_SECONDS)
+        except subprocess.TimeoutExpired:  # It waits for a disk, and ends when that answers.
+            _log.warning("the process that writes checkpoints (pid %s) is left behind: it hangs", process.pid)
+            return None
 
     def _forget_after_fork(self) -> None:
         """Closes the socket in a forked child, so that the process sees the end of the parent."""

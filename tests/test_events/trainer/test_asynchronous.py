@@ -1,5 +1,6 @@
 """Checkpoints that are written while training continues: by a thread, or by a process that may die."""
 
+import concurrent.futures
 import contextlib
 import gc
 import logging
@@ -17,8 +18,9 @@ from torch.utils.data import DataLoader
 
 from destinations import Artifacts, LoggerDestination
 from events import Callback, CheckpointError, CheckpointSaver, read_checkpoint
-from events.trainer.checkpoint.files import sweep
+from events.trainer.checkpoint.files import AbandonedError, sweep
 from events.trainer.checkpoint.snapshot import SnapshotBuffer
+from events.trainer.checkpoint.writer import CheckpointWriter, Request
 from tests.test_events.trainer.conftest import dataset
 
 WAIT_SECONDS = 120.0
@@ -247,6 +249,92 @@ class TestTheProcessThatWrites:
 
         assert saver.counts.saved == 3
         assert listing(tmp_path / "saved") == ["ep0-ba3.pt", "ep1-ba6.pt", "ep1-ba8.pt", "latest.symlink"]
+
+
+class TestAWriterThatHangs:
+    """It is waited for up to `close_seconds`, and costs the checkpoint that it had."""
+
+    def test_training_goes_on_without_it(self, make_stopped, tmp_path, caplog):
+        """A process that is stopped is killed at the limit; the next checkpoint is written."""
+
+        def by_a_thread():
+            until(lambda: saver._writer._sent_buffer)
+            saver._writer._process_bytes = 1 << 30  # It is there at once, without importing torch.
+
+        def without_limit():
+            saver._close_seconds = WAIT_SECONDS
+
+        saver, trainer = make_stopped(
+            close_seconds=0.3,
+            calls={"ba4": by_a_thread, "ba7": without_limit},
+            trainer={"max_duration": "8ba"},
+        )
+
+        trainer.fit()
+
+        assert listing(tmp_path / "saved") == ["ep1-ba6.pt", "ep1-ba8.pt", "latest.symlink"]
+        assert (saver.counts.saved, saver.counts.failed, saver.counts.waited) == (2, 1, 1)
+        assert (
+            "ep0-ba3.pt could not be saved (not written within 0.3 s (close_seconds) by process"
+            in caplog.text
+        )
+
+    @pytest.mark.parametrize("sharded", [False, True])
+    def test_the_last_checkpoint_is_an_error(self, make_stopped, tmp_path, sharded):
+        """As for every reason for which it cannot be written, after a second try; nothing of it is left."""
+        saver, trainer = make_stopped(close_seconds=0.3, sharded=sharded, trainer={"max_duration": "3ba"})
+
+        with pytest.raises(TimeoutError, match="which may be stopped; is the disk there"):
+            trainer.fit()
+
+        assert saver.counts.failed == 2
+        assert listing(tmp_path / "saved") == []
+
+    def test_close_ends_too(self, make_stopped):
+        """After an error in training, with a checkpoint in its hands."""
+
+        def fail():
+            until(lambda: saver._writer._sent_buffer)
+            pids.append(saver.writer_pid)
+            raise RuntimeError("mine")
+
+        pids = []
+        saver, trainer = make_stopped(close_seconds=0.3, calls={"ba4": fail})
+
+        with pytest.raises(RuntimeError, match="mine"):
+            trainer.fit()
+
+        assert saver.counts.failed == 1
+        assert not Path(f"/proc/{pids[0]}").exists()
+
+    def test_one_in_a_thread_is_the_last_until_it_has_ended(self, make_run, tmp_path, caplog):
+        """A thread cannot be killed: its buffer, and so the next checkpoints, wait for it."""
+        hangs = concurrent.futures.Future()
+        saver, trainer = make_run(
+            At(ba2=lambda: setattr(saver, "_stuck", hangs), ba5=lambda: hangs.set_result(None)),
+            process_bytes=1 << 30,
+        )
+
+        trainer.fit()
+
+        assert listing(tmp_path / "saved") == ["ep1-ba6.pt", "ep1-ba9.pt", "ep2-ba10.pt", "latest.symlink"]
+        assert saver.counts.failed == 1
+        assert "to a disk that does not answer); training continues" in caplog.text
+
+    def test_what_is_not_wanted_any_more_never_appears(self, tmp_path):
+        """Also where its thread goes on later."""
+        buffer, writer = SnapshotBuffer(), CheckpointWriter(1 << 30)
+        snapshot, _ = buffer.take({"weight": torch.ones(3)})
+        goes_on, given_up = threading.Event(), threading.Event()
+
+        future = writer.write(
+            Request(snapshot, tmp_path / "a.pt"), buffer, goes_on.wait, lambda: not given_up.is_set()
+        )
+        given_up.set()
+        goes_on.set()
+
+        assert isinstance(future.exception(WAIT_SECONDS), AbandonedError)
+        assert listing(tmp_path) == []
 
 
 @pytest.fixture
