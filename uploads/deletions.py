@@ -14,7 +14,7 @@ import attrs
 from .download import POINTER_SUFFIX, read_pointer
 from .drain.retry import RetryPolicy
 from .errors import TransientStoreError
-from .handle import FolderHandle, UploadHandle
+from .handle import FolderHandle, UploadHandle, UploadState
 from .messages import log_warning
 from .redaction import redact
 from .stores import Store
@@ -50,11 +50,13 @@ class Deletions:
     Args:
         store: Where.
         is_pending: Returns whether an upload of a name has not ended: it would come after the deletion.
+        withdraw: Withdraws uploads of a name that have not begun.
         policy: The delays between tries.
     """
 
     _store: Store
     _is_pending: Callable[[str], bool]
+    _withdraw: Callable[[str], int]
     _policy: RetryPolicy
 
     def __attrs_post_init__(self) -> None:
@@ -64,14 +66,27 @@ class Deletions:
         self._has_ended = False
 
     def add(self, name: str, after: Sequence[UploadHandle | FolderHandle], then: Sequence[str] = ()) -> None:
-        """Adds an object, and those to delete once it is gone; returns at once. Any thread."""
+        """Adds an object, and those to delete once it is gone; returns at once. Any thread.
+
+        Those that wait for an upload of this object wait for what it waits for instead: it may be withdrawn.
+        """
+        given = tuple(after)
+        replaced = {name, *then, *(one.remote_name for one in given)}
         with self._changed:
+            for one in self._requests:
+                left = tuple(
+                    each
+                    for each in one.after
+                    if each.remote_name not in replaced or each.state is UploadState.DONE
+                )
+                if len(left) < len(one.after):
+                    one.after = tuple(dict.fromkeys((*left, *given)))
             if self._has_ended or any(one.name == name for one in self._requests):
                 return
             if len(self._requests) >= _MAX_WAITING:
                 log_warning("%s is not deleted: too many deletions wait", name)
                 return
-            self._requests.append(_Request(name, tuple(after), tuple(then)))
+            self._requests.append(_Request(name, given, tuple(then)))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="uploads-deletions", daemon=True)
                 self._thread.start()
@@ -101,6 +116,8 @@ class Deletions:
             for request in requests:
                 if self._has_ended:
                     return
+                for name in filter(self._is_pending, (request.name, *request.then)):
+                    self._withdraw(name)
                 if self._is_settled(request):
                     with self._changed:
                         self._requests.remove(request)
@@ -119,7 +136,7 @@ class Deletions:
         waited_for = (request.name, *request.then, *(one.remote_name for one in after))
         if any(self._is_pending(name) for name in waited_for):
             return False
-        if failed := next((one for one in after if one.state.is_failure), None):
+        if failed := next((one for one in after if _is_missing(one)), None):
             log_warning("%s is not deleted: %s is not in the store", request.name, failed.remote_name)
             return True
         try:
@@ -162,3 +179,7 @@ class Deletions:
             if f"/{read_pointer(self._store, pointer)}".endswith(f"/{leaf}"):
                 return pointer
         return None
+
+
+def _is_missing(upload: UploadHandle) -> bool:
+    return upload.state.is_failure or upload.state is UploadState.WITHDRAWN

@@ -67,7 +67,8 @@ class UploadState(enum.StrEnum):
     pending → inflight → done; inflight → pending is a retry.
     Final: done, superseded (by a newer version of the name), conflict (`overwrite=False` and the name was
     taken), corrupt (the staged bytes were changed), rejected (by the store, for good), refused (not staged:
-    no room), lost (its folder was deleted).
+    no room), lost (its folder was deleted), withdrawn (by `UploadQueue.withdraw` or `delete`, before it was
+    uploaded).
     """
 
     PENDING = "pending"
@@ -79,6 +80,7 @@ class UploadState(enum.StrEnum):
     REJECTED = "rejected"
     REFUSED = "refused"
     LOST = "lost"
+    WITHDRAWN = "withdrawn"
 
     @property
     def is_final(self) -> bool:
@@ -88,7 +90,11 @@ class UploadState(enum.StrEnum):
     @property
     def is_failure(self) -> bool:
         """Whether the upload failed for good."""
-        return self.is_final and self not in {UploadState.DONE, UploadState.SUPERSEDED}
+        return self.is_final and self not in {
+            UploadState.DONE,
+            UploadState.SUPERSEDED,
+            UploadState.WITHDRAWN,
+        }
 
 
 @attrs.frozen
@@ -267,7 +273,7 @@ class UploadHandle:
         return self._outcome is not None
 
     def result(self, timeout_seconds: float | None = None) -> Outcome:
-        """Waits for the outcome and returns it; `superseded` counts as success.
+        """Waits for the outcome and returns it; `superseded` and `withdrawn` are no errors.
 
         Raises:
             UploadTimeoutError: It took longer; the upload continues.

@@ -99,6 +99,12 @@ class Ledger:
         with self._changed:
             return name_key(name) in self._keys
 
+    def folders_of(self, name: str) -> list[str]:
+        """Returns the entries of a remote name that have not ended, oldest first."""
+        key = name_key(name)
+        with self._changed:
+            return sorted(one for one in self._folders if key_of(one) == key) if key in self._keys else []
+
     def settle(self, folder: str, outcome: Outcome) -> None:
         """Records the outcome of an entry and settles its handle; a second call has no effect."""
         with self._changed:

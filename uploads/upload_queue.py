@@ -29,6 +29,7 @@ from .drain.retry import RetryPolicy
 from .drain.supervisor import WorkerConfig, WorkerSupervisor
 from .errors import (
     InvalidSourceError,
+    ManifestError,
     QueueClosedError,
     RemoteNameTakenError,
     SpoolFullError,
@@ -52,7 +53,7 @@ from .ledger import Ledger
 from .messages import log_error, log_warning
 from .names import check_remote_name
 from .redaction import redact
-from .spool.entry import Entry
+from .spool.entry import Entry, sequence_of
 from .spool.flush import Flusher
 from .spool.ownership import OwnerLock, owner_of
 from .spool.spool import Spool
@@ -510,11 +511,58 @@ class UploadQueue:
             with self.spool.staging() as folder:
                 source, to_disk = folder / "pointer", self._durability == "power"
                 write_new(source, target.remote_name)
-                return self._submit_file(
+                handle = self._submit_file(
                     Submission(source, name, "move", overwrite=True, after=names, to_disk=to_disk)
                 )
         except (OSError, InvalidSourceError, SpoolUnusableError) as error:  # The source is in the spool.
             return self._refused(name, 0, _spool_full_error(error, self.spool.path, 0))
+        if handle.folder:  # While a store is away, the drain does not come to it.
+            self._end_pending(name, UploadState.SUPERSEDED, newer=handle)
+        return handle
+
+    def withdraw(self, remote_name: str) -> int:
+        """Withdraws uploads of a name that have not begun: they leave the spool, and are not uploaded.
+
+        Their handles end in state `withdrawn`, which is also in `delivered.jsonl`. One that is being uploaded
+        continues, as does one of which a part was sent. A forked child withdraws nothing.
+
+        Returns:
+            How many.
+
+        Raises:
+            InvalidRemoteNameError: It is no name of an object.
+        """
+        return self._end_pending(check_remote_name(remote_name), UploadState.WITHDRAWN)
+
+    def _end_pending(self, name: str, state: UploadState, newer: UploadHandle | None = None) -> int:
+        """Ends the pending entries of a name, those older than a newer one if it is given."""
+        count = 0
+        for folder in () if self._is_child else self._ledger.folders_of(name):
+            if newer is not None and sequence_of(folder) >= sequence_of(newer.folder):
+                break
+            try:
+                entry = Entry.read(self.spool.pending / folder)
+            except (ManifestError, OSError):
+                continue
+            is_ours = entry.store in {"", identity_of(self._store.uri())}
+            is_sent = (self.spool.pending / folder / "multipart.json").exists()
+            if entry.remote_name != name or not is_ours or is_sent:
+                continue
+            outcome = Outcome(
+                entry.identifier,
+                name,
+                state,
+                self._store.uri(name),
+                entry.size,
+                superseded_by=None if newer is None else newer.identifier,
+            )
+            try:
+                if self.spool.withdraw(folder, outcome):
+                    self._ledger.settle(folder, outcome)
+                    count += 1
+            except OSError as error:
+                log_warning("cannot withdraw %s: %s", name, error.strerror)
+        return count
 
     def delete(
         self,
@@ -530,7 +578,8 @@ class UploadQueue:
         made up for: ask again. A forked child deletes nothing.
 
         Args:
-            remote_name: Its name in the store; uploads of this name that are pending are waited for.
+            remote_name: Its name in the store; uploads of this name, and of those in `then`, are withdrawn,
+                or waited for where they have begun.
             after: Handles of uploads of this queue that must be in the store before.
             then: Names of objects that are deleted next, once this one is gone: the files that a manifest
                 lists.
@@ -546,7 +595,7 @@ class UploadQueue:
             if self._closed is not None:
                 raise QueueClosedError(f"cannot delete {name!r}: the queue is closed")
             if self._deletions is None:
-                self._deletions = Deletions(self._store, self._ledger.has_name, self._policy)
+                self._deletions = Deletions(self._store, self._ledger.has_name, self.withdraw, self._policy)
         self._deletions.add(name, after, others)
 
     def download_file(

@@ -1,10 +1,10 @@
-"""`UploadQueue.delete`: in the background, after what replaces the object, and never what a pointer leads to."""
+"""`UploadQueue.delete` and `withdraw`: what is there, after what replaces it, and what has not been sent yet."""
 
 import threading
 
 import pytest
 
-from uploads import LocalStore, RetryPolicy, UploadQueue
+from uploads import LocalStore, RetryPolicy, UploadQueue, UploadState
 from uploads.errors import InvalidRemoteNameError, QueueClosedError, RejectedByStoreError, TransientStoreError
 
 WAIT_SECONDS = 60.0
@@ -16,13 +16,19 @@ class Slow(LocalStore):
     def __init__(self, root):
         super().__init__(root)
         self.may_put = threading.Event()
+        self.has_begun = threading.Event()
         self.deleted = []
         self.failures = 0
+        self.failures_to_put = 0
         self.failures_of = {}
 
     def put(self, name, body, **options):
         if name == "slow":
+            self.has_begun.set()
             assert self.may_put.wait(WAIT_SECONDS)
+        if self.failures_to_put:
+            self.failures_to_put -= 1
+            raise TransientStoreError("away")
         if name == "bad":
             raise RejectedByStoreError("no")
         return super().put(name, body, **options)
@@ -199,3 +205,102 @@ def test_a_name_that_leaves_the_store_is_refused(queue):
         queue.delete("../x")
     with pytest.raises(InvalidRemoteNameError):
         queue.delete("old", then=["../x"])
+
+
+def waiting(queue):
+    """Returns the entries of a spool that have not ended."""
+    return [*queue.spool.list_pending(), *queue.spool.list_inflight()]
+
+
+@pytest.fixture
+def busy(queue, store, file):
+    """A queue that is sending "slow", and a second version of it that waits."""
+    handles = [queue.submit(file, "slow")]
+    assert store.has_begun.wait(WAIT_SECONDS)
+    handles.append(queue.submit(file, "slow", overwrite=True))
+    yield handles
+    store.may_put.set()
+
+
+def test_what_has_not_begun_is_withdrawn(queue, store, busy):
+    """It leaves the spool at once, and its handle says so; what is being sent arrives."""
+    count = queue.withdraw("slow")
+
+    assert (count, len(waiting(queue))) == (1, 1)
+    assert busy[1].result(0.0).state is UploadState.WITHDRAWN
+    store.may_put.set()
+    assert queue.drain(WAIT_SECONDS).is_empty
+    assert [one.state for one in queue.spool.delivered()] == [UploadState.WITHDRAWN, UploadState.DONE]
+    assert queue.withdraw("slow") == 0
+
+
+def test_what_is_deleted_is_withdrawn_too(queue, store, busy):
+    """What is being sent is deleted when it is there."""
+    queue.delete("slow")
+    busy[1].result(WAIT_SECONDS)
+    store.may_put.set()
+
+    assert queue.drain(WAIT_SECONDS).is_empty
+    assert names(store) == ["old"]
+    assert busy[0].state is UploadState.DONE
+
+
+def test_a_deletion_waits_for_what_replaces_what_it_waited_for(queue, store, file, busy, caplog):
+    """With a rule that keeps one: the first goes when the third is there, although the second was withdrawn."""
+    queue.delete("old", after=[busy[1]])
+    newest = queue.submit(file, "newest")
+    queue.delete("slow", after=[newest])
+    store.may_put.set()
+
+    assert queue.drain(WAIT_SECONDS).is_empty
+    assert names(store) == ["newest"]
+    assert "is not deleted" not in caplog.text
+
+
+def test_one_that_waits_for_a_withdrawn_upload_alone_stays(queue, store, busy, caplog):
+    """Nothing replaces it."""
+    queue.delete("old", after=[busy[1]])
+    queue.withdraw("slow")
+    store.may_put.set()
+    queue.drain(WAIT_SECONDS)
+
+    assert names(store) == ["old", "slow"]
+    assert "old is not deleted: slow is not in the store" in caplog.text
+
+
+def test_a_pointer_replaces_those_that_wait(queue, store, busy):
+    """While a store is away, one waits and not one for each checkpoint."""
+    pointers = [queue.submit_pointer("latest", busy[0]) for _ in range(5)]
+
+    assert len(waiting(queue)) == 3
+    assert [one.state.value for one in pointers] == ["superseded"] * 4 + ["pending"]
+    store.may_put.set()
+    assert queue.drain(WAIT_SECONDS).is_empty
+    assert (store.root / "latest.symlink").read_text() == "slow"
+
+
+def test_what_is_withdrawn_is_not_uploaded_by_the_next_queue(queue, store, file, tmp_path):
+    """Nor does it count as delivered, against an older version that is retried."""
+    store.failures_to_put = 1 << 30
+    queue.submit(file, "away")
+    while not queue.withdraw("away"):  # It may be being tried.
+        pass
+    queue.close(0.0)
+
+    with UploadQueue(LocalStore(store.root), spool=tmp_path / "spool", free_bytes=0) as resumed:
+        left = resumed.drain(WAIT_SECONDS)
+
+    assert left.is_empty
+    assert names(store) == ["old"]
+    assert resumed.spool.newest_delivered() == {}
+
+
+def test_a_claim_by_a_drain_comes_first(queue, busy):
+    """Both rename it, and one finds it; what was noted then is not taken for its end."""
+    folder = busy[1].folder
+    queue.spool.claim(folder)
+
+    assert queue.withdraw("slow") == 0
+
+    queue.spool.release(folder)
+    assert queue.withdraw("slow") == 1

@@ -59,6 +59,7 @@ _TICK_SECONDS = 1.0
 _FEWEST_THREADS = 2
 _STATUS_SECONDS = 5.0
 _RESCAN_SECONDS = 10.0
+_ENDED_BY_QUEUE = {UploadState.WITHDRAWN, UploadState.SUPERSEDED}
 
 
 @attrs.define(eq=False, slots=False, repr=False)
@@ -461,11 +462,18 @@ class Drain:
         self._settle(folder, Outcome(identifier_of(folder), name, decision.state, reason=decision.reason))
 
     def _handle_lost(self, folder: str) -> None:
+        identifier = identifier_of(folder)
+        for ended in self._spool.delivered({identifier}):
+            if ended.identifier == identifier and ended.state in _ENDED_BY_QUEUE:
+                is_gone = ended.state is UploadState.WITHDRAWN
+                self._schedule.settle(folder, failed=is_gone, replaced_by=ended.superseded_by)
+                self._on_settled(folder, ended)
+                return
         reason = f"the folder {folder} was deleted from the spool {self._spool.path}"
         log_error("%s", reason)
         self._spool.create()
         self._schedule.settle(folder, failed=True)
-        self._on_settled(folder, Outcome(identifier_of(folder), folder, UploadState.LOST, reason=reason))
+        self._on_settled(folder, Outcome(identifier, folder, UploadState.LOST, reason=reason))
 
     def _counts_of(self, folder: str) -> FailureCounts:
         with self._counting:

@@ -53,6 +53,7 @@ __all__ = [
     "note_reason",
     "read_attempts",
     "read_reason",
+    "remove_reason",
     "remove_verdict",
     "sequence_of",
     "utc_now",
@@ -282,10 +283,15 @@ def read_reason(folder: Path) -> Outcome | None:
         return None
 
 
+def remove_reason(folder: Path) -> None:
+    """Removes the note why an entry has ended, which has not."""
+    (folder / _REASON_FILE).unlink(missing_ok=True)
+
+
 def remove_verdict(folder: Path) -> None:
     """Removes the notes of a failed entry that a new try starts without: the reason and the digest."""
-    for name in (_REASON_FILE, _DIGEST_FILE):
-        (folder / name).unlink(missing_ok=True)
+    remove_reason(folder)
+    (folder / _DIGEST_FILE).unlink(missing_ok=True)
 
 
 def utc_now() -> str:

@@ -86,6 +86,7 @@ from .entry import (
     note_interruption,
     note_reason,
     read_reason,
+    remove_reason,
     remove_verdict,
     sequence_of,
 )
@@ -575,6 +576,28 @@ class Spool:
             unlink(f"{self.done}/{folder}/{DATA_FILE}")
         self.log_delivered(folder, outcome)
 
+    def withdraw(self, folder: str, outcome: Outcome) -> bool:
+        """Pending → done, unlogged as delivered; returns False where it is not pending any more.
+
+        It is claimed as a drain does it, by the one rename of the two that finds it. A drain that begins in
+        between takes it back.
+        """
+        try:
+            self.claim(folder)
+        except FileNotFoundError:
+            return False
+        # Noted first: after a crash it must not be taken for delivered.
+        note_reason(self.inflight / folder, outcome)
+        try:
+            rename(f"{self.inflight}/{folder}", f"{self.done}/{folder}")
+        except FileNotFoundError:
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            unlink(f"{self.done}/{folder}/{DATA_FILE}")
+        with contextlib.suppress(OSError):  # Of a full disk; the next drain logs it.
+            self.log_delivered(folder, outcome)
+        return True
+
     def log_delivered(self, folder: str, outcome: Outcome) -> None:
         """Appends to `delivered.jsonl`, then removes the folder; a crash between the two repeats the line."""
         line = json.dumps({"folder": folder, **outcome.to_json()}, ensure_ascii=False)
@@ -600,6 +623,8 @@ class Spool:
         """Prepares the spool for a drain: interrupted uploads become pending, delivered ones are logged."""
         self._quarantine_damaged_entries()
         for folder in self.list_inflight():
+            with contextlib.suppress(OSError):  # Of one that was about to be withdrawn.
+                remove_reason(self.inflight / folder)
             self._move_entry(self.inflight / folder, self.pending / folder)
         for folder in self.list_done():
             try:
@@ -644,7 +669,7 @@ class Spool:
         newest: dict[str, str] = {}
         for line in self._delivered_lines():
             found = _FOLDER.search(line)
-            if found is not None:
+            if found is not None and b'"state": "withdrawn"' not in line:
                 folder = found[1].decode()
                 newest[key_of(folder)] = max(folder, newest.get(key_of(folder), ""))
         return newest
