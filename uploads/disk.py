@@ -9,8 +9,8 @@ raise `OSError` as the operating system does. Nothing here knows the layout of a
   for a FIFO. Documents are read up to a limit (`read_regular`, `read_json`).
 - What is removed is held first (`remove_if`): it is moved to a name of its own, compared there, and put back
   where it is something else than was meant.
-- A lock is flock(2): it ends with the process that holds it (`try_lock`, `is_locked`). Where there is no
-  flock, as on Windows, taking one raises `OSError` with `ENOSYS`.
+- A lock is flock(2): it ends with the process that holds it (`try_lock`, `is_locked`, and `FileLock`, which
+  says who that is). Where there is no flock, as on Windows, taking one raises `OSError` with `ENOSYS`.
 
 Calls that only Linux has, and `/proc`, are replaced by slower ones elsewhere.
 """
@@ -22,6 +22,7 @@ import itertools
 import json
 import os
 import shutil
+import socket
 import stat
 import threading
 import time
@@ -43,9 +44,11 @@ __all__ = [
     "IRREGULAR",
     "MAX_DOCUMENT_BYTES",
     "MOUNTS",
+    "NO_FLOCK",
     "PRIVATE_MODE",
     "READ_BYTES",
     "Disk",
+    "FileLock",
     "IrregularFileError",
     "Wakeup",
     "acquire",
@@ -101,12 +104,18 @@ PRIVATE_MODE = 0o600
 READ_BYTES = 1 << 20
 """Size of the buffer that `copy_all` and `crc32_of` read with."""
 
+NO_FLOCK = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL})
+"""The error codes of a file system, or a system, without flock(2)."""
+
 MOUNTS = Path("/proc/self/mountinfo")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PUBLIC_MODE = 0o666  # Less the umask.
 _CHUNK_BYTES = 1 << 16
 _STRIDE_BYTES = 1 << 30
 _LOCK_RETRY_SECONDS = 0.001
+_HANDOVER_SECONDS = 1.0
+_HANDOVER_RETRY_SECONDS = 0.01
+_MAX_LOCK_TRIES = 10
 _MAX_LEAF_CHARACTERS = 50  # At most 200 of the 255 bytes of a name.
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
@@ -747,6 +756,110 @@ def is_locked(path: str | Path) -> bool:
             return not try_lock(descriptor, shared=True)
     except OSError:
         return False
+
+
+class FileLock:
+    """An exclusive flock(2) on a file whose text says who holds it: pid, host, since.
+
+    The file is there while the lock is held, or was by a process that was killed. A forked child must call
+    `forget_in_child`, or it keeps the lock.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = -1
+
+    def acquire(self, **about: object) -> None:
+        """Takes the lock without waiting for its owner.
+
+        Args:
+            about: What else the text says of this owner, as JSON.
+
+        Raises:
+            Exception: What `refusal` returns, where another process holds it, or another lock of this one.
+            OSError: The file cannot be created, or the file system has no flock (`NO_FLOCK`).
+        """
+        for _ in range(_MAX_LOCK_TRIES):
+            fd = self._open()
+            if fd is None:
+                continue
+            self._fd = fd
+            os.ftruncate(fd, 0)
+            owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time(), **about}
+            os.pwrite(fd, json.dumps(owner).encode(), 0)
+            return
+        raise self.refusal()
+
+    def release(self) -> None:
+        """Removes the file and releases the lock."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            # Another process may have a folder, and a lock, at this path now.
+            if self._is_at(self._path, fd):
+                with contextlib.suppress(OSError):
+                    self._path.unlink()
+            os.close(fd)
+
+    def is_in_place(self) -> bool:
+        """Returns whether the held file is still in the folder."""
+        return self._fd >= 0 and self._is_at(self._path, self._fd)
+
+    def forget_in_child(self) -> None:
+        """Closes the descriptor in a forked child, which would otherwise keep the lock."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def owner(self) -> dict[str, Any]:
+        """Returns the content of the lock file: pid, host, since, and what else was given."""
+        return read_json(self._path)
+
+    def refusal(self) -> Exception:
+        """Returns the error for a lock that another has."""
+        return BlockingIOError(errno.EWOULDBLOCK, f"locked by {self.owner()}", str(self._path))
+
+    def has_owner_ended(self) -> bool | None:
+        """Returns whether the process in the lock file has ended; None if that is not known here."""
+        owner = self.owner()
+        if owner.get("host") == socket.gethostname() and isinstance(owner.get("pid"), int):
+            return has_process_ended(owner["pid"])
+        return None
+
+    def _open(self) -> int | None:
+        """Returns the locked file, or None where it was replaced meanwhile."""
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _PUBLIC_MODE)
+        try:
+            is_free = self._is_free(fd)
+            # The last owner may have removed the file between the two calls.
+            is_held = is_free and self._is_at(self._path, fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        if is_held:
+            return fd
+        os.close(fd)
+        if not is_free:
+            raise self.refusal()
+        return None
+
+    def _is_free(self, fd: int) -> bool:
+        deadline = time.monotonic() + _HANDOVER_SECONDS
+        while not try_lock(fd):
+            # A process that was killed while it started a program leaves the lock to that until it has begun.
+            if not self.has_owner_ended() or time.monotonic() > deadline:
+                return False
+            time.sleep(_HANDOVER_RETRY_SECONDS)
+        return True
+
+    @staticmethod
+    def _is_at(path: Path, fd: int) -> bool:
+        try:
+            return os.path.samestat(path.stat(), os.fstat(fd))
+        except OSError:
+            return False
 
 
 # Forks.

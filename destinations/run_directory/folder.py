@@ -16,19 +16,16 @@ its process on this host is gone, or when the heartbeat of the run is older than
 """
 
 import contextlib
-import errno
-import json
 import os
 import re
 import socket
 import time
 import weakref
 from pathlib import Path
-from typing import Any
 
 from destinations.base import check_folder
 from events import RecordError
-from uploads.disk import DISK, Disk, has_process_ended, read_json, try_lock
+from uploads.disk import DISK, NO_FLOCK, Disk, FileLock
 
 from .layout import HEARTBEAT, SIDECAR, journal_path, metrics_name, segment_paths
 
@@ -49,9 +46,6 @@ __all__ = [
 ]
 
 _STALE_SECONDS = 180.0
-_HANDOVER_SECONDS = 1.0
-_NO_FLOCK = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL}
-_MAX_TRIES = 10
 _THROUGH = re.compile(r"^/proc/self/fd/\d+")
 # Written by a command that takes no lock.
 _OF_EDITS = ".edits.json."
@@ -189,7 +183,7 @@ class HeldFolder:
             os.close(fd)
 
 
-class WriterLock:
+class WriterLock(FileLock):
     """The exclusive lock of the writer of a run folder.
 
     Args:
@@ -198,41 +192,9 @@ class WriterLock:
     """
 
     def __init__(self, path: Path, *, use_flock: bool = True) -> None:
-        self._path = path
+        super().__init__(path)
         self._run_dir = path.parent
         self._use_flock = use_flock
-        self._fd = -1
-
-    def acquire(self) -> None:
-        """Takes the lock.
-
-        Raises:
-            RunInUseError: another process holds it.
-        """
-        for _ in range(_MAX_TRIES):
-            fd = self._open()
-            if fd is None:
-                continue
-            self._fd = fd
-            os.ftruncate(fd, 0)
-            owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
-            os.pwrite(fd, json.dumps(owner).encode(), 0)
-            return
-        raise self._refusal()
-
-    def release(self) -> None:
-        """Removes the file and releases the lock."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            # Another process may have a folder, and a lock, at this path now.
-            if self._is_at(self._path, fd):
-                with contextlib.suppress(OSError):
-                    self._path.unlink()
-            os.close(fd)
-
-    def is_in_place(self) -> bool:
-        """Returns whether the held file is still in the folder."""
-        return self._fd >= 0 and self._is_at(self._path, self._fd)
 
     def follow(self, folder: Path) -> None:
         """Sets the folder to look for the lock file in: a path that stays valid when the folder is moved."""
@@ -255,81 +217,36 @@ class WriterLock:
         if before >= 0:
             os.close(before)
 
-    @staticmethod
-    def _is_at(path: Path, fd: int) -> bool:
-        try:
-            return os.path.samestat(path.stat(), os.fstat(fd))
-        except OSError:
-            return False
-
-    def forget_in_child(self) -> None:
-        """Closes the descriptor in a forked child, which would otherwise keep the lock."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
     def _open(self) -> int | None:
         if not self._use_flock:
             return self._create()
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            if not self._lock(fd):
-                os.close(fd)
-                raise self._refusal()
-            # The last owner may have removed the file between the two calls.
-            if os.path.samestat(os.fstat(fd), self._path.stat()):
-                return fd
-        except FileNotFoundError:
-            pass
+            return super()._open()
         except OSError as error:
-            os.close(fd)
-            if error.errno not in _NO_FLOCK:
+            if error.errno not in NO_FLOCK:
                 raise
-            self._use_flock = False
-            if self.owner():
-                return None
-            return os.open(self._path, os.O_RDWR)
-        os.close(fd)
-        return None
-
-    def _lock(self, fd: int) -> bool:
-        deadline = time.monotonic() + _HANDOVER_SECONDS
-        while not try_lock(fd):
-            # A process that was killed while it started a program leaves the lock to that until it has begun.
-            if not self._has_owner_ended() or time.monotonic() > deadline:
-                return False
-            time.sleep(0.01)
-        return True
+        self._use_flock = False
+        return None if self.owner() else os.open(self._path, os.O_RDWR)
 
     def _create(self) -> int | None:
         try:
             return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         except FileExistsError:
             if not self._is_stale():
-                raise self._refusal() from None
+                raise self.refusal() from None
             with contextlib.suppress(OSError):
                 self._path.unlink()
             return None
 
     def _is_stale(self) -> bool:
-        if (has_ended := self._has_owner_ended()) is not None:
+        if (has_ended := self.has_owner_ended()) is not None:
             return has_ended
         with contextlib.suppress(OSError):
             return time.time() - (self._path.parent / HEARTBEAT).stat().st_mtime > _STALE_SECONDS
         return False
 
-    def _has_owner_ended(self) -> bool | None:
-        """Returns whether the process in the lock file has ended; None if that is not known here."""
-        owner = self.owner()
-        if owner.get("host") == socket.gethostname() and isinstance(owner.get("pid"), int):
-            return has_process_ended(owner["pid"])
-        return None
-
-    def owner(self) -> dict[str, Any]:
-        """Returns the content of the lock file: pid, host, since."""
-        return read_json(self._path)
-
-    def _refusal(self) -> RunInUseError:
+    def refusal(self) -> RunInUseError:
+        """Returns the error for a run folder that another process writes to."""
         owner = self.owner()
         who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')}"
         error = RunInUseError(
