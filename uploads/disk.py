@@ -787,9 +787,10 @@ class FileLock:
             if fd is None:
                 continue
             self._fd = fd
-            os.ftruncate(fd, 0)
             owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time(), **about}
-            os.pwrite(fd, json.dumps(owner).encode(), 0)
+            with contextlib.suppress(OSError):  # A full disk has room for the lock, not for its text.
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, json.dumps(owner).encode(), 0)
             return
         raise self.refusal()
 

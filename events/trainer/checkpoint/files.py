@@ -26,6 +26,7 @@ __all__ = [
     "AbandonedError",
     "Written",
     "files_beside_manifest",
+    "has_identifier",
     "new_file",
     "read_pointer",
     "remove_checkpoint",
@@ -55,7 +56,11 @@ _BUFFER_BYTES = 1 << 20
 _MAX_POINTER_BYTES = 1024
 # No file system has longer ones.
 _MAX_PART_BYTES = 255
-_TEMPORARY = re.compile(r"\..+\.(?P<pid>\d{1,10})-\d+\.tmp")
+# As far as `remove_if` takes over a name.
+_ASIDE_CHARACTERS = 50
+_HEAD_BYTES = 4096
+_IDENTIFIER = re.compile(r"[0-9a-f]{32}")
+_TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d{1,10})-\d+\.tmp")
 
 
 def tensors_of(rank: int) -> str:
@@ -159,7 +164,7 @@ def write_checkpoint(
     path: Path,
     *,
     pointer: tuple[Path, str] | None = None,
-    surplus: tuple[Path, ...] = (),
+    surplus: tuple[tuple[Path, str], ...] = (),
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> Written:
     """Writes a file, waits for the disk, gives it its name, moves the pointer, then removes older ones.
@@ -168,7 +173,7 @@ def write_checkpoint(
         values: for `torch.save`.
         path: the file; replaced in one step if it exists.
         pointer: its path, and the text it gets.
-        surplus: checkpoints to remove; one that cannot be removed stays.
+        surplus: checkpoints to remove, and their identifiers; see `remove_checkpoint`.
         is_wanted: asked before each write and before the file gets its name.
 
     Raises:
@@ -181,21 +186,41 @@ def write_checkpoint(
         torch.save(values, file)  # type: ignore[arg-type]  # it needs only these two methods
     if pointer is not None:
         replace_file(pointer[0], pointer[1].encode(), durable=True)
-    for old in surplus:
-        remove_checkpoint(old)
+    for old, identifier in surplus:
+        remove_checkpoint(old, identifier)
     return Written(file.size, file.crc32)
 
 
-def remove_checkpoint(path: Path) -> None:
-    """Removes a checkpoint; what cannot be removed stays.
+def has_identifier(path: str | Path, identifier: str) -> bool:
+    """Returns whether a file is the checkpoint, or the manifest, that was saved with an identifier.
+
+    It is at the beginning of the summary, which is at the beginning of the file.
+    """
+    from uploads.disk import closing, open_regular
+
+    if not _IDENTIFIER.fullmatch(identifier):
+        return False
+    try:
+        with closing(open_regular(path)) as descriptor:
+            return f'"id": "{identifier}"'.encode() in os.pread(descriptor, _HEAD_BYTES, 0)
+    except OSError:
+        return False
+
+
+def remove_checkpoint(path: Path, identifier: str) -> None:
+    """Removes a checkpoint if it is the one that was saved with an identifier; what cannot be removed stays.
 
     Args:
         path: the file; or the manifest of one in shards, whose folder is removed too if nothing else is in
-            it.
+            it. Where there is no manifest, its shards are removed: the lock of the folder is held.
+        identifier: see `has_identifier`.
     """
-    with contextlib.suppress(OSError):
-        path.unlink()
-    if path.name == MANIFEST:
+    from uploads.disk import remove_if
+
+    for one in (*_put_aside(path), path):
+        with contextlib.suppress(OSError):
+            remove_if(one, lambda place: has_identifier(place, identifier))
+    if path.name == MANIFEST and not path.is_file():
         with contextlib.suppress(OSError):
             for one in path.parent.iterdir():
                 if SHARD_FILE.fullmatch(one.name):
@@ -203,38 +228,60 @@ def remove_checkpoint(path: Path) -> None:
             path.parent.rmdir()
 
 
-def sweep(folder: Path) -> list[Path]:
+def _put_aside(path: Path) -> list[Path]:
+    """Returns what `remove_if` has moved in a process that was killed before it was removed."""
+    pattern = re.compile(rf"\.{re.escape(path.name[:_ASIDE_CHARACTERS])}\.[0-9a-f]{{12}}\.removed")
+    try:
+        return [one for one in path.parent.iterdir() if pattern.fullmatch(one.name)]
+    except OSError:
+        return []
+
+
+def sweep(folder: Path, is_own: Callable[[str], bool] = lambda _: True) -> list[Path]:
     """Removes what writers left that were killed: temporary files, and shards without a manifest.
 
     A temporary file that is being written has a lock and stays, with its folder, as does every other kind of
     file. That of a pointer, which is written in an instant, has none: it stays while the process in its name
     is alive.
 
+    Args:
+        folder: its lock is held.
+        is_own: whether a checkpoint or pointer of this name is one for which the lock is; others may be
+            being written.
+
     Returns:
         The paths of what was removed.
     """
-    removed = _sweep_files(folder)
+    removed = _sweep_files(folder, is_own)
     with contextlib.suppress(OSError):
         for path in sorted(folder.iterdir()):
-            if path.is_dir() and not path.is_symlink() and not (path / MANIFEST).exists():
+            if (
+                is_own(path.name)
+                and path.is_dir()
+                and not path.is_symlink()
+                and not (path / MANIFEST).exists()
+            ):
                 removed += _sweep_shards(path)
     return removed
 
 
-def _sweep_files(folder: Path) -> list[Path]:
-    from uploads.disk import has_process_ended, open_regular, try_lock
+def _sweep_files(folder: Path, is_own: Callable[[str], bool] = lambda _: True) -> list[Path]:
+    from uploads.disk import has_process_ended, is_open_file, open_regular, remove_if, try_lock
 
     removed = []
     with contextlib.suppress(OSError):
         for path in sorted(folder.iterdir()):
             found = _TEMPORARY.fullmatch(path.name)
-            if not found or (f"{POINTER_SUFFIX}." in path.name and not has_process_ended(int(found["pid"]))):
+            if (
+                not found
+                or not is_own(found["name"])
+                or (f"{POINTER_SUFFIX}." in path.name and not has_process_ended(int(found["pid"])))
+            ):
                 continue
             with contextlib.suppress(OSError):
                 descriptor = open_regular(path)
                 try:
-                    if try_lock(descriptor):
-                        path.unlink()
+                    if try_lock(descriptor) and remove_if(path, is_open_file(descriptor)):
                         removed.append(path)
                 finally:
                     os.close(descriptor)
@@ -252,7 +299,7 @@ def _sweep_shards(folder: Path) -> list[Path]:
     removed = _sweep_files(folder)
     if any(_TEMPORARY.fullmatch(path.name) for path in folder.iterdir()):
         return removed
-    remove_checkpoint(folder / MANIFEST)
+    remove_checkpoint(folder / MANIFEST, "")
     return [folder]
 
 

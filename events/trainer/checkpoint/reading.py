@@ -11,7 +11,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import attrs
 import torch
@@ -112,8 +112,11 @@ def _read(
         if path.name == MANIFEST:
             checkpoint: Any = ShardedCheckpoint(path, fetch).read(device, state)
         else:
-            _check_sums(path)
-            checkpoint = torch.load(path, map_location=device, weights_only=True)
+            # Opened once: what is checked is what is loaded.
+            with path.open("rb") as file:
+                _check_sums(file)
+                file.seek(0)
+                checkpoint = torch.load(file, map_location=device, weights_only=True)
     except (FileNotFoundError, CheckpointError):
         raise
     except Exception as error:
@@ -146,13 +149,13 @@ def _called(path: str) -> str:
     return f"{place.removesuffix(f'/{MANIFEST}')}{question_mark}{options}"
 
 
-def _check_sums(path: Path) -> None:
+def _check_sums(file: IO[bytes]) -> None:
     """Reads the whole file and compares the CRC-32 of each part, which torch writes and does not check.
 
     Raises:
         zipfile.BadZipFile: the file is damaged.
     """
-    with zipfile.ZipFile(path) as archive:
+    with zipfile.ZipFile(file) as archive:
         damaged = archive.testzip()
     if damaged is not None:
         raise zipfile.BadZipFile(f"bad CRC-32 of {damaged!r}")

@@ -71,6 +71,10 @@ class RemoteFolder:
         # The newest uploads by name, and those of the checkpoint to which the pointer was moved last.
         self._handles: dict[str, UploadHandle] = {}
         self._last: list[UploadHandle] = []
+        # The files of checkpoints that are not kept, by name, as long as one may still be uploaded.
+        self._unwanted: dict[str, list[str]] = {}
+        # Those of which something was withdrawn.
+        self._withdrawn: set[str] = set()
 
     def open(self) -> None:
         """Opens the upload queue, which also uploads what an earlier process left behind."""
@@ -93,6 +97,7 @@ class RemoteFolder:
         handle: UploadHandle = self._queue.submit(  # type: ignore[assignment]  # no folder
             path, name, overwrite=overwrite, link=True, crc32=crc32
         )
+        self._unwanted = {one: names for one, names in self._unwanted.items() if name not in names}
         self._handles.pop(name, None)
         self._handles[name] = handle
         while len(self._handles) > _HANDLES_KEPT:
@@ -108,6 +113,8 @@ class RemoteFolder:
         for handle in handles:
             if handle.done() and (error := handle.exception(0.0)) is not None:
                 raise OSError(f"{handle.remote_name}: {error}")
+            if handle.state == "withdrawn":
+                raise OSError(f"{handle.remote_name}: it is not kept, and was withdrawn")
         return all(handle.done() for handle in handles)
 
     def move_pointer(self, pointer: str | None, name: str) -> None:
@@ -135,6 +142,32 @@ class RemoteFolder:
 
     def delete_here(self, removed: "Sequence[SavedCheckpoint]") -> None:
         """Does nothing: what is on this machine is the saver's."""
+
+    def withdraw(self, checkpoints: "Iterable[SavedCheckpoint]") -> int:
+        """Withdraws what is not uploaded yet of checkpoints that are not kept; returns of how many.
+
+        One that is being uploaded is tried again at the next call: the store may be away.
+        """
+        for one in checkpoints:
+            with contextlib.suppress(ValueError):
+                if one.remote_name == self.store.uri(one.name):
+                    start = one.name.removesuffix(MANIFEST)
+                    beside = [start + file for file in files_beside_manifest(one.shards)]
+                    self._unwanted[one.name] = [one.name, *beside]
+        if self._queue is None or not self._unwanted:
+            return 0
+        before = len(self._withdrawn)
+        for name, names in self._unwanted.items():
+            with contextlib.suppress(ValueError):  # It may be somebody else's, likewise.
+                if sum(map(self._queue.withdraw, names)):
+                    self._withdrawn.add(name)
+        count = len(self._withdrawn) - before
+        pending = set(self._queue.backlog().remaining)
+        self._unwanted = {
+            name: names for name, names in self._unwanted.items() if not pending.isdisjoint(names)
+        }
+        self._withdrawn.intersection_update(self._unwanted)
+        return count
 
     def names_of(self, checkpoints: "Iterable[SavedCheckpoint]") -> list[str]:
         """Returns the names of the files that these checkpoints have in the store; waits for it.
@@ -173,6 +206,7 @@ class RemoteFolder:
 
     def close(self, seconds: float) -> None:
         """Uploads for up to so many seconds; what is left stays in the spool, and the log names it."""
+        self.withdraw(())
         queue, self._queue = self._queue, None
         if queue is not None:
             with contextlib.suppress(Exception):  # `close` says what is left.

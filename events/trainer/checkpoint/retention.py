@@ -25,6 +25,7 @@ class SavedCheckpoint:
         batch: the batches that were trained before it.
         metric: the value of the metric that decides which is best; None where its weights were not evaluated.
         shards: how many ranks have written it; 0 where it is a single file.
+        identifier: what is in its summary, and in no other's; "" where it is not known.
     """
 
     path: str = attrs.field(validator=_is_a(str))
@@ -33,6 +34,7 @@ class SavedCheckpoint:
     batch: int = attrs.field(default=0, validator=_is_a(int))
     metric: float | None = attrs.field(default=None, validator=attrs.validators.optional(_is_a((int, float))))
     shards: int = attrs.field(default=0, validator=_is_a(int))
+    identifier: str = attrs.field(default="", validator=_is_a(str))
 
     @property
     def name(self) -> str:
@@ -145,6 +147,10 @@ class Kept:
         )
         return attrs.evolve(self, local=local, stored=stored)
 
+    def trimmed(self) -> "Kept":
+        """Returns what is kept with the last of what was removed and deleted: the others are gone."""
+        return attrs.evolve(self, removed=self.removed[-_REMEMBERED:], deleted=self.deleted[-_REMEMBERED:])
+
     def without_stored(self, path: str) -> "Kept":
         """Returns what is kept without a checkpoint of which a part could not be uploaded."""
         stored, deleted = (
@@ -164,4 +170,4 @@ def _apply(
     left = tuple(one for one in everything if one not in surplus)
     names = {one.remote_name for one in left} | {one.path for one in left}
     again = [one for one in gone if one.path not in names and one.remote_name not in names]
-    return left, tuple([*again, *surplus][-_REMEMBERED:])
+    return left, (*again, *surplus)

@@ -10,16 +10,18 @@ among ranks is saved in shards (`sharded`): each rank writes and hands on its ow
 import concurrent.futures
 import contextlib
 import errno
+import hashlib
 import json
 import logging
 import os
 import re
+import secrets
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
@@ -61,6 +63,9 @@ from .sharded import (
 from .snapshot import NotEnoughMemoryError, SnapshotBuffer, outline_of
 from .writer import CheckpointWriter, Request
 
+if TYPE_CHECKING:
+    from uploads.disk import FileLock
+
 __all__ = ["CheckpointCounts", "CheckpointSaver"]
 
 _log = logging.getLogger("events")
@@ -69,12 +74,15 @@ _PROCESS_BYTES = 32 << 20
 # Of the size: for what else is in a checkpoint, as states of callbacks and of random number generators.
 _SPARE = 32
 _LOOK_SECONDS = 0.1
+# Of training for a file, whatever `close_seconds` is.
+_LEAST_SECONDS = 5.0
 # After which a wait is said.
 _NOTICE_SECONDS = 10.0
 # A process that is killed ends within it, unless it waits for a disk.
 _KILLED_SECONDS = 2.0
 _DESTINATION_SECONDS = 30.0
 _ASK_SECONDS = 20.0
+_MAX_LOCKED_BYTES = 200
 _NOT_THE_NAME = re.compile(r"\{(?!run_name\})[^{}]*\}")
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -89,6 +97,7 @@ class CheckpointCounts:
         waited: training waited for the one before.
         skipped: they were left out, since the one before was still being written.
         synchronous: they were written while training waited, for want of memory.
+        withdrawn: they were no longer kept before the store of `folder` took them, and are not there.
     """
 
     saved: int = 0
@@ -96,6 +105,7 @@ class CheckpointCounts:
     waited: int = 0
     skipped: int = 0
     synchronous: int = 0
+    withdrawn: int = 0
 
 
 @attrs.frozen
@@ -107,8 +117,8 @@ class _PendingSave:
     remote_name: str
     # What was there before.
     kept: Kept
-    # To be removed when it is complete, where that is not left to the writer.
-    surplus: tuple[Path, ...] = ()
+    # To be removed when it is complete, where that is not left to the writer; with their identifiers.
+    surplus: tuple[tuple[Path, str], ...] = ()
     summary: str = ""
     # What this rank has written of one in shards; None meanwhile.
     shard: WrittenShard | None = None
@@ -134,6 +144,10 @@ class CheckpointSaver(Callback):
     any number of ranks loads it. It is complete once every rank has written; the pointer in a store moves
     once every rank's part is there. All ranks must see `folder`, unless it is in a store.
 
+    **Lock.** From `INIT` until it is closed, no other saver, of any process, may save checkpoints of these
+    names into the folder; rank 0 holds the lock, `.FILENAME.lock`, which ends with its process. Of a folder in
+    a store, the one on this machine is locked.
+
     **Memory.** The copy takes as much memory as the state, and keeps it from the first batch on. Where that
     is not available, training waits for the file to be written; this is reported once.
 
@@ -153,7 +167,8 @@ class CheckpointSaver(Callback):
         latest_filename: the name of the pointer to the newest, which may contain placeholders, and gets the
             ending ".symlink" if it has another; None for no pointer.
         keep: how many of the newest to keep locally, in `folder` and in a `RunDirectory`; None for all, or
-            for one where `folder` is in a store.
+            for one where `folder` is in a store. One that is not kept before that store has begun to take it,
+            as while it is away, is not uploaded and counted as withdrawn, unless `keep_in_store` says so.
         keep_best: the name of a metric or loss of the evaluation, such as "metrics/eval/accuracy" or
             "loss/eval/total": the best checkpoints stay too, of equal ones the older. A value is that of the
             batch that was evaluated: a checkpoint of another batch has none, and NaN is never best.
@@ -175,8 +190,9 @@ class CheckpointSaver(Callback):
             ("wait"), or this one is left out ("skip"); the one where training ends never is.
         process_bytes: the size from which on a process writes and not a thread; each tensor counts as 16 KiB
             more than it has.
-        close_seconds: how long training, and `close`, may wait for a file to be written, and `close` for
-            uploads to a store; what takes longer is given up and counted as failed.
+        close_seconds: how long `close` may wait for the file, and for uploads to a store; training waits as
+            long for a file to be written, at least five seconds. What takes longer is given up and counted
+            as failed.
 
     Raises:
         ValueError: one of the numbers is less than one, a choice is none of those named, or the folder is a
@@ -184,7 +200,8 @@ class CheckpointSaver(Callback):
         TimeStringError: the interval has no unit.
         FileExistsError: the folder holds checkpoints of another run, or a destination does under these
             names: when the trainer is made; at `FIT_START` where it is a local folder.
-        CheckpointError: the state holds something that is neither a tensor nor a plain value.
+        CheckpointError: the state holds something that is neither a tensor nor a plain value; at `INIT`,
+            where another saver has the folder.
     """
 
     def __init__(
@@ -247,6 +264,7 @@ class CheckpointSaver(Callback):
         self._when_busy = when_busy
         self._process_bytes = process_bytes
         self._close_seconds = close_seconds
+        self._write_seconds = max(close_seconds, _LEAST_SECONDS)
         # What is kept, here and in the store, and what was removed last: a process that was killed may not
         # have done it.
         self._kept = Kept()
@@ -257,6 +275,8 @@ class CheckpointSaver(Callback):
         self._is_resumed = False
         self._pending: _PendingSave | None = None
         self._delayed: Path | None = None
+        self._held: FileLock | None = None
+        self._made: list[Path] = []
         # What was given up, and may still be read from the buffer by a thread that waits for its disk.
         self._stuck: concurrent.futures.Future[Any] | None = None
         self._writer: CheckpointWriter | None = None
@@ -297,12 +317,46 @@ class CheckpointSaver(Callback):
             )
         if is_uri(self._folder) and (state.rank == 0 or self._plan is not None):
             self._remote = RemoteFolder(self._folder, state)
-        is_checked = is_uri(self._folder) and not state.continues_run
         # All ranks raise, so that none waits for another.
+        if problem := distributed.from_rank_zero(self._lock_folder(state)):
+            raise CheckpointError(problem)
+        is_checked = is_uri(self._folder) and not state.continues_run
         if is_checked and (problem := distributed.from_rank_zero(self._taken(state))):
             raise FileExistsError(problem)
         if self._remote is not None:
             self._remote.open()
+
+    def _lock_folder(self, state: State) -> str:
+        """Locks the folder for checkpoints of these names; returns what is wrong where another has it, or "".
+
+        A folder that cannot be made or written is left to `fit_start`, which says so.
+        """
+        from uploads.disk import NO_FLOCK, FileLock, call_in_forked_children
+
+        if self._held is not None or state.rank != 0:
+            return ""
+        folder = self._local_folder(state)
+        name = format_run_name(self._filename, state)
+        if len(name.encode()) > _MAX_LOCKED_BYTES:
+            name = hashlib.sha256(name.encode()).hexdigest()
+        lock = FileLock(folder / f".{name}.lock")
+        missing = [one for one in (folder, *folder.parents) if not one.exists()]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire(run_name=state.run_name)
+        except BlockingIOError:
+            return _in_use(str(folder), lock.owner())
+        except OSError as error:
+            if error.errno not in NO_FLOCK:
+                return ""
+            _log.warning(
+                "checkpoint folder %s cannot be locked (%s): take care that no other run saves there.",
+                folder,
+                error.strerror,
+            )
+        self._held, self._made = lock, missing
+        call_in_forked_children(lock.forget_in_child)
+        return ""
 
     def before_load(self, state: State, logger: Logger) -> None:
         """Raises FileExistsError where destinations have checkpoints of another run under these names."""
@@ -361,7 +415,7 @@ class CheckpointSaver(Callback):
         if (error := distributed.from_rank_zero(error)) is not None:
             raise error
 
-    def _open_folder(self, state: State) -> OSError | None:
+    def _open_folder(self, state: State) -> Exception | None:
         folder = self._local_folder(state)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -369,10 +423,15 @@ class CheckpointSaver(Callback):
                 pass
         except OSError as error:
             if error.errno in _NO_ROOM:  # There may be some by the first checkpoint.
-                return None
+                problem = self._lock_folder(state)
+                return CheckpointError(problem) if problem else None
             reason = f"checkpoint folder {str(folder)!r} must be one that can be written: {error.strerror}"
             return type(error)(error.errno, reason)
-        for path in sweep(folder):
+        if problem := self._lock_folder(state):
+            return CheckpointError(problem)
+        pattern = self.place.pattern(state)
+        latest = None if self._latest_filename is None else format_name(self._latest_filename, state)
+        for path in sweep(folder, lambda name: name == latest or pattern.fullmatch(name) is not None):
             _log.info("removed %s, which a process that was killed left half written", path)
         if self._is_resumed or self._kept.local or (self._remote is not None and not state.continues_run):
             return None
@@ -428,7 +487,7 @@ class CheckpointSaver(Callback):
             _log.error("Checkpoint %s was not complete on all ranks and is abandoned.", self._pending.path)
             self.counts.failed += 1
         elif self._pending is not None:
-            if self._has_come(self._pending.future, str(self._pending.path)):
+            if self._has_come(self._pending.future, str(self._pending.path), self._close_seconds):
                 self._finish(state, logger)
             else:
                 self._give_up(self._pending)
@@ -440,13 +499,25 @@ class CheckpointSaver(Callback):
                 self.counts.failed += 1
 
     def post_close(self) -> None:
-        """Ends the process that writes, and gives its memory back."""
+        """Ends the process that writes, gives its memory back, and unlocks the folder."""
+        try:
+            self._end()
+        finally:
+            held, self._held = self._held, None
+            if held is not None:
+                held.release()
+            with contextlib.suppress(OSError):  # Of a run that has saved nothing.
+                for folder in self._made:
+                    folder.rmdir()
+
+    def _end(self) -> None:
         if self._pending is not None and not self._pending.future.done():
             self._give_up(self._pending)
         self._pending = None
         self._pointers.clear()
-        if self._removal is not None and not self._has_come(self._removal, "old checkpoints to be removed"):
-            _log.error("Old checkpoints were not removed within %.0f s.", self._close_seconds)
+        seconds = self._close_seconds
+        if self._removal is not None and not self._has_come(self._removal, "old ones to be removed", seconds):
+            _log.error("Old checkpoints were not removed within %.0f s.", seconds)
         writer, self._writer = self._writer, None
         buffer, self._buffer = self._buffer, None
         if writer is not None:
@@ -456,6 +527,8 @@ class CheckpointSaver(Callback):
         remote, self._remote = self._remote, None
         if remote is not None:
             remote.close(self._close_seconds)
+        if self.counts.withdrawn:
+            _log.warning("%d checkpoints were not uploaded before they were given up.", self.counts.withdrawn)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the checkpoints that are there, so that `keep` works across sessions."""
@@ -492,15 +565,16 @@ class CheckpointSaver(Callback):
         remote_name = name if self._remote is not None else f"{remote_folder}/{name}"
         before = self._kept
         stored_as = remote_name if self._remote is None else self._remote.store.uri(name)
-        self._note(str(folder / name), stored_as, state)
-        surplus = tuple(Path(one.path) for one in self._gone(before)[0] if _is_below(one.path, folder))
+        identifier = secrets.token_hex(16)
+        self._note(str(folder / name), stored_as, identifier, state)
+        surplus = _in_folder(self._gone(before)[0], folder)
         checkpoint = (
             weights_of(state)
             if self._weights_only
             else checkpoint_of(state, logger, is_of_rank=self._plan is not None)
         )
         # In front, so that it can be read without the rest.
-        summary = self._summary(state)
+        summary = self._summary(identifier, state)
         checkpoint = {"version": VERSION, "summary": summary, **checkpoint}
         given_up = threading.Event()
         if self._plan is not None:
@@ -532,12 +606,13 @@ class CheckpointSaver(Callback):
         is_done = pending.future.done()
         return is_done if self._plan is None else not distributed.any_rank(not is_done)
 
-    def _note(self, path: str, remote_name: str, state: State) -> None:
+    def _note(self, path: str, remote_name: str, identifier: str, state: State) -> None:
         """Adds a checkpoint to those that are there, and finds those that are not kept."""
         self._number += 1
         metric = _values_of_now(state).get(self._retention.metric or "")
         shards = 0 if self._plan is None else state.world_size
-        new = SavedCheckpoint(path, remote_name, self._number, int(state.timestamp.batch), metric, shards)
+        batch = int(state.timestamp.batch)
+        new = SavedCheckpoint(path, remote_name, self._number, batch, metric, shards, identifier)
         self._kept = self._kept.with_new(new, self._retention, self._retention_in_store)
         self._has_metric |= metric is not None
         if state.eval_values and self._retention.metric not in state.eval_values:
@@ -565,11 +640,12 @@ class CheckpointSaver(Callback):
             [one for one in self._kept.deleted if one not in before.deleted],
         )
 
-    def _summary(self, state: State) -> str:
+    def _summary(self, identifier: str, state: State) -> str:
         """Returns what `destinations runs checkpoints` shows of a checkpoint, as JSON."""
         best = self._retention
         return json.dumps(
             {
+                "id": identifier,  # First: see `has_identifier`.
                 "run_name": state.run_name,
                 "batch": int(state.timestamp.batch),
                 "epoch": int(state.timestamp.epoch),
@@ -625,7 +701,7 @@ class CheckpointSaver(Callback):
             writer.start(outline.effort)
             buffer.prepare()
 
-        threading.Thread(target=prepare, name="checkpoint-memory", daemon=True).start()
+        _in_thread("checkpoint-memory", prepare)
 
     def _parts(self) -> tuple[SnapshotBuffer, CheckpointWriter]:
         if self._buffer is None or self._writer is None:
@@ -637,7 +713,7 @@ class CheckpointSaver(Callback):
         checkpoint: dict[str, Any],
         path: Path,
         pointer: tuple[Path, str] | None,
-        surplus: tuple[Path, ...],
+        surplus: tuple[tuple[Path, str], ...],
         given_up: threading.Event,
     ) -> "concurrent.futures.Future[Written]":
         if (failed := self._hindrance()) is not None:
@@ -666,7 +742,7 @@ class CheckpointSaver(Callback):
         """Writes while training waits, up to the limit; in a thread, which a dead disk may keep."""
         future = _in_thread("checkpoint-writer", lambda: write(lambda: not given_up.is_set()))
         try:
-            if self._has_come(future, str(path)):
+            if self._has_come(future, str(path), self._write_seconds):
                 return future
         except BaseException:  # Ctrl-C.
             given_up.set()
@@ -728,7 +804,8 @@ class CheckpointSaver(Callback):
         if failures:
             error = error or CheckpointError("; ".join(failures))
         # All have ended: nothing is written there any more.
-        surplus = (pending.path,) if failures else pending.surplus if pending.shard is not None else ()
+        own = next((one.identifier for one in self._kept.local if one.path == str(pending.path)), "")
+        surplus = ((pending.path, own),) if failures else pending.surplus if pending.shard is not None else ()
         if state.local_rank == 0 and surplus:
             self._removal = _in_thread("checkpoint-removal", lambda: _remove(surplus))
         return error, answers
@@ -759,23 +836,24 @@ class CheckpointSaver(Callback):
     def _settle(self, state: State, logger: Logger, *, is_last: bool = False) -> None:
         """Waits for the checkpoint that is being written, and finishes it."""
         while self._pending is not None:
-            if not self._has_come(self._pending.future, str(self._pending.path)):
+            path = str(self._pending.path)
+            if not self._has_come(self._pending.future, path, self._write_seconds):
                 self._pending = self._give_up(self._pending)
             self._finish(state, logger, is_last=is_last)
 
-    def _has_come(self, future: "concurrent.futures.Future[Any]", what: str) -> bool:
-        """Waits up to the limit, and says for what if it takes long; returns whether it is done."""
-        notice = min(_NOTICE_SECONDS, self._close_seconds)
+    def _has_come(self, future: "concurrent.futures.Future[Any]", what: str, seconds: float) -> bool:
+        """Waits so long, and says for what if that takes long; returns whether it is done."""
+        notice = min(_NOTICE_SECONDS, seconds)
         concurrent.futures.wait([future], notice)
-        if not future.done() and notice < self._close_seconds:
+        if not future.done() and notice < seconds:
             pid = self.writer_pid
             _log.warning(
                 "The training process waits for %s%s, for up to %.0f s.",
                 what,
                 "" if pid is None else f", which process {pid} writes",
-                self._close_seconds,
+                seconds,
             )
-            concurrent.futures.wait([future], self._close_seconds - notice)
+            concurrent.futures.wait([future], seconds - notice)
         return future.done()
 
     def _give_up(self, pending: _PendingSave) -> _PendingSave:
@@ -790,7 +868,7 @@ class CheckpointSaver(Callback):
             self._writer.give_up()
         concurrent.futures.wait([self._stuck], _KILLED_SECONDS)
         who = "" if pid is None else f" by process {pid}, which may be stopped"
-        reason = f"not written within {self._close_seconds:g} s (close_seconds){who}; is the disk there?"
+        reason = f"not written within {self._write_seconds:g} s (close_seconds){who}; is the disk there?"
         return attrs.evolve(pending, future=_failed(TimeoutError(errno.ETIMEDOUT, reason)))
 
     def _finish(self, state: State, logger: Logger, *, is_last: bool = False) -> None:
@@ -810,12 +888,12 @@ class CheckpointSaver(Callback):
             self.counts.failed += 1
             self._saved_at = None
             self._kept = pending.kept
-            if is_last or not isinstance(error, OSError | CheckpointError):
+            if is_last or not isinstance(error, OSError | CheckpointError | MemoryError):
                 raise error
             _log.error(
                 "Checkpoint %s could not be saved (%s); training continues.",
                 pending.path,
-                getattr(error, "strerror", None) or error,
+                getattr(error, "strerror", None) or str(error) or type(error).__name__,
                 exc_info=error,
             )
             return
@@ -838,6 +916,26 @@ class CheckpointSaver(Callback):
         if state.rank == 0:
             target.delete_here(removed)
         self._upload(pending.path, files, deleted, target, state, overwrite=overwrite)
+        self._withdraw(removed, deleted)
+        # All that was left of earlier sessions has been removed by now.
+        self._kept = self._kept.trimmed()
+
+    def _withdraw(self, removed: Sequence[SavedCheckpoint], deleted: Sequence[SavedCheckpoint]) -> None:
+        """Takes back what the store of the folder has not got yet of checkpoints that are not kept.
+
+        The rule is that for the store, or for this machine where there is none: what waits is here.
+        """
+        if self._remote is None:
+            return
+        is_ruled = self._retention_in_store.newest is not None
+        count = self._remote.withdraw(deleted if is_ruled else removed)
+        if count and not self.counts.withdrawn:
+            _log.warning(
+                "Checkpoints that are not kept any more are no longer uploaded, for %s has not taken them yet; "
+                "keep_in_store says how many wait for it.",
+                self._remote.store.uri(),
+            )
+        self.counts.withdrawn += count
 
     def _target(self, remote_name: str, logger: Logger) -> RemoteFolder | UploadedFolder:
         """Returns where a checkpoint is uploaded, given its name there."""
@@ -906,7 +1004,7 @@ class CheckpointSaver(Callback):
         target = self._target(saved.remote_name, logger)
         is_done = False
         if state.local_rank == 0:
-            _remove(tuple(Path(one.path) for one in removed if _is_below(one.path, folder)))
+            _remove(_in_folder(removed, folder))
         if state.rank == 0:
             target.delete_here(removed)
             found = _asked(target.names_of, (saved, *deleted))
@@ -938,7 +1036,10 @@ def _values_of_now(state: State) -> dict[str, float]:
 
 
 def _in_thread(name: str, call: Callable[[], object]) -> "concurrent.futures.Future[Any]":
-    """Calls a function in a thread for which the end of the interpreter does not wait."""
+    """Calls a function in a thread for which the end of the interpreter does not wait.
+
+    Where there can be none, for want of memory, this thread calls it.
+    """
     future: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
     def run() -> None:
@@ -947,7 +1048,10 @@ def _in_thread(name: str, call: Callable[[], object]) -> "concurrent.futures.Fut
         except BaseException as error:  # noqa: BLE001  # raised to who asks the future
             future.set_exception(error)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    try:
+        threading.Thread(target=run, name=name, daemon=True).start()
+    except RuntimeError:
+        run()
     return future
 
 
@@ -957,9 +1061,14 @@ def _failed(error: Exception) -> "concurrent.futures.Future[Any]":
     return future
 
 
-def _remove(checkpoints: tuple[Path, ...]) -> None:
-    for path in checkpoints:
-        remove_checkpoint(path)
+def _remove(checkpoints: Iterable[tuple[Path, str]]) -> None:
+    for path, identifier in checkpoints:
+        remove_checkpoint(path, identifier)
+
+
+def _in_folder(checkpoints: Iterable[SavedCheckpoint], folder: Path) -> tuple[tuple[Path, str], ...]:
+    """Returns path and identifier of those that are in a folder."""
+    return tuple((Path(one.path), one.identifier) for one in checkpoints if _is_below(one.path, folder))
 
 
 def _is_below(path: str, folder: Path) -> bool:
@@ -973,6 +1082,16 @@ def _problem(place: str, name: str) -> str:
         f"checkpoint folder must be new for a new run, but {place} holds {name!r} of another run. "
         "Pass autoresume=True or load_path to resume that run, another run_name, or "
         "save_overwrite=True (CheckpointSaver: overwrite=True)."
+    )
+
+
+def _in_use(folder: str, owner: Mapping[str, Any]) -> str:
+    since = owner.get("since")
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(since)) if isinstance(since, float) else "?"
+    return (
+        f"checkpoint folder {folder!r} is in use: process {owner.get('pid', '?')} on "
+        f"{owner.get('host', '?')} saves checkpoints of run {owner.get('run_name', '?')!r} there, "
+        f"since {began}. Wait until it ends, close its Trainer, or choose another save_folder or run_name."
     )
 
 

@@ -316,7 +316,8 @@ class ShardedCheckpoint:
 
         self._folder = manifest.parent
         self._fetch = fetch
-        self._checked: set[str] = set()
+        # Those that were found whole, as they were then: torch opens them by their names.
+        self._checked: dict[str, os.stat_result] = {}
         try:
             content = json.loads(read_regular(manifest, _MANIFEST_BYTES))
             version, name, world_size = content["version"], content["name"], content["world_size"]
@@ -381,6 +382,7 @@ class ShardedCheckpoint:
                 for name in path[:-1]:
                     part = part[name]
                 part[path[-1]] = tensor
+        self._check_unchanged()
         return checkpoint
 
     def _values(self, rank: int, device: torch.device | str) -> dict[str, Any]:
@@ -432,24 +434,39 @@ class ShardedCheckpoint:
             return path
         if name not in self._files:
             raise CheckpointError(f"{str(path)!r} is not in the manifest of the checkpoint.")
-        if self._fetch is not None and not self._is_whole(path):
+        found = self._whole(path)
+        if self._fetch is not None and found is None:
             self._fetch(self.name, name)
-        if not self._is_whole(path):
+            found = self._whole(path)
+        if found is None:
             raise CheckpointError(f"{str(path)!r} must be as its manifest says, but is missing or damaged.")
-        self._checked.add(name)
+        self._checked[name] = found
         return path
 
-    def _is_whole(self, path: Path) -> bool:
-        """Returns whether size and CRC-32 of a file are those in the manifest; reads all of it."""
+    def _check_unchanged(self) -> None:
+        """Raises CheckpointError where a file is another one by now than was found whole."""
+        for name, before in self._checked.items():
+            path = self._folder / name
+            after = path.lstat() if path.exists() else None
+            if after is None or not (
+                os.path.samestat(before, after)
+                and (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
+            ):
+                raise CheckpointError(f"{str(path)!r} must not change while it is read, but was replaced.")
+
+    def _whole(self, path: Path) -> os.stat_result | None:
+        """Returns what a file is if size and CRC-32 are those in the manifest, else None; reads all of it."""
         from uploads.disk import crc32_of, open_regular
 
         expected = self._files[path.name]
         try:
             descriptor = open_regular(path)
         except OSError:
-            return False
+            return None
         try:
-            return os.fstat(descriptor).st_size == expected.size and crc32_of(descriptor) == expected.crc32
+            found = os.fstat(descriptor)
+            is_whole = found.st_size == expected.size and crc32_of(descriptor) == expected.crc32
+            return found if is_whole else None
         finally:
             os.close(descriptor)
 

@@ -53,13 +53,13 @@ class Request:
         snapshot: what is in it.
         path: the file.
         pointer: a file that names it, and the text of that, or None.
-        surplus: older files, to be removed when it is complete.
+        surplus: older files, to be removed when it is complete, with their identifiers.
     """
 
     snapshot: StateSnapshot
     path: Path
     pointer: tuple[Path, str] | None = None
-    surplus: tuple[Path, ...] = ()
+    surplus: tuple[tuple[Path, str], ...] = ()
 
     def write(self, memory: torch.Tensor, is_wanted: Callable[[], bool] = lambda: True) -> Written:
         """Writes the file; see `write_checkpoint`.
@@ -128,13 +128,12 @@ class CheckpointWriter:
             The future; its exception is an `OSError` where the file could not be written.
         """
         future: concurrent.futures.Future[Written] = concurrent.futures.Future()
-        # Not a pool: at exit Python would wait for its threads for as long as a dead file system takes.
-        threading.Thread(
-            target=self._run,
-            args=(future, request, buffer, wait, is_wanted),
-            name="checkpoint-writer",
-            daemon=True,
-        ).start()
+        arguments = future, request, buffer, wait, is_wanted
+        try:
+            # Not a pool: at exit Python would wait for its threads for as long as a dead file system takes.
+            threading.Thread(target=self._run, args=arguments, name="checkpoint-writer", daemon=True).start()
+        except RuntimeError:  # There is no memory for one.
+            self._run(*arguments)
         return future
 
     def give_up(self) -> None:

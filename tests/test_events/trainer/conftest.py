@@ -73,10 +73,12 @@ def metric_list() -> MetricList:
 
 @pytest.fixture
 def make_trainer() -> Iterator[Callable[..., Trainer]]:
-    """Makes trainers of 20 samples in batches of 4, and closes them."""
+    """Makes trainers of 20 samples in batches of 4, and closes each before the next is made."""
     made: list[Trainer] = []
 
     def make(samples: int = 20, batch_size: int = 4, **arguments: Any) -> Trainer:
+        for trainer in made:
+            trainer.close()
         model = network()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
         defaults: dict[str, Any] = {

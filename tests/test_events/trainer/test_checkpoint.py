@@ -14,8 +14,8 @@ from events import Callback, CheckpointError, CheckpointSaver, RecordError, Trai
 
 
 def listing(folder):
-    """Returns the names of all files in a folder, hidden ones too."""
-    return sorted(path.name for path in folder.iterdir())
+    """Returns the names of all files in a folder, hidden ones too, but for the lock of the run."""
+    return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock")
 
 
 class Uploads(LoggerDestination):
@@ -253,10 +253,12 @@ class TestResuming:
     def test_autoresume_of_a_finished_run_does_nothing(self, make_trainer, metric_list, tmp_path):
         """No batch is trained, nothing is saved again, the run completes."""
         settings = {"save_folder": tmp_path, "autoresume": True}
-        make_trainer(**settings).fit()
+        with make_trainer(**settings) as trainer:
+            trainer.fit()
         before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
 
-        make_trainer(loggers=metric_list, **settings).fit()
+        with make_trainer(loggers=metric_list, **settings) as trainer:
+            trainer.fit()
 
         assert metric_list.series("loss/train/total") == []
         assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before

@@ -88,12 +88,13 @@ def test_the_best_and_every_third_stay_on_the_disk(make_trainer, make_dataloader
         saver = CheckpointSaver(
             tmp_path / "saved", keep=1, keep_best="metrics/eval/accuracy", keep_every=3, filename="{batch}.pt"
         )
-        make_trainer(
+        with make_trainer(
             callbacks=[Accuracy(), saver],
             eval_dataloader=make_dataloader(),
             max_duration=duration,
             autoresume=True,
-        ).fit()
+        ) as trainer:
+            trainer.fit()
 
     run("2ep")
     run("5ep")
@@ -563,3 +564,58 @@ def test_names_in_a_checkpoint_that_no_store_has_end_no_training(in_epochs, monk
     run("3ep")
 
     assert stored(tmp_path / "store") == ["15.pt", "latest.symlink"]
+
+
+def staged(machine):
+    """Returns the bytes of checkpoints that wait on a machine, each once, and how many entries wait."""
+    files = {path.stat().st_ino: path.stat().st_size for path in machine.rglob("*") if path.is_file()}
+    return sum(files.values()), len(list(machine.glob("*/*/pending/*")))
+
+
+@pytest.mark.parametrize(
+    ("rules", "sharded"),
+    [({"keep": 1}, False), ({"keep": 1}, True), ({"keep_in_store": 1}, False)],
+    ids=["here", "shards", "store"],
+)
+def test_what_is_not_kept_does_not_wait_for_a_store_that_is_away(
+    make_trainer, monkeypatch, tmp_path, caplog, rules, sharded
+):
+    """The newest does, and those that were being sent; the others are counted, and it is said."""
+    monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "machine"))
+    away = "s3://bucket/x?endpoint_url=http://127.0.0.1:9&aws_access_key_id=a&aws_secret_access_key=b"
+    saver = CheckpointSaver(
+        away, "{batch}.pt", save_interval="1ba", close_seconds=0.0, sharded=sharded, **rules
+    )
+    with make_trainer(callbacks=saver, max_duration="14ba") as trainer:
+        trainer.fit()
+
+    size, entries = staged(tmp_path / "machine")
+    one = 4 if sharded else 1
+    assert entries <= 5 * one + 1
+    assert size < 10 * 20_000
+    assert saver.counts.saved == 14
+    # At most four are being sent.
+    assert 9 <= saver.counts.withdrawn <= 13
+    assert caplog.text.count("are no longer uploaded") == 1
+    assert f"{saver.counts.withdrawn} checkpoints were not uploaded" in caplog.text
+
+
+def test_a_stricter_rule_is_applied_to_all_that_is_there(make_trainer, tmp_path):
+    """However many it removes at once; also by the session after one that was killed before it did."""
+
+    def run(duration, **rules):
+        saver = CheckpointSaver(tmp_path / "saved", "{batch}.pt", save_interval="1ba", **rules)
+        with make_trainer(callbacks=saver, max_duration=duration, autoresume=True) as trainer:
+            trainer.fit()
+
+    run("40ba")
+    shutil.copytree(tmp_path / "saved", tmp_path / "copy")
+
+    run("41ba", keep=2)
+
+    assert names_in(tmp_path / "saved") == ["40.pt", "41.pt", "latest.symlink"]
+    for path in (tmp_path / "copy").glob("*.pt"):
+        if path.name != "40.pt":
+            path.rename(tmp_path / "saved" / path.name)
+    run("42ba", keep=2)
+    assert names_in(tmp_path / "saved") == ["41.pt", "42.pt", "latest.symlink"]

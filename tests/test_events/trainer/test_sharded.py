@@ -222,13 +222,13 @@ class TestReading:
         assert caplog.text.count(f"{name}' must be as its manifest says, but is missing or damaged.") == 3
 
     def test_half_of_one_is_removed_at_the_next_start(self, make_trainer, saved):
-        """That of a killed run, not a folder that torch.distributed.checkpoint or the user has made."""
-        for name in ("half", "of-dcp", "mixed"):
+        """That of this run, not a folder that torch.distributed.checkpoint, another run or the user has made."""
+        for name in ("ep9-ba9", "other-half", "of-dcp", "mixed"):
             shutil.copytree(saved / NEWEST, saved / name)
             (saved / name / "manifest.json").unlink()
         (saved / "of-dcp" / "rank-0.pt").unlink()
         (saved / "mixed" / "mine.txt").touch()
-        (saved / "half" / ".__1_0.distcp.1-0.tmp").touch()
+        (saved / "ep9-ba9" / ".__1_0.distcp.1-0.tmp").touch()
 
         with make_trainer(save_folder=saved, autoresume=True, max_duration="11ba") as trainer:
             trainer.fit()
@@ -241,6 +241,7 @@ class TestReading:
             "latest.symlink",
             "mixed",
             "of-dcp",
+            "other-half",
         ]
 
 
