@@ -181,5 +181,5 @@ class Deletions:
         return None
 
 
-def _is_missing(upload: UploadHandle) -> bool:
+def _is_missing(upload: UploadHandle | FolderHandle) -> bool:
     return upload.state.is_failure or upload.state is UploadState.WITHDRAWN

@@ -1,4 +1,4 @@
-"""`UploadQueue.delete` and `withdraw`: what is there, after what replaces it, and what has not been sent yet."""
+"""`UploadQueue.delete` and `withdraw`: what is there, after what replaces it, and what was not sent yet."""
 
 import threading
 
@@ -246,7 +246,7 @@ def test_what_is_deleted_is_withdrawn_too(queue, store, busy):
 
 
 def test_a_deletion_waits_for_what_replaces_what_it_waited_for(queue, store, file, busy, caplog):
-    """With a rule that keeps one: the first goes when the third is there, although the second was withdrawn."""
+    """With a rule that keeps one: the first goes when the third is there; the second was withdrawn."""
     queue.delete("old", after=[busy[1]])
     newest = queue.submit(file, "newest")
     queue.delete("slow", after=[newest])

@@ -145,8 +145,8 @@ class CheckpointSaver(Callback):
     once every rank's part is there. All ranks must see `folder`, unless it is in a store.
 
     **Lock.** From `INIT` until it is closed, no other saver, of any process, may save checkpoints of these
-    names into the folder; rank 0 holds the lock, `.FILENAME.lock`, which ends with its process. Of a folder in
-    a store, the one on this machine is locked.
+    names into the folder; rank 0 holds the lock, `.FILENAME.lock`, which ends with its process. Of a folder
+    in a store, the one on this machine is locked.
 
     **Memory.** The copy takes as much memory as the state, and keeps it from the first batch on. Where that
     is not available, training waits for the file to be written; this is reported once.
@@ -931,7 +931,7 @@ class CheckpointSaver(Callback):
         count = self._remote.withdraw(deleted if is_ruled else removed)
         if count and not self.counts.withdrawn:
             _log.warning(
-                "Checkpoints that are not kept any more are no longer uploaded, for %s has not taken them yet; "
+                "Checkpoints that are not kept are no longer uploaded, for %s has not taken them yet; "
                 "keep_in_store says how many wait for it.",
                 self._remote.store.uri(),
             )

@@ -444,14 +444,22 @@ class ShardedCheckpoint:
         return path
 
     def _check_unchanged(self) -> None:
-        """Raises CheckpointError where a file is another one by now than was found whole."""
+        """Compares files again that are others by now than those that were found whole.
+
+        Another rank of this machine may have downloaded the same.
+
+        Raises:
+            CheckpointError: one is not whole any more.
+        """
         for name, before in self._checked.items():
             path = self._folder / name
             after = path.lstat() if path.exists() else None
-            if after is None or not (
-                os.path.samestat(before, after)
+            is_same = (
+                after is not None
+                and os.path.samestat(before, after)
                 and (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
-            ):
+            )
+            if not is_same and self._whole(path) is None:
                 raise CheckpointError(f"{str(path)!r} must not change while it is read, but was replaced.")
 
     def _whole(self, path: Path) -> os.stat_result | None:

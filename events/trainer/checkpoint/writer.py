@@ -92,6 +92,7 @@ class CheckpointWriter:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._sent_buffer = 0
+        self._is_given_up = False
         call_in_forked_children(self._forget_after_fork)
 
     @property
@@ -143,6 +144,7 @@ class CheckpointWriter:
         """
         process = self._process
         if process is not None:
+            self._is_given_up = True
             process.kill()
 
     def close(self) -> None:
@@ -170,7 +172,11 @@ class CheckpointWriter:
         try:
             wait()
             written = None
-            if request.snapshot.effort >= self._process_bytes and buffer.descriptor is not None:
+            # After one that was given up, another is started, and the next file does not wait for it.
+            is_late, self._is_given_up = self._is_given_up, False
+            if is_late:
+                self.start(request.snapshot.effort)
+            elif request.snapshot.effort >= self._process_bytes and buffer.descriptor is not None:
                 written = self._write_in_process(request, buffer, buffer.descriptor, is_wanted)
             if written is None:
                 written = request.write(buffer.memory, is_wanted)
@@ -276,6 +282,8 @@ class CheckpointWriter:
         process, self._process = self._process, None
         if process is None:
             return None
+        if not self._sent_buffer:  # It has nothing to end, and may be importing torch.
+            process.kill()
         try:
             return process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:

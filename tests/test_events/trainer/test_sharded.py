@@ -222,7 +222,7 @@ class TestReading:
         assert caplog.text.count(f"{name}' must be as its manifest says, but is missing or damaged.") == 3
 
     def test_half_of_one_is_removed_at_the_next_start(self, make_trainer, saved):
-        """That of this run, not a folder that torch.distributed.checkpoint, another run or the user has made."""
+        """That of this run, not one that torch.distributed.checkpoint, another run or the user has made."""
         for name in ("ep9-ba9", "other-half", "of-dcp", "mixed"):
             shutil.copytree(saved / NEWEST, saved / name)
             (saved / name / "manifest.json").unlink()
