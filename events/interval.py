@@ -1,5 +1,6 @@
 """Determines when a recurring action is due: every "10ba", "1ep", "90s" or "0.1dur" of training."""
 
+import logging
 import math
 import operator
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from .state import State
 from .timestamp import Time, Timestamp, TimeUnit
 
 __all__ = ["Interval"]
+
+_log = logging.getLogger("events")
 
 # 0.7 * 10 is slightly above 7: tolerates the rounding of a share of a run.
 _ROUNDING = 1e-9
@@ -59,6 +62,7 @@ class Interval:
                 'Write "0.1dur" for a tenth.'
             )
         self._last_check = Timestamp()
+        self._is_said = False
 
     @property
     def time(self) -> Time:
@@ -83,6 +87,15 @@ class Interval:
         """Returns whether a multiple of the interval was crossed since the last check."""
         before, self._last_check = self._last_check, state.timestamp
         unit, step = self._interval.unit, self._interval.value
+        if unit is TimeUnit.TOKEN and not (
+            self._is_said or state.timestamp.token or not state.timestamp.batch
+        ):
+            self._is_said = True
+            _log.warning(
+                "interval %s has not begun: after %s the run has counted no tokens.",
+                self._interval,
+                state.timestamp.batch,
+            )
         if unit is TimeUnit.DURATION:
             length = _length(state)
             if length is None:

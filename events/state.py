@@ -219,7 +219,7 @@ class State:
         eval_values: the values of the last evaluation of each label, by the name they are logged with, such
             as "metrics/eval/accuracy" and "loss/eval/total".
         eval_batches: the batches that were trained before each of these values was computed, by the same
-            names: a value is that of the weights of then.
+            names: a value is that of the weights of then. By label, those before its last evaluation in `fit`.
         scaler: the gradient scaler of "fp16", or None.
         random_at_epoch_start: the random state at the start of the epoch; checkpoints hold it, so that a run
             can resume within an epoch with the remaining batches.
@@ -281,6 +281,7 @@ class State:
     stop_reason: str | None = attrs.field(default=None, init=False)
     continues_run: bool = attrs.field(default=False, kw_only=True)
     _stop_requested: bool = attrs.field(default=False, init=False)
+    _has_begun: bool = attrs.field(default=False, init=False)
 
     @run_name.validator
     def _check_run_name(self, _: object, name: object) -> None:
@@ -289,6 +290,8 @@ class State:
 
     def stop_training(self, reason: str | None = None) -> None:
         """Stops training after the current batch; `FIT_END` still runs.
+
+        Before the first `fit`, such as in `init` or `after_load`, it stops that one before its first batch.
 
         Args:
             reason: why, for the record of the run, whose status is then "stopped"; the first reason counts.
@@ -299,9 +302,11 @@ class State:
             self.stop_reason = reason
 
     def begin_training(self) -> None:
-        """Marks the run as running; resets `stop_training` of an earlier `fit`."""
-        self._stop_requested = False
-        self.status, self.exception, self.stop_reason = RunStatus.RUNNING, None, None
+        """Marks the run as running; resets `stop_training` of an earlier `fit`, not one before the first."""
+        if self._has_begun:
+            self._stop_requested, self.stop_reason = False, None
+        self._has_begun = True
+        self.status, self.exception = RunStatus.RUNNING, None
 
     def end_training(self) -> None:
         """Marks the run as completed, or as stopped if `stop_training` was given a reason."""
@@ -344,9 +349,12 @@ class State:
     @property
     def is_done(self) -> bool:
         """Whether training has reached its maximum duration, or was asked to stop."""
-        if self._stop_requested or self.max_duration is None:
-            return self._stop_requested
-        if self.max_duration.unit is TimeUnit.DURATION:
+        return self._stop_requested or self.has_reached_maximum
+
+    @property
+    def has_reached_maximum(self) -> bool:
+        """Whether training has reached its maximum duration."""
+        if self.max_duration is None or self.max_duration.unit is TimeUnit.DURATION:
             return False
         return self.timestamp >= self.max_duration
 

@@ -14,6 +14,8 @@ from events.interval import Interval
 from events.state import State
 from events.timestamp import Time
 
+from .set_up import as_limit
+
 __all__ = ["ComposerSteps", "Evaluator", "as_evaluators"]
 
 
@@ -32,7 +34,7 @@ class Evaluator:
         dataloader: yields evaluation batches.
         metric_names: regular expressions that the names of its metrics must contain a match of. Default: all
             metrics.
-        subset_num_batches: how many batches to evaluate on; -1 for all. Default: that of the trainer.
+        subset_num_batches: how many batches to evaluate on, at least 1; -1 for all. Default: that of the trainer.
         eval_interval: how often, such as "1ep" or "500ba"; a bare integer counts epochs. Default: that of the
             trainer. The end of training is always evaluated.
     """
@@ -47,6 +49,7 @@ class Evaluator:
     def __attrs_post_init__(self) -> None:
         if isinstance(self.metric_names, str):
             raise TypeError(f"metric_names must be a list of names, got {self.metric_names!r}.")
+        as_limit(self.subset_num_batches, "subset_num_batches")
         if self.eval_interval is not None:
             self._interval = Interval(self.eval_interval, "ep")
 

@@ -1,8 +1,10 @@
 """Checks and normalizes the arguments of the trainer."""
 
 import os
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +12,23 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from events.state import Precision, State
-from events.timestamp import TimeUnit
+from events.timestamp import Time, TimeUnit
 
 from . import distributed
 
 __all__ = [
     "AUTOCAST_DTYPES",
+    "as_limit",
     "as_tuple",
     "check_can_fit",
     "check_choices",
+    "check_iterations",
+    "check_progress",
     "find_device",
     "learning_rates",
     "length_of",
     "move_optimizers",
+    "step_schedulers_of_epoch",
     "weights_options",
     "without_gradient_sync",
 ]
@@ -98,6 +104,46 @@ def check_can_fit(state: State) -> None:
     distributed.check_sampler(state.train_dataloader)
 
 
+def check_iterations(length: Time | None, *times: Any) -> None:
+    """Raises ValueError for a length of iterations that is none, or a time in iterations without it."""
+    if length is not None and (length.unit is not TimeUnit.EPOCH or length.value < 1):
+        raise ValueError(f'iteration_length must be at least one epoch, got {length}. Write "3ep".')
+    for time in times:
+        if length is None and time is not None:
+            parsed = Time.from_input(time, TimeUnit.EPOCH)
+            if parsed.unit is TimeUnit.ITERATION:
+                raise ValueError(
+                    f"a time in iterations must have iteration_length, got {parsed}, which would never come. "
+                    'Pass iteration_length="3ep" to the Trainer, or give the time in another unit.'
+                )
+
+
+def check_progress(state: State) -> None:
+    """Raises ValueError where training would never reach its maximum: it is in tokens, and batches have none."""
+    maximum = state.max_duration
+    if maximum is not None and maximum.unit is TimeUnit.TOKEN and not state.timestamp.token_in_epoch:
+        raise ValueError(
+            f"max_duration must be a time that training reaches, got {maximum}, but "
+            f"{state.timestamp.batch_in_epoch} of this epoch had no tokens. "
+            'Override Trainer.tokens_in, or write "5ep" or "1000ba".'
+        )
+
+
+def as_limit(batches: int | None, name: str) -> int | None:
+    """Returns a number of batches, or None for all.
+
+    Raises:
+        ValueError: it is neither a whole number from 1, nor -1 or None.
+    """
+    if batches is None or batches == -1:
+        return None
+    if isinstance(batches, bool) or not isinstance(batches, Integral) or batches < 1:
+        raise ValueError(
+            f"{name} must be a whole number of batches, at least 1, or -1 or None for all, got {batches!r}."
+        )
+    return int(batches)
+
+
 def find_device(device: Any) -> torch.device:
     """Returns the given device ("gpu": CUDA), else this rank's accelerator, else the CPU."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -143,6 +189,14 @@ def learning_rates(optimizers: tuple[torch.optim.Optimizer, ...]) -> dict[str, f
         for index, group in enumerate(optimizer.param_groups):
             rates[f"lr/{names[-1]}/group{index}"] = group["lr"]
     return rates
+
+
+def step_schedulers_of_epoch(schedulers: tuple[Any, ...]) -> None:
+    """Steps schedulers at the end of an epoch; a run that resumes there has not stepped its optimizer yet."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+        for scheduler in schedulers:
+            scheduler.step()
 
 
 def move_optimizers(optimizers: tuple[torch.optim.Optimizer, ...], device: torch.device) -> None:

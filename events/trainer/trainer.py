@@ -40,13 +40,17 @@ from .random_state import restore_random_state, seed_all
 from .schedulers import BoundSchedule, bind_schedules
 from .set_up import (
     AUTOCAST_DTYPES,
+    as_limit,
     as_tuple,
     check_can_fit,
     check_choices,
+    check_iterations,
+    check_progress,
     find_device,
     learning_rates,
     length_of,
     move_optimizers,
+    step_schedulers_of_epoch,
     weights_options,
     without_gradient_sync,
 )
@@ -56,6 +60,7 @@ __all__ = ["Trainer"]
 _log = logging.getLogger("events")
 
 _MIN_TO_HALVE = 2
+_NO_BATCH = object()
 
 
 class Trainer:
@@ -99,8 +104,8 @@ class Trainer:
         metrics: by name, functions of outputs and targets that return a batch's mean, or torchmetrics.
         eval_interval: how often to evaluate within `fit`, such as "1ep" or "500ba"; the end of training is
             always evaluated.
-        train_subset_num_batches: ends each epoch after as many batches; None or -1 for all.
-        eval_subset_num_batches: ends each evaluation after as many; an `Evaluator`'s own number goes first.
+        train_subset_num_batches: ends each epoch after as many batches, at least 1; None or -1 for all.
+        eval_subset_num_batches: ends each evaluation after as many, at least 1; an `Evaluator`'s own number goes first.
         iteration_length: the length of an iteration in epochs ("3ep"); None for no iterations.
         callbacks: the callbacks.
         loggers: the destinations.
@@ -204,16 +209,22 @@ class Trainer:
         )
         self._eval_interval = Interval(eval_interval, default_unit="ep")
         self._iteration_length = None if iteration_length is None else Time.from_input(iteration_length, "ep")
+        check_iterations(
+            self._iteration_length,
+            max_duration,
+            eval_interval,
+            None if save_folder is None else save_interval,
+        )
         self._loss_fn = loss_fn
         self._metrics = metrics
         self._microbatch_size = device_train_microbatch_size
         # The size that "auto" has found.
         self._auto_size = sys.maxsize
         self._step_schedulers_every_batch = step_schedulers_every_batch
-        self._train_subset = _limit(train_subset_num_batches)
-        self._eval_subset = _limit(eval_subset_num_batches)
-        # The batch after which each evaluator was run last, by label.
-        self._evaluated_at: dict[str, int] = {}
+        self._train_subset = as_limit(train_subset_num_batches, "train_subset_num_batches")
+        self._eval_subset = as_limit(eval_subset_num_batches, "eval_subset_num_batches")
+        # Whether any rank has asked to stop, as all know.
+        self._is_stopping = False
         # When the current lap began; evaluation moves it, for the clock of a run counts training alone.
         self._lap_start = 0.0
         self._device = find_device(device)
@@ -263,6 +274,7 @@ class Trainer:
         own = {} if self._steps is None else self._steps.metrics(is_train=True)
         state.train_metrics = as_metrics({**own, **(self._metrics or {})}, self._device)
         state.evaluators = as_evaluators(state.eval_dataloader)
+        check_iterations(self._iteration_length, *(one.eval_interval for one in state.evaluators))
         state.eval_metrics = {one.label: self._eval_metrics(one) for one in state.evaluators}
         is_scaled = AUTOCAST_DTYPES.get(state.precision) is torch.float16 and self._device.type != "cpu"
         # Where it is disabled, it steps the optimizers and leaves the gradients as they are.
@@ -334,6 +346,7 @@ class Trainer:
             more = Time.from_input(duration, "ep")
             state.max_duration = state.timestamp.get(more.unit) + more
         check_can_fit(state)
+        check_iterations(self._iteration_length, state.max_duration)
         reading = self._reading(state.train_dataloader, Phase.TRAIN, "train", self._train_subset)
         with self._closing_on_error(), reading:
             state.begin_training()
@@ -346,8 +359,10 @@ class Trainer:
                     scheduler.step()
             self.engine.run_event(Event.FIT_START)
             self._restore_random_state()
+            self._agree_on_stopping()
             self._lap_start = time.perf_counter()
-            while not state.is_done:
+            self._end_iteration()
+            while self._what_is_over() != "training":
                 self._train_epoch()
             self._evaluate([one for one in state.evaluators if not self._is_evaluated(one)])
             self.engine.run_event(Event.FIT_END)
@@ -368,17 +383,34 @@ class Trainer:
             if state.timestamp.epoch_in_iteration == 0:
                 self.engine.run_event(Event.ITERATION_START)
             self.engine.run_event(Event.EPOCH_START)
-        for _ in train_batches(state, self.engine):
+        batches = train_batches(state, self.engine)
+        while not (over := self._what_is_over()) and next(batches, _NO_BATCH) is not _NO_BATCH:
             self._train_batch()
-            if state.is_done:
-                if state.timestamp.batch_in_epoch != state.dataloader_len:
-                    return
-                break
-            if state.timestamp.batch_in_epoch.value == self._train_subset:
-                break
+        if over == "training":
+            return
         if state.timestamp.batch_in_epoch == 0:
             raise ValueError("train_dataloader must yield at least one batch in each epoch, got none.")
         self._end_epoch()
+
+    def _what_is_over(self) -> Literal["", "epoch", "training"]:
+        """Returns what has ended where the run is: nothing, the epoch, or training, maybe within an epoch.
+
+        It is the one place that decides this: asked before each batch, also the first of a resumed run. The
+        end of the data is not known before it is reached.
+
+        Raises:
+            ValueError: the maximum is in tokens, and batches have none.
+        """
+        state = self.state
+        batches = state.timestamp.batch_in_epoch.value
+        if batches and self._train_subset is not None and batches >= self._train_subset:
+            return "epoch"
+        if self._is_stopping or state.has_reached_maximum:
+            length = state.dataloader_len
+            return "epoch" if batches and length is not None and batches >= length.value else "training"
+        if batches:
+            check_progress(state)
+        return ""
 
     def _end_epoch(self) -> None:
         state = self.state
@@ -389,19 +421,22 @@ class Trainer:
             self.logger.log_metrics(epoch_metrics)
         state.timestamp = state.timestamp.to_next_epoch(self._lap())
         if not self._step_schedulers_every_batch:
-            for scheduler in state.schedulers:
-                scheduler.step()
+            step_schedulers_of_epoch(state.schedulers)
         self.engine.run_event(Event.EPOCH_END)
         self._evaluate_due()
         self.engine.run_event(Event.EPOCH_CHECKPOINT)
-        if (
-            self._iteration_length is not None
-            and state.timestamp.epoch_in_iteration >= self._iteration_length
-        ):
-            state.timestamp = state.timestamp.to_next_iteration(self._lap())
-            self.engine.run_event(Event.ITERATION_END)
-            self.engine.run_event(Event.ITERATION_CHECKPOINT)
+        self._end_iteration()
         self._agree_on_stopping()
+
+    def _end_iteration(self) -> None:
+        """Ends the iteration if it is over, also where the run resumes at that point."""
+        state, length = self.state, self._iteration_length
+        if length is None or state.timestamp.batch_in_epoch or state.timestamp.epoch_in_iteration < length:
+            return
+        state.timestamp = state.timestamp.to_next_iteration(self._lap())
+        self.engine.run_event(Event.ITERATION_END)
+        self._evaluate_due()
+        self.engine.run_event(Event.ITERATION_CHECKPOINT)
 
     def _train_batch(self) -> None:
         state = self.state
@@ -520,7 +555,8 @@ class Trainer:
 
     def _agree_on_stopping(self) -> None:
         """Stops every rank if one stops: a rank that continued alone would wait for the others forever."""
-        if distributed.any_rank(self.state.is_stopping):
+        self._is_stopping = distributed.any_rank(self.state.is_stopping)
+        if self._is_stopping:
             self.state.stop_training()
 
     def eval(self, eval_dataloader: Any = None) -> dict[str, dict[str, float]]:
@@ -550,7 +586,7 @@ class Trainer:
         self._evaluate(due)
 
     def _is_evaluated(self, evaluator: Evaluator) -> bool:
-        return self._evaluated_at.get(evaluator.label) == self.state.timestamp.batch.value
+        return self.state.eval_batches.get(evaluator.label) == self.state.timestamp.batch.value
 
     def _evaluate(self, evaluators: Sequence[Evaluator]) -> None:
         if not evaluators:
@@ -559,7 +595,8 @@ class Trainer:
         self.engine.run_event(Event.EVAL_BEFORE_ALL)
         for evaluator in evaluators:
             self._evaluate_one(evaluator)
-            self._evaluated_at[evaluator.label] = int(self.state.timestamp.batch)
+            batch = int(self.state.timestamp.batch)
+            self.state.eval_batches = {**self.state.eval_batches, evaluator.label: batch}
         self.engine.run_event(Event.EVAL_AFTER_ALL)
         self._lap_start += time.perf_counter() - started
 
@@ -576,7 +613,7 @@ class Trainer:
             metric.reset()
         losses = WeightedMeans()
         own = evaluator.subset_num_batches
-        limit = self._eval_subset if own is None else _limit(own)
+        limit = self._eval_subset if own is None else as_limit(own, "subset_num_batches")
         with self._reading(evaluator.dataloader, Phase.EVAL, label, limit), self._inference():
             state.eval_timestamp = Timestamp()
             self.engine.run_event(Event.EVAL_START)
@@ -782,11 +819,6 @@ class Trainer:
         except BaseException as error:
             self._close(error)
             raise
-
-
-def _limit(batches: int | None) -> int | None:
-    """Returns a number of batches, or None for all."""
-    return None if batches is None or batches < 0 else batches
 
 
 def _shorter(length: int | None, limit: int | None) -> int | None:

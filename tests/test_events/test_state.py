@@ -108,11 +108,12 @@ def test_a_run_without_a_maximum_is_never_done():
 
 
 def test_stop_training_ends_a_run_until_training_begins_again():
-    """The request holds, with or without a maximum, until a later `fit` takes it back."""
+    """The request holds, also one before the first `fit`, until a later `fit` takes it back."""
     state = State("r", "10ep")
     before = (state.is_done, state.is_stopping)
 
     state.stop_training()
+    state.begin_training()
     stopped = (state.is_done, state.is_stopping)
     state.begin_training()
 
@@ -191,6 +192,7 @@ def test_two_states_share_nothing():
 def test_a_reason_to_stop_makes_the_run_stopped():
     """The first reason counts; without one the run is completed; `begin_training` resets both."""
     state = State("mine")
+    state.begin_training()
 
     state.stop_training("loss is below 0.1")
     state.stop_training("another reason")

@@ -55,6 +55,7 @@ def checkpoint_of(state: State, logger: Logger, *, is_of_rank: bool = False) -> 
             for name, metric in state.train_metrics.items()
             if hasattr(metric, "state_dict")
         },
+        "evaluation": {"values": dict(state.eval_values), "batches": dict(state.eval_batches)},
         "callbacks": _callback_states(state, logger),
         # One per rank.
         "random": of_ranks(random_state_of(state.train_dataloader)),
@@ -157,6 +158,8 @@ def load_checkpoint(checkpoint: Mapping[str, Any], state: State, logger: Logger)
         except (KeyError, RuntimeError, ValueError, TypeError) as error:
             raise CheckpointError(f"checkpoint must fit the trainer's {what}, got: {error}") from error
     state.timestamp = Timestamp.from_state_dict(checkpoint["timestamp"])
+    evaluation = checkpoint.get("evaluation", {"values": {}, "batches": {}})
+    state.eval_values, state.eval_batches = dict(evaluation["values"]), dict(evaluation["batches"])
     at_epoch_start = checkpoint["random_at_epoch_start"]
     state.random_at_epoch_start = at_epoch_start[state.rank] if state.rank < len(at_epoch_start) else None
 
