@@ -73,6 +73,7 @@ if TYPE_CHECKING:
         CosineAnnealingWithWarmupScheduler,
         LinearScheduler,
         LinearWithWarmupScheduler,
+        PlateauScheduler,
     )
     from .trainer.trainer import Trainer
 
@@ -116,6 +117,7 @@ __all__ = [
     "OOMObserver",
     "OptimizerMonitor",
     "Phase",
+    "PlateauScheduler",
     "Precision",
     "RecordError",
     "Run",
@@ -172,6 +174,7 @@ _TORCH_EXPORTS = {
     "CosineAnnealingWithWarmupScheduler": ".trainer.schedulers",
     "LinearScheduler": ".trainer.schedulers",
     "LinearWithWarmupScheduler": ".trainer.schedulers",
+    "PlateauScheduler": ".trainer.schedulers",
 }
 
 

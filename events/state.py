@@ -208,7 +208,8 @@ class State:
             dataloader.
         dataloader_len: its length in batches (a `Time`), or None if unknown.
         batch: the current batch.
-        batch_samples: its number of samples, over all ranks.
+        batch_samples: its number of samples, over all ranks; before BATCH_END that of this rank times their
+            number. In evaluation and prediction, where ranks may have other numbers of batches, of this rank.
         outputs: the outputs of the model for it.
         loss: the loss of the batch, detached.
         train_metrics: metrics by name, computed over training batches.

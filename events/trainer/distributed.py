@@ -5,6 +5,7 @@ With a single rank, every function returns its argument. All ranks must call eac
 
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,12 +19,17 @@ __all__ = [
     "check_sampler",
     "from_rank_zero",
     "gather",
+    "gather_parts",
+    "is_alone",
     "is_dtensor",
     "is_sharded",
     "join",
+    "least",
     "leave",
-    "mean_over_ranks",
-    "sum_over_ranks",
+    "ranks",
+    "sum_numbers",
+    "sum_tensor",
+    "union",
     "wrap",
 ]
 
@@ -67,13 +73,19 @@ def leave() -> None:
     distributed.destroy_process_group()
 
 
-def _is_alone() -> bool:
-    return not distributed.is_initialized() or distributed.get_world_size() == 1
+def is_alone() -> bool:
+    """Returns whether there is a single rank."""
+    return ranks() == 1
+
+
+def ranks() -> int:
+    """Returns the number of ranks of the process group, 1 without one."""
+    return distributed.get_world_size() if distributed.is_initialized() else 1
 
 
 def wrap(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
     """Returns the model, wrapped to average gradients over ranks; one that is sharded does so itself."""
-    if _is_alone() or isinstance(model, DistributedDataParallel) or is_sharded(model):
+    if is_alone() or isinstance(model, DistributedDataParallel) or is_sharded(model):
         return model
     return DistributedDataParallel(model, device_ids=None if device.type == "cpu" else [device])
 
@@ -111,7 +123,7 @@ def check_sampler(dataloader: Any) -> None:
     Raises:
         ValueError: its sampler is one of torch's that ignore ranks.
     """
-    if _is_alone() or not isinstance(dataloader, DataLoader):
+    if is_alone() or not isinstance(dataloader, DataLoader):
         return
     if isinstance(dataloader.sampler, RandomSampler | SequentialSampler):
         raise ValueError(  # noqa: TRY004  # its type is right, its sampler is not
@@ -123,7 +135,7 @@ def check_sampler(dataloader: Any) -> None:
 
 def from_rank_zero(value: Any) -> Any:
     """Returns the value of rank 0."""
-    if _is_alone():
+    if is_alone():
         return value
     box = [value]
     distributed.broadcast_object_list(box, src=0)
@@ -132,38 +144,54 @@ def from_rank_zero(value: Any) -> Any:
 
 def gather(value: Any) -> list[Any]:
     """Returns the values of all ranks, in their order."""
-    if _is_alone():
+    if is_alone():
         return [value]
     values: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(values, value)
     return values
 
 
-def mean_over_ranks(value: float) -> float:
-    """Returns the mean, bitwise equal on every rank."""
-    if _is_alone():
-        return value
-    total = torch.tensor(value, dtype=torch.float64)
+def gather_parts(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
+    """Returns the tensors of all ranks, of any shapes and types; of those without elements at most one.
+
+    torchmetrics calls it for each of the sums and lists of a metric.
+    """
+    parts: list[Any] = [None] * distributed.get_world_size(group)
+    distributed.all_gather_object(parts, tensor.cpu(), group=group)
+    parts = [one for one in parts if one.numel()] or parts[:1]
+    return [one.to(tensor.device) for one in parts]
+
+
+def sum_numbers(*numbers: float) -> list[float]:
+    """Returns the sum of each number, bitwise equal on every rank; one collective, in host memory."""
+    if is_alone():
+        return list(numbers)
+    total = torch.tensor(numbers, dtype=torch.float64)
     distributed.all_reduce(total)
-    return float(total) / distributed.get_world_size()
+    return total.tolist()
+
+
+def sum_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Adds up a tensor over ranks, in place, on its device; it must have the same shape on all."""
+    if not is_alone():
+        distributed.all_reduce(tensor)
+    return tensor
+
+
+def least(*numbers: float) -> list[float]:
+    """Returns the smallest of each number over ranks."""
+    if is_alone():
+        return list(numbers)
+    smallest = torch.tensor(numbers, dtype=torch.float64)
+    distributed.all_reduce(smallest, distributed.ReduceOp.MIN)
+    return smallest.tolist()
 
 
 def any_rank(claim: bool) -> bool:
     """Returns whether the claim is true on any rank."""
-    return mean_over_ranks(float(claim)) > 0
+    return sum_numbers(claim)[0] > 0
 
 
-def sum_over_ranks(total: Any, samples: float) -> tuple[Any, float]:
-    """Returns both sums over all ranks; a tensor stays a tensor on its device."""
-    if _is_alone():
-        return total, samples
-    is_tensor = isinstance(total, torch.Tensor)
-    device = total.device if is_tensor else None
-    both = torch.stack(
-        [
-            torch.as_tensor(total, dtype=torch.float64, device=device),
-            torch.as_tensor(samples, dtype=torch.float64, device=device),
-        ]
-    )
-    distributed.all_reduce(both)
-    return (both[0] if is_tensor else float(both[0])), float(both[1])
+def union(names: Sequence[str]) -> tuple[str, ...]:
+    """Returns the names that any rank has, in the same order on all."""
+    return tuple(dict.fromkeys(name for of_rank in gather(tuple(names)) for name in of_rank))

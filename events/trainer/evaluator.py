@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
-import torch
 
 from events.interval import Interval
 from events.state import State
@@ -123,14 +122,9 @@ class ComposerSteps:
         has_steps = all(callable(getattr(model, name, None)) for name in ("loss", "eval_forward"))
         return cls(model) if has_steps else None
 
-    def loss(self, outputs: Any, batch: Any) -> torch.Tensor:
-        """Returns the loss of the model: the entry "total" of several, else their sum."""
-        loss = self._model.loss(outputs, batch)
-        if isinstance(loss, Mapping):
-            loss = loss["total"] if "total" in loss else list(loss.values())
-        if isinstance(loss, list | tuple):
-            loss = torch.stack([one.mean() for one in loss]).sum()
-        return torch.as_tensor(loss).mean()
+    def loss(self, outputs: Any, batch: Any) -> Any:
+        """Returns the loss of the model, or several."""
+        return self._model.loss(outputs, batch)
 
     def eval_forward(self, batch: Any, outputs: Any = None) -> Any:
         """Returns the outputs that metrics take."""

@@ -1,18 +1,39 @@
-"""Metrics of the trainer: means over batches and ranks; sums stay on the device of the values."""
+"""Losses and metrics of the trainer: means over batches and ranks; sums stay on the device of the values."""
 
 import copy
-from collections.abc import Callable, Mapping
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import attrs
+import numpy as np
 import torch
 
-from .batches import samples_in
-from .distributed import sum_over_ranks
+from events.logger.logger import Logger
 
-__all__ = ["MeanMetric", "WeightedMeans", "as_metrics"]
+from . import distributed
+from .batches import samples_in
+
+__all__ = [
+    "MeanMetric",
+    "StatefulMetric",
+    "WeightedMeans",
+    "as_metrics",
+    "log_values",
+    "scalars",
+    "states_of",
+    "total_loss",
+]
+
+_log = logging.getLogger("events")
 
 MetricFunction = Callable[[Any, Any], Any]
+
+_MATRIX = 2
+# A larger matrix is no table that anyone reads.
+_MAX_CELLS = 10_000
 
 
 @attrs.define(eq=False, slots=False)
@@ -23,6 +44,7 @@ class MeanMetric:
     """
 
     _function: MetricFunction
+    _device: torch.device
     _total: Any = 0.0
     _samples: int = 0
 
@@ -37,9 +59,28 @@ class MeanMetric:
         return value
 
     def compute(self) -> Any:
-        """Returns the mean over all batches of all ranks since the last `reset`; NaN without batches."""
-        total, samples = sum_over_ranks(self._total, self._samples)
-        return total / samples if samples else float("nan")
+        """Returns the mean over all batches of all ranks since the last `reset`; NaN without batches.
+
+        Every rank must call it, also one that has had no batch.
+
+        Raises:
+            ValueError: ranks have values of different shapes.
+        """
+        if distributed.is_alone():
+            return self._total / self._samples if self._samples else float("nan")
+        # A rank without batches does not know the shape.
+        known = [
+            one
+            for one in distributed.gather(np.shape(self._total) if self._samples else None)
+            if one is not None
+        ]
+        if len(set(known)) > 1:
+            raise ValueError(f"a metric must have the same shape on all ranks, got {known}.")
+        shape = known[0] if known else ()
+        total = torch.as_tensor(self._total, dtype=torch.float64, device=self._device).expand(shape)
+        samples = torch.tensor([self._samples], dtype=torch.float64, device=self._device)
+        sums = distributed.sum_tensor(torch.cat([total.flatten(), samples]))
+        return (sums[:-1] / sums[-1]).reshape(shape)
 
     def reset(self) -> None:
         """Discards all batches so far."""
@@ -47,7 +88,7 @@ class MeanMetric:
         self._samples = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the sums so far."""
+        """Returns the sums so far, of this rank."""
         return {"total": self._total, "samples": self._samples}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -61,16 +102,139 @@ class WeightedMeans:
     def __init__(self) -> None:
         self._sums: dict[str, tuple[Any, float]] = {}
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that this rank has values of."""
+        return tuple(self._sums)
+
     def add(self, name: str, value: Any, weight: float) -> None:
         """Adds a value with its weight."""
         total, weights = self._sums.get(name, (0.0, 0.0))
         detached = value.detach() if isinstance(value, torch.Tensor) else value
         self._sums[name] = (total + detached * weight, weights + weight)
 
-    def over_ranks(self) -> dict[str, Any]:
-        """Returns the means over all values of all ranks; every rank must call it."""
-        sums = {name: sum_over_ranks(total, weight) for name, (total, weight) in self._sums.items()}
-        return {name: total / weight for name, (total, weight) in sums.items()}
+    def over_ranks(self, names: Sequence[str], device: torch.device) -> dict[str, Any]:
+        """Returns the means over all values of all ranks: NaN where none has a value.
+
+        One collective, whatever this rank has values of; every rank must call it.
+
+        Args:
+            names: those of all ranks, the same on each; one rank alone has its own.
+            device: that of the values.
+        """
+        if distributed.is_alone():
+            return {name: total / weight for name, (total, weight) in self._sums.items()}
+        pairs = [self._sums.get(name, (0.0, 0.0)) for name in names]
+        if not pairs:
+            return {}
+        weights = torch.tensor([weight for _, weight in pairs], dtype=torch.float64, device=device)
+        totals = torch.stack(
+            [torch.as_tensor(total, dtype=torch.float64, device=device) for total, _ in pairs]
+        )
+        sums = distributed.sum_tensor(torch.stack([totals, weights]))
+        return dict(zip(names, sums[0] / sums[1], strict=True))
+
+
+def total_loss(loss: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Returns a loss as one number, and the losses that it has been given as, by name.
+
+    Of several, by name or in a list, it is the one called "total", else their sum; of samples, their mean.
+
+    Raises:
+        TypeError: it is none of these.
+    """
+    if isinstance(loss, torch.Tensor):
+        return (loss if loss.dim() == 0 else loss.mean()), {}
+    if isinstance(loss, list | tuple):
+        loss = dict(enumerate(loss))
+    if isinstance(loss, Mapping) and loss:
+        parts: dict[str, Any] = {str(name): total_loss(one)[0] for name, one in loss.items()}
+        total = parts.pop("total", None)
+        return torch.as_tensor(sum(parts.values()) if total is None else total), parts
+    if isinstance(loss, Real):
+        return torch.as_tensor(loss), {}
+    raise TypeError(
+        f"loss must be a tensor, or several by name or in a list, got {loss!r:.80}. "
+        "Return it from loss_fn or from Trainer.loss."
+    )
+
+
+def scalars(name: str, value: Any) -> dict[str, Any]:
+    """Returns the numbers of a metric's value by name: of a vector `name/0`, of a mapping `name/key`.
+
+    What is neither a number nor a vector, such as a matrix, is left out.
+    """
+    if isinstance(value, torch.Tensor) and value.ndim == 0:
+        return {name: value}
+    found: dict[str, Any] = {}
+    for leaf_name, leaf in _leaves(name, value):
+        found |= _numbers(leaf_name, leaf)
+    return found
+
+
+def log_values(logger: Logger, values: Mapping[str, Any], said: set[str]) -> dict[str, Any]:
+    """Logs the values of metrics, a matrix as a table, and returns the numbers.
+
+    Args:
+        logger: where to.
+        values: by name.
+        said: the names of values that cannot be logged, of which it was said: once.
+    """
+    numbers: dict[str, Any] = {}
+    tables: dict[str, Any] = {}
+    for name, value in values.items():
+        for leaf_name, leaf in _leaves(name, value):
+            found = _numbers(leaf_name, leaf)
+            numbers |= found
+            if found:
+                continue
+            if _is_array(leaf) and leaf.ndim == _MATRIX and 0 < math.prod(leaf.shape) <= _MAX_CELLS:
+                tables[leaf_name] = leaf
+            elif leaf_name not in said:
+                said.add(leaf_name)
+                _log.warning(
+                    "metric %r is not logged: it must be a number, a vector, or a matrix of at most %d cells, "
+                    "got %s.",
+                    leaf_name,
+                    _MAX_CELLS,
+                    f"shape {tuple(leaf.shape)}" if _is_array(leaf) else type(leaf).__name__,
+                )
+    if numbers:
+        logger.log_metrics(numbers)
+    for name, table in tables.items():
+        logger.log_table([str(column) for column in range(table.shape[1])], table.tolist(), name)
+    return numbers
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _leaves(f"{name}/{key}", one)
+    else:
+        yield name, value
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, torch.Tensor | np.ndarray)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return math.prod(value.shape) == 1 and not value.is_complex()
+    if isinstance(value, np.ndarray):
+        return value.size == 1 and value.dtype.kind in "biuf"
+    return isinstance(value, Real)
+
+
+def _numbers(name: str, value: Any) -> dict[str, Any]:
+    """Returns a number by its name, the numbers of a vector by theirs, else nothing."""
+    if _is_number(value):
+        return {name: value}
+    if isinstance(value, list | tuple) or (_is_array(value) and value.ndim == 1):
+        elements = list(value)
+        if all(map(_is_number, elements)):
+            return {f"{name}/{index}": one for index, one in enumerate(elements)}
+    return {}
 
 
 def as_metrics(metrics: Mapping[str, Any] | None, device: torch.device) -> dict[str, Any]:
@@ -88,11 +252,54 @@ def as_metrics(metrics: Mapping[str, Any] | None, device: torch.device) -> dict[
             if hasattr(metric, "persistent"):
                 # By default, the state_dict() of torchmetrics is empty.
                 fresh[name].persistent(mode=True)
+            for one in _parts(fresh[name]):
+                # Their own takes what a rank without batches has for another shape, and waits for ever.
+                if getattr(one, "dist_sync_fn", False) is None:
+                    one.dist_sync_fn = distributed.gather_parts
         elif callable(metric):
-            fresh[name] = MeanMetric(metric)
+            fresh[name] = MeanMetric(metric, device)
         else:
             raise TypeError(
                 f"metric {name!r} must be a function of (outputs, targets) or a torchmetrics.Metric, "
                 f"got {type(metric).__name__}."
             )
     return fresh
+
+
+def states_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the states of metrics on this rank, by name, of those that have one."""
+    return {
+        name: StatefulMetric(metric).state_dict()
+        for name, metric in metrics.items()
+        if hasattr(metric, "state_dict")
+    }
+
+
+@attrs.frozen
+class StatefulMetric:
+    """The whole state of a metric: that of torchmetrics lacks how often each was updated."""
+
+    _metric: Any
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state, of this rank."""
+        counts = {name: one.update_count for name, one in self._named() if hasattr(one, "_update_count")}
+        state = dict(self._metric.state_dict())
+        return {"state": state, "updates": counts} if counts else state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state_dict` returned."""
+        has_counts = state.keys() == {"state", "updates"}
+        self._metric.load_state_dict(state["state"] if has_counts else state)
+        for name, one in self._named():
+            if has_counts and name in state["updates"]:
+                one._update_count = state["updates"][name]  # noqa: SLF001  # there is no public way
+
+    def _named(self) -> Iterator[tuple[str, Any]]:
+        is_module = isinstance(self._metric, torch.nn.Module)
+        return iter(self._metric.named_modules()) if is_module else iter(())
+
+
+def _parts(metric: Any) -> Iterator[Any]:
+    """Yields a metric and the metrics in it, as a collection has."""
+    return iter(metric.modules()) if isinstance(metric, torch.nn.Module) else iter((metric,))

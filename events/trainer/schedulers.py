@@ -25,7 +25,9 @@ __all__ = [
     "CosineAnnealingWithWarmupScheduler",
     "LinearScheduler",
     "LinearWithWarmupScheduler",
+    "PlateauScheduler",
     "bind_schedules",
+    "check_monitors",
 ]
 
 Schedule = Callable[[State], float]
@@ -241,15 +243,81 @@ class BoundSchedule:
         """Restores nothing."""
 
 
+class PlateauScheduler:
+    """Steps torch's `ReduceLROnPlateau` with a value of each evaluation within `fit`.
+
+    ```python
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", patience=3)
+    Trainer(..., schedulers=PlateauScheduler(plateau, monitor="metrics/eval/accuracy"))
+    ```
+
+    Args:
+        scheduler: torch's; checkpoints hold its state.
+        monitor: the value of an evaluation, by the name it is logged with: "metrics/<label>/<name>" or
+            "loss/<label>/total".
+
+    Raises:
+        TypeError: the scheduler is another.
+    """
+
+    def __init__(self, scheduler: torch.optim.lr_scheduler.ReduceLROnPlateau, monitor: str) -> None:
+        if not isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise TypeError(
+                f"scheduler must be torch's ReduceLROnPlateau, got {type(scheduler).__name__}. "
+                "Pass others to the Trainer as they are."
+            )
+        self._scheduler = scheduler
+        self.monitor = monitor
+
+    def step(self) -> None:
+        """Does nothing: evaluations step it, not batches or epochs."""
+
+    def evaluated(self, value: float) -> None:
+        """Steps torch's scheduler with the value of an evaluation."""
+        self._scheduler.step(value)
+
+    def get_last_lr(self) -> list[float]:
+        """Returns the learning rate of each group."""
+        return [group["lr"] for group in self._scheduler.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of torch's scheduler."""
+        return self._scheduler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned."""
+        self._scheduler.load_state_dict(state)
+
+
+def check_monitors(state: State, *, has_loss: bool) -> None:
+    """Raises ValueError where a scheduler monitors what no evaluation has."""
+    known = [f"metrics/{label}/{name}" for label, metrics in state.eval_metrics.items() for name in metrics]
+    losses = [f"loss/{one.label}" for one in state.evaluators if has_loss]
+    # A vector, a collection or a loss may have parts, which only its values show.
+    starts = tuple(f"{name}/" for name in (*known, *losses))
+    known += [f"{loss}/total" for loss in losses]
+    for one in state.schedulers:
+        if isinstance(one, PlateauScheduler) and not (one.monitor in known or one.monitor.startswith(starts)):
+            raise ValueError(
+                f"monitor must be a value of an evaluation, got {one.monitor!r}. "
+                f"There are: {', '.join(known) or 'none, without eval_dataloader'}."
+            )
+
+
 def bind_schedules(schedulers: Any, state: State) -> tuple[Any, ...]:
     """Returns torch's schedulers as they are, and schedules bound to the optimizer of the state.
 
     Raises:
-        ValueError: a name is unknown, or there are several optimizers.
+        ValueError: a name is unknown, there are several optimizers, or torch's `ReduceLROnPlateau` is bare.
         TypeError: one is neither a scheduler, nor a name or function.
     """
     bound: list[Any] = []
     for one in as_tuple(schedulers):
+        if isinstance(one, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise ValueError(  # noqa: TRY004  # its type is right, what it monitors is missing
+                "ReduceLROnPlateau must be given with what it monitors. "
+                'Write PlateauScheduler(scheduler, monitor="loss/eval/total").'
+            )
         if callable(getattr(one, "step", None)):
             bound.append(one)
             continue

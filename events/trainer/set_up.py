@@ -1,5 +1,6 @@
 """Checks and normalizes the arguments of the trainer."""
 
+import inspect
 import os
 import warnings
 from collections.abc import Sequence
@@ -24,10 +25,12 @@ __all__ = [
     "check_choices",
     "check_iterations",
     "check_progress",
+    "closure_optimizer",
     "find_device",
     "learning_rates",
     "length_of",
     "move_optimizers",
+    "shorter",
     "step_schedulers_of_epoch",
     "weights_options",
     "without_gradient_sync",
@@ -129,7 +132,7 @@ def check_progress(state: State) -> None:
         )
 
 
-def as_limit(batches: int | None, name: str) -> int | None:
+def as_limit(batches: Any, name: str) -> int | None:
     """Returns a number of batches, or None for all.
 
     Raises:
@@ -177,6 +180,33 @@ def length_of(dataloader: Any) -> int | None:
         return len(dataloader)
     except TypeError:
         return None
+
+
+def shorter(length: int | None, limit: int | None) -> int | None:
+    """Returns the length of a dataloader of which only so many batches are read."""
+    return limit if limit is not None and (length is None or length > limit) else length
+
+
+def closure_optimizer(
+    optimizers: tuple[torch.optim.Optimizer, ...], precision: Precision
+) -> torch.optim.Optimizer | None:
+    """Returns the optimizer that computes gradients itself, by a closure, as LBFGS does; None without one.
+
+    Raises:
+        ValueError: it is one of several, or gradients are scaled.
+    """
+    for optimizer in optimizers:
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        if closure is None or closure.default is not inspect.Parameter.empty:
+            continue
+        if len(optimizers) > 1 or AUTOCAST_DTYPES.get(precision) is torch.float16:
+            problem = f"{len(optimizers)} optimizers" if len(optimizers) > 1 else f"precision {precision!s}"
+            raise ValueError(
+                f"{type(optimizer).__name__} must be the only optimizer, without fp16: it computes gradients "
+                f"several times in a batch, got {problem}."
+            )
+        return optimizer
+    return None
 
 
 def learning_rates(optimizers: tuple[torch.optim.Optimizer, ...]) -> dict[str, float]:

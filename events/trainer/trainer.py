@@ -17,6 +17,7 @@ from typing import Any, Literal, Self
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import IterableDataset
 
 from events.callback import Callback
 from events.engine import Engine
@@ -35,9 +36,9 @@ from .checkpoint.contents import load_checkpoint, load_weights
 from .checkpoint.reading import find_checkpoint
 from .checkpoint.saver import CheckpointSaver
 from .evaluator import ComposerSteps, Evaluator, as_evaluators
-from .metrics import WeightedMeans, as_metrics
+from .metrics import WeightedMeans, as_metrics, log_values, scalars, total_loss
 from .random_state import restore_random_state, seed_all
-from .schedulers import BoundSchedule, bind_schedules
+from .schedulers import BoundSchedule, PlateauScheduler, bind_schedules, check_monitors
 from .set_up import (
     AUTOCAST_DTYPES,
     as_limit,
@@ -46,10 +47,12 @@ from .set_up import (
     check_choices,
     check_iterations,
     check_progress,
+    closure_optimizer,
     find_device,
     learning_rates,
     length_of,
     move_optimizers,
+    shorter,
     step_schedulers_of_epoch,
     weights_options,
     without_gradient_sync,
@@ -225,6 +228,12 @@ class Trainer:
         self._eval_subset = as_limit(eval_subset_num_batches, "eval_subset_num_batches")
         # Whether any rank has asked to stop, as all know.
         self._is_stopping = False
+        # How many batches of this epoch each rank has for certain; 0 where one must ask.
+        self._certain_batches = 0
+        # The names of losses and metrics that a batch has on any rank; None before the first of `fit`.
+        self._batch_names: tuple[str, ...] | None = None
+        # What was said once: of metrics that cannot be logged, of ranks with unequal numbers of batches.
+        self._said: set[str] = set()
         # When the current lap began; evaluation moves it, for the clock of a run counts training alone.
         self._lap_start = 0.0
         self._device = find_device(device)
@@ -244,7 +253,7 @@ class Trainer:
             eval_dataloader=eval_dataloader,
             dataloader=train_dataloader,
             dataloader_label=None if train_dataloader is None else "train",
-            dataloader_len=_shorter(length_of(train_dataloader), self._train_subset),
+            dataloader_len=shorter(length_of(train_dataloader), self._train_subset),
         )
         self.state.continues_run = autoresume or (load_path is not None and not load_weights_only)
         self.state.schedulers = bind_schedules(schedulers, self.state)
@@ -270,12 +279,14 @@ class Trainer:
         model.to(self._device)
         move_optimizers(state.optimizers, self._device)
         self._module = distributed.wrap(model, self._device)
+        self._closure_optimizer = closure_optimizer(state.optimizers, state.precision)
         self._steps = None if self._loss_fn is not None else ComposerSteps.of(state.model)
         own = {} if self._steps is None else self._steps.metrics(is_train=True)
         state.train_metrics = as_metrics({**own, **(self._metrics or {})}, self._device)
         state.evaluators = as_evaluators(state.eval_dataloader)
         check_iterations(self._iteration_length, *(one.eval_interval for one in state.evaluators))
         state.eval_metrics = {one.label: self._eval_metrics(one) for one in state.evaluators}
+        check_monitors(state, has_loss=self._loss_fn is not None)
         is_scaled = AUTOCAST_DTYPES.get(state.precision) is torch.float16 and self._device.type != "cpu"
         # Where it is disabled, it steps the optimizers and leaves the gradients as they are.
         self._scaler = torch.amp.GradScaler(self._device.type, enabled=is_scaled)
@@ -360,6 +371,8 @@ class Trainer:
             self.engine.run_event(Event.FIT_START)
             self._restore_random_state()
             self._agree_on_stopping()
+            self._agree_on_batches(has_batch=True)
+            self._batch_names = None
             self._lap_start = time.perf_counter()
             self._end_iteration()
             while self._what_is_over() != "training":
@@ -384,13 +397,58 @@ class Trainer:
                 self.engine.run_event(Event.ITERATION_START)
             self.engine.run_event(Event.EPOCH_START)
         batches = train_batches(state, self.engine)
-        while not (over := self._what_is_over()) and next(batches, _NO_BATCH) is not _NO_BATCH:
+        self._certain_batches = 0
+        while not (over := self._what_is_over()) and self._has_next(batches):
             self._train_batch()
         if over == "training":
             return
         if state.timestamp.batch_in_epoch == 0:
             raise ValueError("train_dataloader must yield at least one batch in each epoch, got none.")
         self._end_epoch()
+
+    def _has_next(self, batches: Iterator[Any]) -> bool:
+        """Reads the next batch; returns whether every rank has one: the first without ends the epoch of all.
+
+        Where all know how many they have, they ask each other at the beginning and the end alone.
+
+        Raises:
+            ValueError: the dataloader has fewer than it says, on this rank of several.
+        """
+        has_batch = next(batches, _NO_BATCH) is not _NO_BATCH
+        if distributed.is_alone():
+            return has_batch
+        if self.state.timestamp.batch_in_epoch.value >= self._certain_batches:
+            return self._agree_on_batches(has_batch=has_batch)
+        if not has_batch:
+            raise ValueError(
+                f"train_dataloader must yield the {self._certain_batches} batches of its length on each rank, "
+                f"got {self.state.timestamp.batch_in_epoch.value} on rank {self.state.rank}."
+            )
+        return True
+
+    def _agree_on_batches(self, *, has_batch: bool) -> bool:
+        """Returns whether every rank has a batch, and finds how many each of them has."""
+        if distributed.is_alone():
+            return has_batch
+        state = self.state
+        length = length_of(state.train_dataloader)
+        known = -1 if length is None else length
+        all_have, none_has, least, most = distributed.least(has_batch, not has_batch, known, -known)
+        # Workers of an iterable dataset may yield more or less than it says.
+        is_certain = not isinstance(getattr(state.train_dataloader, "dataset", None), IterableDataset)
+        self._certain_batches = int(least) if least > 0 and is_certain else 0
+        state.dataloader_len = shorter(int(least) if least >= 0 else None, self._train_subset)
+        if not (all_have or none_has) or 0 <= least != -most:
+            self._say_once(
+                "ranks",
+                "Ranks have unequal numbers of training batches: each epoch ends with the first that has no more.",
+            )
+        return bool(all_have)
+
+    def _say_once(self, key: str, text: str) -> None:
+        if key not in self._said and self.state.rank == 0:
+            _log.warning(text)
+        self._said.add(key)
 
     def _what_is_over(self) -> Literal["", "epoch", "training"]:
         """Returns what has ended where the run is: nothing, the epoch, or training, maybe within an epoch.
@@ -417,8 +475,7 @@ class Trainer:
         epoch_metrics = {
             f"metrics/train_epoch/{name}": metric.compute() for name, metric in state.train_metrics.items()
         }
-        if epoch_metrics:
-            self.logger.log_metrics(epoch_metrics)
+        log_values(self.logger, epoch_metrics, self._said)
         state.timestamp = state.timestamp.to_next_epoch(self._lap())
         if not self._step_schedulers_every_batch:
             step_schedulers_of_epoch(state.schedulers)
@@ -442,11 +499,15 @@ class Trainer:
         state = self.state
         state.batch = move(state.batch, self._device)
         state.batch_samples = samples_in(state.batch) * state.world_size
+        own_samples = samples_in(state.batch)
         self.engine.run_event(Event.BATCH_START)
-        metrics = self._forward_and_backward()
-        for optimizer in state.optimizers:
-            self._scaler.step(optimizer)
-        self._scaler.update()
+        if self._closure_optimizer is not None:
+            metrics = self._step_with_closure(self._closure_optimizer)
+        else:
+            metrics = self._forward_and_backward()
+            for optimizer in state.optimizers:
+                self._scaler.step(optimizer)
+            self._scaler.update()
         self.logger.log_metrics(
             {
                 "loss/train/total": state.loss,
@@ -456,8 +517,12 @@ class Trainer:
                 "time/sample": state.timestamp.sample.value,
             }
         )
-        tokens = self.tokens_in(state.batch) * state.world_size
-        state.timestamp = state.timestamp.to_next_batch(state.batch_samples, tokens, self._lap())
+        seconds, samples, tokens = distributed.sum_numbers(
+            self._seconds(), own_samples, self.tokens_in(state.batch)
+        )
+        state.batch_samples = int(samples)
+        lap = timedelta(seconds=seconds / distributed.ranks())
+        state.timestamp = state.timestamp.to_next_batch(state.batch_samples, int(tokens), lap)
         if self._step_schedulers_every_batch:
             for scheduler in state.schedulers:
                 scheduler.step()
@@ -466,34 +531,68 @@ class Trainer:
         self.engine.run_event(Event.BATCH_CHECKPOINT)
         self._agree_on_stopping()
 
-    def _forward_and_backward(self) -> dict[str, Any]:
+    def _step_with_closure(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Lets an optimizer compute gradients as often as it needs; returns the metrics from before its step.
+
+        Its decisions depend on the loss, which is that of all ranks: they compute it equally often.
+        """
+        state, batch = self.state, self.state.batch
+        before: list[tuple[Any, dict[str, Any]]] = []
+
+        def closure() -> Any:
+            state.batch = batch
+            metrics = self._forward_and_backward(is_measured=not before)
+            if not before:
+                before.append((state.loss, metrics))
+            return state.loss
+
+        optimizer.step(closure)
+        state.loss, metrics = before[0]
+        return metrics
+
+    def _forward_and_backward(self, *, is_measured: bool = True) -> dict[str, Any]:
         """Computes the gradients of the batch and its loss (`state.loss`); returns its metrics."""
         state, batch = self.state, self.state.batch
         for optimizer in state.optimizers:
             optimizer.zero_grad()
         self.engine.run_event(Event.BEFORE_TRAIN_BATCH)
-        means = self._accumulate(batch)
+        means = self._accumulate(batch, is_measured=is_measured)
         state.batch = batch
         for optimizer in state.optimizers:
             self._scaler.unscale_(optimizer)
-        averages = means.over_ranks()
+        averages = means.over_ranks(self._names_of_batch(means), self._device)
         state.loss = averages.pop("loss")
-        # The model's own metrics take batches and return nothing: their value so far.
-        own = set() if self._steps is None else state.train_metrics.keys() - (self._metrics or {}).keys()
-        averages |= {f"metrics/train/{name}": state.train_metrics[name].compute() for name in own}
-        state.train_metric_values = {
-            name.removeprefix("metrics/train/"): value for name, value in averages.items()
-        }
+        if is_measured:
+            # The model's own metrics take batches and return nothing: their value so far.
+            for name, metric in state.train_metrics.items():
+                if self._is_models_own(name):
+                    averages |= scalars(f"metrics/train/{name}", metric.compute())
+            state.train_metric_values = {
+                name.removeprefix("metrics/train/"): value
+                for name, value in averages.items()
+                if name.startswith("metrics/")
+            }
         self.engine.run_event(Event.AFTER_TRAIN_BATCH)
         return averages
 
-    def _accumulate(self, batch: Any) -> WeightedMeans:
+    def _names_of_batch(self, means: WeightedMeans) -> tuple[str, ...]:
+        """Returns the names of what is averaged over ranks: those of the first batch of `fit`, on any rank."""
+        if distributed.is_alone():
+            return means.names
+        if self._batch_names is None:
+            self._batch_names = distributed.union(means.names)
+        for name in means.names:
+            if name not in self._batch_names:
+                self._say_once(name, f"{name!r} is not logged: no rank had it in the first batch.")
+        return self._batch_names
+
+    def _accumulate(self, batch: Any, *, is_measured: bool) -> WeightedMeans:
         """Runs the passes over the microbatches, smaller ones if memory runs out and the size is "auto"."""
         samples = samples_in(batch)
         size = min(samples, self._auto_size) if self._microbatch_size == "auto" else self._microbatch_size
         while True:
             try:
-                return self._pass_over(split(batch, size), samples)
+                return self._pass_over(split(batch, size), samples, is_measured=is_measured)
             except RuntimeError as error:
                 if self._microbatch_size != "auto" or not size or size < _MIN_TO_HALVE or not _is_oom(error):
                     raise
@@ -505,13 +604,19 @@ class Trainer:
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
 
-    def _pass_over(self, microbatches: Sequence[Any], samples: int) -> WeightedMeans:
+    def _pass_over(self, microbatches: Sequence[Any], samples: int, *, is_measured: bool) -> WeightedMeans:
         means = WeightedMeans()
         for index, microbatch in enumerate(microbatches):
             self.state.batch = microbatch
             is_last = index == len(microbatches) - 1
+            share = samples_in(microbatch) / samples
             with nullcontext() if is_last else without_gradient_sync(self._module):
-                self._microbatch(samples_in(microbatch) / samples, means)
+                self._microbatch(share, means)
+            if is_measured:
+                with torch.no_grad():
+                    for name, value in self._update(self.state.train_metrics).items():
+                        for part, number in scalars(f"metrics/train/{name}", value).items():
+                            means.add(part, number, share)
         return means
 
     def _microbatch(self, share: float, means: WeightedMeans) -> None:
@@ -521,21 +626,20 @@ class Trainer:
             state.outputs = self.forward(self._module, state.batch)
             self.engine.run_event(Event.AFTER_FORWARD)
             self.engine.run_event(Event.BEFORE_LOSS)
-            state.loss = self.loss(state.outputs, state.batch)
+            state.loss, parts = total_loss(self.loss(state.outputs, state.batch))
             self.engine.run_event(Event.AFTER_LOSS)
         self.engine.run_event(Event.BEFORE_BACKWARD)
         self._scaler.scale(state.loss * share).backward()
         self.engine.run_event(Event.AFTER_BACKWARD)
         state.loss = state.loss.detach()
         means.add("loss", state.loss, share)
-        with torch.no_grad():
-            for name, value in self._update(state.train_metrics).items():
-                means.add(f"metrics/train/{name}", value, share)
+        for name, part in parts.items():
+            means.add(f"loss/train/{name}", part, share)
 
     def _update(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Adds the batch to metrics; returns the values for it of those that tell."""
         state, steps = self.state, self._steps
-        own = frozenset() if steps is None else metrics.keys() - (self._metrics or {}).keys()
+        own = [name for name in metrics if self._is_models_own(name)]
         outputs = (
             state.outputs if steps is None or not own else steps.eval_forward(state.batch, state.outputs)
         )
@@ -547,11 +651,19 @@ class Trainer:
                 values[name] = metric(state.outputs, self.targets(state.batch))
         return values
 
-    def _lap(self) -> timedelta:
-        """Returns the time since the last lap, averaged over ranks so that their timestamps agree."""
+    def _is_models_own(self, name: str) -> bool:
+        """Returns whether a metric is one of a model that updates its metrics itself."""
+        return self._steps is not None and name not in (self._metrics or {})
+
+    def _seconds(self) -> float:
+        """Returns the time since the last lap, on this rank."""
         now = time.perf_counter()
         seconds, self._lap_start = now - self._lap_start, now
-        return timedelta(seconds=distributed.mean_over_ranks(seconds))
+        return seconds
+
+    def _lap(self) -> timedelta:
+        """Returns the time since the last lap, averaged over ranks so that their timestamps agree."""
+        return timedelta(seconds=distributed.sum_numbers(self._seconds())[0] / distributed.ranks())
 
     def _agree_on_stopping(self) -> None:
         """Stops every rank if one stops: a rank that continued alone would wait for the others forever."""
@@ -578,7 +690,10 @@ class Trainer:
         self.engine.run_event(Event.EVAL_STANDALONE_START)
         results = {one.label: self._evaluate_one(one) for one in evaluators}
         self.engine.run_event(Event.EVAL_STANDALONE_END)
-        return results
+        return {
+            label: {_short_name(name, label): value for name, value in values.items()}
+            for label, values in results.items()
+        }
 
     def _evaluate_due(self) -> None:
         is_due = self._eval_interval.passed(self.state)
@@ -594,9 +709,12 @@ class Trainer:
         started = time.perf_counter()
         self.engine.run_event(Event.EVAL_BEFORE_ALL)
         for evaluator in evaluators:
-            self._evaluate_one(evaluator)
+            values = self._evaluate_one(evaluator)
             batch = int(self.state.timestamp.batch)
             self.state.eval_batches = {**self.state.eval_batches, evaluator.label: batch}
+            for scheduler in self.state.schedulers:
+                if isinstance(scheduler, PlateauScheduler) and scheduler.monitor in values:
+                    scheduler.evaluated(values[scheduler.monitor])
         self.engine.run_event(Event.EVAL_AFTER_ALL)
         self._lap_start += time.perf_counter() - started
 
@@ -617,27 +735,65 @@ class Trainer:
         with self._reading(evaluator.dataloader, Phase.EVAL, label, limit), self._inference():
             state.eval_timestamp = Timestamp()
             self.engine.run_event(Event.EVAL_START)
-            for batch in itertools.islice(evaluator.dataloader, limit):
-                self._evaluate_batch(batch, metrics, losses)
-            results = {f"loss/{label}/total": loss for loss in losses.over_ranks().values()}
+            for batch in self._in_step(itertools.islice(evaluator.dataloader, limit), label):
+                self._evaluate_batch(batch, label, metrics, losses)
+            names = self._agree_on_evaluation(losses.names)
+            results = losses.over_ranks(names, self._device)
             computed = {name: metric.compute() for name, metric in metrics.items()}
             results |= {f"metrics/{label}/{name}": value for name, value in computed.items()}
-            self.logger.log_metrics(results)
-            values = {name: float(value) for name, value in results.items()}
+            numbers = log_values(self.logger, results, self._said)
+            values = {name: float(value) for name, value in numbers.items()}
             state.eval_values = {**state.eval_values, **values}
             state.eval_batches = {**state.eval_batches, **dict.fromkeys(values, int(state.timestamp.batch))}
             state.eval_metric_values = {**state.eval_metric_values, **computed}
             self.engine.run_event(Event.EVAL_END)
-        return {
-            name.split("/", 2)[2] if name.startswith("metrics/") else "loss": value
-            for name, value in values.items()
-        }
+        return values
 
-    def _evaluate_batch(self, batch: Any, metrics: Mapping[str, Any], losses: WeightedMeans) -> None:
+    def _in_step(self, batches: Iterable[Any], label: str) -> Iterator[Any]:
+        """Yields batches; ranks that each have a part of the model need each other for every one of them.
+
+        Raises:
+            ValueError: they have unequal numbers of batches; on all of them.
+        """
+        if distributed.is_alone() or not distributed.is_sharded(self.state.model):
+            yield from batches
+            return
+        iterator = iter(batches)
+        while True:
+            batch = next(iterator, _NO_BATCH)
+            has_batch = batch is not _NO_BATCH
+            all_have, none_has = distributed.least(has_batch, not has_batch)
+            if none_has:
+                return
+            if not all_have:
+                raise ValueError(
+                    f"ranks that each have a part of the model must have as many batches of {label!r}. "
+                    "Pass a DistributedSampler to its DataLoader."
+                )
+            yield batch
+
+    def _agree_on_evaluation(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Returns the names of the losses that any rank has, and adds up what the ranks have evaluated."""
+        state, now = self.state, self.state.eval_timestamp
+        if distributed.is_alone():
+            return tuple(names)
+        ranks = distributed.gather((tuple(names), now.to_numbers()))
+        counts = {name: sum(numbers[name] for _, numbers in ranks) for name in ("sample", "sample_in_epoch")}
+        longest = {
+            name: max(numbers[name] for _, numbers in ranks)
+            for name in now.to_numbers()
+            if name not in counts
+        }
+        state.eval_timestamp = Timestamp.from_state_dict(counts | longest)
+        return tuple(dict.fromkeys(name for of_rank, _ in ranks for name in of_rank))
+
+    def _evaluate_batch(
+        self, batch: Any, label: str, metrics: Mapping[str, Any], losses: WeightedMeans
+    ) -> None:
         state = self.state
         state.batch = move(batch, self._device)
-        samples = samples_in(state.batch)
-        state.batch_samples = samples * state.world_size
+        # Ranks may evaluate different numbers of batches: they do not meet before the end.
+        state.batch_samples = samples = samples_in(state.batch)
         self.engine.run_event(Event.EVAL_BATCH_START)
         started = time.perf_counter()
         with self._autocast():
@@ -648,7 +804,10 @@ class Trainer:
                 state.outputs = self._steps.eval_forward(state.batch)
             self.engine.run_event(Event.EVAL_AFTER_FORWARD)
             if self._loss_fn is not None:
-                losses.add("loss", self.loss(state.outputs, state.batch), samples)
+                loss, parts = total_loss(self.loss(state.outputs, state.batch))
+                losses.add(f"loss/{label}/total", loss, samples)
+                for name, part in parts.items():
+                    losses.add(f"loss/{label}/{name}", part, samples)
         self._update(metrics)
         seconds = timedelta(seconds=time.perf_counter() - started)
         state.eval_timestamp = state.eval_timestamp.to_next_batch(state.batch_samples, 0, seconds)
@@ -673,9 +832,9 @@ class Trainer:
         with self._reading(dataloader, Phase.PREDICT, "predict"), self._inference():
             state.predict_timestamp = Timestamp()
             self.engine.run_event(Event.PREDICT_START)
-            for batch in dataloader:
+            for batch in self._in_step(dataloader, "predict"):
                 state.batch = move(batch, self._device)
-                state.batch_samples = samples_in(state.batch) * state.world_size
+                state.batch_samples = samples_in(state.batch)
                 self.engine.run_event(Event.PREDICT_BATCH_START)
                 with self._autocast():
                     self.engine.run_event(Event.PREDICT_BEFORE_FORWARD)
@@ -707,15 +866,17 @@ class Trainer:
         """Returns what loss and metrics compare the outputs with; may be overridden."""
         return batch[-1] if isinstance(batch, list | tuple) else batch
 
-    def loss(self, outputs: Any, batch: Any) -> torch.Tensor:
-        """Returns the mean loss of a (micro)batch; may be overridden.
+    def loss(self, outputs: Any, batch: Any) -> Any:
+        """Returns the loss of a (micro)batch; may be overridden.
+
+        A mean, the losses of its samples, or several of these by name or in a list: their sum is trained on,
+        or the one called "total".
 
         Raises:
             ValueError: there is no `loss_fn`, and the outputs have no loss.
         """
         if self._loss_fn is not None:
-            loss: torch.Tensor = self._loss_fn(outputs, self.targets(batch))
-            return loss
+            return self._loss_fn(outputs, self.targets(batch))
         if self._steps is not None:
             return self._steps.loss(outputs, batch)
         found = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
@@ -724,7 +885,7 @@ class Trainer:
                 f"loss must come from loss_fn or from the model's outputs, got {type(outputs).__name__} "
                 "without a loss. Pass loss_fn=... to the Trainer."
             )
-        return torch.as_tensor(found)
+        return found
 
     def tokens_in(self, batch: Any) -> int:
         """Returns the number of tokens of a batch; may be overridden.
@@ -759,7 +920,7 @@ class Trainer:
         )
         before = {name: getattr(state, name) for name in names}
         state.dataloader, state.dataloader_label, state.phase = dataloader, label, phase
-        state.dataloader_len = _shorter(length_of(dataloader), limit)
+        state.dataloader_len = shorter(length_of(dataloader), limit)
         try:
             yield
         finally:
@@ -821,9 +982,11 @@ class Trainer:
             raise
 
 
-def _shorter(length: int | None, limit: int | None) -> int | None:
-    """Returns the length of a dataloader of which only so many batches are read."""
-    return limit if limit is not None and (length is None or length > limit) else length
+def _short_name(name: str, label: str) -> str:
+    """Returns the name of a value in what `eval` returns: "accuracy", "loss", "loss/<part>"."""
+    if name.startswith("metrics/"):
+        return name.removeprefix(f"metrics/{label}/")
+    return "loss" if name == f"loss/{label}/total" else f"loss/{name.removeprefix(f'loss/{label}/')}"
 
 
 def _is_oom(error: RuntimeError) -> bool:

@@ -15,6 +15,7 @@ from events.logger.logger import Logger
 from events.state import State
 from events.timestamp import Timestamp
 from events.trainer import distributed
+from events.trainer.metrics import StatefulMetric, states_of
 from events.trainer.random_state import random_state_of
 
 from .plain import plain_values
@@ -50,11 +51,8 @@ def checkpoint_of(state: State, logger: Logger, *, is_of_rank: bool = False) -> 
         "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
         "schedulers": [scheduler.state_dict() for scheduler in state.schedulers],
         "scaler": None if state.scaler is None else state.scaler.state_dict(),
-        "train_metrics": {
-            name: metric.state_dict()
-            for name, metric in state.train_metrics.items()
-            if hasattr(metric, "state_dict")
-        },
+        # One per rank: the batches of each are its own.
+        "train_metrics": of_ranks(states_of(state.train_metrics)),
         "evaluation": {"values": dict(state.eval_values), "batches": dict(state.eval_batches)},
         "callbacks": _callback_states(state, logger),
         # One per rank.
@@ -138,11 +136,7 @@ def load_checkpoint(checkpoint: Mapping[str, Any], state: State, logger: Logger)
         parts += [(kind, one, dictionary) for one, dictionary in zip(current, saved, strict=True)]
     if state.scaler is not None and checkpoint["scaler"] is not None:
         parts.append(("scaler", state.scaler, checkpoint["scaler"]))
-    parts += [
-        (f"metric {name!r}", metric, checkpoint["train_metrics"][name])
-        for name, metric in state.train_metrics.items()
-        if name in checkpoint["train_metrics"]
-    ]
+    parts += _metric_parts(checkpoint["train_metrics"], state)
     for name, callback in _by_name(state.callbacks).items():
         if name not in checkpoint["callbacks"]:
             continue
@@ -162,6 +156,28 @@ def load_checkpoint(checkpoint: Mapping[str, Any], state: State, logger: Logger)
     state.eval_values, state.eval_batches = dict(evaluation["values"]), dict(evaluation["batches"])
     at_epoch_start = checkpoint["random_at_epoch_start"]
     state.random_at_epoch_start = at_epoch_start[state.rank] if state.rank < len(at_epoch_start) else None
+
+
+def _metric_parts(saved: Any, state: State) -> list[tuple[str, Any, Any]]:
+    """Returns the metrics of this rank with their states; none where the batches were those of other ranks."""
+    if isinstance(saved, Mapping):  # An older version saved those of rank 0.
+        states = saved
+    elif len(saved) == state.world_size:
+        states = saved[state.rank]
+    else:
+        states = {}
+        if state.rank == 0 and any(saved):
+            _log.warning(
+                "The checkpoint was saved by %d ranks and is loaded on %d: "
+                "metrics of the current epoch start over.",
+                len(saved),
+                state.world_size,
+            )
+    return [
+        (f"metric {name!r}", StatefulMetric(metric), states[name])
+        for name, metric in state.train_metrics.items()
+        if name in states
+    ]
 
 
 def _by_name(callbacks: tuple[Any, ...]) -> dict[str, Any]:

@@ -15,7 +15,6 @@ the parts that it needs, whatever their number was, and verifies the files in wh
 
 import copy
 import json
-import logging
 import math
 import os
 import pickle  # of DCP's format; see `_MetadataUnpickler`
@@ -51,7 +50,6 @@ __all__ = [
 Fetch = Callable[[str, str], object]
 """Downloads a file of a checkpoint to the folder of its manifest, given the names of both."""
 
-_log = logging.getLogger("events")
 
 _VERSION = 1
 # Of a folder, that is no way out of the one it is in.
@@ -364,17 +362,11 @@ class ShardedCheckpoint:
         if "random" in checkpoint:
             own = range(self.world_size) if state is None else (state.rank,)
             others = [self._values(rank, device) if rank in own else None for rank in range(self.world_size)]
-            for name in ("random", "random_at_epoch_start"):
-                checkpoint[name] = [None if one is None else one[name][0] for one in others]
-        if state is not None and not is_same and "train_metrics" in checkpoint:
-            checkpoint["train_metrics"] = {}
-            if state.rank == 0:
-                _log.warning(
-                    "The checkpoint was saved by %d ranks and is loaded on %d: metrics of the current epoch "
-                    "start over, as do random numbers of ranks that were not there.",
-                    self.world_size,
-                    state.world_size,
-                )
+            for name in ("random", "random_at_epoch_start", "train_metrics"):
+                # Metrics of an older version are no list.
+                checkpoint[name] = [
+                    one and (one[name][0] if isinstance(one[name], list) else one[name]) for one in others
+                ]
         places = checkpoint.pop("tensors")
         for key, tensor in self._tensors(places, device, state).items():
             for path in places[key]:

@@ -149,7 +149,7 @@ def test_a_number_of_batches_that_means_nothing_raises(make_trainer, name, value
 
 def test_an_evaluator_without_batches_raises(make_dataloader):
     """Its metrics would be NaN."""
-    with pytest.raises(ValueError, match="subset_num_batches must be .* at least 1, .*, got 0"):
+    with pytest.raises(ValueError, match="subset_num_batches must be a whole number of batches"):
         Evaluator(label="near", dataloader=make_dataloader(), subset_num_batches=0)
 
 
@@ -202,9 +202,7 @@ def test_a_maximum_in_tokens_without_tokens_ends_with_the_first_batch(make_train
     """It would never be reached."""
     trainer = make_trainer(max_duration="20tok")
 
-    with pytest.raises(
-        ValueError, match="got 20tok, but 1ba of this epoch had no tokens. Override Trainer.tok"
-    ):
+    with pytest.raises(ValueError, match="got 20tok, but 1ba of this epoch had no tokens"):
         trainer.fit()
 
     assert trainer.state.timestamp.batch == "1ba"
