@@ -220,7 +220,8 @@ class State:
         eval_values: the values of the last evaluation of each label, by the name they are logged with, such
             as "metrics/eval/accuracy" and "loss/eval/total".
         eval_batches: the batches that were trained before each of these values was computed, by the same
-            names: a value is that of the weights of then. By label, those before its last evaluation in `fit`.
+            names: a value is that of the weights of then. By label, those before its last evaluation within
+            `fit`.
         scaler: the gradient scaler of "fp16", or None.
         random_at_epoch_start: the random state at the start of the epoch; checkpoints hold it, so that a run
             can resume within an epoch with the remaining batches.

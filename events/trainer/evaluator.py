@@ -33,7 +33,8 @@ class Evaluator:
         dataloader: yields evaluation batches.
         metric_names: regular expressions that the names of its metrics must contain a match of. Default: all
             metrics.
-        subset_num_batches: how many batches to evaluate on, at least 1; -1 for all. Default: that of the trainer.
+        subset_num_batches: how many batches to evaluate on, at least 1; -1 for all. Default: that of the
+            trainer.
         eval_interval: how often, such as "1ep" or "500ba"; a bare integer counts epochs. Default: that of the
             trainer. The end of training is always evaluated.
     """

@@ -193,8 +193,8 @@ def log_values(logger: Logger, values: Mapping[str, Any], said: set[str]) -> dic
             elif leaf_name not in said:
                 said.add(leaf_name)
                 _log.warning(
-                    "metric %r is not logged: it must be a number, a vector, or a matrix of at most %d cells, "
-                    "got %s.",
+                    "metric %r is not logged: it must be a number, a vector, or a matrix of at most %d "
+                    "cells, got %s.",
                     leaf_name,
                     _MAX_CELLS,
                     f"shape {tuple(leaf.shape)}" if _is_array(leaf) else type(leaf).__name__,

@@ -122,7 +122,7 @@ def check_iterations(length: Time | None, *times: Any) -> None:
 
 
 def check_progress(state: State) -> None:
-    """Raises ValueError where training would never reach its maximum: it is in tokens, and batches have none."""
+    """Raises ValueError where training never ends: its maximum is in tokens, and batches have none."""
     maximum = state.max_duration
     if maximum is not None and maximum.unit is TimeUnit.TOKEN and not state.timestamp.token_in_epoch:
         raise ValueError(

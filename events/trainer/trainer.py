@@ -81,13 +81,17 @@ class Trainer:
     A model with `loss` and `eval_forward` of its own gets whole batches, and its `get_metrics` and
     `update_metric` are used. For other batches, override `forward`, `targets`, `loss` and `tokens_in`.
 
+    **Losses.** A loss is a mean, or losses of samples; or several by name or in a list, of which the sum, or
+    the one called "total", is trained on, and each is logged as `loss/train/<name>`.
+
     **Metrics.** Logged with each batch, at the step that counts the batches before it: `loss/train/total`,
     `metrics/train/<name>`, `lr/<optimizer>/group<i>`, `time/epoch`, `time/sample`; with each epoch
-    `metrics/train_epoch/<name>`; with each evaluation `loss/<label>/total` and `metrics/<label>/<name>`.
+    `metrics/train_epoch/<name>`; with each evaluation `loss/<label>/total` and `metrics/<label>/<name>`. A
+    vector is logged as `<name>/0` and so on, a matrix as a table, but not with each batch.
 
     **Ranks.** Under `torchrun` each rank makes its own Trainer. Gradients, losses, metrics and the clock are
     reduced over ranks; give the training dataloader a `DistributedSampler`. `state.stop_training()` on any
-    rank stops all.
+    rank stops all, and the first rank without a batch ends the epoch of all.
 
     **Close.** `close`, or the end of a `with` block, closes callbacks and destinations; so do `fit` when it
     raises, and interpreter exit. A closed trainer cannot be used again.
@@ -99,16 +103,19 @@ class Trainer:
         max_duration: when training ends, such as "5ep", "1000ba" or "2h"; a bare integer counts epochs.
         loss_fn: takes outputs and targets, returns the mean loss of a (micro)batch. Not needed for a model
             with `loss(outputs, batch)` and `eval_forward(batch, outputs)`, such as Composer's.
-        optimizers: one or several; all step with each batch.
+        optimizers: one or several; all step with each batch. One that needs a closure, as LBFGS does, is
+            alone, and runs the events of a batch as often as it computes the loss.
         schedulers: torch's, one or several; or schedules of training time, such as
             `CosineAnnealingWithWarmupScheduler("100ba")`, "linear", "cosine", "constant", or a function of
-            the state that returns a factor. All step with each batch, or with each epoch.
+            the state that returns a factor. All step with each batch, or with each epoch; `PlateauScheduler`
+            with each evaluation.
         step_schedulers_every_batch: whether schedulers step with each batch rather than each epoch.
         metrics: by name, functions of outputs and targets that return a batch's mean, or torchmetrics.
         eval_interval: how often to evaluate within `fit`, such as "1ep" or "500ba"; the end of training is
             always evaluated.
         train_subset_num_batches: ends each epoch after as many batches, at least 1; None or -1 for all.
-        eval_subset_num_batches: ends each evaluation after as many, at least 1; an `Evaluator`'s own number goes first.
+        eval_subset_num_batches: ends each evaluation after as many, at least 1; an `Evaluator`'s own number
+            goes first.
         iteration_length: the length of an iteration in epochs ("3ep"); None for no iterations.
         callbacks: the callbacks.
         loggers: the destinations.
@@ -421,8 +428,8 @@ class Trainer:
             return self._agree_on_batches(has_batch=has_batch)
         if not has_batch:
             raise ValueError(
-                f"train_dataloader must yield the {self._certain_batches} batches of its length on each rank, "
-                f"got {self.state.timestamp.batch_in_epoch.value} on rank {self.state.rank}."
+                f"train_dataloader must yield the {self._certain_batches} batches of its length on each "
+                f"rank, got {self.state.timestamp.batch_in_epoch.value} on rank {self.state.rank}."
             )
         return True
 
@@ -441,7 +448,7 @@ class Trainer:
         if not (all_have or none_has) or 0 <= least != -most:
             self._say_once(
                 "ranks",
-                "Ranks have unequal numbers of training batches: each epoch ends with the first that has no more.",
+                "Ranks have unequal numbers of training batches: each epoch ends with the first without one.",
             )
         return bool(all_have)
 
@@ -576,7 +583,7 @@ class Trainer:
         return averages
 
     def _names_of_batch(self, means: WeightedMeans) -> tuple[str, ...]:
-        """Returns the names of what is averaged over ranks: those of the first batch of `fit`, on any rank."""
+        """Returns the names of what is averaged over ranks: those of any rank in the first batch of `fit`."""
         if distributed.is_alone():
             return means.names
         if self._batch_names is None:

@@ -159,7 +159,7 @@ def load_checkpoint(checkpoint: Mapping[str, Any], state: State, logger: Logger)
 
 
 def _metric_parts(saved: Any, state: State) -> list[tuple[str, Any, Any]]:
-    """Returns the metrics of this rank with their states; none where the batches were those of other ranks."""
+    """Returns the metrics of this rank with their states; none where ranks were others."""
     if isinstance(saved, Mapping):  # An older version saved those of rank 0.
         states = saved
     elif len(saved) == state.world_size:

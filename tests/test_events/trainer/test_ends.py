@@ -1,4 +1,4 @@
-"""Where a run ends, an epoch, an iteration: also for a run that resumes at that point, or that never gets there."""
+"""Where a run ends, an epoch, an iteration: also for a run that resumes there, or never gets there."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def final(trainer, event_list, metric_list):
 
 @pytest.fixture
 def interrupted(make_trainer, make_dataloader, event_list, metric_list, tmp_path):
-    """Trains whole, and again killed and resumed; returns how both ended, without what came before the kill."""
+    """Trains whole, and again killed and resumed; returns how both ended, from the kill on."""
 
     def run(event, batches, save_interval="1ba", **arguments):
         def train(name, *callbacks, autoresume=False):
@@ -109,7 +109,7 @@ def interrupted(make_trainer, make_dataloader, event_list, metric_list, tmp_path
 def test_a_run_killed_where_something_ends_resumes_as_if_it_were_not(
     interrupted, event, batches, arguments, schedules_by_batch
 ):
-    """Weights, clock, schedules, the events to come, the metrics of the epoch and the evaluation are the same."""
+    """Weights, clock, schedules, events to come, metrics of the epoch and evaluation are the same."""
     whole, resumed = interrupted(event, batches, step_schedulers_every_batch=schedules_by_batch, **arguments)
 
     assert resumed == whole

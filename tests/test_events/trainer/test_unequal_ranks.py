@@ -53,7 +53,7 @@ def names(seen):
 
 
 def test_an_end_in_tokens_or_samples_counts_those_of_all_ranks(seen):
-    """Batches of two and five samples, and of four and three, are seven; both ranks leave after the same one."""
+    """Batches of two and five samples, or of four and three, are seven; both ranks end alike."""
     assert position(seen["tokens"]) == (0, 5, 35, 105)
     assert position(seen["samples"]) == (0, 3, 21, 0)
 

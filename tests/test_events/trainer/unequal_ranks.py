@@ -98,7 +98,7 @@ def parts(outputs, targets):
 
 
 class Correct(torchmetrics.Metric):
-    """The share of right answers, from lists of outputs and of targets: of two dimensions, and of integers."""
+    """The share of right answers, from lists of outputs and of targets, which are integers."""
 
     def __init__(self):
         super().__init__()
