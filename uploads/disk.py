@@ -72,6 +72,7 @@ __all__ = [
     "mkdir",
     "open_regular",
     "open_temporary",
+    "process_identity",
     "read_json",
     "read_regular",
     "read_with_status",
@@ -759,7 +760,7 @@ def is_locked(path: str | Path) -> bool:
 
 
 class FileLock:
-    """An exclusive flock(2) on a file whose text says who holds it: pid, host, since.
+    """An exclusive flock(2) on a file whose text says who holds it: pid, host, since, and which process had that id.
 
     The file is there while the lock is held, or was by a process that was killed. A forked child must call
     `forget_in_child`, or it keeps the lock.
@@ -787,7 +788,13 @@ class FileLock:
             if fd is None:
                 continue
             self._fd = fd
-            owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time(), **about}
+            owner = {
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "since": time.time(),
+                "process": process_identity(os.getpid()),
+                **about,
+            }
             with contextlib.suppress(OSError):  # A full disk has room for the lock, not for its text.
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, json.dumps(owner).encode(), 0)
@@ -825,9 +832,12 @@ class FileLock:
     def has_owner_ended(self) -> bool | None:
         """Returns whether the process in the lock file has ended; None if that is not known here."""
         owner = self.owner()
-        if owner.get("host") == socket.gethostname() and isinstance(owner.get("pid"), int):
-            return has_process_ended(owner["pid"])
-        return None
+        if owner.get("host") != socket.gethostname() or not isinstance(owner.get("pid"), int):
+            return None
+        began, now = owner.get("process"), process_identity(owner["pid"])
+        if began and now and began != now:
+            return True  # Its id was given to another process.
+        return has_process_ended(owner["pid"])
 
     def _open(self) -> int | None:
         """Returns the locked file, or None where it was replaced meanwhile."""
@@ -921,6 +931,19 @@ def has_process_ended(pid: int) -> bool | None:
     except OverflowError:
         return None
     return False
+
+
+def process_identity(pid: int) -> str:
+    """Returns what tells a process from a later one with the same id; empty where the system does not tell.
+
+    It is the boot of the machine and the start of the process in ticks since then, proc_pid_stat(5).
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    # The name of the program, in parentheses, may hold spaces and parentheses.
+    return f"{boot_id()} {fields.rpartition(')')[2].split()[19]}"
 
 
 def file_system_of(path: Path, mounts: Path = MOUNTS) -> str:

@@ -35,6 +35,7 @@ from .layout import (
     is_shallow,
     strict_json,
     summary_name,
+    trusted_heartbeat,
 )
 
 if TYPE_CHECKING:
@@ -330,9 +331,10 @@ class SessionLog:
 
     def _last_heartbeat(self) -> float | None:
         try:
-            return (self._run_dir / HEARTBEAT).stat().st_mtime
+            at = (self._run_dir / HEARTBEAT).stat().st_mtime
         except OSError:
             return None
+        return trusted_heartbeat(self._run_dir, at, time.time())
 
 
 # Hyperparameters, which may be foreign.

@@ -12,7 +12,8 @@ All are also `events.RecordError`: they report a mistake in the program, and are
 
 **The lock.** One process writes per rank. The lock is flock(2), which ends with the process that holds it.
 Where the file system has no flock, the file itself is the lock: it is created exclusively, and is stale when
-its process on this host is gone, or when the heartbeat of the run is older than three minutes.
+its process on this host is gone, or when the heartbeat of the run is more than three minutes from the present
+time of the file system, which set it. A process is told from a later one with the same id by when it started.
 """
 
 import contextlib
@@ -25,9 +26,9 @@ from pathlib import Path
 
 from destinations.base import check_folder
 from events import RecordError
-from uploads.disk import DISK, NO_FLOCK, Disk, FileLock
+from uploads.disk import DISK, NO_FLOCK, Disk, FileLock, open_temporary
 
-from .layout import HEARTBEAT, SIDECAR, journal_path, metrics_name, segment_paths
+from .layout import HEARTBEAT, HEARTBEAT_SECONDS, SIDECAR, journal_path, metrics_name, segment_paths
 
 __all__ = [
     "HeldFolder",
@@ -45,7 +46,6 @@ __all__ = [
     "with_user_paths",
 ]
 
-_STALE_SECONDS = 180.0
 _THROUGH = re.compile(r"^/proc/self/fd/\d+")
 # Written by a command that takes no lock.
 _OF_EDITS = ".edits.json."
@@ -242,8 +242,18 @@ class WriterLock(FileLock):
         if (has_ended := self.has_owner_ended()) is not None:
             return has_ended
         with contextlib.suppress(OSError):
-            return time.time() - (self._path.parent / HEARTBEAT).stat().st_mtime > _STALE_SECONDS
+            age = self._file_system_time() - (self._path.parent / HEARTBEAT).stat().st_mtime
+            return abs(age) > HEARTBEAT_SECONDS
         return False
+
+    def _file_system_time(self) -> float:
+        """Returns the time of the clock that sets modification times, which may be that of a server."""
+        fd, name = open_temporary(self._path)
+        try:
+            return os.fstat(fd).st_mtime
+        finally:
+            os.close(fd)
+            Path(name).unlink()
 
     def refusal(self) -> RunInUseError:
         """Returns the error for a run folder that another process writes to."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from uploads.disk import append_line, read_regular
+from uploads.disk import append_line, is_locked, read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -37,6 +37,7 @@ __all__ = [
     "ENVIRONMENT",
     "FORMAT_VERSION",
     "HEARTBEAT",
+    "HEARTBEAT_SECONDS",
     "HISTOGRAMS_INDEX",
     "HPARAMS",
     "JOURNAL_FOLDER",
@@ -77,6 +78,7 @@ __all__ = [
     "segment_paths",
     "strict_json",
     "summary_name",
+    "trusted_heartbeat",
 ]
 
 # The extra `fast`: formats floats about twenty times faster than Python, in their shortest form too.
@@ -119,6 +121,13 @@ OWN_COLUMNS = ("step", "epoch", "time")
 
 MAX_LINE_BYTES = 64 << 20
 
+HEARTBEAT_SECONDS = 180.0
+"""A heartbeat older than this is stale.
+
+`RunDirectory` touches the heartbeat every second, and considers its own lock stale after the same three
+minutes, as does the scanner of stable-pretraining.
+"""
+
 _HEADER_BYTES = 64 << 10
 _MAX_NAME_BYTES = 120
 _DEEPEST = 100
@@ -139,6 +148,26 @@ def summary_name(rank: int) -> str:
 def lock_name(rank: int) -> str:
     """Returns the name of a rank's lock file."""
     return ".lock" if rank == 0 else f".lock.rank{rank}"
+
+
+def trusted_heartbeat(run_dir: str | Path, at: float, now: float) -> float | None:
+    """Returns the time of a heartbeat as far as it is evidence that the run is being written.
+
+    A clock that is ahead, or an edit, may set it in the future, where it would keep a killed run alive. More
+    than `HEARTBEAT_SECONDS` ahead of the reader's clock, it counts only while the lock of rank 0 is held, and
+    then as the present time.
+
+    Args:
+        run_dir: the folder of the run.
+        at: the modification time of the file, in seconds since 1970.
+        now: the reader's time.
+
+    Returns:
+        The time; None if it is in the future and nobody holds the lock.
+    """
+    if at <= now + HEARTBEAT_SECONDS:
+        return at
+    return now if is_locked(f"{run_dir}/{lock_name(0)}") else None
 
 
 def journal_path(run_dir: Path, rank: int) -> Path:

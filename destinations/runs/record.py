@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import attrs
 
-from destinations.run_directory.layout import TERMINAL_STATUSES
+from destinations.run_directory.layout import HEARTBEAT_SECONDS, TERMINAL_STATUSES
 
 from .files import read_object
 
@@ -41,13 +41,6 @@ RunKind = Literal["run-directory", "stable-pretraining", "lightning-csv"]
 Extremes = tuple[float | None, int | None, float | None, int | None]
 """Smallest value of a metric, its step, largest value, its step; None where a run has none."""
 FieldType = Literal["text", "texts", "time", "bool"]
-
-HEARTBEAT_SECONDS = 180.0
-"""A heartbeat older than this is stale.
-
-`RunDirectory` touches the heartbeat every second, and considers its own lock stale after the same three
-minutes, as does the scanner of stable-pretraining.
-"""
 
 # Statuses of other writers that end a run. Lightning's "finished" is stored as it is by stable-pretraining.
 _TERMINAL = TERMINAL_STATUSES | {"finished", "orphaned", "killed"}
@@ -187,7 +180,7 @@ def is_alive(status: str, heartbeat_at: float | None, now: float) -> bool:
 
     Args:
         status: of the run.
-        heartbeat_at: the last heartbeat; one in the future (clock skew) is fresh.
+        heartbeat_at: the last heartbeat, see `run_directory.layout.trusted_heartbeat`.
         now: seconds since 1970.
     """
     return not is_terminal(status) and heartbeat_at is not None and heartbeat_at >= now - HEARTBEAT_SECONDS

@@ -23,6 +23,7 @@ from destinations.run_directory.layout import (
     is_shallow,
     metrics_name,
     summary_name,
+    trusted_heartbeat,
 )
 from uploads.disk import read_regular
 
@@ -514,9 +515,10 @@ class Run:
         # Lightning's CSVLogger has no heartbeat but its rows.
         for name in (HEARTBEAT, metrics_name(0)):
             try:
-                return (self.path / name).stat().st_mtime
+                at = (self.path / name).stat().st_mtime
             except OSError:
                 continue
+            return trusted_heartbeat(self.path, at, self._clock())
         return None
 
 

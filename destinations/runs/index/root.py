@@ -49,7 +49,7 @@ class Root:
         started = time.perf_counter()
         self.index.database.reopen_if_deleted()
         known = self.index.state()
-        scanner = Scanner(self.folder, known, full=full, disk=self.disk, clock_ns=self.clock_ns)
+        scanner = Scanner(self.folder, known, full=full, disk=self.disk, clock_ns=self.clock_ns, now=now)
         added = changed = touched = 0
         added_ids: list[str] = []
         for found in scanner.found():

@@ -29,6 +29,7 @@ from destinations.run_directory.layout import (
     SIDECAR,
     SUMMARY,
     TABLES_FOLDER,
+    trusted_heartbeat,
 )
 from destinations.runs.files import clean_text, read_object
 from destinations.runs.record import is_terminal, read_sidecar
@@ -197,6 +198,7 @@ class Scanner:
         full: whether to read every run again.
         disk: the file system.
         clock_ns: returns the time in nanoseconds.
+        now: the time that heartbeats are compared with. Default: that of `clock_ns`.
     """
 
     def __init__(
@@ -207,6 +209,7 @@ class Scanner:
         full: bool = False,
         disk: FileSystem | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
+        now: float | None = None,
     ) -> None:
         self._root = root
         self._prefix = "/" if root == "/" else f"{root}/"
@@ -214,6 +217,7 @@ class Scanner:
         self._full = full
         self._disk = disk or FileSystem()
         self._clock_ns = clock_ns
+        self._now = clock_ns() / 1e9 if now is None else now
         self._pending: list[str] = []
         self._seen_runs: set[str] = set()
         self._seen_folders: set[str] = set()
@@ -476,7 +480,7 @@ class Scanner:
             path,
             fields,
             fields["problem"],
-            fields["updated_at"],
+            trusted_heartbeat(self._base(path), fields["updated_at"], self._now),
             self._trusted_ns(state),
             state.st_ino,
             files,
@@ -510,10 +514,12 @@ class Scanner:
         return metrics if isinstance(metrics, dict) else {}
 
     def _heartbeat(self, path: str) -> float | None:
+        base = self._base(path)
         try:
-            return self._disk.stat(self._base(path) + HEARTBEAT).st_mtime
+            at = self._disk.stat(base + HEARTBEAT).st_mtime
         except OSError:
             return None
+        return trusted_heartbeat(base, at, self._now)
 
     def _trusted_ns(self, state: os.stat_result) -> int:
         """Returns the modification time; 0 if it is too recent to be trusted."""

@@ -391,6 +391,35 @@ def test_a_lock_of_a_dead_process_is_taken_over_without_flock(tmp_path):
     assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
 
 
+@pytest.mark.parametrize("seconds", [-3600, 3600])
+def test_a_lock_of_another_host_is_stale_when_the_heartbeat_is_far_from_the_present(tmp_path, seconds):
+    """A living writer sets it each second by the clock of the file system: before or beyond is of a dead one."""
+    WriterLock(tmp_path / ".lock", use_flock=False).acquire()
+    owner = json.loads((tmp_path / ".lock").read_text())
+    (tmp_path / ".lock").write_text(json.dumps({**owner, "host": "another"}))
+    (tmp_path / "heartbeat").touch()
+    with pytest.raises(RunInUseError):
+        WriterLock(tmp_path / ".lock", use_flock=False).acquire()
+    now = (tmp_path / "heartbeat").stat().st_mtime
+    os.utime(tmp_path / "heartbeat", (now + seconds, now + seconds))
+
+    WriterLock(tmp_path / ".lock", use_flock=False).acquire()
+
+    assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "heartbeat"]
+
+
+def test_a_process_with_the_id_of_a_dead_one_takes_its_lock_without_flock(tmp_path):
+    """In a container that is started again, training has the same id as before."""
+    WriterLock(tmp_path / ".lock", use_flock=False).acquire()
+    owner = json.loads((tmp_path / ".lock").read_text())
+    (tmp_path / ".lock").write_text(json.dumps({**owner, "process": f"{owner['process']}0", "since": 1.0}))
+
+    WriterLock(tmp_path / ".lock", use_flock=False).acquire()
+
+    assert json.loads((tmp_path / ".lock").read_text())["process"] == owner["process"]
+
+
 def test_error_refuses_a_run_that_is_there(drive):
     """`if_exists="error"` takes a new folder, and refuses the same folder afterwards."""
     drive(if_exists="error").close()

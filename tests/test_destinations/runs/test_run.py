@@ -91,6 +91,21 @@ def test_liveness_is_that_of_now(tmp_path):
     assert not Run(run.record, clock=lambda: 1181.0).alive
 
 
+def test_a_heartbeat_in_the_future_keeps_no_killed_run_alive(tmp_path):
+    """It is more than three minutes ahead, and nobody holds the lock."""
+    with Written(tmp_path / "run") as written:
+        written.log({"loss": 1.0}, 0)
+        written.flush()
+        run = Run.open(tmp_path / "run")
+        os.utime(tmp_path / "run" / "heartbeat", (1000, 1000))
+    change_sidecar(tmp_path / "run", status="running")
+    os.utime(tmp_path / "run" / "heartbeat", (4600, 4600))
+
+    found = Run(run.record, clock=lambda: 1000.0)
+
+    assert not found.alive
+
+
 def test_a_run_reloads(tmp_path):
     """What a run knew when it was opened stays, and `reload` reads it again."""
     with Written(tmp_path / "run") as written:

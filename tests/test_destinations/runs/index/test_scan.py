@@ -21,6 +21,7 @@ from destinations.runs.index.scan import FileSystem
 from destinations.runs.runs import Runs
 from tests.peers import folder_of
 from tests.test_destinations.runs.folders import HOUR, NOW, age, clock, write_lightning, write_run
+from uploads.disk import try_lock
 
 
 class CountingDisk(FileSystem):
@@ -708,7 +709,8 @@ def test_a_value_that_a_run_no_longer_has_is_forgotten(opened, root):
         ("running", 0, True),
         ("running", 180, True),
         ("running", 181, False),
-        ("running", -1000, True),
+        ("running", -180, True),
+        ("running", -181, False),
         ("running", None, False),
         ("completed", 0, False),
         ("failed", 0, False),
@@ -739,6 +741,19 @@ def test_a_run_that_falls_silent_is_not_alive_though_nothing_is_written(opened, 
 
     assert (first.alive, second.alive) == (1, 0)
     assert opened["a"].record.heartbeat_at == NOW - HOUR
+
+
+def test_a_heartbeat_in_the_future_counts_while_the_lock_is_held(opened, root):
+    """The clock of a file server may be hours ahead; after a kill, its last heartbeat keeps no run alive."""
+    write_run(root / "a", status="running", beat=NOW + HOUR)
+    with (root / "a" / ".lock").open("w") as lock:
+        assert try_lock(lock.fileno())
+        held = opened.scan()
+
+    killed = opened.scan()
+
+    assert (held.alive, killed.alive) == (1, 0)
+    assert opened.query(where="alive") == []
 
 
 # Others' runs.
