@@ -68,6 +68,10 @@ _KEYS_OF = _words(
     " master app application subscription license licence deploy hmac shared admin consumer client db"
     " database rsa aes gpg pgp jwt webhook sas authorization customer"
 )
+# Of these, a key is one of access also where a space, a dot or a level of nesting is between: `api key: …`.
+_NESTED_KEYS_OF = _words(
+    "api access private secret auth account encryption decryption signing ssh license subscription hmac"
+)
 _VENDORS = _words(
     "openai anthropic claude wandb huggingface hf aws azure gcp google github gh gitlab comet neptune"
     " cohere mistral groq gemini deepseek replicate together pinecone langchain langsmith serpapi"
@@ -103,6 +107,13 @@ _VOCABULARY = _words(
     " best longest shortest average code lora soft hard virtual meta pooled rank router expert"
 )
 _ACCESS = _words("api auth access refresh bearer session")
+# Before `auth`, which is also a secret by itself: what `--auth`, npm and Docker call it.
+_AUTH_OF = _words("http https basic proxy bearer digest registry npm docker")
+_AUTH_KINDS = _words(
+    "basic digest bearer token oauth oauth2 ntlm kerberos negotiate ldap saml sso iam jwt password key"
+    " api-key api_key apikey default auto anonymous ok failed success always never"
+)
+_WORDS_OF_TEXTS = _words("token pass pw")
 # Words before `pass` that make it a password, unlike `forward_pass`.
 _PASS_OF = _words(
     "db database user usr admin root smtp mail email imap ftp sftp ssh mysql pg postgres postgresql"
@@ -113,13 +124,19 @@ _PASS_OF = _words(
 
 
 def is_secret_name(name: object) -> bool:
-    """Returns whether a name is that of a secret; of a dotted name, the last part counts."""
+    """Returns whether a name is that of a secret.
+
+    Of a dotted name the last part counts, and for a "key" the part before: `api.key`.
+    """
     return isinstance(name, str) and _is_secret_name(name[-_MAX_NAME_LENGTH:])
 
 
 @functools.lru_cache(4096)
 def _is_secret_name(name: str) -> bool:
-    name = name.rsplit(".", 1)[-1].strip("-+~ ")
+    parts = name.strip("-+~ ").split(".")
+    if len(parts) > 1 and parts[-1].lower() in {"key", "keys"}:
+        return _is_key_of(parts[-2])
+    name = parts[-1].strip("-+~ ")
     words = [word.lower() for word in _WORD.findall(name)]
     named = [word for word in words if not word.isdigit()]
     if not named:
@@ -131,6 +148,8 @@ def _is_secret_name(name: str) -> bool:
         return not _ACCESS.isdisjoint(before)
     if last in _ABOUT or named[0] in _COUNTS:
         return False
+    if last == "auth":
+        return len(named) == 1 or named[-2] in _AUTH_OF
     if last in {"pass", "pw"}:
         return len(named) == 1 or named[-2] in _PASS_OF or not before.isdisjoint(_VENDORS) or name.isupper()
     if last in {"key", "keys", "pat"} and (
@@ -146,6 +165,12 @@ def _is_secret_name(name: str) -> bool:
             for pair in itertools.pairwise(named)
         )
     )
+
+
+def _is_key_of(parent: str) -> bool:
+    """Returns whether a "key" of this, one level or one space apart, is one of access."""
+    words = [word.lower() for word in _WORD.findall(parent)]
+    return bool(words) and (words[-1] in _NESTED_KEYS_OF or words[-1] in _VENDORS)
 
 
 # Harmless values under a secret's name.
@@ -174,12 +199,18 @@ def _is_harmless(name: str, value: object) -> bool:
     """Returns whether a value cannot be a secret: empty, a switch, a placeholder, a number of tokens."""
     if value is None or isinstance(value, bool):
         return True
+    if isinstance(value, Mapping) and _is_auth(name):
+        return True  # It says how; what is in it is looked at by its own names.
     if isinstance(value, bytes | Mapping | list | tuple | set | frozenset):
         return not value
+    if isinstance(value, int | float) and name.lower().endswith((".key", ".keys")):
+        return True
     text = str(value)
     if len(text) > _MAX_HARMLESS_LENGTH:
         return False
     if not text or text.lower() in _NO_VALUES or _PLACEHOLDER.fullmatch(text):
+        return True
+    if _is_auth(name) and text.lower() in _AUTH_KINDS:
         return True
     name = name.lower()
     if "token" in name and (_NUMBER.fullmatch(text) or _SPECIAL_TOKEN.fullmatch(text)):
@@ -187,6 +218,10 @@ def _is_harmless(name: str, value: object) -> bool:
     if name.endswith("s") and text.isdecimal() and len(text) < 5:  # noqa: PLR2004  # how many there are
         return True
     return name.endswith(("credentials", "credential", "pwd", "creds")) and bool(_FILE_PATH.fullmatch(text))
+
+
+def _is_auth(name: str) -> bool:
+    return name.lower().endswith("auth")
 
 
 # Formats.
@@ -203,8 +238,10 @@ _FORMATS = {
     # GitLab
     "glpat- gldt- glft- glrt- glptt- glcbt- glsoat- glagent- gloas- glimt- glffct-": r"[\w.-]{20,}+",
     "hf_ api_org_": rf"{_LETTERS}{{30,}}+",  # Hugging Face
+    # Anthropic, OpenAI, OpenRouter
+    "sk-ant- sk-proj- sk-svcacct- sk-admin- sk-or-v1-": r"[\w-]{32,}+",
     # OpenAI and others; a name of a run has shorter words.
-    "sk-": r"(?=[\w-]{0,200}?\d)(?=[\w-]{0,200}?\w{16})[\w-]{20,}+",
+    "sk-": rf"(?:{_LETTERS}{{32,}}+|(?=[\w-]{{0,200}}?\d)(?=[\w-]{{0,200}}?\w{{16}})[\w-]{{20,}}+)",
     "sk_live_ sk_test_ sk_prod_ rk_live_ rk_test_ rk_prod_ whsec_": rf"{_LETTERS}{{10,}}+",  # Stripe
     # Groq, Replicate, Perplexity, xAI, Jina, RunPod
     "gsk_ r8_ pplx- xai- jina_ rpa_ api-key-": rf"{_LETTERS}{{30,}}+",
@@ -252,6 +289,8 @@ _PRIVATE_KEY_END = re.compile(r"-----END [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----
 
 # A password may hold an "@" of its own: the last one before the path ends it.
 _URL_PASSWORD = re.compile(r"(?P<before>://[^/\s:@\"'<>]{0,200}+:)(?P<secret>[^/\s\"'<>]{1,2000})(?=@)")
+# GitHub takes a token as the user, with this password.
+_URL_TOKEN = re.compile(r"(?P<before>://)(?P<secret>[^/\s:@\"'<>]{1,2000}+)(?=:x-oauth-basic@)")
 # A user without a password, where the user is the password; a short word is a person's or a program's name.
 _URL_USER = re.compile(r"(?P<before>https?://)(?P<secret>[^/\s:@\"'<>?#]{1,2000}+)(?=@)", re.IGNORECASE)
 _USER_NAME = re.compile(r"[a-z][a-z_.-]{0,15}|oauth2|x-access-token")
@@ -266,10 +305,29 @@ _BEARER = re.compile(
     re.IGNORECASE,
 )
 _ELEMENT = re.compile(r"<(?P<name>[A-Za-z][\w.:-]{0,80}+)>(?P<secret>[^<>\n]{1,2000}+)</")
-_COMMANDS = ("sshpass", "docker", "mysql", "mariadb", "redis-cli", "curl", "wget")
+# A line of ~/.netrc, and ~/.kaggle/kaggle.json.
+_NETRC = re.compile(
+    r"(?P<before>\bmachine[ \t]{1,8}\S{1,200}+\s{1,8}+login\s{1,8}+\S{1,200}+\s{1,8}+password\s{1,8}+)"
+    r"(?P<secret>\S++)"
+)
+_USER_KEY = re.compile(
+    r"(?P<before>[\"']username[\"']\s{0,8}+:\s{0,8}+[\"'][^\"'\n]{0,200}+[\"']\s{0,8}+,\s{0,40}+"
+    r"[\"']key[\"']\s{0,8}+:\s{0,8}+[\"'])(?P<secret>[^\"'\s]++)"
+)
+_COMMANDS = ("sshpass", "docker", "mysql", "mariadb", "redis-cli", "curl", "wget", "7z", "rar")
+# Programs whose option is a password, also without a space: `mysql -psecret`.
+_PASSWORD_OPTIONS = {
+    **dict.fromkeys(_words("mysql mysqldump mysqladmin mysqlimport mariadb mariadb-dump"), "-p"),
+    **dict.fromkeys(_words("sshpass 7z 7za 7zr rar unrar"), "-p"),
+    "redis-cli": "-a",
+}
+_MIXED = re.compile(r"(?=\D{0,200}+\d)(?=[^A-Za-z]{0,200}+[A-Za-z])[^\s/:=.,]{6,200}+")
+# Programs whose `-p` is no password.
+_PLAIN_PROGRAMS = _words("mkdir cp ssh scp sftp rsync")
+_USER_AND_PASSWORD = re.compile(r"(?P<before>(?:-u)?[\w.@-]{1,100}:)(?P<secret>\S++)")
 _COMMAND = re.compile(
     r"(?P<before>\b(?:(?:sshpass|docker[ \t]{1,4}login)\b[^\n|;&]{0,200}?[ \t]-p[ \t]{0,4}"
-    r"|(?:mysql|mysqldump|mysqladmin|mariadb)\b[^\n|;&]{0,200}?[ \t]-p"
+    r"|(?:mysql|mysqldump|mysqladmin|mariadb|7za?|rar)\b[^\n|;&]{0,200}?[ \t]-p"
     r"|redis-cli\b[^\n|;&]{0,200}?[ \t]-a[ \t]{1,4}"
     r"|(?:curl|wget)\b[^\n|;&]{0,200}?[ \t](?:-u|--user)[ \t]{1,4}['\"]?[\w.@-]{1,100}:))"
     r"(?P<secret>[^\s'\"]++)"
@@ -290,6 +348,9 @@ _ASSIGNED = re.compile(
     """,
     re.VERBOSE,
 )
+# What a "key" is of: `api key: `, `"api": {"key": `, and the line before in YAML.
+_PARENT = re.compile(r"(?<!\w)(?P<name>\w{1,40}+)(?:[ ]|[\"']?[ ]?:[ ]?(?:\{\s{0,40}+|\n[ ]{1,40}+))[\"']?\Z")
+_MAX_PARENT_LENGTH = 100
 _SCHEME = re.compile(r"(?:Bearer|Basic|Digest|Token|Negotiate|ApiKey)[ \t]{1,8}(?=[^\s\"',])", re.IGNORECASE)
 _QUOTE = re.compile(r"""[bBrRuUfF]{0,2}(?P<quote>\\?(?:\"{3}|'{3}|["'`]))""")
 _BARE = re.compile(r"\$?\{\{?[^{}\n]{0,60}+\}++|<[^<>\n]{0,60}+>|[\[({][^\])}\n]*+[\])}]?|[^\s\"'`&;]*+")
@@ -317,7 +378,7 @@ _HINTS = (
         "jwt",
         "cookie",
     ),
-    *("string", "connstr", "conn_str", "phrase", "recovery", "_pat", "-pat"),
+    *("auth", "string", "connstr", "conn_str", "phrase", "recovery", "_pat", "-pat"),
 )
 
 # Replacements.
@@ -355,12 +416,15 @@ _FORMAT_STEPS: _Steps = (
 )
 _PLACE_STEPS: _Steps = (
     (("Signature=",), re.compile(r"(?<=Signature=)[0-9a-f]{32,}+"), REDACTED),  # a signed request to AWS
+    ((":x-oauth-basic@",), _URL_TOKEN, _hidden),
     (("://",), _URL_PASSWORD, _hidden),
     (("://",), _URL_USER, _hidden_user),
     (("&", "?"), _URL_SIGNATURE, _hidden),
     (_COMMANDS, _COMMAND, _hidden),
     (("earer", "EARER", "asic", "ASIC"), _BEARER, _hidden),
     (("</",), _ELEMENT, _hidden_element),
+    (("machine",), _NETRC, _hidden),
+    (("username",), _USER_KEY, _hidden),
 )
 
 # Public functions.
@@ -438,30 +502,60 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
     ```python
     print(redact_arguments(["train.py", "--api-key", "abc123", "--lr=0.1"]))
     ```
+
+    `-pVALUE` is a password after a program that takes it so (`mysql`, `sshpass`, `7z`). After any other it is
+    one if the value has at least six characters, with letters and digits: `-p8080` and `-patience` are not.
     """
     redacted: list[str] = []
     hide_next = False
+    program = ""
     for argument in arguments:
+        leaf, before = argument.rpartition("/")[2], redacted[-1] if redacted else ""
+        if leaf in _PASSWORD_OPTIONS or leaf in _PLAIN_PROGRAMS or leaf == "curl":
+            program = leaf
         name, assigns, value = argument.partition("=")
+        name = name.removeprefix("-D")  # A property, as of Java: `-DapiKey=…`.
         if hide_next and not argument.startswith("--"):
-            is_port_or_path = redacted[-1] == "-p" and ("/" in argument or _NUMBER.fullmatch(argument))
-            is_shown = is_port_or_path or _is_harmless(redacted[-1], argument)
+            is_port_or_path = before == "-p" and ("/" in argument or _NUMBER.fullmatch(argument))
+            is_shown = is_port_or_path or _is_harmless(before, argument)
             redacted.append(argument if is_shown else REDACTED)
+        elif attached := _attached_password(program, argument):
+            redacted.append(f"{attached}{REDACTED}")
+        elif program == "curl" and (before in {"-u", "--user"} or argument.startswith("-u")):
+            redacted.append(_USER_AND_PASSWORD.sub(_hidden, argument))
         elif assigns and is_secret_name(name) and not _is_harmless(name, value):
             # All of it: the shell has taken the quotes away that said where a value with spaces ends.
-            redacted.append(f"{name}={REDACTED}")
+            redacted.append(f"{argument.partition('=')[0]}={REDACTED}")
         else:
             redacted.append(redact_text(argument))
-        hide_next = argument == "-p" or (
-            argument.startswith("-") and not assigns and is_secret_name(argument)
+        hide_next = (
+            (argument == "-p" and program not in _PLAIN_PROGRAMS)
+            or argument == _PASSWORD_OPTIONS.get(program)
+            or (
+                argument.startswith("-")
+                and not assigns
+                and redacted[-1] == argument
+                and is_secret_name(argument)
+            )
         )
     return redacted
+
+
+def _attached_password(program: str, argument: str) -> str:
+    """Returns the option of an argument that is an option and a password in one, else an empty text."""
+    option = _PASSWORD_OPTIONS.get(program, "-p")
+    value = argument.removeprefix(option)
+    if not argument.startswith(option) or not value or program in _PLAIN_PROGRAMS:
+        return ""
+    if program in _PASSWORD_OPTIONS:
+        return "" if value.startswith("=") else option
+    return option if _MIXED.fullmatch(value) else ""
 
 
 # Implementation.
 
 
-def _redact(value: Any, depth: int) -> Any:
+def _redact(value: Any, depth: int, parent: str = "") -> Any:
     if type(value) in _NUMBERS:
         return value  # First: a trace may hold a million numbers.
     if isinstance(value, str):
@@ -471,35 +565,63 @@ def _redact(value: Any, depth: int) -> Any:
     if depth >= _MAX_DEPTH:
         return "[nested too deeply]"
     if isinstance(value, Mapping):
-        return _redact_mapping(value, depth)
+        return _redact_mapping(value, depth, parent)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         items = dict(zip(value._fields, value, strict=True))
-        return type(value)(*_redact_mapping(items, depth).values())
-    return _like(value, _redact_items(value, depth))
+        return type(value)(*_redact_mapping(items, depth, parent).values())
+    return _like(value, _redact_items(value, depth, parent))
 
 
-def _redact_mapping(value: Mapping[Any, Any], depth: int) -> dict[Any, Any]:
+def _redact_mapping(value: Mapping[Any, Any], depth: int, parent: str) -> dict[Any, Any]:
     redacted: dict[Any, Any] = {}
+    described = value.get("name", value.get("key")) if "value" in value else None
+    has_user = "username" in value
     for key, item in value.items():
         shown = redact_text(key) if isinstance(key, str) else key
         if shown != key and shown in redacted:
             # Two keys that are secrets are still two.
             shown = next(f"{shown} {n}" for n in itertools.count(2) if f"{shown} {n}" not in redacted)
-        is_hidden = is_secret_name(key) and not _is_harmless(key, item)
-        redacted[shown] = REDACTED if is_hidden else _redact(item, depth + 1)
+        name = key
+        if key == "value" and described is not None:
+            name = described  # {"name": "API_KEY", "value": …}
+        elif key == "value" and _is_auth(parent):
+            name = parent
+        elif key in {"key", "keys"}:
+            # {"api": {"key": …}}, and kaggle.json: {"username": …, "key": …}
+            name = "api.key" if has_user and isinstance(item, str) else f"{parent}.{key}"
+        is_hidden = is_secret_name(name) and not _is_harmless(name, item)
+        redacted[shown] = (
+            REDACTED if is_hidden else _redact(item, depth + 1, key if isinstance(key, str) else "")
+        )
     return redacted
 
 
-def _redact_items(value: Iterable[Any], depth: int) -> list[Any]:
+def _redact_items(value: Iterable[Any], depth: int, parent: str) -> list[Any]:
     items = list(value)
+    if items and all(map(_is_pair, items)):
+        # A mapping as a list of pairs.
+        return [
+            _like(item, [item[0], *_redact_mapping({item[0]: item[1]}, depth, parent).values()])
+            for item in items
+        ]
     if isinstance(value, list | tuple) and any(isinstance(item, str) and item[:1] == "-" for item in items):
         # A command line.
         texts = redact_arguments([str(item) if isinstance(item, str | int | float) else "" for item in items])
         return [
-            text if isinstance(item, str) or text == REDACTED else _redact(item, depth + 1)
+            text if isinstance(item, str) or text == REDACTED else _redact(item, depth + 1, parent)
             for item, text in zip(items, texts, strict=True)
         ]
-    return [_redact(item, depth + 1) for item in items]
+    return [_redact(item, depth + 1, parent) for item in items]
+
+
+def _is_pair(item: object) -> bool:
+    """Returns whether an item may be a name and a value; a single "token" or "pass" is more often a word."""
+    return (
+        isinstance(item, list | tuple)
+        and len(item) == 2  # noqa: PLR2004
+        and isinstance(item[0], str)
+        and item[0].lower() not in _WORDS_OF_TEXTS
+    )
 
 
 def _like(value: Any, items: list[Any]) -> Any:
@@ -531,6 +653,11 @@ def _without_assigned_secrets(text: str, *, only_literals: bool) -> str:
     parts, position = [], 0
     for assigned in _ASSIGNED.finditer(text):
         name = assigned["name"]
+        if name.lower() in {"key", "keys"}:
+            before = _PARENT.search(
+                text, max(0, assigned.start() - _MAX_PARENT_LENGTH), assigned.start("name")
+            )
+            name = f"{before['name']}.{name}" if before else name
         if assigned.start() < position or not is_secret_name(name):
             continue
         if assigned["sign"] == ":" and name.lower() == "pass":
@@ -540,12 +667,19 @@ def _without_assigned_secrets(text: str, *, only_literals: bool) -> str:
             continue
         start, end = _bare_value(text, assigned.end()) if opening is None else _quoted_value(text, opening)
         value = text[start:end]
+        if _is_auth(name) and opening is None and not _is_bare_auth(assigned["sign"], value):
+            continue
         # What is left is short, or is taken out: no part of a text is looked at again and again.
         if not value or _is_harmless(name, value) or (opening is None and _is_code(name, value)):
             continue
         parts += [text[position:start], REDACTED]
         position = end
     return "".join((*parts, text[position:]))
+
+
+def _is_bare_auth(sign: str | None, value: str) -> bool:
+    """Returns whether what follows `auth` without quotes is a secret: "auth: done" and `auth=(a, b)` are not."""
+    return value[:1] not in {"(", "[", "{"} and (sign != ":" or _MIXED.fullmatch(value) is not None)
 
 
 def _is_code(name: str, value: str) -> bool:

@@ -318,7 +318,7 @@ class SessionLog:
     def read(run_dir: Path) -> list[dict[str, Any]]:
         """Returns the sessions of a run, oldest first; corrupt lines are skipped."""
         try:
-            text = read_regular(run_dir / SESSIONS).decode("utf-8", "replace")
+            text = read_regular(run_dir / SESSIONS).decode("utf-8-sig", "replace")
         except (FileNotFoundError, NotADirectoryError):
             return []
         lines = []

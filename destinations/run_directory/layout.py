@@ -275,13 +275,13 @@ def read_header(fd: int, size: int) -> bytes:
 
 
 def parse_header(line: bytes) -> list[str]:
-    """Returns the columns of a header line.
+    """Returns the columns of a header line, which may begin with a byte order mark, as Excel writes it.
 
     Raises:
         OSError: the name of a column is longer than the `csv` module reads, 128 KiB.
     """
     try:
-        return next(csv.reader(io.StringIO(line.decode("utf-8", "replace"), newline="")), [])
+        return next(csv.reader(io.StringIO(line.decode("utf-8-sig", "replace"), newline="")), [])
     except csv.Error as error:
         raise OSError(errno.EFBIG, f"the header of the CSV cannot be read: {error}") from error
 

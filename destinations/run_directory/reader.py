@@ -400,9 +400,11 @@ def parse_rows(columns: list[str], body: bytes) -> Iterator[MetricRow]:
             for column, cell in zip(columns, cells, strict=False)
             if cell and (value := parse_number(cell)) is not None
         }
-        if not found and any(cell in OWN_COLUMNS for cell in cells):
-            columns[:] = cells
-            continue
+        if not found and cells:
+            cells[0] = cells[0].removeprefix("\ufeff")
+            if any(cell in OWN_COLUMNS for cell in cells):
+                columns[:] = cells
+                continue
         step, epoch, time = (found.pop(name, None) for name in OWN_COLUMNS)
         yield MetricRow(_whole_step(step), clamp_to_float(epoch), clamp_to_float(time), found)
 

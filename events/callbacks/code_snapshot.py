@@ -37,7 +37,9 @@ def _words(text: str) -> frozenset[str]:
 _SECRET_PATTERNS = _words(
     ".env *.env .env.* *.env.* .netrc _netrc .npmrc .pypirc .pgpass .htpasswd .git-credentials"
     " *.pem *.key *.p12 *.pfx *.jks *.keystore *.kdbx *.asc *.gpg *.ppk id_rsa* id_dsa* id_ecdsa* id_ed25519*"
-    " .ssh .aws .azure .gnupg .kube .docker kubeconfig* *service?account*.json client_secret*.json"
+    " .ssh .aws .azure .gnupg .kube .docker .gcloud gcloud .kaggle .huggingface .terraform.d kubeconfig*"
+    " *service?account*.json client_secret*.json kaggle.json .dockercfg .envrc .boto .s3cfg .my.cnf"
+    " .databrickscfg .vault-token .htaccess .cdsapirc .condarc pip.conf *.tfvars *_history"
 )
 # Code is included whatever its name: `tokens.py`, `secrets.py`.
 _CODE_SUFFIXES = _words(".py .pyi .ipynb .sh .md .rst .c .cc .cpp .cu .h .js .ts")

@@ -78,6 +78,8 @@ def test_files_that_are_named_like_secrets_are_left_out(keep, project, caplog):
             "my-service-account.json",
         ),
         *("deploy/secrets.yaml", "prod.env.txt", ".env.json", "passwords.txt", ".aws/config.ini"),
+        *("kaggle.json", ".kaggle/kaggle.json", ".docker/config.json", ".config/gcloud/legacy.json"),
+        *(".huggingface/stored.txt", "conf/.terraform.d/login.json"),
     ]
     write(root, dict.fromkeys([*code, *secret], "x"))
     add()
@@ -93,6 +95,10 @@ def test_secrets_inside_of_files_are_taken_out(keep, project, caplog):
     root, add = project
     code = f'token = next(tokens)\npassword: str = args.password\napi_key = "{SECRET}"\ndb_password = "hunter2"\n'
     write(root, {"train.py": code, "config.yaml": "password: hunter2\nlr: 1\n", "good.py": "token = x\n"})
+    write(
+        root,
+        {"other.json": '{"username":"jo","key":"0123456789abcdef"}', "api.yaml": "api:\n  key: hunter2\n"},
+    )
     add()
 
     kept = {name: content.decode() for name, (_, content) in keep(CodeSnapshot(root)).items()}
@@ -102,8 +108,10 @@ def test_secrets_inside_of_files_are_taken_out(keep, project, caplog):
         'db_password = "[redacted]"\n',
         "config.yaml": "password: [redacted]\nlr: 1\n",
         "good.py": "token = x\n",
+        "other.json": '{"username":"jo","key":"[redacted]"}',
+        "api.yaml": "api:\n  key: [redacted]\n",
     }
-    assert "took secrets out of files (2): config.yaml, train.py" in caplog.text
+    assert "took secrets out of files (4): api.yaml, config.yaml, other.json, train.py" in caplog.text
 
 
 def test_links_are_kept_as_links_and_not_followed(keep, project, tmp_path):

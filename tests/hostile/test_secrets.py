@@ -70,6 +70,9 @@ BY_FORMAT = [
     body(MIX, 14) + ".atlas" + "v1." + body(MIX, 64),
     "123456789" + ":AA" + body(MIX, 33),
     "ey" + "J" + body(MIX, 20) + ".ey" + "J" + body(MIX, 30) + "." + body(MIX, 43),
+    "sk-ant-" + "abcd" * 20,
+    "sk-ant-" + "api03-" + "a-" * 47 + "AA",
+    "sk-" + "a" * 48,
     "https://hooks.slack" + ".com/services/T000/B000/" + body(MIX, 24),
     "https://discord" + ".com/api/webhooks/123456/" + body(MIX, 60),
 ]
@@ -157,6 +160,19 @@ PLACES = [
     f"['--api-key', '--password={WORD}']",
     f"ValueError: password={WORD} is wrong",
     f"api_keys = ['{WORD}', 'other']",
+    f"api key: {WORD}",
+    f"Secret Key = {WORD}",
+    f'"api key": "{WORD}"',
+    f"--auth {WORD} --lr 1",
+    f'{{"auths": {{"https://x/v1/": {{"auth": "{body(MIX, 20)}"}}}}}}',
+    f'{{"api": {{"key": "{WORD}"}}}}',
+    f"api:\n  key: {WORD}\n",
+    f"wandb.api.key={WORD}",
+    f'{{"username": "jo", "key": "{body(HEX, 32)}"}}',
+    f"machine x login me password {WORD}",
+    f"//registry.npmjs.org/:_authToken={WORD}",
+    f"7z a -p{WORD} x.7z",
+    f"https://{body(MIX, 20)}:x-oauth-basic@github.com/a",
 ]
 
 
@@ -296,6 +312,20 @@ HARMLESS_TEXTS = [
         'headers={"Authorization": "Bearer ..."}',
         "embedding of 'password'",
         "the API key was not accepted",
+        "a key: a door",
+        "sort key: loss",
+        "cache key: abc",
+        "dict key: loss",
+        "shared.key=64",
+        "attention.key=linear",
+        "auth: failed",
+        "auth=basic",
+        "--auth basic",
+        "reauth: jo logged in",
+        "author=jo",
+        "requests.get(url, auth=(user, word))",
+        "sk-ant-colony-optimization",
+        "sk-bert-base-uncased-finetuned-sst2-english",
         "Invalid token",
         "token limit reached: 4096",
     ),
@@ -361,12 +391,88 @@ def test_a_key_that_is_a_secret_is_hidden_and_its_value_is_kept():
         (["-p", "8080", "-p", "a/b", "-p"], ["-p", "8080", "-p", "a/b", "-p"]),
         (["--header", f"X-Api-Key: {WORD}"], ["--header", "X-Api-Key: [redacted]"]),
         (["--config", f'{{"password": "{WORD}"}}'], ["--config", '{"password": "[redacted]"}']),
+        (["--auth", WORD], ["--auth", "[redacted]"]),
+        (["--auth", "basic", "--auth=none"], ["--auth", "basic", "--auth=none"]),
+        (["train.py", f"-p{WORD}"], ["train.py", "-p[redacted]"]),
+        (["mysql", "-u", "root", "-psesame", "db"], ["mysql", "-u", "root", "-p[redacted]", "db"]),
+        (
+            ["/usr/bin/sshpass", "-psesame", "ssh", "-p22"],
+            ["/usr/bin/sshpass", "-p[redacted]", "ssh", "-p22"],
+        ),
+        (
+            ["-p8080", "-p8080:80", "-patience", "-patience=5"],
+            ["-p8080", "-p8080:80", "-patience", "-patience=5"],
+        ),
+        (["-precision", "bf16", "-profile"], ["-precision", "bf16", "-profile"]),
+        (["mkdir", "-p", "runs"], ["mkdir", "-p", "runs"]),
+        (["redis-cli", "-a", "sesame"], ["redis-cli", "-a", "[redacted]"]),
+        (["curl", "-u", "me:sesame", "-ume:sesame"], ["curl", "-u", "me:[redacted]", "-ume:[redacted]"]),
+        (["-H", f"Authorization: Bearer {WORD}"], ["-H", "Authorization: [redacted]"]),
+        (
+            ["--set", f"api.key={WORD}", f"-DapiKey={WORD}"],
+            ["--set", "api.key=[redacted]", "-DapiKey=[redacted]"],
+        ),
     ],
 )
 def test_a_short_option_hides_what_follows(arguments, expected):
     """`-p` may be a password, and a number or a path is none."""
     assert redact_arguments(arguments) == expected
     assert redact({"argv": arguments}) == {"argv": expected}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"api": {"key": WORD}},
+        {"api": [{"key": WORD}]},
+        {"wandb": {"api": {"key": WORD}}},
+        {"openai": {"key": WORD}},
+        {"api.key": WORD},
+        {"auth": WORD},
+        {"auth": ("me", WORD)},
+        {"auth": {"value": WORD}},
+        {"auths": {"https://x/": {"auth": WORD}}},
+        {"name": "api_key", "value": WORD},
+        {"env": [{"name": "HF_TOKEN", "value": WORD}]},
+        {"username": "jo", "key": WORD},
+        [["api_key", WORD], ["lr", "0.1"]],
+        (("password", WORD),),
+        {"headers": [("Authorization", f"Bearer {WORD}")]},
+    ],
+    ids=str,
+)
+def test_a_name_in_parts_hides_its_value(value):
+    """A name may be spread over levels, or stand beside its value in a pair or an entry."""
+    shown = redact(value)
+
+    assert WORD not in str(shown)
+    assert type(shown) is type(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {
+            "sort": {"key": "loss"},
+            "data": {"key": "image"},
+            "attention": {"key": "linear", "value": "linear"},
+        },
+        {"shared": {"key": 64}, "api": {"key": 3, "url": "x", "version": "2"}, "key": {"value": "a"}},
+        {"auth": {"type": "basic", "url": "x"}, "auth_type": "basic"},
+        {"auth": "none"},
+        {"name": "num_tokens", "value": 4096},
+        {"name": "tokenizer", "value": "gpt2"},
+        {"name": "loss", "value": 0.5},
+        [["lr", "0.1"], ["tokenizer", "gpt2"], ["num_tokens", "5"]],
+        [["token", "embedding"], ["pass", "word"]],
+        ["password", "secret", "key"],
+        ["api_key", "lr"],
+    ],
+    ids=str,
+)
+def test_parts_that_are_no_name_of_a_secret_hide_nothing(value):
+    """Keys of attention and of sorting, words of a text, and counts of tokens are shown."""
+    assert redact(value) == value
 
 
 def test_a_structure_that_contains_itself_ends():

@@ -138,7 +138,7 @@ def read_table(path: Path, types: Sequence[str]) -> tuple[list[str], list[list[A
     Raises:
         ValueError: it is not a CSV; the message has its path.
     """
-    text = read_regular(path, MAX_MEDIUM_BYTES).decode("utf-8", "replace")
+    text = read_regular(path, MAX_MEDIUM_BYTES).decode("utf-8-sig", "replace")
     reader = csv.reader(io.StringIO(text, newline=""))
     try:
         columns = next(reader, [])

@@ -16,6 +16,7 @@ from destinations import RunDirectory
 from destinations.run_directory import RunExistsError, RunInUseError, RunPathError, read_rows, read_series
 from destinations.run_directory.documents import SessionLog
 from destinations.run_directory.folder import WriterLock, check_path
+from destinations.runs import Run as Opened
 from events import Run, Timestamp, Trainer
 
 
@@ -418,6 +419,25 @@ def test_a_process_with_the_id_of_a_dead_one_takes_its_lock_without_flock(tmp_pa
     WriterLock(tmp_path / ".lock", use_flock=False).acquire()
 
     assert json.loads((tmp_path / ".lock").read_text())["process"] == owner["process"]
+
+
+def test_a_run_whose_files_got_a_byte_order_mark_is_continued(drive, tmp_path):
+    """An editor puts one in front of a text; steps, sessions and metrics stay what they are."""
+    first = drive().fit()
+    log_steps(first, range(3), 0.0)
+    first.logger.log_table(["a"], [[1]], name="tab", step=1)
+    first.close()
+    for name in ("metrics.csv", "sessions.jsonl", "sidecar.json", "tables/tab/00000001_0.csv"):
+        path = tmp_path / "run" / name
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+
+    second = drive(batch=2).fit()
+    log_steps(second, range(2, 4), 10.0)
+    second.close()
+
+    assert read_series(tmp_path / "run", "loss") == [(0, 0.0), (1, 1.0), (2, 12.0), (3, 13.0)]
+    assert len(SessionLog.read(tmp_path / "run")) == 2
+    assert Opened.open(tmp_path / "run").table("tab").columns == ("a",)
 
 
 def test_error_refuses_a_run_that_is_there(drive):

@@ -215,6 +215,18 @@ def test_sparse_rows_and_headers_in_the_middle(tmp_path):
     assert run.series("epoch").value.tolist() == [0, 0, 1]
 
 
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path):
+    """Excel writes one at the beginning; a program that continues a file may write one in the middle."""
+    mark = "\ufeff"
+    write_csv(tmp_path / "run", [f"{mark}step,loss", "4,0.5", f"{mark}step,loss", "5,1.0"])
+
+    run = Run.open(tmp_path / "run")
+
+    assert run.series("loss").step.tolist() == [4, 5]
+    assert read_series(tmp_path / "run", "loss") == [(4, 0.5), (5, 1.0)]
+    assert list(run.record.summary) == ["loss"]
+
+
 def test_an_empty_run_has_no_series(tmp_path):
     """A file that holds a header alone has metrics without values."""
     write_csv(tmp_path / "run", ["step,loss"])
