@@ -8,17 +8,19 @@ Runs in the writer thread.
 """
 
 import contextlib
+import errno
+import itertools
 import os
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 import numpy as np
 
-from uploads.disk import DISK, Disk, replace_file
+from uploads.disk import DISK, Disk, replace_file, replacement
 
 from .frames import MAGIC, Boundary, Keys, Record, Resume, Row, RowBlock, iter_frames, read_row_block
 from .journal import SegmentReader
@@ -32,7 +34,7 @@ from .layout import (
     segment_number,
     segment_paths,
 )
-from .metrics_csv import MetricsCsv, Replacement
+from .metrics_csv import ChangedError, MetricsCsv, Replacement
 from .segments import FIRST_BYTES, continues_from
 from .statistics import Statistics
 
@@ -47,6 +49,8 @@ _LINES_AT_ONCE = 1000
 CHUNK_ROWS = 256 if orjson else 64
 _READ_BYTES = 256 << 10
 _POSITION_BYTES = 1 << 20
+_MOST_FOREIGN_FILES = 10
+_TRIES = 5
 _REWRITE_BYTES_PER_SECOND = 4 << 20
 _REWRITE_SHARE_OF_NEW = 4
 _Names = tuple[str, ...]
@@ -105,6 +109,17 @@ class AbandonedRows:
         os.close(self._fd)
         with contextlib.suppress(OSError):
             self._temporary.unlink()
+
+
+@attrs.frozen
+class _Place:
+    """Where rows of the CSV and of the journal meet: `csv_bytes` of the one have all before it of the other."""
+
+    segment: int
+    offset: int
+    csv_bytes: int = 0
+    csv_rows: int = 0
+    drained: int = 0
 
 
 class RowBuffer:
@@ -227,6 +242,8 @@ class JournalDrain:
         journal: the writing end of a live journal; None to drain what a dead process left.
         on_rollback: called after abandoned rows were moved out of the CSV, with their number, the step of the
             resume and their file.
+        on_change: called after rows that another program took out of the CSV were restored from the journal,
+            with how many were, and how many could not be.
         between: called after each chunk of rows.
         clock: monotonic seconds.
         disk: the disk operations.
@@ -237,6 +254,7 @@ class JournalDrain:
     _csv: MetricsCsv
     _journal: "Journal | None" = None
     _on_rollback: Callable[[int, int, Path], None] = attrs.field(default=lambda *_: None, kw_only=True)
+    _on_change: Callable[[int, int], None] = attrs.field(default=lambda *_: None, kw_only=True)
     _between: Callable[[], None] = attrs.field(default=lambda: None, kw_only=True)
     _clock: Callable[[], float] = attrs.field(default=time.monotonic, kw_only=True)
     _disk: Disk = attrs.field(default=DISK, kw_only=True)
@@ -259,20 +277,35 @@ class JournalDrain:
         """The number of replacements of the CSV."""
         self.damaged_bytes = 0
         """The number of unreadable bytes in segments."""
+        self.missing = 0
+        """Rows that others took out of the CSV or the journal, and that cannot be restored."""
+        # What was committed last, and the first place since which the journal has all rows of the CSV.
+        self._committed = self._base = _Place(0, len(MAGIC))
+        self._foreign_files = 0
         self.durable_step: int | None = None
         """The step of the last synced row."""
         self._buffer = RowBuffer(self._csv)
+        # Whether nothing is known to have been changed within the CSV.
+        self._is_sound = True
         # The names of the last row, whose columns the file has.
         self._last_names: tuple[str, ...] | None = None
 
     # Opening.
 
-    def open(self) -> bool:
+    def open(self, *, is_new: bool = False) -> bool:
         """Finds where the last writer stopped, and truncates what it did not finish.
+
+        Args:
+            is_new: whether there was no CSV when the folder was locked: one that is there now is of another
+                program, and is moved out of the way.
 
         Returns:
             Whether the CSV existed.
         """
+        if is_new:
+            self._keep_file_in_the_way()
+            with contextlib.suppress(FileNotFoundError):
+                self._disk.unlink(self._csv.path)
         position = Position.read(self._folder / POSITION)
         state = self._csv.open(position)
         if position is not None:
@@ -281,6 +314,7 @@ class JournalDrain:
             if known is not None:
                 self._segment, self._offset = known.segment, known.offset
         self._is_open = True
+        self._begin_base()
         if self._csv.exists:
             self._write_position()
         return self._csv.exists
@@ -295,12 +329,29 @@ class JournalDrain:
         return self._next_segment(segments, number + 1) is None and not self._rows_left(number, path)
 
     def lost_rows(self) -> int:
-        """Returns how many rows of this session are only in deleted files; for use when logging has ended."""
-        lost = self.rows if self._csv.exists and not self._csv.is_in_place() else 0
+        """Returns how many rows are gone, or only in deleted files; for use when logging has ended."""
+        lost = self.missing
+        lost += self.rows if self._csv.exists and not self._csv.is_in_place() else 0
         for segment in [] if self._journal is None else list(self._journal.segments):
             if segment.number >= self._segment and not segment.is_at(segment.path):
                 lost += self._rows_left(segment.number, segment.path)
         return lost
+
+    def set_csv_rows(self, rows: int) -> None:
+        """Sets how many rows the CSV had when it was opened, which `verify` compares."""
+        self._csv.rows = rows
+        self._begin_base()
+
+    def verify(self) -> bool:
+        """Reads the whole CSV and returns whether it has the rows that were written to it.
+
+        What it lacks is restored by the next `run`.
+        """
+        csv = self._csv
+        if not self._is_open or not csv.exists:
+            return True
+        self._is_sound = csv.is_as_left() and csv.sound_rows(csv.size) == (csv.size, csv.rows)
+        return self._is_sound and csv.is_in_place()
 
     def _rows_left(self, number: int, path: Path) -> int:
         """Returns how many rows of a segment are not in the CSV."""
@@ -326,15 +377,20 @@ class JournalDrain:
         if not self._is_open:
             self.open()
         before = self.rows
-        self._restore_if_deleted()
-        try:
-            self._run(final=final)
-        except BaseException:
-            self._discard_unwritten()
-            with contextlib.suppress(OSError):
-                self._sync_waiting()
-            raise
-        return self.rows - before
+        for _ in range(_TRIES):
+            self._restore_if_changed()
+            try:
+                self._run(final=final)
+            except ChangedError:
+                self._discard_unwritten()
+            except BaseException:
+                self._discard_unwritten()
+                with contextlib.suppress(OSError):
+                    self._sync_waiting()
+                raise
+            else:
+                return self.rows - before
+        raise OSError(errno.EBUSY, "another program keeps changing the file", str(self._csv.path))
 
     def _run(self, *, final: bool) -> None:
         since_position = 0
@@ -346,6 +402,7 @@ class JournalDrain:
             number, path, live = current
             if number != self._segment:
                 self._segment, self._offset = number, len(MAGIC)
+                self._note_committed()
             start = self._offset
             is_done = self._drain_segment(path, live, final=final)
             since_position += self._offset - start
@@ -414,6 +471,8 @@ class JournalDrain:
         """Drains one segment; False if it stopped early because of new columns."""
         with SegmentReader(path, self._journal if live else None, self._segment) as reader:
             if not _is_segment(reader):
+                if live and self._journal is not None:
+                    self.missing += self._journal.rows_of_closed(self._segment)
                 return True
             self._read_names(reader)
             length = _READ_BYTES
@@ -506,11 +565,16 @@ class JournalDrain:
         self._between()
 
     def _discard_unwritten(self) -> None:
-        """Returns to the last position after an error; everything since is read again."""
+        """Returns to the last position after an error; everything since is read again.
+
+        The CSV stays open: if it was deleted meanwhile, its rows are nowhere else.
+        """
         self._buffer.clear()
-        self._is_open = False
         self._last_names = None
-        self._csv.close()
+        place = self._committed
+        self._segment, self._offset = place.segment, place.offset
+        if self._csv.exists:
+            self._csv.rewind(place.csv_bytes, place.csv_rows)
 
     # Committing.
 
@@ -532,6 +596,18 @@ class JournalDrain:
         rows, step = self._buffer.update_statistics(self.statistics)
         self.rows += rows
         self.durable_step = step if step is not None else self.durable_step
+        self._note_committed()
+
+    def _note_committed(self) -> None:
+        """Remembers the place that an error returns to; a new segment is one to restore rows from."""
+        self._committed = _Place(self._segment, self._offset, self._csv.size, self._csv.rows, self.rows)
+        if self._segment != self._base.segment:
+            self._base = self._committed
+
+    def _begin_base(self) -> None:
+        """Remembers that rows before this place can be restored from nothing: the CSV is a new file."""
+        self._note_committed()
+        self._base = self._committed
 
     def _remove_drained(self) -> None:
         if self._journal is not None:
@@ -558,6 +634,7 @@ class JournalDrain:
             wanted.update(dict.fromkeys(map(column_of, list(self._journal.names))))
         if not self._csv.exists:
             self._csv.begin(wanted)
+            self._begin_base()
             self._write_position()
             return True
         earned = (self._clock() - self._opened_at) * _REWRITE_BYTES_PER_SECOND
@@ -579,34 +656,90 @@ class JournalDrain:
         folder = self._run_dir / ABANDONED_FOLDER
         self._disk.make_folder(folder)
         with AbandonedRows(folder, self._csv.path.stem, resume.step, self._csv.header, self._disk) as aside:
-            replacement = self._csv.prepare_without(resume.drops, aside.write)
+            shorter = self._csv.prepare_without(resume.drops, aside.write)
             if not aside.count:
-                replacement.discard()
+                shorter.discard()
                 return
             path = aside.keep()
-        self._replace(replacement, end)
-        self._on_rollback(aside.count, resume.step, path)
+        self._replace(shorter, end, lambda: self._on_rollback(aside.count, resume.step, path))
 
-    def _replace(self, replacement: Replacement, offset: int) -> None:
-        """Announces the new version in the position, renames it into place, then drops the old state."""
+    def _replace(self, new: Replacement, offset: int, then: Callable[[], object] = lambda: None) -> None:
+        """Announces the new version in the position, renames it into place, then drops the old state.
+
+        Args:
+            new: the new version.
+            offset: in the present segment, where the journal continues.
+            then: called as soon as the new version is in place.
+        """
         self._csv.sync()
-        self._write_position(replacement.state(self._segment, offset))
-        self._csv.accept(replacement)
+        self._write_position(new.state(self._segment, offset))
+        self._csv.accept(new)
         self._offset = offset
         self._generation += 1
         self.rewrites += 1
+        then()
+        self._begin_base()
         self._write_position()
 
-    def _restore_if_deleted(self) -> None:
-        """Recreates a deleted folder, with the CSV from its open descriptor."""
-        if self._csv.is_in_place() and self._folder.is_dir():
-            return
-        self._folder.mkdir(parents=True, exist_ok=True)
-        if self._csv.exists and not self._csv.is_in_place():
-            self._csv.restore()
-            self._write_position()
-        if self._journal is not None:
+    # What other programs do to the files.
+
+    def _restore_if_changed(self) -> None:
+        """Recreates a deleted folder, with the CSV from its open descriptor; restores rows that were cut off."""
+        is_in_place = self._csv.is_in_place() and self._folder.is_dir()
+        if not is_in_place:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        if self._csv.exists:
+            if not (self._is_sound and self._csv.is_as_left()):
+                self._restore_rows()
+            elif not self._csv.is_in_place():
+                self._keep_file_in_the_way()
+                self._csv.restore()
+                self._write_position()
+        if self._journal is not None and not (is_in_place and self._journal.is_in_place()):
             self._journal.start_new_segment()
+
+    def _restore_rows(self) -> None:
+        """Replaces the CSV by its sound rows, and continues in the journal where these end."""
+        base, rows_before = self._base, self.rows
+        self._keep_aside(self._csv.foreign_bytes())
+        end, rows = self._csv.sound_rows(base.csv_bytes)
+        if not self._csv.is_in_place():
+            self._keep_file_in_the_way()
+        shorter = self._csv.prepare_until(end)
+        lost = max(0, base.csv_rows - rows)
+
+        def restored() -> None:
+            self._is_sound = True
+            self.rows = base.drained
+            self.missing += lost
+            self._on_change(rows_before - self.rows, lost)
+
+        self._segment = base.segment
+        self._replace(shorter, base.offset, restored)
+
+    def _keep_file_in_the_way(self) -> None:
+        """Keeps a file that another program has put in the place of the CSV."""
+        try:
+            with self._csv.path.open("rb") as file:
+                self._keep_aside(iter(lambda: file.read(_READ_BYTES), b""))
+        except FileNotFoundError:
+            return
+
+    def _keep_aside(self, chunks: Iterator[bytes]) -> None:
+        """Writes what another program wrote to a file in `abandoned/`."""
+        first = next(chunks, b"").strip(b"\0")
+        if not first or self._foreign_files >= _MOST_FOREIGN_FILES:
+            return
+        folder = self._run_dir / ABANDONED_FOLDER
+        self._disk.make_folder(folder)
+        names = (folder / f"{self._csv.path.stem}.foreign{number}.csv" for number in itertools.count())
+        path = next(path for path in names if not os.path.lexists(path))
+        with replacement(path, disk=self._disk) as fd:
+            size = 0
+            for chunk in itertools.chain([first], chunks):
+                self._disk.write(fd, chunk, size)
+                size += len(chunk)
+        self._foreign_files += 1
 
 
 def _is_segment(reader: SegmentReader) -> bool:

@@ -22,6 +22,7 @@ import re
 import socket
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 from destinations.base import check_folder
@@ -174,10 +175,17 @@ class HeldFolder:
         """Whether the folder was deleted."""
         return os.fstat(self._fd).st_nlink == 0
 
-    def renew(self) -> None:
-        """Reopens the folder that is at the original path now; `path` stays valid."""
+    def renew(self, claim: Callable[[Path], object]) -> None:
+        """Reopens the folder that is at the original path now; `path` stays valid.
+
+        Args:
+            claim: called with a path of the new folder, through its descriptor, before it takes the place of
+                the old one; what it raises leaves the old one.
+        """
         fd = os.open(self.where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
+            through = Path(f"/proc/self/fd/{fd}")
+            claim(through if through.is_dir() else self.where)
             os.dup2(fd, self._fd, inheritable=False)
         finally:
             os.close(fd)
@@ -209,9 +217,10 @@ class WriterLock(FileLock):
         Raises:
             RunInUseError: another process has taken it meanwhile.
         """
-        renewed = WriterLock(
-            self._path if run_dir is None else run_dir / self._path.name, use_flock=self._use_flock
-        )
+        path = self._path if run_dir is None else run_dir / self._path.name
+        if self._fd >= 0 and self._is_at(path, self._fd):
+            return
+        renewed = WriterLock(path, use_flock=self._use_flock)
         renewed.acquire()
         before, self._fd = self._fd, renewed._fd
         if before >= 0:

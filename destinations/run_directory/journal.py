@@ -44,6 +44,7 @@ from .frames import (
     boundary_frame,
     encode_frame,
     follows_frame,
+    iter_frames,
     keys_frame,
     resume_frame,
 )
@@ -261,6 +262,7 @@ class Journal:
         It returns False, and has written nothing, for all else: other values, new names, a full segment.
         Replaced with each segment.
         """
+        self._rows_of_closed: dict[int, int] = {}
         self._first_number = _last_number(self._folder) + 1
         self._first_follows = end_of_journal(self._folder)
         self._writing: _ActiveSegment | None = None
@@ -639,8 +641,20 @@ class Journal:
         full = list(self.segments)[:-1]
         for index, segment in enumerate(full):
             segment.unmap()
-            if len(full) - index > _KEPT_OPEN:
+            if len(full) - index > _KEPT_OPEN and segment.fileno() >= 0:
+                data = os.pread(segment.fileno(), segment.size, 0)
+                rows = sum(isinstance(record, tuple) for _, record in iter_frames(data, len(MAGIC)))
+                self._rows_of_closed[segment.number] = rows
                 segment.close()
+
+    def rows_of_closed(self, number: int) -> int:
+        """Returns how many rows a segment had that was closed to save descriptors, and is gone."""
+        return self._rows_of_closed.get(number, 0)
+
+    def is_in_place(self) -> bool:
+        """Returns whether the segment that is being written is in its folder."""
+        segments = list(self.segments)
+        return not segments or segments[-1].is_at(segments[-1].path)
 
     def stop_accepting(self) -> None:
         """Ends writing: another run has the folder. Later rows are dropped and counted. Thread-safe."""

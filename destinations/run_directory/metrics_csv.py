@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .frames import RowBlock
 
 __all__ = [
+    "ChangedError",
     "MetricsCsv",
     "Replacement",
     "RowFormatter",
@@ -39,6 +40,10 @@ __all__ = [
 _COPY_BYTES = 128 << 10
 
 Line = Callable[[int | None, int | None, float, tuple[float, ...]], str]
+
+
+class ChangedError(Exception):
+    """Another program has changed the size of the file."""
 
 
 class RowFormatter:
@@ -106,8 +111,12 @@ class MetricsCsv:
         self.path = path
         self._disk = disk
         self.size = 0
+        self.rows = 0
+        """The number of rows; of a file that was opened, those added since, until it is set."""
         self.columns: dict[str, int] = {}
         self._header = b""
+        # Whether there may be bytes beyond the size that this object wrote.
+        self._is_torn = False
         self._fd = -1
         self._formatters: dict[tuple[str, ...], RowFormatter] = {}
 
@@ -169,11 +178,57 @@ class MetricsCsv:
         """Appends lines.
 
         Raises:
+            ChangedError: another program has changed the size of the file; nothing was appended.
             OSError: the disk is full; nothing was appended.
         """
+        if not self.is_as_left():
+            raise ChangedError
         data = b"".join(lines)
+        if self._is_torn:
+            self._disk.truncate(self._fd, self.size)
+        self._is_torn = True
         self._disk.write(self._fd, data, self.size)
+        self._is_torn = False
         self.size += len(data)
+        self.rows += data.count(b"\n")
+
+    def is_as_left(self) -> bool:
+        """Returns whether the open file has the size that this object left it with."""
+        size = os.fstat(self._fd).st_size
+        return size == self.size or (self._is_torn and size > self.size)
+
+    def rewind(self, size: int, rows: int) -> None:
+        """Drops rows that were appended last: what is beyond the size is overwritten."""
+        self._is_torn = self._is_torn or size < self.size
+        self.size, self.rows = size, rows
+
+    def sound_rows(self, limit: int) -> tuple[int, int]:
+        """Reads the file up to a limit, and returns where its sound rows end, and their number.
+
+        They end where bytes are missing, or are NUL, as where a file that was cut is written on. Without the
+        header there are none.
+        """
+        start = len(self._header)
+        if os.pread(self._fd, start, 0) != self._header:
+            return start, 0
+        end, rows = start, 0
+        for chunk in self._chunks(start, limit):
+            sound = chunk.partition(b"\0")[0]
+            rows += sound.count(b"\n")
+            end = start + sound.rfind(b"\n") + 1 if b"\n" in sound else end
+            start += len(sound)
+            if len(sound) < len(chunk):
+                break
+        return end, rows
+
+    def prepare_until(self, end: int) -> "Replacement":
+        """Writes a copy of the rows up to an offset."""
+        return self._prepare(self._header, self._chunks(len(self._header), end))
+
+    def foreign_bytes(self) -> Iterator[bytes]:
+        """Yields what another program put into the file: what it appended, or all if the header is not ours."""
+        is_ours = os.pread(self._fd, len(self._header), 0) == self._header
+        yield from self._chunks(self.size if is_ours else 0, os.fstat(self._fd).st_size)
 
     def sync(self) -> None:
         """Syncs the file."""
@@ -231,7 +286,7 @@ class MetricsCsv:
 
     def restore(self) -> None:
         """Rewrites a deleted file at its path, from the open descriptor."""
-        self.accept(self._prepare(self._header, self._chunks(len(self._header))))
+        self.accept(self.prepare_until(self.size))
 
     def close(self) -> None:
         """Closes the file."""
@@ -246,9 +301,10 @@ class MetricsCsv:
         self.columns = {name: index for index, name in enumerate(parse_header(header))}
         self._formatters.clear()
 
-    def _chunks(self, start: int) -> Iterator[bytes]:
-        while start < self.size:
-            chunk = os.pread(self._fd, min(_COPY_BYTES, self.size - start), start)
+    def _chunks(self, start: int, end: int | None = None) -> Iterator[bytes]:
+        end = self.size if end is None else end
+        while start < end:
+            chunk = os.pread(self._fd, min(_COPY_BYTES, end - start), start)
             if not chunk:
                 return
             start += len(chunk)
@@ -272,7 +328,7 @@ class MetricsCsv:
         """Renames a replacement into place and continues with it."""
         fd = replacement.take()
         self.close()
-        self._fd, self.size = fd, replacement.size
+        self._fd, self.size, self.rows, self._is_torn = fd, replacement.size, replacement.rows, False
         self._take_header(replacement.header)
 
 
@@ -285,10 +341,12 @@ class Replacement:
         self.header = header
         self._fd, self._name = open_temporary(path, disk)
         self.size = 0
+        self.rows = 0
         try:
             self._write(header)
             for chunk in body:
                 self._write(chunk)
+                self.rows += chunk.count(b"\n")
             disk.sync(self._fd)
         except BaseException:
             self.discard()

@@ -27,7 +27,15 @@ from .drain import JournalDrain
 from .environment import rank_layout, write_environment
 from .folder import HeldFolder, RunInUseError, WriterLock, holds_run, remove_temporaries, with_user_paths
 from .journal import Append, Journal, MakeSegment, make_journal, remove_journal, sync_journal
-from .layout import HEARTBEAT, journal_path, metrics_name, parse_header, segment_paths, summary_name
+from .layout import (
+    ABANDONED_FOLDER,
+    HEARTBEAT,
+    journal_path,
+    metrics_name,
+    parse_header,
+    segment_paths,
+    summary_name,
+)
 from .metrics_csv import MetricsCsv
 from .reader import parse_rows
 from .segments import AppendedSegment, MappedSegment, allocate
@@ -47,6 +55,7 @@ JournalKind = Literal["auto", "mapped", "appended"]
 
 _DOCUMENT_SECONDS = 5.0
 _TAIL_BYTES = 256
+_LAST_TRIES = 5
 _FLUSH_SECONDS = 10.0
 # Makes room for the final documents on a full disk.
 _RESERVE_BYTES = 64 << 10
@@ -126,6 +135,7 @@ class RankWriter:
             self._csv,
             self.journal,
             on_rollback=self._report_rollback,
+            on_change=self._report_change,
             between=self._between_chunks,
         )
         self._is_open = False
@@ -221,7 +231,7 @@ class RankWriter:
         """Opens what earlier sessions left; in the writer thread, because it may read a lot."""
         sync_journal(self._folder, self._run_dir)
         self._keep_reserve()
-        self._drain.open()
+        self._drain.open(is_new=not self.had_rows)
         if self._csv.exists:
             self._restore_statistics()
         self._is_open = True
@@ -229,16 +239,20 @@ class RankWriter:
     def _restore_statistics(self) -> None:
         summary = read_json(self._root / summary_name(self._rank))
         try:
-            mark = summary["csv"]
+            mark = {**summary["csv"]}
+            mark_rows = mark.pop("rows", None)
             is_of_csv = mark == self._csv_mark(mark["bytes"])
             found = Statistics.from_summary(summary) if is_of_csv else None
         except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError):
             found = None  # Damaged; the CSV has all that it said.
         if found is None:
-            self._compute_statistics()
+            self._drain.set_csv_rows(self._compute_statistics())
         else:
             self._drain.statistics = found
-            self._add_rows_from(mark["bytes"])
+            rows = self._add_rows_from(mark["bytes"])
+            # The CSV is read once where an earlier version has not counted its rows.
+            before = mark_rows if type(mark_rows) is int else self._csv.sound_rows(mark["bytes"])[1]
+            self._drain.set_csv_rows(before + rows)
 
     def _report_rollback(self, rows: int, step: int, path: Path) -> None:
         """Reports abandoned rows, and recomputes the statistics of the rest."""
@@ -251,17 +265,35 @@ class RankWriter:
         )
         self._compute_statistics()
 
-    def _compute_statistics(self) -> None:
-        """Recomputes the statistics from the whole CSV."""
-        self._drain.statistics = Statistics()
-        self._add_rows_from(len(self._csv.header))
+    def _report_change(self, restored: int, lost: int) -> None:
+        """Reports that another program has changed the CSV, and recomputes the statistics."""
+        self._last_error = f"another program has changed {metrics_name(self._rank)}"
+        _log.log(
+            logging.ERROR if lost else logging.WARNING,
+            "run folder %s: %s: %d rows were restored from the journal, %d are lost. What it wrote is in %s.",
+            self._run_dir,
+            self._last_error,
+            restored,
+            lost,
+            f"{ABANDONED_FOLDER}/",
+        )
+        self._compute_statistics()
+        self._are_documents_due = True
 
-    def _add_rows_from(self, start: int) -> None:
+    def _compute_statistics(self) -> int:
+        """Recomputes the statistics from the whole CSV, and returns the number of its rows."""
+        self._drain.statistics = Statistics()
+        return self._add_rows_from(len(self._csv.header))
+
+    def _add_rows_from(self, start: int) -> int:
+        count = 0
         columns = parse_header(self._csv.header)
         for block in self._csv.blocks(start):
             rows = parse_rows(columns, block)
+            count += block.count(b"\n")
             self._drain.statistics.add_mixed((row.step, row.epoch, row.metrics) for row in rows)
             self._between_chunks()
+        return count
 
     def _csv_mark(self, size: int) -> dict[str, int] | None:
         """Returns a fingerprint of the first `size` bytes of the CSV, to match a summary with it."""
@@ -273,12 +305,22 @@ class RankWriter:
     # The writer thread.
 
     def _tick(self, is_last: bool) -> None:  # called by the timer
-        if not self._disowned:
-            self._write_all(is_last)
-        elif is_last:
-            self._report_loss()
+        for tries_left in reversed(range(_LAST_TRIES if is_last else 1)):
+            if self._disowned:
+                if is_last:
+                    self._report_loss()
+                return
+            # What is deleted or cut while the rest is written is restored, unless that goes on and on.
+            try:
+                self._write_all(is_last, is_final=not tries_left)
+            except FileNotFoundError:
+                if not tries_left:
+                    raise
+                continue
+            if self._lock.is_in_place():
+                return
 
-    def _write_all(self, is_last: bool) -> None:
+    def _write_all(self, is_last: bool, *, is_final: bool) -> None:
         self._touch()
         failures = self._failures
         self._is_well, is_well = False, True
@@ -286,9 +328,12 @@ class RankWriter:
             self._drain_journal(is_last)
         except RunInUseError as error:
             self._disown(error)
-            self._tick(is_last)
+            if is_last:
+                self._report_loss()
             return
         except OSError as error:
+            if is_last and not is_final and isinstance(error, FileNotFoundError):
+                raise
             # The documents are still written: they report the error.
             is_well = False
             self._failed(error)
@@ -333,13 +378,15 @@ class RankWriter:
                 os.close(fd)
 
     def _drain_journal(self, is_last: bool) -> None:
+        self._restore_if_deleted()
         if not self._is_open:
             self._open()
-        self._restore_if_deleted()
         drained = self._drain.run(final=is_last)
         if is_last and self.journal.counts.pending:
             # Draining may have freed space.
             self.journal.write_pending()
+            drained += self._drain.run(final=True)
+        if is_last and not self._drain.verify():
             drained += self._drain.run(final=True)
         self.journal.retire()
         if not is_last:
@@ -363,8 +410,7 @@ class RankWriter:
                     f"run folder {str(self._run_dir)!r} was deleted, and another run has taken its place."
                 )
             self._run_dir.mkdir(parents=True, exist_ok=True)
-            self._lock.renew(self._run_dir)
-            self._run_folder.renew()
+            self._run_folder.renew(self._lock.renew)
             _log.warning(
                 "run folder %s was deleted; recreated with the metrics that this process still has. "
                 "Media and other files are lost.",
@@ -420,6 +466,8 @@ class RankWriter:
     def _write_summary(self) -> None:
         run_id = self._documents.run_id if self._documents is not None else ""
         mark = (self._csv_mark(self._csv.size) if self._csv.exists else None) or {}
+        if mark:
+            mark["rows"] = self._csv.rows
         write_summary(self._root, self._rank, run_id, self._drain.statistics, mark)
 
     def _write_documents(self, *, durable: bool = True) -> None:
@@ -439,7 +487,7 @@ class RankWriter:
     def lost(self) -> dict[str, int]:
         """Returns the counts of accepted records that are lost, by "rows", "media", "files" and "early"."""
         lost = {
-            "rows": self._lost_rows or self.journal.counts.dropped,
+            "rows": self._lost_rows or self.journal.counts.dropped + self._drain.missing,
             **self._media_stats().get("lost", {}),
         }
         return {kind: count for kind, count in lost.items() if count}
