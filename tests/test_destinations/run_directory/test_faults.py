@@ -24,12 +24,12 @@ from destinations.run_directory.documents import Documents
 from destinations.run_directory.drain import JournalDrain
 from destinations.run_directory.folder import HeldFolder, WriterLock
 from destinations.run_directory.journal import Journal
-from destinations.run_directory.layout import journal_path, segment_paths
+from destinations.run_directory.layout import journal_path, metrics_name, segment_paths, summary_name
 from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.run_directory.rank_writer import RankWriter
 from destinations.run_directory.segments import MappedSegment
 from events import State
-from uploads.disk import file_system_of, is_network_file_system
+from uploads.disk import Disk, file_system_of, is_network_file_system
 
 
 def errors_of(caplog):
@@ -187,6 +187,169 @@ def test_a_part_that_is_deleted_during_training_is_recreated(drive, tmp_path, pa
     run.close()
 
     assert seen == read_series(tmp_path / "run", "a") == [(0, 0.0), (1, 1.0), (2, 2.0)]
+
+
+class DeletedFolder(Disk):
+    """Deletes the folder before one of its operations."""
+
+    def __init__(self, folder):
+        self.folder, self.count, self.at = folder, 0, None
+
+    def _step(self):
+        self.count += 1
+        if self.count == self.at:
+            shutil.rmtree(self.folder)
+
+    def open(self, *arguments):
+        self._step()
+        return super().open(*arguments)
+
+    def write(self, *arguments):
+        self._step()
+        super().write(*arguments)
+
+    def sync(self, fd):
+        self._step()
+
+    def replace(self, source, target):
+        self._step()
+        super().replace(source, target)
+
+
+def rows_after_a_deletion(run_dir, at=None):
+    """Drains twice, with the folder deleted before an operation of the second.
+
+    Returns what is read, what is counted, and how many operations there were.
+    """
+    disk = DeletedFolder(run_dir)
+    folder = journal_path(run_dir, 0)
+    folder.mkdir(parents=True)
+    journal = Journal(folder, State("x"))
+    drain = JournalDrain(run_dir, folder, MetricsCsv(run_dir / "metrics.csv", disk), journal, disk=disk)
+    journal.append({"a": 0.0}, 0)
+    drain.run(final=True)
+    before = disk.count
+    journal.append({"a": 1.0, "b": 1.0}, 1)
+    disk.at = None if at is None else at + before
+    for _ in range(3):
+        with contextlib.suppress(OSError):
+            drain.run(final=True)
+    journal.close()
+    return read_series(run_dir, "a"), drain.statistics.metrics["a"].count, drain.rows, disk.count - before
+
+
+def test_a_folder_deleted_at_any_step_of_a_drain_keeps_its_rows(tmp_path):
+    """The file that is deleted stays open: after an error its rows are nowhere else."""
+    *expected, steps = rows_after_a_deletion(tmp_path / "kept")
+    found = [list(rows_after_a_deletion(tmp_path / str(at), at)[:3]) for at in range(1, steps + 1)]
+
+    assert expected == [[(0, 0.0), (1, 1.0)], 2, 2]
+    assert steps > 10
+    assert found == [expected] * steps
+
+
+def cut(path):
+    """Cuts a file within a line."""
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2 - 1)
+
+
+def empty(path):
+    """Takes all of a file."""
+    path.write_bytes(b"")
+
+
+def append(path):
+    """Adds lines to a file."""
+    with path.open("a") as file:
+        file.write("theirs\n" * 1000)
+
+
+def replace(path):
+    """Puts another file in its place."""
+    path.with_name("new").write_text("step,theirs\n1,2\n")
+    path.with_name("new").rename(path)
+
+
+def rewrite(path):
+    """Writes other rows into the same file."""
+    path.write_text("step,theirs\n" + "1,2\n" * 1000)
+
+
+@pytest.mark.parametrize("change", [cut, empty, append, replace, rewrite, Path.unlink])
+@pytest.mark.parametrize("when", ["before more rows", "at the end"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rows_that_another_program_takes_out_are_restored(drive, tmp_path, change, when, rank):
+    """Whatever is done to the CSV: the journal has the rows, or the open descriptor of the file."""
+    run = drive(flush_seconds=1000, rank=rank, all_ranks=True).fit()
+    for step in range(100):
+        run.log({"a": float(step)}, step)
+    run.flush()
+    path = tmp_path / "run" / metrics_name(rank)
+
+    change(path)
+    more = range(100, 200) if when == "before more rows" else ()
+    for step in more:
+        run.log({"a": float(step)}, step)
+    run.close()
+
+    assert read_series(tmp_path / "run", "a", rank) == [
+        (step, float(step)) for step in range(100 + len(more))
+    ]
+    assert b"theirs" not in path.read_bytes()
+    assert b"\0" not in path.read_bytes()
+    kept = b"".join(one.read_bytes() for one in tmp_path.glob("run/abandoned/*.foreign*.csv"))
+    assert (b"theirs" in kept) == (change in {append, replace, rewrite})
+    summary = json.loads((tmp_path / "run" / summary_name(rank)).read_text())
+    assert summary["metrics"]["a"]["count"] == 100 + len(more)
+    if rank == 0:
+        assert sidecar_of(tmp_path)["lost"] == {}
+        assert sidecar_of(tmp_path)["status"] == "completed"
+
+
+def sidecar_of(tmp_path):
+    """Returns the sidecar."""
+    return json.loads((tmp_path / "run" / "sidecar.json").read_text())
+
+
+@pytest.mark.parametrize("when", ["before more rows", "at the end"])
+def test_rows_that_are_nowhere_any_more_are_counted(drive, tmp_path, caplog, when):
+    """Those of an earlier session are in no journal: the sidecar, the log and the status say how many are lost."""
+    first = drive().fit()
+    for step in range(100):
+        first.log({"a": float(step)}, step)
+    first.close()
+    second = drive(batch=100, flush_seconds=1000).fit()
+    second.log({"a": 100.0}, 100)
+    second.flush()
+    caplog.clear()
+
+    lines = (tmp_path / "run" / "metrics.csv").read_bytes().splitlines(keepends=True)
+    with (tmp_path / "run" / "metrics.csv").open("r+b") as file:
+        file.truncate(len(b"".join(lines[:41])) + 2)
+    if when == "before more rows":
+        second.log({"a": 101.0}, 101)
+        second.flush()
+    second.log({"a": 102.0}, 102)
+    second.close()
+
+    later = [100, 101, 102] if when == "before more rows" else [100, 102]
+    assert [step for step, _ in read_series(tmp_path / "run", "a")] == [*range(40), *later]
+    assert sidecar_of(tmp_path)["lost"] == {"rows": 60}
+    assert sidecar_of(tmp_path)["status"] == "failed to write"
+    assert "60 rows of metrics are lost (another program has changed metrics.csv)" in caplog.text
+
+
+def test_a_csv_that_another_program_made_first_is_no_part_of_a_new_run(drive, tmp_path):
+    """It appears between the lock and the first row: it is kept aside."""
+    run = drive(flush_seconds=1000).fit()
+    (tmp_path / "run" / "metrics.csv").write_text("step,theirs\n1,2\n")
+
+    run.log({"a": 0.0}, 0)
+    run.close()
+
+    assert read_series(tmp_path / "run", "a") == [(0, 0.0)]
+    assert (tmp_path / "run" / "abandoned" / "metrics.foreign0.csv").read_text() == "step,theirs\n1,2\n"
 
 
 def test_a_folder_moved_while_it_is_written_keeps_its_rows(drive, tmp_path, caplog):
