@@ -180,7 +180,11 @@ class Documents:
             durable: whether to sync it.
         """
         current = self.hyperparameters
-        is_written = current is self._hparams_written and (self._are_hparams_safe or not durable)
+        is_written = (
+            current is self._hparams_written
+            and (self._are_hparams_safe or not durable)
+            and os.path.lexists(self._run_dir / HPARAMS)
+        )
         if current and not is_written:
             text = yaml.safe_dump(current, sort_keys=False, allow_unicode=True)
             content = text.encode("utf-8", "backslashreplace")

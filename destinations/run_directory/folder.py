@@ -54,17 +54,17 @@ _OF_RANK = re.compile(r"\.\w+\.rank(\d+)\.")
 
 
 class RunDirectoryError(RecordError):
-    """The base class of the errors of this package."""
-
-
-class RunInUseError(RunDirectoryError):
-    """Another process writes to this folder, or another run of this process.
+    """The base class of the errors of this package.
 
     Attributes:
-        is_same_process: whether it is another run of this process.
+        is_same_process: whether the folder has another run of this process.
     """
 
     is_same_process = False
+
+
+class RunInUseError(RunDirectoryError):
+    """Another process writes to this folder, or another run of this process."""
 
 
 class RunExistsError(RunDirectoryError, FileExistsError):
@@ -165,6 +165,8 @@ class HeldFolder:
     def __init__(self, path: Path) -> None:
         self.where = path
         """The path at the time of opening."""
+        self.renewals = 0
+        """How often the folder was deleted and made again."""
         self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._fd).atexit = False
         through = Path(f"/proc/self/fd/{self._fd}")
@@ -187,6 +189,7 @@ class HeldFolder:
             through = Path(f"/proc/self/fd/{fd}")
             claim(through if through.is_dir() else self.where)
             os.dup2(fd, self._fd, inheritable=False)
+            self.renewals += 1
         finally:
             os.close(fd)
 

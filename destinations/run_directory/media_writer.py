@@ -34,7 +34,14 @@ from destinations.media import (
     wav_bytes,
 )
 from events import BinnedValues, RecordError, safe_text
-from uploads.disk import open_temporary, replace_file
+from uploads.disk import (
+    append_line,
+    is_open_file,
+    open_regular,
+    open_temporary,
+    read_regular,
+    replace_file,
+)
 
 from .folder import HeldFolder, with_user_paths
 from .layout import (
@@ -57,6 +64,76 @@ __all__ = ["FileKeeping", "MediaWriter"]
 FileKeeping = Literal["auto", "copy", "link", "off"]
 
 _INDICES_KEPT = 1000
+
+
+class _Index:
+    """One index: lines that another program takes out of it are put back from the open file, else counted.
+
+    Args:
+        folder: the folder of the run.
+        name: of the index.
+    """
+
+    def __init__(self, folder: HeldFolder, name: str) -> None:
+        self._folder = folder
+        self._path = folder.path / name
+        # The lines of these have files, which go with the folder.
+        self.group = {ARTIFACTS_INDEX: "files"}.get(name, "media")
+        self._has_files = name in {MEDIA_INDEX, TABLES_INDEX, ARTIFACTS_INDEX}
+        self._fd = -1
+        self._renewals = folder.renewals
+        self._start = self._size = self._lines = 0
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Appends a line."""
+        if self._fd < 0:
+            self._renewals = self._folder.renewals
+            with contextlib.suppress(FileNotFoundError):
+                self._start = self._path.stat().st_size
+        append_record(self._path, record)
+        if self._fd < 0:
+            # Held, so that its lines can be read after it was deleted.
+            self._fd = open_regular(self._path)
+        self._size = os.fstat(self._fd).st_size
+        self._lines += 1
+
+    def restore(self) -> int:
+        """Puts missing lines of this session back, and returns how many cannot be."""
+        if self._fd < 0:
+            return 0
+        is_there = is_open_file(self._fd)(str(self._path))
+        if is_there and os.fstat(self._fd).st_size == self._size:
+            return 0
+        if self._has_files and self._renewals != self._folder.renewals:
+            return self._begin_again(self._lines)
+        lines = self._own_lines()
+        lost = max(0, self._lines - len(lines))
+        if not is_there:
+            try:
+                present = set(read_regular(self._path).splitlines())
+            except FileNotFoundError:
+                start = os.pread(self._fd, self._start, 0)
+                replace_file(self._path, start + b"".join(line + b"\n" for line in lines))
+            else:
+                for line in lines:
+                    if line not in present:
+                        append_line(self._path, line.decode())
+        return self._begin_again(lost)
+
+    def _own_lines(self) -> list[bytes]:
+        data = os.pread(self._fd, max(0, self._size - self._start), self._start)
+        return [line for line in data.split(b"\n")[:-1] if line.strip(b"\0")]
+
+    def _begin_again(self, lost: int) -> int:
+        self.close()
+        self._start = self._size = self._lines = 0
+        return lost
+
+    def close(self) -> None:
+        """Closes the file."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 @attrs.define(eq=False, slots=False, repr=False)
@@ -83,6 +160,7 @@ class MediaWriter:
         """Counts of accepted "media" and "files" that were not written; complete after `count_losses`."""
         # The next index by folder, step and suffix, newest last; a cache of what the folder shows.
         self._next_indices: dict[tuple[Path, int, str], int] = {}
+        self._indexes: dict[str, _Index] = {}
         self.bytes_written = 0
         self.files_written = 0
 
@@ -191,7 +269,7 @@ class MediaWriter:
 
         def work(at: float = self._clock()) -> None:
             record = {"step": step, "name": name, "time": at, **histogram_record(values, bins)}
-            append_record(self._run_dir / HISTOGRAMS_INDEX, record)
+            self._index(HISTOGRAMS_INDEX).append(record)
 
         self._put(work, getattr(values, "nbytes", 0), f"histogram {name!r}")
 
@@ -219,21 +297,19 @@ class MediaWriter:
                     for index, column in enumerate(columns)
                 ],
             }
-            append_record(
-                self._run_dir / TABLES_INDEX, record if caption is None else {**record, "caption": caption}
-            )
+            self._index(TABLES_INDEX).append(record if caption is None else {**record, "caption": caption})
 
         self._put(work, 64 * len(rows) * (len(columns) + 1), f"table {name!r}")
 
     def log_text(self, text: str, name: str, step: int) -> None:
         """Appends a text to the index."""
         record = {"step": step, "name": name, "time": self._clock(), "text": text}
-        self._put(lambda: append_record(self._run_dir / TEXTS_INDEX, record), len(text), f"text {name!r}")
+        self._put(lambda: self._index(TEXTS_INDEX).append(record), len(text), f"text {name!r}")
 
     def log_traces(self, traces: dict[str, Any], step: int) -> None:
         """Appends traces to the index; values that JSON lacks are written as text."""
         record = {"step": step, "time": self._clock(), "traces": dict(traces)}
-        self._put(lambda: append_record(self._run_dir / TRACES_INDEX, record), 0, "trace")
+        self._put(lambda: self._index(TRACES_INDEX).append(record), 0, "trace")
 
     def keep_file(
         self, source: Path, remote_name: str, *, overwrite: bool, keeping: FileKeeping, step: int
@@ -263,9 +339,8 @@ class MediaWriter:
             size = target.stat().st_size
             self.bytes_written += size
             path = target.relative_to(self._run_dir).as_posix()
-            append_record(
-                self._run_dir / ARTIFACTS_INDEX,
-                {"step": step, "name": remote_name, "time": at, "path": path, "size": size, "sha256": digest},
+            self._index(ARTIFACTS_INDEX).append(
+                {"step": step, "name": remote_name, "time": at, "path": path, "size": size, "sha256": digest}
             )
 
         self._put(work, 0, f"artifact {remote_name!r}", "files")
@@ -291,7 +366,7 @@ class MediaWriter:
             except FileNotFoundError:
                 return
             record = {"step": step, "name": remote_name, "time": at, "path": path, "size": size}
-            append_record(self._run_dir / ARTIFACTS_INDEX, {**record, "is_deleted": True})
+            self._index(ARTIFACTS_INDEX).append({**record, "is_deleted": True})
             if with_folder:
                 with contextlib.suppress(OSError):
                     target.parent.rmdir()
@@ -316,9 +391,27 @@ class MediaWriter:
 
     def count_losses(self) -> None:
         """Counts everything not written as lost, once the lane has stopped."""
+        for index in self._indexes.values():
+            with contextlib.suppress(OSError):
+                self._restore(index)
+            index.close()
         self.lost.update(self._accepted - self._done - self.lost)
 
     # Files.
+
+    def _index(self, name: str) -> _Index:
+        """Returns an index with the lines that were written to it."""
+        if name not in self._indexes:
+            self._indexes[name] = _Index(self._folder, name)
+        self._restore(self._indexes[name])
+        return self._indexes[name]
+
+    def _restore(self, index: _Index) -> None:
+        gone = index.restore()
+        if gone:
+            # They were written, and are not there any more.
+            self._done[index.group] -= gone
+            self.lost[index.group] += gone
 
     def _put(self, work: Callable[[], object], size: int, kind: str, group: str = "media") -> None:
         def counted() -> None:
@@ -345,7 +438,7 @@ class MediaWriter:
         """Writes a file and its index line, whose first fields are those of stable-pretraining."""
         path = self._write_free(MEDIA_FOLDER, name, step, suffix, data)
         record = {"step": step, "tag": name, "type": kind, "path": path, "name": name, "index": index}
-        append_record(self._run_dir / MEDIA_INDEX, {**record, "time": at, "size": len(data), **more})
+        self._index(MEDIA_INDEX).append({**record, "time": at, "size": len(data), **more})
 
     def _write_free(self, folder: str, name: str, step: int, suffix: str, data: bytes) -> str:
         """Writes a file under the first free name; earlier files are never overwritten."""

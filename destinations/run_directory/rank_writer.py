@@ -29,6 +29,7 @@ from .folder import HeldFolder, RunInUseError, WriterLock, holds_run, remove_tem
 from .journal import Append, Journal, MakeSegment, make_journal, remove_journal, sync_journal
 from .layout import (
     ABANDONED_FOLDER,
+    ENVIRONMENT,
     HEARTBEAT,
     journal_path,
     metrics_name,
@@ -337,9 +338,7 @@ class RankWriter:
             # The documents are still written: they report the error.
             is_well = False
             self._failed(error)
-        if self._environment_due:
-            self._environment_due = False
-            self._environment = write_environment(self._root, rank_layout(self._state), self._failed)
+        self._write_environment(is_last)
         state = self._state
         if self._documents is not None and self._documents.follow(state.status.value, state.stop_reason):
             self._are_documents_due, self._documents_at = True, -math.inf
@@ -356,6 +355,14 @@ class RankWriter:
         self._is_well = is_well
         if is_well:
             self._recovered(failures)
+
+    def _write_environment(self, is_last: bool) -> None:
+        """Begins to write `environment.json`, once, and at the end if it was deleted."""
+        if is_last and self._environment is not None and not self._environment.is_alive():
+            self._environment_due |= not (self._root / ENVIRONMENT).exists()
+        if self._environment_due:
+            self._environment_due = False
+            self._environment = write_environment(self._root, rank_layout(self._state), self._failed)
 
     def _write_last_documents(self) -> None:
         """Writes the final documents; on a full disk, frees the reserve for them."""

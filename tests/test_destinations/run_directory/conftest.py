@@ -74,7 +74,7 @@ def drive(tmp_path: Path) -> Iterator[Callable[..., Driven]]:
             others: Any = (),
             **options: Any,
         ) -> Driven:
-            options = {"flush_seconds": 0.05, "close_seconds": 300.0, **options}
+            options = {"flush_seconds": 0.05, "close_seconds": 300.0, "if_exists": "resume", **options}
             destination = kind(run_dir or tmp_path / "run", **options)
             driven = Driven(destination, rank=rank, batch=batch, others=tuple(others))
             stack.callback(driven.engine.close)

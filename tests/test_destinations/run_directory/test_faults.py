@@ -340,6 +340,63 @@ def test_rows_that_are_nowhere_any_more_are_counted(drive, tmp_path, caplog, whe
     assert "60 rows of metrics are lost (another program has changed metrics.csv)" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "name", ["texts.jsonl", "tables.jsonl", "artifacts.jsonl", "hparams.yaml", "environment.json"]
+)
+def test_a_document_that_is_deleted_during_training_is_restored(drive, tmp_path, name):
+    """Lines of an index are in the open file; what is written as a whole is written again."""
+    run = drive(flush_seconds=1000).fit()
+    (tmp_path / "file.txt").write_text("x")
+    run.logger.log_hyperparameters({"lr": 0.1})
+    for step in range(2):
+        run.logger.log_text("t", name="t", step=step)
+        run.logger.log_table(["a"], [[1]], name="tab", step=step)
+        run.logger.upload_file(f"file{step}.txt", tmp_path / "file.txt")
+    run.stand_still()
+    before = (tmp_path / "run" / name).read_text()
+
+    (tmp_path / "run" / name).unlink()
+    run.close()
+
+    after = (tmp_path / "run" / name).read_text()
+    assert name == "environment.json" or after == before
+    assert sidecar_of(tmp_path)["lost"] == {}
+
+
+def test_lines_of_an_index_that_another_program_cuts_are_counted(drive, tmp_path):
+    """Nothing else has them: the sidecar says how many are lost."""
+    run = drive(flush_seconds=1000).fit()
+    for step in range(5):
+        run.logger.log_text("t", name="t", step=step)
+    run.stand_still()
+    lines = (tmp_path / "run" / "texts.jsonl").read_text().splitlines(keepends=True)
+
+    (tmp_path / "run" / "texts.jsonl").write_text("".join(lines[:2]))
+    run.logger.log_text("t", name="t", step=5)
+    run.close()
+
+    found = [json.loads(line)["step"] for line in (tmp_path / "run" / "texts.jsonl").read_text().splitlines()]
+    assert found == [0, 1, 5]
+    assert sidecar_of(tmp_path)["lost"] == {"media": 3}
+
+
+def test_media_of_a_folder_that_is_deleted_are_counted(drive, tmp_path):
+    """Texts are put back from the open index; the files of tables are gone."""
+    run = drive(flush_seconds=1000).fit()
+    run.logger.log_text("t", name="t", step=0)
+    run.logger.log_table(["a"], [[1]], name="tab", step=0)
+    run.stand_still()
+
+    shutil.rmtree(tmp_path / "run")
+    run.flush()
+    run.logger.log_text("t", name="t", step=1)
+    run.close()
+
+    found = [json.loads(line)["step"] for line in (tmp_path / "run" / "texts.jsonl").read_text().splitlines()]
+    assert found == [0, 1]
+    assert sidecar_of(tmp_path)["lost"] == {"media": 1}
+
+
 def test_a_csv_that_another_program_made_first_is_no_part_of_a_new_run(drive, tmp_path):
     """It appears between the lock and the first row: it is kept aside."""
     run = drive(flush_seconds=1000).fit()

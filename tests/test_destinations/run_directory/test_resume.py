@@ -245,7 +245,7 @@ def test_a_second_run_of_one_process_is_kept_beside_the_first(tmp_path, caplog):
 
 
 def test_what_is_done_with_a_folder_that_holds_a_completed_run(tmp_path, caplog):
-    """It is refused, continued with a word, or left alone, as asked."""
+    """It is refused, continued, or left alone, as asked; by default, this process takes a name beside it."""
 
     def log(value, **options):
         with Run(RunDirectory(tmp_path / "run", **options), run_name="mine") as run:
@@ -258,14 +258,41 @@ def test_what_is_done_with_a_folder_that_holds_a_completed_run(tmp_path, caplog)
         log(2.0, if_exists="error")
     assert sidecar(tmp_path)["status"] == "completed"
     folders = [log(3.0, if_exists="new"), log(4.0, if_exists="new"), log(5.0)]
+    assert f"{tmp_path / 'run'} is taken: this run is written to {folders[-1]}" in caplog.messages[-1]
+    folders.append(log(6.0, if_exists="resume"))
 
-    assert [folder.name for folder in folders] == ["run-2", "run-3", "run"]
+    assert [folder.name for folder in folders] == ["run-2", "run-3", "run-4", "run"]
     assert [[row.metrics["loss"] for row in read_rows(folder)] for folder in folders] == [
         [3.0],
         [4.0],
-        [1.0, 5.0],
+        [5.0],
+        [1.0, 6.0],
     ]
-    assert "holds a run that was completed: it is continued" in caplog.messages[-1]
+
+
+def test_a_second_trainer_of_a_process_leaves_the_rows_of_the_first(tmp_path):
+    """As in another process, a completed run keeps its rows and hyperparameters; the second is beside it."""
+    for lr in (0.1, 0.2):
+        net = torch.nn.Linear(1, 1)
+        data = [(torch.ones(1, 1), torch.ones(1, 1))] * 2
+        trainer = Trainer(
+            net,
+            data,
+            optimizers=torch.optim.SGD(net.parameters(), lr),
+            loss_fn=torch.nn.functional.mse_loss,
+            max_duration="2ba",
+            run_name="mine",
+            loggers=[RunDirectory(tmp_path / "run")],
+        )
+        trainer.logger.log_hyperparameters({"lr": lr})
+        trainer.fit()
+        trainer.close()
+
+    assert [one.name for one in sorted(tmp_path.iterdir())] == ["run", "run-2"]
+    for folder, lr in (("run", 0.1), ("run-2", 0.2)):
+        assert yaml.safe_load((tmp_path / folder / "hparams.yaml").read_text())["lr"] == lr
+        assert not (tmp_path / folder / "abandoned").exists()
+        assert {row.step for row in read_rows(tmp_path / folder)} == {0, 1}
 
 
 LOG_ONCE = """
