@@ -678,7 +678,7 @@ def _without_assigned_secrets(text: str, *, only_literals: bool) -> str:
 
 
 def _is_bare_auth(sign: str | None, value: str) -> bool:
-    """Returns whether what follows `auth` without quotes is a secret: "auth: done" and `auth=(a, b)` are not."""
+    """Returns whether what follows `auth` without quotes is a secret; "auth: done", `auth=(a, b)` are not."""
     return value[:1] not in {"(", "[", "{"} and (sign != ":" or _MIXED.fullmatch(value) is not None)
 
 

@@ -113,7 +113,7 @@ class AbandonedRows:
 
 @attrs.frozen
 class _Place:
-    """Where rows of the CSV and of the journal meet: `csv_bytes` of the one have all before it of the other."""
+    """Where the CSV and the journal meet: `csv_bytes` of the one have all rows before it of the other."""
 
     segment: int
     offset: int
@@ -350,7 +350,7 @@ class JournalDrain:
         csv = self._csv
         if not self._is_open or not csv.exists:
             return True
-        self._is_sound = csv.is_as_left() and csv.sound_rows(csv.size) == (csv.size, csv.rows)
+        self._is_sound = csv.is_as_left() and csv.has_rows(csv.size, csv.rows)
         return self._is_sound and csv.is_in_place()
 
     def _rows_left(self, number: int, path: Path) -> int:
@@ -684,7 +684,7 @@ class JournalDrain:
     # What other programs do to the files.
 
     def _restore_if_changed(self) -> None:
-        """Recreates a deleted folder, with the CSV from its open descriptor; restores rows that were cut off."""
+        """Recreates a deleted folder, with the CSV from its descriptor; restores rows that were cut off."""
         is_in_place = self._csv.is_in_place() and self._folder.is_dir()
         if not is_in_place:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -702,7 +702,9 @@ class JournalDrain:
         """Replaces the CSV by its sound rows, and continues in the journal where these end."""
         base, rows_before = self._base, self.rows
         self._keep_aside(self._csv.foreign_bytes())
-        end, rows = self._csv.sound_rows(base.csv_bytes)
+        end, rows = base.csv_bytes, base.csv_rows
+        if not self._csv.has_rows(end, rows):
+            end, rows = self._csv.sound_rows(end)
         if not self._csv.is_in_place():
             self._keep_file_in_the_way()
         shorter = self._csv.prepare_until(end)

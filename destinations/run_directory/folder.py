@@ -20,7 +20,6 @@ import contextlib
 import os
 import re
 import socket
-import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path

@@ -202,6 +202,19 @@ class MetricsCsv:
         self._is_torn = self._is_torn or size < self.size
         self.size, self.rows = size, rows
 
+    def has_rows(self, limit: int, rows: int) -> bool:
+        """Reads the file up to a limit, and returns whether it has the header and so many ends of rows.
+
+        Where it was cut and written on, at least one is missing.
+        """
+        start = len(self._header)
+        is_whole = os.pread(self._fd, start, 0) == self._header and os.fstat(self._fd).st_size >= limit
+        return is_whole and self.count_rows(limit) == rows
+
+    def count_rows(self, limit: int) -> int:
+        """Returns the number of rows up to a limit."""
+        return sum(chunk.count(b"\n") for chunk in self._chunks(len(self._header), limit))
+
     def sound_rows(self, limit: int) -> tuple[int, int]:
         """Reads the file up to a limit, and returns where its sound rows end, and their number.
 
@@ -226,7 +239,7 @@ class MetricsCsv:
         return self._prepare(self._header, self._chunks(len(self._header), end))
 
     def foreign_bytes(self) -> Iterator[bytes]:
-        """Yields what another program put into the file: what it appended, or all if the header is not ours."""
+        """Yields what another program put in: what it appended, or all if the header is not ours."""
         is_ours = os.pread(self._fd, len(self._header), 0) == self._header
         yield from self._chunks(self.size if is_ours else 0, os.fstat(self._fd).st_size)
 

@@ -252,7 +252,7 @@ class RankWriter:
             self._drain.statistics = found
             rows = self._add_rows_from(mark["bytes"])
             # The CSV is read once where an earlier version has not counted its rows.
-            before = mark_rows if type(mark_rows) is int else self._csv.sound_rows(mark["bytes"])[1]
+            before = mark_rows if type(mark_rows) is int else self._csv.count_rows(mark["bytes"])
             self._drain.set_csv_rows(before + rows)
 
     def _report_rollback(self, rows: int, step: int, path: Path) -> None:

@@ -216,12 +216,12 @@ class DeletedFolder(Disk):
         super().replace(source, target)
 
 
-def rows_after_a_deletion(run_dir, at=None):
+def rows_after_a_deletion(run_dir, at=None, disk=None):
     """Drains twice, with the folder deleted before an operation of the second.
 
     Returns what is read, what is counted, and how many operations there were.
     """
-    disk = DeletedFolder(run_dir)
+    disk = disk or DeletedFolder(run_dir)
     folder = journal_path(run_dir, 0)
     folder.mkdir(parents=True)
     journal = Journal(folder, State("x"))
@@ -245,6 +245,33 @@ def test_a_folder_deleted_at_any_step_of_a_drain_keeps_its_rows(tmp_path):
 
     assert expected == [[(0, 0.0), (1, 1.0)], 2, 2]
     assert steps > 10
+    assert found == [expected] * steps
+
+
+class FailingDisk(DeletedFolder):
+    """Fails at one of its operations, and works again afterwards."""
+
+    def __init__(self, folder, number):
+        super().__init__(folder)
+        self.number = number
+
+    def _step(self):
+        self.count += 1
+        if self.count == self.at:
+            raise OSError(self.number, os.strerror(self.number))
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EDQUOT, errno.ENOSPC, errno.EROFS, errno.ESTALE])
+def test_a_disk_that_fails_at_any_step_of_a_drain_loses_and_repeats_nothing(tmp_path, number):
+    """A quota, a broken sector, a server that is gone for a while: the next drain repeats the step."""
+    folder = tmp_path / "kept"
+    *expected, steps = rows_after_a_deletion(folder, disk=FailingDisk(folder, number))
+
+    found = []
+    for at in range(1, steps + 1):
+        folder = tmp_path / str(at)
+        found.append(list(rows_after_a_deletion(folder, at, FailingDisk(folder, number))[:3]))
+
     assert found == [expected] * steps
 
 

@@ -467,6 +467,29 @@ def test_a_run_whose_files_got_a_byte_order_mark_is_continued(drive, tmp_path):
     assert Opened.open(tmp_path / "run").table("tab").columns == ("a",)
 
 
+def test_a_run_of_an_earlier_version_is_continued_and_its_rows_are_counted(drive, tmp_path):
+    """Its summary does not say how many rows the CSV has, and its lock not when its process began."""
+    first = drive().fit()
+    log_steps(first, range(5), 0.0)
+    first.close()
+    with (tmp_path / "run" / "metrics.csv").open("a") as file:
+        file.write("\0" * 100 + "\n5,0,1.0,5.0\n")  # That version wrote on where the file had been cut.
+    path = tmp_path / "run" / "summary.json"
+    old = json.loads(path.read_text())
+    del old["csv"]["rows"]
+    path.write_text(json.dumps(old))
+    (tmp_path / "run" / ".lock").write_text(json.dumps({"pid": 1, "host": "x", "since": 1.0}))
+
+    second = drive(batch=6).fit()
+    log_steps(second, range(6, 8), 0.0)
+    second.close()
+
+    assert read_series(tmp_path / "run", "loss") == [(step, float(step)) for step in range(8)]
+    assert summary(tmp_path)["loss"]["count"] == 8
+    assert json.loads(path.read_text())["csv"]["rows"] == 9
+    assert (sidecar(tmp_path)["status"], sidecar(tmp_path)["lost"]) == ("completed", {})
+
+
 def test_error_refuses_a_run_that_is_there(drive):
     """`if_exists="error"` takes a new folder, and refuses the same folder afterwards."""
     drive(if_exists="error").close()
