@@ -223,8 +223,8 @@ class State:
             names: a value is that of the weights of then. By label, those before its last evaluation within
             `fit`.
         scaler: the gradient scaler of "fp16", or None.
-        random_at_epoch_start: the random state at the start of the epoch; checkpoints hold it, so that a run
-            can resume within an epoch with the remaining batches.
+        random_at_epoch_start: the random state at the start of the epoch, and the states of samplers and
+            dataset; checkpoints hold it, so that a run can resume within an epoch with the remaining batches.
         last_checkpoint: the path of the newest complete checkpoint, or None.
         last_checkpoint_uris: where destinations put that file, or will.
         callbacks: every callback of the run, destinations included.

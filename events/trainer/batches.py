@@ -1,18 +1,11 @@
-"""Batches of a dataloader: their size, moving and splitting them, and reading them in a resumable order."""
+"""Batches of a dataloader: their size, moving and splitting them."""
 
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-from events.engine import Engine
-from events.event import Event
-from events.state import State
-
-from .random_state import random_state_of, restore_random_state
-
-__all__ = ["move", "samples_in", "split", "train_batches"]
+__all__ = ["move", "samples_in", "split"]
 
 
 def samples_in(batch: Any) -> int:
@@ -70,40 +63,3 @@ def _map(batch: Any, function: Any) -> Any:
     if isinstance(batch, list | tuple):
         return type(batch)(_map(value, function) for value in batch)
     return batch
-
-
-def train_batches(state: State, engine: Engine) -> Iterator[Any]:
-    """Yields the remaining batches of an epoch, and runs the events around reading them.
-
-    In the middle of an epoch, the epoch is restarted with its initial random state, batches already trained
-    on are read and skipped, and the current random state is restored. Shuffling, and other draws of the
-    dataset, are therefore the same as without the interruption.
-    """
-    dataloader: Any = state.train_dataloader
-    sampler: Any = getattr(dataloader, "sampler", None)
-    if hasattr(sampler, "set_epoch"):
-        sampler.set_epoch(state.timestamp.epoch.value)
-    iterator = _iterator(state, dataloader)
-    while True:
-        engine.run_event(Event.BEFORE_DATALOADER)
-        try:
-            state.batch = next(iterator)
-        except StopIteration:
-            return
-        engine.run_event(Event.AFTER_DATALOADER)
-        yield state.batch
-
-
-def _iterator(state: State, dataloader: Any) -> Iterator[Any]:
-    done = int(state.timestamp.batch_in_epoch)
-    if done == 0:
-        state.random_at_epoch_start = random_state_of(dataloader)
-        return iter(dataloader)
-    now = random_state_of(dataloader)
-    if state.random_at_epoch_start is not None:
-        restore_random_state(state.random_at_epoch_start, dataloader)
-    iterator: Iterator[Any] = iter(dataloader)
-    for _ in itertools.islice(iterator, done):
-        pass
-    restore_random_state(now, dataloader)
-    return iterator

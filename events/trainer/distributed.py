@@ -125,10 +125,14 @@ def check_sampler(dataloader: Any) -> None:
     """
     if is_alone() or not isinstance(dataloader, DataLoader):
         return
-    if isinstance(dataloader.sampler, RandomSampler | SequentialSampler):
+    # The one that chooses: of torchvision's references, that inside a batch sampler.
+    sampler: Any = dataloader.sampler if dataloader.batch_sampler is None else dataloader.batch_sampler
+    while hasattr(sampler, "sampler"):
+        sampler = sampler.sampler
+    if isinstance(sampler, RandomSampler | SequentialSampler):
         raise ValueError(  # noqa: TRY004  # its type is right, its sampler is not
             f"train_dataloader must give each of {distributed.get_world_size()} ranks its own samples, "
-            f"got a {type(dataloader.sampler).__name__}. "
+            f"got a {type(sampler).__name__}. "
             "Pass sampler=torch.utils.data.DistributedSampler(dataset) to the DataLoader."
         )
 

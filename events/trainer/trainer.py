@@ -31,13 +31,13 @@ from events.state import Phase, State
 from events.timestamp import Time, Timestamp
 
 from . import distributed
-from .batches import move, samples_in, split, train_batches
+from .batches import move, samples_in, split
 from .checkpoint.contents import load_checkpoint, load_weights
 from .checkpoint.reading import find_checkpoint
 from .checkpoint.saver import CheckpointSaver
 from .evaluator import ComposerSteps, Evaluator, as_evaluators
 from .metrics import WeightedMeans, as_metrics, log_values, scalars, total_loss
-from .random_state import restore_random_state, seed_all
+from .random_state import seed_all
 from .schedulers import BoundSchedule, PlateauScheduler, bind_schedules, check_monitors
 from .set_up import (
     AUTOCAST_DTYPES,
@@ -57,6 +57,7 @@ from .set_up import (
     weights_options,
     without_gradient_sync,
 )
+from .train_data import SkipBy, TrainData
 
 __all__ = ["Trainer"]
 
@@ -143,6 +144,9 @@ class Trainer:
         load_exclude: patterns, as of `fnmatch`, of weights not to load; with `load_weights_only`.
         autoresume: resumes from the newest whole checkpoint in `save_folder` or of a `CheckpointSaver`, if
             there is one; needs `run_name`.
+        skip_by: how a run that resumes within an epoch passes over the batches trained on: "index" asks the
+            sampler and reads none of them, "reading" reads them; "auto": by index where random numbers are
+            the same then, as they are without workers.
         raise_errors, strict, namespace, device_copies: those of the `Logger`.
 
     Raises:
@@ -186,6 +190,7 @@ class Trainer:
         load_strict: bool = True,
         load_exclude: Sequence[str] = (),
         autoresume: bool = False,
+        skip_by: SkipBy = "auto",
         raise_errors: bool = False,
         strict: bool = False,
         namespace: str = "",
@@ -277,6 +282,13 @@ class Trainer:
         )
         # The saver comes last: a checkpoint includes what other callbacks do at its events.
         self.engine = Engine(self.state, self.logger, (*as_tuple(callbacks), *own_savers))
+        self._data = TrainData(
+            self.state,
+            self.engine,
+            skip_by=skip_by,
+            is_saved=bool(savers or own_savers) or self.state.continues_run,
+            is_limited=self._train_subset is not None,
+        )
         with self._closing_on_error():
             self._set_up(model)
             self._resumed = self._load(load_path, [*own_savers, *savers], weights, autoresume=autoresume)
@@ -376,7 +388,7 @@ class Trainer:
                 if isinstance(scheduler, BoundSchedule):
                     scheduler.step()
             self.engine.run_event(Event.FIT_START)
-            self._restore_random_state()
+            self._begin_data()
             self._agree_on_stopping()
             self._agree_on_batches(has_batch=True)
             self._batch_names = None
@@ -388,11 +400,18 @@ class Trainer:
             self.engine.run_event(Event.FIT_END)
             state.end_training()
 
-    def _restore_random_state(self) -> None:
-        """Restores the random state of the checkpoint: draws before training do not count."""
+    def _begin_data(self) -> None:
+        """Goes to the position of the checkpoint in the data: draws before training do not count."""
         checkpoint, self._resumed = self._resumed, None
-        if checkpoint is not None and self.state.rank < len(checkpoint["random"]):
-            restore_random_state(checkpoint["random"][self.state.rank], self.state.train_dataloader)
+        saved = [] if checkpoint is None else checkpoint["random"]
+        if saved and len(saved) != self.state.world_size and self.state.rank == 0:
+            _log.warning(
+                "The checkpoint was saved by %d ranks and is loaded on %d: each rank reads other samples from "
+                "here on, and draws other random numbers.",
+                len(saved),
+                self.state.world_size,
+            )
+        self._data.begin(saved[self.state.rank] if self.state.rank < len(saved) else None)
 
     def _train_epoch(self) -> None:
         state = self.state
@@ -403,7 +422,7 @@ class Trainer:
             if state.timestamp.epoch_in_iteration == 0:
                 self.engine.run_event(Event.ITERATION_START)
             self.engine.run_event(Event.EPOCH_START)
-        batches = train_batches(state, self.engine)
+        batches = self._data.epoch()
         self._certain_batches = 0
         while not (over := self._what_is_over()) and self._has_next(batches):
             self._train_batch()

@@ -16,7 +16,7 @@ from events.state import State
 from events.timestamp import Timestamp
 from events.trainer import distributed
 from events.trainer.metrics import StatefulMetric, states_of
-from events.trainer.random_state import random_state_of
+from events.trainer.train_data import data_state
 
 from .plain import plain_values
 
@@ -56,8 +56,8 @@ def checkpoint_of(state: State, logger: Logger, *, is_of_rank: bool = False) -> 
         "evaluation": {"values": dict(state.eval_values), "batches": dict(state.eval_batches)},
         "callbacks": _callback_states(state, logger),
         # One per rank.
-        "random": of_ranks(random_state_of(state.train_dataloader)),
-        "random_at_epoch_start": of_ranks(state.random_at_epoch_start),
+        "random": of_ranks(plain_values(data_state(state), "random")),
+        "random_at_epoch_start": of_ranks(plain_values(state.random_at_epoch_start, "random_at_epoch_start")),
     }
 
 

@@ -1,0 +1,537 @@
+"""Reads the training data, and resumes reading where a checkpoint was saved, in the same order.
+
+What a checkpoint has of it, for each rank: the states of all generators, global ones and those that the
+dataloader holds (`random_state`), and the states of loader, samplers and dataset that have a `state_dict`,
+when it was saved and when the epoch began. Everything runs in the training thread.
+"""
+
+import copy
+import itertools
+import logging
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    IterableDataset,
+    StackDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+    default_convert,
+)
+
+from events.engine import Engine
+from events.errors import CheckpointError
+from events.event import Event
+from events.state import State
+
+from .random_state import (
+    find_generators,
+    generator_states,
+    parts_of,
+    random_state_of,
+    restore_generators,
+    restore_random_state,
+)
+
+__all__ = ["SkipBy", "TrainData", "data_state", "samplers_of"]
+
+_log = logging.getLogger("events")
+
+SkipBy = Literal["auto", "index", "reading"]
+
+# How many samplers may wrap each other, and datasets.
+_NESTED = 8
+_OBJECTS = 1000
+
+
+def data_state(state: State) -> dict[str, Any]:
+    """Returns the random numbers of this rank and the positions of its dataloaders, as they are now."""
+    return {
+        **random_state_of(state.train_dataloader),
+        "parts": _part_states(state.train_dataloader),
+        "evaluators": {
+            one.label: {
+                "generators": generator_states(one.dataloader),
+                "has_workers": _has_workers(one.dataloader),
+            }
+            for one in state.evaluators
+        },
+    }
+
+
+def samplers_of(dataloader: Any) -> dict[str, Any]:
+    """Returns the samplers of a dataloader, and those that they wrap, by name, each once."""
+    found: dict[str, Any] = {}
+    for name in ("sampler", "batch_sampler"):
+        place, sampler = name, getattr(dataloader, name, None)
+        while (
+            sampler is not None and len(found) < _NESTED and all(sampler is not one for one in found.values())
+        ):
+            found[place] = sampler
+            place, sampler = f"{place}.sampler", getattr(sampler, "sampler", None)
+    return found
+
+
+class TrainData:
+    """The training data of a run: its batches, in an order that a resumed run repeats.
+
+    Args:
+        state: the run.
+        engine: runs the events around reading.
+        skip_by: how batches are passed over that were trained on before; see `Trainer`.
+        is_saved: whether there are checkpoints, for which positions are noted and limits are said.
+        is_limited: whether epochs may end before the end of the data.
+
+    Raises:
+        ValueError: `skip_by` is unknown.
+    """
+
+    def __init__(
+        self, state: State, engine: Engine, *, skip_by: SkipBy, is_saved: bool, is_limited: bool
+    ) -> None:
+        if skip_by not in get_args(SkipBy):
+            raise ValueError(f"skip_by must be one of {', '.join(get_args(SkipBy))}, got {skip_by!r}.")
+        self._state = state
+        self._engine = engine
+        self._skip_by = skip_by
+        self._is_saved = is_saved
+        self._is_limited = is_limited
+        self._is_announced = False
+        # An iterator is one for all epochs: this one has been read from in this process.
+        self._begun: Any = None
+        # That of an epoch which is resumed in its middle.
+        self._iterator: Iterator[Any] | None = None
+        # Whether what was loaded may yet be at the end of its epoch.
+        self._may_be_at_end = False
+        # Whose workers were there before this epoch.
+        self._indices: _Indices | None = None
+
+    def _announce(self) -> None:
+        """Logs what a resumed run may not repeat, once."""
+        if self._is_announced or not self._is_saved:
+            return
+        self._is_announced = True
+        reasons = _not_promised(self._state.train_dataloader, self._skip_by, is_limited=self._is_limited)
+        if reasons and self._state.rank == 0:
+            _log.warning(
+                "A run that is resumed may not read the same samples as one that is not interrupted: %s. "
+                "See docs/checkpoints.md.",
+                "; ".join(reasons),
+            )
+
+    def begin(self, saved: Mapping[str, Any] | None) -> None:
+        """Goes to where training is, and restores the random numbers of a checkpoint.
+
+        Args:
+            saved: what `data_state` returned then; None where training begins, or goes on in this process.
+        """
+        state, loader = self._state, self._state.train_dataloader
+        done = int(state.timestamp.batch_in_epoch)
+        self._iterator = None
+        self._announce()
+        if saved is None and done == 0:
+            return
+        now = data_state(state) if saved is None else saved
+        start = state.random_at_epoch_start
+        self._begin_workers(start or {}, now)
+        if done > 0:
+            self._iterator = self._reopened(done, start, now)
+        elif not self._is_at_iterator():
+            self._load_at_end_of_epoch(start or {}, now)
+        missing = restore_random_state(now, loader)
+        for evaluator in state.evaluators:
+            own = now.get("evaluators", {}).get(evaluator.label, {}).get("generators", {})
+            missing += restore_generators(own, evaluator.dataloader)
+        if missing:
+            _log.warning(
+                "The checkpoint has the states of random number generators that are not there now: %s. "
+                "What draws from them differs from the uninterrupted run.",
+                ", ".join(missing),
+            )
+        if done > 0 and _is_data_loader(loader) and not _is_at_dataset(loader):
+            _load_parts(loader, now, only="dataset")
+
+    def epoch(self) -> Iterator[Any]:
+        """Yields the remaining batches of an epoch, and runs the events around reading them."""
+        state = self._state
+        iterator, self._iterator = self._iterator, None
+        is_first = iterator is None
+        while True:
+            self._engine.run_event(Event.BEFORE_DATALOADER)
+            if iterator is None:
+                iterator = self._started()
+            try:
+                state.batch = next(iterator)
+            except StopIteration:
+                if is_first and self._may_be_at_end and state.random_at_epoch_start is not None:
+                    # It was given the state of the end of an epoch, and has come to that.
+                    restore_random_state(state.random_at_epoch_start, state.train_dataloader)
+                    iterator, self._may_be_at_end = iter(state.train_dataloader), False
+                    try:
+                        state.batch = next(iterator)
+                    except StopIteration:
+                        return
+                else:
+                    if state.random_at_epoch_start is not None:
+                        state.random_at_epoch_start["is_exhausted"] = True
+                    return
+            is_first = self._may_be_at_end = False
+            self._engine.run_event(Event.AFTER_DATALOADER)
+            yield state.batch
+
+    def _started(self) -> Iterator[Any]:
+        """Begins an epoch, after its random state is noted."""
+        state, loader = self._state, self._state.train_dataloader
+        self._begun = loader
+        _set_epoch(loader, int(state.timestamp.epoch))
+        workers = (state.random_at_epoch_start or {}).get("workers")
+        start = random_state_of(loader)
+        if workers is None and _has_persistent_workers(loader):
+            workers = (
+                {"epoch": -1, "random": None}
+                if _has_workers(loader)
+                else {"epoch": state.timestamp.epoch.value, "random": start}
+            )
+        state.random_at_epoch_start = {
+            **start,
+            "parts": _part_states(loader) if self._is_saved else {},
+            "workers": workers,
+            "is_exhausted": False,
+        }
+        return iter(loader)
+
+    def _begin_workers(self, start: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+        """Starts the processes that are there for the whole run: the epoch after does not draw their seed."""
+        state, loader = self._state, self._state.train_dataloader
+        for evaluator in state.evaluators:
+            had = saved.get("evaluators", {}).get(evaluator.label, {}).get("has_workers")
+            one = evaluator.dataloader
+            if had and _has_persistent_workers(one) and not _has_workers(one):
+                iter(one)
+        self._indices = None
+        if not _has_persistent_workers(loader):
+            return
+        # Their seed is drawn anew, where a script has looked at a batch before.
+        loader._iterator = None  # noqa: SLF001
+        begun = start.get("workers") or {"epoch": 0, "random": None}
+        epoch, done = state.timestamp.epoch.value, int(state.timestamp.batch_in_epoch)
+        if begun["epoch"] < epoch or (done == 0 and epoch > 0):
+            if begun["random"] is not None:
+                restore_random_state(begun["random"], loader)
+            self._indices = _Indices(loader)
+            self._indices.iterate(0)
+
+    def _is_at_iterator(self) -> bool:
+        """Passes over all that was read from an iterator; returns False for a loader that can begin anew."""
+        loader = self._state.train_dataloader
+        if not hasattr(loader, "__next__") or _is_stateful(loader):
+            return False
+        if self._begun is not loader:
+            self._begun = loader
+            _pass_over(loader, int(self._state.timestamp.batch))
+        return True
+
+    def _load_at_end_of_epoch(self, start: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        loader = self._state.train_dataloader
+        self._may_be_at_end = _load_parts(loader, now)
+        if self._may_be_at_end and _is_stateful(loader):
+            # torchdata's goes to its position here; what it draws does not count.
+            loader.state_dict()
+            if not start.get("is_exhausted", True):
+                iter(loader)
+
+    def _reopened(self, done: int, start: Mapping[str, Any] | None, now: Mapping[str, Any]) -> Iterator[Any]:
+        """Returns an iterator over the epoch that has passed over the batches trained on."""
+        state, loader = self._state, self._state.train_dataloader
+        if self._is_at_iterator():
+            return iter(loader)
+        _set_epoch(loader, int(state.timestamp.epoch))
+        has_now = bool(now.get("parts"))
+        if _is_stateful(loader) and has_now:
+            self._restore_start(start)
+            _load_parts(loader, now)
+            loader.state_dict()
+            return iter(loader)
+        _load_parts(loader, start or {})
+        if _is_at_dataset(loader) and "dataset" in now.get("parts", {}) and self._skip_by != "reading":
+            _load_parts(loader, now, only="dataset")
+            self._restore_start(start)
+            return iter(loader)
+        self._restore_start(start)
+        iterator, found = self._skipped(done)
+        if found == 0:
+            # A sampler that was given the state of the end of an epoch has come to that.
+            self._restore_start(start)
+            iterator, found = self._skipped(done)
+        if found < done:
+            _log.warning(
+                "train_dataloader has %d batches in this epoch, of which the checkpoint had seen %d.",
+                found,
+                done,
+            )
+        return iterator
+
+    def _restore_start(self, start: Mapping[str, Any] | None) -> None:
+        if start is not None:
+            restore_random_state(start, self._state.train_dataloader)
+
+    def _skipped(self, done: int) -> tuple[Iterator[Any], int]:
+        """Returns an iterator after so many batches, and how many there were."""
+        loader = self._state.train_dataloader
+        if _can_skip_by_index(loader) and (
+            self._skip_by == "index"
+            or (self._skip_by == "auto" and (self._indices is not None or _draws_alike(loader)))
+        ):
+            return (_Indices(loader) if self._indices is None else self._indices).iterate(done)
+        iterator: Iterator[Any] = iter(loader)
+        return iterator, _pass_over(iterator, done)
+
+
+class _Indices:
+    """Stands for the index sampler of a `DataLoader` in the iterators that are made by `iterate`.
+
+    Args:
+        loader: the loader, which keeps its own.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+        self._sampler = getattr(loader, self._name)
+        self._skip = 0
+        self._latest: _LaterIndices | None = None
+
+    def iterate(self, skip: int) -> tuple[Iterator[Any], int]:
+        """Returns an iterator after so many batches, of which none is read, and how many there were.
+
+        One that has persistent workers has had this for its sampler since they were started.
+        """
+        attributes = vars(self._loader)
+        attributes[self._name], self._skip = self, skip
+        try:
+            iterator: Iterator[Any] = iter(self._loader)
+        finally:
+            attributes[self._name], self._skip = self._sampler, 0
+        latest, self._latest = self._latest, None
+        if latest is None:
+            return iterator, 0
+        latest.pass_over()
+        return iterator, latest.found
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._skip == 0:
+            return iter(self._sampler)
+        self._latest = _LaterIndices(self._sampler, self._skip)
+        return self._latest
+
+
+class _LaterIndices:
+    """Iterates over a sampler, and begins after so many batches.
+
+    They are passed over when the first is asked for: a loader draws the seed of its workers before that.
+    """
+
+    def __init__(self, sampler: Any, skip: int) -> None:
+        self._sampler = sampler
+        self._skip: int | None = skip
+        self.found = 0
+        # One of torch is a generator, which asks its sampler for an iterator when it is asked for the first.
+        self._is_torchs = type(sampler) is BatchSampler
+        self._iterator = iter(()) if self._is_torchs else iter(sampler)
+
+    def pass_over(self) -> None:
+        """Goes to the first that is not passed over; a second call does nothing."""
+        skip, self._skip = self._skip, None
+        if skip is None:
+            return
+        if self._is_torchs:
+            # Sample by sample is twice as fast.
+            samples, size = iter(self._sampler.sampler), self._sampler.batch_size
+            self.found = -(-_pass_over(samples, skip * size) // size)
+            self._iterator = iter(BatchSampler(samples, size, self._sampler.drop_last))
+        else:
+            self.found = _pass_over(self._iterator, skip)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        self.pass_over()
+        return next(self._iterator)
+
+
+def _pass_over(iterator: Iterator[Any], count: int) -> int:
+    """Takes so many from an iterator; returns how many there were."""
+    counter = itertools.count()
+    deque(zip(itertools.islice(iterator, count), counter, strict=False), maxlen=0)
+    return next(counter)
+
+
+def _is_data_loader(loader: Any) -> bool:
+    """Returns whether it is read as torch's `DataLoader` is, whose state torch does not know."""
+    return (
+        isinstance(loader, DataLoader)
+        and type(loader).__iter__ is DataLoader.__iter__
+        and not _is_stateful(loader)
+    )
+
+
+def _is_stateful(value: Any) -> bool:
+    # Accelerate's loaders have both methods, for the loader inside, which may have none.
+    inside = getattr(value, "base_dataloader", value)
+    return all(callable(getattr(inside, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def _is_at_dataset(loader: Any) -> bool:
+    """Returns whether the dataset in this process knows the position."""
+    return _is_data_loader(loader) and isinstance(loader.dataset, IterableDataset) and loader.num_workers == 0
+
+
+def _has_persistent_workers(loader: Any) -> bool:
+    return _is_data_loader(loader) and loader.persistent_workers and loader.num_workers > 0
+
+
+def _has_workers(loader: Any) -> bool:
+    return _has_persistent_workers(loader) and loader._iterator is not None  # noqa: SLF001
+
+
+def _set_epoch(loader: Any, epoch: int) -> None:
+    """Tells the samplers and the dataset, and the loader, if they want to know."""
+    for one in (*samplers_of(loader).values(), getattr(loader, "dataset", None), loader):
+        if callable(getattr(one, "set_epoch", None)):
+            one.set_epoch(epoch)
+
+
+def _stateful_parts(loader: Any) -> dict[str, Any]:
+    if _is_stateful(loader):
+        return {"loader": loader}
+    parts = {**samplers_of(loader), "dataset": getattr(loader, "dataset", None)}
+    return {name: one for name, one in parts.items() if _is_stateful(one)}
+
+
+def _part_states(loader: Any) -> dict[str, Any]:
+    # They change as it is read.
+    return {name: copy.deepcopy(one.state_dict()) for name, one in _stateful_parts(loader).items()}
+
+
+def _load_parts(loader: Any, saved: Mapping[str, Any], *, only: str | None = None) -> bool:
+    """Loads what `_part_states` returned; returns whether there was something to load.
+
+    Raises:
+        CheckpointError: a part does not take its state.
+    """
+    states = saved.get("parts", {})
+    found = {
+        name: one
+        for name, one in _stateful_parts(loader).items()
+        if name in states and (only is None or name == only)
+    }
+    for name, one in found.items():
+        try:
+            one.load_state_dict(states[name])
+        except (AttributeError, KeyError, RuntimeError, ValueError, TypeError) as error:
+            raise CheckpointError(
+                f"checkpoint must fit the {name} of train_dataloader, got: {error}"
+            ) from error
+    return bool(found)
+
+
+def _can_skip_by_index(loader: Any) -> bool:
+    return (
+        _is_data_loader(loader)
+        and not isinstance(loader.dataset, IterableDataset)
+        and {"sampler", "batch_sampler"} <= vars(loader).keys()
+    )
+
+
+def _draws_alike(loader: Any) -> bool:
+    """Returns whether batches that are not read leave all generators as those that are do.
+
+    In this process, generators are restored after skipping; only one that both the sampler and the dataset
+    draw from would be in another state while the sampler is passed over. Those of worker processes are not
+    seen, so what they run must be known.
+    """
+    if loader.num_workers > 0:
+        return _draws_nothing(loader)
+    dataset, _ = find_generators({"dataset": loader.dataset, "collate_fn": loader.collate_fn})
+    order, _ = find_generators(samplers_of(loader), ignoring=loader.dataset)
+    return not {id(one) for one in dataset.values()} & {id(one) for one in order.values()}
+
+
+def _draws_nothing(loader: Any) -> bool:
+    """Returns whether dataset and collate function are torch's own, which draw no random numbers."""
+    waiting, seen = [loader.dataset], 0
+    while waiting:
+        dataset = waiting.pop()
+        seen += 1
+        kind = type(dataset)
+        if kind is Subset:
+            waiting.append(dataset.dataset)
+        elif kind is ConcatDataset:
+            waiting.extend(dataset.datasets)
+        elif kind is StackDataset:
+            waiting.extend(
+                dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets
+            )
+        elif kind not in {TensorDataset, torch.Tensor, np.ndarray, range, list, tuple} or seen > _OBJECTS:
+            return False
+    return loader.collate_fn in {default_collate, default_convert}
+
+
+def _not_promised(loader: Any, skip_by: SkipBy, *, is_limited: bool) -> list[str]:
+    """Returns what a resumed run may not repeat, by name."""
+    name = type(loader).__name__
+    reasons: list[str] = []
+    if is_limited and (parts := [one for one in _stateful_parts(loader) if one != "loader"]):
+        reasons.append(
+            f"train_subset_num_batches ends an epoch where the {' and '.join(parts)} may mean to go on"
+        )
+    if _is_stateful(loader) or isinstance(loader, list | tuple):
+        return reasons
+    if not _is_data_loader(loader):
+        what = "is an iterator" if hasattr(loader, "__next__") else "has no state_dict"
+        return [*reasons, f"the {name} {what}, and is read again from its beginning"]
+    dataset = type(loader.dataset).__name__
+    if isinstance(loader.dataset, IterableDataset) and not (
+        _is_at_dataset(loader) and _is_stateful(loader.dataset)
+    ):
+        why = "is iterated by workers" if loader.num_workers > 0 else "has no state_dict"
+        reasons.append(f"the IterableDataset {dataset} {why}, and is read again from its beginning")
+    reasons += [
+        f"the {place} {type(one).__name__} has neither state_dict nor set_epoch, and what it keeps beside "
+        "generators is not saved"
+        for place, one in samplers_of(loader).items()
+        if not _is_known_sampler(one)
+    ]
+    if loader.num_workers > 0 and not getattr(loader, "in_order", True):
+        reasons.append("in_order=False gives batches in the order in which workers have read them")
+    if loader.num_workers > 0 and not _draws_nothing(loader):
+        if loader.persistent_workers:
+            reasons.append(
+                f"persistent_workers=True: random numbers that workers draw for {dataset} from the second "
+                "epoch on"
+            )
+        if skip_by == "index":
+            reasons.append(f"skip_by='index': random numbers that workers draw for each sample of {dataset}")
+    if not find_generators(parts_of(loader))[1]:
+        reasons.append(f"the {name} holds too many objects to look for random number generators in all")
+    return reasons
+
+
+def _is_known_sampler(sampler: Any) -> bool:
+    kind = type(sampler)
+    return (
+        kind.__module__.startswith("torch.")
+        or _is_stateful(sampler)
+        or callable(getattr(sampler, "set_epoch", None))
+    )
