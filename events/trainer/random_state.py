@@ -138,7 +138,8 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]]:
     attributes = getattr(value, "__dict__", None)
     if isinstance(attributes, dict):
         yield from ((f".{name}", one) for name, one in list(attributes.items()) if name != "_iterator")
-    for name, slot in _slots_of(type(value)):
+    kind: Any = type(value)
+    for name, slot in _slots_of(kind):
         with contextlib.suppress(AttributeError):
             yield f".{name}", slot.__get__(value)
 

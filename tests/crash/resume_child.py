@@ -1,0 +1,557 @@
+"""Draws trainings, interrupts and resumes each, and compares it with the one that was not interrupted.
+
+`python -m tests.crash.resume_child FOLDER FIRST COUNT`, or by torchrun on several ranks: prints a line for each draw
+that differs, and how many there were. A draw is made by its number: `python -m tests.crash.resume_child /tmp/x 17 1`.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+import attrs
+import numpy as np
+import torch
+from torch import distributed
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from destinations import LoggerDestination
+from events import Callback, Event, Trainer
+from events.trainer.distributed import leave
+from events.trainer.train_data import data_state
+
+LOADERS = (
+    "map", "map", "own-generator", "replacement", "subset-random", "weighted", "subset", "batch-sampler", "unbatched",
+    "hidden-order", "position-sampler", "yielded-sampler", "epoch-sampler", "iterable", "stateful-iterable",
+    "stateful-loader", "plain-loader", "list",
+)  # fmt: skip
+OF_RANKS = ("distributed", "distributed-batches", "rank-stream", "rank-loader")
+NOISES = ("none", "torch", "numpy", "python", "own-torch", "own-numpy", "own-legacy", "own-python")
+DURATIONS = ("3ep", "8ba", "13ba", "37sp", "90tok", "2iter")
+INTERVALS = ("1ba", "2ba", "3ba", "5ba", "1ep", "2ep", "11sp", "30tok", "1iter")
+WAYS = ("raise", "raise", "raise", "kill", "exit")
+
+
+@attrs.frozen
+class Draw:
+    """A training, and how it is interrupted."""
+
+    number: int
+    loader: str
+    noise: str
+    collate_noise: str
+    samples: int
+    batch_size: int
+    drop_last: bool
+    workers: int
+    persistent: bool
+    prefetch: int
+    skip_by: str
+    limit: int | None
+    duration: str
+    save_interval: str
+    evaluation: str | None
+    optimizer: str
+    each_batch: bool
+    microbatch: int | None
+    ways: tuple[str, ...]
+
+
+def draw_number(number, ranks):
+    """Returns the draw of a number, the same in every process."""
+    pick = random.Random(number)
+    loader = pick.choice(OF_RANKS if ranks > 1 else LOADERS)
+    has_workers = pick.random() < 0.2 and loader not in {"stateful-loader", "plain-loader", "rank-loader", "list"}
+    persistent = has_workers and pick.random() < 0.5
+    noise, collate_noise = pick.choice(NOISES), pick.choice(("none", "none", *NOISES))
+    if persistent:
+        # What workers draw in a later epoch cannot be saved, and it is said.
+        noise = collate_noise = "none"
+    return Draw(
+        number=number,
+        loader=loader,
+        noise=noise,
+        collate_noise=collate_noise,
+        samples=pick.randint(7, 23) * ranks,
+        batch_size=pick.randint(2, 4),
+        drop_last=pick.random() < 0.4,
+        workers=pick.choice((1, 2)) if has_workers else 0,
+        persistent=persistent,
+        prefetch=pick.randint(1, 3),
+        # By index, what workers draw differs, and it is said.
+        skip_by=pick.choice(("auto", "auto", "reading")),
+        limit=pick.choice((None, None, None, 1, 2, 3)),
+        duration=pick.choice(DURATIONS),
+        save_interval=pick.choice(INTERVALS),
+        evaluation=pick.choice((None, "1ep", "2ba", "3ba")),
+        optimizer=pick.choice(("SGD", "Adam", "AdamW", "RMSprop", "NAdam")),
+        each_batch=pick.random() < 0.5,
+        microbatch=pick.choice((None, None, 1, 2)),
+        ways=tuple(pick.choice(WAYS if ranks == 1 else ("raise",)) for _ in range(pick.choice((1, 1, 2)))),
+    )
+
+
+class Noise:
+    """Draws numbers from one of the generators that a user may use."""
+
+    def __init__(self, kind, seed):
+        self.kind = kind
+        self.generators = {
+            "own-torch": lambda: [torch.Generator().manual_seed(seed)],
+            "own-numpy": lambda: [np.random.default_rng(seed)],
+            "own-legacy": lambda: [np.random.RandomState(seed)],
+            "own-python": lambda: [random.Random(seed)],
+        }.get(kind, list)()
+
+    def __call__(self):
+        if self.kind == "none":
+            return 0.0
+        if self.generators and self.kind != "own-torch":
+            return self.generators[0].random()
+        if "torch" in self.kind:
+            return float(torch.rand((), generator=self.generators[0] if self.generators else None))
+        return np.random.random() if self.kind == "numpy" else random.random()  # noqa: NPY002  # as users do
+
+
+def sample(index, noise):
+    """Returns a point and its class."""
+    return torch.tensor([index % 5, index % 3 - 1.0, 1.0]) + noise(), index % 2
+
+
+class Points(Dataset):
+    """Points in space, moved at random."""
+
+    max_seq_len = 3
+
+    def __init__(self, samples, noise):
+        self.samples, self.noise = samples, noise
+
+    def __len__(self):
+        return self.samples
+
+    def __getitem__(self, index):
+        return sample(index, self.noise)
+
+
+class Stream(IterableDataset):
+    """The same, one after the other; by rank and worker."""
+
+    max_seq_len = 3
+
+    def __init__(self, samples, noise, rank=0, ranks=1):
+        self.samples, self.noise, self.rank, self.ranks = samples, noise, rank, ranks
+
+    def order(self):
+        worker = torch.utils.data.get_worker_info()
+        own = range(self.samples)[self.rank :: self.ranks]
+        return own if worker is None else own[worker.id :: worker.num_workers]
+
+    def __iter__(self):
+        for index in self.order():
+            yield sample(index, self.noise)
+
+
+class StatefulStream(Stream):
+    """One that knows where it is, and goes through another order each time."""
+
+    epoch = next = 0
+
+    def __iter__(self):
+        order = list(self.order())
+        random.Random(self.epoch).shuffle(order)
+        while self.next < len(order):
+            self.next += 1
+            yield sample(order[self.next - 1], self.noise)
+        self.epoch, self.next = self.epoch + 1, 0
+
+    def state_dict(self):
+        return {"epoch": self.epoch, "next": self.next}
+
+    def load_state_dict(self, state):
+        self.epoch, self.next = state["epoch"], state["next"]
+
+
+class HiddenOrder(Sampler):
+    """Shuffles by a generator of numpy."""
+
+    def __init__(self, samples):
+        self.samples, self.draw = samples, {"order": np.random.default_rng(5)}
+
+    def __len__(self):
+        return self.samples
+
+    def __iter__(self):
+        return iter(self.draw["order"].permutation(self.samples).tolist())
+
+
+class PositionSampler(HiddenOrder):
+    """Goes on where it was, in this process too."""
+
+    def __init__(self, samples):
+        self.samples, self.rest, self.seed = samples, [], 0
+
+    def __iter__(self):
+        if not self.rest:
+            self.seed += 1
+            self.rest = random.Random(self.seed).sample(range(self.samples), self.samples)
+        while self.rest:
+            yield self.rest.pop()
+
+    def state_dict(self):
+        return {"rest": self.rest, "seed": self.seed}
+
+    def load_state_dict(self, state):
+        self.rest, self.seed = list(state["rest"]), state["seed"]
+
+
+class YieldedSampler(HiddenOrder):
+    """As that of torchdata: counts what it has given, and passes over it when it was loaded."""
+
+    epoch = yielded = 0
+    next_yielded = None
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        self.yielded, self.next_yielded = self.next_yielded or 0, None
+        for index in random.Random(self.epoch).sample(range(self.samples), self.samples)[self.yielded :]:
+            self.yielded += 1
+            yield index
+
+    def state_dict(self):
+        return {"yielded": self.yielded}
+
+    def load_state_dict(self, state):
+        self.next_yielded = state["yielded"]
+
+
+class EpochSampler(HiddenOrder):
+    """Its state is that of an epoch, not a position in it."""
+
+    def __init__(self, samples):
+        self.samples, self.epoch = samples, 0
+
+    def __iter__(self):
+        self.epoch += 1
+        return iter(random.Random(self.epoch).sample(range(self.samples), self.samples))
+
+    def state_dict(self):
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        self.epoch = state["epoch"]
+
+
+class PlainLoader:
+    """A loader that is not torch's, with generators somewhere in it."""
+
+    def __init__(self, dataset, batch_size, indices):
+        self.dataset, self.batch_size, self.indices = dataset, batch_size, indices
+        self.inside = {"draw": np.random.default_rng(9)}
+
+    def batches(self):
+        order = self.inside["draw"].permutation(self.indices).tolist()
+        return [order[at : at + self.batch_size] for at in range(0, len(order), self.batch_size)]
+
+    def batch(self, indices):
+        return torch.utils.data.default_collate([self.dataset[index] for index in indices])
+
+    def __iter__(self):
+        for indices in self.batches():
+            yield self.batch(indices)
+
+
+class StatefulLoader(PlainLoader):
+    """One that knows where it is."""
+
+    rest = ()
+
+    def __iter__(self):
+        if not self.rest:
+            self.rest = self.batches()
+        while self.rest:
+            indices, *self.rest = self.rest
+            yield self.batch(indices)
+
+    def state_dict(self):
+        return {"rest": [list(one) for one in self.rest]}
+
+    def load_state_dict(self, state):
+        self.rest = state["rest"]
+
+
+def collate(noise, samples):
+    """Returns a batch, moved at random as a whole."""
+    points, classes = torch.utils.data.default_collate(samples)
+    return points + noise(), classes
+
+
+def samplers(draw, count, ranks):
+    """Returns samplers by the kind of loader."""
+    generator = torch.Generator().manual_seed(3)
+    return {
+        "own-generator": lambda: RandomSampler(range(count), generator=generator),
+        "replacement": lambda: RandomSampler(range(count), replacement=True, num_samples=count, generator=generator),
+        "subset-random": lambda: SubsetRandomSampler(range(0, count, 2)),
+        "weighted": lambda: WeightedRandomSampler(torch.arange(1.0, count + 1).tolist(), count, generator=generator),
+        "hidden-order": lambda: HiddenOrder(count),
+        "position-sampler": lambda: PositionSampler(count),
+        "yielded-sampler": lambda: YieldedSampler(count),
+        "epoch-sampler": lambda: EpochSampler(count),
+        "distributed": lambda: DistributedSampler(range(count), ranks, seed=draw.number),
+    }
+
+
+def make_loader(draw, rank, ranks):
+    """Returns the loader of training."""
+    noise, own = Noise(draw.noise, 11 + rank), Noise(draw.collate_noise, 12 + rank)
+    points = Points(draw.samples, noise)
+    own_indices = range(rank, draw.samples, ranks)
+    if draw.loader == "list":
+        return [points_batch for points_batch in PlainLoader(points, draw.batch_size, own_indices)]
+    if draw.loader in {"plain-loader", "stateful-loader", "rank-loader"}:
+        return (PlainLoader if draw.loader == "plain-loader" else StatefulLoader)(points, draw.batch_size, own_indices)
+    options = {
+        "num_workers": draw.workers,
+        "persistent_workers": draw.persistent,
+        "prefetch_factor": draw.prefetch if draw.workers else None,
+        "multiprocessing_context": "fork" if draw.workers else None,
+    }
+    if draw.collate_noise != "none":
+        options["collate_fn"] = functools.partial(collate, own)
+    batches = options | {"batch_size": draw.batch_size, "drop_last": draw.drop_last}
+    if draw.loader in {"iterable", "stateful-iterable", "rank-stream"}:
+        kind = Stream if draw.loader == "iterable" else StatefulStream
+        return DataLoader(kind(draw.samples, noise, rank, ranks), **batches)
+    if draw.loader == "subset":
+        return DataLoader(Subset(points, range(1, draw.samples, 2)), shuffle=True, **batches)
+    if draw.loader in {"batch-sampler", "distributed-batches"}:
+        inner = (
+            RandomSampler(points)
+            if ranks == 1
+            else BatchSampler(DistributedSampler(points, ranks, rank), 1, drop_last=False).sampler
+        )
+        return DataLoader(points, batch_sampler=BatchSampler(inner, draw.batch_size, draw.drop_last), **options)
+    if draw.loader == "unbatched":
+        order = BatchSampler(SequentialSampler(points), draw.batch_size, draw.drop_last)
+        data = [collate(own, [points[index] for index in indices]) for indices in order]
+        options.pop("collate_fn", None)
+        return DataLoader(data, batch_size=None, shuffle=True, **options)
+    if draw.loader == "map":
+        generator = torch.Generator().manual_seed(2) if draw.number % 2 else None
+        return DataLoader(points, shuffle=True, generator=generator, **batches)
+    if draw.loader == "distributed":
+        return DataLoader(points, sampler=DistributedSampler(points, ranks, rank, seed=draw.number), **batches)
+    return DataLoader(points, sampler=samplers(draw, draw.samples, ranks)[draw.loader](), **batches)
+
+
+class Rows(LoggerDestination):
+    """Writes rows into a file, and leaves those behind that a checkpoint does not know."""
+
+    def __init__(self, path):
+        self.path, self.count, self.lines = path, 0, []
+
+    def fit_start(self, state, logger):
+        self.lines = self.path.read_text().splitlines()[: self.count] if self.path.exists() else []
+        self.path.write_text("".join(f"{line}\n" for line in self.lines))
+
+    def log_metrics(self, metrics, step=None):
+        values = {name: float(value).hex() for name, value in metrics.items()}
+        self.lines.append(json.dumps([step, values]))
+        with self.path.open("a") as file:
+            file.write(f"{self.lines[-1]}\n")
+
+    def state_dict(self):
+        return {"count": len(self.lines)}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+class Interrupted(BaseException):
+    """Ends training at an event."""
+
+
+class Interrupts(Callback):
+    """Notes events, and ends training at one of them."""
+
+    def __init__(self, at=None, way="raise"):
+        self.seen, self.at, self.way = [], at, way
+
+    def run_event(self, event, state, logger):
+        self.seen.append(event)
+        if self.at == (event, self.seen.count(event)):
+            if self.way == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.way == "exit":
+                os._exit(3)
+            raise Interrupted
+
+
+def train(draw, folder, interrupts, rank=0, ranks=1):
+    """Trains from where the last left off; returns all that must be equal at the end."""
+    torch.manual_seed(draw.number)
+    np.random.seed(draw.number)  # noqa: NPY002  # as users do
+    random.seed(draw.number)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Dropout(0.3), torch.nn.Linear(4, 2))
+    options = {"momentum": 0.9} if draw.optimizer == "SGD" else {}
+    optimizer = getattr(torch.optim, draw.optimizer)(model.parameters(), lr=0.05, **options)
+    evaluation = {}
+    if draw.evaluation is not None:
+        workers = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "fork"}
+        points = Points(5, Noise("own-numpy" if draw.number % 3 else "torch", 4) if draw.number % 7 else Noise("none", 0))
+        evaluation = {
+            "eval_dataloader": DataLoader(
+                points, batch_size=2, shuffle=bool(draw.number % 2), **({} if draw.number % 7 else workers)
+            ),
+            "eval_interval": draw.evaluation,
+        }
+    rows = Rows(folder / "rows" if rank == 0 else Path(os.devnull))
+    trainer = Trainer(
+        model,
+        make_loader(draw, rank, ranks),
+        max_duration=draw.duration,
+        loss_fn=torch.nn.functional.cross_entropy,
+        optimizers=optimizer,
+        schedulers=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
+        step_schedulers_every_batch=draw.each_batch,
+        metrics={"accuracy": lambda outputs, targets: (outputs.argmax(1) == targets).float().mean()},
+        callbacks=interrupts,
+        loggers=rows,
+        run_name="run",
+        seed=draw.number,
+        device="cpu",
+        iteration_length="2ep",
+        train_subset_num_batches=draw.limit,
+        device_train_microbatch_size=draw.microbatch,
+        save_folder=folder / "saved",
+        save_interval=draw.save_interval,
+        autoresume=True,
+        skip_by=draw.skip_by,
+        **evaluation,
+    )
+    with trainer:
+        trainer.fit()
+    state = trainer.state
+    drawn = data_state(state)
+    return {
+        "weights": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "schedulers": [one.state_dict() for one in state.schedulers],
+        "random": drawn["global"],
+        "generators": drawn["dataloader"],
+        "evaluation": drawn["evaluators"],
+        "timestamp": {name: one for name, one in state.timestamp.to_numbers().items() if "wct" not in name},
+        "rows": rows.lines if rank == 0 else [],
+    }
+
+
+def difference(one, other, place=""):
+    """Returns where two values differ first, or None."""
+    if isinstance(one, torch.Tensor):
+        return None if torch.equal(one, other) else f"{place}: {one} and {other}"
+    if isinstance(one, dict):
+        if one.keys() != other.keys():
+            return f"{place}: {sorted(map(str, one))} and {sorted(map(str, other))}"
+        found = (difference(one[key], other[key], f"{place}/{key}") for key in one)
+        return next((text for text in found if text is not None), None)
+    if isinstance(one, list | tuple):
+        if len(one) != len(other):
+            return f"{place}: {len(one)} and {len(other)} items"
+        found = (difference(*pair, f"{place}/{index}") for index, pair in enumerate(zip(one, other, strict=True)))
+        return next((text for text in found if text is not None), None)
+    return None if one == other else f"{place}: {one} and {other}"
+
+
+def interrupt(draw, way, folder, interrupts, rank, ranks):
+    """Trains until the interruption, in a process of its own where that ends it."""
+    if way == "raise":
+        with contextlib.suppress(Interrupted):
+            train(draw, folder, interrupts, rank, ranks)
+        return
+    child = os.fork()
+    if child == 0:
+        try:
+            train(draw, folder, interrupts)
+        except BaseException:  # noqa: BLE001  # the status says it
+            traceback.print_exc()
+            os._exit(4)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code not in {-signal.SIGKILL if way == "kill" else 3, 0}:
+        raise RuntimeError(f"the interrupted process ended with {code}")
+
+
+def check(number, folder, rank=0, ranks=1):
+    """Returns what the resumed run of a draw does differently, or None."""
+    draw = draw_number(number, ranks)
+    place = folder / str(number)
+    (place / "whole").mkdir(parents=True, exist_ok=True)
+    (place / "resumed").mkdir(parents=True, exist_ok=True)
+    seen = Interrupts()
+    expected = train(draw, place / "whole", seen, rank, ranks)
+    pick = random.Random(-number - 1)
+    points = []
+    for way in draw.ways:
+        event = pick.choice([one for one in Event if one in seen.seen])
+        points.append((event, pick.randint(1, seen.seen.count(event))))
+        interrupt(draw, way, place / "resumed", Interrupts(points[-1], way), rank, ranks)
+    found = difference(expected, train(draw, place / "resumed", Interrupts(), rank, ranks))
+    if found is None:
+        return None
+    return f"{draw}, interrupted at {[f'{event} {time}' for event, time in points]}: {found[:400]}"
+
+
+def main(folder, first, count):
+    """Checks draws, and says which differ."""
+    torch.set_num_threads(1)
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    rank = int(os.environ.get("RANK", "0"))
+    if ranks > 1:
+        distributed.init_process_group("gloo")
+    failed = 0
+    for number in range(first, first + count):
+        try:
+            found = check(number, folder, rank, ranks)
+        except Exception:  # noqa: BLE001  # it is shown, with the draw
+            found = f"{draw_number(number, ranks)}\n{traceback.format_exc()}"
+            if ranks > 1:
+                print(f"DIFFERS {number} on rank {rank}: {found}", flush=True)
+                os._exit(1)
+        if found is not None:
+            failed += 1
+            print(f"DIFFERS {number} on rank {rank}: {found}", flush=True)
+        if ranks > 1:
+            distributed.barrier()
+        if rank == 0:
+            shutil.rmtree(folder / str(number), ignore_errors=True)
+    if rank == 0:
+        print(f"{count} draws from {first} on {ranks} ranks, {failed} differ", flush=True)
+    if ranks > 1:
+        leave()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
