@@ -161,7 +161,9 @@ class TrainData:
     def epoch(self) -> Iterator[Any]:
         """Yields the remaining batches of an epoch, and runs the events around reading them."""
         state = self._state
-        iterator, self._iterator = self._iterator, None
+        # Where the epoch that was resumed was at its end, this is the next.
+        iterator = None if state.timestamp.batch_in_epoch == 0 else self._iterator
+        self._iterator = None
         is_first = iterator is None
         while True:
             self._engine.run_event(Event.BEFORE_DATALOADER)

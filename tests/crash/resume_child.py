@@ -6,7 +6,9 @@ that differs, and how many there were. A draw is made by its number: `python -m 
 
 import contextlib
 import functools
+import importlib
 import json
+import logging
 import os
 import random
 import shutil
@@ -79,12 +81,20 @@ def draw_number(number, ranks):
     """Returns the draw of a number, the same in every process."""
     pick = random.Random(number)
     loader = pick.choice(OF_RANKS if ranks > 1 else LOADERS)
-    has_workers = pick.random() < 0.2 and loader not in {"stateful-loader", "plain-loader", "rank-loader", "list"}
+    has_workers = pick.random() < 0.2 and loader not in {
+        "stateful-loader",
+        "plain-loader",
+        "rank-loader",
+        "list",
+    }
     persistent = has_workers and pick.random() < 0.5
     noise, collate_noise = pick.choice(NOISES), pick.choice(("none", "none", *NOISES))
     if persistent:
         # What workers draw in a later epoch cannot be saved, and it is said.
         noise = collate_noise = "none"
+    # Those that go on in the next epoch may leave it less than a batch; one that does so only where it was
+    # loaded cannot be told from them, and it is said.
+    goes_on = loader in {"position-sampler", "stateful-iterable", "rank-stream"}
     return Draw(
         number=number,
         loader=loader,
@@ -92,13 +102,13 @@ def draw_number(number, ranks):
         collate_noise=collate_noise,
         samples=pick.randint(7, 23) * ranks,
         batch_size=pick.randint(2, 4),
-        drop_last=pick.random() < 0.4,
+        drop_last=pick.random() < 0.4 and not goes_on,
         workers=pick.choice((1, 2)) if has_workers else 0,
         persistent=persistent,
         prefetch=pick.randint(1, 3),
         # By index, what workers draw differs, and it is said.
         skip_by=pick.choice(("auto", "auto", "reading")),
-        limit=pick.choice((None, None, None, 1, 2, 3)),
+        limit=pick.choice((None, None, None, 1, 2, 3)) if loader != "yielded-sampler" else None,
         duration=pick.choice(DURATIONS),
         save_interval=pick.choice(INTERVALS),
         evaluation=pick.choice((None, "1ep", "2ba", "3ba")),
@@ -313,9 +323,13 @@ def samplers(draw, count, ranks):
     generator = torch.Generator().manual_seed(3)
     return {
         "own-generator": lambda: RandomSampler(range(count), generator=generator),
-        "replacement": lambda: RandomSampler(range(count), replacement=True, num_samples=count, generator=generator),
+        "replacement": lambda: RandomSampler(
+            range(count), replacement=True, num_samples=count, generator=generator
+        ),
         "subset-random": lambda: SubsetRandomSampler(range(0, count, 2)),
-        "weighted": lambda: WeightedRandomSampler(torch.arange(1.0, count + 1).tolist(), count, generator=generator),
+        "weighted": lambda: WeightedRandomSampler(
+            torch.arange(1.0, count + 1).tolist(), count, generator=generator
+        ),
         "hidden-order": lambda: HiddenOrder(count),
         "position-sampler": lambda: PositionSampler(count),
         "yielded-sampler": lambda: YieldedSampler(count),
@@ -330,9 +344,11 @@ def make_loader(draw, rank, ranks):
     points = Points(draw.samples, noise)
     own_indices = range(rank, draw.samples, ranks)
     if draw.loader == "list":
-        return [points_batch for points_batch in PlainLoader(points, draw.batch_size, own_indices)]
+        return list(PlainLoader(points, draw.batch_size, own_indices))
     if draw.loader in {"plain-loader", "stateful-loader", "rank-loader"}:
-        return (PlainLoader if draw.loader == "plain-loader" else StatefulLoader)(points, draw.batch_size, own_indices)
+        return (PlainLoader if draw.loader == "plain-loader" else StatefulLoader)(
+            points, draw.batch_size, own_indices
+        )
     options = {
         "num_workers": draw.workers,
         "persistent_workers": draw.persistent,
@@ -353,7 +369,9 @@ def make_loader(draw, rank, ranks):
             if ranks == 1
             else BatchSampler(DistributedSampler(points, ranks, rank), 1, drop_last=False).sampler
         )
-        return DataLoader(points, batch_sampler=BatchSampler(inner, draw.batch_size, draw.drop_last), **options)
+        return DataLoader(
+            points, batch_sampler=BatchSampler(inner, draw.batch_size, draw.drop_last), **options
+        )
     if draw.loader == "unbatched":
         order = BatchSampler(SequentialSampler(points), draw.batch_size, draw.drop_last)
         data = [collate(own, [points[index] for index in indices]) for indices in order]
@@ -363,7 +381,9 @@ def make_loader(draw, rank, ranks):
         generator = torch.Generator().manual_seed(2) if draw.number % 2 else None
         return DataLoader(points, shuffle=True, generator=generator, **batches)
     if draw.loader == "distributed":
-        return DataLoader(points, sampler=DistributedSampler(points, ranks, rank, seed=draw.number), **batches)
+        return DataLoader(
+            points, sampler=DistributedSampler(points, ranks, rank, seed=draw.number), **batches
+        )
     return DataLoader(points, sampler=samplers(draw, draw.samples, ranks)[draw.loader](), **batches)
 
 
@@ -421,7 +441,9 @@ def train(draw, folder, interrupts, rank=0, ranks=1):
     evaluation = {}
     if draw.evaluation is not None:
         workers = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "fork"}
-        points = Points(5, Noise("own-numpy" if draw.number % 3 else "torch", 4) if draw.number % 7 else Noise("none", 0))
+        points = Points(
+            5, Noise("own-numpy" if draw.number % 3 else "torch", 4) if draw.number % 7 else Noise("none", 0)
+        )
         evaluation = {
             "eval_dataloader": DataLoader(
                 points, batch_size=2, shuffle=bool(draw.number % 2), **({} if draw.number % 7 else workers)
@@ -480,7 +502,9 @@ def difference(one, other, place=""):
     if isinstance(one, list | tuple):
         if len(one) != len(other):
             return f"{place}: {len(one)} and {len(other)} items"
-        found = (difference(*pair, f"{place}/{index}") for index, pair in enumerate(zip(one, other, strict=True)))
+        found = (
+            difference(*pair, f"{place}/{index}") for index, pair in enumerate(zip(one, other, strict=True))
+        )
         return next((text for text in found if text is not None), None)
     return None if one == other else f"{place}: {one} and {other}"
 
@@ -527,6 +551,8 @@ def check(number, folder, rank=0, ranks=1):
 def main(folder, first, count):
     """Checks draws, and says which differ."""
     torch.set_num_threads(1)
+    logging.disable()
+    importlib.import_module("torch._dynamo")  # As the first optimizer of each process would.
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     rank = int(os.environ.get("RANK", "0"))
     if ranks > 1:

@@ -1,0 +1,68 @@
+"""A run that is interrupted anywhere, and resumed, is the run that was not: to the last bit, rows too.
+
+A draw is a kind of training and where it is interrupted, made by its number: `python -m tests.crash.resume_child /tmp/x
+17 1` repeats draw 17, and with torchrun one of several ranks.
+"""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.crash import resume_child
+from tests.effort import times
+
+FIRST = int(os.environ.get("RESUME_FIRST", "0"))
+AT_ONCE = times(24, 100)
+STARTS = range(FIRST, FIRST + times(24, 1800), AT_ONCE)
+OF_RANKS = times(((2, 3), (3, 2)), ((2, 120), (3, 80)))
+PROGRAM = """
+import sys
+from pathlib import Path
+from tests.crash.resume_child import main
+
+main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+"""
+
+
+@pytest.fixture
+def folder():
+    """A folder in memory, where there is one: what is on a disk is not the question here."""
+    memory = "/dev/shm"  # noqa: S108  # the system's
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as made:
+        yield Path(made)
+
+
+@pytest.fixture
+def environment():
+    """What a program sees: this checkout, and one thread."""
+    found = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    found.pop("RUN_NAME", None)
+    return found
+
+
+def differing(text):
+    """Returns the lines that name a draw which differs."""
+    return [line for line in text.splitlines() if line.startswith("DIFFERS")]
+
+
+@pytest.mark.parametrize("first", STARTS)
+def test_a_run_that_was_interrupted_is_the_run_that_was_not(torch_server, folder, environment, first):
+    """Weights, optimizer, scheduler, random numbers, timestamp and rows are the same, whatever is drawn."""
+    outcome = torch_server.run(PROGRAM, folder, first, AT_ONCE, env=environment, timeout_s=3000)
+
+    assert differing(outcome.stdout) == [], outcome.stdout
+    assert f"{AT_ONCE} draws from {first} on 1 ranks, 0 differ" in outcome.stdout, outcome.stderr
+
+
+@pytest.mark.parametrize(("ranks", "count"), OF_RANKS)
+def test_ranks_that_were_interrupted_are_those_that_were_not(torch_server, folder, environment, ranks, count):
+    """The same of two ranks and of three."""
+    outcome = torch_server.torchrun(
+        ranks, resume_child.__file__, folder, FIRST, count, env=environment, timeout_s=3000
+    )
+
+    assert differing(outcome.stdout) == [], outcome.stdout
+    assert f"{count} draws from {FIRST} on {ranks} ranks, 0 differ" in outcome.stdout

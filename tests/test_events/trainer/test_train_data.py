@@ -1,0 +1,358 @@
+"""The training data: what is skipped, what is given back, and what is said."""
+
+import functools
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+)
+
+from events import Callback, read_checkpoint
+from events.trainer.random_state import generator_states, random_state_of, restore_random_state
+from events.trainer.train_data import samplers_of
+
+
+class Counted(Dataset):
+    """Counts what is read."""
+
+    def __init__(self, samples=20):
+        self.samples, self.read = samples, []
+
+    def __len__(self):
+        return self.samples
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        return torch.full((3,), float(index)), index % 2
+
+
+class Batches(Callback):
+    """Notes what each batch holds, and ends training after some."""
+
+    def __init__(self, end=None):
+        self.seen, self.end = [], end
+
+    def batch_start(self, state, logger):
+        self.seen.append(state.batch[0][:, 0].tolist())
+
+    def batch_checkpoint(self, state, logger):
+        if state.timestamp.batch == self.end:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def resume(make_trainer, tmp_path):
+    """Trains without an interruption and with one; returns the batches of both, and those of the resumed part."""
+
+    def resume(make_loader, *, after=7, **arguments):
+        whole, first, second = Batches(), Batches(after), Batches()
+        make_trainer(train_dataloader=make_loader(), callbacks=whole, **arguments).fit()
+        saving = {"save_folder": tmp_path / "saved", "save_interval": "1ba", "autoresume": True, **arguments}
+        with pytest.raises(KeyboardInterrupt):
+            make_trainer(train_dataloader=make_loader(), callbacks=first, **saving).fit()
+        at = read_checkpoint(tmp_path / "saved")["timestamp"]["batch"]
+        loader = make_loader()
+
+        make_trainer(train_dataloader=loader, callbacks=second, **saving).fit()
+
+        return whole.seen, first.seen[:at] + second.seen, loader
+
+    return resume
+
+
+def test_a_map_dataset_is_not_read_again(resume):
+    """Of the epoch in which it resumes, the dataset is asked for the remaining samples alone."""
+    whole, resumed, loader = resume(lambda: DataLoader(Counted(), batch_size=4, shuffle=True))
+
+    assert resumed == whole
+    assert len(loader.dataset.read) < 20
+
+
+def test_by_reading_it_is_read_again(resume):
+    """As the argument says."""
+    whole, resumed, loader = resume(
+        lambda: DataLoader(Counted(), batch_size=4, shuffle=True), skip_by="reading"
+    )
+
+    assert resumed == whole
+    assert len(loader.dataset.read) == 20
+
+
+def test_an_unknown_way_is_refused(make_trainer):
+    """With those that there are."""
+    with pytest.raises(ValueError, match="skip_by must be one of auto, index, reading, got 'magic'"):
+        make_trainer(skip_by="magic")
+
+
+def test_persistent_workers_are_resumed_with_the_same_order(resume):
+    """A new process draws their seed, which a reused one does not: the order differed, and samples were missing."""
+    whole, resumed, _ = resume(
+        lambda: DataLoader(
+            Counted(),
+            batch_size=4,
+            shuffle=True,
+            num_workers=1,
+            persistent_workers=True,
+            multiprocessing_context="fork",
+        )
+    )
+
+    assert resumed == whole
+    assert sorted(index for batch in resumed[5:10] for index in batch) == [
+        float(index) for index in range(20)
+    ]
+
+
+class Noisy(Counted):
+    """Draws from generators of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.draws = {"numpy": np.random.default_rng(1), "legacy": np.random.RandomState(2)}
+
+    def __getitem__(self, index):
+        points, target = super().__getitem__(index)
+        return points + self.draws["numpy"].random() + self.draws["legacy"].rand(), target
+
+
+def moved(draw, samples):
+    """Collates samples, and moves them."""
+    points, targets = torch.utils.data.default_collate(samples)
+    return points + draw.random(), targets
+
+
+class NumpyOrder(Sampler):
+    """Shuffles by numpy."""
+
+    def __init__(self):
+        self.draw = np.random.default_rng(3)
+
+    def __len__(self):
+        return 20
+
+    def __iter__(self):
+        return iter(self.draw.permutation(20).tolist())
+
+
+def test_generators_of_dataset_sampler_and_collate_are_saved(resume):
+    """Numpy's and Python's, wherever they are held."""
+    whole, resumed, _ = resume(
+        lambda: DataLoader(
+            Noisy(), batch_size=4, sampler=NumpyOrder(), collate_fn=functools.partial(moved, random.Random(4))
+        )
+    )
+
+    assert resumed == whole
+
+
+@pytest.mark.parametrize("kind", ["PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"])
+def test_each_generator_of_numpy_is_saved_as_plain_values(tmp_path, kind):
+    """And draws the same after it was loaded."""
+    loader = DataLoader(
+        [0], collate_fn=functools.partial(moved, np.random.Generator(getattr(np.random, kind)(5)))
+    )
+    draw = loader.collate_fn.args[0]
+    draw.integers(9, dtype=np.uint8)
+    torch.save(random_state_of(loader), tmp_path / "state.pt")
+    expected = [draw.random(), draw.normal(), draw.integers(9, dtype=np.uint8)]
+
+    missing = restore_random_state(torch.load(tmp_path / "state.pt", weights_only=True), loader)
+
+    assert missing == []
+    assert [draw.random(), draw.normal(), draw.integers(9, dtype=np.uint8)] == expected
+
+
+def test_generators_are_named_by_their_place():
+    """The same one in two places has one name."""
+    shared = torch.Generator()
+    loader = DataLoader(Noisy(), sampler=RandomSampler(range(3), generator=shared), generator=shared)
+
+    assert sorted(generator_states(loader)) == [
+        "dataset.draws['legacy']",
+        "dataset.draws['numpy']",
+        "generator",
+    ]
+
+
+def test_a_generator_that_is_gone_is_said(make_trainer, tmp_path, caplog):
+    """By its name, where the run is resumed."""
+    make_trainer(
+        train_dataloader=DataLoader(Noisy(), batch_size=4), save_folder=tmp_path, max_duration="3ba"
+    ).fit()
+    loader = DataLoader(Counted(), batch_size=4)
+
+    make_trainer(train_dataloader=loader, save_folder=tmp_path, autoresume=True, max_duration="4ba").fit()
+
+    assert "generators that are not there now: dataset.draws['numpy'], dataset.draws['legacy']" in caplog.text
+
+
+def test_an_older_checkpoint_is_resumed(make_trainer, tmp_path):
+    """It has a list of torch's generators, and no positions."""
+    make = functools.partial(
+        make_trainer, train_dataloader=DataLoader(Counted(), batch_size=4, shuffle=True), save_folder=tmp_path
+    )
+    make(max_duration="3ba").fit()
+    path = tmp_path / "ep0-ba3.pt"
+    checkpoint = torch.load(path, weights_only=True)
+    for name in ("random", "random_at_epoch_start"):
+        for one in checkpoint[name]:
+            one["dataloader"] = list(one["dataloader"].values())
+            for new in ("parts", "evaluators", "workers", "is_exhausted"):
+                one.pop(new, None)
+    torch.save(checkpoint, tmp_path / "older.pt")
+
+    trainer = make_trainer(
+        train_dataloader=DataLoader(Counted(), batch_size=4, shuffle=True), load_path=tmp_path / "older.pt"
+    )
+    trainer.fit()
+
+    assert trainer.state.timestamp.batch == 10
+
+
+class Stream(IterableDataset):
+    """Knows where it is."""
+
+    def __init__(self):
+        self.next, self.read = 0, []
+
+    def __iter__(self):
+        while self.next < 20:
+            self.next += 1
+            self.read.append(self.next)
+            yield torch.full((3,), float(self.next)), self.next % 2
+        self.next = 0
+
+    def state_dict(self):
+        return {"next": self.next}
+
+    def load_state_dict(self, state):
+        self.next = state["next"]
+
+
+def test_a_dataset_with_a_state_is_given_it_back(resume):
+    """And nothing is read again."""
+    whole, resumed, loader = resume(lambda: DataLoader(Stream(), batch_size=4))
+
+    assert resumed == whole
+    assert len(loader.dataset.read) < 20
+
+
+class Loader:
+    """A loader that knows where it is."""
+
+    def __init__(self):
+        self.order, self.next = [], 0
+
+    def __iter__(self):
+        if not self.order:
+            self.order = torch.randperm(20).split(4)
+        while self.next < len(self.order):
+            self.next += 1
+            yield self.order[self.next - 1].float().unsqueeze(1).expand(-1, 3), self.order[self.next - 1] % 2
+        self.order, self.next = [], 0
+
+    def state_dict(self):
+        return {"order": [one.clone() for one in self.order], "next": self.next}
+
+    def load_state_dict(self, state):
+        self.order, self.next = state["order"], state["next"]
+
+
+def test_a_loader_with_a_state_is_given_it_back(resume):
+    """It goes on where it was."""
+    whole, resumed, _ = resume(Loader)
+
+    assert resumed == whole
+
+
+class Plain(IterableDataset):
+    """A stream without a state."""
+
+    def __iter__(self):
+        return ((torch.zeros(3), 0) for _ in range(20))
+
+
+class OwnOrder(NumpyOrder):
+    """A sampler without a state."""
+
+
+@pytest.mark.parametrize(
+    ("make_loader", "arguments", "words"),
+    [
+        (lambda: DataLoader(Plain(), batch_size=4), {}, "the IterableDataset Plain has no state_dict"),
+        (
+            lambda: DataLoader(Stream(), batch_size=4, num_workers=1, multiprocessing_context="fork"),
+            {},
+            "the IterableDataset Stream is iterated by workers",
+        ),
+        (lambda: iter([(torch.zeros(4, 3), torch.zeros(4).long())] * 9), {}, "list_iterator is an iterator"),
+        (lambda: DataLoader(Counted(), sampler=OwnOrder()), {}, "the sampler OwnOrder has neither"),
+        (
+            lambda: DataLoader(Counted(), num_workers=1, multiprocessing_context="fork"),
+            {"skip_by": "index"},
+            "skip_by='index': random numbers that workers draw for each sample of Counted",
+        ),
+        (
+            lambda: DataLoader(
+                Counted(), num_workers=1, persistent_workers=True, multiprocessing_context="fork"
+            ),
+            {},
+            "persistent_workers=True: random numbers that workers draw for Counted from the second",
+        ),
+        (
+            lambda: DataLoader(Stream(), batch_size=4),
+            {"train_subset_num_batches": 2},
+            "ends an epoch where the dataset may mean to go on",
+        ),
+    ],
+)
+def test_what_is_not_promised_is_said_when_training_begins(
+    make_trainer, tmp_path, caplog, make_loader, arguments, words
+):
+    """Once, by name."""
+    trainer = make_trainer(
+        train_dataloader=make_loader(), save_folder=tmp_path, max_duration="1ba", **arguments
+    )
+    trainer.fit()
+    trainer.fit("1ba")
+
+    assert caplog.text.count(words) == 1
+
+
+def test_what_is_exact_needs_no_words(make_trainer, tmp_path, caplog):
+    """A shuffled dataset without workers is."""
+    make_trainer(save_folder=tmp_path).fit()
+
+    assert "may not read the same samples" not in caplog.text
+
+
+def test_a_sampler_inside_a_batch_sampler_is_told_the_epoch(make_trainer):
+    """As that of torchvision's references, which ranks need."""
+    sampler = DistributedSampler(range(20), num_replicas=2, rank=0)
+    loader = DataLoader(Counted(), batch_sampler=BatchSampler(sampler, 4, drop_last=False))
+
+    make_trainer(train_dataloader=loader).fit()
+
+    assert sampler.epoch == 1
+    assert samplers_of(loader)["batch_sampler.sampler"] is sampler
+
+
+def test_training_twice_reads_all_data_in_between(make_trainer):
+    """An epoch that one call of `fit` has begun is ended by the next, from an iterator too."""
+    batches = Batches()
+    loader = iter([(torch.full((4, 3), float(index)), torch.zeros(4).long()) for index in range(4)])
+    trainer = make_trainer(train_dataloader=loader, callbacks=batches)
+
+    trainer.fit("2ba")
+    trainer.fit("2ba")
+
+    assert [batch[0] for batch in batches.seen] == [0.0, 1.0, 2.0, 3.0]
