@@ -203,7 +203,8 @@ class TrainData:
             )
         state.random_at_epoch_start = {
             **start,
-            "parts": _part_states(loader) if self._is_saved else {},
+            # A loader that has a state is asked for that of the moment alone.
+            "parts": _part_states(loader) if self._is_saved and not _is_stateful(loader) else {},
             "workers": workers,
             "is_exhausted": False,
         }
