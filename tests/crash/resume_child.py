@@ -95,6 +95,14 @@ def draw_number(number, ranks):
     # Those that go on in the next epoch may leave it less than a batch; one that does so only where it was
     # loaded cannot be told from them, and it is said.
     goes_on = loader in {"position-sampler", "stateful-iterable", "rank-stream"}
+    # These may be at their end where the limit ends an epoch: the next would be empty.
+    has_end = loader in {
+        "yielded-sampler",
+        "stateful-iterable",
+        "stateful-loader",
+        "rank-stream",
+        "rank-loader",
+    }
     return Draw(
         number=number,
         loader=loader,
@@ -108,7 +116,7 @@ def draw_number(number, ranks):
         prefetch=pick.randint(1, 3),
         # By index, what workers draw differs, and it is said.
         skip_by=pick.choice(("auto", "auto", "reading")),
-        limit=pick.choice((None, None, None, 1, 2, 3)) if loader != "yielded-sampler" else None,
+        limit=None if has_end else pick.choice((None, None, None, 1, 2, 3)),
         duration=pick.choice(DURATIONS),
         save_interval=pick.choice(INTERVALS),
         evaluation=pick.choice((None, "1ep", "2ba", "3ba")),
