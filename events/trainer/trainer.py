@@ -406,8 +406,8 @@ class Trainer:
         saved = [] if checkpoint is None else checkpoint["random"]
         if saved and len(saved) != self.state.world_size and self.state.rank == 0:
             _log.warning(
-                "The checkpoint was saved by %d ranks and is loaded on %d: each rank reads other samples from "
-                "here on, and draws other random numbers.",
+                "The checkpoint was saved by %d ranks and is loaded on %d: each rank reads other samples "
+                "from here on, and draws other random numbers.",
                 len(saved),
                 self.state.world_size,
             )
