@@ -760,7 +760,7 @@ def is_locked(path: str | Path) -> bool:
 
 
 class FileLock:
-    """An exclusive flock(2) on a file whose text says who holds it: pid, host, since, and which process that is.
+    """An exclusive flock(2) on a file whose text says who holds it: pid, host, since, process.
 
     The file is there while the lock is held, or was by a process that was killed. A forked child must call
     `forget_in_child`, or it keeps the lock.

@@ -158,9 +158,12 @@ class Ledger:
 
     def remaining(self) -> tuple[str, ...]:
         """Returns the remote names of entries that have not ended, in the order of submission."""
+        return tuple(self._name_of(folder) for folder in self.folders())
+
+    def folders(self) -> list[str]:
+        """Returns the entries that have not ended, in the order of submission."""
         with self._changed:
-            folders = sorted(self._folders)
-        return tuple(self._name_of(folder) for folder in folders)
+            return sorted(self._folders)
 
     def failures(self) -> tuple[Outcome, ...]:
         """Returns the failures, in the order in which they were recorded."""

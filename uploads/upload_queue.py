@@ -53,7 +53,7 @@ from .ledger import Ledger
 from .messages import log_error, log_warning
 from .names import check_remote_name
 from .redaction import redact
-from .spool.entry import Entry, sequence_of
+from .spool.entry import Entry, read_attempts, sequence_of
 from .spool.flush import Flusher
 from .spool.ownership import OwnerLock, owner_of
 from .spool.spool import Spool
@@ -533,6 +533,14 @@ class UploadQueue:
             InvalidRemoteNameError: It is no name of an object.
         """
         return self._end_pending(check_remote_name(remote_name), UploadState.WITHDRAWN)
+
+    def is_retrying(self) -> bool:
+        """Returns whether an upload has failed and waits for another attempt, as while the store is away."""
+        return any(
+            read_attempts(place / folder)
+            for folder in self._ledger.folders()
+            for place in (self.spool.pending, self.spool.inflight)
+        )
 
     def _end_pending(self, name: str, state: UploadState, newer: UploadHandle | None = None) -> int:
         """Ends the pending entries of a name, those older than a newer one if it is given."""

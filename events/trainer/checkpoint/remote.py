@@ -73,6 +73,10 @@ class RemoteFolder:
         self._last: list[UploadHandle] = []
         # The files of checkpoints that are not kept, by name, as long as one may still be uploaded.
         self._unwanted: dict[str, list[str]] = {}
+        # What had been uploaded when an upload failed; None where none has since the last success.
+        self._done_before: set[str] | None = None
+        # Whether they are withdrawn only while uploads fail.
+        self._is_away = False
         # Those of which something was withdrawn.
         self._withdrawn: set[str] = set()
 
@@ -143,18 +147,23 @@ class RemoteFolder:
     def delete_here(self, removed: "Sequence[SavedCheckpoint]") -> None:
         """Does nothing: what is on this machine is the saver's."""
 
-    def withdraw(self, checkpoints: "Iterable[SavedCheckpoint]") -> int:
+    def withdraw(self, checkpoints: "Iterable[SavedCheckpoint]", *, is_away: bool = False) -> int:
         """Withdraws what is not uploaded yet of checkpoints that are not kept; returns of how many.
 
         One that is being uploaded is tried again at the next call: the store may be away.
+
+        Args:
+            checkpoints: that are not kept any more.
+            is_away: whether nothing is withdrawn unless uploads fail; one for all calls of a run.
         """
+        self._is_away = is_away
         for one in checkpoints:
             with contextlib.suppress(ValueError):
                 if one.remote_name == self.store.uri(one.name):
                     start = one.name.removesuffix(MANIFEST)
                     beside = [start + file for file in files_beside_manifest(one.shards)]
                     self._unwanted[one.name] = [one.name, *beside]
-        if self._queue is None or not self._unwanted:
+        if self._queue is None or not self._unwanted or (is_away and not self._is_failing(self._queue)):
             return 0
         before = len(self._withdrawn)
         for name, names in self._unwanted.items():
@@ -168,6 +177,15 @@ class RemoteFolder:
         }
         self._withdrawn.intersection_update(self._unwanted)
         return count
+
+    def _is_failing(self, queue: "UploadQueue") -> bool:
+        """Returns whether an upload has failed, and none has succeeded since."""
+        done = {name for name, handle in self._handles.items() if handle.state == "done"}
+        if queue.is_retrying():
+            self._done_before = done
+        elif self._done_before is not None and not done <= self._done_before:
+            self._done_before = None
+        return self._done_before is not None
 
     def names_of(self, checkpoints: "Iterable[SavedCheckpoint]") -> list[str]:
         """Returns the names of the files that these checkpoints have in the store; waits for it.
@@ -206,7 +224,7 @@ class RemoteFolder:
 
     def close(self, seconds: float) -> None:
         """Uploads for up to so many seconds; what is left stays in the spool, and the log names it."""
-        self.withdraw(())
+        self.withdraw((), is_away=self._is_away)
         queue, self._queue = self._queue, None
         if queue is not None:
             with contextlib.suppress(Exception):  # `close` says what is left.

@@ -167,8 +167,8 @@ class CheckpointSaver(Callback):
         latest_filename: the name of the pointer to the newest, which may contain placeholders, and gets the
             ending ".symlink" if it has another; None for no pointer.
         keep: how many of the newest to keep locally, in `folder` and in a `RunDirectory`; None for all, or
-            for one where `folder` is in a store. One that is not kept before that store has begun to take it,
-            as while it is away, is not uploaded and counted as withdrawn, unless `keep_in_store` says so.
+            for one where `folder` is in a store. While uploads to that store fail, one that is not kept is
+            not uploaded, and counted as withdrawn, unless `keep_in_store` says so.
         keep_best: the name of a metric or loss of the evaluation, such as "metrics/eval/accuracy" or
             "loss/eval/total": the best checkpoints stay too, of equal ones the older. A value is that of the
             batch that was evaluated: a checkpoint of another batch has none, and NaN is never best.
@@ -923,15 +923,16 @@ class CheckpointSaver(Callback):
     def _withdraw(self, removed: Sequence[SavedCheckpoint], deleted: Sequence[SavedCheckpoint]) -> None:
         """Takes back what the store of the folder has not got yet of checkpoints that are not kept.
 
-        The rule is that for the store, or for this machine where there is none: what waits is here.
+        The rule is that for the store. Where there is none, all go there; but while it is away they wait on
+        this machine, whose rule then applies.
         """
         if self._remote is None:
             return
         is_ruled = self._retention_in_store.newest is not None
-        count = self._remote.withdraw(deleted if is_ruled else removed)
+        count = self._remote.withdraw(deleted if is_ruled else removed, is_away=not is_ruled)
         if count and not self.counts.withdrawn:
             _log.warning(
-                "Checkpoints that are not kept are no longer uploaded, for %s has not taken them yet; "
+                "Checkpoints that are not kept are not uploaded while uploads to %s fail; "
                 "keep_in_store says how many wait for it.",
                 self._remote.store.uri(),
             )
