@@ -50,9 +50,14 @@ class _Best:
 
     def add(self, value: float, step: int | None) -> None:
         self.last = value
-        # NaN is neither better nor worse; the first value stands until a better one comes.
-        if self.step is None or math.isnan(self.best) or (value - self.best) * self.sign > 0:
+        # NaN is never the best; the first value stands until a better one comes.
+        if not math.isnan(value) and (self.step is None or (value - self.best) * self.sign > 0):
             self.best, self.step = value, step
+
+    def text(self) -> str:
+        """Returns both values as text; the last alone where all were NaN."""
+        best = "" if math.isnan(self.best) else f"best {short(self.best)} at step {self.step}, "
+        return f"{best}last {short(self.last)}"
 
 
 class RunSummary:
@@ -143,10 +148,7 @@ class RunSummary:
         shown = (shown or list(self._tracked.items()))[:_MAX_SHOWN]
         names = [shortened(one_line(name), _NAME_WIDTH) for name, _ in shown]
         width = max(map(width_of, names), default=0)
-        return [
-            f"  {pad(name, width)}  best {short(best.best)} at step {best.step}, last {short(best.last)}"
-            for name, (_, best) in zip(names, shown, strict=True)
-        ]
+        return [f"  {pad(name, width)}  {best.text()}" for name, (_, best) in zip(names, shown, strict=True)]
 
     def _place_lines(self) -> list[str]:
         names = {name for name, _ in self._places.values()}

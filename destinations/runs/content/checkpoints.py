@@ -168,7 +168,8 @@ def _best(checkpoints: list[Checkpoint], by: str | None, mode: str | None) -> Ch
         names = ", ".join(sorted({name for one in checkpoints for name in one.metrics})) or "no values at all"
         raise CheckpointNotFoundError(f"no checkpoint has a value of {metric!r}. They have {names}.")
     sign = 1.0 if mode == "max" else -1.0
-    return max(known, key=lambda one: (sign * one.metrics[metric], one.step or 0))
+    # Of equal ones the older, which is the one that `CheckpointSaver` keeps.
+    return max(known, key=lambda one: (sign * one.metrics[metric], -(one.step or 0)))
 
 
 def copy_checkpoint(

@@ -1,6 +1,7 @@
 """What Console prints by default, and at the end of a run."""
 
 import io
+import math
 import re
 
 import pytest
@@ -413,6 +414,29 @@ def test_a_destination_that_cannot_say_where_it_is_costs_only_its_line():
     lines = printed(run, console)
 
     assert lines[-1].startswith("  loss/train  best 1.0")
+
+
+@pytest.mark.parametrize(
+    ("losses", "line"),
+    [
+        ([math.nan, 2.0, math.nan], "  loss  best 2.0 at step 1, last nan"),
+        ([math.nan, math.nan, math.nan], "  loss  last nan"),
+    ],
+)
+def test_nan_is_never_the_best(losses, line):
+    """A loss that was a number once has that as its best; one that never was has none."""
+    console = Console(stream=io.StringIO())
+    run = DryRun(
+        console,
+        max_duration="3ba",
+        train_metrics=lambda state: {"loss": losses[int(state.timestamp.batch)]},
+    )
+
+    run.init()
+    run.fit()
+    run.close()
+
+    assert line in console._stream.getvalue().splitlines()
 
 
 def test_a_loss_among_many_metrics_is_in_the_summary():

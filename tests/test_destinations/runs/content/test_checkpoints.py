@@ -108,6 +108,18 @@ def test_a_run_lists_its_checkpoints_with_what_they_were_worth(root, command):
     assert [line[-2:] for line in lines[1:]] == [["local", "yes"]] * 3
 
 
+def test_of_equal_checkpoints_the_best_is_the_one_that_is_kept(root, command, monkeypatch):
+    """It is the older: `get best` copies what `keep_best` leaves there."""
+    monkeypatch.setitem(ACCURACY, 15, ACCURACY[10])
+    saver = CheckpointSaver(root / "digits/checkpoints", keep_best="metrics/eval/accuracy")
+    train(root, saver=saver)
+
+    code, out, errors = command("get", "digits", "best", "--to", "here.pt")
+
+    assert (code, errors) == (0, "")
+    assert "ep2-ba10.pt" in out
+
+
 def test_json_has_every_field(root, command):
     """For a program."""
     saver = CheckpointSaver(root / "digits/checkpoints", keep_best="metrics/eval/accuracy")
