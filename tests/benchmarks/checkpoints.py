@@ -38,7 +38,7 @@ LIMIT_SECONDS = 600.0
 SPARE_BYTES = 2 * GIBIBYTE
 TARGET_BYTES = GIBIBYTE
 COLUMNS = ("copy", "stall", "/ copy", "first", "total", "in store", "written", "memory")
-MANY, MANY_SAVES, BUDGET_OF_MANY = 133_336, 4, 5.0
+MANY, MANY_SAVES, BUDGET_OF_MANY = 133_336, 4, 3.0
 PARTS = 32
 # Matrices, as models have: DCP's planner takes time for each row of a tensor that is divided.
 COLUMNS_OF_PART = 1024
@@ -82,7 +82,11 @@ def many(tensors: int = MANY) -> bool:
             with torch.no_grad():
                 for target, source in zip(targets, sources, strict=True):
                     target.copy_(source)
+            moved = time.thread_time() - begin
+            begin = time.thread_time()
+            clones = [source.clone() for source in sources]
             copied = time.thread_time() - begin
+            del clones
             begin = time.thread_time()
             saver.save(0)  # The batch before: in the first, memory is prepared.
             before = time.thread_time() - begin
@@ -90,14 +94,15 @@ def many(tensors: int = MANY) -> bool:
             saver.save(number)
             stall = time.thread_time() - begin
             saver.complete()
-            rows.append([copied, before, stall, time.perf_counter() - started])
+            rows.append([copied, moved, before, stall, time.perf_counter() - started])
             os.sync()
         saver.close()
-    first = rows[0][1]
-    copied, _, stall, total = (statistics.median(column) for column in zip(*rows, strict=True))
+    first = rows[0][2]
+    copied, moved, _, stall, total = (statistics.median(column) for column in zip(*rows, strict=True))
     print(
-        f"{len(sources)} tensors, processor time: copy {copied:.2f} s, first batch {first:.2f} s, "
-        f"stall {stall:.2f} s ({stall / copied:.1f} of the copy); the file is complete after {total:.1f} s"
+        f"{len(sources)} tensors, processor time: a copy of each {copied:.2f} s, into memory that is there "
+        f"{moved:.2f} s, first batch {first:.2f} s, stall {stall:.2f} s ({stall / copied:.1f} of the copy); "
+        f"the file is complete after {total:.1f} s"
     )
     return stall <= BUDGET_OF_MANY * copied
 
