@@ -113,7 +113,7 @@ lint: $(READY) page
 
 # Types are those of JSDoc comments.
 page: $(PAGE)/.ready
-	$(NODE) $(PAGE)/@biomejs/biome/bin/biome ci --error-on-warnings destinations/viewer/static/*.js tests/page/*.js
+	$(NODE) $(PAGE)/@biomejs/biome/bin/biome ci --colors=off --error-on-warnings destinations/viewer/static/*.js tests/page/*.js
 	$(NODE) $(PAGE)/typescript/bin/tsc --project tests/page
 	$(NODE) --test --test-reporter=dot tests/page/*.test.js
 

@@ -1,10 +1,11 @@
 /** The view of charts: one for each metric, in sections by prefix. Only those in the viewport are drawn. */
 
 import { MetricChart } from "./chart.js";
-import { dataChanges, isExported, listFields } from "./data.js";
+import { isExported, listFields } from "./data.js";
 import { debounce, el, fill, icon, inTurn, shorten } from "./dom.js";
 import { ensureSelection, showBesideRuns, visibleDetails } from "./sidebar.js";
-import { linkTo, onChange, state, toggle, update, visibleRuns } from "./state.js";
+import { linkTo, state, toggle, update, visibleRuns } from "./state.js";
+import { View } from "./view.js";
 
 const PINNED = "\u0000pinned";
 const X_AXES = [
@@ -22,10 +23,9 @@ export function showCharts(root) {
   const charts = new Map();
   let metrics = [];
   let hparams = [];
-  let isGone = false;
+  const view = new View("charts");
   let isBegun = false;
   let problem = "";
-  let turn = 0;
 
   const sections = el("div", { class: "sections" });
   const find = el("input", {
@@ -92,6 +92,8 @@ export function showCharts(root) {
   // A section of few charts takes as many columns, so that small sections stand side by side.
   const fitted = new ResizeObserver(fit);
   fitted.observe(sections);
+  view.until(leaveSidebar);
+  view.until(() => fitted.disconnect());
   function fit() {
     const columns = Math.max(1, Math.floor((sections.clientWidth + GAP) / (LEAST_WIDTH + GAP)));
     sections.style.setProperty("--grid", String(columns));
@@ -248,26 +250,26 @@ export function showCharts(root) {
     return "These runs have no metrics yet.";
   }
 
+  /** Asks which metrics the visible runs have; returns whether there are others than before. */
   async function loadMetrics() {
-    turn += 1;
-    const mine = turn;
-    const [, details, wrong] = await visibleDetails();
-    if (mine !== turn) return false;
-    const wasWrong = problem;
-    problem = wrong;
-    const found = [...new Set(details.flatMap((detail) => detail?.metrics ?? []))].sort((one, other) =>
-      one.localeCompare(other),
-    );
-    // Where no run answers, the charts stay.
-    if (isGone || problem) return false;
-    const isNew = wasWrong !== "" || JSON.stringify(found) !== JSON.stringify(metrics);
-    metrics = found;
+    let isNew = false;
+    await view.ask(visibleDetails, ([, details, wrong]) => {
+      const wasWrong = problem !== "";
+      problem = wrong;
+      // Where no run answers, the charts stay.
+      if (problem) return;
+      const found = [...new Set(details.flatMap((detail) => detail?.metrics ?? []))].sort((one, other) =>
+        one.localeCompare(other),
+      );
+      isNew = wasWrong || JSON.stringify(found) !== JSON.stringify(metrics);
+      metrics = found;
+    });
     return isNew;
   }
 
   async function begin() {
     try {
-      await ensureSelection(() => isGone);
+      await ensureSelection(() => view.isGone);
       const [fields] = await Promise.all([listFields(), loadMetrics()]);
       hparams = fields.fields
         .map(({ name }) => name)
@@ -277,17 +279,16 @@ export function showCharts(root) {
       fill(sections, el("p", { class: "empty" }, error.message));
       return;
     }
-    if (isGone) return;
+    if (view.isGone) return;
     isBegun = true;
     drawTools();
     arrange();
   }
 
-  const stop = onChange(async (changed) => {
-    if (state.page !== "charts") return;
+  view.onState(async (changed) => {
     if (changed.has("run") || changed.has("off")) {
       await loadMetrics();
-      if (isGone) return;
+      if (view.isGone) return;
       for (const chart of charts.values()) chart.isStale = true;
       arrange();
       for (const chart of charts.values()) if (chart.isVisible) chart.load();
@@ -305,25 +306,19 @@ export function showCharts(root) {
       drawTools();
     }
   });
-  const stopData = dataChanges(async (changed) => {
+  view.onData(async (changed) => {
     const ids = changed.all ? visibleRuns() : Object.keys(changed.runs);
     if (changed.all || Object.values(changed.runs).some(({ record, gone }) => record || gone))
       await refresh();
     if (ids.length) for (const chart of charts.values()) chart.grow(ids);
   });
-  const themed = () => {
+  view.onTheme(() => {
     for (const chart of charts.values()) if (chart.isVisible) chart.draw();
-  };
-  document.addEventListener("themechange", themed);
-  begin();
-  return () => {
-    isGone = true;
-    stop();
-    stopData();
-    leaveSidebar();
+  });
+  view.until(() => {
     inView.disconnect();
-    fitted.disconnect();
-    document.removeEventListener("themechange", themed);
     for (const chart of charts.values()) chart.remove();
-  };
+  });
+  begin();
+  return () => view.leave();
 }

@@ -1,10 +1,11 @@
 /** The comparison of runs: what differs, and the step at which they part. */
 
-import { compareRuns, dataChanges, loadInfos, runInfo } from "./data.js";
+import { compareRuns, loadInfos, runInfo } from "./data.js";
 import { el, fill, formatNumber, icon, shorten } from "./dom.js";
 import { ensureSelection, showBesideRuns, swatch } from "./sidebar.js";
-import { linkTo, onChange, state, visibleRuns } from "./state.js";
+import { linkTo, visibleRuns } from "./state.js";
 import { plainTable } from "./table.js";
+import { View } from "./view.js";
 
 const MOST_RUNS_COMPARED = 20;
 const PARTS = [
@@ -18,40 +19,34 @@ const PARTS = [
 /** Shows the comparison in an element until the returned function is called. */
 export function showCompare(root) {
   const content = el("div", { style: { display: "contents" } });
-  const leaveSidebar = showBesideRuns(root, content);
-  let turn = 0;
+  const view = new View("compare");
+  view.until(showBesideRuns(root, content));
   let word = "";
-  let isFailed = false;
 
-  async function load() {
-    turn += 1;
-    const mine = turn;
-    isFailed = false;
-    try {
-      await ensureSelection(() => mine !== turn);
-      const ids = visibleRuns().slice(0, MOST_RUNS_COMPARED);
-      await loadInfos(ids);
-      if (ids.length < 2) {
-        if (mine === turn)
-          fill(
-            content,
-            el(
-              "div",
-              { class: "empty" },
-              "Select two runs or more.",
-              el("br", {}),
-              el("a", { class: "button", ...linkTo({ page: "runs" }) }, "Choose runs"),
-            ),
-          );
-        return;
-      }
-      const found = await compareRuns(ids);
-      if (mine === turn) draw(ids, found);
-    } catch (error) {
-      if (mine !== turn) return;
-      isFailed = true;
-      fill(content, el("p", { class: "empty" }, error.message));
-    }
+  function load() {
+    return view.ask(
+      async (isOld) => {
+        await ensureSelection(isOld);
+        const ids = visibleRuns().slice(0, MOST_RUNS_COMPARED);
+        await loadInfos(ids);
+        return { ids, found: ids.length < 2 ? null : await compareRuns(ids) };
+      },
+      ({ ids, found }) => (found ? draw(ids, found) : drawTooFew()),
+      (error) => fill(content, el("p", { class: "empty" }, error.message)),
+    );
+  }
+
+  function drawTooFew() {
+    fill(
+      content,
+      el(
+        "div",
+        { class: "empty" },
+        "Select two runs or more.",
+        el("br", {}),
+        el("a", { class: "button", ...linkTo({ page: "runs" }) }, "Choose runs"),
+      ),
+    );
   }
 
   function named(id) {
@@ -169,17 +164,12 @@ export function showCompare(root) {
     );
   }
 
-  const stop = onChange((changed) => {
-    if (state.page === "compare" && (changed.has("run") || changed.has("off"))) load();
+  view.onState((changed) => {
+    if (changed.has("run") || changed.has("off")) load();
   });
-  const stopData = dataChanges((changed) => {
-    if (changed.all && isFailed) load();
+  view.onData((changed) => {
+    if (changed.all && view.isFailed) load();
   });
   load();
-  return () => {
-    turn += 1;
-    stop();
-    stopData();
-    leaveSidebar();
-  };
+  return () => view.leave();
 }

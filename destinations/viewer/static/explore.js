@@ -1,11 +1,12 @@
 /** Hyperparameters against a metric, over all runs that match: a scatter plot and parallel coordinates. */
 
 import { drawable, PLOT_CONFIG, plotLayout, plotText, plotlyReady, savePlot } from "./plot.js";
-import { dataChanges, listFields, listRuns } from "./data.js";
+import { listFields, listRuns } from "./data.js";
 import { debounce, download, el, fill, formatNumber, inTurn, isDark, shorten, svg, toCsv } from "./dom.js";
 import { FilterField } from "./filter.js";
 import { ramp } from "./points.js";
-import { keepNumbers, numbersOf, onChange, state, styleOf, update } from "./state.js";
+import { keepNumbers, numbersOf, state, styleOf, update } from "./state.js";
+import { View } from "./view.js";
 
 const MOST_SHOWN = 1000;
 const MOST_AXES_SHOWN = 12;
@@ -17,8 +18,7 @@ export function showExplore(root) {
   let fields = [];
   let rows = [];
   let total = 0;
-  let turn = 0;
-  let isGone = false;
+  const view = new View("explore");
 
   const filter = new FilterField(() => fields);
   const x = el("select", {
@@ -116,6 +116,7 @@ export function showExplore(root) {
     }, 80),
   );
   resized.observe(holder);
+  view.until(() => resized.disconnect());
 
   function hparams() {
     return fields
@@ -156,21 +157,20 @@ export function showExplore(root) {
     );
   }
 
-  async function load() {
-    turn += 1;
-    const mine = turn;
-    try {
-      fields = (await listFields()).fields;
-      const names = [...metrics(), ...hparams()].slice(0, 300);
-      const answer = await listRuns({ where: state.where, columns: names, limit: MOST_SHOWN });
-      if (isGone || mine !== turn) return;
-      filter.complain(null);
-      ({ rows, total } = answer);
-    } catch (error) {
-      if (mine === turn) filter.complain(error);
-      return;
-    }
-    draw();
+  function load() {
+    return view.ask(
+      async () => {
+        fields = (await listFields()).fields;
+        const names = [...metrics(), ...hparams()].slice(0, 300);
+        return listRuns({ where: state.where, columns: names, limit: MOST_SHOWN });
+      },
+      (answer) => {
+        filter.complain(null);
+        ({ rows, total } = answer);
+        draw();
+      },
+      (error) => filter.complain(error),
+    );
   }
 
   function draw() {
@@ -221,7 +221,7 @@ export function showExplore(root) {
 
   async function drawScatter(sx, sy) {
     const Plotly = await plotlyReady();
-    if (isGone) return;
+    if (view.isGone) return;
     const shown = rows.filter(
       (row) => valueIn(row, sx) !== undefined && typeof valueIn(row, sy) === "number",
     );
@@ -321,7 +321,7 @@ export function showExplore(root) {
   }
 
   function drawParallel() {
-    if (isGone) return;
+    if (view.isGone) return;
     const names = axes();
     const width = Math.max(300, holder.clientWidth - 16);
     if (names.length < 2) {
@@ -483,8 +483,7 @@ export function showExplore(root) {
     download("parallel.svg", new XMLSerializer().serializeToString(drawn), "image/svg+xml");
   }
 
-  const stop = onChange((changed) => {
-    if (state.page !== "explore") return;
+  view.onState((changed) => {
     if (changed.has("where")) load();
     else if (["sx", "sy", "logx", "logy", "hide", "run"].some((name) => changed.has(name))) draw();
     else if (changed.has("brush")) {
@@ -494,18 +493,11 @@ export function showExplore(root) {
     }
   });
   const refresh = inTurn(load);
-  const stopData = dataChanges((changed) => {
+  view.onData((changed) => {
     if (changed.table) refresh();
   });
-  const themed = () => draw();
-  document.addEventListener("themechange", themed);
+  view.onTheme(draw);
+  view.until(() => plot.data && globalThis.Plotly.purge(plot));
   load();
-  return () => {
-    isGone = true;
-    stop();
-    stopData();
-    resized.disconnect();
-    document.removeEventListener("themechange", themed);
-    if (plot.data) globalThis.Plotly.purge(plot);
-  };
+  return () => view.leave();
 }

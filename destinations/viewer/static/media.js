@@ -1,23 +1,14 @@
 /** The view of media: images with masks, sounds, videos, point clouds, histograms, tables, texts and traces. */
 
 import { PLOT_CONFIG, plotLayout, plotText, plotlyReady, savePlot } from "./plot.js";
-import { dataChanges, fileUrl, listMedia, readTable, runDetail, runInfo } from "./data.js";
+import { fileUrl, listMedia, readTable, runDetail, runInfo } from "./data.js";
 import { debounce, el, fill, formatNumber, icon, iconButton, inTurn, isDark, shorten } from "./dom.js";
 import { CLASSES, picture } from "./pictures.js";
 import { pointCloud, ramp, sound } from "./points.js";
 import { ensureSelection, showBesideRuns, swatch, visibleDetails } from "./sidebar.js";
 import { dataTable, flatten, pairTable } from "./table.js";
-import {
-  keepNumbers,
-  numbersOf,
-  onChange,
-  state,
-  styleOf,
-  linkTo,
-  toggle,
-  update,
-  visibleRuns,
-} from "./state.js";
+import { keepNumbers, linkTo, numbersOf, state, styleOf, toggle, update, visibleRuns } from "./state.js";
+import { View } from "./view.js";
 
 const KINDS = [
   ["images", "Images"],
@@ -36,10 +27,9 @@ const FEW = 6;
 /** Shows the media in an element until the returned function is called. */
 export function showMedia(root) {
   const panels = new Map();
-  let isGone = false;
+  const view = new View("media");
   let isBegun = false;
   let problem = "";
-  let turn = 0;
   let order = "";
   let index = [];
 
@@ -132,14 +122,16 @@ export function showMedia(root) {
     };
   }
 
-  async function loadIndex() {
-    turn += 1;
-    const mine = turn;
-    const [ids, details, wrong] = await visibleDetails();
-    if (isGone || mine !== turn) return;
-    problem = wrong;
-    // Where no run answers, what is shown stays.
-    if (problem && index.length) return;
+  /** Asks which media the visible runs have. */
+  function loadIndex() {
+    return view.ask(visibleDetails, ([ids, details, wrong]) => {
+      problem = wrong;
+      // Where no run answers, what is shown stays.
+      if (!problem || !index.length) index = indexOf(ids, details);
+    });
+  }
+
+  function indexOf(ids, details) {
     const found = new Map();
     details.forEach((detail, at) => {
       for (const [kind, names] of Object.entries(detail?.media ?? {})) {
@@ -152,11 +144,11 @@ export function showMedia(root) {
         }
       }
     });
-    index = [...found.values()].map((one) => ({
+    const media = [...found.values()].map((one) => ({
       ...one,
       steps: [...new Set(one.steps)].filter((step) => step !== null).sort((a, b) => a - b),
     }));
-    index.sort(
+    return media.sort(
       (one, other) =>
         KINDS.findIndex(([kind]) => kind === one.kind) - KINDS.findIndex(([kind]) => kind === other.kind) ||
         one.name.localeCompare(other.name),
@@ -230,22 +222,21 @@ export function showMedia(root) {
 
   async function begin() {
     try {
-      await ensureSelection(() => isGone);
+      await ensureSelection(() => view.isGone);
       await loadIndex();
     } catch (error) {
       fill(list, el("p", { class: "empty" }, error.message));
       return;
     }
-    if (isGone) return;
+    if (view.isGone) return;
     isBegun = true;
     drawTools();
     arrange();
   }
 
-  const stop = onChange(async (changed) => {
-    if (state.page !== "media") return;
+  view.onState(async (changed) => {
     if (changed.has("run") || changed.has("off")) await loadIndex();
-    if (isGone) return;
+    if (view.isGone) return;
     if (["run", "off", "kind", "find"].some((name) => changed.has(name))) arrange();
     if (["step", "linked", "at", "class", "opacity"].some((name) => changed.has(name)))
       for (const panel of panels.values()) panel.follow(changed);
@@ -257,36 +248,28 @@ export function showMedia(root) {
       return;
     }
     await loadIndex();
-    if (isGone) return;
+    if (view.isGone) return;
     drawTools();
     arrange();
   });
-  const stopData = dataChanges((changed) => {
+  view.onData((changed) => {
     const isShown = ([id, { record, gone }]) => (record || gone) && visibleRuns().includes(id);
     if (changed.all || Object.entries(changed.runs).some(isShown)) refresh();
   });
-  const arrows = (event) => {
+  view.onDocument("keydown", (event) => {
     const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!by || event.target.closest("input, select, textarea, canvas, video, audio, dialog") || bar.hidden)
       return;
     master.value = String(Number(master.value) + by);
     master.oninput();
-  };
-  document.addEventListener("keydown", arrows);
-  const themed = () => {
+  });
+  view.onTheme(() => {
     for (const panel of panels.values()) panel.show(true);
-  };
-  document.addEventListener("themechange", themed);
+  });
+  view.until(leaveSidebar);
+  view.until(() => inView.disconnect());
   begin();
-  return () => {
-    isGone = true;
-    stop();
-    stopData();
-    leaveSidebar();
-    inView.disconnect();
-    document.removeEventListener("keydown", arrows);
-    document.removeEventListener("themechange", themed);
-  };
+  return () => view.leave();
 }
 
 /** Returns the place of the greatest step that is not beyond the given one; 0 if all are. */

@@ -1,6 +1,6 @@
 /** The page of one run: what it was, what it left, what it cost, and its log. */
 
-import { dataChanges, editRun, fileUrl, isExported, readLog, runDetail } from "./data.js";
+import { editRun, fileUrl, isExported, readLog, runDetail } from "./data.js";
 import {
   el,
   fill,
@@ -18,6 +18,7 @@ import {
 import { statusMark } from "./runs.js";
 import { linkTo, selectRuns, selectedRuns, state } from "./state.js";
 import { dataTable, flatten, pairTable, plainTable } from "./table.js";
+import { View } from "./view.js";
 
 const SUMMARY_COLUMNS = [
   "metric",
@@ -38,7 +39,7 @@ export function showRun(root) {
   const id = state.id;
   const page = el("section", { class: "page run-page" }, el("p", { class: "empty" }, "Loading…"));
   fill(root, page);
-  let isGone = false;
+  const view = new View();
   let isDrawn = false;
   /** @type {LogTail | null} */
   let log = null;
@@ -48,15 +49,17 @@ export function showRun(root) {
   const panels = el("div", { class: "panels" });
   const shown = new Map();
 
-  const load = inTurn(async () => {
-    try {
-      const detail = await runDetail(id);
-      if (isGone || page.querySelector(".in-place")) return;
-      draw(detail);
-      isDrawn = true;
-    } catch (error) {
-      // What is shown stays where the server only does not answer.
-      if (!isGone && (!isDrawn || error.status === 404))
+  const load = inTurn(() =>
+    view.ask(
+      () => runDetail(id),
+      (detail) => {
+        if (page.querySelector(".in-place")) return;
+        draw(detail);
+        isDrawn = true;
+      },
+      (error) => {
+        // What is shown stays where the server only does not answer.
+        if (isDrawn && /** @type {any} */ (error).status !== 404) return;
         fill(
           page,
           el(
@@ -67,8 +70,9 @@ export function showRun(root) {
             el("a", { class: "button", ...linkTo({ page: "runs", id: "" }) }, "All runs"),
           ),
         );
-    }
-  });
+      },
+    ),
+  );
 
   /** Draws what is known of the run. A panel that says the same as before stays, with what is scrolled or open in it. */
   function draw(detail) {
@@ -370,14 +374,11 @@ export function showRun(root) {
     return node;
   }
 
-  const stopData = dataChanges((changed) => {
+  view.onData((changed) => {
     if (changed.all || changed.runs[id]?.record || changed.runs[id]?.gone) load();
   });
   load();
-  return () => {
-    isGone = true;
-    stopData();
-  };
+  return () => view.leave();
 }
 
 function numberIn(value) {

@@ -1,19 +1,10 @@
 /** The selected runs beside charts and media: colour, status, on or off. */
 
-import { dataChanges, listRuns, loadInfos, runDetail, runInfo } from "./data.js";
+import { listRuns, loadInfos, runDetail, runInfo } from "./data.js";
 import { el, fill, iconButton, inTurn, isDark, shorten, svg } from "./dom.js";
 import { statusMark } from "./runs.js";
-import {
-  onChange,
-  selectRuns,
-  selectedRuns,
-  state,
-  styleOf,
-  linkTo,
-  toggle,
-  update,
-  visibleRuns,
-} from "./state.js";
+import { selectRuns, selectedRuns, state, styleOf, linkTo, toggle, update, visibleRuns } from "./state.js";
+import { View } from "./view.js";
 
 const AT_FIRST = 5;
 const DASH_OF = { solid: "", dash: "5 3", dot: "1.5 2.5" };
@@ -72,11 +63,11 @@ function showSidebar(root) {
     el("h2", {}, "Runs", el("a", { class: "button quiet", ...linkTo({ page: "runs", id: "" }) }, "Choose")),
     list,
   );
-  let isGone = false;
+  const view = new View();
 
   async function draw() {
     await loadInfos(selectedRuns());
-    if (isGone) return;
+    if (view.isGone) return;
     // Others may have been selected meanwhile.
     const ids = selectedRuns();
     fill(
@@ -115,25 +106,19 @@ function showSidebar(root) {
     );
   }
 
-  const stop = onChange((changed) => {
+  view.onState((changed) => {
     if (changed.has("run") || changed.has("off")) draw();
   });
   const refresh = inTurn(async () => {
     await refreshInfos();
     await draw();
   });
-  const stopData = dataChanges((changed) => {
+  view.onData((changed) => {
     if (changed.table || Object.values(changed.runs).some(({ record }) => record)) refresh();
   });
-  const themed = () => draw();
-  document.addEventListener("themechange", themed);
+  view.onTheme(draw);
   draw();
-  return () => {
-    isGone = true;
-    stop();
-    stopData();
-    document.removeEventListener("themechange", themed);
-  };
+  return () => view.leave();
 }
 
 async function refreshInfos() {

@@ -1,0 +1,219 @@
+/** The rows of the table of runs: those in view, their columns and groups; asked for a hundred at a time. */
+
+import { listFields, listGroups, listRuns } from "./data.js";
+import { shorten } from "./dom.js";
+import { state } from "./state.js";
+
+export const BLOCK = 100;
+/** The columns that every run has, with their headings and widths. */
+export const FIXED = {
+  status: { title: "Status", width: "118px" },
+  created_at: { title: "Started", width: "116px" },
+  duration: { title: "Duration", width: "104px" },
+  tags: { title: "Tags", width: "minmax(150px, 0.9fr)" },
+  note: { title: "Note", width: "minmax(140px, 1fr)" },
+};
+const MAX_AUTOMATIC = 4;
+const MAX_CANDIDATES = 100;
+
+/** What the table knows. It asks through its view, and tells by `drawn` that there is something new to draw. */
+export class RunRows {
+  /**
+   * @param {{ask: Function, isFailed: boolean}} view that the rows belong to: a `View`.
+   * @param {{arrived: (isHead: boolean) => void, complain: (error: Error | null) => void, isHeld: () => boolean}} told
+   *   what has come, the columns too or rows alone; what is wrong with what was asked, null for nothing; and whether
+   *   what is shown must stay as it is.
+   */
+  constructor(view, told) {
+    this.view = view;
+    this.told = told;
+    this.fields = [];
+    this.columns = [];
+    this.total = 0;
+    /** @type {{value: any, total: number}[] | null} */
+    this.groups = null;
+    this.blocks = new Map();
+    /** @type {Promise<boolean> | null} */
+    this.loaded = null;
+    /** Headings and rows from top to bottom: one part without groups, and one for each open group with them. */
+    this.layout = [];
+  }
+
+  /** Asks for everything; what is shown stays until it arrives. */
+  reload() {
+    this.loaded = this.view.ask(
+      async (isOld) => {
+        const { fields } = this.fields.length ? this : await listFields();
+        if (!isOld()) this.fields = fields;
+        const given = state.column.filter((name) => this.isKnown(name));
+        const names = given.length ? given : await this.automaticColumns();
+        const [groups, first] = await Promise.all([this.askGroups(), this.askBlock(0, names)]);
+        return { names, groups, first };
+      },
+      ({ names, groups, first }) => {
+        this.columns = names;
+        this.told.complain(this.missing());
+        this.take(groups, new Map([[0, first]]));
+        this.told.arrived(true);
+      },
+      this.told.complain,
+    );
+    return this.loaded;
+  }
+
+  /** Asks again for the blocks with some of the rows; what is shown stays where the server does not answer. */
+  async refresh(indexes) {
+    /** @type {Promise<boolean> | null} */
+    let awaited = null;
+    while (awaited !== this.loaded) {
+      awaited = this.loaded;
+      await awaited;
+    }
+    const numbers = [...new Set(indexes().map((index) => Math.floor(index / BLOCK)))];
+    if (!numbers.length) return;
+    await this.view.ask(
+      () => Promise.all([this.askGroups(), ...numbers.map((number) => this.askBlock(number, this.columns))]),
+      ([groups, ...answers]) => {
+        if (this.told.isHeld()) return;
+        this.take(groups, new Map(numbers.map((number, at) => [number, answers[at]])));
+        this.told.arrived(false);
+      },
+      () => {},
+    );
+  }
+
+  /** Asks for everything where columns have come, or what was asked last failed; else for some of the rows. */
+  async freshen(indexes) {
+    const known = this.fields.length;
+    this.fields = (await listFields().catch(() => this)).fields;
+    if (this.fields.length !== known || this.view.isFailed) await this.reload();
+    else await this.refresh(indexes);
+  }
+
+  take(groups, answers) {
+    this.groups = groups;
+    this.total = [...answers.values()][0].total;
+    this.blocks = new Map([...answers].map(([number, { rows }]) => [number, rows]));
+    this.lay();
+  }
+
+  /** Returns a row, or undefined until its block has arrived. */
+  at(index) {
+    const number = Math.floor(index / BLOCK);
+    if (!this.blocks.has(number)) this.fetchBlock(number);
+    return this.blocks.get(number)[index % BLOCK];
+  }
+
+  /** Returns where a run is among the rows that have arrived, or -1. */
+  indexOf(id) {
+    for (const [number, rows] of this.blocks) {
+      const at = rows.findIndex((row) => row.id === id);
+      if (at >= 0) return number * BLOCK + at;
+    }
+    return -1;
+  }
+
+  async fetchBlock(number) {
+    const asked = this.blocks;
+    asked.set(number, []);
+    try {
+      asked.set(number, (await this.askBlock(number, this.columns)).rows);
+    } catch {
+      asked.delete(number);
+      return;
+    }
+    if (asked === this.blocks) this.told.arrived(false);
+  }
+
+  isKnown(name) {
+    return name in FIXED || this.fields.some((field) => field.name === name);
+  }
+
+  isNumber(name) {
+    return !(name in FIXED) && this.fields.find((field) => field.name === name)?.kind === "number";
+  }
+
+  /** Returns what is wrong where a link names columns that these runs do not have: they are left out; null if none. */
+  missing() {
+    const asked = [...state.column, state.sort.replace(/^-/, ""), state.group].filter(Boolean);
+    const left = [...new Set(asked.filter((name) => !this.isKnown(name)))].map((name) => shorten(name, 60));
+    return left.length
+      ? new Error(
+          `These runs have no ${left.join(", ")}: the table is shown without ${left.length > 1 ? "them" : "it"}.`,
+        )
+      : null;
+  }
+
+  question() {
+    const group = this.isKnown(state.group) ? state.group : "";
+    const sort = this.isKnown(state.sort.replace(/^-/, "")) ? state.sort : "";
+    return { q: state.q, where: state.where, sort: group || sort, group, archived: state.archived };
+  }
+
+  askGroups() {
+    return this.question().group ? listGroups(this.question()) : null;
+  }
+
+  askBlock(number, names) {
+    return listRuns({ ...this.question(), columns: names, offset: number * BLOCK, limit: BLOCK });
+  }
+
+  /** Returns the usual columns: the metrics that say most, and the hyperparameters in which the first runs differ. */
+  async automaticColumns() {
+    const weight = (name) =>
+      [/(val|test|eval).*(acc|loss)/i, /acc|loss|reward|score|f1|bleu/i].findIndex((kind) =>
+        kind.test(name),
+      ) >>> 0;
+    const metrics = this.fields
+      .filter(({ name, kind }) => name.startsWith("summary.") && kind === "number")
+      .map(({ name }) => name);
+    const candidates = this.fields
+      .map(({ name }) => name)
+      .filter((name) => name.startsWith("hparams."))
+      .slice(0, MAX_CANDIDATES);
+    const { rows } = await listRuns({ columns: candidates, limit: BLOCK });
+    const varied = candidates.filter(
+      (name) => new Set(rows.map((row) => row.values[name]).filter((value) => value !== undefined)).size > 1,
+    );
+    return [
+      "status",
+      "created_at",
+      "duration",
+      "tags",
+      ...metrics.sort((one, other) => weight(one) - weight(other)).slice(0, MAX_AUTOMATIC),
+      ...varied.slice(0, MAX_AUTOMATIC),
+      "note",
+    ];
+  }
+
+  lay() {
+    if (!this.groups) {
+      this.layout = [{ top: 0, rows: this.total, first: 0 }];
+      return;
+    }
+    this.layout = [];
+    let top = 0,
+      first = 0;
+    for (const group of this.groups) {
+      const isFolded = state.fold.includes(String(group.value));
+      this.layout.push({ top, heading: group, rows: 0, first });
+      top += 1;
+      if (!isFolded) this.layout.push({ top, rows: group.total, first });
+      if (!isFolded) top += group.total;
+      first += group.total;
+    }
+  }
+
+  /** The number of headings and rows that are open. */
+  get height() {
+    return this.layout.reduce((sum, part) => sum + (part.heading ? 1 : part.rows), 0);
+  }
+
+  /** Returns the place of a row from the top, 0 where its group is folded. */
+  placeOf(index) {
+    const part = this.layout.find(
+      (one) => !one.heading && index >= one.first && index < one.first + one.rows,
+    );
+    return part ? part.top + index - part.first : 0;
+  }
+}
