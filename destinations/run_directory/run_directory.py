@@ -263,6 +263,8 @@ class RunDirectory(RecordDestination):
             if self._if_exists != "new" and not (is_again and self._if_exists in {"auto", "resume"}):
                 raise
             taken: Exception = error
+            is_completed = self._if_exists == "auto" and isinstance(error, RunExistsError)
+            hint = ' Pass if_exists="resume" to continue the completed run instead.' if is_completed else ""
         else:
             return
         for number in range(2, _MAX_NAMES_BESIDE):
@@ -272,7 +274,7 @@ class RunDirectory(RecordDestination):
             except (RunExistsError, RunInUseError) as error:
                 taken = error
             else:
-                _log.warning("run folder %s is taken: this run is written to %s.", run_dir, beside)
+                _log.warning("run folder %s is taken: this run is written to %s.%s", run_dir, beside, hint)
                 return
         raise taken
 

@@ -20,25 +20,29 @@ def _outside_of_any_repository(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def _train(path, steps):
-    with Run(RunDirectory(path), run_name="r") as run:
+def _train(path, steps, **options):
+    with Run(RunDirectory(path, **options), run_name="r") as run:
         for step in range(steps):
             run.batch_start()
             run.log_metrics({"loss": float(step)})
             run.batch_end()
 
 
-def test_a_run_opened_again_for_an_evaluation_keeps_what_training_logged(tmp_path):
-    """Rows are put aside where training begins again, and nowhere else."""
-    _train(tmp_path / "run", 10)
-
-    with Run(RunDirectory(tmp_path / "run"), run_name="r") as run:
+def _evaluate(path, **options):
+    with Run(RunDirectory(path, **options), run_name="r") as run:
         run.eval_start("test")
         run.eval_batch_start()
         run.eval_batch_end()
         run.log_metrics({"test/accuracy": 0.75})
         run.eval_end()
-    with Run(RunDirectory(tmp_path / "run"), run_name="r") as run:
+
+
+def test_a_run_opened_again_for_an_evaluation_keeps_what_training_logged(tmp_path):
+    """Rows are put aside where training begins again, and nowhere else."""
+    _train(tmp_path / "run", 10)
+
+    _evaluate(tmp_path / "run", if_exists="resume")
+    with Run(RunDirectory(tmp_path / "run", if_exists="resume"), run_name="r") as run:
         run.log_metrics({"note": 1.0})
 
     assert read_series(tmp_path / "run", "loss") == [(step, float(step)) for step in range(10)]
@@ -46,10 +50,24 @@ def test_a_run_opened_again_for_an_evaluation_keeps_what_training_logged(tmp_pat
     assert not (tmp_path / "run" / "abandoned").exists()
 
 
+def test_an_evaluation_that_does_not_ask_for_the_completed_run_is_beside_it(tmp_path, caplog):
+    """The training keeps its rows; the warning says where the evaluation is, and how to add it to the run."""
+    _train(tmp_path / "run", 3)
+
+    _evaluate(tmp_path / "run")
+
+    assert read_series(tmp_path / "run", "loss") == [(step, float(step)) for step in range(3)]
+    assert read_series(tmp_path / "run", "test/accuracy") == []
+    assert read_series(tmp_path / "run-2", "test/accuracy") == [(0, 0.75)]
+    (message,) = caplog.messages
+    assert f"{tmp_path / 'run'} is taken: this run is written to {tmp_path / 'run-2'}." in message
+    assert 'Pass if_exists="resume" to continue the completed run instead.' in message
+
+
 def test_a_run_that_trains_again_from_the_beginning_puts_the_old_rows_aside(tmp_path):
     """As before: each step is seen once."""
     _train(tmp_path / "run", 10)
-    _train(tmp_path / "run", 3)
+    _train(tmp_path / "run", 3, if_exists="resume")
 
     assert read_series(tmp_path / "run", "loss") == [(step, float(step)) for step in range(3)]
     assert len(list((tmp_path / "run" / "abandoned").iterdir())) == 1

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from destinations import LoggerDestination
+from destinations.run_directory import read_rows
 from destinations.run_directory.documents import SessionLog, flat_hyperparameters
 from destinations.run_directory.statistics import Statistics
 from destinations.runs import open_runs
@@ -274,6 +275,22 @@ def test_each_rank_has_a_csv_of_its_own_where_asked(drive, tmp_path):
     assert (tmp_path / "run" / "metrics.rank1.csv").read_text().splitlines()[1].endswith(",2.0")
     assert "journal" not in names
     assert "texts.jsonl" not in names
+
+
+def test_a_rank_that_begins_after_rank_0_has_completed_writes_its_rows(drive, tmp_path):
+    """Rank 0 alone looks whether a completed run is in the way: other ranks may be slow ones of that run."""
+    first = drive(all_ranks=True, if_exists="auto").fit()
+    first.log({"a": 1.0}, 0)
+    first.close()
+
+    second = drive(rank=1, all_ranks=True, if_exists="auto").fit()
+    second.log({"a": 2.0}, 0)
+    second.close()
+
+    assert [[row.metrics for row in read_rows(tmp_path / "run", rank)] for rank in (0, 1)] == [
+        [{"a": 1.0}],
+        [{"a": 2.0}],
+    ]
 
 
 @pytest.mark.parametrize(
