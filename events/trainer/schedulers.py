@@ -247,8 +247,10 @@ class PlateauScheduler:
     """Steps torch's `ReduceLROnPlateau` with a value of each evaluation within `fit`.
 
     ```python
-    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", patience=3)
-    Trainer(..., schedulers=PlateauScheduler(plateau, monitor="metrics/eval/accuracy"))
+    plateau = PlateauScheduler(
+        torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=3), monitor="loss/eval/total"
+    )
+    Trainer(..., eval_dataloader=eval_dataloader, schedulers=plateau).fit()
     ```
 
     Args:
