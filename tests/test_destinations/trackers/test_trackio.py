@@ -145,7 +145,7 @@ SENDING = """
 
     folder = Path(sys.argv[1])
     for steps in (range(3), range(3, 5)):
-        with Run(RunDirectory(folder / "run", run_id="abc"), run_name="run") as run:
+        with Run(RunDirectory(folder / "run", run_id="abc", if_exists="resume"), run_name="run") as run:
             run.log_hyperparameters({"lr": 0.1})
             for step in steps:
                 run.log_metrics({"loss": step / 2}, step=step)

@@ -201,7 +201,7 @@ def test_new_rows_of_a_live_run_are_sent(tmp_path):
     """What came since the last time is sent, and nothing else."""
     run = write_run(tmp_path / "a", range(5))
     first = send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
-    run = write_run(tmp_path / "a", range(5, 8))
+    run = write_run(tmp_path / "a", range(5, 8), if_exists="resume")
 
     second = send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
 
@@ -213,7 +213,7 @@ def test_a_branch_that_training_left_leaves_the_copy_too(tmp_path):
     """After a resume from an earlier step the copy is rebuilt."""
     run = write_run(tmp_path / "a", range(10))
     send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
-    run = write_run(tmp_path / "a", range(4, 7))
+    run = write_run(tmp_path / "a", range(4, 7), if_exists="resume")
 
     send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
 
@@ -228,9 +228,8 @@ class Rank:
 
     def __init__(self, folder, rank, clock, batch=0):
         self.state = State("run", rank=rank, world_size=2, timestamp=Timestamp(batch=batch))
-        self.logger = Logger(
-            self.state, [RunDirectory(folder, all_ranks=True, clock=clock)], raise_errors=True
-        )
+        destination = RunDirectory(folder, all_ranks=True, if_exists="resume", clock=clock)
+        self.logger = Logger(self.state, [destination], raise_errors=True)
         self.engine = Engine(self.state, self.logger)
         self.engine.run_event("init")
         self.engine.run_event("fit_start")
@@ -317,7 +316,7 @@ def test_a_position_of_a_branch_that_was_left_is_refused(tmp_path):
     """`replay` itself does not guess what to do."""
     run = write_run(tmp_path / "a", range(10))
     position = replay(run, RecordingDestination()).position
-    run = write_run(tmp_path / "a", range(4, 7))
+    run = write_run(tmp_path / "a", range(4, 7), if_exists="resume")
     destination = RecordingDestination()
 
     with pytest.raises(RewoundError):
