@@ -300,7 +300,7 @@ def test_an_upload_is_noted_before_it_is_created(proxy, at_proxy, make_file, tmp
     created, sent, completed = noted
     assert created["key"].endswith("/name")
     assert sorted(created) == ["checksum", "key", "part_bytes"]
-    assert sent == completed == {**created, "upload_id": sent["upload_id"]}
+    assert sent == completed == {**created, "upload_id": sent["upload_id"], "is_whole_checked": True}
 
 
 def test_an_upload_that_cannot_be_completed_any_more_starts_over(

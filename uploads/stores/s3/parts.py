@@ -120,6 +120,7 @@ class PartsUpload:
         self._upload_id = noted["upload_id"]
         if noted.get("checksum") in get_args(Checksum):  # As it was begun.
             self._requests = attrs.evolve(self._requests, checksum=noted["checksum"])
+        self.is_whole_checked = True if noted.get("is_whole_checked") is True else None
         try:
             with translated(f"parts of {self._key}"):
                 parts = list(self._requests.list_parts(self._key, self._upload_id))
@@ -140,7 +141,7 @@ class PartsUpload:
                 if self._otherwise is not None:
                     self._requests = attrs.evolve(self._requests, checksum=self._otherwise)
                 self._upload_id, _ = self._requests.create_upload(self._key, self._body)
-        self._note({"upload_id": self._upload_id})
+        self._note({"upload_id": self._upload_id, "is_whole_checked": self.is_whole_checked})
         return {}
 
     def _send_missing(self) -> None:
@@ -188,8 +189,8 @@ class PartsUpload:
 
     def _prove(self, part: Part, data: bytes) -> None:
         """Compares a part that an earlier attempt sent, unless the server compares the whole."""
-        if self.checksum != "aws" and has_md5(part.etag, md5_of(data)):
-            self._sent[part.number] = attrs.evolve(part, is_proven=True)
+        if not self.is_whole_checked:
+            self._sent[part.number] = attrs.evolve(part, is_proven=has_md5(part.etag, md5_of(data)))
 
     def _send(self, number: int, data: bytes) -> None:
         try:

@@ -168,13 +168,13 @@ def limit_waits(client: Any, patience_seconds: float) -> None:
 
 @attrs.frozen
 class Part:
-    """A part that the server acknowledged; proven if the answer confirmed its bytes."""
+    """A part that the server acknowledged; proven if the answer confirmed its bytes, None if not compared."""
 
     number: int
     size: int
     etag: str
     crc32: str | None = None
-    is_proven: bool = False
+    is_proven: bool | None = None
 
     def to_request(self) -> dict[str, Any]:
         """Returns the part as the last request of an upload lists it."""
@@ -368,17 +368,19 @@ class Requests:
 
     def _echoed(
         self, answer: dict[str, Any], field: str, headers: dict[str, Any], data: bytes | None
-    ) -> bool:
+    ) -> bool | None:
         """Returns whether the answer confirms the bytes: by their checksum, or their MD5 as its ETag.
 
-        Without the bytes, by the checksum alone.
+        Without the bytes, by the checksum alone, and None where it has none.
         """
         sent, echo = headers.get(field), answer.get(field)
         if sent is not None and echo is not None:
             if echo != sent:
                 raise BytesCorruptError(f"the server has checksum {echo}, expected {sent}")
             return True
-        if data is None or not _is_md5(answer.get("ETag", "")):
+        if data is None:
+            return None
+        if not _is_md5(answer.get("ETag", "")):
             return False
         known = headers.get("ContentMD5")
         return has_md5(answer["ETag"], base64.b64decode(known) if known else md5_of(data))
@@ -414,7 +416,7 @@ def _check_parts(key: str, parts: list[Part]) -> None:
 
     Where none is, as with encryption by keys of KMS, they are no MD5s.
     """
-    damaged = [part.number for part in parts if not part.is_proven and _is_md5(part.etag)]
+    damaged = [part.number for part in parts if part.is_proven is False and _is_md5(part.etag)]
     if damaged and any(part.is_proven for part in parts):
         raise BytesCorruptError(f"part {damaged[0]} of {key} has the ETag of other bytes than were sent")
 
