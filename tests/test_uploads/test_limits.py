@@ -183,9 +183,7 @@ def test_a_clock_that_jumps_orders_and_delays_nothing(make_queue, make_file, gat
 
 
 def test_the_wall_clock_is_read_for_people_only():
-    """Only these come from it: the age of a file in a folder, the offset of a wrong clock that S3 complains of,
-    and since when a lock is held.
-    """
+    """The age of a file in a folder, the offset of a wrong clock for S3, and since when a lock is held, alone do."""
     package = pathlib.Path(uploads.__file__).parent
     readers = sorted(
         path.relative_to(package).as_posix()

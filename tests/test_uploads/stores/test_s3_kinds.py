@@ -1,12 +1,13 @@
 """What S3's servers differ in, found out by the defaults: create-only puts, checksums, ETags, redirects."""
 
 import contextlib
+import itertools
 import json
 import os
 
 import pytest
 
-from tests.servers.fault_proxy import Answer, Corrupt, FaultProxy, Truncate, weak_etags
+from tests.servers.fault_proxy import Answer, Corrupt, FaultProxy, Rewrite, Truncate, weak_etags
 from tests.servers.s3_servers import BUCKET
 from uploads import RetryPolicy, UploadState, download_file, open_store
 from uploads.errors import BytesCorruptError, StoreError, StoreParkedError, TransientStoreError
@@ -323,6 +324,25 @@ def test_files_pass_a_proxy_that_makes_etags_weak(
 
     assert path.read_bytes() == content
     assert moto.open_uploads(prefix) == 0
+
+
+@pytest.mark.parametrize("content", [b"content", LARGE], ids=["whole", "parts"])
+def test_a_file_is_replaced_behind_a_proxy_that_makes_etags_up(
+    proxy, at_proxy, moto, prefix, make_queue, make_file, content
+):
+    """No condition on them ever holds; after two refusals for an object that is the same, there is none."""
+    numbers = itertools.count()
+    proxy.plan = lambda request: (
+        Rewrite("etag", lambda _: f'"made-up-{next(numbers)}"') if request.method == "HEAD" else None
+    )
+    queue = make_queue(at_proxy)
+    for version in (b"first", content, b"last", content):
+        queue.submit(make_file(content=version), "name", overwrite=True).result(LIMIT_SECONDS)
+
+    assert moto.objects(prefix) == {"name": content}
+    assert moto.open_uploads(prefix) == 0
+    puts = [request for request in proxy.seen if request.method == "PUT"]
+    assert sum("if-match" in map(str.lower, request.headers) for request in puts) == 2
 
 
 @pytest.mark.parametrize("client", ["boto3", "obstore"])

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import attrs
+
 from uploads.errors import (
     RejectedByStoreError,
     RemoteExistsError,
@@ -152,10 +154,9 @@ class S3Store:
     def replace(self, name: str, body: Body, *, notes: Path | None = None) -> RemoteObject:
         # A new small file costs one request; for a large one, looking first costs next to nothing.
         is_new = name not in self._present and body.size <= self._part_bytes
+        refused: list[RemoteObject] = []
         for _ in range(_REPLACE_TRIES + is_new):
-            condition: dict[str, str] = {}
-            if self._takes_conditions:
-                condition = {"IfNoneMatch": "*"} if is_new else self._condition_now(name)
+            condition, found = self._condition(name, is_new=is_new)
             is_new = False
             self._note_present(name)
             try:
@@ -163,6 +164,10 @@ class S3Store:
             except (RemoteExistsError, RemoteNotFoundError):
                 if not condition:
                     raise
+                if found is not None:
+                    refused.append(attrs.evolve(found, version=None))
+                    # The same object again: a proxy makes up its ETags, and no condition will hold.
+                    self._takes_conditions = refused.count(refused[-1]) < _REPLACE_TRIES - 1
             except (RejectedByStoreError, StoreParkedError) as error:
                 if not condition or code_of(error) not in _NOT_KNOWN:
                     raise
@@ -176,17 +181,22 @@ class S3Store:
             self._present.clear()
         self._present.add(name)
 
-    def _condition_now(self, name: str) -> dict[str, str]:
+    def _condition(self, name: str, *, is_new: bool) -> tuple[dict[str, str], RemoteObject | None]:
+        """Returns the condition of a put that replaces, maybe none, and the object that is there now."""
+        if not self._takes_conditions:
+            return {}, None
         try:
-            found = self.head(name)
+            found = None if is_new else self.head(name)
         except StoreParkedError as error:
             if error.may_be_the_entry:  # These credentials may not read.
-                return {}
+                return {}, None
             raise
         if found is None:
-            return {"IfNoneMatch": "*"}
+            return {"IfNoneMatch": "*"}, None
         # Without an ETag that can match there is no condition, as on a server that ignores them.
-        return {"IfMatch": found.version} if found.version is not None and can_match(found.version) else {}
+        if found.version is None or not can_match(found.version):
+            return {}, found
+        return {"IfMatch": found.version}, found
 
     def _put(
         self,
