@@ -137,7 +137,7 @@ class Deletions:
         if any(self._is_pending(name) for name in waited_for):
             return False
         if failed := next((one for one in after if _is_missing(one)), None):
-            log_warning("%s is not deleted: %s is not in the store", request.name, failed.remote_name)
+            _report_missing(request, failed)
             return True
         try:
             if not request.deleted and (pointer := self._pointer_to(request)):
@@ -179,6 +179,12 @@ class Deletions:
             if f"/{read_pointer(self._store, pointer)}".endswith(f"/{leaf}"):
                 return pointer
         return None
+
+
+def _report_missing(request: _Request, upload: UploadHandle | FolderHandle) -> None:
+    """Says that an object stays; not where its own upload is missing, whose end was said."""
+    if upload.remote_name != request.name:
+        log_warning("%s is not deleted: %s is not in the store", request.name, upload.remote_name)
 
 
 def _is_missing(upload: UploadHandle | FolderHandle) -> bool:

@@ -268,6 +268,22 @@ def test_one_that_waits_for_a_withdrawn_upload_alone_stays(queue, store, busy, c
     assert "old is not deleted: slow is not in the store" in caplog.text
 
 
+def test_one_that_waits_for_its_own_upload_is_deleted_only_if_that_put_it_there(
+    queue, store, file, busy, caplog
+):
+    """An object of the same name that was there before stays; nothing is said, since nothing is left to do."""
+    old = queue.submit(file, "old", overwrite=False)
+    old.exception(WAIT_SECONDS)
+    queue.delete("old", after=[old])
+    new = queue.submit(file, "new")
+    queue.delete("new", after=[new])
+    store.may_put.set()
+
+    assert queue.drain(WAIT_SECONDS).remaining == ()
+    assert names(store) == ["old", "slow"]
+    assert "is not deleted" not in caplog.text
+
+
 def test_a_pointer_replaces_those_that_wait(queue, store, busy):
     """While a store is away, one waits and not one for each checkpoint."""
     pointers = [queue.submit_pointer("latest", busy[0]) for _ in range(5)]

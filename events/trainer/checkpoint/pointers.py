@@ -77,7 +77,8 @@ class PendingPointers:
         """Submits pointers to checkpoints whose files are there on all ranks, and has others deleted then.
 
         Every rank must call it. Of several checkpoints the oldest comes first: what is deleted has either
-        been there whole, or has failed and is not ours.
+        been there whole, or has failed and is not ours. Of one that was withdrawn on a rank, each deletes
+        what it has uploaded.
 
         Args:
             state: the run.
@@ -93,10 +94,15 @@ class PendingPointers:
                 is_there = upload.target.has_uploaded(upload.files)
             except OSError as error:
                 is_there, failure = False, str(error)
-            if distributed.any_rank(not is_there and not failure):
+            is_withdrawn = distributed.any_rank(upload.target.has_withdrawn(upload.files))
+            if not is_withdrawn and distributed.any_rank(not is_there and not failure):
                 break
             self._uploads.popleft()
-            if distributed.any_rank(not is_there):
+            if is_withdrawn:
+                upload.target.delete_uploaded(upload.files)
+                self._give_up(upload, "")
+                given_up.append(upload.path)
+            elif distributed.any_rank(not is_there):
                 self._give_up(
                     upload, "" if is_there else f"for lack of files of rank {state.rank}: {failure}"
                 )

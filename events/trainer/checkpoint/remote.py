@@ -117,9 +117,11 @@ class RemoteFolder:
         for handle in handles:
             if handle.done() and (error := handle.exception(0.0)) is not None:
                 raise OSError(f"{handle.remote_name}: {error}")
-            if handle.state == "withdrawn":
-                raise OSError(f"{handle.remote_name}: it is not kept, and was withdrawn")
-        return all(handle.done() for handle in handles)
+        return not self.has_withdrawn(names) and all(handle.done() for handle in handles)
+
+    def has_withdrawn(self, names: "Sequence[str]") -> bool:
+        """Returns whether one of these files was withdrawn: its checkpoint is not kept."""
+        return any(name in self._handles and self._handles[name].state == "withdrawn" for name in names)
 
     def move_pointer(self, pointer: str | None, name: str) -> None:
         """Submits a pointer to a file, visible once that is in the store; None for none."""
@@ -143,6 +145,13 @@ class RemoteFolder:
                 own = [self._handles[name]] if name in self._handles else []
                 then = [f"{start}{file}" for file in files_beside_manifest(one.shards)]
                 self._queue.delete(name, after=[*self._last, *own], then=then)
+
+    def delete_uploaded(self, names: "Sequence[str]") -> None:
+        """Deletes those of these files that this rank uploads, once they are there."""
+        for name in names:
+            with contextlib.suppress(ValueError):  # A name that no store has, as above.
+                if self._queue is not None and name in self._handles:
+                    self._queue.delete(name, after=[self._handles[name]])
 
     def delete_here(self, removed: "Sequence[SavedCheckpoint]") -> None:
         """Does nothing: what is on this machine is the saver's."""
@@ -256,6 +265,13 @@ class UploadedFolder:
             OSError: one never will be there.
         """
         return all(self._logger.has_uploaded(f"{self._folder}/{name}") for name in names)
+
+    def has_withdrawn(self, names: "Sequence[str]") -> bool:
+        """Returns False: what was handed on stays there."""
+        return False
+
+    def delete_uploaded(self, names: "Sequence[str]") -> None:
+        """Does nothing: nothing was withdrawn."""
 
     def move_pointer(self, pointer: str | None, name: str) -> None:
         """Hands on a pointer to a file, None for none."""
