@@ -45,6 +45,7 @@ __all__ = [
     "MAX_DOCUMENT_BYTES",
     "MOUNTS",
     "NO_FLOCK",
+    "NO_LINKS",
     "PRIVATE_MODE",
     "READ_BYTES",
     "Disk",
@@ -81,6 +82,7 @@ __all__ = [
     "remove_if",
     "rename",
     "rename_new",
+    "rename_without_replacing",
     "replace_file",
     "replace_json",
     "replacement",
@@ -108,6 +110,9 @@ READ_BYTES = 1 << 20
 NO_FLOCK = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL})
 """The error codes of a file system, or a system, without flock(2)."""
 
+NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+"""The error codes of a file system without hard links."""
+
 MOUNTS = Path("/proc/self/mountinfo")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PUBLIC_MODE = 0o666  # Less the umask.
@@ -120,7 +125,6 @@ _MAX_LOCK_TRIES = 10
 _MAX_LEAF_CHARACTERS = 50  # At most 200 of the 255 bytes of a name.
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
-_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _NO_NOREPLACE = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP}
 _FICLONE = 0x40049409  # ioctl_ficlone(2)
 _NOT_REGULAR = {errno.ENXIO, errno.ENODEV}
@@ -556,14 +560,8 @@ def rename_new(source: str, target: str) -> None:
         FileExistsError: The target exists.
         OSError: It could not be renamed.
     """
-    library = ctypes.CDLL(None, use_errno=True)
-    if hasattr(library, "renameat2"):
-        paths = os.fsencode(source), os.fsencode(target)
-        if library.renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_NOREPLACE) == 0:
-            return
-        code = ctypes.get_errno()
-        if code not in _NO_NOREPLACE:
-            raise OSError(code, os.strerror(code), source, None, target)
+    if rename_without_replacing(source, target):
+        return
     # NFS, and systems other than Linux. A folder can replace only an empty one; a file gets its second name
     # first.
     if stat.S_ISDIR(os.lstat(source).st_mode):
@@ -574,11 +572,34 @@ def rename_new(source: str, target: str) -> None:
         _rename_file_new(source, target)
 
 
+def rename_without_replacing(source: str, target: str, folder: int = _AT_FDCWD) -> bool:
+    """Renames by renameat2(2); returns False where the system or the file system cannot.
+
+    Args:
+        source: The file or folder.
+        target: Its new name.
+        folder: The descriptor of a folder in which both are.
+
+    Raises:
+        FileExistsError: The target exists.
+        OSError: It could not be renamed.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(library, "renameat2"):
+        return False
+    if library.renameat2(folder, os.fsencode(source), folder, os.fsencode(target), _RENAME_NOREPLACE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _NO_NOREPLACE:
+        return False
+    raise OSError(code, os.strerror(code), source, None, target)
+
+
 def _rename_file_new(source: str, target: str) -> None:
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError as error:
-        if error.errno not in _NO_LINKS:
+        if error.errno not in NO_LINKS:
             raise
     else:
         unlink(source)

@@ -183,7 +183,7 @@ def test_a_clock_that_jumps_orders_and_delays_nothing(make_queue, make_file, gat
 
 
 def test_the_wall_clock_is_read_for_people_only():
-    """The age of a file in a folder, the offset of a wrong clock for S3, and since when a lock is held, alone do."""
+    """The age of a file, the offset of a wrong clock for S3, and since when a lock is held come from it alone."""
     package = pathlib.Path(uploads.__file__).parent
     readers = sorted(
         path.relative_to(package).as_posix()

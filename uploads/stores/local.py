@@ -1,7 +1,6 @@
 """Store in a folder: a local disk or a network mount."""
 
 import contextlib
-import ctypes
 import errno
 import hashlib
 import os
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-from uploads.disk import closing, try_lock
+from uploads.disk import NO_LINKS, closing, rename_without_replacing, try_lock
 from uploads.errors import (
     BytesCorruptError,
     RejectedByStoreError,
@@ -29,8 +28,6 @@ __all__ = ["LocalStore"]
 _CHUNK_BYTES = 1 << 20
 # Windows has none of these flags, and no store of this kind; the module can be imported there.
 _FOLDER = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC"))
-_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
-_RENAME_NOREPLACE = 1
 _YOUNG_SECONDS = 60.0  # A file that was just made is not locked yet, or about to get its name.
 _PARKED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
 _REJECTED = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EFBIG, errno.EINVAL}
@@ -157,13 +154,18 @@ class LocalStore:
     _link = staticmethod(os.link)
 
     def _create(self, folder: int, partial: str, leaf: str) -> None:
-        """Names the file atomically, if the name is free."""
+        """Names the file atomically, if the name is free; also on FAT and others without hard links."""
         try:
             self._link(partial, leaf, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
         except OSError as error:
-            if error.errno not in _NO_LINKS:
+            if error.errno not in NO_LINKS:
                 raise
-            _rename_new(folder, partial, leaf)
+            # Not by a placeholder, as `rename_new` would: a kill would leave it as an empty object.
+            if not rename_without_replacing(partial, leaf, folder):
+                raise RejectedByStoreError(
+                    f"overwrite=False is not supported for {leaf!r}: its file system has neither hard links "
+                    "nor RENAME_NOREPLACE. Use overwrite=True, or another folder."
+                ) from error
 
     def _write(self, folder: int, leaf: str, body: Body) -> None:
         with contextlib.suppress(FileNotFoundError):  # Left by an attempt that was killed.
@@ -183,27 +185,6 @@ class LocalStore:
             os.fsync(descriptor)
         if sha256.hexdigest() != body.digest.sha256:
             raise BytesCorruptError(f"the spool's bytes of {leaf} are not those that were staged")
-
-
-def _rename_new(folder: int, source: str, target: str) -> None:
-    """Renames without replacing, for file systems without hard links (FAT, exFAT, some FUSE).
-
-    Raises:
-        FileExistsError: The target exists.
-        RejectedByStoreError: The file system can do neither.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    rename = getattr(libc, "renameat2", None)
-    if rename is not None:
-        if not rename(folder, os.fsencode(source), folder, os.fsencode(target), _RENAME_NOREPLACE):
-            return
-        code = ctypes.get_errno()
-        if code not in {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}:
-            raise OSError(code, os.strerror(code), target)
-    raise RejectedByStoreError(
-        f"overwrite=False is not supported for {target!r}: its file system has neither hard links nor "
-        "RENAME_NOREPLACE. Use overwrite=True, or another folder."
-    )
 
 
 def _remove_unlocked(folder: int, partial: str) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.servers.s3_servers import refusing_port
 from tests.servers.stores import MemoryStore
-from uploads import LocalStore, StoreLocation, open_store, register_store
+from uploads import LocalStore, StoreLocation, disk, open_store, register_store
 from uploads.errors import (
     BytesCorruptError,
     InvalidRemoteNameError,
@@ -26,7 +26,7 @@ from uploads.errors import (
     StoreParkedError,
     TransientStoreError,
 )
-from uploads.stores import Body, local, registry, uri
+from uploads.stores import Body, registry, uri
 from uploads.stores.cloud import CloudStore
 from uploads.stores.registry import ENTRY_POINT_GROUP
 from uploads.stores.sftp import SftpStore
@@ -188,7 +188,7 @@ class TestLocalStore:
             def _link(*_args, **_options):
                 raise OSError(errno.EPERM, "Operation not permitted")
 
-        monkeypatch.setattr(local, "_RENAME_NOREPLACE", 1 << 30)
+        monkeypatch.setattr(disk, "_RENAME_NOREPLACE", 1 << 30)
         store = WithoutLinks(tmp_path / "store")
 
         with pytest.raises(RejectedByStoreError, match="overwrite=False is not supported for 'name'"):
