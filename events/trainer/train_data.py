@@ -165,6 +165,7 @@ class TrainData:
         iterator = None if state.timestamp.batch_in_epoch == 0 else self._iterator
         self._iterator = None
         is_first = iterator is None
+        is_at_dataset = _is_at_dataset(state.train_dataloader)
         while True:
             self._engine.run_event(Event.BEFORE_DATALOADER)
             if iterator is None:
@@ -185,6 +186,9 @@ class TrainData:
                         state.random_at_epoch_start["is_exhausted"] = True
                     return
             is_first = self._may_be_at_end = False
+            if is_at_dataset and state.random_at_epoch_start is not None and _has_read_all(iterator):
+                # The batch is the last, and the dataset may be where its next epoch begins.
+                state.random_at_epoch_start["is_exhausted"] = True
             self._engine.run_event(Event.AFTER_DATALOADER)
             yield state.batch
 
@@ -266,7 +270,7 @@ class TrainData:
         if _is_at_dataset(loader) and "dataset" in now.get("parts", {}) and self._skip_by != "reading":
             _load_parts(loader, now, only="dataset")
             self._restore_start(start)
-            return iter(loader)
+            return iter(()) if (start or {}).get("is_exhausted") else iter(loader)
         self._restore_start(start)
         iterator, found = self._skipped(done)
         if found == 0:
@@ -398,6 +402,12 @@ def _is_stateful(value: Any) -> bool:
 def _is_at_dataset(loader: Any) -> bool:
     """Returns whether the dataset in this process knows the position."""
     return _is_data_loader(loader) and isinstance(loader.dataset, IterableDataset) and loader.num_workers == 0
+
+
+def _has_read_all(iterator: Any) -> bool:
+    """Returns whether an iterator of `DataLoader` has come to the end of an iterable dataset."""
+    # Only the last batch can tell, which has fewer samples; torchdata asks the same.
+    return bool(getattr(getattr(iterator, "_dataset_fetcher", None), "ended", False))
 
 
 def _has_persistent_workers(loader: Any) -> bool:

@@ -246,6 +246,13 @@ def test_a_dataset_with_a_state_is_given_it_back(resume):
     assert len(loader.dataset.read) < 20
 
 
+def test_a_dataset_whose_last_batch_ended_it_does_not_begin_anew_in_the_same_epoch(resume):
+    """A batch with fewer samples ends the epoch of the dataset, whose state is then that of its next."""
+    whole, resumed, _ = resume(lambda: DataLoader(Stream(), batch_size=3), after=8)
+
+    assert resumed == whole
+
+
 class Loader:
     """A loader that knows where it is."""
 
