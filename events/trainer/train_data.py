@@ -39,6 +39,7 @@ from .random_state import (
     restore_generators,
     restore_random_state,
 )
+from .set_up import length_of
 
 __all__ = ["SkipBy", "TrainData", "data_state", "samplers_of"]
 
@@ -265,7 +266,13 @@ class TrainData:
             self._restore_start(start)
             _load_parts(loader, now)
             loader.state_dict()
-            return iter(loader)
+            iterator: Iterator[Any] = iter(loader)
+            length = None if isinstance(getattr(loader, "dataset", None), IterableDataset) else length_of(loader)
+            if length is not None and done >= length and _pass_over(iterator, 1):
+                # It has begun its next epoch, where this one is at its end.
+                _load_parts(loader, now)
+                return iter(())
+            return iterator
         _load_parts(loader, start or {})
         if _is_at_dataset(loader) and "dataset" in now.get("parts", {}) and self._skip_by != "reading":
             _load_parts(loader, now, only="dataset")
@@ -508,6 +515,11 @@ def _not_promised(loader: Any, skip_by: SkipBy, *, is_limited: bool) -> list[str
     if is_limited and (parts := [one for one in _stateful_parts(loader) if one != "loader"]):
         reasons.append(
             f"train_subset_num_batches ends an epoch where the {' and '.join(parts)} may mean to go on"
+        )
+    if _is_stateful(loader) and length_of(loader) is None:
+        reasons.append(
+            f"the {name} has no length, and must not begin anew where it is resumed after the last batch of an "
+            "epoch"
         )
     if _is_stateful(loader) or isinstance(loader, list | tuple):
         return reasons

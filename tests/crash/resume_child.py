@@ -125,9 +125,13 @@ def draw_number(number, ranks):
         microbatch=pick.choice((None, None, 1, 2)),
         ways=tuple(pick.choice(WAYS if ranks == 1 else ("raise",)) for _ in range(pick.choice((1, 1, 2)))),
     )
-    # Batches of these have no tokens: a run that counts them has no end, and is refused.
-    has_tokens = loader not in {"unbatched", "list", "subset"}
-    return draw if has_tokens or draw.duration != "90tok" else attrs.evolve(draw, duration="13ba")
+    if draw.duration == "90tok" and loader in {"unbatched", "list", "subset"}:
+        # Their batches have no tokens: such a run has no end, and is refused.
+        draw = attrs.evolve(draw, duration="13ba")
+    if loader in {"stateful-iterable", "rank-stream"}:
+        # The state that a worker keeps from epoch to epoch is not seen, and it is said.
+        draw = attrs.evolve(draw, persistent=False)
+    return draw
 
 
 class Noise:
@@ -305,9 +309,12 @@ class PlainLoader:
 
 
 class StatefulLoader(PlainLoader):
-    """One that knows where it is."""
+    """One that knows where it is, and begins anew where that is the end."""
 
     rest = ()
+
+    def __len__(self):
+        return -(-len(self.indices) // self.batch_size)
 
     def __iter__(self):
         if not self.rest:
@@ -373,7 +380,7 @@ def make_loader(draw, rank, ranks):
         kind = Stream if draw.loader == "iterable" else StatefulStream
         return DataLoader(kind(draw.samples, noise, rank, ranks), **batches)
     if draw.loader == "subset":
-        return DataLoader(Subset(points, range(1, draw.samples, 2)), shuffle=True, **batches)
+        return DataLoader(Subset(points, range(0, draw.samples, 2)), shuffle=True, **batches)
     if draw.loader in {"batch-sampler", "distributed-batches"}:
         inner = (
             RandomSampler(points)

@@ -263,9 +263,13 @@ class Loader:
         if not self.order:
             self.order = torch.randperm(20).split(4)
         while self.next < len(self.order):
-            self.next += 1
-            yield self.order[self.next - 1].float().unsqueeze(1).expand(-1, 3), self.order[self.next - 1] % 2
+            yield self.batch()
         self.order, self.next = [], 0
+
+    def batch(self):
+        self.next += 1
+        indices = self.order[self.next - 1]
+        return indices.float().unsqueeze(1).expand(-1, 3), indices % 2
 
     def state_dict(self):
         return {"order": [one.clone() for one in self.order], "next": self.next}
@@ -277,6 +281,27 @@ class Loader:
 def test_a_loader_with_a_state_is_given_it_back(resume):
     """It goes on where it was."""
     whole, resumed, _ = resume(Loader)
+
+    assert resumed == whole
+
+
+class BeginsAnew(Loader):
+    """One that begins its next epoch where it is asked at the end of one."""
+
+    def __len__(self):
+        return 5
+
+    def __iter__(self):
+        self.next %= 5
+        if self.next == 0:
+            self.order = torch.randperm(20).split(4)
+        while self.next < 5:
+            yield self.batch()
+
+
+def test_a_loader_that_begins_anew_is_resumed_at_the_end_of_an_epoch(resume):
+    """Its length says that the epoch is over, which has no batch of the next."""
+    whole, resumed, _ = resume(BeginsAnew, after=6)
 
     assert resumed == whole
 
@@ -302,6 +327,7 @@ class OwnOrder(NumpyOrder):
             "the IterableDataset Stream is iterated by workers",
         ),
         (lambda: iter([(torch.zeros(4, 3), torch.zeros(4).long())] * 9), {}, "list_iterator is an iterator"),
+        (Loader, {}, "the Loader has no length, and must not begin anew"),
         (lambda: DataLoader(Counted(), sampler=OwnOrder()), {}, "the sampler OwnOrder has neither"),
         (
             lambda: DataLoader(Counted(), num_workers=1, multiprocessing_context="fork"),
