@@ -6,9 +6,11 @@ that differs, and how many there were. A draw is made by its number: `python -m 
 
 import contextlib
 import functools
+import gc
 import importlib
 import json
 import logging
+import math
 import os
 import random
 import shutil
@@ -23,7 +25,6 @@ import torch
 from torch import distributed
 from torch.utils.data import (
     BatchSampler,
-    DataLoader,
     Dataset,
     DistributedSampler,
     IterableDataset,
@@ -49,6 +50,7 @@ OF_RANKS = ("distributed", "distributed-batches", "rank-stream", "rank-loader")
 NOISES = ("none", "torch", "numpy", "python", "own-torch", "own-numpy", "own-legacy", "own-python")
 DURATIONS = ("3ep", "8ba", "13ba", "37sp", "90tok", "2iter")
 INTERVALS = ("1ba", "2ba", "3ba", "5ba", "1ep", "2ep", "11sp", "30tok", "1iter")
+ITERATORS = []
 WAYS = ("raise", "raise", "raise", "kill", "exit")
 
 
@@ -132,6 +134,23 @@ def draw_number(number, ranks):
         # The state that a worker keeps from epoch to epoch is not seen, and it is said.
         draw = attrs.evolve(draw, persistent=False)
     return draw
+
+
+class DataLoader(torch.utils.data.DataLoader):
+    """Notes its iterators: one that is left to the garbage collector waits five seconds for each worker."""
+
+    def _get_iterator(self):
+        iterator = super()._get_iterator()
+        ITERATORS.append(iterator)
+        return iterator
+
+
+def end_workers():
+    """Ends the processes of all loaders."""
+    while ITERATORS:
+        iterator = ITERATORS.pop()
+        if hasattr(iterator, "_shutdown_workers"):
+            iterator._shutdown_workers()
 
 
 class Noise:
@@ -314,7 +333,7 @@ class StatefulLoader(PlainLoader):
     rest = ()
 
     def __len__(self):
-        return -(-len(self.indices) // self.batch_size)
+        return math.ceil(len(self.indices) / self.batch_size)
 
     def __iter__(self):
         if not self.rest:
@@ -492,8 +511,11 @@ def train(draw, folder, interrupts, rank=0, ranks=1):
         skip_by=draw.skip_by,
         **evaluation,
     )
-    with trainer:
-        trainer.fit()
+    try:
+        with trainer:
+            trainer.fit()
+    finally:
+        end_workers()
     state = trainer.state
     drawn = data_state(state)
     return {
@@ -571,6 +593,7 @@ def main(folder, first, count):
     torch.set_num_threads(1)
     logging.disable()
     importlib.import_module("torch._dynamo")  # As the first optimizer of each process would.
+    gc.freeze()
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     rank = int(os.environ.get("RANK", "0"))
     if ranks > 1:
@@ -584,6 +607,8 @@ def main(folder, first, count):
             if ranks > 1:
                 print(f"DIFFERS {number} on rank {rank}: {found}", flush=True)
                 os._exit(1)
+        # What was interrupted is in cycles, and its loaders' processes go with it.
+        gc.collect()
         if found is not None:
             failed += 1
             print(f"DIFFERS {number} on rank {rank}: {found}", flush=True)
