@@ -95,20 +95,20 @@ def wrap(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
 class _SettledBuckets(DistributedDataParallel):
     """Sums gradients in the same buckets from the first batch of a process on.
 
-    torch's own sums the first batch in one bucket, and then rebuilds its buckets in the order in which that had
-    its gradients. A ring of three ranks or more adds up a number in an order that depends on its place in the
+    torch's own sums the first batch in one bucket, and then rebuilds its buckets in the order in which that
+    had its gradients. A ring of three ranks or more adds up a number in an order that depends on its place in the
     bucket: the first batch of a resumed run would differ in the last bit from that of a run that went on.
     """
 
     def _build_params_for_reducer(self) -> tuple[list[Any], list[bool]]:
         # The last layer has its gradients first: buckets in this order are summed during the backward pass.
-        parameters, are_sparse = super()._build_params_for_reducer()
+        parameters, are_sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
         return list(parameters)[::-1], list(are_sparse)[::-1]
 
     def settle(self) -> None:
         """Rebuilds the buckets now, which torch does once; all ranks must call it."""
-        self.reducer._push_all_rebuilt_params()
-        self.reducer._rebuild_buckets()
+        self.reducer._push_all_rebuilt_params()  # noqa: SLF001
+        self.reducer._rebuild_buckets()  # noqa: SLF001
 
 
 def is_dtensor(value: Any) -> bool:

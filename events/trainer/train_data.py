@@ -267,7 +267,9 @@ class TrainData:
             _load_parts(loader, now)
             loader.state_dict()
             iterator: Iterator[Any] = iter(loader)
-            length = None if isinstance(getattr(loader, "dataset", None), IterableDataset) else length_of(loader)
+            length = (
+                None if isinstance(getattr(loader, "dataset", None), IterableDataset) else length_of(loader)
+            )
             if length is not None and done >= length and _pass_over(iterator, 1):
                 # It has begun its next epoch, where this one is at its end.
                 _load_parts(loader, now)
@@ -304,6 +306,12 @@ class TrainData:
             or (self._skip_by == "auto" and (self._indices is not None or _draws_alike(loader)))
         ):
             return (_Indices(loader) if self._indices is None else self._indices).iterate(done)
+        if _can_skip_by_index(loader) and self._skip_by == "auto" and self._state.rank == 0:
+            _log.warning(
+                "%d batches of this epoch are read again and thrown away: random numbers may be drawn for "
+                "their samples. skip_by='index' passes over them unread.",
+                done,
+            )
         iterator: Iterator[Any] = iter(loader)
         return iterator, _pass_over(iterator, done)
 
@@ -516,13 +524,10 @@ def _not_promised(loader: Any, skip_by: SkipBy, *, is_limited: bool) -> list[str
         reasons.append(
             f"train_subset_num_batches ends an epoch where the {' and '.join(parts)} may mean to go on"
         )
-    if _is_stateful(loader) and length_of(loader) is None:
-        reasons.append(
-            f"the {name} has no length, and must not begin anew where it is resumed after the last batch of an "
-            "epoch"
-        )
-    if _is_stateful(loader) or isinstance(loader, list | tuple):
+    if isinstance(loader, list | tuple):
         return reasons
+    if _is_stateful(loader):
+        return reasons + _not_promised_of_stateful(loader)
     if not _is_data_loader(loader):
         what = "is an iterator" if hasattr(loader, "__next__") else "has no state_dict"
         return [*reasons, f"the {name} {what}, and is read again from its beginning"]
@@ -538,18 +543,44 @@ def _not_promised(loader: Any, skip_by: SkipBy, *, is_limited: bool) -> list[str
         for place, one in samplers_of(loader).items()
         if not _is_known_sampler(one)
     ]
-    if loader.num_workers > 0 and not getattr(loader, "in_order", True):
-        reasons.append("in_order=False gives batches in the order in which workers have read them")
-    if loader.num_workers > 0 and not _draws_nothing(loader):
-        if loader.persistent_workers:
-            reasons.append(
-                f"persistent_workers=True: random numbers that workers draw for {dataset} from the second "
-                "epoch on"
-            )
-        if skip_by == "index":
-            reasons.append(f"skip_by='index': random numbers that workers draw for each sample of {dataset}")
+    if loader.num_workers > 0:
+        reasons += _not_promised_of_workers(loader, skip_by)
     if not find_generators(parts_of(loader))[1]:
         reasons.append(f"the {name} holds too many objects to look for random number generators in all")
+    return reasons
+
+
+def _not_promised_of_workers(loader: Any, skip_by: SkipBy) -> list[str]:
+    """Returns the same of worker processes."""
+    dataset = type(loader.dataset).__name__
+    reasons: list[str] = []
+    if not getattr(loader, "in_order", True):
+        reasons.append("in_order=False gives batches in the order in which workers have read them")
+    if _draws_nothing(loader):
+        return reasons
+    if loader.persistent_workers:
+        reasons.append(
+            f"persistent_workers=True: random numbers that workers draw for {dataset} from the second epoch on"
+        )
+    if skip_by == "index":
+        reasons.append(f"skip_by='index': random numbers that workers draw for each sample of {dataset}")
+    return reasons
+
+
+def _not_promised_of_stateful(loader: Any) -> list[str]:
+    """Returns the same of a loader that has a state."""
+    name = type(loader).__name__
+    reasons: list[str] = []
+    if length_of(loader) is None:
+        reasons.append(
+            f"the {name} has no length, and must not begin anew where it is resumed after the last batch of "
+            "an epoch"
+        )
+    if getattr(loader, "persistent_workers", False):
+        # Seen once with torchdata 0.11, and not since.
+        reasons.append(
+            f"the {name} with persistent_workers=True may read in another order within a later epoch"
+        )
     return reasons
 
 

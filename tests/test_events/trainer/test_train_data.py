@@ -56,7 +56,12 @@ def resume(make_trainer, tmp_path):
     def resume(make_loader, *, after=7, **arguments):
         whole, first, second = Batches(), Batches(after), Batches()
         make_trainer(train_dataloader=make_loader(), callbacks=whole, **arguments).fit()
-        saving = {"save_folder": tmp_path / "saved", "save_interval": "1ba", "autoresume": True, **arguments}
+        saving = {
+            "save_folder": tmp_path / "saved",
+            "save_interval": f"{after - 1}ba",
+            "autoresume": True,
+            **arguments,
+        }
         with pytest.raises(KeyboardInterrupt):
             make_trainer(train_dataloader=make_loader(), callbacks=first, **saving).fit()
         at = read_checkpoint(tmp_path / "saved")["timestamp"]["batch"]
@@ -70,11 +75,24 @@ def resume(make_trainer, tmp_path):
 
 
 def test_a_map_dataset_is_not_read_again(resume):
-    """Of the epoch in which it resumes, the dataset is asked for the remaining samples alone."""
-    whole, resumed, loader = resume(lambda: DataLoader(Counted(), batch_size=4, shuffle=True))
+    """The dataset is asked for the remaining samples alone, and not for one that was trained on."""
+    whole, resumed, loader = resume(lambda: DataLoader(Counted(), batch_size=4, shuffle=True), after=9)
 
     assert resumed == whole
-    assert len(loader.dataset.read) < 20
+    assert loader.dataset.read == [index for batch in whole[8:] for index in batch]
+
+
+def test_a_map_dataset_read_by_workers_is_read_again_and_it_is_said(resume, caplog):
+    """Workers may draw random numbers for each sample; the message names the argument that reads none."""
+    whole, resumed, _ = resume(
+        lambda: DataLoader(
+            Counted(), batch_size=4, shuffle=True, num_workers=1, multiprocessing_context="fork"
+        ),
+        after=9,
+    )
+
+    assert resumed == whole
+    assert caplog.text.count("3 batches of this epoch are read again and thrown away") == 1
 
 
 def test_by_reading_it_is_read_again(resume):
@@ -285,6 +303,12 @@ def test_a_loader_with_a_state_is_given_it_back(resume):
     assert resumed == whole
 
 
+class WithWorkers(Loader):
+    """One that keeps its workers, as torchdata's can."""
+
+    persistent_workers = True
+
+
 class BeginsAnew(Loader):
     """One that begins its next epoch where it is asked at the end of one."""
 
@@ -327,6 +351,7 @@ class OwnOrder(NumpyOrder):
             "the IterableDataset Stream is iterated by workers",
         ),
         (lambda: iter([(torch.zeros(4, 3), torch.zeros(4).long())] * 9), {}, "list_iterator is an iterator"),
+        (WithWorkers, {}, "the WithWorkers with persistent_workers=True may read in another order"),
         (Loader, {}, "the Loader has no length, and must not begin anew"),
         (lambda: DataLoader(Counted(), sampler=OwnOrder()), {}, "the sampler OwnOrder has neither"),
         (
