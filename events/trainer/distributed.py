@@ -96,8 +96,8 @@ class _SettledBuckets(DistributedDataParallel):
     """Sums gradients in the same buckets from the first batch of a process on.
 
     torch's own sums the first batch in one bucket, and then rebuilds its buckets in the order in which that
-    had its gradients. A ring of three ranks or more adds up a number in an order that depends on its place in the
-    bucket: the first batch of a resumed run would differ in the last bit from that of a run that went on.
+    had its gradients. A ring of three ranks or more adds up a number in an order that depends on its place in
+    the bucket: the first batch of a resumed run would differ in the last bit from that of a run that went on.
     """
 
     def _build_params_for_reducer(self) -> tuple[list[Any], list[bool]]:

@@ -560,7 +560,8 @@ def _not_promised_of_workers(loader: Any, skip_by: SkipBy) -> list[str]:
         return reasons
     if loader.persistent_workers:
         reasons.append(
-            f"persistent_workers=True: random numbers that workers draw for {dataset} from the second epoch on"
+            f"persistent_workers=True: random numbers that workers draw for {dataset} from the second "
+            "epoch on"
         )
     if skip_by == "index":
         reasons.append(f"skip_by='index': random numbers that workers draw for each sample of {dataset}")

@@ -133,6 +133,9 @@ def draw_number(number, ranks):
     if loader in {"stateful-iterable", "rank-stream"}:
         # The state that a worker keeps from epoch to epoch is not seen, and it is said.
         draw = attrs.evolve(draw, persistent=False)
+    if ranks > 1:
+        # With Python 3.11, a process that is forked while a thread of gloo comes or goes may never begin.
+        draw = attrs.evolve(draw, workers=0, persistent=False)
     return draw
 
 
