@@ -534,13 +534,14 @@ class UploadQueue:
         """
         return self._end_pending(check_remote_name(remote_name), UploadState.WITHDRAWN)
 
-    def is_retrying(self) -> bool:
-        """Returns whether an upload has failed and waits for another attempt, as while the store is away."""
-        return any(
-            read_attempts(place / folder)
+    def is_retrying(self, failures: int = 1) -> bool:
+        """Returns whether an upload has failed so often and is to be tried again: the store may be away."""
+        counts = (
+            read_attempts(place / folder).get("count")
             for folder in self._ledger.folders()
             for place in (self.spool.pending, self.spool.inflight)
         )
+        return any(isinstance(count, int) and count >= failures for count in counts)
 
     def _end_pending(self, name: str, state: UploadState, newer: UploadHandle | None = None) -> int:
         """Ends the pending entries of a name, those older than a newer one if it is given."""

@@ -30,6 +30,8 @@ __all__ = ["RemoteFolder", "UploadedFolder", "is_uri", "newest_names", "stored_n
 _BROKEN_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 _POINTER_BYTES = 1024
+# Once may be an answer that was lost.
+_FAILURES_WHILE_AWAY = 3
 _HANDLES_KEPT = 256
 _FIRST_NAMES = 1000
 
@@ -188,9 +190,9 @@ class RemoteFolder:
         return count
 
     def _is_failing(self, queue: "UploadQueue") -> bool:
-        """Returns whether an upload has failed, and none has succeeded since."""
+        """Returns whether an upload has failed again and again, and none has succeeded since."""
         done = {name for name, handle in self._handles.items() if handle.state == "done"}
-        if queue.is_retrying():
+        if queue.is_retrying(_FAILURES_WHILE_AWAY):
             self._done_before = done
         elif self._done_before is not None and not done <= self._done_before:
             self._done_before = None

@@ -575,13 +575,13 @@ def staged(machine):
 
 
 class UntilItIsAway(Callback):
-    """Holds training after four batches, when two checkpoints have been handed on, until an upload has failed."""
+    """Holds training after four batches, when two checkpoints have been handed on, until an upload has failed three times."""
 
     def batch_end(self, state, logger):
         if state.timestamp.batch == 4:
             (saver,) = (one for one in state.callbacks if isinstance(one, CheckpointSaver))
             deadline = time.monotonic() + 60
-            while not saver._remote._queue.is_retrying():
+            while not saver._remote._queue.is_retrying(3):
                 assert time.monotonic() < deadline
                 os.sched_yield()
 
