@@ -4,10 +4,21 @@
 constructor, so that errors can be redacted also when no file can be opened any more.
 """
 
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["REDACTED", "redact", "redact_arguments", "redact_table", "redact_text"]
+from .logger.values import safe_text
+
+__all__ = [
+    "REDACTED",
+    "error_text",
+    "error_trace",
+    "redact",
+    "redact_arguments",
+    "redact_table",
+    "redact_text",
+]
 
 REDACTED = "[redacted]"
 
@@ -67,3 +78,13 @@ def redact_table(columns: list[Any], rows: list[list[Any]]) -> tuple[list[Any], 
     import uploads
 
     return uploads.redact_table(columns, rows)
+
+
+def error_text(error: BaseException) -> str:
+    """Returns type and message of an exception, without secrets: "ValueError: no such metric"."""
+    return redact_text(f"{type(error).__name__}: {safe_text(error)}")
+
+
+def error_trace(error: BaseException) -> str:
+    """Returns an exception with its traceback, without secrets."""
+    return redact_text("".join(traceback.format_exception(error)).rstrip())

@@ -120,7 +120,10 @@ class CodeSnapshot(Callback):
         for reason, names in report.items():
             more = ", …" if len(names) > _MAX_SHOWN_NAMES else ""
             _log.warning(
-                "CodeSnapshot %s (%d): %s", reason, len(names), ", ".join(names[:_MAX_SHOWN_NAMES]) + more
+                "CodeSnapshot %s (%d): %s",
+                reason,
+                len(names),
+                _escaped(", ".join(names[:_MAX_SHOWN_NAMES])) + more,
             )
 
     def _write(self, root: Path, archive: Path) -> _Report:
@@ -167,7 +170,7 @@ def _read(root: Path, name: str, max_bytes: int) -> tuple[zipfile.ZipInfo, bytes
         OSError: not a regular file or link, too large, or outside the root by way of a link.
     """
     path = root / name
-    entry = zipfile.ZipInfo(name, _ZIP_EPOCH)
+    entry = zipfile.ZipInfo(_escaped(name), _ZIP_EPOCH)
     if not Path(os.path.realpath(path.parent)).is_relative_to(os.path.realpath(root)):
         raise OSError("its folder is outside the root")
     if path.is_symlink():
@@ -183,6 +186,11 @@ def _read(root: Path, name: str, max_bytes: int) -> tuple[zipfile.ZipInfo, bytes
     if len(content) > max_bytes:
         raise _TooLargeError
     return entry, content
+
+
+def _escaped(name: str) -> str:
+    """Returns a name with escapes for bytes that are not UTF-8, which neither ZIP files nor logs can hold."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _is_named_like_a_secret(name: str) -> bool:

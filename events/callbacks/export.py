@@ -10,6 +10,7 @@ from typing import Any
 from events.callback import Callback
 from events.logger.logger import Logger
 from events.names import format_name
+from events.redaction import error_text
 from events.state import State
 
 __all__ = ["ExportForInferenceCallback"]
@@ -27,7 +28,7 @@ class ExportForInferenceCallback(Callback):
     ```
 
     A copy of the model in host memory is exported, in evaluation mode, on rank 0. A model that cannot be
-    exported is reported, and the run ends as it would.
+    exported or written is reported, and the run ends as it would.
 
     Args:
         save_format: "torch.export", the only one; TorchScript is deprecated, and ONNX is one call away:
@@ -67,8 +68,9 @@ class ExportForInferenceCallback(Callback):
         """Keeps the inputs of the first batch."""
         if self._sample is None:
             batch: Any = state.batch
-            if isinstance(batch, list | tuple) and len(batch) > 1:
-                batch = tuple(batch[:-1])
+            match batch:
+                case [*inputs, _] if inputs:
+                    batch = tuple(inputs)
             self._sample = copy.deepcopy(batch)
 
     def fit_end(self, state: State, logger: Logger) -> None:
@@ -76,17 +78,20 @@ class ExportForInferenceCallback(Callback):
         if state.rank != 0 or state.model is None:
             return
         try:
-            exported = self._export(state)
-        except Exception as error:  # noqa: BLE001  # whatever tracing someone's model raises
-            _log.error("could not export the model: %s: %s", type(error).__name__, error)
-            return
+            self._write(self._export(state), state, logger)
+        except Exception as error:  # noqa: BLE001  # whatever tracing someone's model raises, or a full disk
+            _log.error("could not export the model: %s", error_text(error))
+
+    def _write(self, exported: Any, state: State, logger: Logger) -> None:
         import torch
+
+        from uploads.disk import replacement
 
         name = format_name(self._save_path, state)
         with tempfile.TemporaryDirectory(prefix="export-") as folder:
             path = Path(name) if self._keep_local else Path(folder) / "model.pt2"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            torch.export.save(exported, path)
+            with replacement(path) as descriptor, open(descriptor, "w+b", closefd=False) as file:
+                torch.export.save(exported, file)
             if logger.has_file_upload_destination():
                 logger.upload_file(name.strip("/"), path, overwrite=True)
 
@@ -96,13 +101,15 @@ class ExportForInferenceCallback(Callback):
         model: Any = copy.deepcopy(state.model).cpu().eval()
         for transform in self._transforms:
             model = transform(model)
-        sample = self._sample
         arguments: tuple[Any, ...] = ()
         keywords: dict[str, Any] = {}
-        if isinstance(sample, Mapping):
-            keywords = {name: _on_host(value) for name, value in sample.items()}
-        else:
-            arguments = tuple(map(_on_host, sample if isinstance(sample, list | tuple) else (sample,)))
+        match self._sample:
+            case Mapping() as inputs:
+                keywords = {name: _on_host(value) for name, value in inputs.items()}
+            case [*inputs]:
+                arguments = tuple(map(_on_host, inputs))
+            case one:
+                arguments = (_on_host(one),)
         with torch.no_grad():
             return torch.export.export(model, arguments, keywords, dynamic_shapes=self._dynamic_shapes)
 

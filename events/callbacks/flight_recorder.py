@@ -33,7 +33,7 @@ from events.callback import Callback
 from events.logger.device import DeviceCopies, HostCopies, PendingCopy
 from events.logger.logger import Logger
 from events.names import check_run_name, format_run_name
-from events.redaction import redact_text
+from events.redaction import error_text, redact_text
 from events.state import RunStatus, State, read_part
 
 __all__ = ["FlightRecorder", "StallClock"]
@@ -543,11 +543,7 @@ class FlightRecorder(Callback):
         except Exception as failure:  # noqa: BLE001  # a full disk must not stop training
             if not self._has_failed:
                 self._has_failed = True
-                _log.warning(
-                    "flight recorder: could not write %s: %s",
-                    path,
-                    redact_text(f"{type(failure).__name__}: {failure}"),
-                )
+                _log.warning("flight recorder: could not write %s: %s", path, error_text(failure))
             return False
         else:
             return True

@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from events.callback import Callback
-from events.interval import Interval
 from events.logger.logger import Logger
 from events.state import State
 from events.timestamp import Time
 
+from .periodic import Periodic
 from .stats_monitor import Sample, Sampler
 from .system_monitor import Gpus
 
@@ -107,7 +106,7 @@ class HealthChecker(Sampler):
         self._is_uneven = spread > self._threshold
 
 
-class StragglerDetector(Callback):
+class StragglerDetector(Periodic):
     """Finds ranks that are slower than the others, which wait for them in each step.
 
     ```python
@@ -139,10 +138,9 @@ class StragglerDetector(Callback):
         *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        super().__init__()
+        super().__init__(interval)
         if not threshold > 1:
             raise ValueError(f"threshold must be above 1, got {threshold!r}.")
-        self._interval = Interval(interval, "ba")
         self._threshold = threshold
         self._clock = clock
         self._start: float | None = None
@@ -152,7 +150,7 @@ class StragglerDetector(Callback):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Starts the interval."""
-        self._interval.start(state)
+        super().fit_start(state, logger)
         self._start = None
 
     def before_dataloader(self, state: State, logger: Logger) -> None:
@@ -171,7 +169,11 @@ class StragglerDetector(Callback):
         """Compares, if the interval has passed."""
         # What the collectives of the backward pass waited for is not counted; nor is an evaluation.
         self._start = None
-        if self._interval.passed(state) and self._batches:
+        super().batch_end(state, logger)
+
+    def due(self, state: State, logger: Logger) -> None:
+        """Compares the ranks."""
+        if self._batches:
             from events.trainer import distributed
 
             own, self._seconds, self._batches = self._seconds / self._batches, 0.0, 0

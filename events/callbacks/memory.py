@@ -10,16 +10,15 @@ import math
 import os
 import pickle
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
-
-import attrs
 
 from events.callback import Callback
 from events.interval import Interval
 from events.logger.logger import Logger
 from events.names import format_name
+from events.redaction import error_text
 from events.state import State
 from events.timestamp import Time
 
@@ -75,6 +74,9 @@ class MemoryMonitor(Callback):
         dist_aggregate_batch_interval: how often, in batches, to log `<statistic>_avg`, `_min` and `_max` over
             ranks too, which costs one collective; None for never.
         read: returns the statistics. Default: `torch.cuda.memory_stats`.
+
+    Raises:
+        ValueError: the interval is not positive.
     """
 
     def __init__(
@@ -85,6 +87,10 @@ class MemoryMonitor(Callback):
         read: Callable[[], Mapping[str, float]] | None = None,
     ) -> None:
         super().__init__()
+        if dist_aggregate_batch_interval is not None and dist_aggregate_batch_interval < 1:
+            raise ValueError(
+                f"dist_aggregate_batch_interval must be at least 1, got {dist_aggregate_batch_interval}."
+            )
         self._keys = dict(memory_keys or _STATISTICS)
         self._aggregate_interval = dist_aggregate_batch_interval
         self._read = read
@@ -164,47 +170,66 @@ class Allocator:
         }
 
 
-@attrs.frozen
-class _SnapshotFiles:
-    """Writes snapshots into a folder, and uploads them."""
+class _Recorder(Callback):
+    """Records allocations; writes snapshots of them into a folder, and uploads the files."""
 
-    _folder: str
-    _filename: str
-    _remote_file_name: str | None
-    _overwrite: bool
+    def __init__(
+        self,
+        max_entries: int,
+        folder: str,
+        filename: str,
+        remote_file_name: str | None,
+        overwrite: bool,
+        allocator: Allocator | None,
+    ) -> None:
+        super().__init__()
+        self._max_entries = max_entries
+        self._folder = folder
+        self._filename = filename
+        self._remote_file_name = remote_file_name
+        self._overwrite = overwrite
+        self._allocator = allocator
 
-    def write(self, allocator: Allocator, state: State) -> list[Path]:
-        """Returns the files written; none if nothing was recorded.
+    def init(self, state: State, logger: Logger) -> None:
+        """Looks for a GPU."""
+        if self._allocator is None and _has_gpu(self, state):
+            self._allocator = Allocator()
 
-        Raises:
-            OSError: a file cannot be written.
-        """
-        snapshot = allocator.snapshot()
-        if not any(snapshot.get("device_traces", ())):
-            return []
-        folder = Path(format_name(self._folder, state))
-        folder.mkdir(parents=True, exist_ok=True)
-        name = format_name(self._filename, state)
-        contents = {"_snapshot.pickle": pickle.dumps(snapshot)}
-        contents |= {end: text.encode() for end, text in allocator.plots(snapshot).items()}
-        written = []
-        for end, content in contents.items():
-            path = folder / f"{name}{end}"
-            with path.open("wb" if self._overwrite else "xb") as file:
-                file.write(content)
-            written.append(path)
+    def _write(self, allocator: Allocator, state: State) -> list[Path] | None:
+        """Returns the files written, none if nothing was recorded; reports a failure and returns None."""
+        try:
+            snapshot = allocator.snapshot()
+            if not any(snapshot.get("device_traces", ())):
+                return []
+            folder = Path(format_name(self._folder, state))
+            folder.mkdir(parents=True, exist_ok=True)
+            start = folder / format_name(self._filename, state)
+            written = [self._write_one(f"{start}_snapshot.pickle", pickle.dumps(snapshot))]
+            for end, text in allocator.plots(snapshot).items():
+                written.append(self._write_one(f"{start}{end}", text.encode()))
+        except Exception as error:  # noqa: BLE001  # a full disk, or a private interface that has changed
+            _log.error("%s could not write its snapshot: %s", type(self).__name__, error_text(error))
+            return None
         return written
 
-    def upload(self, paths: list[Path], state: State, logger: Logger) -> None:
-        """Uploads files that were written."""
+    def _write_one(self, path: str, content: bytes) -> Path:
+        with (found := Path(path)).open("wb" if self._overwrite else "xb") as file:
+            file.write(content)
+        return found
+
+    def _upload(self, paths: Iterable[Path], state: State, logger: Logger) -> None:
+        """Uploads files that were written; a failure is reported."""
         if self._remote_file_name is None:
             return
-        folder = format_name(self._remote_file_name, state).strip("/")
-        for path in paths:
-            logger.upload_file(f"{folder}/{path.name}", path, overwrite=self._overwrite)
+        try:
+            folder = format_name(self._remote_file_name, state).strip("/")
+            for path in paths:
+                logger.upload_file(f"{folder}/{path.name}", path, overwrite=self._overwrite)
+        except Exception as error:  # noqa: BLE001  # a file that is gone must not stop training
+            _log.error("%s could not upload its snapshot: %s", type(self).__name__, error_text(error))
 
 
-class MemorySnapshot(Callback):
+class MemorySnapshot(_Recorder):
     """Records the GPU's allocations over a few batches, and writes a snapshot with a picture of it.
 
     ```python
@@ -238,19 +263,11 @@ class MemorySnapshot(Callback):
         *,
         allocator: Allocator | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(max_entries, folder, filename, remote_file_name, overwrite, allocator)
         self._skip = skip_batches
         self._length = Interval(interval, "ba").time
-        self._max_entries = max_entries
-        self._files = _SnapshotFiles(folder, filename, remote_file_name, overwrite)
-        self._allocator = allocator
         self._end: Time | None = None
         self._is_recording = False
-
-    def init(self, state: State, logger: Logger) -> None:
-        """Looks for a GPU."""
-        if self._allocator is None and _has_gpu(self, state):
-            self._allocator = Allocator()
 
     def batch_start(self, state: State, logger: Logger) -> None:
         """Begins to record."""
@@ -280,16 +297,12 @@ class MemorySnapshot(Callback):
     def _finish(self, state: State, logger: Logger) -> None:
         if self._allocator is None:
             return
-        try:
-            self._files.upload(self._files.write(self._allocator, state), state, logger)
-        except OSError as error:
-            _log.error("MemorySnapshot could not write its snapshot: %s", error)
-        finally:
-            self._is_recording = False
-            self._allocator.stop()
+        written = self._write(self._allocator, state)
+        self.close(state, logger)
+        self._upload(written or (), state, logger)
 
 
-class OOMObserver(Callback):
+class OOMObserver(_Recorder):
     """Writes a snapshot of the GPU's allocations when it runs out of memory.
 
     ```python
@@ -318,21 +331,17 @@ class OOMObserver(Callback):
         *,
         allocator: Allocator | None = None,
     ) -> None:
-        super().__init__()
-        self._max_entries = max_entries
-        self._files = _SnapshotFiles(folder, filename, remote_file_name, overwrite)
-        self._allocator = allocator
-        self._pid = os.getpid()
+        super().__init__(max_entries, folder, filename, remote_file_name, overwrite, allocator)
         self._written: list[Path] = []
         # None before and after the run: an observer cannot be removed from torch's allocator.
         self._state: State | None = None
+        self._pid = 0
 
     def init(self, state: State, logger: Logger) -> None:
         """Begins to record and to observe."""
-        if self._allocator is None and _has_gpu(self, state):
-            self._allocator = Allocator()
+        super().init(state, logger)
         if self._allocator is not None:
-            self._state = state
+            self._state, self._pid = state, os.getpid()
             self._allocator.start(self._max_entries)
             self._allocator.on_out_of_memory(self._observe)
 
@@ -344,18 +353,18 @@ class OOMObserver(Callback):
         with contextlib.suppress(RuntimeError):
             # The device may have failed.
             self._allocator.stop()
-        self._files.upload(self._written, state, logger)
+        self._upload(self._written, state, logger)
 
     def _observe(self, _device: int, wanted: int, total: int, free: int) -> None:
         state, allocator = self._state, self._allocator
         if state is None or allocator is None or self._written or os.getpid() != self._pid:
             return
-        try:
-            self._written = self._files.write(allocator, state)
-        except Exception as error:  # noqa: BLE001  # it is called by torch's allocator, in any thread
-            _log.error("OOMObserver could not write its snapshot: %s: %s", type(error).__name__, error)
+        # Torch's allocator calls this, in any thread.
+        written = self._write(allocator, state)
+        if written is None:
             return
-        where = self._written[0].parent if self._written else "nowhere: nothing was recorded"
+        self._written = written
+        where = written[0].parent if written else "nowhere: nothing was recorded"
         _log.error(
             "out of memory: %.2f GB wanted, %.2f of %.2f GB free. The allocations are in %s.",
             wanted / _BYTES_PER_GIGABYTE,

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from events.callback import Callback
-from events.interval import Interval
 from events.logger.logger import Logger
 from events.state import State
-from events.timestamp import Time, TimeUnit
+from events.timestamp import Time
+
+from .periodic import BATCHES_OR_EPOCHS, Periodic
 
 __all__ = ["ActivationMonitor", "OptimizerMonitor"]
 
@@ -146,7 +147,7 @@ def _norm_of(norms: list[Any]) -> Any:
     return torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
 
 
-class ActivationMonitor(Callback):
+class ActivationMonitor(Periodic):
     """Logs statistics of what goes into and comes out of each module, at an interval.
 
     ```python
@@ -175,10 +176,7 @@ class ActivationMonitor(Callback):
         ignore_module_types: Iterable[str] | None = None,
         only_log_wandb: bool = False,
     ) -> None:
-        super().__init__()
-        self._interval = Interval(interval, TimeUnit.BATCH)
-        if self._interval.time.unit not in {TimeUnit.BATCH, TimeUnit.EPOCH}:
-            raise ValueError(f'interval must be in batches or epochs ("25ba"), got {self._interval.time}.')
+        super().__init__(interval, BATCHES_OR_EPOCHS)
         if only_log_wandb:
             raise ValueError(
                 "only_log_wandb=True is not supported. Every destination gets the metrics: "
@@ -191,7 +189,7 @@ class ActivationMonitor(Callback):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Makes the first batch due."""
-        self._interval.start(state)
+        super().fit_start(state, logger)
         self._is_due = True
 
     def before_forward(self, state: State, logger: Logger) -> None:
@@ -212,10 +210,9 @@ class ActivationMonitor(Callback):
         found, self._found = self._found, {}
         logger.log_metrics(found)
 
-    def batch_end(self, state: State, logger: Logger) -> None:
-        """Checks whether the interval has passed."""
-        if self._interval.passed(state):
-            self._is_due = True
+    def due(self, state: State, logger: Logger) -> None:
+        """Has the next batch measured."""
+        self._is_due = True
 
     def close(self, state: State, logger: Logger) -> None:
         """Removes the hooks of a forward pass that raised."""

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from events.callback import Callback
-from events.interval import Interval
 from events.logger.logger import Logger
 from events.state import State
 from events.timestamp import Time, Timestamp, TimeUnit
+
+from .periodic import Periodic
 
 __all__ = ["GPU_FLOPS", "RuntimeEstimator", "SpeedMonitor", "Throughput"]
 
@@ -171,7 +172,7 @@ class SpeedMonitor(Callback):
         return metrics
 
 
-class Throughput(Callback):
+class Throughput(Periodic):
     """Logs training throughput, under Composer's names.
 
     ```python
@@ -190,32 +191,31 @@ class Throughput(Callback):
     """
 
     def __init__(self, interval: Time | str | int = "10ba") -> None:
-        super().__init__()
-        self._interval = Interval(interval, "ba")
+        super().__init__(interval)
         # Where the counted batches begin; None until the first batch of a session has ended.
         self._since: Timestamp | None = None
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Starts the interval."""
-        self._interval.start(state)
+        super().fit_start(state, logger)
         self._since = None
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Logs if the interval has passed."""
         if self._since is None:
             self._since = state.timestamp
-        if self._interval.passed(state):
-            self._log(state, logger)
+        super().batch_end(state, logger)
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Logs the unfinished interval."""
-        self._log(state, logger)
+        self.due(state, logger)
 
     def close(self, state: State, logger: Logger) -> None:
         """Logs the unfinished interval."""
-        self._log(state, logger)
+        self.due(state, logger)
 
-    def _log(self, state: State, logger: Logger) -> None:
+    def due(self, state: State, logger: Logger) -> None:
+        """Logs the rates since the last time."""
         since, now = self._since or state.timestamp, state.timestamp
         seconds = (now.total_wct - since.total_wct).total_seconds()
         if seconds <= 0:
@@ -312,12 +312,9 @@ class RuntimeEstimator(Callback):
         """Returns the completed share of the run, within epochs too, or None if its length is unknown."""
         length, now = state.max_duration, state.timestamp
         if length is not None and length.unit is TimeUnit.EPOCH and length.value:
+            epoch_batches: float | None = self._epoch_batches
             if now.epoch.value:
-                epoch_batches: float = (now.batch - now.batch_in_epoch).value / now.epoch.value
-            elif self._epoch_batches:
-                epoch_batches = self._epoch_batches
-            else:
-                return None
-            return min(now.batch.value / (length.value * epoch_batches), 1.0)
+                epoch_batches = (now.batch - now.batch_in_epoch).value / now.epoch.value
+            return min(now.batch.value / (length.value * epoch_batches), 1.0) if epoch_batches else None
         elapsed = state.get_elapsed_duration()
         return None if elapsed is None else float(elapsed)

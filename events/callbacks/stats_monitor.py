@@ -14,7 +14,7 @@ from typing import Any
 
 from events.logger.logger import Logger
 from events.monitor.bridges import QueuedCallback
-from events.redaction import redact_text
+from events.redaction import error_text
 from events.state import State
 
 __all__ = ["Sample", "Sampler", "StatsMonitor"]
@@ -119,7 +119,7 @@ class Sampler(QueuedCallback):
                 _log.warning(
                     "%s could not sample; further failures are not reported: %s",
                     type(self).__name__,
-                    redact_text(f"{type(error).__name__}: {error}"),
+                    error_text(error),
                 )
             return
         if sample:

@@ -3,17 +3,17 @@
 import time
 from collections.abc import Callable, Iterable
 
-from events.callback import Callback
-from events.interval import Interval
 from events.logger.logger import Logger
 from events.monitor.stat import Aggregation, Summary
 from events.state import State
 from events.timestamp import Time
 
+from .periodic import Periodic
+
 __all__ = ["Timer"]
 
 
-class Timer(Callback):
+class Timer(Periodic):
     """Logs the durations of training batches in seconds.
 
     ```python
@@ -42,7 +42,7 @@ class Timer(Callback):
         *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._interval = Interval(interval, "ba")
+        super().__init__(interval)
         self._clock = clock
         self._aggregations = tuple(Aggregation(aggregation) for aggregation in aggregations)
         self._data = Summary(self._aggregations)
@@ -53,7 +53,7 @@ class Timer(Callback):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Starts the interval."""
-        self._interval.start(state)
+        super().fit_start(state, logger)
         self._clear_starts()
 
     def epoch_start(self, state: State, logger: Logger) -> None:
@@ -81,8 +81,7 @@ class Timer(Callback):
         if self._step_start is not None:
             self._step.fold([now - self._step_start])
             self._step_start = None
-        if self._interval.passed(state):
-            self._log(logger)
+        super().batch_end(state, logger)
         if not self._has_dataloader_events:
             self._data_start = self._clock()
 
@@ -97,19 +96,20 @@ class Timer(Callback):
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Logs the unfinished interval."""
-        self._log(logger)
+        self.due(state, logger)
         self._clear_starts()
 
     def close(self, state: State, logger: Logger) -> None:
         """Logs the unfinished interval."""
-        self._log(logger)
+        self.due(state, logger)
 
     def _end_reading(self, now: float) -> None:
         if self._data_start is not None:
             self._data.fold([now - self._data_start])
             self._data_start = None
 
-    def _log(self, logger: Logger) -> None:
+    def due(self, state: State, logger: Logger) -> None:
+        """Logs the interval."""
         summaries = {"timer/data_seconds": self._data, "timer/step_seconds": self._step}
         self._data, self._step = Summary(self._aggregations), Summary(self._aggregations)
         metrics = {

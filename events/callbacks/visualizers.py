@@ -8,10 +8,11 @@ from operator import attrgetter, methodcaller
 from typing import Any, Literal, get_args
 
 from events.callback import Callback
-from events.interval import Interval
 from events.logger.logger import Logger
 from events.state import State
-from events.timestamp import Time, TimeUnit
+from events.timestamp import Time
+
+from .periodic import BATCHES_OR_EPOCHS, Periodic
 
 __all__ = ["EvalOutputLogging", "ImageVisualizer"]
 
@@ -20,7 +21,7 @@ Mode = Literal["input", "segmentation"]
 _IMAGE_DIMENSIONS = (3, 4)
 
 
-class ImageVisualizer(Callback):
+class ImageVisualizer(Periodic):
     """Logs images of the training data as `Images/Train`, and of each evaluation as `Images/Eval`.
 
     ```python
@@ -52,12 +53,9 @@ class ImageVisualizer(Callback):
         input_key: Any = 0,
         target_key: Any = 1,
     ) -> None:
-        super().__init__()
+        super().__init__(interval, BATCHES_OR_EPOCHS)
         if mode not in get_args(Mode):
             raise ValueError(f"mode must be one of {', '.join(get_args(Mode))}, got {mode!r}.")
-        self._interval = Interval(interval, TimeUnit.BATCH)
-        if self._interval.time.unit not in {TimeUnit.BATCH, TimeUnit.EPOCH}:
-            raise ValueError(f'interval must be in batches or epochs ("100ba"), got {self._interval.time}.')
         self._is_segmentation = mode == "segmentation"
         self._num_images = num_images
         self._channels_last = channels_last
@@ -67,7 +65,7 @@ class ImageVisualizer(Callback):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Makes the first batch due."""
-        self._interval.start(state)
+        super().fit_start(state, logger)
         self._is_due = True
 
     def after_forward(self, state: State, logger: Logger) -> None:
@@ -76,10 +74,9 @@ class ImageVisualizer(Callback):
             self._is_due = False
             self._log("Images/Train", state, logger)
 
-    def batch_end(self, state: State, logger: Logger) -> None:
-        """Checks whether the interval has passed."""
-        if self._interval.passed(state):
-            self._is_due = True
+    def due(self, state: State, logger: Logger) -> None:
+        """Has the next batch logged."""
+        self._is_due = True
 
     def eval_after_forward(self, state: State, logger: Logger) -> None:
         """Logs images of the first batch of an evaluation."""

@@ -17,7 +17,7 @@ from typing import ParamSpec
 import attrs
 
 from events.errors import RecordError
-from events.redaction import redact_text
+from events.redaction import error_text, error_trace, redact_text
 
 from .destination import RECORD_KINDS, Destination
 from .values import safe_text
@@ -186,7 +186,7 @@ class Faults:
         failing.in_a_row += 1
         name = type(destination).__name__
         if is_not_open:
-            failing.open_error = redact_text(f"{type(error).__name__}: {safe_text(error)}")
+            failing.open_error = error_text(error)
             if action != "init":
                 # What it had accepted until it was to be opened.
                 failing.lost_records += getattr(destination, "dropped_records", 0)
@@ -224,11 +224,9 @@ class Faults:
         kind = (type(destination).__name__, action, type(error).__name__)
         self._counts[kind] += 1
         if self._counts[kind] == 1 and is_reported:
-            if action in {"close", "post_close"} and _explains_itself(error):
-                text = f"{kind[2]}: {safe_text(error)}"
-            else:
-                text = "".join(traceback.format_exception(error)).rstrip()
-            _log.error("%s.%s failed; training continues.\n%s", kind[0], action, redact_text(text))
+            is_brief = action in {"close", "post_close"} and _explains_itself(error)
+            text = error_text(error) if is_brief else error_trace(error)
+            _log.error("%s.%s failed; training continues.\n%s", kind[0], action, text)
 
     def raise_if_foreign(self, error: BaseException) -> None:
         """Raises an error that is not the destination's: Ctrl-C, or one of a signal handler."""
@@ -292,8 +290,7 @@ class Faults:
         if self._strict:
             self._refused.append(error)
         if self._is_first(name, error):
-            text = "".join(traceback.format_exception(error)).rstrip()
-            _log.error("could not evaluate %r; the other values are logged.\n%s", name, redact_text(text))
+            _log.error("could not evaluate %r; the other values are logged.\n%s", name, error_trace(error))
 
     def _is_first(self, name: str, error: Exception) -> bool:
         kind = (name, type(error).__name__)

@@ -21,13 +21,12 @@ import math
 import os
 import threading
 import time
-import traceback
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
 from events.callback import Callback
 from events.errors import EngineClosedError, RecordError
-from events.redaction import redact_text
+from events.redaction import error_trace
 
 from . import stat
 from .monitor_event import (
@@ -60,7 +59,6 @@ __all__ = [
 
 _log = logging.getLogger("events")
 
-_TORCH_STAT_EVENT = "torch.monitor.Stat"
 _INT64 = range(-(2**63), 2**63)
 
 # Events that ToTorchMonitor logged to torch: FromTorchMonitor must not log them again. torch passes on the
@@ -348,7 +346,7 @@ class FromTorchMonitor(QueuedCallback):
         """Logs an event of torch."""
         if item in _sent_to_torch or self._logger is None:
             return
-        is_stat = item.name == _TORCH_STAT_EVENT
+        is_stat = item.name == TORCH_STAT_EVENT
         data = {
             key: int(value) if is_stat and key.endswith(".count") and not isinstance(value, str) else value
             for key, value in item.data.items()
@@ -417,11 +415,10 @@ class ToTorchMonitor(_EventsCallback):
         except Exception as error:  # noqa: BLE001  # others' handlers must not stop training
             self.failures += 1
             if self.failures == 1:
-                trace = "".join(traceback.format_exception(error)).rstrip()
                 _log.error(
                     "event %r could not be passed to torch.monitor; further failures are not reported.\n%s",
                     item.name,
-                    redact_text(trace),
+                    error_trace(error),
                 )
 
 
@@ -507,7 +504,7 @@ def _torch_event(event: Event) -> torch.monitor.Event:
     if timestamp.tzinfo is not None:
         # torch ignores the zone.
         timestamp = timestamp.astimezone().replace(tzinfo=None)
-    name = _TORCH_STAT_EVENT if event.name == STAT_EVENT else event.name
+    name = TORCH_STAT_EVENT if event.name == STAT_EVENT else event.name
     return monitor.Event(name, timestamp, {key: _torch_value(value) for key, value in event.data.items()})
 
 

@@ -8,7 +8,6 @@ import itertools
 import logging
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from types import MappingProxyType
@@ -16,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from events.redaction import redact_text
+from events.redaction import error_trace
 
 __all__ = [
     "Event",
@@ -121,12 +120,11 @@ class EventHandlerHandle:
         """Reports the first exception of the handler, and ignores later ones."""
         if next(self._failures) == 0:
             name = getattr(self.handler, "__qualname__", repr(self.handler))
-            trace = "".join(traceback.format_exception(error)).rstrip()
             _log.error(
                 "monitor event handler %s failed; other handlers are still called, and further failures "
                 "of it are not reported.\n%s",
                 name,
-                redact_text(trace),
+                error_trace(error),
             )
 
 

@@ -121,3 +121,14 @@ def test_without_an_uploading_destination_nothing_is_read(folder):
 def test_a_folder_that_is_not_there_does_not_stop_training(keep, tmp_path):
     """The archive is empty then."""
     assert keep(CodeSnapshot(tmp_path / "missing")) == {}
+
+
+def test_a_name_that_is_not_utf8_is_kept_escaped(keep, folder):
+    """ZIP files have no such names; the run begins all the same."""
+    (folder / os.fsdecode(b"caf\xe9.py")).write_bytes(b"x = 3")
+
+    assert keep(CodeSnapshot(folder, patterns=["*.py"])) == {
+        "caf\\udce9.py": b"x = 3",
+        "models/net.py": b"x = 2",
+        "train.py": b"print(1)",
+    }

@@ -40,6 +40,37 @@ def test_a_model_that_cannot_be_exported_is_reported(make_trainer, tmp_path, cap
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_model_that_cannot_be_written_is_reported(make_trainer, tmp_path, caplog):
+    """A folder that cannot be made does not end the run as failed."""
+    (tmp_path / "file").write_text("")
+    callback = ExportForInferenceCallback(save_path=str(tmp_path / "file/model.pt2"))
+    trainer = make_trainer(callbacks=callback, max_duration="1ba")
+    trainer.fit()
+
+    (error,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert error.getMessage().startswith("could not export the model: ")
+    assert trainer.state.status == "completed"
+
+
+def test_an_export_replaces_an_older_one_in_one_step(make_trainer, tmp_path, monkeypatch):
+    """While the new file is written, a reader still finds the old one, whole."""
+    path = tmp_path / "model.pt2"
+    path.write_bytes(b"the old one")
+    save, seen = torch.export.save, []
+
+    def watched(program, target):
+        save(program, target)
+        seen.append(path.read_bytes())
+
+    monkeypatch.setattr(torch.export, "save", watched)
+    trainer = make_trainer(callbacks=ExportForInferenceCallback(save_path=str(path)), max_duration="1ba")
+    trainer.fit()
+
+    assert seen == [b"the old one"]
+    assert torch.export.load(path).module()(torch.randn(4, 3)).shape == (4, 2)
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_other_formats_are_refused():
     """The error names the one there is."""
     with pytest.raises(ValueError, match=r"save_format must be 'torch\.export', got 'onnx'"):

@@ -124,6 +124,66 @@ def test_a_snapshot_that_cannot_be_written_is_reported(tmp_path, monkeypatch, ca
     assert (tmp_path / "mine/torch_traces/rank0.1.memory_snapshot_snapshot.pickle").read_text() == "mine"
 
 
+def test_a_snapshot_that_cannot_be_drawn_is_reported(tmp_path, monkeypatch, caplog):
+    """What torch's private interface raises does not end training, and shows no secret."""
+    monkeypatch.chdir(tmp_path)
+
+    class ChangedAllocator(FakeAllocator):
+        def plots(self, snapshot):
+            raise AttributeError("trace_plot with token=ghp_0123456789abcdefghijklmnopqrstuvwxyz")
+
+    allocator = ChangedAllocator()
+    with Run(None, MemorySnapshot(0, "1ba", allocator=allocator), "mine") as run:
+        run.batch_start()
+        run.batch_end()
+
+    assert "MemorySnapshot could not write its snapshot: AttributeError: trace_plot" in caplog.text
+    assert "ghp_" not in caplog.text
+    assert allocator.done[-1] == "stop"
+    assert len(list((tmp_path / "mine/torch_traces").iterdir())) == 1
+
+
+def test_a_snapshot_that_is_gone_before_its_upload_is_reported(tmp_path, caplog):
+    """The end of the run is as it would be."""
+    allocator = FakeAllocator()
+    observer = OOMObserver(folder=str(tmp_path), allocator=allocator)
+    with Run(RecordingDestination(stores_files=True), observer, "mine") as run:
+        allocator.observer(0, 2_000_000_000, 8_000_000_000, 1_000_000_000)
+        for path in tmp_path.iterdir():
+            path.unlink()
+
+    assert "OOMObserver could not upload its snapshot: FileNotFoundError: " in caplog.text
+    assert run.state.status == "completed"
+
+
+def test_an_interval_of_ranks_must_be_positive():
+    """The error comes from the constructor, not from the first batch."""
+    with pytest.raises(ValueError, match="dist_aggregate_batch_interval must be at least 1, got 0"):
+        MemoryMonitor(dist_aggregate_batch_interval=0)
+
+
+def test_an_observer_made_before_a_fork_observes_in_the_child(tmp_path, in_child):
+    """It belongs to the process in which its run begins."""
+    found = in_child(f"""
+        import os
+        from events import OOMObserver, Run
+        from tests.test_events.callbacks.test_memory import FakeAllocator
+        os.chdir({str(tmp_path)!r})
+        allocator = FakeAllocator()
+        observer = OOMObserver(allocator=allocator, folder="traces")
+        child = os.fork()
+        if child == 0:
+            run = Run(None, observer, "mine")
+            run.run_event("init")
+            allocator.observer(0, 1, 1, 1)
+            os._exit(0)
+        os.waitpid(child, 0)
+        print(len(os.listdir("traces")))
+    """)
+
+    assert found == "2"
+
+
 def test_running_out_of_memory_leaves_a_snapshot(tmp_path, monkeypatch, caplog):
     """Written at once, uploaded at close; one that is nothing, or comes after the run, is ignored."""
     monkeypatch.chdir(tmp_path)

@@ -107,6 +107,19 @@ def test_without_a_duration_there_is_no_estimate():
     assert "time/remaining_estimate" not in memory.data
 
 
+def test_an_epoch_without_batches_gives_no_estimate():
+    """The length of the run is unknown until an epoch has had a batch."""
+    memory = InMemory()
+    estimator = RuntimeEstimator(skip_batches=0)
+    with Run(memory, estimator, "r", max_duration="4ep") as run:
+        run.epoch_start()
+        run.epoch_end()
+        train(run, 1.0)
+
+    assert "time/remaining_estimate" not in memory.data
+    assert run.state.status == "completed"
+
+
 def test_unknown_units_are_refused():
     """The units are named."""
     for kind in (SpeedMonitor, RuntimeEstimator):

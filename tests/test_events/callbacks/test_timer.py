@@ -259,3 +259,17 @@ def test_an_interval_of_time_will_do(metric_list):
     assert Timer("1ep")._interval.time == "1ep"
     assert Throughput(timedelta(seconds=30))._interval.time == "30sec"
     assert Timer(5)._interval.time == "5ba"
+
+
+def test_an_interval_of_epochs_ends_with_its_epoch(metric_list, clock):
+    """The batches of an epoch are one row, logged before the next epoch begins."""
+    timer = Timer("1ep", [Aggregation.COUNT], clock=clock)
+    with Run(metric_list, [timer, Throughput("1ep")], "mine") as run:
+        for _ in range(2):
+            run.epoch_start()
+            for _ in range(3):
+                train_batch(run, clock)
+            run.epoch_end()
+
+    counts = [(step, row.get("timer/step_seconds.count")) for step, row in metric_list.metrics]
+    assert counts == [(3, 3), (3, None), (6, 3), (6, None)]

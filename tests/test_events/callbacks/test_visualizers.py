@@ -24,8 +24,8 @@ def loss(outputs, targets):
     return torch.nn.functional.cross_entropy(outputs, targets, ignore_index=-1)
 
 
-def train(callback, memory, **options):
-    """Trains a segmentation model for six batches of two."""
+def train(callback, memory, epochs=1):
+    """Trains a segmentation model for epochs of six batches of two."""
     images = torch.rand(12, 3, 4, 4)
     targets = torch.randint(0, 3, (12, 4, 4))
     targets[:, 0, 0] = -1
@@ -35,13 +35,12 @@ def train(callback, memory, **options):
         model,
         data,
         data,
-        max_duration="1ep",
+        max_duration=f"{epochs}ep",
         loss_fn=loss,
         optimizers=torch.optim.SGD(model.parameters(), 0.1),
         callbacks=callback,
         loggers=memory,
         device="cpu",
-        **options,
     )
     trainer.fit()
     trainer.close()
@@ -116,3 +115,13 @@ def test_outputs_of_an_evaluation_are_a_table(make_trainer, make_dataloader):
     assert all(int(row[4]) == int(row[3]) + 10 for row in table.rows)
     with pytest.raises(ValueError, match="num_samples must be at least 1"):
         EvalOutputLogging(num_samples=0)
+
+
+def test_an_interval_of_epochs_shows_the_first_batch_of_each():
+    """Images of the first microbatch of an epoch are logged, not those of the second."""
+    memory = InMemory()
+    images, _ = train(ImageVisualizer("1ep", num_images=1), memory, epochs=2)
+
+    found = [one for one in of_kind(memory, "images") if one[0] == "Images/Train"]
+    assert [step for _, step, _ in found] == [0, 6]
+    assert torch.equal(torch.as_tensor(found[1][2]["images"]), images[:1])

@@ -1,0 +1,51 @@
+"""`Periodic`: the base of callbacks that do something at an interval."""
+
+from collections.abc import Collection
+
+from events.callback import Callback
+from events.interval import Interval
+from events.logger.logger import Logger
+from events.state import State
+from events.timestamp import Time, TimeUnit
+
+__all__ = ["BATCHES_OR_EPOCHS", "Periodic"]
+
+BATCHES_OR_EPOCHS = (TimeUnit.BATCH, TimeUnit.EPOCH)
+
+
+class Periodic(Callback):
+    """Calls `due` when an interval has passed: after a batch, an epoch or an iteration.
+
+    Args:
+        interval: how often; a bare number counts batches.
+        units: the units that the interval may have.
+
+    Raises:
+        ValueError: the interval is in another unit.
+    """
+
+    def __init__(self, interval: Time | str | int, units: Collection[TimeUnit] = tuple(TimeUnit)) -> None:
+        super().__init__()
+        self._interval = Interval(interval, TimeUnit.BATCH)
+        if self._interval.time.unit not in units:
+            names = " or ".join(unit.plural for unit in units)
+            raise ValueError(f'interval must be in {names} ("100ba"), got {self._interval.time}.')
+
+    def due(self, state: State, logger: Logger) -> None:
+        """Does what is due; implemented by subclasses."""
+        raise NotImplementedError
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Starts the interval."""
+        self._interval.start(state)
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Checks whether the interval has passed."""
+        if self._interval.passed(state):
+            self.due(state, logger)
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        """Checks likewise: epochs are counted when they end, after their last batch."""
+        Periodic.batch_end(self, state, logger)
+
+    iteration_end = epoch_end
