@@ -2,13 +2,11 @@
 
 import logging
 import math
-import operator
-from collections.abc import Callable
 from datetime import timedelta
 
 from .errors import TimeStringError
-from .state import State
-from .timestamp import Time, Timestamp, TimeUnit
+from .state import State, length_of
+from .timestamp import TOTAL_IN, Time, Timestamp, TimeUnit
 
 __all__ = ["Interval"]
 
@@ -16,12 +14,6 @@ _log = logging.getLogger("events")
 
 # 0.7 * 10 is slightly above 7: tolerates the rounding of a share of a run.
 _ROUNDING = 1e-9
-# `Timestamp.get` without its parsing of units: each interval asks at every batch, in half the time.
-_COUNT: dict[TimeUnit, Callable[[Timestamp], int | float]] = {
-    unit: operator.attrgetter(f"{unit.name.lower()}.value")
-    for unit in TimeUnit
-    if unit not in {TimeUnit.SECOND, TimeUnit.DURATION}
-} | {TimeUnit.SECOND: lambda timestamp: timestamp.total_wct.total_seconds()}
 
 
 class Interval:
@@ -75,7 +67,7 @@ class Interval:
         Raises:
             TimeStringError: the interval is a share of the run, and `state.max_duration` gives no length.
         """
-        if self._interval.unit is TimeUnit.DURATION and _length(state) is None:
+        if self._interval.unit is TimeUnit.DURATION and not length_of(state):
             raise TimeStringError(
                 f"interval {self._interval} must have a run of known length, "
                 f"got max_duration={state.max_duration}. "
@@ -97,8 +89,8 @@ class Interval:
                 state.timestamp.batch,
             )
         if unit is TimeUnit.DURATION:
-            length = _length(state)
-            if length is None:
+            length = length_of(state)
+            if not length:
                 return False
             unit, step = length.unit, length.value * step
         return _multiples(state.timestamp, unit, step) > _multiples(before, unit, step)
@@ -107,15 +99,9 @@ class Interval:
         return f"Interval({str(self._interval)!r})"
 
 
-def _length(state: State) -> Time | None:
-    """Returns the length of the run, or None if unknown."""
-    length = state.max_duration
-    return None if not length or length.unit is TimeUnit.DURATION else length
-
-
 def _multiples(timestamp: Timestamp, unit: TimeUnit, step: float) -> int:
     """Returns the number of whole steps up to a timestamp."""
-    count = _COUNT[unit](timestamp)
-    if isinstance(step, int) and isinstance(count, int):
+    count = TOTAL_IN[unit](timestamp).value
+    if type(step) is int and type(count) is int:
         return count // step
     return math.floor(count / step + _ROUNDING)

@@ -11,13 +11,11 @@ import attrs
 from .timestamp import Time, Timestamp, TimeUnit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import torch
 
-__all__ = ["Device", "Phase", "Precision", "RunStatus", "State", "read_part"]
-
-_GETTER_AND_SETTER = 2
+__all__ = ["Device", "Phase", "Precision", "RunStatus", "State", "length_of", "read_part"]
 
 
 class Phase(StrEnum):
@@ -74,7 +72,7 @@ class Precision(StrEnum):
     @classmethod
     def _missing_(cls, value: object) -> Precision:
         for one in cls:
-            if isinstance(value, str) and value.lower() == one.value:
+            if str(value).lower() == one.value:
                 return one
         raise ValueError(f"precision must be one of {', '.join(cls)}, got {value!r}.")
 
@@ -120,12 +118,12 @@ class Device(str):
     __hash__ = str.__hash__
 
 
-def _optional_device(value: torch.device | str | None) -> Device | None:
-    return None if value is None else Device(value)
+def _batches(value: Time | int) -> Time:
+    return Time.from_input(value, TimeUnit.BATCH)
 
 
-def _optional_batches(value: Time | int | None) -> Time | None:
-    return None if value is None else Time.from_input(value, TimeUnit.BATCH)
+def _duration(value: Time | str) -> Time:
+    return Time.from_input(value)
 
 
 def _environment_int(*names: str, default: int) -> Any:
@@ -145,26 +143,35 @@ def _environment_int(*names: str, default: int) -> Any:
     return attrs.field(factory=read)
 
 
-def _optional_time(value: Time | str | None) -> Time | None:
-    return None if value is None else Time.from_input(value)
-
-
 def read_part(batch: Any, key: Any) -> Any:
     """Returns a part of a batch; see `State.batch_get_item`.
 
     Raises:
         KeyError: the batch has no such part.
     """
-    if isinstance(key, tuple) and len(key) == _GETTER_AND_SETTER and all(map(callable, key)):
-        key = key[0]
-    if callable(key):
-        return key(batch)
+    read, _ = _accessors(key) or (key, None)
+    if callable(read):
+        return read(batch)
     try:
         return batch[key]
     except (KeyError, IndexError, TypeError):
         if isinstance(key, str) and hasattr(batch, key):
             return getattr(batch, key)
         raise KeyError(f"batch ({type(batch).__name__}) has no part {key!r}.") from None
+
+
+def _accessors(key: Any) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+    """Returns the two functions of a key that is a pair of them, or None."""
+    match key:
+        case (read, write) if callable(read) and callable(write):
+            return read, write
+    return None
+
+
+def length_of(state: State) -> Time | None:
+    """Returns how long training is, or None if that is unknown: no maximum, or a share of one."""
+    longest = state.max_duration
+    return None if longest is None or longest.unit is TimeUnit.DURATION else longest
 
 
 @attrs.define(slots=False, eq=False, repr=False)
@@ -236,10 +243,7 @@ class State:
     """
 
     run_name: str = attrs.field()
-    max_duration: Time | None = attrs.field(
-        default=None,
-        converter=_optional_time,
-    )
+    max_duration: Time | None = attrs.field(default=None, converter=attrs.converters.optional(_duration))
     timestamp: Timestamp = attrs.field(factory=Timestamp, kw_only=True)
     eval_timestamp: Timestamp = attrs.field(factory=Timestamp, kw_only=True)
     predict_timestamp: Timestamp = attrs.field(factory=Timestamp, kw_only=True)
@@ -253,14 +257,16 @@ class State:
     model: torch.nn.Module | Any = attrs.field(default=None, kw_only=True)
     optimizers: tuple[torch.optim.Optimizer, ...] = attrs.field(default=(), kw_only=True)
     schedulers: tuple[Any, ...] = attrs.field(default=(), kw_only=True)
-    device: Any = attrs.field(default=None, kw_only=True, converter=_optional_device)
+    device: Any = attrs.field(default=None, kw_only=True, converter=attrs.converters.optional(Device))
     precision: Precision = attrs.field(default=Precision.FP32, kw_only=True, converter=Precision)
     seed: int | None = attrs.field(default=None, kw_only=True)
     train_dataloader: Any = attrs.field(default=None, kw_only=True)
     eval_dataloader: Any = attrs.field(default=None, kw_only=True)
     dataloader: Any = attrs.field(default=None, kw_only=True)
     dataloader_label: str | None = attrs.field(default=None, kw_only=True)
-    dataloader_len: Any = attrs.field(default=None, kw_only=True, converter=_optional_batches)
+    dataloader_len: Any = attrs.field(
+        default=None, kw_only=True, converter=attrs.converters.optional(_batches)
+    )
     batch: Any = attrs.field(default=None, kw_only=True)
     batch_samples: int = attrs.field(default=0, kw_only=True)
     outputs: Any = attrs.field(default=None, kw_only=True)
@@ -332,8 +338,8 @@ class State:
             value: the new part.
         """
         batch = self.batch
-        if isinstance(key, tuple) and len(key) == _GETTER_AND_SETTER and all(map(callable, key)):
-            self.batch = key[1](batch, value)
+        if functions := _accessors(key):
+            self.batch = functions[1](batch, value)
         elif isinstance(batch, tuple):
             parts = list(batch)
             parts[key] = value
@@ -356,16 +362,15 @@ class State:
     @property
     def has_reached_maximum(self) -> bool:
         """Whether training has reached its maximum duration."""
-        if self.max_duration is None or self.max_duration.unit is TimeUnit.DURATION:
-            return False
-        return self.timestamp >= self.max_duration
+        length = length_of(self)
+        return length is not None and self.timestamp >= length
 
     def get_elapsed_duration(self) -> Time | None:
         """Returns the completed share of the run, from 0 to 1, as a `Time` in durations, or None."""
-        if not self.max_duration or self.max_duration.unit is TimeUnit.DURATION:
+        length = length_of(self)
+        if not length:
             return None
-        elapsed = self.timestamp.get(self.max_duration.unit) / self.max_duration
-        return min(elapsed, Time(1.0, TimeUnit.DURATION))
+        return min(self.timestamp.get(length.unit) / length, Time(1.0, TimeUnit.DURATION))
 
     def __repr__(self) -> str:
         """Shows the run and its progress, not the model, which would fill the screen."""
