@@ -72,7 +72,7 @@ class _Delivery:
 
     targets: Sequence[PacedDestination]
     action: str
-    finish: Callable[[], tuple[Any, ...] | None]
+    finish: Callable[[], Sequence[Any] | None]
     pending: Sequence[PendingCopy | RunningAggregate]
     position: RunPosition
     options: Mapping[str, Any] = attrs.field(factory=dict)
@@ -362,7 +362,7 @@ class Delivery:
     def _metrics_entry(
         self, targets: Sequence[PacedDestination], call: MetricsCall, values: dict[str, Any]
     ) -> _Delivery:
-        def finish() -> tuple[Any, ...] | None:
+        def finish() -> Sequence[Any] | None:
             found = _numbers(values)
             return (found, call.step) if found or not values else None
 
@@ -374,7 +374,7 @@ class Delivery:
             self._prepare(call)
         pending = pending_in(call.arguments) if self._copies.is_busy else []
 
-        def finish() -> tuple[Any, ...] | None:
+        def finish() -> Sequence[Any] | None:
             if call.arguments is None or any(copy.is_lost for copy in pending):
                 return None
             return resolve(call.arguments) if pending else call.arguments
@@ -409,7 +409,7 @@ class Delivery:
         self,
         targets: Sequence[PacedDestination],
         action: str,
-        arguments: tuple[Any, ...],
+        arguments: Sequence[Any],
         options: Mapping[str, Any],
     ) -> None:
         faults = self._faults()

@@ -8,7 +8,7 @@ import functools
 import inspect
 import logging
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
@@ -19,7 +19,7 @@ from events.state import Phase, State
 
 from .destination import Destination, WriteRate, WriteSchedule
 from .device import PendingCopy
-from .values import is_function
+from .values import PLAIN_TYPES, is_function, map_nested
 
 __all__ = [
     "MetricsCall",
@@ -39,7 +39,7 @@ _FOLD_AFTER = 64
 _COMPACT_AT = 64
 _FUNCTION_TYPES = frozenset({FunctionType, MethodType, BuiltinFunctionType})
 # Whether none of these types needs conversion or flattening at the call.
-are_flat = (_FUNCTION_TYPES | {float, int, bool}).issuperset
+are_flat = (_FUNCTION_TYPES | PLAIN_TYPES).issuperset
 
 
 # The fields of the state that say how far a run has come. A plain tuple, made at each delayed call.
@@ -97,7 +97,7 @@ class RecordCall:
     position: RunPosition
     order: int
     options: Mapping[str, Any]
-    arguments: tuple[Any, ...] | None = None
+    arguments: Sequence[Any] | None = None
     is_lost: bool = False
 
 
@@ -319,15 +319,6 @@ def _is_default(destination: Any, method: str) -> bool:
     return found is None or getattr(found, "is_default", False)
 
 
-def _map_nested(function: Callable[[Any], Any], value: Any) -> Any:
-    """Applies a function to what nested lists, tuples and dicts contain; returns a copy of them."""
-    if type(value) in {list, tuple}:
-        return type(value)(_map_nested(function, item) for item in value)
-    if type(value) is dict:
-        return {key: _map_nested(function, item) for key, item in value.items()}
-    return function(value)
-
-
 def snapshot(value: Any) -> Any:
     """Returns a copy that the caller cannot change; pending copies and immutable values as they are."""
 
@@ -341,18 +332,18 @@ def snapshot(value: Any) -> Any:
         except Exception:  # noqa: BLE001  # any class may refuse to be copied
             return one
 
-    return _map_nested(copied, value)
+    return map_nested(copied, value)
 
 
 def resolve(value: Any) -> Any:
     """Returns a value with its pending copies replaced by their values."""
-    return _map_nested(lambda one: one.value if isinstance(one, PendingCopy) else one, value)
+    return map_nested(lambda one: one.value if isinstance(one, PendingCopy) else one, value)
 
 
 def pending_in(value: Any) -> list[PendingCopy | RunningAggregate]:
     """Returns the pending copies in a value, in nested lists, tuples and dicts too."""
     found: list[Any] = []
-    _map_nested(found.append, value)
+    map_nested(found.append, value)
     return [one for one in found if isinstance(one, PendingCopy | RunningAggregate)]
 
 

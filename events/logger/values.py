@@ -14,7 +14,6 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
 from operator import attrgetter
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -25,14 +24,17 @@ if TYPE_CHECKING:
     import numpy as np
 
 __all__ = [
+    "PLAIN_TYPES",
     "BinnedValues",
     "FlatMetrics",
     "are_plain_types",
     "are_real",
     "flatten_metrics",
     "host_metrics",
+    "host_number",
     "is_function",
     "is_on_device",
+    "map_nested",
     "plain_cell",
     "plain_config",
     "quick_host_metrics",
@@ -94,42 +96,55 @@ def _plain(value: Any, parents: tuple[Any, ...] = ()) -> Any:
 
 
 def _plain_inside(value: Any, parents: tuple[Any, ...]) -> Any:
-    if isinstance(value, enum.Enum):
-        return _plain(value.value, parents)
+    value = _without_omegaconf(value)
+    match value:
+        case enum.Enum():
+            return _plain(value.value, parents)
+        case set() | frozenset():
+            return [_plain(item, parents) for item in sorted(value, key=safe_text)]
     fields = _fields(value)
     if fields is not None:
         return {
             key if type(key) is str else safe_text(_plain(key, parents)): _plain(item, parents)
             for key, item in fields.items()
         }
-    if isinstance(value, list | tuple | set | frozenset) or _is_list_config(value):
-        items = sorted(value, key=safe_text) if isinstance(value, set | frozenset) else value
-        return [_plain(item, parents) for item in items]
+    match value:
+        case list() | tuple():
+            return [_plain(item, parents) for item in value]
+        case int():
+            # A subclass, such as a boolean or integer flag of another library.
+            number = int(value)
+            return hex(number) if number.bit_length() > _MAX_INTEGER_BITS else number
     return _leaf(value, parents)
+
+
+def _without_omegaconf(value: Any) -> Any:
+    """Returns a configuration of OmegaConf as dicts and lists, and any other value as it is."""
+    omegaconf = sys.modules.get("omegaconf")
+    if omegaconf is None or not omegaconf.OmegaConf.is_config(value):
+        return value
+    try:
+        return omegaconf.OmegaConf.to_container(value, resolve=True, throw_on_missing=False)
+    except omegaconf.errors.OmegaConfBaseException:  # An unresolvable interpolation is kept as written.
+        return omegaconf.OmegaConf.to_container(value, resolve=False)
 
 
 def _fields(value: Any) -> Mapping[Any, Any] | None:
     """Returns the fields of a value by name, or None if it has none."""
-    omegaconf = sys.modules.get("omegaconf")
-    if omegaconf is not None and omegaconf.OmegaConf.is_config(value):
-        try:
-            container = omegaconf.OmegaConf.to_container(value, resolve=True, throw_on_missing=False)
-        except omegaconf.errors.OmegaConfBaseException:  # An unresolvable interpolation is kept as written.
-            container = omegaconf.OmegaConf.to_container(value, resolve=False)
-        return container if isinstance(container, dict) else None
-    if isinstance(value, Mapping):
-        return value
-    if isinstance(value, argparse.Namespace | types.SimpleNamespace):
-        return vars(value)
-    if isinstance(value, type):
-        return None
+    match value:
+        case Mapping():
+            return value
+        case argparse.Namespace() | types.SimpleNamespace():
+            return vars(value)
+        case tuple() if hasattr(value, "_asdict"):
+            named: dict[str, Any] = value._asdict()
+            return named
+        case type():
+            return None
     if attrs.has(type(value)):
         return _set_fields(value, attrs.fields(type(value)))
     if dataclasses.is_dataclass(value):
         return _set_fields(value, dataclasses.fields(value))
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        named: dict[str, Any] = value._asdict()
-        return named
     pydantic = sys.modules.get("pydantic")
     if pydantic is not None and isinstance(value, pydantic.BaseModel):
         return {
@@ -143,26 +158,16 @@ def _set_fields(value: Any, fields: Iterable[Any]) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in fields if hasattr(value, field.name)}
 
 
-def _is_list_config(value: Any) -> bool:
-    """Returns whether a value is a list of OmegaConf, which is not a `list`; iteration resolves its items."""
-    omegaconf = sys.modules.get("omegaconf")
-    return omegaconf is not None and omegaconf.OmegaConf.is_list(value)
-
-
 def _leaf(value: Any, parents: tuple[Any, ...]) -> Any:
     """Returns numbers of other libraries as Python's snapshot, and everything else as text."""
-    if isinstance(value, PurePath):
-        return str(value)
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
         item = value.item()
         # `longdouble` and `clongdouble` of numpy are their own items: Python has no number as precise.
         return str(value) if type(item) is type(value) else _plain(item, parents)
     if hasattr(value, "tolist") and hasattr(value, "dtype"):
         return _plain(value.tolist(), parents)
-    if isinstance(value, bool | int | float | str):
-        # A subclass, such as a boolean or integer flag of another library.
-        number = next(base(value) for base in (bool, int, float, str) if isinstance(value, base))
-        return hex(number) if isinstance(number, int) and number.bit_length() > _MAX_INTEGER_BITS else number
+    if isinstance(value, float):
+        return float(value)
     if callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
     return safe_text(value)
@@ -178,15 +183,16 @@ def plain_cell(value: Any, depth: int = 0) -> Any:
     and shape above that. Images of PIL are copied. Lists, tuples and mappings are converted item by item, and
     other objects become their text. Tensors on a device are left to be copied first, if not too large.
     """
-    if type(value) in {str, bool, int, float, type(None)}:
+    if type(value) in _LEAVES or type(value) is int:
         return value
     if depth > _MAX_DEPTH:
         return f"<{type(value).__name__} nested too deeply>"
     try:
-        if isinstance(value, Mapping):
-            return {safe_text(key): plain_cell(item, depth + 1) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [plain_cell(item, depth + 1) for item in value]
+        match value:
+            case Mapping():
+                return {safe_text(key): plain_cell(item, depth + 1) for key, item in value.items()}
+            case list() | tuple():
+                return [plain_cell(item, depth + 1) for item in value]
         if hasattr(value, "getbands"):
             return value.copy()
         if hasattr(value, "tolist") and hasattr(value, "shape"):
@@ -321,8 +327,8 @@ def _whole(count: float) -> float:
     return int(count) if count == int(count) else count
 
 
-_PLAIN_TYPES = frozenset({float, int, bool})
-are_plain_types = _PLAIN_TYPES.issuperset
+PLAIN_TYPES = frozenset({float, int, bool})
+are_plain_types = PLAIN_TYPES.issuperset
 _is_cpu = attrgetter("is_cpu")
 
 
@@ -400,7 +406,7 @@ def read_numbers(metrics: Any) -> dict[str, Any] | None:
     numbers = {}
     for name, value in metrics.items():
         kind = type(value)
-        if kind in _PLAIN_TYPES:
+        if kind in PLAIN_TYPES:
             numbers[name] = value
         elif kind in tensor_types and (not look or value.is_cpu):
             numbers[name] = value.item()
@@ -488,16 +494,26 @@ def to_host(value: Any, copy: Callable[[Any], Any] | None = None) -> Any:
         value: the value to convert.
         copy: starts the copy of a tensor on a device. Default: wait for the device.
     """
-    if isinstance(value, list | tuple):
-        return [to_host(item, copy) for item in value]
-    if isinstance(value, dict):
-        return {key: to_host(item, copy) for key, item in value.items()}
-    if hasattr(value, "detach") and hasattr(value, "cpu"):
-        value = _local(value)
-        if getattr(value, "is_meta", False):
-            return str(value)  # No values to copy.
-        return copy(value) if copy is not None and is_on_device(value) else value.detach().cpu()
-    return value
+
+    def one_to_host(one: Any) -> Any:
+        if not (hasattr(one, "detach") and hasattr(one, "cpu")):
+            return one
+        one = _local(one)
+        if getattr(one, "is_meta", False):
+            return str(one)  # No values to copy.
+        return copy(one) if copy is not None and is_on_device(one) else one.detach().cpu()
+
+    return map_nested(one_to_host, value)
+
+
+def map_nested(function: Callable[[Any], Any], value: Any) -> Any:
+    """Applies a function to what nested lists, tuples and dicts contain; returns a copy of them."""
+    match value:
+        case list() | tuple():
+            return [map_nested(function, item) for item in value]
+        case dict():
+            return {key: map_nested(function, item) for key, item in value.items()}
+    return function(value)
 
 
 def _collect(
@@ -517,7 +533,7 @@ def _collect(
 
 
 def _collect_item(name: str, value: Any, flat: FlatMetrics, parents: tuple[Any, ...]) -> None:
-    is_plain = type(value) in _PLAIN_TYPES
+    is_plain = type(value) in PLAIN_TYPES
     if not is_plain and isinstance(value, Mapping):
         if len(parents) > _MAX_DEPTH or any(value is parent for parent in parents):
             text = f"metric {name!r:.80} must be a scalar, got a dict that contains itself."
@@ -547,7 +563,7 @@ def _collect_one(name: str, value: Any, flat: FlatMetrics) -> None:
         flat.values[name] = value
         flat.functions.append(name)
     else:
-        number = _number(value)
+        number = host_number(value)
         if number is None:
             flat.errors.append((name, _scalar_error(name, value)))
         else:
@@ -559,7 +575,8 @@ def _local(value: Any) -> Any:
     return value.to_local() if hasattr(value, "to_local") and hasattr(value, "placements") else value
 
 
-def _number(value: Any) -> float | None:
+def host_number(value: Any) -> float | None:
+    """Returns the number of a scalar of any library, waiting for its device; None for anything else."""
     shape = getattr(value, "shape", None)
     if shape is not None and hasattr(value, "item"):
         if math.prod(shape) != 1:
@@ -568,9 +585,12 @@ def _number(value: Any) -> float | None:
             value = value.item()
         except Exception:  # noqa: BLE001  # a tensor without data, or an error of a library
             return None
-    if isinstance(value, bool | int | float):
-        return value
-    return float(value) if isinstance(value, Real) else None
+    match value:
+        case bool() | int() | float():
+            return value
+        case Real():
+            return float(value)
+    return None
 
 
 def _scalar_error(name: str, value: Any) -> str:
@@ -582,9 +602,9 @@ def _scalar_error(name: str, value: Any) -> str:
         got, hint = "a tensor on the meta device", "It has no value."
     elif shape is not None:
         got, hint = f"a value of dtype {getattr(value, 'dtype', None)}", "Log a real number."
-    elif isinstance(value, str):
+    elif type(value) is str:
         got, hint = f"the string {value!r:.40}", "Use log_text."
-    elif isinstance(value, list | tuple):
+    elif type(value) in {list, tuple}:
         got, hint = f"a {type(value).__name__} of {len(value)}", "Log a mean, or use log_histogram."
     elif hasattr(value, "compute"):
         got, hint = f"a {type(value).__name__}", "Log what its compute() returns."
