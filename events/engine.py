@@ -12,6 +12,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from .callback import Callback
@@ -22,7 +23,7 @@ from .state import RunStatus, State
 if TYPE_CHECKING:
     from .logger.logger import Logger
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "ExitCode"]
 
 _log = logging.getLogger("events")
 
@@ -31,9 +32,12 @@ Hook = Callable[[State, "Logger"], None]
 # The callbacks of all open engines of this process, by identity: a callback belongs to one engine at a time.
 _open_callbacks: dict[int, Callback] = {}
 
-# Exit codes of processes ended by a signal.
-_SIGINT_EXIT_CODE = 128 + 2
-_SIGTERM_EXIT_CODE = 128 + 15
+
+class ExitCode(IntEnum):
+    """The exit codes of processes that a signal ended."""
+
+    SIGINT = 128 + 2
+    SIGTERM = 128 + 15
 
 
 class Engine:
@@ -130,7 +134,7 @@ class Engine:
         if self._logger.is_busy:
             self._logger.poll()
         for callback in self._logger.attached:
-            callback.run_event(event if isinstance(event, Event) else Event(event), self._state, self._logger)
+            callback.run_event(Event(event), self._state, self._logger)
         for hook in hooks:
             hook(self._state, self._logger)
 
@@ -243,13 +247,14 @@ def _overridden_hook(callback: Callback, event: Event) -> Hook | None:
 
 def _status_after(exception: BaseException | None) -> RunStatus:
     """Returns the status of a run that ended with this exception, or without one."""
-    code = exception.code if isinstance(exception, SystemExit) else None
-    if isinstance(exception, KeyboardInterrupt) or code == _SIGINT_EXIT_CODE:
-        return RunStatus.INTERRUPTED
-    if code == _SIGTERM_EXIT_CODE:
-        return RunStatus.PREEMPTED
-    is_success = exception is None or (isinstance(exception, SystemExit) and not code)
-    return RunStatus.COMPLETED if is_success else RunStatus.FAILED
+    match exception:
+        case None | SystemExit(code=None | 0):
+            return RunStatus.COMPLETED
+        case KeyboardInterrupt() | SystemExit(code=ExitCode.SIGINT):
+            return RunStatus.INTERRUPTED
+        case SystemExit(code=ExitCode.SIGTERM):
+            return RunStatus.PREEMPTED
+    return RunStatus.FAILED
 
 
 def _set_status(state: State, exception: BaseException | None) -> None:

@@ -139,11 +139,9 @@ class Event(StrEnum):
     @classmethod
     def _missing_(cls, value: object) -> "Event":
         """Resolves names in any case; raises UnknownEventError with close matches otherwise."""
-        if isinstance(value, str):
-            lowered = value.lower()
-            for event in cls:
-                if event.value == lowered:
-                    return event
+        for event in cls:
+            if event.value == str(value).lower():
+                return event
         raise UnknownEventError(_unknown_message(value, [event.value for event in cls]))
 
     @property

@@ -30,11 +30,14 @@ from typing import Any
 import attrs
 
 from events.callback import Callback
+from events.engine import ExitCode
 from events.logger.device import DeviceCopies, HostCopies, PendingCopy
 from events.logger.logger import Logger
 from events.names import check_run_name, format_run_name
 from events.redaction import error_text, redact_text
 from events.state import RunStatus, State, read_part
+
+from .norms import l2_norms, stacked
 
 __all__ = ["FlightRecorder", "StallClock"]
 
@@ -54,7 +57,6 @@ _TICKS_PER_HANG = 10
 _LONGEST_TICK = 1.0
 # What is sent to the thread; a signal sends its own number.
 _STOP, _WRITE = b"\0", b"\xff"
-_SIGTERM_EXIT_CODE = 128 + signal.SIGTERM
 
 
 # Recorders with a signal handler, which a forked child must not inherit.
@@ -399,8 +401,6 @@ class FlightRecorder(Callback):
         self._step(int(state.timestamp.batch)).batch_ids = found
 
     def _keep_norms(self, state: State) -> None:
-        import torch
-
         # A DTensor's own norm would be a collective.
         grads = {
             name: one.grad.to_local() if hasattr(one.grad, "to_local") else one.grad
@@ -410,10 +410,8 @@ class FlightRecorder(Callback):
         self._copies.collect()
         if not grads:
             return
-        # As `torch.nn.utils.clip_grad_norm_` does.
-        norms = torch._foreach_norm(list(grads.values()), 2, dtype=torch.float32)  # noqa: SLF001
-        stacked = torch.stack([one.to(norms[0].device) for one in norms])
-        self._step(int(state.timestamp.batch) - 1).norms = (list(grads), self._copies.start_array(stacked))
+        norms = self._copies.start_array(stacked(l2_norms(list(grads.values()))))
+        self._step(int(state.timestamp.batch) - 1).norms = (list(grads), norms)
 
     # The thread.
 
@@ -448,7 +446,7 @@ class FlightRecorder(Callback):
         # The handler runs in the main thread and ends the process, unless that thread waits in a library.
         time.sleep(_SECONDS_TO_DIE)
         if signal.getsignal(signal.SIGTERM) == self._handler:
-            os._exit(_SIGTERM_EXIT_CODE)
+            os._exit(ExitCode.SIGTERM)
 
     # Signals: main thread.
 
@@ -631,16 +629,18 @@ def _plain_ids(ids: Any) -> Any:
         return f"on {device}: not read"
     if hasattr(ids, "tolist"):
         ids = ids.reshape(-1)[:_MAX_IDS].tolist()
-    if isinstance(ids, bool | int):
-        return ids
-    if isinstance(ids, float):
-        return _number(ids)
-    if isinstance(ids, Iterable) and not isinstance(ids, str | bytes):
-        return [
-            _plain_ids(one) if isinstance(one, int | float | str) else str(one)[:_MAX_TEXT]
-            for one in itertools.islice(ids, _MAX_IDS)
-        ]
-    return redact_text(str(ids))[:_MAX_TEXT]
+    if hasattr(ids, "__iter__") and not isinstance(ids, str | bytes):
+        return [_plain_id(one) for one in itertools.islice(ids, _MAX_IDS)]
+    return _plain_id(ids)
+
+
+def _plain_id(one: Any) -> Any:
+    match one:
+        case bool() | int():
+            return one
+        case float():
+            return _number(one)
+    return redact_text(str(one))[:_MAX_TEXT]
 
 
 def _frames_of(walk: Iterable[tuple[FrameType, int]]) -> list[dict[str, Any]]:

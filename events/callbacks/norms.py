@@ -5,7 +5,7 @@ copied without waiting for it.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from events.callback import Callback
@@ -82,8 +82,8 @@ class OptimizerMonitor(Callback):
             return
         metrics: dict[str, Any] = {}
         for kind, tensors in self._tensors(state).items():
-            norms = _norms(list(tensors.values()))
-            metrics[f"l2_norm/{kind}/global"] = _norm_of(norms)
+            norms = l2_norms(list(tensors.values()))
+            metrics[f"l2_norm/{kind}/global"] = stacked(norms).norm()
             if self._per_layer:
                 metrics |= {f"l2_norm/{kind}/{name}": norm for name, norm in zip(tensors, norms, strict=True)}
         if metrics:
@@ -123,7 +123,7 @@ def _moments(state: State, names: Mapping[Any, str]) -> dict[str, dict[str, Any]
     return kinds
 
 
-def _norms(tensors: list[Any]) -> list[Any]:
+def l2_norms(tensors: list[Any]) -> list[Any]:
     """Returns the L2 norm of each tensor, in fp32 on its device."""
     import torch
 
@@ -140,11 +140,23 @@ def _norms(tensors: list[Any]) -> list[Any]:
     return norms
 
 
-def _norm_of(norms: list[Any]) -> Any:
-    """Returns the norm of all tensors together, on the device of the first."""
+def stacked(norms: list[Any]) -> Any:
+    """Returns norms as one tensor, on the device of the first."""
     import torch
 
-    return torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
+    return torch.stack([norm.to(norms[0].device) for norm in norms])
+
+
+def floating_tensors(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the floating-point tensors in nested lists, tuples and mappings, named by their positions."""
+    match value:
+        case Mapping():
+            yield from floating_tensors([*value.values()], name)
+        case list() | tuple():
+            for index, one in enumerate(value):
+                yield from floating_tensors(one, f"{name}.{index}")
+        case _ if hasattr(value, "is_floating_point") and value.is_floating_point() and value.numel():
+            yield name, value.detach()
 
 
 class ActivationMonitor(Periodic):
@@ -225,21 +237,15 @@ class ActivationMonitor(Periodic):
 
     def _hook_of(self, name: str) -> Any:
         def measure(_module: Any, inputs: Any, keywords: Mapping[str, Any], output: Any) -> None:
-            self._measure(f"{name}_input", [*inputs, *keywords.values()])
-            self._measure(f"{name}_output", output if isinstance(output, list | tuple) else [output])
+            outputs = output if isinstance(output, list | tuple) else [output]
+            for one, tensor in (
+                *floating_tensors([*inputs, *keywords.values()], f"{name}_input"),
+                *floating_tensors(outputs, f"{name}_output"),
+            ):
+                for statistic, number in _statistics(tensor).items():
+                    self._found[f"activations/{statistic}/{one}"] = number
 
         return measure
-
-    def _measure(self, name: str, values: Iterable[Any]) -> None:
-        for index, value in enumerate(values):
-            one = f"{name}.{index}"
-            if isinstance(value, Mapping):
-                self._measure(one, value.values())
-            elif isinstance(value, list | tuple):
-                self._measure(one, value)
-            elif hasattr(value, "is_floating_point") and value.is_floating_point() and value.numel():
-                for statistic, number in _statistics(value.detach()).items():
-                    self._found[f"activations/{statistic}/{one}"] = number
 
 
 def _statistics(value: Any) -> dict[str, Any]:

@@ -61,6 +61,16 @@ def _divider(time_unit: str) -> int:
     return _SECONDS_PER[time_unit]
 
 
+def _rates(since: Timestamp, now: Timestamp, seconds: float) -> dict[str, float]:
+    """Returns what was counted in a second between two timestamps; counts that stood still are left out."""
+    counts = {
+        "batches": (now.batch - since.batch).value,
+        "samples": (now.sample - since.sample).value,
+        "tokens": (now.token - since.token).value,
+    }
+    return {f"{name}_per_sec": count / seconds for name, count in counts.items() if count > 0}
+
+
 def _prefixed(prefix: str, rates: Mapping[str, float], ranks: int = 1) -> dict[str, float]:
     return {f"{prefix}/{name}": rate / ranks for name, rate in rates.items()}
 
@@ -103,10 +113,8 @@ class SpeedMonitor(Callback):
         super().__init__()
         if window_size < 1:
             raise ValueError(f"window_size must be at least 1, got {window_size}.")
-        self.history_samples: deque[int] = deque(maxlen=window_size + 1)
-        self.history_tokens: deque[int] = deque(maxlen=window_size + 1)
-        self.history_wct: deque[float] = deque(maxlen=window_size + 1)
-        self.history_flops: deque[float] = deque(maxlen=window_size + 1)
+        self._window: deque[Timestamp] = deque(maxlen=window_size + 1)
+        self._flops: deque[float] = deque(maxlen=window_size)
         self.gpu_flops_available = gpu_flops_available
         self.total_eval_wct = 0.0
         self._divider = _divider(time_unit)
@@ -121,9 +129,7 @@ class SpeedMonitor(Callback):
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Counts a batch, and logs."""
-        self.history_samples.append(state.timestamp.sample.value)  # type: ignore[arg-type]
-        self.history_tokens.append(state.timestamp.token.value)  # type: ignore[arg-type]
-        self.history_wct.append(state.timestamp.total_wct.total_seconds())
+        self._window.append(state.timestamp)
         flops_per_batch: Any = getattr(state.model, "flops_per_batch", None)
         if flops_per_batch is not None:
             if not callable(flops_per_batch):
@@ -131,8 +137,8 @@ class SpeedMonitor(Callback):
                     "flops_per_batch of the model must be a function of a batch, "
                     f"got {type(flops_per_batch).__name__}."
                 )
-            self.history_flops.append(float(flops_per_batch(state.batch)) * state.world_size)
-        train_wct = self.history_wct[-1]
+            self._flops.append(float(flops_per_batch(state.batch)) * state.world_size)
+        train_wct = state.timestamp.total_wct.total_seconds()
         logger.log_metrics(
             {
                 **self._rates(state.world_size),
@@ -155,17 +161,13 @@ class SpeedMonitor(Callback):
         self.total_eval_wct = state["total_eval_wct"]
 
     def _rates(self, ranks: int) -> dict[str, float]:
-        seconds = self.history_wct[-1] - self.history_wct[0]
-        if len(self.history_wct) < (self.history_wct.maxlen or 0) or seconds <= 0:
+        since, now = self._window[0], self._window[-1]
+        seconds = (now.total_wct - since.total_wct).total_seconds()
+        if len(self._window) < (self._window.maxlen or 0) or seconds <= 0:
             return {}
-        rates = {
-            "batches_per_sec": (len(self.history_wct) - 1) / seconds,
-            "samples_per_sec": (self.history_samples[-1] - self.history_samples[0]) / seconds,
-        }
-        if tokens := self.history_tokens[-1] - self.history_tokens[0]:
-            rates["tokens_per_sec"] = tokens / seconds
-        if len(self.history_flops) == self.history_flops.maxlen:
-            rates["flops_per_sec"] = (sum(self.history_flops) - self.history_flops[0]) / seconds
+        rates = {"samples_per_sec": 0.0} | _rates(since, now, seconds)
+        if len(self._flops) == self._flops.maxlen:
+            rates["flops_per_sec"] = sum(self._flops) / seconds
         metrics = _prefixed("throughput", rates) | _prefixed("throughput/device", rates, ranks)
         if self.gpu_flops_available and "flops_per_sec" in rates:
             metrics["throughput/device/mfu"] = rates["flops_per_sec"] / ranks / self.gpu_flops_available
@@ -221,12 +223,7 @@ class Throughput(Periodic):
         if seconds <= 0:
             return
         self._since = now
-        counts = {
-            "batches": now.batch.value - since.batch.value,
-            "samples": now.sample.value - since.sample.value,
-            "tokens": now.token.value - since.token.value,
-        }
-        rates = {f"{name}_per_sec": count / seconds for name, count in counts.items() if count > 0}
+        rates = _rates(since, now, seconds)
         metrics = _prefixed("throughput", rates)
         if state.world_size > 1:
             metrics |= _prefixed("throughput/device", rates, state.world_size)

@@ -8,11 +8,11 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
-from numbers import Real
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from events.logger.logger import Logger
+from events.logger.values import host_number
 from events.monitor.bridges import QueuedCallback
 from events.redaction import error_text
 from events.state import State
@@ -192,7 +192,7 @@ class StatsMonitor(Sampler):
         self._last_logged: dict[str, float] = {}
 
     def _next_sample(self) -> Mapping[str, float]:
-        numbers = dict(_flatten(self._read_stats()))
+        numbers = dict(_numbers(self._read_stats()))
         if not self._is_due(numbers):
             return {}
         now = self._clock()
@@ -222,15 +222,9 @@ class StatsMonitor(Sampler):
         )
 
 
-def _flatten(stats: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:
-    found: list[tuple[str, float]] = []
+def _numbers(stats: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
     for name, value in stats.items():
         if isinstance(value, Mapping):
-            found += _flatten(value, f"{prefix}{name}/")
-        elif isinstance(value, int):
-            found.append((f"{prefix}{name}", value))
-        elif isinstance(value, Real):
-            found.append((f"{prefix}{name}", float(value)))
-        elif getattr(value, "ndim", None) == 0:
-            found.append((f"{prefix}{name}", value.item()))
-    return found
+            yield from _numbers(value, f"{prefix}{name}/")
+        elif (number := host_number(value)) is not None:
+            yield f"{prefix}{name}", number

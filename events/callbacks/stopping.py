@@ -17,6 +17,8 @@ from events.logger.logger import Logger
 from events.state import State
 from events.timestamp import Time, Timestamp, TimeUnit
 
+from .norms import floating_tensors
+
 __all__ = ["EarlyStopper", "LossSpike", "NaNMonitor", "ThresholdStopper"]
 
 _log = logging.getLogger("events")
@@ -31,7 +33,7 @@ class _Watcher(Callback):
     def __init__(self) -> None:
         super().__init__()
         self._copies = HostCopies(DeviceCopies())
-        self._waiting: deque[tuple[Any, Any]] = deque()
+        self._waiting: deque[tuple[Any, PendingCopy]] = deque()
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Looks at what has arrived."""
@@ -45,18 +47,19 @@ class _Watcher(Callback):
     def _watch(self, note: Any, value: Any) -> None:
         """Starts the copy of a tensor; another value arrives at once."""
         is_tensor = hasattr(value, "device") and hasattr(value, "detach")
-        self._waiting.append((note, self._copies.start_array(value.detach()) if is_tensor else value))
+        copied = self._copies.start_array(value.detach()) if is_tensor else value
+        is_pending = isinstance(copied, PendingCopy)
+        self._waiting.append((note, copied if is_pending else PendingCopy(is_ready=True, value=copied)))
 
     def _judge_arrivals(self, state: State, logger: Logger) -> None:
         self._copies.collect()
         while self._waiting:
-            note, value = self._waiting[0]
-            is_copy = isinstance(value, PendingCopy)
-            if is_copy and not value.is_ready:
+            note, copy = self._waiting[0]
+            if not copy.is_ready:
                 return
             self._waiting.popleft()
-            if not (is_copy and value.is_lost):
-                self._judge(note, value.value if is_copy else value, state, logger)
+            if not copy.is_lost:
+                self._judge(note, copy.value, state, logger)
 
     def _judge(self, note: Any, value: Any, state: State, logger: Logger) -> None:
         """Decides with a value, which may be a tensor on the host."""
@@ -380,9 +383,7 @@ class NaNMonitor(_Watcher):
     def _hook_of(self, name: str) -> Callable[[Any, Any, Any], None]:
         def keep(_module: Any, _inputs: Any, output: Any) -> None:
             if self._outputs is not None:
-                for one in output if isinstance(output, list | tuple) else (output,):
-                    if hasattr(one, "is_floating_point") and one.is_floating_point() and one.numel():
-                        self._outputs.append((name, one.detach()))
+                self._outputs += [(name, one) for _, one in floating_tensors(output)]
 
         return keep
 
@@ -420,9 +421,13 @@ def _losses_in(loss: Any) -> list[Any]:
     Raises:
         TypeError: it has none.
     """
-    if isinstance(loss, Mapping):
-        loss = list(loss.values())
-    losses = list(loss) if isinstance(loss, list | tuple) else [loss]
+    match loss:
+        case Mapping():
+            losses = [*loss.values()]
+        case list() | tuple():
+            losses = [*loss]
+        case _:
+            losses = [loss]
     if not losses or not all(hasattr(one, "detach") for one in losses):
         raise TypeError(f"loss must be a tensor, or several, got {type(loss).__name__}.")
     return losses

@@ -720,10 +720,10 @@ class Logger:
         asked = [getattr(one, "has_uploaded", None) for one in self._destinations if self._takes_files(one)]
         try:
             return all(has_uploaded(remote_file_name) for has_uploaded in asked if has_uploaded is not None)
+        except OSError:
+            raise
         except Exception as error:
-            raise (
-                error if isinstance(error, OSError) else OSError(f"{type(error).__name__}: {error}")
-            ) from error
+            raise OSError(f"{type(error).__name__}: {error}") from error
 
     def flush(self) -> None:
         """Writes all waiting records, and flushes every destination.
@@ -933,19 +933,25 @@ def _as_destinations(destinations: Any) -> tuple[Destination, ...]:
     Raises:
         TypeError: one is not a destination.
     """
-    if destinations is None:
-        return ()
-    several = tuple(destinations) if isinstance(destinations, list | tuple | set) else (destinations,)
+    match destinations:
+        case None:
+            return ()
+        case list() | tuple() | set():
+            several = tuple(destinations)
+        case _:
+            several = (destinations,)
     for destination in several:
-        if isinstance(destination, type) or not hasattr(destination, "log_metrics"):
-            if isinstance(destination, type):
+        match destination:
+            case type():
                 hint = f"Write {destination.__name__}(...)."
-            elif isinstance(destination, str | os.PathLike):
+            case _ if hasattr(destination, "log_metrics"):
+                continue
+            case str() | os.PathLike():
                 text = os.fspath(destination)
                 hint = f"For a name, write run_name={text!r}; for a folder, RunDirectory({text!r})."
-            elif isinstance(destination, list | tuple):
+            case list() | tuple():
                 hint = "Give each destination by itself, without the inner list."
-            else:
+            case _:
                 hint = "See LoggerDestination."
-            raise TypeError(f"logger destination must be a LoggerDestination, got {destination!r}. {hint}")
+        raise TypeError(f"logger destination must be a LoggerDestination, got {destination!r}. {hint}")
     return several

@@ -348,7 +348,7 @@ class FromTorchMonitor(QueuedCallback):
             return
         is_stat = item.name == TORCH_STAT_EVENT
         data = {
-            key: int(value) if is_stat and key.endswith(".count") and not isinstance(value, str) else value
+            key: int(value) if is_stat and key.endswith(".count") and type(value) is not str else value
             for key, value in item.data.items()
         }
         step = self._steps.step_at(item.timestamp.timestamp())
@@ -489,11 +489,12 @@ def _log_event_data(
 ) -> None:
     """Logs the numbers of an event as metrics and its strings as texts; a Stat's keys need no prefix."""
     prefix = "" if is_stat else f"{name}/"
-    metrics = {prefix + key: value for key, value in data.items() if not isinstance(value, str)}
+    # The values of an event are of these types exactly, not of subclasses: it has converted them.
+    metrics = {prefix + key: value for key, value in data.items() if type(value) is not str}
     if metrics:
         logger.log_metrics(metrics, step)
     for key, value in data.items():
-        if isinstance(value, str):
+        if type(value) is str:
             logger.log_text(value, prefix + key, step)
 
 
@@ -509,9 +510,9 @@ def _torch_event(event: Event) -> torch.monitor.Event:
 
 
 def _torch_value(value: str | float) -> str | float:
-    if isinstance(value, bool):
+    if type(value) is bool:
         return int(value)
-    return float(value) if isinstance(value, int) and value not in _INT64 else value
+    return float(value) if type(value) is int and value not in _INT64 else value
 
 
 class TensorboardEventHandler:

@@ -15,6 +15,7 @@ from typing import Any
 
 import attrs
 
+from events.logger.values import PLAIN_TYPES
 from events.redaction import error_trace
 
 __all__ = [
@@ -35,7 +36,7 @@ data_value_t = Value
 
 STAT_EVENT = "events.monitor.Stat"
 TORCH_STAT_EVENT = "torch.monitor.Stat"
-_PLAIN_TYPES = frozenset({str, float, int, bool})
+_PLAIN_TYPES = PLAIN_TYPES | {str}
 
 
 def _plain_data(data: Mapping[str, Any]) -> Mapping[str, Value]:
@@ -192,13 +193,6 @@ def _for_torch_handler(handler: Callable[[Event], object]) -> Callable[[Event], 
     return renaming
 
 
-def _from_torch(event: Any) -> Any:
-    """Returns an event of `torch.monitor` as ours, and anything else as it is."""
-    if isinstance(event, Event) or type(event).__module__ != "torch._C._monitor":
-        return event
-    return Event(event.name, event.timestamp, dict(event.data))
-
-
 def register_reentrant_handler(handler: Callable[[Event], object]) -> EventHandlerHandle:
     """Registers a function that only queues events, and may therefore be called while it runs."""
     return _handlers.add(EventHandlerHandle(handler, is_reentrant=True))
@@ -235,7 +229,8 @@ def log_event(event: Any) -> None:
     Raises:
         TypeError: the argument is not an event.
     """
-    event = _from_torch(event)
+    if type(event).__module__ == "torch._C._monitor":
+        event = Event(event.name, event.timestamp, dict(event.data))
     if not isinstance(event, Event):
         raise TypeError(
             f"event must be an events.MonitorEvent, got {type(event).__name__}. "

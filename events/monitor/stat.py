@@ -232,10 +232,11 @@ def _check(
         )
     if window_size <= timedelta():
         raise ValueError(f"window_size of stat {name!r} must be positive, got {window_size!r}.")
-    if max_samples is not None and (isinstance(max_samples, bool) or not isinstance(max_samples, int)):
-        raise TypeError(f"max_samples of stat {name!r} must be an integer or None, got {max_samples!r}.")
-    if max_samples is not None and max_samples < 1:
-        raise ValueError(f"max_samples of stat {name!r} must be at least 1, got {max_samples}.")
+    if max_samples is not None:
+        if type(max_samples) is not int:
+            raise TypeError(f"max_samples of stat {name!r} must be an integer or None, got {max_samples!r}.")
+        if max_samples < 1:
+            raise ValueError(f"max_samples of stat {name!r} must be at least 1, got {max_samples}.")
     return wanted
 
 
