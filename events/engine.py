@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from .callback import Callback
 from .errors import CallbackInUseError, EngineClosedError
 from .event import Event
+from .redaction import error_trace
 from .state import RunStatus, State
 
 if TYPE_CHECKING:
@@ -286,10 +287,10 @@ def _close_all(state: State, logger: Logger, callbacks: tuple[Any, ...]) -> Base
                 return
             if isinstance(error, Exception):
                 _log.error(
-                    "%s.%s failed; the other callbacks are closed all the same.",
+                    "%s.%s failed; the other callbacks are closed all the same.\n%s",
                     type(callback).__name__,
                     action,
-                    exc_info=error,
+                    error_trace(error),
                 )
             raise
 

@@ -33,6 +33,7 @@ from events.callback import Callback
 from events.engine import ExitCode
 from events.logger.device import DeviceCopies, HostCopies, PendingCopy
 from events.logger.logger import Logger
+from events.logger.values import safe_text
 from events.names import check_run_name, format_run_name
 from events.redaction import error_text, redact_text
 from events.state import RunStatus, State, read_part
@@ -573,7 +574,7 @@ class FlightRecorder(Callback):
             frames = _frames_of(traceback.walk_tb(error.__traceback__))
             head["exception"] = {
                 "type": type(error).__qualname__,
-                "message": redact_text(str(error))[:1000],
+                "message": redact_text(safe_text(error))[:1000],
                 "frames": frames[-_MAX_FRAMES:],
             }
         room = self._max_bytes - len(_encoded(head)) - 100

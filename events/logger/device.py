@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol
 import attrs
 
 from events.errors import RecordError
+from events.redaction import error_trace
 
 __all__ = ["CopyDevice", "DeviceCopies", "DeviceCopy", "HostCopies", "PendingCopy", "Slot"]
 
@@ -203,8 +204,8 @@ class _Ring:
         if kind not in self._reported:
             self._reported.add(kind)
             _log.error(
-                "could not copy a value from its device without waiting; training continues.",
-                exc_info=error,
+                "could not copy a value from its device without waiting; training continues.\n%s",
+                error_trace(error),
             )
 
     def _has_room(self) -> bool:
@@ -239,7 +240,9 @@ class _Ring:
     def _fail(self, error: Exception) -> None:
         # An asynchronous CUDA error is permanent: each further query would raise it again.
         self._failure = error
-        _log.error("the device failed; its pending values are lost, training continues.", exc_info=error)
+        _log.error(
+            "the device failed; its pending values are lost, training continues.\n%s", error_trace(error)
+        )
         self.abandon()
 
     def abandon(self) -> None:

@@ -7,6 +7,7 @@ import copy
 import functools
 import inspect
 import logging
+import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
@@ -15,6 +16,7 @@ from typing import Any
 
 import attrs
 
+from events.monitor.stat import Aggregation, Summary
 from events.state import Phase, State
 
 from .destination import Destination, WriteRate, WriteSchedule
@@ -37,6 +39,8 @@ _log = logging.getLogger("events")
 
 _FOLD_AFTER = 64
 _COMPACT_AT = 64
+# The sum of as many integers as there can be is still one that a float can hold.
+_MAX_INTEGER_BITS = 960
 _FUNCTION_TYPES = frozenset({FunctionType, MethodType, BuiltinFunctionType})
 # Whether none of these types needs conversion or flattening at the call.
 are_flat = (_FUNCTION_TYPES | PLAIN_TYPES).issuperset
@@ -101,14 +105,26 @@ class RecordCall:
     is_lost: bool = False
 
 
-@attrs.define(eq=False)
-class RunningAggregate:
-    """Aggregates the values of a metric since the last write into one number."""
+def _bounded(value: float) -> float:
+    """Returns infinity for an integer that no float can hold, so that no sum overflows."""
+    if type(value) is int and value.bit_length() > _MAX_INTEGER_BITS:
+        return math.inf if value > 0 else -math.inf
+    return value
 
-    aggregate: str
-    _count: int = 0
-    _value: float = 0.0
-    _samples: "deque[Any]" = attrs.field(factory=deque)
+
+class RunningAggregate:
+    """Aggregates the values of a metric since the last write into one number.
+
+    Args:
+        aggregate: as in `WriteRate`, other than "last".
+    """
+
+    def __init__(self, aggregate: str) -> None:
+        # The first value needs no summary.
+        self._wanted = () if aggregate == "first" else (Aggregation(aggregate),)
+        self._summary = Summary(self._wanted)
+        self._first: float = 0
+        self._samples: deque[Any] = deque()
 
     def add(self, sample: Any) -> None:
         """Adds a number or a `PendingCopy`."""
@@ -126,42 +142,28 @@ class RunningAggregate:
     def is_lost(self) -> bool:
         """Whether there is no sample."""
         self._fold()
-        return not self._count
+        return not self._summary.count
 
     @property
     def value(self) -> float:
         """The aggregate of the samples."""
         self._fold()
-        if self.aggregate == "count":
-            return self._count
-        return self._value / self._count if self.aggregate == "mean" else self._value
+        return next(iter(self._summary.values(self._wanted).values()), self._first)
 
     def _fold(self) -> None:
+        arrived: list[float] = []
         while self._samples:
             sample = self._samples[0]
-            if isinstance(sample, PendingCopy):
-                if not sample.is_ready:
-                    return
-                if not sample.is_lost:
-                    self._take(sample.value)
-            else:
-                self._take(sample)
+            if not isinstance(sample, PendingCopy):
+                arrived.append(_bounded(sample))
+            elif not sample.is_ready:
+                break
+            elif not sample.is_lost:
+                arrived.append(_bounded(sample.value))
             self._samples.popleft()
-
-    def _take(self, value: float) -> None:
-        before = self._value
-        # NaN compares false with everything; the conditions of min and max let it in, and keep it.
-        if not self._count:
-            self._value = value
-        elif self.aggregate in {"mean", "sum"}:
-            self._value += value
-        elif (
-            self.aggregate == "last"
-            or (self.aggregate == "min" and not value >= before and before == before)  # noqa: PLR0124
-            or (self.aggregate == "max" and not value <= before and before == before)  # noqa: PLR0124
-        ):
-            self._value = value
-        self._count += 1
+        if arrived:
+            self._first = self._first if self._summary.count else arrived[0]
+            self._summary.fold(arrived)
 
 
 @attrs.define(eq=False)

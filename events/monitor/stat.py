@@ -7,6 +7,7 @@ aggregates and `WindowCloser` is the thread.
 
 import atexit
 import contextlib
+import functools
 import itertools
 import logging
 import math
@@ -21,6 +22,8 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import attrs
+
+from events.redaction import error_trace
 
 from .monitor_event import STAT_EVENT, Event, log_event
 
@@ -258,16 +261,21 @@ class Summary:
         self._needs_extremes = not wanted.isdisjoint({Aggregation.MIN, Aggregation.MAX})
         self.count = 0
         self._last = 0.0
-        self._sum = 0.0
+        # An integer as long as all samples are: then it is exact.
+        self._sum: float = 0
         self._min = math.inf
         self._max = -math.inf
         self._has_nan = False
         self._mean = 0.0
         self._squares = 0.0
         self._reservoir: list[float] = []
-        self._random = random.Random(0)  # noqa: S311  # a sample of measurements, not a secret
         self._weight = 1.0
         self._next_draw = 0
+
+    @functools.cached_property
+    def _random(self) -> random.Random:
+        # Made for the first draw: a generator takes 10 µs and 2 KB.
+        return random.Random(0)  # noqa: S311  # a sample of measurements, not a secret
 
     def fold(self, samples: list[float]) -> None:
         """Adds samples, at least one, in their order."""
@@ -512,11 +520,13 @@ class Window:
         _logging.depth = getattr(_logging, "depth", 0) + 1
         try:
             self._log(closed.event)
-        except Exception:  # noqa: BLE001  # must affect neither the caller of `add` nor other windows
+        except Exception as error:  # noqa: BLE001  # must not affect the caller of `add`, nor other windows
             if not self._log_has_failed:
                 self._log_has_failed = True
-                _log.exception(
-                    "the window of stat %r could not be logged; further failures are not reported.", self.name
+                _log.error(
+                    "the window of stat %r could not be logged; further failures are not reported.\n%s",
+                    self.name,
+                    error_trace(error),
                 )
         finally:
             _logging.depth -= 1

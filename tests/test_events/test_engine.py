@@ -543,6 +543,18 @@ def test_an_error_in_close_does_not_hide_what_ended_the_run(caplog):
     assert "OSError: disk" in caplog.text
 
 
+def test_an_error_in_close_is_logged_without_its_secrets(caplog):
+    """The log has its traceback; the exception that comes out is the one that was raised."""
+    error = OSError("cannot reach https://me:hunter2@example.org")
+    engine = _engine([RaisesAt("close", error)])
+
+    with pytest.raises(OSError, match="hunter2"):
+        engine.close()
+
+    assert "Traceback" in caplog.text
+    assert "hunter2" not in caplog.text
+
+
 def test_what_a_destination_raises_in_close_is_counted_and_does_not_come_out(caplog):
     """Its `post_close` releases what it holds, and the summary at the end has the error."""
     broken = DestinationRaisesAt("close", OSError("disk"))

@@ -6,7 +6,7 @@ import os
 import resource
 import signal
 import threading
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import pytest
 import torch
@@ -218,6 +218,10 @@ def test_identifiers_of_batches_and_norms_of_layers_are_kept_on_request(tmp_path
         ({"id": ["a", "b"]}, ["a", "b"]),
         ({"id": torch.arange(100)}, list(range(64))),
         ({"id": torch.zeros(3, device="meta")}, "on meta: not read"),
+        (
+            {"id": [PurePath("a"), PurePath("b?token=ghp_0123456789abcdefghijklmnopqrstuvwxyz")]},
+            ["a", "b?token=[redacted]"],
+        ),
         ({"other": 1}, "unreadable: KeyError: \"batch (dict) has no part 'id'.\""),
     ],
 )

@@ -227,6 +227,24 @@ def test_nan_monitor_names_the_first_module(make_trainer):
         trainer.fit()
 
 
+def test_nan_monitor_looks_into_outputs_by_name(make_trainer):
+    """A module that returns a dict is named as any other."""
+
+    class ByName(torch.nn.Linear):
+        def forward(self, x):
+            return {"logits": super().forward(x) * float("nan")}
+
+    class Logits(torch.nn.Module):
+        def forward(self, by_name):
+            return by_name["logits"]
+
+    trainer = make_trainer(callbacks=NaNMonitor(), metrics=None)
+    trainer.state.model.add_module("2", torch.nn.Sequential(ByName(8, 2), Logits()))
+
+    with pytest.raises(RuntimeError, match=r"not finite is that of module '2\.0' \(ByName\)"):
+        trainer.fit()
+
+
 def test_nan_monitor_says_when_the_loss_itself_is_to_blame(make_trainer):
     """All outputs are finite; without `find_module` nothing is hooked."""
 

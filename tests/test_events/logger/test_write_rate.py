@@ -237,6 +237,19 @@ def test_an_aggregate_takes_tensors_and_keeps_nan():
     assert str(run.written[-1]) == "(3, {'loss': nan})"
 
 
+@pytest.mark.parametrize(
+    ("aggregate", "expected"),
+    [("mean", float("inf")), ("sum", float("inf")), ("min", 0.5), ("max", float("inf")), ("count", 3)],
+)
+def test_an_aggregate_takes_integers_of_any_size(aggregate, expected):
+    """An integer that no float can hold counts as infinite, and does not stop training."""
+    run = Run(every_steps=3, aggregate=aggregate)
+    for value in (0, 10**400, 0.5, 2):
+        run.log({"loss": value})
+
+    assert run.written[-1] == (3, {"loss": expected})
+
+
 def test_an_aggregate_counts_functions_that_were_called_for_another_destination():
     """One destination writes each value, the other the sum of three."""
     run = Run(every_steps=3, aggregate="sum")
