@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import gc
 import hashlib
 import io
 import json
@@ -688,6 +689,24 @@ def test_a_renewed_store_has_a_new_session(moto, prefix):
 
     assert store._connected() is not before
     assert pathlib.Path(os.environ["AWS_SHARED_CREDENTIALS_FILE"]) in store.credential_files()
+
+
+def test_a_renewed_store_does_not_read_what_s3_is_again():
+    """The description of the service takes 12 MiB, in cycles: a parked store is renewed for every probe."""
+    store = S3Store(BUCKET, region="eu-west-1", aws_access_key_id="a", aws_secret_access_key="b")
+    for _ in range(2):
+        store._connected()
+        store.renew()
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(gc.get_objects())
+        store._connected()
+        made = len(gc.get_objects()) - before
+    finally:
+        gc.enable()
+
+    assert made < 10_000  # 34,000 with the description.
 
 
 def test_a_body_gives_up_on_a_server_that_is_too_slow():

@@ -135,6 +135,7 @@ class S3Store:
         self._keeps_crc32 = True  # Of objects of parts, until the server does not say so.
         self._lock = threading.Lock()  # Guards the client, and what checksums are left to try.
         self._client: Any = None
+        self._descriptions: Any = None  # Of the services, as botocore loads them.
 
     def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
         create_only = not overwrite and self._create_only.check(self, name)
@@ -384,8 +385,18 @@ class S3Store:
     def _connect(self) -> Any:
         import boto3
         from botocore.config import Config
+        from botocore.session import get_session
 
-        session = boto3.Session(**{key: value for key, value in self._session_options.items() if value})
+        # S3's description takes 12 MiB, in cycles that the garbage collector frees late: it is read once for
+        # all sessions.
+        core = get_session()
+        if self._descriptions is None:
+            self._descriptions = core.get_component("data_loader")
+        core.register_component("data_loader", self._descriptions)
+        session = boto3.Session(
+            botocore_session=core,
+            **{key: value for key, value in self._session_options.items() if value},
+        )
         config = Config(
             retries={"total_max_attempts": 1},  # The queue retries.
             max_pool_connections=64,
