@@ -23,14 +23,12 @@ from uploads.errors import (
 from uploads.redaction import redact
 
 from .create_only import CreateOnlyPolicy, CreateOnlySupport
-from .s3.store import configured_endpoint
 from .store import Body, RemoteObject, can_match, is_same_version
-from .uri import compose_uri
+from .uri import SCHEMES, StoreLocation, compose_uri, configured_endpoint
 
-__all__ = ["CloudStore"]
+__all__ = ["CloudStore", "open_at"]
 
 _CHUNK_BYTES = 1 << 20
-_CLASSES = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}
 _PARKED_CODES = re.compile(
     r"<Code>(ExpiredToken|InvalidToken|InvalidAccessKeyId|SignatureDoesNotMatch"
     r"|RequestTimeTooSkewed|NoSuchBucket)</Code>"
@@ -179,7 +177,7 @@ class CloudStore:
     def _make_backend(self) -> Any:
         import obstore.store
 
-        kind = getattr(obstore.store, _CLASSES[self._scheme])
+        kind = getattr(obstore.store, SCHEMES[self._scheme].obstore_class)
         return kind(
             self._bucket,
             retry_config={"max_retries": 0, "retry_timeout": dt.timedelta(seconds=60)},
@@ -262,3 +260,9 @@ def _arguments(endpoint_url: str | None, region: str | None, config: dict[str, A
     if region is not None:
         arguments["region"] = region
     return {**arguments, "client_options": client_options}
+
+
+def open_at(location: StoreLocation, **options: Any) -> CloudStore:
+    """Returns the bucket or container of a URI."""
+    options.pop("client", None)  # There is no other one.
+    return CloudStore(location.scheme, *location.bucket_and_prefix(), **options)

@@ -8,7 +8,8 @@ import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import quote
+from typing import Any
+from urllib.parse import quote, unquote_to_bytes
 
 from uploads.disk import NO_LINKS, closing, rename_without_replacing, try_lock
 from uploads.errors import (
@@ -22,8 +23,9 @@ from uploads.errors import (
 from uploads.names import PARTIAL_PREFIX, check_remote_name
 
 from .store import Body, RemoteObject
+from .uri import StoreLocation
 
-__all__ = ["LocalStore"]
+__all__ = ["LocalStore", "folder_of", "open_at"]
 
 _CHUNK_BYTES = 1 << 20
 # Windows has none of these flags, and no store of this kind; the module can be imported there.
@@ -213,3 +215,22 @@ def _translated(name: str) -> Iterator[None]:
                 may_be_the_entry=error.errno == errno.EACCES,
             ) from error
         raise TransientStoreError(f"{error.strerror}: {name!r}") from error
+
+
+def open_at(location: StoreLocation, **options: Any) -> LocalStore:
+    """Returns the folder of a `file://` URI.
+
+    Raises:
+        ValueError: It is of another machine, or not absolute.
+    """
+    if location.authority not in {"", "localhost"} or not location.quoted_path:
+        uri = f"file://{location.authority}{location.quoted_path}"
+        raise ValueError(
+            f"a file:// URI is absolute, as in file:///folder, got {uri!r}. Give a relative folder as a path."
+        )
+    return LocalStore(folder_of(location.quoted_path), **options)
+
+
+def folder_of(quoted_path: str) -> str:
+    """Returns the folder of a quoted path: as bytes, since not every path is UTF-8."""
+    return os.fsdecode(unquote_to_bytes(os.fsencode(quoted_path)))

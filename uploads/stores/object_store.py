@@ -3,23 +3,11 @@
 import os
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote_to_bytes
 
-from .uri import options_of
+from .local import folder_of
+from .uri import LOCAL_SCHEME, SCHEMES, configured_endpoint, options_of
 
 __all__ = ["object_store_location"]
-
-_S3_NAMES = {
-    "endpoint_url": "aws_endpoint",
-    "region": "aws_region",
-}
-# Options of our own clients, which mean nothing elsewhere.
-_OUR_OPTIONS = frozenset(
-    {
-        *("client", "create_only", "checksum", "part_bytes", "part_threads", "profile", "addressing_style"),
-        *("connect_timeout_seconds", "read_timeout_seconds"),
-    }
-)
 
 
 def object_store_location(uri: str | Path, **options: Any) -> tuple[str, dict[str, str]]:
@@ -44,22 +32,21 @@ def object_store_location(uri: str | Path, **options: Any) -> tuple[str, dict[st
     scheme, separator, rest = text.partition("://")
     if not separator:
         return os.path.abspath(text), {}  # noqa: PTH100  # a Path would lose a trailing line feed
-    if scheme == "file":
-        return os.fsdecode(unquote_to_bytes(os.fsencode("/" + rest.partition("/")[2]))), {}
-    if scheme not in {"s3", "gs", "az"}:
-        raise ValueError(f"expected a path, s3://, gs:// or az://, got {scheme}://")
+    if scheme == LOCAL_SCHEME:
+        return folder_of("/" + rest.partition("/")[2]), {}
+    names = SCHEMES[scheme].object_store_names if scheme in SCHEMES else None
+    if names is None:
+        known = [f"{one}://" for one, about in SCHEMES.items() if about.object_store_names is not None]
+        raise ValueError(f"expected a path, {', '.join(known[:-1])} or {known[-1]}, got {scheme}://")
     options = {**options_of(text), **options}
     base = text.partition("?")[0].rstrip("/")
-    names = _S3_NAMES if scheme == "s3" else {"endpoint_url": "endpoint"}
     if scheme == "s3":
-        from .s3.store import configured_endpoint
-
         options.setdefault("endpoint_url", configured_endpoint())
         options = {**_keys_of(options.get("profile")), **options}
     found = {
         names.get(name, name): str(value)
         for name, value in options.items()
-        if value is not None and name not in _OUR_OPTIONS
+        if value is not None and name not in SCHEMES[scheme].own_options
     }
     if str(options.get("endpoint_url") or "").startswith("http://"):
         found["aws_allow_http" if scheme == "s3" else "allow_http"] = "true"

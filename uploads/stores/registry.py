@@ -4,17 +4,25 @@ A package adds a store by an entry point in the group `training_destinations.sto
 and whose value is a factory.
 """
 
-import os
+import pkgutil
 import re
 import threading
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import unquote, unquote_to_bytes, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from uploads.redaction import redact
 
 from .store import Store
-from .uri import StoreLocation, add_public_options, options_of
+from .uri import (
+    LOCAL_SCHEME,
+    SCHEMES,
+    StoreLocation,
+    add_public_options,
+    credentials_error,
+    is_remote,
+    options_of,
+)
 
 __all__ = ["ENTRY_POINT_GROUP", "StoreFactory", "open_object", "open_store", "register_store"]
 
@@ -39,7 +47,8 @@ def register_store(scheme: str, factory: StoreFactory) -> None:
     """Adds a store for a URI scheme to the table, for this process.
 
     ```python
-    register_store("folder", lambda location, options: LocalStore(location.path))
+    register_store("folder", lambda location, **options: LocalStore(location.path, **options))
+    print(open_store("folder:///data/runs").uri())  # file:///data/runs
     ```
 
     Uploads to a remote store run in a worker process, in which this call was not made: a package should use
@@ -57,8 +66,9 @@ def register_store(scheme: str, factory: StoreFactory) -> None:
             f"invalid URI scheme {scheme!r}: use at least two lower-case letters, digits, '+', '.' or '-'"
         )
     with _lock:
-        if _factories.setdefault(scheme, factory) is not factory:
-            raise ValueError(f"the scheme {scheme!r} has a store already: {_factories[scheme]!r}")
+        taken = SCHEMES.get(scheme) or _registered.setdefault(scheme, factory)
+        if taken is not factory:
+            raise ValueError(f"the scheme {scheme!r} has a store already: {taken!r}")
     add_public_options(getattr(factory, "public_options", ()))
 
 
@@ -92,12 +102,12 @@ def _open(text: str, options: dict[str, Any]) -> Store:
         return _open_path(text, options)
     factory = _factory_of(scheme, text)
     # A folder has no options, so "?" belongs to its name. "#" always does: objects and runs have it.
-    if scheme != "file":
+    if is_remote(text):
         options = {**options_of(text), **options}
         rest = rest.partition("?")[0]
     authority, slash, quoted = rest.partition("/")
     if urlsplit(f"//{authority}").password is not None:
-        raise _credentials_error(scheme)
+        raise credentials_error(scheme)
     return factory(StoreLocation(scheme, authority, slash + quoted), **options)
 
 
@@ -110,7 +120,7 @@ def open_object(uri: str) -> tuple[Store, str]:
             "Or give the store: download_file(name, destination, store=…)"
         )
     path, question, query = rest.partition("?")
-    if scheme == "file":
+    if scheme == LOCAL_SCHEME:
         path, question, query = rest, "", ""
     parent, _, leaf = path.rpartition("/")
     return open_store(f"{scheme}://{parent}{question}{query}"), unquote(leaf)
@@ -118,17 +128,20 @@ def open_object(uri: str) -> tuple[Store, str]:
 
 def _factory_of(scheme: str, uri: str) -> StoreFactory:
     with _lock:
-        factory = _factories.get(scheme)
+        factory = _registered.get(scheme)
     if factory is not None:
         return factory
+    if scheme in SCHEMES:
+        found: StoreFactory = pkgutil.resolve_name(f"{__package__}.{SCHEMES[scheme].factory}")
+        return found
     import difflib
     import importlib.metadata
 
     installed = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
     if scheme in installed.names:
         register_store(scheme, installed[scheme].load())
-        return _factories[scheme]
-    known = sorted({*_factories, *installed.names})
+        return _registered[scheme]
+    known = sorted({*SCHEMES, *_registered, *installed.names})
     near = difflib.get_close_matches(scheme, known, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     raise ValueError(
@@ -142,81 +155,19 @@ def _open_path(path: str, options: dict[str, Any]) -> Store:
 
     if not path:
         raise ValueError("a store needs a path or a URI, got an empty string")
+    known = {*SCHEMES, *_registered}
     scheme, colon, _ = path.partition(":")
-    if colon and scheme in _factories:
+    if colon and scheme in known:
         raise ValueError(
             f"'://' is missing after the scheme in {path!r}. Give a string, since a Path drops a slash."
         )
     scheme, slashes, rest = path.partition("//")
-    if slashes and scheme in _factories:
+    if slashes and scheme in known:
         raise ValueError(
             f"a ':' is missing in {path!r}; did you mean '{scheme}://{rest}'? For a folder, give ./{path}"
         )
     return LocalStore(path, **options)
 
 
-def _open_folder(location: StoreLocation, **options: Any) -> Store:
-    from .local import LocalStore
-
-    if location.authority not in {"", "localhost"} or not location.quoted_path:
-        uri = f"file://{location.authority}{location.quoted_path}"
-        raise ValueError(
-            f"a file:// URI is absolute, as in file:///folder, got {uri!r}. Give a relative folder as a path."
-        )
-    # As bytes, since not every path is UTF-8.
-    return LocalStore(os.fsdecode(unquote_to_bytes(os.fsencode(location.quoted_path))), **options)
-
-
-def _open_sftp(location: StoreLocation, **options: Any) -> Store:
-    if not location.host:
-        raise ValueError("an SFTP store needs a host: sftp://user@host/folder")
-    from .sftp import SftpStore
-
-    if location.port is not None:
-        options["port"] = location.port
-    return SftpStore(location.host, location.path, username=location.username, **options)
-
-
-def _open_s3(location: StoreLocation, *, client: str = "boto3", **options: Any) -> Store:
-    if client == "obstore":
-        return _open_cloud(location, **options)
-    if client != "boto3":
-        raise ValueError(f"client must be 'boto3' or 'obstore', got {client!r}")
-    from .s3.store import S3Store
-
-    return S3Store(*_bucket_and_prefix(location), **options)
-
-
-def _open_cloud(location: StoreLocation, **options: Any) -> Store:
-    from .cloud import CloudStore
-
-    options.pop("client", None)  # The only one of these schemes.
-    return CloudStore(location.scheme, *_bucket_and_prefix(location), **options)
-
-
-def _bucket_and_prefix(location: StoreLocation) -> tuple[str, str]:
-    if location.username is not None:
-        raise _credentials_error(location.scheme)
-    if not location.authority:
-        raise ValueError(f"a {location.scheme}:// URI needs a bucket: {location.scheme}://bucket/prefix")
-    prefix = location.path.removeprefix("/")
-    if any(part in {".", ".."} for part in prefix.split("/")):
-        raise ValueError(f"a store's prefix cannot have a part '.' or '..', got {prefix!r}")
-    return location.authority, prefix.strip("/")
-
-
-def _credentials_error(scheme: str) -> ValueError:
-    return ValueError(
-        f"a store's URI cannot contain credentials, got some before the '@' of a {scheme}:// URI. "
-        "Give them by store_options={…}."
-    )
-
-
 _lock = threading.Lock()  # Guards the table.
-_factories: dict[str, StoreFactory] = {
-    "az": _open_cloud,
-    "file": _open_folder,
-    "gs": _open_cloud,
-    "s3": _open_s3,
-    "sftp": _open_sftp,
-}
+_registered: dict[str, StoreFactory] = {}

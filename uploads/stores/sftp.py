@@ -26,9 +26,9 @@ from uploads.redaction import redact
 
 from .create_only import CreateOnlyPolicy, CreateOnlySupport
 from .store import Body, RemoteObject
-from .uri import compose_uri
+from .uri import StoreLocation, compose_uri
 
-__all__ = ["SftpStore"]
+__all__ = ["SftpStore", "open_at"]
 
 _CHUNK_BYTES = 1 << 20
 _CLAIM_TRIES = 20
@@ -406,3 +406,16 @@ def _describe(name: str, found: Any) -> RemoteObject:
     # Not every server says when a file was changed.
     version = None if found.st_mtime is None else f"{found.st_mtime}-{found.st_size}"
     return RemoteObject(name, found.st_size, version=version)
+
+
+def open_at(location: StoreLocation, **options: Any) -> SftpStore:
+    """Returns the folder on the server of a URI.
+
+    Raises:
+        ValueError: It names no host.
+    """
+    if not location.host:
+        raise ValueError("an SFTP store needs a host: sftp://user@host/folder")
+    if location.port is not None:
+        options["port"] = location.port
+    return SftpStore(location.host, location.path, username=location.username, **options)

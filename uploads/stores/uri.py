@@ -1,5 +1,9 @@
-"""URIs of stores: their options, and which of these may be written down. Knows no store."""
+"""URIs of stores: the schemes of ours, their options, and which of these may be written down.
 
+Knows no store, but where each one is.
+"""
+
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,9 +12,14 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsp
 import attrs
 
 __all__ = [
+    "LOCAL_SCHEME",
+    "SCHEMES",
+    "Scheme",
     "StoreLocation",
     "add_public_options",
     "compose_uri",
+    "configured_endpoint",
+    "credentials_error",
     "identity_of",
     "is_kept_option",
     "is_remote",
@@ -19,20 +28,78 @@ __all__ = [
 ]
 
 _SERVER_OPTIONS = ("endpoint", "account_name")
+_ENDPOINT = {"endpoint_url": "endpoint"}
+
+
+@attrs.frozen
+class Scheme:
+    """A scheme of the stores that come with this package.
+
+    The options named here hold no secret: they may be written to disk and into URIs.
+
+    Attributes:
+        factory: Its `StoreFactory`, "module:function" in this folder, imported when it is first used.
+        own_options: Those that mean nothing to other libraries.
+        shared_options: Those that do.
+        obstore_class: Its class in obstore; empty where it has none.
+        object_store_names: What `object_store`, the library of Delta Lake and others, calls options of ours;
+            None where it does not know the scheme.
+    """
+
+    factory: str
+    own_options: tuple[str, ...] = ()
+    shared_options: tuple[str, ...] = ()
+    obstore_class: str = ""
+    object_store_names: Mapping[str, str] | None = None
+
+
+LOCAL_SCHEME = "file"
+_CLOUD_OPTIONS = ("client", "create_only", "part_bytes", "part_threads")
+SCHEMES = {
+    LOCAL_SCHEME: Scheme("local:open_at"),
+    "s3": Scheme(
+        "s3.store:open_at",
+        own_options=(
+            *_CLOUD_OPTIONS,
+            *("addressing_style", "checksum", "connect_timeout_seconds", "profile", "read_timeout_seconds"),
+        ),
+        shared_options=(
+            *("endpoint_url", "region"),
+            # Of S3's requests.
+            *("ACL", "BucketKeyEnabled", "CacheControl", "ContentDisposition", "ContentEncoding"),
+            *("ContentLanguage", "ContentType", "ExpectedBucketOwner", "RequestPayer", "SSEKMSKeyId"),
+            *("ServerSideEncryption", "StorageClass"),
+            # Of obstore.
+            *("skip_signature", "virtual_hosted_style_request"),
+        ),
+        obstore_class="S3Store",
+        object_store_names={"endpoint_url": "aws_endpoint", "region": "aws_region"},
+    ),
+    "gs": Scheme(
+        "cloud:open_at",
+        own_options=_CLOUD_OPTIONS,
+        shared_options=("endpoint_url", "service_account", "application_credentials"),
+        obstore_class="GCSStore",
+        object_store_names=_ENDPOINT,
+    ),
+    "az": Scheme(
+        "cloud:open_at",
+        own_options=_CLOUD_OPTIONS,
+        shared_options=(
+            *("endpoint_url", "account_name", "azure_storage_account_name"),
+            *("use_emulator", "azure_storage_use_emulator", "use_azure_cli"),
+        ),
+        obstore_class="AzureStore",
+        object_store_names=_ENDPOINT,
+    ),
+    "sftp": Scheme(
+        "sftp:open_at",
+        own_options=("create_only", "key_filename", "known_hosts", "read_back_bytes", "timeout_seconds"),
+    ),
+}
 # What may be written to disk and into URIs. A deny list would miss the next secret option.
 _PUBLIC_OPTIONS = {
-    # Of our stores.
-    *("client", "endpoint_url", "region", "profile", "addressing_style", "checksum", "create_only"),
-    *("part_bytes", "part_threads", "connect_timeout_seconds", "read_timeout_seconds", "timeout_seconds"),
-    *("key_filename", "known_hosts", "read_back_bytes"),
-    # Of S3's requests.
-    *("ACL", "BucketKeyEnabled", "CacheControl", "ContentDisposition", "ContentEncoding"),
-    *("ContentLanguage", "ContentType", "ExpectedBucketOwner", "RequestPayer", "SSEKMSKeyId"),
-    *("ServerSideEncryption", "StorageClass"),
-    # Of obstore.
-    *("account_name", "azure_storage_account_name", "use_emulator", "azure_storage_use_emulator"),
-    *("use_azure_cli", "skip_signature", "virtual_hosted_style_request"),
-    *("service_account", "application_credentials"),
+    name for scheme in SCHEMES.values() for name in (*scheme.own_options, *scheme.shared_options)
 }
 
 
@@ -41,7 +108,8 @@ class StoreLocation:
     """A store's URI without its options: what the factory of a store gets.
 
     ```python
-    register_store("ftp", lambda location, options: FtpStore(location.authority, location.path))
+    location = StoreLocation("sftp", "me@host:2222", "/a%20folder")
+    print(location.username, location.host, location.port, location.path)  # me host 2222 /a folder
     ```
 
     Attributes:
@@ -75,6 +143,29 @@ class StoreLocation:
         name = urlsplit(f"//{self.authority}").username
         return None if name is None else unquote(name)
 
+    def bucket_and_prefix(self) -> tuple[str, str]:
+        """Returns the authority and the path of a URI that names a bucket.
+
+        Raises:
+            ValueError: It has no bucket, has credentials, or a part of the path is `.` or `..`.
+        """
+        if self.username is not None:
+            raise credentials_error(self.scheme)
+        if not self.authority:
+            raise ValueError(f"a {self.scheme}:// URI needs a bucket: {self.scheme}://bucket/prefix")
+        prefix = self.path.removeprefix("/")
+        if any(part in {".", ".."} for part in prefix.split("/")):
+            raise ValueError(f"a store's prefix cannot have a part '.' or '..', got {prefix!r}")
+        return self.authority, prefix.strip("/")
+
+
+def credentials_error(scheme: str) -> ValueError:
+    """Returns the error for a URI with credentials in it, without them."""
+    return ValueError(
+        f"a store's URI cannot contain credentials, got some before the '@' of a {scheme}:// URI. "
+        "Give them by store_options={…}."
+    )
+
 
 def options_of(uri: str | Path) -> dict[str, str]:
     """Returns the options after the `?` of a remote store's URI, secrets included."""
@@ -97,10 +188,18 @@ def identity_of(uri: str) -> str:
     return f"{scheme}://{path.rstrip('/')}" + (f"?{urlencode(server, safe='/:')}" if server else "")
 
 
+def configured_endpoint() -> str | None:
+    """Returns the S3 endpoint in the environment, ours before boto3's; None for boto3's own choice."""
+    names = ["S3_ENDPOINT_URL"]
+    if os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() != "true":
+        names += ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"]
+    return next((os.environ[name] for name in names if os.environ.get(name)), None)
+
+
 def is_remote(uri: str | Path) -> bool:
     """Returns whether the URI has a scheme other than `file`."""
     scheme, separator, _ = str(uri).partition("://")
-    return bool(separator) and scheme != "file"
+    return bool(separator) and scheme != LOCAL_SCHEME
 
 
 def compose_uri(root: str, prefix: str, name: str, options: dict[str, Any]) -> str:

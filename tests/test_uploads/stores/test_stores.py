@@ -6,6 +6,7 @@ import importlib.metadata
 import inspect
 import io
 import os
+import pkgutil
 import re
 import threading
 from importlib.metadata import EntryPoint, EntryPoints
@@ -16,7 +17,14 @@ import pytest
 
 from tests.servers.s3_servers import refusing_port
 from tests.servers.stores import MemoryStore
-from uploads import LocalStore, StoreLocation, disk, open_store, register_store
+from uploads import (
+    LocalStore,
+    StoreLocation,
+    disk,
+    object_store_location,
+    open_store,
+    register_store,
+)
 from uploads.errors import (
     BytesCorruptError,
     InvalidRemoteNameError,
@@ -30,7 +38,7 @@ from uploads.stores import Body, registry, uri
 from uploads.stores.cloud import CloudStore
 from uploads.stores.registry import ENTRY_POINT_GROUP
 from uploads.stores.sftp import SftpStore
-from uploads.stores.uri import kept_options
+from uploads.stores.uri import SCHEMES, kept_options
 from uploads.testing import StoreContract
 
 KINDS = ["local", "s3-moto", "s3-rclone", "obstore-s3", "obstore-memory", "sftp"]
@@ -291,6 +299,29 @@ def test_unknown_schemes_are_refused(uri, message):
         open_store(uri)
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_scheme_of_ours_is_one_row(scheme):
+    """Its factory can be imported, and the docs of `open_store` and of the queue name it."""
+    page = Path(__file__).parents[3] / "docs/uploads.md"
+
+    factory = pkgutil.resolve_name(f"uploads.stores.{SCHEMES[scheme].factory}")
+
+    assert next(iter(inspect.signature(factory).parameters)) == "location"
+    assert f"`{scheme}`" in open_store.__doc__
+    assert f"{scheme}://" in page.read_text(encoding="utf-8")
+
+
+def test_other_libraries_get_no_options_of_our_clients(monkeypatch):
+    """`object_store_location` translates the names of the rest, and knows the schemes that it can."""
+    monkeypatch.delenv("S3_ENDPOINT_URL", raising=False)
+
+    place, options = object_store_location("gs://bucket/p?endpoint_url=http://h&part_bytes=1&client=obstore")
+
+    assert (place, options) == ("gs://bucket/p", {"endpoint": "http://h", "allow_http": "true"})
+    with pytest.raises(ValueError, match="expected a path, s3://, gs:// or az://, got sftp://"):
+        object_store_location("sftp://host/folder")
+
+
 class StoreElsewhere(MemoryStore):
     """A third party's store."""
 
@@ -305,7 +336,7 @@ class StoreElsewhere(MemoryStore):
 @pytest.fixture
 def table(monkeypatch):
     """The table of schemes, which is as it was afterwards."""
-    monkeypatch.setattr(registry, "_factories", dict(registry._factories))
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     monkeypatch.setattr(uri, "_PUBLIC_OPTIONS", set(uri._PUBLIC_OPTIONS))
 
 

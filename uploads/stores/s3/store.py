@@ -23,14 +23,14 @@ from uploads.errors import (
 )
 from uploads.messages import log_warning
 from uploads.stores.create_only import CreateOnlyPolicy, CreateOnlySupport
-from uploads.stores.store import Body, RemoteObject, can_match, is_same_version
-from uploads.stores.uri import compose_uri
+from uploads.stores.store import Body, RemoteObject, Store, can_match, is_same_version
+from uploads.stores.uri import StoreLocation, compose_uri, configured_endpoint
 
 from .errors import check_page, check_removed, check_sender, code_of, required, translated
 from .parts import PartsUpload, abandon_parts, part_bytes_for
 from .requests import Checksum, Requests, limit_waits, whole_crc32
 
-__all__ = ["S3Store", "configured_endpoint"]
+__all__ = ["S3Store", "open_at"]
 
 _CHUNK_BYTES = 1 << 20
 _REPLACE_TRIES = 3
@@ -433,14 +433,6 @@ def _follow_no_redirect(context: dict[str, Any], **_: Any) -> None:
     context["s3_redirect"]["redirected"] = True
 
 
-def configured_endpoint() -> str | None:
-    """Returns the endpoint in the environment, ours before boto3's; None for boto3's own choice."""
-    names = ["S3_ENDPOINT_URL"]
-    if os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() != "true":
-        names += ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"]
-    return next((os.environ[name] for name in names if os.environ.get(name)), None)
-
-
 def _check(bucket: str, checksum: str, extra_args: dict[str, Any]) -> None:
     if not bucket:
         raise ValueError("an S3 store needs a bucket: s3://bucket/prefix")
@@ -452,3 +444,18 @@ def _check(bucket: str, checksum: str, extra_args: dict[str, Any]) -> None:
             f"unknown options {', '.join(sorted(unknown))}: an S3 store takes its own and "
             "those of S3's requests (ServerSideEncryption, StorageClass, ACL, …)"
         )
+
+
+def open_at(location: StoreLocation, *, client: str = "boto3", **options: Any) -> Store:
+    """Returns the bucket of a URI, through boto3 or obstore.
+
+    Raises:
+        ValueError: `client` is neither.
+    """
+    if client == "obstore":
+        from uploads.stores import cloud
+
+        return cloud.open_at(location, **options)
+    if client != "boto3":
+        raise ValueError(f"client must be 'boto3' or 'obstore', got {client!r}")
+    return S3Store(*location.bucket_and_prefix(), **options)
