@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     from .drain.retry import RetryPolicy
     from .errors import RemoteConflictError, UploadError
     from .handle import Backlog, FolderHandle, Outcome, UploadHandle, UploadState
-    from .messages import encodable, missing_name, one_line, one_line_json, parse_seconds
+    from .messages import (
+        encodable,
+        missing_name,
+        one_line,
+        one_line_json,
+        parse_seconds,
+    )
     from .redaction import redact, redact_arguments, redact_table, redact_text
     from .stores import (
         LocalStore,
@@ -31,6 +37,7 @@ if TYPE_CHECKING:
         open_store,
         register_store,
     )
+    from .timeouts import Timeouts
     from .upload_queue import UploadQueue, default_spools, exit_on_sigterm
 
 __all__ = [
@@ -43,6 +50,7 @@ __all__ = [
     "RetryPolicy",
     "Store",
     "StoreLocation",
+    "Timeouts",
     "UploadError",
     "UploadHandle",
     "UploadQueue",
@@ -79,6 +87,7 @@ _MODULES = {
         ".stores.object_store": "object_store_location",
         ".stores.registry": "open_store register_store",
         ".stores.uri": "StoreLocation",
+        ".timeouts": "Timeouts",
         ".upload_queue": "UploadQueue default_spools exit_on_sigterm",
     }.items()
     for name in names.split()

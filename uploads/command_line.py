@@ -30,7 +30,7 @@ from .errors import (
     SpoolUnusableError,
     UploadError,
 )
-from .handle import Outcome, UploadState, check_seconds, check_workers
+from .handle import Outcome, UploadState, check_workers
 from .messages import encodable, one_line, one_line_json, parse_seconds
 from .names import check_remote_name
 from .spool.entry import Entry, key_of, read_attempts, read_reason
@@ -39,6 +39,7 @@ from .spool.spool import Spool
 from .stores import Store, open_store
 from .stores.store import Checksumming, Resuming
 from .stores.uri import identity_of, kept_options
+from .timeouts import Timeouts, check_seconds
 
 __all__ = [
     "EXIT_FAILED",
@@ -117,7 +118,7 @@ def resume(
     workers: int = 4,
     timeout_seconds: float | None = None,
     follow: bool = False,
-    give_back_seconds: float = 5.0,
+    give_back_seconds: float = Timeouts().give_back_seconds,
     trust: bool = False,
 ) -> int:
     """Uploads what is pending; returns the exit code.

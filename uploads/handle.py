@@ -19,19 +19,9 @@ from .errors import (
     UploadError,
     UploadTimeoutError,
 )
+from .timeouts import check_seconds
 
 __all__ = ["Backlog", "FolderHandle", "Outcome", "UploadHandle", "UploadState"]
-
-
-def check_seconds(name: str, seconds: float) -> float:
-    """Returns the seconds, capped at what the waits of `threading` accept.
-
-    Raises:
-        ValueError: Negative, or not a number.
-    """
-    if math.isnan(seconds) or seconds < 0:
-        raise ValueError(f"{name} must be a number of seconds from 0 to inf, got {seconds}")
-    return min(float(seconds), threading.TIMEOUT_MAX / 2)
 
 
 def check_workers(workers: int) -> None:

@@ -46,7 +46,6 @@ from .handle import (
     UploadState,
     check_bytes,
     check_choice,
-    check_seconds,
     check_workers,
 )
 from .ledger import Ledger
@@ -60,6 +59,7 @@ from .spool.spool import Spool
 from .spool.staging import DiskQuota, How, Stager, Submission, files_of, size_of
 from .stores import LocalStore, Store, open_store
 from .stores.uri import identity_of, is_kept_option, is_remote, kept_options, options_of
+from .timeouts import Timeouts, check_seconds
 
 __all__ = [
     "Isolation",
@@ -231,7 +231,7 @@ def exit_on_sigterm() -> None:
     exit_on_sigterm()
     ```
 
-    So `finally` blocks run, and queues drain for up to their `exit_seconds`.
+    So `finally` blocks run, and queues drain for up to the `exit_seconds` of their `Timeouts`.
     A handler that was installed before is called first. Call it from the main thread.
 
     Raises:
@@ -279,8 +279,8 @@ class UploadQueue:
     `close` does nothing.
 
     **Exit.** At interpreter exit (`sys.exit`, an exception, Ctrl-C) the queue drains for up to
-    `exit_seconds`; what is left stays in the spool and is named, with the command that finishes it. No signal
-    handler is installed; see `exit_on_sigterm`.
+    `timeouts.exit_seconds`; what is left stays in the spool and is named, with the command that finishes it.
+    No signal handler is installed; see `exit_on_sigterm`.
 
     Args:
         store: A URI or path for `open_store`, or a Store.
@@ -288,19 +288,16 @@ class UploadQueue:
             again, and uploads what ended processes left in the other default spools.
         workers: The number of concurrent uploads.
         isolation: "process" uploads in a worker process, so that the training loop keeps its interpreter to
-            itself; the worker is replaced when it dies and outlives this process by up to `grace_seconds`.
-            "threads" uploads in threads of this process. By default remote stores given by URI get a process,
-            anything else threads.
+            itself; the worker is replaced when it dies and outlives this process by up to
+            `timeouts.grace_seconds`. "threads" uploads in threads of this process. By default remote stores
+            given by URI get a process, anything else threads.
         durability: "process": what was submitted survives the process at once and a loss of power within
             about a second. "power": it survives a loss of power when `submit` returns, for the price of
             waiting for the disk.
         spool_bytes: The maximum size of the spool, with leftovers of earlier processes and failed entries.
         free_bytes: The minimum to leave free on the disk of the spool.
-        full_wait_seconds: How long `submit` waits for room before it refuses a file.
-        exit_seconds: The timeout for uploads at interpreter exit.
+        timeouts: How long the queue waits: for room, at interpreter exit, for uploads in flight.
         close_at_exit: Whether to close the queue at interpreter exit.
-        give_back_seconds: How much longer `close` may wait for uploads in flight.
-        grace_seconds: How long a worker process continues after the end of this one.
         raise_errors: Whether `submit` raises if it refuses a file, and `close` if one was not delivered.
         policy: The delays between attempts. A worker process gets all of it but `uniform`.
         store_options: For `open_store`, if `store` is a URI.
@@ -323,20 +320,14 @@ class UploadQueue:
         durability: Durability = "process",
         spool_bytes: int | None = None,
         free_bytes: int = 1 << 30,
-        full_wait_seconds: float = 0.0,
-        exit_seconds: float = 30.0,
+        timeouts: Timeouts = Timeouts(),  # noqa: B008  # frozen
         close_at_exit: bool = True,
-        give_back_seconds: float = 5.0,
-        grace_seconds: float = 600.0,
         raise_errors: bool = False,
         policy: RetryPolicy | None = None,
         store_options: dict[str, Any] | None = None,
     ) -> None:
         self.check_arguments(locals())
-        self._exit_seconds = check_seconds("exit_seconds", exit_seconds)
-        self._give_back_seconds = check_seconds("give_back_seconds", give_back_seconds)
-        grace_seconds = check_seconds("grace_seconds", grace_seconds)
-        full_wait_seconds = check_seconds("full_wait_seconds", full_wait_seconds)
+        self._timeouts = timeouts
         isolation = choose_isolation(isolation, store)
         options: dict[str, Any] = {}
         if isinstance(store, str | Path):
@@ -364,7 +355,7 @@ class UploadQueue:
                 self.spool.path,
                 spool_bytes=spool_bytes,
                 free_bytes=free_bytes,
-                wait_seconds=full_wait_seconds,
+                wait_seconds=timeouts.full_wait_seconds,
                 clock=time.monotonic,
             )
             self._stager = Stager(self.spool, self._quota, identity_of(self._store.uri()))
@@ -379,7 +370,7 @@ class UploadQueue:
                 store.uri(),
                 options,
                 workers,
-                grace_seconds,
+                timeouts,
                 self._policy.to_json(),
                 identity_of(store.uri()),  # In another environment, the URI may lead to another server.
             )
@@ -406,6 +397,8 @@ class UploadQueue:
         choose_isolation(arguments["isolation"], store)
         check_workers(arguments["workers"])
         check_choice("durability", arguments["durability"], get_args(Durability))
+        if not isinstance(arguments["timeouts"], Timeouts):
+            raise TypeError(f"timeouts must be uploads.Timeouts(…), got {arguments['timeouts']!r}")
         check_bytes("free_bytes", arguments["free_bytes"])
         if arguments["spool_bytes"] is not None:
             check_bytes("spool_bytes", arguments["spool_bytes"])
@@ -416,7 +409,7 @@ class UploadQueue:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(self._exit_seconds)
+        self.close(self._timeouts.exit_seconds)
 
     def submit(
         self,
@@ -683,7 +676,7 @@ class UploadQueue:
         try:
             atexit.unregister(self._close_at_exit)
             self._wait(timeout_seconds)
-            give_back_seconds = self._give_back_seconds
+            give_back_seconds = self._timeouts.give_back_seconds
         finally:  # Also when Ctrl-C ends the wait; then nothing is waited for.
             closed = self._end(give_back_seconds)
         if self._raise_errors and not closed.is_empty:
@@ -824,9 +817,9 @@ class UploadQueue:
                 log_warning(
                     "finishing %d uploads, for up to %.0f s; Ctrl-C stops at once and loses nothing",
                     waiting,
-                    self._exit_seconds,
+                    self._timeouts.exit_seconds,
                 )
-            self.close(self._exit_seconds)
+            self.close(self._timeouts.exit_seconds)
         except UploadsIncompleteError:
             pass
         except (KeyboardInterrupt, SystemExit):  # Ctrl-C; SIGTERM, where `exit_on_sigterm` was called.

@@ -15,13 +15,13 @@ LIMIT_SECONDS = 240
 
 SLOW = """
 import os, signal, sys, threading
-from uploads import UploadQueue, exit_on_sigterm
+from uploads import Timeouts, UploadQueue, exit_on_sigterm
 from tests.servers.stores import MemoryStore
 class Slow(MemoryStore):
     def put(self, name, body, *, overwrite, notes=None):
         threading.Event().wait(float(sys.argv[3]))
         return super().put(name, body, overwrite=overwrite, notes=notes)
-queue = UploadQueue(Slow(), spool=sys.argv[1], free_bytes=0, exit_seconds=float(sys.argv[4]), workers=2, give_back_seconds=0.1)
+queue = UploadQueue(Slow(), spool=sys.argv[1], free_bytes=0, workers=2, timeouts=Timeouts(exit_seconds=float(sys.argv[4]), give_back_seconds=0.1))
 for number in range(4):
     open(sys.argv[2], "w").write(str(number))
     queue.submit(sys.argv[2], f"n{number}")
@@ -182,7 +182,7 @@ def test_too_many_open_files_is_not_taken_for_damage(start, tmp_path):
     program = SLOW.replace("range(4)", "range(1)") + "print(queue.drain(120).is_empty)"
     program = program.replace("give_back_seconds=0.1", "give_back_seconds=120")  # For what is noted late.
     limited = program.replace(
-        "from uploads import UploadQueue", "import resource\nfrom uploads import UploadQueue"
+        "from uploads import Timeouts", "import resource\nfrom uploads import Timeouts"
     ).replace(
         "print(queue",
         "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 4096))\nthreading.Event().wait(0.3)\nresource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))\nprint(queue",

@@ -19,9 +19,9 @@ from uploads.spool.spool import Spool
 LIMIT_SECONDS = 240
 TRAINER = """
 import os, pathlib, sys
-from uploads import UploadQueue
+from uploads import Timeouts, UploadQueue
 uri, folder, count, isolation = sys.argv[1], pathlib.Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-queue = UploadQueue(uri, spool=folder / "spool", isolation=isolation, free_bytes=0, grace_seconds=0.0 if isolation == "threads" else float(sys.argv[5]))
+queue = UploadQueue(uri, spool=folder / "spool", isolation=isolation, free_bytes=0, timeouts=Timeouts(grace_seconds=0.0 if isolation == "threads" else float(sys.argv[5])))
 if isolation == "threads":  # So that the kill finds uploads, not imports.
     (folder / "warm").write_bytes(b"warm")
     queue.submit(folder / "warm", "warm").result(240)

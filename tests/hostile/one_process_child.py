@@ -11,6 +11,7 @@ import numpy as np
 
 from destinations import Artifacts, Console, InMemory, ProgressBar, RunDirectory, TensorBoard, TextFile
 from events import Run
+from uploads import Timeouts
 
 FOLDER, MODE, OPTIONS = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
 LIMIT_SECONDS = 90
@@ -32,7 +33,7 @@ def signals(isolation):
                 free_bytes=0,
                 isolation=isolation,
                 close_seconds=LIMIT_SECONDS,
-                **({"grace_seconds": 1} if isolation == "process" else {}),
+                **({"timeouts": Timeouts(grace_seconds=1)} if isolation == "process" else {}),
             ),
             TextFile(str(FOLDER / "log.jsonl"), format="jsonl", flush_interval=0.01),
             TensorBoard(FOLDER / "tensorboard", flush_seconds=0.01),

@@ -16,9 +16,9 @@ HOME = Path(__file__).parents[2]
 
 EXITS = """
 import atexit, pathlib, sys
-from uploads import UploadQueue
+from uploads import Timeouts, UploadQueue
 uri, isolation, folder = sys.argv[1], sys.argv[2], pathlib.Path(sys.argv[3])
-queue = UploadQueue(uri, spool=folder / "spool", free_bytes=0, isolation=isolation, workers=2, exit_seconds=60, give_back_seconds=60)
+queue = UploadQueue(uri, spool=folder / "spool", free_bytes=0, isolation=isolation, workers=2, timeouts=Timeouts(exit_seconds=60, give_back_seconds=60))
 for name, size in (("small", 7), ("parts", 11 << 20)):
     (folder / name).write_bytes(b"x" * size)
 
@@ -91,10 +91,10 @@ def test_what_is_submitted_while_the_interpreter_exits_is_delivered(
 
 TERMINATED = """
 import os, signal, sys, threading
-from uploads import UploadQueue, exit_on_sigterm
+from uploads import Timeouts, UploadQueue, exit_on_sigterm
 from tests.servers.stores import StoreThatWaits
 exit_on_sigterm()
-queue = UploadQueue(StoreThatWaits(threading.Event()), spool=sys.argv[1], free_bytes=0, exit_seconds=600, give_back_seconds=600)
+queue = UploadQueue(StoreThatWaits(threading.Event()), spool=sys.argv[1], free_bytes=0, timeouts=Timeouts(exit_seconds=600, give_back_seconds=600))
 queue.submit(sys.argv[2], "name")
 os.kill(os.getpid(), signal.SIGTERM)
 """

@@ -99,7 +99,7 @@ def test_a_signed_query_stays_out_of_a_stores_uri():
 
 def test_the_order_of_a_worker_shows_no_secret():
     """It may be part of a traceback."""
-    order = WorkerConfig("/spool", f"s3://bucket?aws_secret_access_key={HUSH}", {"password": HUSH}, 1, 0.0)
+    order = WorkerConfig("/spool", f"s3://bucket?aws_secret_access_key={HUSH}", {"password": HUSH}, 1)
 
     assert HUSH not in repr(order)
     assert HUSH in json.dumps(attrs.asdict(order))

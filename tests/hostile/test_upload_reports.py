@@ -11,7 +11,7 @@ import pytest
 
 from tests.servers.stores import MemoryStore, StoreThatRejects, StoreThatWaits
 from tests.test_uploads.conftest import SOON
-from uploads import UploadQueue, UploadState
+from uploads import Timeouts, UploadQueue, UploadState
 from uploads.command_line import main
 from uploads.drain.drain import Drain
 from uploads.spool.ownership import owner_of
@@ -39,7 +39,7 @@ def _in_child(act):
 
 def test_closing_names_what_a_child_submitted(make_queue, make_file, gate):
     """A file that was not announced to the parent is not called uploaded: its name is said."""
-    queue = make_queue(StoreThatWaits(gate), give_back_seconds=0.1)
+    queue = make_queue(StoreThatWaits(gate), timeouts=Timeouts(give_back_seconds=0.1))
     source = make_file()
     _in_child(lambda: queue.submit(source, "of the child"))
 
@@ -338,7 +338,8 @@ def test_a_callback_that_raises_costs_itself(tmp_path, make_file, error):
 
 def test_waits_may_be_infinite(make_queue, make_file):
     """`math.inf` is no number of seconds that Python's waits take; ours do."""
-    queue = make_queue(exit_seconds=math.inf, give_back_seconds=math.inf, full_wait_seconds=math.inf)
+    limits = Timeouts(exit_seconds=math.inf, give_back_seconds=math.inf, full_wait_seconds=math.inf)
+    queue = make_queue(timeouts=limits)
     handle = queue.submit(make_file(), "a")
 
     assert handle.result(math.inf).state is UploadState.DONE
@@ -352,7 +353,7 @@ def test_waits_may_be_infinite(make_queue, make_file):
 )
 def test_negative_and_missing_durations_are_bad_arguments(make_queue, name, seconds):
     """They raise at once, by name; a close that raises has not closed."""
-    act = make_queue().close if name == "timeout_seconds" else lambda value: make_queue(**{name: value})
+    act = make_queue().close if name == "timeout_seconds" else lambda value: Timeouts(**{name: value})
 
     with pytest.raises(ValueError, match=f"{name} must be a number of seconds"):
         act(seconds)

@@ -85,8 +85,8 @@ def test_what_is_printed_in_the_worker_is_not_taken_for_an_answer(
 
 LEAVES = """
 import os, sys
-from uploads import UploadQueue
-queue = UploadQueue(sys.argv[1], spool=sys.argv[2], free_bytes=0, grace_seconds=600)
+from uploads import Timeouts, UploadQueue
+queue = UploadQueue(sys.argv[1], spool=sys.argv[2], free_bytes=0, timeouts=Timeouts(grace_seconds=600))
 queue.submit(sys.argv[3], "name")
 print(queue._drainer.pid, flush=True)
 os._exit(0)
@@ -278,7 +278,7 @@ def test_a_worker_that_ends_at_once_is_started_ever_more_rarely(program, caplog)
     """
     programs = Programs(program)
     link = WorkerSupervisor(
-        WorkerConfig("spool", "s3://bucket", {}, 1, 0.0),
+        WorkerConfig("spool", "s3://bucket", {}, 1),
         on_settled=lambda *_: None,
         look_up=lambda: None,
         popen=programs,

@@ -169,9 +169,7 @@ def test_settings_that_may_change_between_runs_are_no_other_store():
 
 def test_a_worker_that_would_open_another_store_ends(waiting, tmp_path):
     """Its order says which one it must be; here the environment has changed meanwhile."""
-    order = WorkerConfig(
-        str(waiting.path), str(tmp_path / "store"), {}, 1, 0.0, store_identity="s3://bucket/run"
-    )
+    order = WorkerConfig(str(waiting.path), str(tmp_path / "store"), {}, 1, store_identity="s3://bucket/run")
 
     answers = tmp_path / "answers"
     with answers.open("wb") as stream:

@@ -44,12 +44,18 @@ def values(step: int) -> dict[str, float]:
 def core(folder: Path, uri: str):
     """The destinations that take every row; each continues what an earlier trainer left."""
     from destinations import Artifacts, Console, InMemory, ProgressBar, RunDirectory, TensorBoard, TextFile
+    from uploads import Timeouts
 
     nowhere = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  # until the process ends
     return [
         RunDirectory(folder / "run", flush_seconds=0.05, if_exists="resume"),
         Artifacts(
-            uri, spool=folder / "spool", free_bytes=0, isolation="process", grace_seconds=3, close_seconds=300
+            uri,
+            spool=folder / "spool",
+            free_bytes=0,
+            isolation="process",
+            timeouts=Timeouts(grace_seconds=3),
+            close_seconds=300,
         ),
         TextFile(str(folder / "log.jsonl"), format="jsonl", append=True, flush_interval=0.1),
         TensorBoard(folder / "tensorboard"),

@@ -12,7 +12,7 @@ from destinations import Artifacts, LoggerDestination
 from destinations.testing import DestinationContract, DryRun, RecordingDestination
 from events import Logger, State, Trainer, read_checkpoint
 from tests.servers import s3_servers
-from uploads import LocalStore
+from uploads import LocalStore, Timeouts
 
 
 def files_in(folder):
@@ -36,7 +36,7 @@ def make_artifacts(tmp_path):
             # However slow the machine is: what is to be uploaded is, and threads that were told to end have
             # ended.
             "close_seconds": 300.0,
-            "give_back_seconds": 300.0,
+            "timeouts": Timeouts(give_back_seconds=300.0),
         }
         return Artifacts(tmp_path / "store" if store is None else store, **(defaults | options))
 
@@ -337,7 +337,7 @@ def test_a_bar_of_uploads_is_for_many_files_and_bytes(tmp_path, capsys, monkeypa
     """Two files, or seven bytes, have no bar, however long they take."""
     monkeypatch.setattr("destinations.artifacts._SECONDS_BEFORE_A_BAR", 0.0)
     unreachable = "s3://bucket/prefix?endpoint_url=http://127.0.0.1:9"
-    queue = {"spool": tmp_path / "spool", "isolation": "threads", "give_back_seconds": 0.0}
+    queue = {"spool": tmp_path / "spool", "isolation": "threads", "timeouts": Timeouts(give_back_seconds=0.0)}
     run = DryRun(Artifacts(unreachable, close_seconds=0.1, **queue), max_duration="1ba")
     run.init()
     (tmp_path / "file").write_bytes(b"x" * size)

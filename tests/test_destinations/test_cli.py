@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from destinations import cli
-from uploads import LocalStore, UploadQueue
+from uploads import LocalStore, Timeouts, UploadQueue
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,7 +26,10 @@ def spool(tmp_path):
     """Gives a spool with one file that could not be uploaded."""
     (tmp_path / "file").write_bytes(b"content")
     queue = UploadQueue(
-        Down(tmp_path / "store"), spool=tmp_path / "spool", free_bytes=0, give_back_seconds=300
+        Down(tmp_path / "store"),
+        spool=tmp_path / "spool",
+        free_bytes=0,
+        timeouts=Timeouts(give_back_seconds=300),
     )
     queue.submit(tmp_path / "file", "one.bin")
     queue.close(timeout_seconds=0)

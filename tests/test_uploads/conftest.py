@@ -7,7 +7,7 @@ import pytest
 
 from tests.servers import s3_servers, sshd
 from tests.servers.fault_proxy import FaultProxy
-from uploads import RetryPolicy, UploadQueue, open_store
+from uploads import RetryPolicy, Timeouts, UploadQueue, open_store
 
 LIMIT_SECONDS = 120
 SOON = RetryPolicy(first_seconds=0.01, cap_seconds=0.05, probe_first_seconds=0.02, probe_cap_seconds=0.05)
@@ -104,7 +104,7 @@ def make_queue(tmp_path):
             "isolation": "threads",
             "policy": SOON,
             "free_bytes": 0,
-            "give_back_seconds": LIMIT_SECONDS,
+            "timeouts": Timeouts(give_back_seconds=LIMIT_SECONDS),
             **options,
         }
         queues.append(UploadQueue(store, **options))

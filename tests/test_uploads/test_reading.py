@@ -260,7 +260,7 @@ def test_the_queue_looks_when_its_drain_is_idle(make_queue):
 def test_the_queue_looks_when_its_worker_is_idle():
     """The worker's word has the same effect, and is no claim to the spool."""
     looks = []
-    order = WorkerConfig("spool", "/store", {}, 1, 0.0)
+    order = WorkerConfig("spool", "/store", {}, 1)
     link = WorkerSupervisor(order, on_settled=lambda *_: None, look_up=lambda: looks.append("look"))
 
     settled = [link._handle(b'{"idle": true}'), link._handle(b'{"owner": 1}')]

@@ -18,7 +18,7 @@ from tests.servers.stores import (
     StoreThatSucceedsAndSaysItFailed,
     StoreThatWaits,
 )
-from uploads import UploadQueue, UploadState
+from uploads import Timeouts, UploadQueue, UploadState
 from uploads.drain.drain import Drain
 from uploads.errors import (
     BytesCorruptError,
@@ -445,7 +445,7 @@ def test_a_full_spool_refuses_and_counts(make_queue, make_file, gate):
 def test_a_full_spool_may_be_waited_for(make_queue, make_file, gate):
     """With full_wait_seconds submit waits until an upload has made room."""
     store = StoreThatWaits(gate)
-    queue = make_queue(store, spool_bytes=150, full_wait_seconds=LIMIT_SECONDS)
+    queue = make_queue(store, spool_bytes=150, timeouts=Timeouts(full_wait_seconds=LIMIT_SECONDS))
     queue.submit(make_file(content=b"x" * 100), "a")
     store.started.acquire()
     threading.Timer(0.05, gate.set).start()
@@ -471,7 +471,7 @@ def test_refusals_raise_where_asked(make_queue, make_file):
 
 def test_closing_names_what_was_not_delivered(make_queue, make_file, gate, caplog):
     """A deadline, every name, and the command that finishes the rest."""
-    queue = make_queue(StoreThatWaits(gate), workers=1, give_back_seconds=0.05)
+    queue = make_queue(StoreThatWaits(gate), workers=1, timeouts=Timeouts(give_back_seconds=0.05))
     for name in ("a", "b", "c"):
         queue.submit(make_file(), name)
 
@@ -484,7 +484,7 @@ def test_closing_names_what_was_not_delivered(make_queue, make_file, gate, caplo
 
 def test_closing_raises_where_asked(make_queue, make_file, gate):
     """With raise_errors an incomplete close is an exception."""
-    queue = make_queue(StoreThatWaits(gate), raise_errors=True, give_back_seconds=0.05)
+    queue = make_queue(StoreThatWaits(gate), raise_errors=True, timeouts=Timeouts(give_back_seconds=0.05))
     queue.submit(make_file(), "a")
 
     with pytest.raises(UploadsIncompleteError, match="a"):
@@ -504,7 +504,9 @@ def test_a_queue_is_a_context_manager(tmp_path, make_file):
     """Leaving the block drains."""
     store = MemoryStore()
 
-    with UploadQueue(store, spool=tmp_path / "spool", free_bytes=0, exit_seconds=LIMIT_SECONDS) as queue:
+    with UploadQueue(
+        store, spool=tmp_path / "spool", free_bytes=0, timeouts=Timeouts(exit_seconds=LIMIT_SECONDS)
+    ) as queue:
         queue.submit(make_file(), "a")
 
     assert store.objects == {"a": b"content"}
@@ -541,12 +543,12 @@ def test_two_queues_cannot_share_a_spool(make_queue):
 def test_the_default_spool_is_found_again_and_not_shared(tmp_path, monkeypatch):
     """A second start for the same store finds what the first left; two at once get one each."""
     monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "home"))
-    first = UploadQueue(tmp_path / "store", give_back_seconds=LIMIT_SECONDS)
-    second = UploadQueue(tmp_path / "store", give_back_seconds=LIMIT_SECONDS)
+    first = UploadQueue(tmp_path / "store", timeouts=Timeouts(give_back_seconds=LIMIT_SECONDS))
+    second = UploadQueue(tmp_path / "store", timeouts=Timeouts(give_back_seconds=LIMIT_SECONDS))
     paths = (first.spool.path, second.spool.path)
     first.close(1)
     second.close(1)
-    third = UploadQueue(tmp_path / "store", give_back_seconds=LIMIT_SECONDS)
+    third = UploadQueue(tmp_path / "store", timeouts=Timeouts(give_back_seconds=LIMIT_SECONDS))
     third.close(1)
 
     assert paths[0] != paths[1]

@@ -19,13 +19,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import attrs
 
 from uploads.disk import duplicate_above
 from uploads.handle import Outcome
 from uploads.messages import log_error, log_safely, log_warning
+from uploads.timeouts import Timeouts
 
 from .retry import backoff_seconds
 
@@ -51,7 +52,7 @@ class WorkerConfig:
         store_uri: For `open_store`.
         store_options: For `open_store`.
         workers: The number of concurrent uploads.
-        grace_seconds: How long to continue after the training process died.
+        timeouts: Of the queue; a worker needs how long to continue after the training process died.
         policy: Arguments of `RetryPolicy`.
         store_identity: The expected `identity_of` the opened store; empty for any.
     """
@@ -60,9 +61,14 @@ class WorkerConfig:
     store_uri: str = attrs.field(repr=False)
     store_options: dict[str, Any] = attrs.field(repr=False)
     workers: int
-    grace_seconds: float
+    timeouts: Timeouts = Timeouts()
     policy: dict[str, float] = attrs.field(factory=dict)
     store_identity: str = ""
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Self:
+        """Returns the configuration of `attrs.asdict`."""
+        return cls(**{**record, "timeouts": Timeouts(**record["timeouts"])})
 
 
 @attrs.frozen

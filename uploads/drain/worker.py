@@ -128,7 +128,7 @@ def _work(commands: queue.SimpleQueue[dict[str, Any]], messenger: _Messenger) ->
     text = lines.readline()
     if not text.endswith(b"\n"):
         return  # The training process died before it sent the configuration.
-    config = WorkerConfig(**json.loads(text))
+    config = WorkerConfig.from_json(json.loads(text))
     store = open_store(config.store_uri, **config.store_options)
     if config.store_identity and identity_of(store.uri()) != config.store_identity:
         raise SpoolUnusableError(
@@ -147,7 +147,7 @@ def _work(commands: queue.SimpleQueue[dict[str, Any]], messenger: _Messenger) ->
     threading.Thread(target=_listen, args=(lines, commands), name="uploads-commands", daemon=True).start()
     if _take_over(drain, commands, messenger):
         messenger.send({"owner": os.getpid()})
-        _run_commands(drain, commands, messenger, config.grace_seconds)
+        _run_commands(drain, commands, messenger, config.timeouts.grace_seconds)
 
 
 def _listen(lines: BinaryIO, commands: queue.SimpleQueue[dict[str, Any]]) -> None:

@@ -153,7 +153,8 @@ class DiskQuota:
                 left = deadline - self._clock()
                 if left <= 0:
                     raise SpoolFullError(
-                        f"{problem}. Make room, raise the limit, or wait longer with full_wait_seconds=…"
+                        f"{problem}. Make room, raise the limit, "
+                        "or wait longer with Timeouts(full_wait_seconds=…)"
                     )
                 self._changed.wait(min(left, _QUOTA_CHECK_SECONDS))
             self._held_bytes += size

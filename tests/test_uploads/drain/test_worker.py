@@ -14,7 +14,7 @@ import pytest
 
 import uploads
 from tests.servers.s3_servers import refusing_port
-from uploads import RetryPolicy, UploadQueue, UploadState
+from uploads import RetryPolicy, Timeouts, UploadQueue, UploadState
 from uploads.drain.supervisor import WorkerConfig, WorkerSupervisor
 from uploads.spool.entry import read_attempts
 from uploads.spool.ownership import owner_of
@@ -34,7 +34,7 @@ def make_worker_queue(tmp_path, moto, prefix):
                 **{
                     "spool": tmp_path / "spool",
                     "free_bytes": 0,
-                    "give_back_seconds": LIMIT_SECONDS,
+                    "timeouts": Timeouts(give_back_seconds=LIMIT_SECONDS),
                     **options,
                 },
             )
@@ -234,7 +234,7 @@ class Programs:
 
 def _link(programs, taken, **options):
     return WorkerSupervisor(
-        WorkerConfig("spool", "s3://bucket", {}, 1, 0.0),
+        WorkerConfig("spool", "s3://bucket", {}, 1),
         on_settled=lambda folder, outcome: None,
         look_up=taken.set,
         popen=programs,

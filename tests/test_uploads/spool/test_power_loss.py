@@ -6,7 +6,7 @@ import pytest
 
 from tests.servers.recorded_disk import RecordedDisk
 from tests.servers.stores import MemoryStore
-from uploads import RetryPolicy, UploadQueue
+from uploads import RetryPolicy, Timeouts, UploadQueue
 from uploads.drain.drain import Drain
 from uploads.spool.spool import Spool
 
@@ -61,7 +61,7 @@ def _recorded_life(tmp_path, monkeypatch, durability):
             durability=durability,
             free_bytes=0,
             close_at_exit=False,
-            give_back_seconds=LIMIT_SECONDS,
+            timeouts=Timeouts(give_back_seconds=LIMIT_SECONDS),
         )
         queue._flusher._sync_disk = disk.sync_disk
         queue._flusher._delay_seconds = 2 * LIMIT_SECONDS  # Until it is stopped, however slow this thread is.
