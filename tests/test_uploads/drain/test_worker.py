@@ -242,6 +242,22 @@ def _link(programs, taken, **options):
     )
 
 
+@pytest.mark.parametrize(("own", "expected"), [(None, "1"), ("3", "3")])
+def test_a_worker_keeps_the_size_of_its_files_once(monkeypatch, own, expected):
+    """All of its threads share one arena of the allocator, unless the environment says otherwise."""
+    monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
+    if own is not None:
+        monkeypatch.setenv("MALLOC_ARENA_MAX", own)
+    programs = Programs(f'[ "$MALLOC_ARENA_MAX" = {expected} ] && {OBEDIENT}')
+    taken = threading.Event()
+    link = _link(programs, taken)
+
+    link.start()
+
+    assert taken.wait(LIMIT_SECONDS)
+    link.stop(LIMIT_SECONDS)
+
+
 def test_a_worker_that_is_killed_in_the_middle_of_a_line_is_replaced(caplog):
     """Neither a torn line nor a successor that cannot be started at first ends the supervision."""
     taken = threading.Event()
