@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         missing_name,
         one_line,
         one_line_json,
+        parse_retry_after,
         parse_seconds,
     )
     from .redaction import redact, redact_arguments, redact_table, redact_text
@@ -65,6 +66,7 @@ __all__ = [
     "one_line",
     "one_line_json",
     "open_store",
+    "parse_retry_after",
     "parse_seconds",
     "redact",
     "redact_arguments",
@@ -81,7 +83,7 @@ _MODULES = {
         ".drain.retry": "RetryPolicy",
         ".errors": "RemoteConflictError UploadError",
         ".handle": "Backlog FolderHandle Outcome UploadHandle UploadState",
-        ".messages": "encodable missing_name one_line one_line_json parse_seconds",
+        ".messages": "encodable missing_name one_line one_line_json parse_retry_after parse_seconds",
         ".redaction": "redact redact_arguments redact_table redact_text",
         ".stores": "LocalStore RemoteObject Store",
         ".stores.object_store": "object_store_location",

@@ -1,4 +1,4 @@
-"""Text that is safe to show: on one line, in the encoding of a stream, in a log; and durations in words."""
+"""Text that is safe to show: on one line, in the encoding of a stream, in a log; and durations in texts."""
 
 import contextlib
 import functools
@@ -17,6 +17,7 @@ __all__ = [
     "missing_name",
     "one_line",
     "one_line_json",
+    "parse_retry_after",
     "parse_seconds",
 ]
 
@@ -126,6 +127,26 @@ def parse_seconds(text: str) -> float:
             f"invalid duration {text!r}: expected a number with a unit, such as 30s, 5m, 1h30m or 7d"
         )
     return seconds
+
+
+def parse_retry_after(header: str | None) -> float | None:
+    """Returns the seconds of a `Retry-After` header, a number or a date (RFC 9110, 10.2.3).
+
+    ```python
+    print(parse_retry_after("120"), parse_retry_after("soon"))  # 120.0 None
+    ```
+
+    None if there is no header, or one that says neither. A server may say any number: the caller limits it.
+    """
+    if not header:
+        return None
+    from urllib3 import Retry  # It comes with boto3.
+    from urllib3.exceptions import InvalidHeader
+
+    try:
+        return float(Retry().parse_retry_after(header))
+    except (InvalidHeader, ValueError, OverflowError):
+        return None
 
 
 def log_safely(level: int, message: str, *arguments: object, error: BaseException | None = None) -> None:

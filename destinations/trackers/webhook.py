@@ -3,7 +3,6 @@
 The training thread creates a small `Notice`; a background thread formats and posts it.
 """
 
-import email.utils
 import functools
 import http.client
 import ipaddress
@@ -26,6 +25,7 @@ from destinations.background import Lane, LaneCounts
 from destinations.base import LoggerDestination
 from destinations.text.formatting import one_line, plain, short
 from events import Event, Logger, RunStatus, State, redact_text
+from uploads import parse_retry_after
 
 __all__ = [
     "FAILURE",
@@ -78,7 +78,7 @@ class HttpRetry:
     def wait_seconds(self, attempt: int, retry_after: float | None) -> float:
         """Returns the wait after an attempt, counted from 0."""
         if retry_after is not None:
-            return min(max(retry_after, 0.0), self.most_seconds)
+            return min(retry_after, self.most_seconds)
         longest = min(self.first_seconds * 2.0**attempt, self.most_seconds)
         return longest * random.uniform(0.5, 1.0)  # noqa: S311  # jitter, not cryptography
 
@@ -106,14 +106,12 @@ class JsonPost:
         headers: headers of each request.
         retry: retry policy.
         wait: sleeps for a number of seconds; returns True to give up.
-        clock: returns the time in seconds since 1970, for a `Retry-After` date.
     """
 
     _url: str
     _headers: dict[str, str]
     _retry: HttpRetry
     _wait: Callable[[float], object]
-    _clock: Callable[[], float] = time.time
 
     def __attrs_post_init__(self) -> None:
         # A proxy from the environment cannot reach the loopback interface of this machine.
@@ -168,7 +166,7 @@ class JsonPost:
         text = redact_text(without_url(" ".join(text.split()), self._url))[:_SHOWN_CHARACTERS]
         reason = f"HTTP {error.code}{': ' if text else ''}{text}"
         is_busy = error.code in {_TOO_MANY_REQUESTS, _REQUEST_TIMEOUT} or error.code in _SERVER_ERRORS
-        return _Failure(reason, is_busy, _retry_after(error.headers.get("Retry-After"), self._clock))
+        return _Failure(reason, is_busy, parse_retry_after(error.headers.get("Retry-After")))
 
 
 def require_url(url: str, *, allow_http: bool) -> None:
@@ -222,18 +220,6 @@ def _kind(error: object) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{type(error).__name__} ({error.strerror})"
     return type(error).__name__
-
-
-def _retry_after(value: str | None, clock: Callable[[], float]) -> float | None:
-    """Reads `Retry-After`: seconds, or a date (RFC 9110, 10.2.3)."""
-    if not value:
-        return None
-    if value.strip().isdigit():
-        return float(value)
-    try:
-        return email.utils.parsedate_to_datetime(value).timestamp() - clock()
-    except ValueError:
-        return None
 
 
 FAILURE = "failure"
@@ -384,7 +370,7 @@ class Webhook(LoggerDestination):
         self._abandoned.clear()
         self._lane = Lane(type(self).__name__, limit=_MAX_WAITING, when_full="drop_oldest")
         self._counts = self._lane.counts
-        self._post = JsonPost(self._url, self._headers, self._retry, self._abandoned.wait, self._clock)
+        self._post = JsonPost(self._url, self._headers, self._retry, self._abandoned.wait)
         if Event.INIT in self._events:
             self._notify(Event.INIT.value, state, logger)
 

@@ -414,23 +414,23 @@ def test_waits_grow_and_are_bounded(server):
 
     What the server says counts, up to the longest.
     """
-    dates = {"Retry-After": "Thu, 01 Jan 1970 00:16:47 GMT"}
+    dates = [{"Retry-After": f"Thu, 01 Jan {year} 00:16:47 GMT"} for year in (2125, 1970)]
     server.answers += [(500, {})] * 4 + [
         (429, {"Retry-After": "3"}),
         (503, {"Retry-After": "99"}),
-        (503, dates),
+        *((503, date) for date in dates),
         (503, {"Retry-After": "x"}),
     ]
     waits = []
-    retry = HttpRetry(attempts=9, first_seconds=2.0, most_seconds=10.0, timeout_seconds=PATIENCE_SECONDS)
-    post = JsonPost(server.url, {}, retry, wait=lambda seconds: waits.append(seconds) or False, clock=Clock())
+    retry = HttpRetry(attempts=10, first_seconds=2.0, most_seconds=10.0, timeout_seconds=PATIENCE_SECONDS)
+    post = JsonPost(server.url, {}, retry, wait=lambda seconds: waits.append(seconds) or False)
 
     post.send({})
 
     for wait, longest in zip(waits, (2, 4, 8, 10), strict=False):
         assert longest / 2 <= wait <= longest
-    assert waits[4:7] == [3.0, 10.0, 7.0]
-    assert 5 <= waits[7] <= 10
+    assert waits[4:8] == [3.0, 10.0, 10.0, 0.0]
+    assert 5 <= waits[8] <= 10
 
 
 def test_waiting_ends_when_it_is_over(server):

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from uploads import parse_retry_after
 from uploads.drain.retry import FailureAction, FailureCounts, RetryPolicy, StoreHealth, classify_failure
 from uploads.errors import (
     BytesCorruptError,
@@ -18,6 +19,21 @@ from uploads.errors import (
 from uploads.handle import UploadState
 
 LONGEST = RetryPolicy(uniform=lambda low, high: high)
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        ("3", 3.0),
+        (" 7 ", 7.0),
+        ("Thu, 01 Jan 1970 00:16:47 GMT", 0.0),
+        ("Thu, 01 Jan 99999999999999999999 00:00:00 GMT", None),
+        *((nothing, None) for nothing in (None, "", "soon", "-1", "0.5", "9" * 5000)),
+    ],
+)
+def test_the_time_that_a_server_asks_for_is_read(header, seconds):
+    """It is a number of seconds or a date; of anything else, the back-off decides."""
+    assert parse_retry_after(header) == seconds
 
 
 def test_delays_double_up_to_a_cap():

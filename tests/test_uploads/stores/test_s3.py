@@ -155,7 +155,7 @@ def test_what_passes_is_tried_again(proxy, at_proxy, moto, prefix, make_queue, m
 
 def test_throttling_slows_all_entries_down(proxy, at_proxy, make_queue, make_file):
     """While the server asks to slow down, requests come at the pace of the back-off, not of the queue."""
-    proxy.fail_first(40, Answer(503, "SlowDown", (("Retry-After", "0.01"),)), part="/n")
+    proxy.fail_first(40, Answer(503, "SlowDown", (("Retry-After", "0"),)), part="/n")
     queue = make_queue(at_proxy, workers=4)
 
     for number in range(20):

@@ -20,6 +20,7 @@ from uploads.errors import (
     StoreParkedError,
     TransientStoreError,
 )
+from uploads.messages import parse_retry_after
 from uploads.redaction import redact
 
 __all__ = [
@@ -208,7 +209,7 @@ def _from_answer(what: str, error: Any) -> StoreError:  # noqa: C901, PLR0912
     if code in _NOT_FOUND:
         return RemoteNotFoundError(text)
     if code in _TRANSIENT or status == _TOO_MANY:
-        return TransientStoreError(text, _retry_after_seconds(headers))
+        return TransientStoreError(text, parse_retry_after(headers.get("retry-after")))
     if code == "RequestTimeTooSkewed":
         return StoreParkedError(
             f"{text}. This machine's clock is off by {_skew_seconds(headers)}. Set the clock."
@@ -226,7 +227,7 @@ def _from_answer(what: str, error: Any) -> StoreError:  # noqa: C901, PLR0912
     if code in _REJECTED:
         return RejectedByStoreError(text)
     if status >= _SERVER_ERROR:
-        return TransientStoreError(text, _retry_after_seconds(headers), is_answer_lost=True)
+        return TransientStoreError(text, parse_retry_after(headers.get("retry-after")), is_answer_lost=True)
     # An unknown refusal: about this name, if others get through.
     return StoreParkedError(text, may_be_the_entry=True)
 
@@ -254,13 +255,6 @@ def _from_client(what: str, error: Any) -> StoreError:
     if isinstance(error, exceptions.IncompleteReadError):
         return TransientStoreError(text)
     return StoreParkedError(f"{text}. Check the credentials, the profile and the region.")
-
-
-def _retry_after_seconds(headers: dict[str, str]) -> float | None:
-    try:
-        return max(0.0, float(headers["retry-after"]))
-    except (KeyError, ValueError):
-        return None  # Missing, or a date: our own back-off will do.
 
 
 def _skew_seconds(headers: dict[str, str]) -> str:
