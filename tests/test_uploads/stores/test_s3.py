@@ -10,6 +10,7 @@ import os
 import pathlib
 import zlib
 
+import attrs
 import pytest
 from botocore.stub import Stubber
 
@@ -26,10 +27,12 @@ from uploads.errors import (
     TransientStoreError,
 )
 from uploads.stores import Body
+from uploads.stores.s3.options import S3Options
 from uploads.stores.s3.parts import part_bytes_for
 from uploads.stores.s3.requests import DeadlineBody, Part, Requests
 from uploads.stores.s3.store import S3Store
 from uploads.stores.store import Renewable, Resuming
+from uploads.stores.uri import SCHEMES
 
 LIMIT_SECONDS = 120
 PART_BYTES = 5 << 20  # The smallest that S3 takes.
@@ -677,6 +680,16 @@ def test_a_misspelt_option_is_refused_at_once():
     """An option that is neither ours nor S3's is a mistake."""
     with pytest.raises(ValueError, match="unknown options storage_class"):
         open_store("s3://bucket?storage_class=STANDARD_IA")
+
+
+def test_every_option_of_s3_is_in_the_table_of_schemes():
+    """An option that is missing there would be kept off the disk, and `resume` would not know it."""
+    options = {field.name for field in attrs.fields(S3Options)}
+    secrets = {"aws_access_key_id", "aws_secret_access_key", "aws_session_token"}
+    row = SCHEMES["s3"]
+
+    assert options - secrets == options & {*row.own_options, *row.shared_options}
+    assert {*row.own_options} - {"client"} <= options
 
 
 def test_a_renewed_store_has_a_new_session(moto, prefix):

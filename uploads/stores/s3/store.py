@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import attrs
 
@@ -22,11 +22,12 @@ from uploads.errors import (
     TransientStoreError,
 )
 from uploads.messages import log_warning
-from uploads.stores.create_only import CreateOnlyPolicy, CreateOnlySupport
+from uploads.stores.create_only import CreateOnlySupport
 from uploads.stores.store import Body, RemoteObject, Store, can_match, is_same_version
-from uploads.stores.uri import StoreLocation, compose_uri, configured_endpoint
+from uploads.stores.uri import StoreLocation, compose_uri
 
 from .errors import check_page, check_removed, check_sender, code_of, required, translated
+from .options import S3Options
 from .parts import PartsUpload, abandon_parts, part_bytes_for
 from .requests import Checksum, Requests, limit_waits, whole_crc32
 
@@ -50,86 +51,31 @@ class S3Store:
     Args:
         bucket: Its name.
         prefix: Put before every name, with a `/`.
-        endpoint_url: Of another server than AWS's; default `$S3_ENDPOINT_URL`, `$AWS_ENDPOINT_URL_S3` or
-            `$AWS_ENDPOINT_URL`, then what boto3 finds.
-        region: As boto3's `region_name`.
-        profile: A profile of the credentials file.
-        aws_access_key_id: Credentials, where they do not come from where boto3 looks. Never written to disk.
-        aws_secret_access_key: As above.
-        aws_session_token: As above.
-        addressing_style: "path" or "virtual"; boto3 chooses by default.
-        checksum: "auto": "aws", and where the server refuses that "md5", or else "none", each tried with the
-            first file that it refuses, and said once in the log. These three, see `Requests`, are what the
-            server must take.
-        create_only: What `overwrite=False` takes. "auto": where the server does not honour
-            `If-None-Match: *`, which is tried once, look and then put: two ranks at the same instant may both
-            succeed. "require": it must honour it; nothing is ever overwritten. "head": an earlier name of
-            "auto".
-        part_bytes: Files up to this size go in one request, larger ones in parts of this size (more for files
-            above 10,000 parts).
-        part_threads: Parts in flight at the same time, over all uploads; memory is this times `part_bytes`
-            and one file below it per worker.
-        connect_timeout_seconds: For a connection, and for each piece sent over it.
-        read_timeout_seconds: For each piece of an answer; five times as long for all of it, and a second more
-            for each 32 KiB.
-        extra_args: Arguments of S3's own requests, by their own names: `ServerSideEncryption="aws:kms"`,
-            `StorageClass="STANDARD_IA"`, `ACL="bucket-owner-full-control"` (default `$S3_CANNED_ACL`).
+        options: Those of `S3Options`, and arguments of S3's own requests, by their own names:
+            `ServerSideEncryption="aws:kms"`, `StorageClass="STANDARD_IA"`,
+            `ACL="bucket-owner-full-control"` (default `$S3_CANNED_ACL`).
+
+    Raises:
+        ValueError: An option is unknown, or has a wrong value.
     """
 
-    def __init__(
-        self,
-        bucket: str,
-        prefix: str = "",
-        *,
-        endpoint_url: str | None = None,
-        region: str | None = None,
-        profile: str | None = None,
-        aws_access_key_id: str | None = None,
-        aws_secret_access_key: str | None = None,
-        aws_session_token: str | None = None,
-        addressing_style: str | None = None,
-        checksum: Literal["auto"] | Checksum = "auto",
-        create_only: CreateOnlyPolicy = "auto",
-        part_bytes: int | str = 16 << 20,
-        part_threads: int | str = 4,
-        connect_timeout_seconds: float | str = 10.0,
-        read_timeout_seconds: float | str = 60.0,
-        **extra_args: Any,
-    ) -> None:
-        _check(bucket, checksum, extra_args)
+    def __init__(self, bucket: str, prefix: str = "", **options: Any) -> None:
+        if not bucket:
+            raise ValueError("an S3 store needs a bucket: s3://bucket/prefix")
+        own = {field.name for field in attrs.fields(S3Options)} & options.keys()
+        self._options = S3Options(**{name: options[name] for name in own})
+        self._extra_args = _extra_args({name: options[name] for name in options.keys() - own})
         self.bucket = bucket
         self.prefix = prefix.strip("/")
-        self._session_options: dict[str, Any] = {
-            "profile_name": profile,
-            "region_name": region,
-            "aws_access_key_id": aws_access_key_id,
-            "aws_secret_access_key": aws_secret_access_key,
-            "aws_session_token": aws_session_token,
-        }
-        # Also from the environment, so that the store's URI works in another shell.
-        self._endpoint_url = endpoint_url or configured_endpoint()
-        self._config: dict[str, Any] = {
-            "connect_timeout": float(connect_timeout_seconds),
-            "read_timeout": float(read_timeout_seconds),
-            "s3": {"addressing_style": addressing_style} if addressing_style else None,
-        }
-        choice: tuple[Checksum, ...] = get_args(Checksum) if checksum == "auto" else (checksum,)
+        choice: tuple[Checksum, ...] = (
+            get_args(Checksum) if self._options.checksum == "auto" else (self._options.checksum,)
+        )
         # What is left to try, for files of one request and of parts.
         self._checksums = {False: choice, True: choice}
-        aws_itself = True if self._endpoint_url is None else None  # AWS supports it, since 2024.
-        self._create_only = CreateOnlySupport(create_only, known=aws_itself)
-        self._part_bytes = int(part_bytes)
-        self._slots = threading.BoundedSemaphore(int(part_threads))
-        acl = os.environ.get("S3_CANNED_ACL")
-        self._extra_args = {**({"ACL": acl} if acl else {}), **extra_args}
-        self._uri_options = {
-            "endpoint_url": self._endpoint_url,
-            "region": region,
-            "profile": profile,
-            "addressing_style": addressing_style,
-            "checksum": None if checksum == "auto" else checksum,
-            "create_only": None if create_only == "auto" else create_only,
-        }
+        aws_itself = True if self._options.endpoint_url is None else None  # AWS supports it, since 2024.
+        self._create_only = CreateOnlySupport(self._options.create_only, known=aws_itself)
+        self._part_bytes = self._options.part_bytes
+        self._slots = threading.BoundedSemaphore(self._options.part_threads)
         self._takes_conditions = True  # Until the server refuses If-Match.
         self._present: set[str] = set()  # Names that exist, or that a put of ours may create.
         self._keeps_crc32 = True  # Of objects of parts, until the server does not say so.
@@ -350,7 +296,7 @@ class S3Store:
         check_removed(f"delete {self._key(name)}", answer)
 
     def uri(self, name: str = "") -> str:
-        return compose_uri(f"s3://{self.bucket}", self.prefix, name, self._uri_options)
+        return compose_uri(f"s3://{self.bucket}", self.prefix, name, self._options.in_uris())
 
     def renew(self) -> None:
         """Drops client and session, which never read the credentials file again (boto/botocore#704)."""
@@ -393,10 +339,7 @@ class S3Store:
         if self._descriptions is None:
             self._descriptions = core.get_component("data_loader")
         core.register_component("data_loader", self._descriptions)
-        session = boto3.Session(
-            botocore_session=core,
-            **{key: value for key, value in self._session_options.items() if value},
-        )
+        session = boto3.Session(botocore_session=core, **self._options.of_session())
         config = Config(
             retries={"total_max_attempts": 1},  # The queue retries.
             max_pool_connections=64,
@@ -404,10 +347,10 @@ class S3Store:
             user_agent=_USER_AGENT,  # Else botocore composes one, twice for every request.
             request_checksum_calculation="when_required",  # Every request brings its own.
             response_checksum_validation="when_required",
-            **{key: value for key, value in self._config.items() if value is not None},
+            **self._options.of_client(),
         )
-        client = session.client("s3", endpoint_url=self._endpoint_url, config=config)
-        limit_waits(client, _PATIENCE_LIMITS * self._config["read_timeout"])
+        client = session.client("s3", endpoint_url=self._options.endpoint_url, config=config)
+        limit_waits(client, _PATIENCE_LIMITS * self._options.read_timeout_seconds)
         client.meta.events.register("before-call.s3.HeadBucket", _follow_no_redirect)
         return client
 
@@ -433,17 +376,20 @@ def _follow_no_redirect(context: dict[str, Any], **_: Any) -> None:
     context["s3_redirect"]["redirected"] = True
 
 
-def _check(bucket: str, checksum: str, extra_args: dict[str, Any]) -> None:
-    if not bucket:
-        raise ValueError("an S3 store needs a bucket: s3://bucket/prefix")
-    if checksum != "auto" and checksum not in get_args(Checksum):
-        raise ValueError(f"checksum must be 'auto', 'aws', 'md5' or 'none', got {checksum!r}")
-    unknown = [name for name in extra_args if not name[:1].isupper()]
+def _extra_args(given: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of S3's own requests, with the one that the environment has.
+
+    Raises:
+        ValueError: One is none.
+    """
+    unknown = [name for name in given if not name[:1].isupper()]
     if unknown:
         raise ValueError(
             f"unknown options {', '.join(sorted(unknown))}: an S3 store takes its own and "
             "those of S3's requests (ServerSideEncryption, StorageClass, ACL, …)"
         )
+    acl = os.environ.get("S3_CANNED_ACL")
+    return {**({"ACL": acl} if acl else {}), **given}
 
 
 def open_at(location: StoreLocation, *, client: str = "boto3", **options: Any) -> Store:

@@ -1,0 +1,93 @@
+"""The options of a bucket, as the URI of the store and `store_options=` give them."""
+
+from typing import Any, Literal, get_args
+
+import attrs
+
+from uploads.stores.create_only import CreateOnlyPolicy
+from uploads.stores.uri import configured_endpoint
+
+from .requests import Checksum
+
+__all__ = ["S3Options"]
+
+# Those without which the URI of an object leads elsewhere, or is written to in another way.
+_IN_URIS = ("endpoint_url", "region", "profile", "addressing_style", "checksum", "create_only")
+
+
+def _or_configured(url: str | None) -> str | None:
+    return url or configured_endpoint()
+
+
+def _check_checksum(_options: object, _field: object, value: str) -> None:
+    if value not in {"auto", *get_args(Checksum)}:
+        raise ValueError(f"checksum must be 'auto', 'aws', 'md5' or 'none', got {value!r}")
+
+
+@attrs.frozen(kw_only=True)
+class S3Options:
+    """How a bucket is reached, and how objects are put there. Numbers may be text, as they are in a URI.
+
+    Attributes:
+        endpoint_url: Of another server than AWS's; default `$S3_ENDPOINT_URL`, `$AWS_ENDPOINT_URL_S3` or
+            `$AWS_ENDPOINT_URL`, then what boto3 finds.
+        region: As boto3's `region_name`.
+        profile: A profile of the credentials file.
+        aws_access_key_id: Credentials, where they do not come from where boto3 looks. Never written to disk.
+        aws_secret_access_key: As above.
+        aws_session_token: As above.
+        addressing_style: "path" or "virtual"; boto3 chooses by default.
+        checksum: "auto": "aws", and where the server refuses that "md5", or else "none", each tried with the
+            first file that it refuses, and said once in the log. These three, see `Requests`, are what the
+            server must take.
+        create_only: What `overwrite=False` takes. "auto": where the server does not honour
+            `If-None-Match: *`, which is tried once, look and then put: two ranks at the same instant may both
+            succeed. "require": it must honour it; nothing is ever overwritten. "head": an earlier name of
+            "auto".
+        part_bytes: Files up to this size go in one request, larger ones in parts of this size (more for files
+            above 10,000 parts).
+        part_threads: Parts in flight at the same time, over all uploads; memory is this times `part_bytes`
+            and one file below it per worker.
+        connect_timeout_seconds: For a connection, and for each piece sent over it.
+        read_timeout_seconds: For each piece of an answer; five times as long for all of it, and a second more
+            for each 32 KiB.
+    """
+
+    # Also from the environment, so that the store's URI works in another shell.
+    endpoint_url: str | None = attrs.field(default=None, converter=_or_configured)
+    region: str | None = None
+    profile: str | None = None
+    aws_access_key_id: str | None = attrs.field(default=None, repr=False)
+    aws_secret_access_key: str | None = attrs.field(default=None, repr=False)
+    aws_session_token: str | None = attrs.field(default=None, repr=False)
+    addressing_style: str | None = None
+    checksum: Literal["auto"] | Checksum = attrs.field(default="auto", validator=_check_checksum)
+    create_only: CreateOnlyPolicy = "auto"
+    part_bytes: int = attrs.field(default=16 << 20, converter=int)
+    part_threads: int = attrs.field(default=4, converter=int)
+    connect_timeout_seconds: float = attrs.field(default=10.0, converter=float)
+    read_timeout_seconds: float = attrs.field(default=60.0, converter=float)
+
+    def in_uris(self) -> dict[str, Any]:
+        """Returns what stands in the URIs of objects."""
+        return {name: value for name in _IN_URIS if (value := getattr(self, name)) not in {None, "auto"}}
+
+    def of_session(self) -> dict[str, str]:
+        """Returns the arguments of `boto3.Session`."""
+        options = {
+            "profile_name": self.profile,
+            "region_name": self.region,
+            "aws_access_key_id": self.aws_access_key_id,
+            "aws_secret_access_key": self.aws_secret_access_key,
+            "aws_session_token": self.aws_session_token,
+        }
+        return {name: value for name, value in options.items() if value}
+
+    def of_client(self) -> dict[str, Any]:
+        """Returns the arguments of botocore's `Config`."""
+        style = {"s3": {"addressing_style": self.addressing_style}} if self.addressing_style else {}
+        return {
+            "connect_timeout": self.connect_timeout_seconds,
+            "read_timeout": self.read_timeout_seconds,
+            **style,
+        }
