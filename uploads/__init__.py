@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .arguments import Timeouts
     from .command_line import add_commands
     from .download import download_file
     from .drain.retry import RetryPolicy
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
         open_store,
         register_store,
     )
-    from .timeouts import Timeouts
     from .upload_queue import UploadQueue, default_spools, exit_on_sigterm
 
 __all__ = [
@@ -78,6 +78,7 @@ __all__ = [
 _MODULES = {
     name: module
     for module, names in {
+        ".arguments": "Timeouts",
         ".command_line": "add_commands",
         ".download": "download_file",
         ".drain.retry": "RetryPolicy",
@@ -89,7 +90,6 @@ _MODULES = {
         ".stores.object_store": "object_store_location",
         ".stores.registry": "open_store register_store",
         ".stores.uri": "StoreLocation",
-        ".timeouts": "Timeouts",
         ".upload_queue": "UploadQueue default_spools exit_on_sigterm",
     }.items()
     for name in names.split()

@@ -20,6 +20,7 @@ from typing import Any, TextIO, TypeAlias
 
 import attrs
 
+from .arguments import Timeouts, check_seconds, check_workers
 from .drain.drain import Drain
 from .errors import (
     InvalidRemoteNameError,
@@ -30,16 +31,15 @@ from .errors import (
     SpoolUnusableError,
     UploadError,
 )
-from .handle import Outcome, UploadState, check_workers
+from .handle import Outcome, UploadState
 from .messages import encodable, one_line, one_line_json, parse_seconds
 from .names import check_remote_name
 from .spool.entry import Entry, key_of, read_attempts, read_reason
 from .spool.ownership import OwnerLock, owner_of
 from .spool.spool import Spool
 from .stores import Store, open_store
-from .stores.store import Checksumming, Resuming
+from .stores.store import abandon, with_checksum
 from .stores.uri import identity_of, kept_options
-from .timeouts import Timeouts, check_seconds
 
 __all__ = [
     "EXIT_FAILED",
@@ -339,9 +339,7 @@ def _describe(spool: Spool, folder: str) -> dict[str, Any] | None:
         "submitted_at": entry.submitted_at,
     }
     attempts = read_attempts(place)
-    return about | (
-        {"attempts": attempts.get("count"), "last_error": attempts.get("reason")} if attempts else {}
-    )
+    return about | ({"attempts": attempts.count, "last_error": attempts.reason} if attempts.count else {})
 
 
 def _describe_failure(spool: Spool, state: UploadState, folder: str) -> dict[str, Any]:
@@ -359,15 +357,15 @@ def _problem(store: Store, outcome: Outcome) -> str:
     try:
         found = store.head(check_remote_name(outcome.remote_name))
     except (InvalidRemoteNameError, RejectedByStoreError) as error:
-        return str(error)  # Of this line alone; the others are compared.
+        return str(error)  # This line is wrong; the others are compared.
     if found is None:
         return "missing"
     if found.size != outcome.size:
         return f"expected {outcome.size} bytes, found {found.size}"
     if outcome.sha256 is None:
         return ""
-    if found.sha256 is None and outcome.crc32 is not None and isinstance(store, Checksumming):
-        crc32 = getattr(store.head_with_checksum(outcome.remote_name), "crc32", None)
+    if found.sha256 is None and outcome.crc32 is not None:
+        crc32 = with_checksum(store, found).crc32
         if crc32 is not None:
             return "" if crc32 == outcome.crc32 else f"expected CRC-32 {outcome.crc32:08x}, found {crc32:08x}"
     sha256 = found.sha256 or _digest_in_store(store, outcome.remote_name)
@@ -388,8 +386,8 @@ def _remove_failed(place: Path, store: Store | None, spool: Spool) -> None:
         theirs = ""
         with contextlib.suppress(ManifestError, OSError):
             theirs = Entry.read(place).store
-        if isinstance(owner, Resuming) and theirs in {"", identity_of(owner.uri())}:
-            owner.abandon(notes)
+        if theirs in {"", identity_of(owner.uri())}:
+            abandon(owner, notes)
     shutil.rmtree(place)
 
 

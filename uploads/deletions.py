@@ -130,7 +130,7 @@ class Deletions:
 
     def _is_settled(self, request: _Request) -> bool:
         """Deletes an object if it is time; returns whether there is nothing more to do about it."""
-        after = [one for given in request.after for one in getattr(given, "handles", (given,))]
+        after = [one for given in request.after for one in given.handles]
         if time.monotonic() < request.not_before or not all(one.done() for one in after):
             return False
         waited_for = (request.name, *request.then, *(one.remote_name for one in after))

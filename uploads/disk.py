@@ -140,8 +140,8 @@ _NETWORK_FILE_SYSTEMS = frozenset(
 _fdatasync: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
 _temporary_numbers = itertools.count()
 _buffers = threading.local()
-# By the id of the object and the name of the method. No `WeakMethod`: its callback raises where the object
-# dies while the interpreter exits.
+# The key is the id of the object and the name of the method. A `WeakMethod` would raise in its callback where
+# the object dies while the interpreter exits.
 _fork_handlers: dict[tuple[int, str], tuple[weakref.ref[Any], Callable[[Any], None]]] = {}
 _is_fork_registered: list[bool] = []
 

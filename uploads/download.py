@@ -26,7 +26,7 @@ from .drain.retry import RetryPolicy
 from .errors import BytesCorruptError, InvalidRemoteNameError, RemoteNotFoundError, TransientStoreError
 from .names import check_remote_name
 from .stores.registry import open_object, open_store
-from .stores.store import Checksumming, RemoteObject, Store
+from .stores.store import RemoteObject, Store, with_checksum
 
 __all__ = ["POINTER_SUFFIX", "download_file", "read_pointer"]
 
@@ -89,8 +89,8 @@ def download_file(
     elif isinstance(store, str | Path):
         store = open_store(store)
     found = _resolve(store, name)
-    if found.sha256 is None and isinstance(store, Checksumming):
-        found = store.head_with_checksum(found.name) or found
+    if found.sha256 is None:
+        found = with_checksum(store, found)
     destination.parent.mkdir(parents=True, exist_ok=True)
     with _new_file(destination, overwrite=overwrite) as descriptor:
         with _bar(found, shown=progress_bar) as bar:
@@ -197,10 +197,11 @@ def _renaming(destination: Path, *, overwrite: bool) -> Iterator[int]:
             return
         try:
             rename_new(partial, str(destination))
-        except OSError as error:
+        except FileExistsError:
             _remove(partial, descriptor)
-            if isinstance(error, FileExistsError):
-                raise _exists(destination) from None
+            raise _exists(destination) from None
+        except OSError:
+            _remove(partial, descriptor)
             raise
 
 

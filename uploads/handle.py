@@ -1,15 +1,15 @@
 """Handles and outcomes of uploads, as returned by `UploadQueue`."""
 
 import enum
-import math
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from .arguments import check_seconds
 from .errors import (
     BytesCorruptError,
     RejectedByStoreError,
@@ -19,29 +19,8 @@ from .errors import (
     UploadError,
     UploadTimeoutError,
 )
-from .timeouts import check_seconds
 
 __all__ = ["Backlog", "FolderHandle", "Outcome", "UploadHandle", "UploadState"]
-
-
-def check_workers(workers: int) -> None:
-    """Raises ValueError if there are no workers, and TypeError if it is no number."""
-    if not isinstance(workers, int):
-        raise TypeError(f"workers must be a whole number, got {workers!r}")
-    if workers < 1:
-        raise ValueError(f"workers must be at least 1, got {workers}")
-
-
-def check_bytes(name: str, count: object) -> None:
-    """Raises TypeError for a size that is no number, such as "10GB"."""
-    if not isinstance(count, int | float) or math.isnan(count):
-        raise TypeError(f"{name} must be a number of bytes, got {count!r}. Write 10 * 2**30 for 10 GiB.")
-
-
-def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Raises ValueError for anything but one of the choices."""
-    if value not in choices:
-        raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}")
 
 
 _IDENTIFIER = re.compile(r"[0-9a-f]{1,16}")
@@ -243,6 +222,11 @@ class UploadHandle:
 
     def __repr__(self) -> str:
         return f"UploadHandle({self.remote_name!r}, {self.state})"
+
+    @property
+    def handles(self) -> "tuple[UploadHandle]":
+        """This one, as those of a folder are those of its files."""
+        return (self,)
 
     @property
     def uri(self) -> str:

@@ -197,14 +197,15 @@ _FILE_PATH = re.compile(r"(?:~|\.{0,2})/[\w./ -]+|[\w./ -]+\.(?:json|ya?ml|toml|
 
 def _is_harmless(name: str, value: object) -> bool:
     """Returns whether a value cannot be a secret: empty, a switch, a placeholder, a number of tokens."""
-    if value is None or isinstance(value, bool):
-        return True
-    if isinstance(value, Mapping) and _is_auth(name):
-        return True  # It says how; what is in it is looked at by its own names.
-    if isinstance(value, bytes | Mapping | list | tuple | set | frozenset):
-        return not value
-    if isinstance(value, int | float) and name.lower().endswith((".key", ".keys")):
-        return True
+    match value:
+        case None | bool():
+            return True
+        case Mapping() if _is_auth(name):
+            return True  # It says how; what is in it is looked at by its own names.
+        case bytes() | Mapping() | list() | tuple() | set() | frozenset():
+            return not value
+        case int() | float() if name.lower().endswith((".key", ".keys")):
+            return True
     text = str(value)
     if len(text) > _MAX_HARMLESS_LENGTH:
         return False
@@ -558,18 +559,19 @@ def _attached_password(program: str, argument: str) -> str:
 def _redact(value: Any, depth: int, parent: str = "") -> Any:
     if type(value) in _NUMBERS:
         return value  # First: a trace may hold a million numbers.
-    if isinstance(value, str):
-        return redact_text(value)
-    if not isinstance(value, Mapping | list | tuple | set | frozenset):
-        return value
-    if depth >= _MAX_DEPTH:
-        return "[nested too deeply]"
-    if isinstance(value, Mapping):
-        return _redact_mapping(value, depth, parent)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        items = dict(zip(value._fields, value, strict=True))
-        return type(value)(*_redact_mapping(items, depth, parent).values())
-    return _like(value, _redact_items(value, depth, parent))
+    match value:
+        case str():
+            return redact_text(value)
+        case list() | tuple() | set() | frozenset() | Mapping() if depth >= _MAX_DEPTH:
+            return "[nested too deeply]"
+        case Mapping():
+            return _redact_mapping(value, depth, parent)
+        case tuple() if hasattr(value, "_fields"):
+            items = dict(zip(value._fields, value, strict=True))
+            return type(value)(*_redact_mapping(items, depth, parent).values())
+        case list() | tuple() | set() | frozenset():
+            return _like(value, _redact_items(value, depth, parent))
+    return value
 
 
 def _redact_mapping(value: Mapping[Any, Any], depth: int, parent: str) -> dict[Any, Any]:

@@ -16,11 +16,12 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Literal, Self, get_args
 
+from .arguments import Timeouts, check_bytes, check_choice, check_seconds, check_workers
 from .deletions import Deletions
 from .disk import call_in_forked_children, write_new
 from .download import POINTER_SUFFIX, download_file
@@ -44,9 +45,6 @@ from .handle import (
     Outcome,
     UploadHandle,
     UploadState,
-    check_bytes,
-    check_choice,
-    check_workers,
 )
 from .ledger import Ledger
 from .messages import log_error, log_warning
@@ -59,7 +57,6 @@ from .spool.spool import Spool
 from .spool.staging import DiskQuota, How, Stager, Submission, files_of, size_of
 from .stores import LocalStore, Store, open_store
 from .stores.uri import identity_of, is_kept_option, is_remote, kept_options, options_of
-from .timeouts import Timeouts, check_seconds
 
 __all__ = [
     "Isolation",
@@ -137,15 +134,15 @@ def choose_isolation(asked: Isolation | None, store: Store | str | Path) -> Isol
     Raises:
         ValueError: A process was asked for, and the store is not given by URI; or neither of the two.
     """
-    is_uri = isinstance(store, str | Path)
+    place = store if isinstance(store, str | Path) else None
     if asked is not None:
         check_choice("isolation", asked, get_args(Isolation))
-    if asked == "process" and not is_uri:
+    if asked == "process" and place is None:
         raise ValueError(
             f"isolation='process' needs a store given by URI, got {store!r}; "
             "give its URI, or isolation='threads'"
         )
-    return asked or ("process" if isinstance(store, str | Path) and is_remote(store) else "threads")
+    return asked or ("process" if place is not None and is_remote(place) else "threads")
 
 
 def start_drain(
@@ -363,7 +360,7 @@ class UploadQueue:
             self._ledger = Ledger(self.spool, self._quota.release)
             self._uri_of, self._state_of = self._store.uri, self._ledger.state_of  # Shared by all handles.
             self._ledger.add_existing((*self.spool.pending_folders(), *self.spool.inflight_folders()))
-            if spool_bytes is not None:  # Else the sizes of a hundred thousand files need not be read.
+            if spool_bytes is not None:  # Without a limit, the sizes of all files need not be read.
                 self._quota.add_existing(self.spool.staged_bytes())
             config = WorkerConfig(
                 str(self.spool.path),
@@ -482,9 +479,9 @@ class UploadQueue:
             for file in files:  # Before staging the first: a folder is refused whole.
                 self._check_name(file.name, overwrite=overwrite)
                 size_of(file.source)
+        except UploadError:
+            raise
         except OSError as error:
-            if isinstance(error, UploadError):
-                raise
             return self._refused(name, 0, SpoolFullError(f"cannot read {source}: {error.strerror}"))
         return FolderHandle(name, self._store.uri(name), tuple(self._submit_file(file) for file in files))
 
@@ -529,12 +526,11 @@ class UploadQueue:
 
     def is_retrying(self, failures: int = 1) -> bool:
         """Returns whether an upload has failed so often and is to be tried again: the store may be away."""
-        counts = (
-            read_attempts(place / folder).get("count")
+        return any(
+            read_attempts(place / folder).count >= failures
             for folder in self._ledger.folders()
             for place in (self.spool.pending, self.spool.inflight)
         )
-        return any(isinstance(count, int) and count >= failures for count in counts)
 
     def _end_pending(self, name: str, state: UploadState, newer: UploadHandle | None = None) -> int:
         """Ends the pending entries of a name, those older than a newer one if it is given."""
@@ -709,24 +705,30 @@ class UploadQueue:
         try:
             size = size_of(file.source)
             self._recreate_spool()
-            entry = self._stager.stage(
+            entry = self._stage(handle, file, size)
+        except (SpoolFullError, SpoolUnusableError) as error:
+            return self._refused(file.name, size, error)
+        except UploadError:
+            raise
+        except OSError as error:
+            return self._refused(file.name, size, _spool_full_error(error, self.spool.path, size))
+        if not self._is_child and not file.to_disk:
+            self._flusher.add(entry.folder, unchecked=entry.crc32 is None)
+        return handle
+
+    def _stage(self, handle: UploadHandle, file: Submission, size: int) -> Entry:
+        try:
+            return self._stager.stage(
                 handle.identifier,
                 file,
                 size,
                 register=lambda entry: self._track(entry, handle),
                 announce=self._announce,
             )
-        except BaseException as error:
+        except BaseException:
             if handle.folder:
                 self._ledger.discard(handle.folder)
-            if isinstance(error, SpoolFullError | SpoolUnusableError):
-                return self._refused(file.name, size, error)
-            if isinstance(error, OSError) and not isinstance(error, UploadError):
-                return self._refused(file.name, size, _spool_full_error(error, self.spool.path, size))
             raise
-        if not self._is_child and not file.to_disk:
-            self._flusher.add(entry.folder, unchecked=entry.crc32 is None)
-        return handle
 
     def _announce(self, entry: Entry) -> None:
         self._ledger.confirm(entry.folder)
@@ -737,7 +739,7 @@ class UploadQueue:
         if not self.spool.can_stage():
             log_error("the spool %s was deleted; creating it again", self.spool.path)
             self.spool.create()
-        # Else another queue could take it; where one has, that one uploads what is staged too.
+        # Without its lock another queue could take it, which then uploads what is staged too.
         with contextlib.suppress(SpoolOwnedError, OSError):
             self._owner.renew()
 
@@ -750,26 +752,28 @@ class UploadQueue:
             TypeError: One is no handle.
         """
         names = {}
-        given: Any = after
-        several: tuple[Any, ...] = tuple(given) if isinstance(given, Iterable) else (given,)
-        if not all(isinstance(one, UploadHandle | FolderHandle) for one in several):
-            raise TypeError(f"an upload can wait for handles that submit returned, got {after!r:.200}")
-        for one in several:
-            for handle in one.handles if isinstance(one, FolderHandle) else (one,):
-                is_ours = handle._look == self._state_of or self._knows(handle)  # noqa: SLF001
-                error = handle.exception(0) if handle.done() else None
-                if error is not None and not (is_ours and handle.folder):
-                    raise type(error)(
-                        f"the upload it depends on (after=), {handle.remote_name!r}, failed: {error}"
-                    )
-                if handle.done() and handle.state is UploadState.DONE:
-                    continue
-                if not is_ours:
-                    raise ValueError(
-                        f"after= takes handles of this queue, got one of {handle.uri}; "
-                        "wait for it first, with result()"
-                    )
-                names[handle.identifier] = handle.remote_name
+        given: Any = (after,) if hasattr(after, "handles") else after
+        try:
+            handles: list[UploadHandle] = [handle for one in given for handle in one.handles]
+        except (TypeError, AttributeError) as error:
+            raise TypeError(
+                f"an upload can wait for handles that submit returned, got {after!r:.200}"
+            ) from error
+        for handle in handles:
+            is_ours = handle._look == self._state_of or self._knows(handle)  # noqa: SLF001
+            failure = handle.exception(0) if handle.done() else None
+            if failure is not None and not (is_ours and handle.folder):
+                raise type(failure)(
+                    f"the upload it depends on (after=), {handle.remote_name!r}, failed: {failure}"
+                )
+            if handle.done() and handle.state is UploadState.DONE:
+                continue
+            if not is_ours:
+                raise ValueError(
+                    f"after= takes handles of this queue, got one of {handle.uri}; "
+                    "wait for it first, with result()"
+                )
+            names[handle.identifier] = handle.remote_name
         return names
 
     def _knows(self, handle: UploadHandle) -> bool:

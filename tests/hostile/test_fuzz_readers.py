@@ -358,7 +358,7 @@ def test_a_file_of_a_spool_may_hold_anything(tmp_path, name):
         assert all(isinstance(one, Outcome) for one in spool.delivered())
         list(spool.superseded())
         assert all(len(folder) == len(ENTRY.folder) for folder in spool.newest_delivered().values())
-        assert isinstance(read_attempts(place), dict)
+        assert read_attempts(place).count >= 0
         read_reason(place)
         for question in (
             spool.describe,

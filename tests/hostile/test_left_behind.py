@@ -258,7 +258,7 @@ def test_an_answer_that_a_killed_rank_waited_for_counts_as_lost(make_queue, make
 
     queue.close(0)
 
-    assert read_attempts(queue.spool.place_of(folder))["is_answer_lost"] is True
+    assert read_attempts(queue.spool.place_of(folder)).is_answer_lost is True
 
 
 def test_what_other_ranks_left_is_named_while_it_cannot_be_uploaded(three_ranks, make_queue, prefix):

@@ -217,6 +217,7 @@ def test_bad_arguments_raise_at_the_call(make_queue, make_file, tmp_path):
         ({"durability": "disk"}, "durability must be 'process' or 'power', got 'disk'"),
         ({"spool_bytes": "10GB"}, "spool_bytes must be a number of bytes, got '10GB'. Write 10 *"),
         ({"free_bytes": None}, "free_bytes must be a number of bytes, got None"),
+        ({"timeouts": 30}, "timeouts must be uploads.Timeouts.*, got 30"),
         ({"store": "file.txt"}, "a store must be a folder, got the file .*file.txt"),
         ({"store": "same", "spool": "same"}, "the store .*same is in the folder of the spool"),
         ({"store": "same/store", "spool": "same"}, "the store .*same/store is in the folder of the spool"),

@@ -4,7 +4,6 @@ Runs in the uploading threads of a drain. Raises transient errors and returns fi
 """
 
 import contextlib
-import hashlib
 import re
 from pathlib import Path
 
@@ -15,7 +14,18 @@ from uploads.errors import RemoteExistsError, StoreParkedError, TransientStoreEr
 from uploads.handle import Outcome, UploadState
 from uploads.messages import log_warning
 from uploads.spool.entry import CHECKSUM_FILE, DATA_FILE, Entry, note_crc32
-from uploads.stores.store import Body, Checksumming, Digest, RemoteObject, Renewable, Replacing, Store
+from uploads.stores.store import (
+    Body,
+    Checksumming,
+    Digest,
+    RemoteObject,
+    Renewable,
+    Replacing,
+    Store,
+    checks_whole,
+    has_md5,
+    md5_of,
+)
 
 __all__ = ["CredentialWatch", "deliver", "outcome_of"]
 
@@ -24,21 +34,19 @@ class CredentialWatch:
     """Detects changes of the credential files of a store since the last call."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self._store = store if isinstance(store, Renewable) else None
         self._seen = self._look()
 
     def renew(self, *, anyway: bool) -> bool:
         """Renews the store's session if its files changed, or if `anyway`; returns whether they changed."""
         seen, self._seen = self._seen, self._look()
         changed = seen != self._seen
-        if isinstance(self._store, Renewable) and (changed or anyway):
+        if self._store is not None and (changed or anyway):
             self._store.renew()
         return changed
 
     def _look(self) -> tuple[object, ...]:
-        if not isinstance(self._store, Renewable):
-            return ()
-        return tuple(_stamp(path) for path in self._store.credential_files())
+        return tuple(map(_stamp, self._store.credential_files())) if self._store is not None else ()
 
 
 def _stamp(path: Path) -> object:
@@ -84,9 +92,7 @@ def deliver(
     crc32 = _noted_crc32(folder) if entry.crc32 is None else entry.crc32
     # A first attempt need not read a file before its first part: what it sends is compared with the CRC-32
     # before the object appears. Later attempts, which may find parts sent, read it as for other stores.
-    is_read_once = (
-        not (retried or suspect) and isinstance(store, Checksumming) and store.checks_whole(entry.size)
-    )
+    is_read_once = not (retried or suspect) and checks_whole(store, entry.size)
     if is_read_once and crc32 is None:
         crc32 = note_crc32(folder)
     opened = _opened(folder, entry, crc32 if is_read_once else None)
@@ -97,28 +103,40 @@ def deliver(
             if damage := _damage(entry, body, crc32, suspect=suspect):
                 return outcome_of(entry, store, UploadState.CORRUPT, damage, body=body)
             _remember_digest(folder, body.digest, is_noted=crc32 is not None)
-        # Of a small file, a first attempt sends the bytes, and looks only if the name is taken.
+        # A first attempt with a small file sends the bytes, and looks only if the name is taken.
         overwrite = entry.overwrite
         if retried or (not overwrite and entry.size > _LOOK_FIRST_BYTES):
-            found = _look_first(entry, store, body)
-            if isinstance(found, Outcome):
-                return found
-            overwrite = found
-        if overwrite and isinstance(store, Replacing):
-            store.replace(entry.remote_name, body, notes=folder / "multipart.json")
-            return outcome_of(entry, store, UploadState.DONE, body=body)
-        try:
-            store.put(entry.remote_name, body, overwrite=overwrite, notes=folder / "multipart.json")
-        except RemoteExistsError:
-            return _taken(entry, store, body, is_answer_lost=is_answer_lost)
+            existing = _look(store, entry)
+            if existing is not None:
+                if _is_ours(store, existing, body, entry):
+                    return outcome_of(entry, store, UploadState.DONE, body=body)
+                # One of this entry that is not equal arrived damaged, and is put again.
+                overwrite = overwrite or existing.entry_id == entry.identifier
+                if not overwrite:
+                    return _conflict(entry, store, body, existing)
+        notes = folder / "multipart.json"
+        return _put(entry, store, body, notes, overwrite=overwrite, is_answer_lost=is_answer_lost)
+
+
+def _put(
+    entry: Entry, store: Store, body: Body, notes: Path, *, overwrite: bool, is_answer_lost: bool
+) -> Outcome:
+    """Sends the bytes and returns the outcome."""
+    if overwrite and isinstance(store, Replacing):
+        store.replace(entry.remote_name, body, notes=notes)
         return outcome_of(entry, store, UploadState.DONE, body=body)
+    try:
+        store.put(entry.remote_name, body, overwrite=overwrite, notes=notes)
+    except RemoteExistsError:
+        return _taken(entry, store, body, is_answer_lost=is_answer_lost)
+    return outcome_of(entry, store, UploadState.DONE, body=body)
 
 
 def _opened(folder: Path, entry: Entry, crc32: int | None) -> Body | str:
     """Returns the staged bytes, read before unless a CRC-32 is given; or a description of the damage."""
     try:
         size = (folder / DATA_FILE).lstat().st_size
-        if size != entry.size:  # Not read: it may be of any size.
+        if size != entry.size:  # It is not read, since it may be of any size.
             return _wrong_size(entry, size)
         known = _remembered_digest(folder) if entry.size >= _REMEMBER_DIGEST_BYTES else None
         return Body(f"{folder}/{DATA_FILE}", entry.identifier, known, crc32=crc32)
@@ -192,8 +210,10 @@ def _noted_crc32(folder: Path) -> int | None:
 
     None if neither did.
     """
-    crc32 = read_json(folder / CHECKSUM_FILE).get("crc32")
-    return crc32 if isinstance(crc32, int) else None
+    match read_json(folder / CHECKSUM_FILE):
+        case {"crc32": int(crc32)}:
+            return crc32
+    return None
 
 
 def _head(store: Store, entry: Entry) -> RemoteObject | None:
@@ -201,18 +221,6 @@ def _head(store: Store, entry: Entry) -> RemoteObject | None:
     if isinstance(store, Checksumming) and store.checks_whole(entry.size):
         return store.head_with_checksum(entry.remote_name)
     return store.head(entry.remote_name)
-
-
-def _look_first(entry: Entry, store: Store, body: Body) -> bool | Outcome:
-    """Returns the outcome if the object of that name settles it; else whether the put may overwrite it."""
-    existing = _look(store, entry)
-    if existing is None:
-        return entry.overwrite
-    if _is_ours(store, existing, body, entry):
-        return outcome_of(entry, store, UploadState.DONE, body=body)
-    if entry.overwrite or existing.entry_id == entry.identifier:  # It is ours, and arrived damaged.
-        return True
-    return _conflict(entry, store, body, existing)
 
 
 def _look(store: Store, entry: Entry) -> RemoteObject | None:
@@ -234,7 +242,9 @@ def _is_ours(store: Store, existing: RemoteObject, body: Body, entry: Entry) -> 
     if existing.size != body.size or existing.crc32 not in {None, body.digest.crc32}:
         return False
     if existing.entry_id == entry.identifier:
-        if existing.crc32 is not None or body.size > _COMPARED_BYTES or _has_md5(existing, body):
+        if existing.crc32 is not None or body.size > _COMPARED_BYTES:
+            return True
+        if has_md5(existing.version or "", md5_of(body.read_whole())):
             return True
     elif entry.overwrite:
         return False  # Another PUT costs no more than reading the object.
@@ -247,12 +257,6 @@ def _is_ours(store: Store, existing: RemoteObject, body: Body, entry: Entry) -> 
             return False
         offset += len(chunk)
     return offset == body.digest.size
-
-
-def _has_md5(existing: RemoteObject, body: Body) -> bool:
-    """Returns whether the object's ETag is the MD5 of the bytes, as that of most servers is."""
-    etag = (existing.version or "").removeprefix("W/").strip('"')
-    return etag == hashlib.md5(body.read_whole(), usedforsecurity=False).hexdigest()
 
 
 def _conflict(entry: Entry, store: Store, body: Body, existing: RemoteObject | None) -> Outcome:

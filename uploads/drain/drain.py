@@ -29,17 +29,18 @@ from uploads.handle import Outcome, UploadState
 from uploads.messages import log_error, log_warning
 from uploads.redaction import redact
 from uploads.spool.entry import (
+    Attempts,
     Entry,
     identifier_of,
     may_have_lost_bytes,
-    note_attempt,
+    note_attempts,
     note_interruption,
     read_attempts,
     utc_now,
 )
 from uploads.spool.ownership import OwnerLock
 from uploads.spool.spool import Spool
-from uploads.stores.store import Resuming, Store
+from uploads.stores.store import Store, abandon
 from uploads.stores.uri import identity_of
 
 from .delivery import CredentialWatch, deliver, outcome_of
@@ -297,12 +298,12 @@ class Drain:
         counts = self._counts_of(folder)
         noted = read_attempts(place)
         # Counted as this process's own: its next failure replaces the note.
-        counts.is_answer_lost = counts.is_answer_lost or bool(noted.get("is_answer_lost"))
+        counts.is_answer_lost = counts.is_answer_lost or noted.is_answer_lost
         outcome = deliver(
             place,
             entry,
             self._store,
-            retried=counts.count > 0 or bool(noted),
+            retried=counts.count + noted.count > 0,
             is_answer_lost=counts.is_answer_lost,
             suspect=may_have_lost_bytes(place, entry, self._spool.boot),
         )
@@ -341,7 +342,7 @@ class Drain:
         return newer.identifier if newer.overwrite and is_of_the_same else None
 
     def _settle(self, folder: str, outcome: Outcome) -> None:
-        # Also of a delivered one: an earlier attempt may have begun a multipart upload.
+        # An earlier attempt of a delivered one may have begun a multipart upload too.
         self._abort_upload(self._spool.inflight / folder)
         if outcome.state.is_failure:
             log_error("%s was not uploaded (%s): %s", outcome.remote_name, outcome.state, outcome.reason)
@@ -356,18 +357,16 @@ class Drain:
 
     def _abort_upload(self, place: Path, *, is_retried: bool = False) -> None:
         """Aborts what is half sent of an entry; an error is logged, or raised where it is worth a retry."""
-        notes = place / "multipart.json"
-        if isinstance(self._store, Resuming) and notes.exists():
-            try:
-                self._store.abandon(notes)
-            except Exception as error:
-                if is_retried and isinstance(error, TransientStoreError):
-                    raise
-                log_warning(
-                    "cannot abort the multipart upload of %s: %s; its parts stay in the store",
-                    place.name,
-                    redact(str(error)),
-                )
+        try:
+            abandon(self._store, place / "multipart.json")
+        except Exception as error:
+            if is_retried and isinstance(error, TransientStoreError):
+                raise
+            log_warning(
+                "cannot abort the multipart upload of %s: %s; its parts stay in the store",
+                place.name,
+                redact(str(error)),
+            )
 
     def _record(self, folder: str, outcome: Outcome) -> None:
         """Moves an entry that has ended out of the spool; at a later tick if the disk is full now."""
@@ -386,7 +385,7 @@ class Drain:
             if (self._spool.inflight / folder).is_dir():  # What is missing is a folder of the spool.
                 self._spool.create()
                 self._spool.settle(folder, outcome)
-            # Else it was deleted; the store has the bytes.
+            # Otherwise the entry was deleted; the store has the bytes.
 
     def _retry_records(self) -> None:
         with self._counting:
@@ -398,15 +397,18 @@ class Drain:
 
     def _handle_failure(self, folder: str, error: BaseException) -> None:
         """Fails the entry, retries it, or parks the store."""
-        if isinstance(error, FileNotFoundError) and self._spool.place_of(folder) is None:
-            self._handle_lost(folder)
-            return
-        if isinstance(error, FileNotFoundError) and not isinstance(error, UploadError):
-            self._spool.create()  # What is missing is a folder of the spool, and not the entry.
+        match error:
+            case FileNotFoundError() if self._spool.place_of(folder) is None:
+                self._handle_lost(folder)
+                return
+            case BytesCorruptError():  # Read again, not trusted.
+                (self._spool.inflight / folder / "digest.json").unlink(missing_ok=True)
+            case UploadError():
+                pass
+            case FileNotFoundError():
+                self._spool.create()  # What is missing is a folder of the spool, and not the entry.
         counts = self._counts_of(folder)
         decision = classify_failure(error, counts, self._policy, self._health.successes)
-        if isinstance(error, BytesCorruptError):  # Read again, not trusted.
-            (self._spool.inflight / folder / "digest.json").unlink(missing_ok=True)
         if decision.action is FailureAction.FAIL:
             self._fail(folder, decision)
         elif decision.action is FailureAction.PARK:
@@ -446,11 +448,9 @@ class Drain:
         self, folder: str, counts: FailureCounts, decision: FailureDecision, delay_seconds: float
     ) -> None:
         if (self._spool.inflight / folder).is_dir():
-            note_attempt(
+            note_attempts(
                 self._spool.inflight / folder,
-                counts.count,
-                decision.reason,
-                is_answer_lost=counts.is_answer_lost,
+                Attempts(counts.count, decision.reason, counts.is_answer_lost),
             )
             self._spool.release(folder)
         self._schedule.retry(folder, delay_seconds)

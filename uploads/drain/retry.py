@@ -33,7 +33,7 @@ __all__ = [
     "classify_failure",
 ]
 
-# Of the local machine: they pass by themselves.
+# Errors of the local machine, which pass by themselves.
 _TRANSIENT_ERRNOS = {
     errno.EMFILE,
     errno.ENFILE,
@@ -244,7 +244,7 @@ class StoreHealth:
         with self._lock:
             self.last_error = self.parked_because = reason
             now = self._clock()
-            if now >= self._paused_until:  # Else another thread has counted the same failure.
+            if now >= self._paused_until:  # Before that, another thread has counted the same failure.
                 self._probes += 1
                 self._paused_until = now + self._policy.probe_seconds(self._probes - 1)
             return self._paused_until - now

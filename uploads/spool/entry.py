@@ -15,7 +15,6 @@ import json
 import re
 import time
 from pathlib import Path
-from typing import Any
 
 import attrs
 
@@ -40,13 +39,14 @@ __all__ = [
     "FLUSHED_FILE",
     "MANIFEST_FILE",
     "MAX_SEQUENCE",
+    "Attempts",
     "Entry",
     "folder_name",
     "identifier_of",
     "is_entry_folder",
     "key_of",
     "may_have_lost_bytes",
-    "note_attempt",
+    "note_attempts",
     "note_crc32",
     "note_flushed",
     "note_interruption",
@@ -176,7 +176,7 @@ class Entry:
                     f"a manifest must have version {_VERSION}, got {version!r}. "
                     "Use the release that wrote it."
                 )
-            if isinstance(record["after"], list):  # As development versions wrote it, beside the names.
+            if isinstance(record["after"], list):  # Development versions wrote the names beside it.
                 record["after"] = dict(zip(record["after"], record.pop("after_names", ()), strict=True))
             entry = cls(**record)
             _check(entry)
@@ -209,24 +209,35 @@ def _check(entry: Entry) -> None:
 # Notes.
 
 
-def note_attempt(folder: Path, count: int, reason: str, *, is_answer_lost: bool = False) -> None:
-    """Saves how often an upload failed, why, and whether an attempt may have succeeded after all."""
-    noted = {"count": count, "reason": reason, "is_answer_lost": is_answer_lost}
+@attrs.frozen
+class Attempts:
+    """How often an upload failed, why it did last, and whether an attempt may have succeeded after all."""
+
+    count: int = 0
+    reason: str = ""
+    is_answer_lost: bool = False
+
+
+def note_attempts(folder: Path, attempts: Attempts) -> None:
+    """Saves how often an upload failed."""
     with contextlib.suppress(OSError):
-        replace_json(folder / _ATTEMPTS_FILE, noted)
+        replace_json(folder / _ATTEMPTS_FILE, attrs.asdict(attempts))
 
 
 def note_interruption(folder: Path) -> int:
     """Counts an attempt that ended with its process; returns the number of attempts."""
-    count = read_attempts(folder).get("count")
-    count = count + 1 if isinstance(count, int) and count > 0 else 1
-    note_attempt(folder, count, "the process that was uploading it ended", is_answer_lost=True)
+    count = read_attempts(folder).count + 1
+    note_attempts(folder, Attempts(count, "the process that was uploading it ended", is_answer_lost=True))
     return count
 
 
-def read_attempts(folder: Path) -> dict[str, Any]:
-    """Returns what `note_attempt` saved: count, reason, is_answer_lost; empty if there is none."""
-    return read_json(folder / _ATTEMPTS_FILE)
+def read_attempts(folder: Path) -> Attempts:
+    """Returns what `note_attempts` saved; none if there is no note, and one if it is damaged."""
+    noted = read_json(folder / _ATTEMPTS_FILE)
+    match noted:
+        case {"count": int(count), "reason": str(reason), "is_answer_lost": bool(lost)} if count > 0:
+            return Attempts(count, reason, lost)
+    return Attempts(int(bool(noted)), is_answer_lost=bool(noted.get("is_answer_lost")))
 
 
 def note_crc32(folder: Path) -> int | None:

@@ -99,7 +99,7 @@ class Flusher:
 
     def _sync(self, added: list[tuple[str, bool]]) -> None:
         for folder, unchecked in added:
-            if unchecked:  # Not in inflight: the upload reads it already.
+            if unchecked:  # An upload in flight reads it itself.
                 note_crc32(self._spool.pending / folder)
         if len(added) > _BURST:  # Syncing for entries that have left the spool slows the rest.
             added = [one for one in added if self._spool.place_of(one[0]) is not None]

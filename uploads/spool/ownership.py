@@ -131,11 +131,11 @@ def owner_of(path: Path) -> dict[str, Any] | None:
 
 
 def _parse(text: bytes) -> dict[str, Any]:
-    try:
-        about = json.loads(text)
-    except ValueError:
-        return {}
-    return about if isinstance(about, dict) else {}
+    with contextlib.suppress(ValueError):
+        match json.loads(text):
+            case dict() as about:
+                return about
+    return {}
 
 
 def _describe(about: dict[str, Any] | None) -> str:

@@ -96,7 +96,7 @@ __all__ = ["FAILED_STATES", "Spool"]
 
 _FORMAT = "uploads-spool"
 _VERSION = 1
-_LOG_BYTES = 16 << 20  # Of about 40,000 entries.
+_LOG_BYTES = 16 << 20  # About 40,000 entries have room in it.
 _LINE_BYTES = 1 << 20
 _FOLDER = re.compile(rb'"folder": "(\d{12}-[0-9a-f]{16}-[0-9a-f]{16})"')
 _IDENTIFIER = re.compile(rb'"identifier": "([0-9a-f]{16})"')
@@ -570,7 +570,7 @@ class Spool:
             # Noted first: after a crash it must not be taken for delivered.
             place = self.pending
             note_reason(place / folder, outcome)
-        if not exists(f"{self.done}/{folder}"):  # Else an earlier call could not write the log.
+        if not exists(f"{self.done}/{folder}"):  # An earlier call may have moved it, and not written the log.
             rename(f"{place}/{folder}", f"{self.done}/{folder}")
         with contextlib.suppress(FileNotFoundError):
             unlink(f"{self.done}/{folder}/{DATA_FILE}")
@@ -594,7 +594,7 @@ class Spool:
             return False
         with contextlib.suppress(FileNotFoundError):
             unlink(f"{self.done}/{folder}/{DATA_FILE}")
-        with contextlib.suppress(OSError):  # Of a full disk; the next drain logs it.
+        with contextlib.suppress(OSError):  # The disk may be full; the next drain logs it.
             self.log_delivered(folder, outcome)
         return True
 
@@ -623,7 +623,7 @@ class Spool:
         """Prepares the spool for a drain: interrupted uploads become pending, delivered ones are logged."""
         self._quarantine_damaged_entries()
         for folder in self.list_inflight():
-            with contextlib.suppress(OSError):  # Of one that was about to be withdrawn.
+            with contextlib.suppress(OSError):  # It has a reason if it was about to be withdrawn.
                 remove_reason(self.inflight / folder)
             self._move_entry(self.inflight / folder, self.pending / folder)
         for folder in self.list_done():

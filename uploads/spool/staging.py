@@ -76,7 +76,7 @@ _DIGITS = 12  # As in the name of an entry's folder.
 _MAX_NOTED = 9 * 10 ** (_DIGITS - 1)  # A larger number was not written by us.
 _LOCK_SECONDS = 0.1
 _MAX_REPLACEMENTS = 20
-_MAX_ITEMS = 1_000_000  # Of a folder; symlinks may show one file under any number of names.
+_MAX_ITEMS = 1_000_000  # A folder may show one file under any number of names, by symlinks.
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 _NO_DESCRIPTORS = {errno.EMFILE, errno.ENFILE}
 
@@ -191,6 +191,17 @@ class DiskQuota:
         return None
 
 
+@attrs.frozen
+class _Work:
+    """A file on its way into the spool; see the arguments of `Stager.stage`."""
+
+    identifier: str
+    submission: Submission
+    size: int
+    register: Callable[[Entry], None]
+    announce: Callable[[Entry], None]
+
+
 @attrs.define(eq=False, slots=False, repr=False)
 class Stager:
     """Makes files entries of a spool. The lock guards numbers and order; data is copied outside it.
@@ -241,32 +252,23 @@ class Stager:
                 contextlib.suppress(_ReplacedError),
                 opened(submission.source, is_moved=submission.how == "move") as descriptor,
             ):
-                return self._stage(identifier, submission, descriptor, size, register, announce)
+                return self._stage(_Work(identifier, submission, size, register, announce), descriptor)
         raise UnstableSourceError(
             f"{submission.source} was replaced while it was taken, {_MAX_REPLACEMENTS} times. "
             "Submit it when its writer has closed it."
         )
 
-    def _stage(
-        self,
-        identifier: str,
-        submission: Submission,
-        descriptor: int,
-        size: int,
-        register: Callable[[Entry], None],
-        announce: Callable[[Entry], None],
-    ) -> Entry:
-        source, is_moved = submission.source, submission.how == "move"
+    def _stage(self, work: _Work, descriptor: int) -> Entry:
+        source, is_moved = work.submission.source, work.submission.how == "move"
         before = os.fstat(descriptor)
         if is_moved and before.st_dev == self._spool.tmp.stat().st_dev:
             try:
-                return self._publish(identifier, submission, descriptor, size, register, announce, "rename")
+                return self._publish(work, descriptor, "rename")
             except OSError as error:
                 if error.errno != errno.EXDEV:  # Two mounts of one device, or two subvolumes.
                     raise
         # From another file system, a move is a copy.
-        how: _Way = "link" if submission.how == "link" else "copy"
-        entry = self._publish(identifier, submission, descriptor, size, register, announce, how)
+        entry = self._publish(work, descriptor, "link" if work.submission.how == "link" else "copy")
         if is_moved:  # The entry is pending and can no longer be refused.
             try:
                 is_removed = _same_bytes(before, os.fstat(descriptor)) and remove_if(
@@ -279,42 +281,26 @@ class Stager:
                     log_warning("%s was taken, and not removed: it was changed or replaced since", source)
         return entry
 
-    def _publish(
-        self,
-        identifier: str,
-        submission: Submission,
-        descriptor: int,
-        size: int,
-        register: Callable[[Entry], None],
-        announce: Callable[[Entry], None],
-        how: _Way,
-    ) -> Entry:
-        source = submission.source
+    def _publish(self, work: _Work, descriptor: int, how: _Way) -> Entry:
+        submission, size = work.submission, work.size
         self._quota.reserve(size, adds_to_disk=how == "copy")
         try:
             with self._spool.staging() as folder:
                 data = folder / DATA_FILE
                 # A forked child has no flusher that would compute the checksum later.
                 checksum = submission.to_disk or self._is_child
-                if how == "rename":
-                    staged = measure_to_move(descriptor, checksum=checksum, crc32=submission.crc32)
-                elif how == "link":
-                    staged = stage_link(source, descriptor, data, crc32=submission.crc32)
-                else:
-                    staged = stage_copy(
-                        source, descriptor, data, checksum=checksum, is_given_up=submission.how == "move"
-                    )
+                staged = _staged(submission, descriptor, data, how, checksum=checksum)
                 if staged.size != size:  # It was changed or replaced since it was measured.
                     self._quota.release(size - staged.size)
                     size = staged.size
                 with self._lock:
-                    entry = self._entry(identifier, submission, staged)
+                    entry = self._entry(work.identifier, submission, staged)
                     # The manifest comes first: if we die right after the rename below, the source is gone
                     # from its place, and the next queue finds a complete entry.
                     self._spool.write_manifest(folder, entry)
                     try:
                         if how == "rename":
-                            _rename(source, descriptor, data)
+                            _rename(submission.source, descriptor, data)
                             if not is_open_file(descriptor)(str(data)):  # Another file got the name before.
                                 staged = _measure_moved(data, checksum=checksum)
                                 self._quota.release(size - staged.size)
@@ -323,13 +309,13 @@ class Stager:
                                     entry, size=size, crc32=staged.crc32, boot=self._boot_of(staged)
                                 )
                                 self._spool.write_manifest(folder, entry)
-                        register(entry)
+                        work.register(entry)
                         self._spool.publish(folder, entry, to_disk=submission.to_disk)
                     except BaseException:
                         if how == "rename":
-                            _put_back(data, source)
+                            _put_back(data, submission.source)
                         raise
-                    announce(entry)
+                    work.announce(entry)
         except BaseException:
             self._quota.release(size)
             raise
@@ -410,6 +396,19 @@ class _SequenceCounter:
             if has_lock:
                 release_record_lock(self._descriptor)
         return number
+
+
+def _staged(
+    submission: Submission, descriptor: int, target: Path, how: _Way, *, checksum: bool
+) -> StagedData:
+    """Copies or links an open file to the target; of one that will be renamed, says what that will bring."""
+    match how:
+        case "rename":
+            return measure_to_move(descriptor, checksum=checksum, crc32=submission.crc32)
+        case "link":
+            return stage_link(submission.source, descriptor, target, crc32=submission.crc32)
+    is_given_up = submission.how == "move"
+    return stage_copy(submission.source, descriptor, target, checksum=checksum, is_given_up=is_given_up)
 
 
 def stage_copy(
@@ -518,7 +517,7 @@ def files_of(folder: Path, *, is_moved: bool = False) -> list[tuple[Path, str]]:
     root = os.path.realpath(folder)
     found: list[tuple[Path, str]] = []
     count = 0
-    # Of each folder to list: its path, its relative name, and the identities of those above it.
+    # Each folder to list has its path, its relative name, and the identities of those above it.
     waiting: list[tuple[str, str, tuple[tuple[int, int], ...]]] = [(str(folder), "", ())]
     while waiting:
         path, prefix, above = waiting.pop()

@@ -23,7 +23,7 @@ from uploads.errors import (
 from uploads.redaction import redact
 
 from .create_only import CreateOnlyPolicy, CreateOnlySupport
-from .store import Body, RemoteObject, can_match, is_same_version
+from .store import Body, RemoteObject, can_match, check_version
 from .uri import SCHEMES, StoreLocation, compose_uri, configured_endpoint
 
 __all__ = ["CloudStore", "open_at"]
@@ -140,8 +140,7 @@ class CloudStore:
         with self._translated(f"get {self._key(name)}"):
             answer = self._obstore.get(self._backend, self._key(name), options=options)
             # Some servers ignore If-Match.
-            if version is not None and not is_same_version(answer.meta.get("e_tag"), version):
-                raise TransientStoreError(f"{self.uri(name)} changed while it was read. Start over.")
+            check_version(answer.meta.get("e_tag"), version, self.uri(name))
             for chunk in answer.stream(min_chunk_size=_CHUNK_BYTES):
                 yield bytes(chunk)
 
@@ -234,11 +233,10 @@ class CloudStore:
             raise RemoteExistsError(redact(f"{what}: {error}")) from error
         except exceptions.PreconditionError as error:
             raise TransientStoreError(redact(f"{what}: the object changed: {error}")) from error
-        except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-            raise StoreParkedError(
-                redact(f"{what}: {error}"),
-                may_be_the_entry=isinstance(error, exceptions.PermissionDeniedError),
-            ) from error
+        except exceptions.PermissionDeniedError as error:
+            raise StoreParkedError(redact(f"{what}: {error}"), may_be_the_entry=True) from error
+        except exceptions.UnauthenticatedError as error:
+            raise StoreParkedError(redact(f"{what}: {error}")) from error
         except (exceptions.InvalidPathError, exceptions.NotSupportedError) as error:
             raise RejectedByStoreError(redact(f"{what}: {error}")) from error
         except exceptions.BaseError as error:

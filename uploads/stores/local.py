@@ -22,7 +22,7 @@ from uploads.errors import (
 )
 from uploads.names import PARTIAL_PREFIX, check_remote_name
 
-from .store import Body, RemoteObject
+from .store import Body, RemoteObject, check_version
 from .uri import StoreLocation
 
 __all__ = ["LocalStore", "folder_of", "open_at"]
@@ -90,8 +90,7 @@ class LocalStore:
                 about = os.fstat(descriptor)
                 if not stat.S_ISREG(about.st_mode):
                     raise RemoteNotFoundError(f"no object {name!r}")
-                if version is not None and _describe(name, about).version != version:
-                    raise TransientStoreError(f"{self.uri(name)} changed while it was read. Start over.")
+                check_version(_describe(name, about).version, version, self.uri(name))
                 os.lseek(descriptor, offset, os.SEEK_SET)
                 while chunk := os.read(descriptor, _CHUNK_BYTES):
                     yield chunk

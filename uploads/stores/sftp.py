@@ -25,7 +25,7 @@ from uploads.names import CLAIM_PREFIX, PARTIAL_PREFIX, check_remote_name, name_
 from uploads.redaction import redact
 
 from .create_only import CreateOnlyPolicy, CreateOnlySupport
-from .store import Body, RemoteObject
+from .store import Body, RemoteObject, check_version
 from .uri import StoreLocation, compose_uri
 
 __all__ = ["SftpStore", "open_at"]
@@ -149,8 +149,8 @@ class SftpStore:
 
     def get(self, name: str, offset: int = 0, version: str | None = None) -> Iterator[bytes]:
         with self._session(f"get {name}") as sftp, sftp.open(self._path(name), "rb") as stream:
-            if version is not None and _describe(name, stream.stat()).version != version:
-                raise TransientStoreError(f"{self.uri(name)} changed while it was read. Start over.")
+            if version is not None:  # Without one, the server is not asked.
+                check_version(_describe(name, stream.stat()).version, version, self.uri(name))
             stream.seek(offset)
             while chunk := stream.read(_CHUNK_BYTES):
                 yield chunk

@@ -12,7 +12,7 @@ from typing import Protocol, Self, runtime_checkable
 import attrs
 
 from uploads.disk import open_regular
-from uploads.errors import BytesCorruptError
+from uploads.errors import BytesCorruptError, TransientStoreError
 
 __all__ = [
     "Body",
@@ -23,8 +23,14 @@ __all__ = [
     "Replacing",
     "Resuming",
     "Store",
+    "abandon",
     "can_match",
-    "is_same_version",
+    "check_version",
+    "checks_whole",
+    "has_md5",
+    "md5_of",
+    "strong_etag",
+    "with_checksum",
 ]
 
 _READ_BYTES = 1 << 20
@@ -198,17 +204,37 @@ class RemoteObject:
     crc32: int | None = None
 
 
+# Versions. Most are ETags, which a proxy may make weak.
+
+
 def can_match(version: str) -> bool:
     """Returns whether `If-Match` may hold for an ETag: it never does for a weak one (RFC 9110, 13.1.1)."""
     return not version.startswith("W/")
 
 
-def is_same_version(found: str | None, version: str) -> bool:
-    """Returns whether two ETags are of the same bytes, whichever of them a proxy made weak.
+def strong_etag(etag: str) -> str:
+    """Returns the ETag without the mark by which a proxy makes it weak, where only the bytes count."""
+    return etag.removeprefix("W/")
 
-    One that was not found is of none.
+
+def md5_of(data: bytes) -> bytes:
+    """Returns the MD5, which is the ETag of most servers."""
+    return hashlib.md5(data, usedforsecurity=False).digest()
+
+
+def has_md5(etag: str, md5: bytes) -> bool:
+    """Returns whether an ETag is this MD5."""
+    return strong_etag(etag).strip('"') == md5.hex()
+
+
+def check_version(found: str | None, version: str | None, uri: str) -> None:
+    """Checks that an object is still the one that was asked for, weak or strong.
+
+    Raises:
+        TransientStoreError: It has another version, or none.
     """
-    return found is not None and found.removeprefix("W/") == version.removeprefix("W/")
+    if version is not None and strong_etag(found or "") != strong_etag(version):
+        raise TransientStoreError(f"{uri} changed while it was read. Start over.")
 
 
 class Store(Protocol):
@@ -328,3 +354,22 @@ class Resuming(Protocol):
     def abandon(self, notes: Path) -> None:
         """Aborts the half-sent upload that `notes` describes, then removes the notes."""
         ...
+
+
+# What only some stores can do, of any store.
+
+
+def checks_whole(store: Store, size: int) -> bool:
+    """Returns whether the store compares the CRC-32 of a file of this size; see `Checksumming`."""
+    return isinstance(store, Checksumming) and store.checks_whole(size)
+
+
+def with_checksum(store: Store, found: RemoteObject) -> RemoteObject:
+    """Returns an object as it was found, and with its CRC-32 where the store keeps that."""
+    return store.head_with_checksum(found.name) or found if isinstance(store, Checksumming) else found
+
+
+def abandon(store: Store, notes: Path) -> None:
+    """Aborts the half-sent upload that `notes` describes, if there is one, where the store keeps any."""
+    if isinstance(store, Resuming) and notes.exists():
+        store.abandon(notes)

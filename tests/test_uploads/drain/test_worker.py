@@ -207,7 +207,7 @@ def test_the_worker_waits_as_the_policy_says(make_worker_queue, make_file):
 def _attempts(spool):
     places = [spool.pending / folder for folder in spool.list_pending()]
     places += [spool.inflight / folder for folder in spool.list_inflight()]
-    return max((read_attempts(place).get("count", 0) for place in places), default=0)
+    return max((read_attempts(place).count for place in places), default=0)
 
 
 OBEDIENT = """read order; echo '{"owner": 1}'; while read line; do case "$line" in *stop*) exit 0;; esac; done; exit 1"""

@@ -17,12 +17,13 @@ from uploads.errors import ManifestError, SpoolOwnedError, SpoolUnusableError
 from uploads.handle import Outcome, UploadState
 from uploads.names import name_key
 from uploads.spool.entry import (
+    Attempts,
     Entry,
     identifier_of,
     is_entry_folder,
     key_of,
     may_have_lost_bytes,
-    note_attempt,
+    note_attempts,
     note_flushed,
     note_interruption,
     read_attempts,
@@ -393,11 +394,11 @@ def test_a_link_in_the_place_of_data_is_not_synced(spool, tmp_path):
 def test_attempts_that_ended_with_their_process_are_counted(tmp_path):
     """Their answer may be lost; that of an attempt that failed is not, unless it is said."""
     assert [note_interruption(tmp_path), note_interruption(tmp_path)] == [1, 2]
-    note_attempt(tmp_path, 4, "503")
-    assert read_attempts(tmp_path) == {"count": 4, "reason": "503", "is_answer_lost": False}
+    note_attempts(tmp_path, Attempts(4, "503"))
+    assert read_attempts(tmp_path) == Attempts(4, "503", is_answer_lost=False)
 
     assert [note_interruption(tmp_path), note_interruption(tmp_path)] == [5, 6]
-    assert read_attempts(tmp_path)["is_answer_lost"] is True
+    assert read_attempts(tmp_path).is_answer_lost is True
 
 
 def test_bytes_may_be_lost_by_a_reboot_before_they_were_synced_alone(tmp_path):

@@ -241,19 +241,20 @@ def _from_client(what: str, error: Any) -> StoreError:
     from botocore import exceptions
 
     text = redact(f"{what}: {error}")
-    if isinstance(error, exceptions.SSLError):
-        return StoreParkedError(f"{text}. Check the server's certificate.")
-    if isinstance(error, (exceptions.HTTPClientError, exceptions.ConnectionError)):
-        never_sent = (
-            exceptions.EndpointConnectionError,
-            exceptions.ConnectTimeoutError,
-            exceptions.ProxyConnectionError,
-        )
-        return TransientStoreError(text, is_answer_lost=not isinstance(error, never_sent))
-    if isinstance(error, exceptions.ParamValidationError):
-        return RejectedByStoreError(text)
-    if isinstance(error, exceptions.IncompleteReadError):
-        return TransientStoreError(text)
+    match error:
+        case exceptions.SSLError():
+            return StoreParkedError(f"{text}. Check the server's certificate.")
+        case (
+            exceptions.EndpointConnectionError()
+            | exceptions.ConnectTimeoutError()
+            | exceptions.ProxyConnectionError()
+            | exceptions.IncompleteReadError()
+        ):
+            return TransientStoreError(text)  # Nothing was sent, or it was a reading.
+        case exceptions.HTTPClientError() | exceptions.ConnectionError():
+            return TransientStoreError(text, is_answer_lost=True)
+        case exceptions.ParamValidationError():
+            return RejectedByStoreError(text)
     return StoreParkedError(f"{text}. Check the credentials, the profile and the region.")
 
 

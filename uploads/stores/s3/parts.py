@@ -12,10 +12,10 @@ import attrs
 
 from uploads.disk import read_regular, replace_json
 from uploads.errors import BytesCorruptError, RejectedByStoreError, RemoteExistsError, StoreError
-from uploads.stores.store import Body, Digest
+from uploads.stores.store import Body, Digest, has_md5, md5_of
 
 from .errors import code_of, translated
-from .requests import Checksum, Part, Requests, has_md5, md5_of
+from .requests import Checksum, Part, Requests
 
 __all__ = ["PartsUpload", "abandon_parts", "part_bytes_for"]
 
@@ -254,7 +254,9 @@ def _read(notes: Path | None) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError):
         return {}
-    is_ours = isinstance(noted, dict) and all(
-        isinstance(noted.get(key, ""), str) for key in ("key", "upload_id")
-    )
-    return noted if is_ours else {}
+    match noted:
+        case {"key": str(), "upload_id": str()}:
+            return dict(noted)
+        case {"key": str()} if "upload_id" not in noted:
+            return dict(noted)
+    return {}

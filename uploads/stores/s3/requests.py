@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 import attrs
 
 from uploads.errors import BytesCorruptError, StoreError, TransientStoreError
-from uploads.stores.store import Body
+from uploads.stores.store import Body, has_md5, md5_of, strong_etag
 
 from .errors import check_page, check_removed, check_sender, required
 
@@ -24,10 +24,7 @@ __all__ = [
     "Part",
     "PatientSocket",
     "Requests",
-    "has_md5",
     "limit_waits",
-    "md5_of",
-    "strong_etag",
     "whole_crc32",
 ]
 
@@ -397,16 +394,6 @@ def _ignore_missing_upload() -> Iterator[None]:
             raise
 
 
-def strong_etag(etag: str) -> str:
-    """Returns the ETag without the mark by which a proxy makes it weak, where only the bytes' MD5 counts."""
-    return etag.removeprefix("W/")
-
-
-def has_md5(etag: str, md5: bytes) -> bool:
-    """Returns whether an ETag is this MD5."""
-    return strong_etag(etag).strip('"') == md5.hex()
-
-
 def _is_md5(etag: str) -> bool:
     return _MD5.fullmatch(strong_etag(etag).strip('"')) is not None
 
@@ -471,11 +458,6 @@ def _to_send(data: bytes) -> bytearray | DeadlineBody:
     if len(data) > _SEND_BYTES:
         return DeadlineBody(data)
     return bytearray(data)
-
-
-def md5_of(data: bytes) -> bytes:
-    """Returns the MD5, which is the ETag of most servers."""
-    return hashlib.md5(data, usedforsecurity=False).digest()
 
 
 def _md5(data: bytes) -> str:

@@ -23,7 +23,7 @@ from uploads.errors import (
 )
 from uploads.messages import log_warning
 from uploads.stores.create_only import CreateOnlySupport
-from uploads.stores.store import Body, RemoteObject, Store, can_match, is_same_version
+from uploads.stores.store import Body, RemoteObject, Store, can_match, check_version
 from uploads.stores.uri import StoreLocation, compose_uri
 
 from .errors import check_page, check_removed, check_sender, code_of, required, translated
@@ -78,10 +78,10 @@ class S3Store:
         self._slots = threading.BoundedSemaphore(self._options.part_threads)
         self._takes_conditions = True  # Until the server refuses If-Match.
         self._present: set[str] = set()  # Names that exist, or that a put of ours may create.
-        self._keeps_crc32 = True  # Of objects of parts, until the server does not say so.
+        self._keeps_crc32 = True  # The server does so for objects of parts, until it says otherwise.
         self._lock = threading.Lock()  # Guards the client, and what checksums are left to try.
         self._client: Any = None
-        self._descriptions: Any = None  # Of the services, as botocore loads them.
+        self._descriptions: Any = None  # What botocore knows of S3.
 
     def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
         create_only = not overwrite and self._create_only.check(self, name)
@@ -169,7 +169,7 @@ class S3Store:
                 self._keep_checksums(left, refusal, in_parts=in_parts)
                 return
         assert refusal is not None  # noqa: S101  # there is one choice at least
-        raise refusal  # With any checksum and without, so not for the checksum.
+        raise refusal  # The server refuses it with every checksum and without one.
 
     def _keep_checksums(
         self, left: tuple[Checksum, ...], refusal: StoreError | None, *, in_parts: bool
@@ -266,8 +266,7 @@ class S3Store:
             raise TransientStoreError(f"{self.uri(name)} changed while it was read. Start over.") from error
         with contextlib.closing(answer["Body"]) as stream, translated(f"get {self._key(name)}"):
             # Some servers ignore If-Match.
-            if version is not None and not is_same_version(answer.get("ETag"), version):
-                raise TransientStoreError(f"{self.uri(name)} changed while it was read. Start over.")
+            check_version(answer.get("ETag"), version, self.uri(name))
             if offset and not str(answer.get("ContentRange", "")).startswith(f"bytes {offset}-"):
                 raise TransientStoreError(
                     f"{self.uri(name)}: the server sent another range than from byte {offset} on"
@@ -344,7 +343,7 @@ class S3Store:
             retries={"total_max_attempts": 1},  # The queue retries.
             max_pool_connections=64,
             tcp_keepalive=True,
-            user_agent=_USER_AGENT,  # Else botocore composes one, twice for every request.
+            user_agent=_USER_AGENT,  # Without one, botocore composes it twice for every request.
             request_checksum_calculation="when_required",  # Every request brings its own.
             response_checksum_validation="when_required",
             **self._options.of_client(),

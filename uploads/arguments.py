@@ -1,12 +1,13 @@
-"""How long a queue waits, and the check of every number of seconds that a caller gives."""
+"""Checks of arguments that callers give: seconds, workers, bytes, choices; and the time limits of a queue."""
 
 import math
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 
-__all__ = ["Timeouts", "check_seconds"]
+__all__ = ["Timeouts", "check_bytes", "check_choice", "check_seconds", "check_workers"]
 
 
 def check_seconds(name: str, seconds: float) -> float:
@@ -18,6 +19,26 @@ def check_seconds(name: str, seconds: float) -> float:
     if math.isnan(seconds) or seconds < 0:
         raise ValueError(f"{name} must be a number of seconds from 0 to inf, got {seconds}")
     return min(float(seconds), threading.TIMEOUT_MAX / 2)
+
+
+def check_workers(workers: int) -> None:
+    """Raises ValueError if there are no workers, and TypeError if it is no number."""
+    if not isinstance(workers, int):
+        raise TypeError(f"workers must be a whole number, got {workers!r}")
+    if workers < 1:
+        raise ValueError(f"workers must be at least 1, got {workers}")
+
+
+def check_bytes(name: str, count: object) -> None:
+    """Raises TypeError for a size that is no number, such as "10GB"."""
+    if not isinstance(count, int | float) or math.isnan(count):
+        raise TypeError(f"{name} must be a number of bytes, got {count!r}. Write 10 * 2**30 for 10 GiB.")
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raises ValueError for anything but one of the choices."""
+    if value not in choices:
+        raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}")
 
 
 def _limit(name: str, seconds: float) -> Any:
