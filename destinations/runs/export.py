@@ -79,7 +79,7 @@ def export_runs(
     chosen = _format(destination, format)
     _check_new(destination, overwrite=overwrite)
     rows = [flat_record(run.record if isinstance(run, Run) else run) for run in runs]
-    names = dict.fromkeys(name for name in FIELDS if name != "alive")
+    names = dict.fromkeys(name for name, field in FIELDS.items() if field.is_recorded)
     for group in ("hparams.", "summary."):
         names.update(dict.fromkeys(name for row in rows for name in row if name.startswith(group)))
     if chosen == "parquet":

@@ -13,7 +13,8 @@ from destinations.run_directory.layout import metrics_name
 from destinations.text.formatting import one_line
 
 from .commands.screen import age_text, duration_text, value_text
-from .record import RunRecord, status_of
+from .order import MISSING
+from .record import RunRecord, status_of, value_of
 
 __all__ = [
     "axis_of",
@@ -50,15 +51,13 @@ def runs_html(records: Sequence[RunRecord], total: int, roots: Iterable[str], no
     head = ["run", "status", "started", "took", "tags", *metrics]
     rows = []
     for record in records[:_MAX_ROWS]:
-        started = None if record.created_at is None else now - record.created_at
-        end = record.ended_at or record.heartbeat_at
-        took = None if record.created_at is None or end is None else end - record.created_at
+        age, duration = (value_of(record, name, now) for name in ("age", "duration"))
         rows.append(
             [
                 record.name,
                 status_of(record, now),
-                "" if started is None else f"{age_text(started)} ago",
-                "" if took is None else duration_text(took),
+                "" if age is MISSING else f"{age_text(age)} ago",
+                "" if duration is MISSING else duration_text(duration),
                 ", ".join(record.tags),
                 *(value_text(record.summary[name]) if name in record.summary else "" for name in metrics),
             ]
@@ -69,18 +68,15 @@ def runs_html(records: Sequence[RunRecord], total: int, roots: Iterable[str], no
     return f"{_table(head, [[_text(cell) for cell in row] for row in rows])}{more}{_command(command)}"
 
 
-def run_html(
-    record: RunRecord, summary: Mapping[str, Any], sparks: Mapping[str, str], *, is_running: bool
-) -> str:
+def run_html(record: RunRecord, status: str, summary: Mapping[str, Any], sparks: Mapping[str, str]) -> str:
     """Returns a run as tables of hyperparameters and metrics.
 
     Args:
         record: of the run.
+        status: `Run.shown_status`.
         summary: statistics by metric, as `Run.summary`.
         sparks: SVG by metric.
-        is_running: whether it is being written.
     """
-    status = "running" if is_running else "killed" if record.status == "running" else record.status
     title = f"<b>{_text(record.name)}</b> {_text(status)} <small>{_text(str(record.path))}</small>"
     hparams = [[_text(name), _text(value_text(value))] for name, value in record.hparams.items()]
     numbers = [

@@ -4,8 +4,12 @@ A field is declared once, as an attribute of `RunRecord`. The parser of the side
 the filter language, the columns of the command line, `compare`, `to_dicts`, DataFrames and exports are
 derived from `FIELDS`. To add a field, add an attribute; increase `index.VERSION`, and name the field in
 docs/runs.md.
+
+What is shown of some fields is computed from stored ones, and from the time. SQLite calls the same functions,
+so that what is filtered and sorted by is what is shown.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +20,7 @@ import attrs
 from destinations.run_directory.layout import HEARTBEAT_SECONDS, TERMINAL_STATUSES
 
 from .files import read_object
+from .order import MISSING
 
 __all__ = [
     "FIELDS",
@@ -30,17 +35,19 @@ __all__ = [
     "is_alive",
     "is_terminal",
     "read_sidecar",
+    "shown_status",
     "sound_hparams",
     "sound_summary",
     "status_of",
     "stored_fields",
+    "value_of",
 ]
 
 Scalar = bool | int | float | str | None
 RunKind = Literal["run-directory", "stable-pretraining", "lightning-csv"]
 Extremes = tuple[float | None, int | None, float | None, int | None]
 """Smallest value of a metric, its step, largest value, its step; None where a run has none."""
-FieldType = Literal["text", "texts", "time", "bool"]
+FieldType = Literal["text", "texts", "time", "duration", "bool"]
 
 # Statuses of other writers that end a run. Lightning's "finished" is stored as it is by stable-pretraining.
 _TERMINAL = TERMINAL_STATUSES | {"finished", "orphaned", "killed"}
@@ -63,6 +70,8 @@ class RecordField:
         is_in_sidecar: whether `sidecar.json` has it, by the same name.
         is_compared: whether `Runs.compare` reports it; not where it differs between any two runs.
         default: what a run without it has.
+        compute: returns what is shown of it; None if that is what is stored. Its arguments are stored fields,
+            and at last the time in seconds since 1970.
     """
 
     name: str
@@ -71,9 +80,78 @@ class RecordField:
     is_in_sidecar: bool = True
     is_compared: bool = True
     default: Any = None
+    compute: Callable[..., Any] | None = None
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The stored fields that `compute` takes."""
+        return () if self.compute is None else tuple(inspect.signature(self.compute).parameters)[:-1]
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether a record has it; other fields depend on the time, or on how runs are shown."""
+        return self.compute is None or self.is_stored
 
 
-def _field(kind: FieldType, *, default: Any = attrs.NOTHING, **properties: bool) -> Any:
+def is_terminal(status: str) -> bool:
+    """Returns whether a run of this status has ended."""
+    return status in _TERMINAL
+
+
+def is_alive(status: str, heartbeat_at: float | None, now: float) -> bool:
+    """Returns whether a run is being written: it has not ended, and its heartbeat is fresh.
+
+    ```python
+    print(is_alive("running", heartbeat_at=1000.0, now=1060.0))  # True
+    ```
+
+    Args:
+        status: of the run.
+        heartbeat_at: the last heartbeat, see `run_directory.layout.trusted_heartbeat`.
+        now: seconds since 1970.
+    """
+    return not is_terminal(status) and heartbeat_at is not None and heartbeat_at >= now - HEARTBEAT_SECONDS
+
+
+def shown_status(status: str, heartbeat_at: float | None, now: float) -> str:
+    """Returns what is shown of a stored status.
+
+    A run that says "running" without a fresh heartbeat was "killed". A run that says nothing, as those of
+    Lightning, is "running" with one. Every other status is shown as it is.
+    """
+    if status == "running":
+        return status if is_alive(status, heartbeat_at, now) else "killed"
+    if status == "unknown":
+        return "running" if is_alive(status, heartbeat_at, now) else status
+    return status
+
+
+def _run(kind: str, run_id: str, name: str, now: float) -> str:  # noqa: ARG001  # as all of them
+    # Lightning names all its folders version_N.
+    return run_id if kind == "lightning-csv" else name
+
+
+def _age(created_at: float | None, now: float) -> float | None:
+    return None if created_at is None else now - created_at
+
+
+def _duration(
+    status: str,
+    created_at: float | None,
+    ended_at: float | None,
+    updated_at: float | None,
+    heartbeat_at: float | None,
+    now: float,
+) -> float | None:
+    if created_at is None:
+        return None
+    if is_alive(status, heartbeat_at, now):
+        return now - created_at
+    end = ended_at or heartbeat_at or updated_at
+    return None if end is None else end - created_at
+
+
+def _field(kind: FieldType, *, default: Any = attrs.NOTHING, **properties: Any) -> Any:
     return attrs.field(default=default, metadata={"type": kind, **properties})
 
 
@@ -92,7 +170,7 @@ class RunRecord:
 
     Args:
         run_id: the id that the run gave itself; for a folder without one, its path below the root.
-        status: as written; a run that was killed says "running" forever, see `is_alive`.
+        status: as written; a run that was killed says "running" forever, see `shown_status`.
         kind: the writer: `RunDirectory`, stable-pretraining's `RegistryLogger`, or Lightning's `CSVLogger`.
         created_at: when the run began.
         ended_at: when the run ended.
@@ -110,7 +188,7 @@ class RunRecord:
     """
 
     run_id: str = _field("text", is_compared=False)
-    status: str = _field("text", default="unknown")
+    status: str = _field("text", default="unknown", compute=shown_status)
     kind: RunKind = _field("text", is_in_sidecar=False)
     created_at: float | None = _field("time", default=None, is_compared=False)
     ended_at: float | None = _field("time", default=None, is_compared=False)
@@ -134,7 +212,15 @@ class RunRecord:
 
 
 def _declared_fields() -> dict[str, RecordField]:
+    def computed(name: str, kind: FieldType, compute: Callable[..., Any]) -> None:
+        fields[name] = RecordField(
+            name, kind, is_stored=False, is_in_sidecar=False, is_compared=False, compute=compute
+        )
+
     fields: dict[str, RecordField] = {}
+    computed("run", "text", _run)
+    computed("age", "duration", _age)
+    computed("duration", "duration", _duration)
     for attribute in attrs.fields(RunRecord):
         if attribute.metadata:
             default = None if attribute.default is attrs.NOTHING else attribute.default
@@ -142,14 +228,12 @@ def _declared_fields() -> dict[str, RecordField]:
         if attribute.name == "run_id":
             fields["name"] = RecordField("name", "text", is_in_sidecar=False, is_compared=False)
         if attribute.name == "kind":
-            fields["alive"] = RecordField(
-                "alive", "bool", is_stored=False, is_in_sidecar=False, is_compared=False
-            )
+            computed("alive", "bool", is_alive)
     return fields
 
 
 FIELDS: Mapping[str, RecordField] = _declared_fields()
-"""The fields of a run by name, in the order of columns; `name` and `alive` are computed."""
+"""The fields of a run by name, in the order of columns."""
 
 
 def stored_fields() -> list[RecordField]:
@@ -158,39 +242,39 @@ def stored_fields() -> list[RecordField]:
 
 
 def flat_record(record: RunRecord) -> dict[str, Any]:
-    """Returns the fields of a run except `alive`, then `hparams.…`, then `summary.…`."""
-    flat: dict[str, Any] = {name: getattr(record, name) for name in FIELDS if name != "alive"}
+    """Returns the fields of a run as they are stored, then `hparams.…`, then `summary.…`."""
+    flat: dict[str, Any] = {
+        name: getattr(record, name) for name, field in FIELDS.items() if field.is_recorded
+    }
     flat["tags"], flat["path"] = list(record.tags), str(record.path)
     flat |= {f"hparams.{name}": value for name, value in record.hparams.items()}
     flat |= {f"summary.{name}": value for name, value in record.summary.items()}
     return flat
 
 
-def is_terminal(status: str) -> bool:
-    """Returns whether a run of this status has ended."""
-    return status in _TERMINAL
-
-
-def is_alive(status: str, heartbeat_at: float | None, now: float) -> bool:
-    """Returns whether a run is being written: it has not ended, and its heartbeat is fresh.
-
-    ```python
-    print(is_alive("running", heartbeat_at=1000.0, now=1060.0))  # True
-    ```
+def value_of(record: RunRecord, name: str, now: float) -> Any:
+    """Returns the value that is shown of a field, hyperparameter or metric; `MISSING` for a run without it.
 
     Args:
-        status: of the run.
-        heartbeat_at: the last heartbeat, see `run_directory.layout.trusted_heartbeat`.
+        record: of the run.
+        name: such as `status`, `hparams.optim.lr` or `summary.loss`.
         now: seconds since 1970.
     """
-    return not is_terminal(status) and heartbeat_at is not None and heartbeat_at >= now - HEARTBEAT_SECONDS
+    group, _, rest = name.partition(".")
+    if rest:
+        values: Mapping[str, Any] = record.hparams if group == "hparams" else record.summary
+        return values.get(rest, MISSING)
+    field = FIELDS[name]
+    if field.compute is None:
+        value = getattr(record, name)
+    else:
+        value = field.compute(*(getattr(record, need) for need in field.needs), now)
+    return MISSING if value is None else value
 
 
 def status_of(record: RunRecord, now: float) -> str:
-    """Returns the recorded status of a run, or "killed" if it is "running" without a current heartbeat."""
-    if record.status == "running" and not is_alive(record.status, record.heartbeat_at, now):
-        return "killed"
-    return record.status
+    """Returns what is shown of the status of a run; see `shown_status`."""
+    return shown_status(record.status, record.heartbeat_at, now)
 
 
 # The sidecar.

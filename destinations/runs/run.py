@@ -29,7 +29,7 @@ from uploads.disk import read_regular
 
 from .errors import RunNotFoundError
 from .files import number_of, read_object, read_object_file, whole_of
-from .record import Extremes, RunKind, RunRecord, Scalar, is_alive
+from .record import Extremes, RunKind, RunRecord, Scalar, is_alive, shown_status
 
 if TYPE_CHECKING:
     import threading
@@ -122,7 +122,7 @@ class Run:
         return Run(Run.open(self.path).record, clock=self._clock)
 
     def __repr__(self) -> str:
-        return f"Run({self.run_id!r}, {self.status}, {str(self.path)!r})"
+        return f"Run({self.run_id!r}, {self.shown_status}, {str(self.path)!r})"
 
     # From the record.
 
@@ -148,8 +148,13 @@ class Run:
 
     @property
     def status(self) -> str:
-        """As written; a run that was killed says "running" forever, see `alive`."""
+        """As written; a run that was killed says "running" forever, see `shown_status`."""
         return self.record.status
+
+    @property
+    def shown_status(self) -> str:
+        """The status that tables, filters and pages show: "killed" for "running" without a heartbeat."""
+        return shown_status(self.status, self._heartbeat_at(), self._clock())
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -432,7 +437,7 @@ class Run:
 
         summary = self.summary
         sparks = sparks_of(self.path, self.blocks(), summary)
-        return run_html(self.record, summary, sparks, is_running=self.alive)
+        return run_html(self.record, self.shown_status, summary, sparks)
 
     # Records.
 

@@ -9,6 +9,7 @@ import os
 import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -23,6 +24,7 @@ from .index.filters import All, Compare, Field, Filter, In, Node, parse_field, p
 from .index.index import Index
 from .index.root import Root
 from .index.scan import RUNNING, ScanChange, ScanReport
+from .order import MISSING, label_of, same_values, sort_rows
 from .record import FIELDS, Extremes, RunRecord, flat_record, is_terminal
 from .run import Run, read_extremes
 
@@ -37,7 +39,7 @@ def differing(flats: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, Any]]:
     return {
         name: {place: flat[name] for place, flat in enumerate(flats) if name in flat}
         for name in names
-        if len({_identity(flat[name]) if name in flat else None for flat in flats}) > 1
+        if not same_values(flat.get(name, MISSING) for flat in flats)
     }
 
 
@@ -45,17 +47,6 @@ def _compared(record: RunRecord) -> dict[str, Any]:
     """Returns the fields that are worth comparing, hyperparameters and metrics."""
     fields = flat_record(record).items()
     return {name: value for name, value in fields if name not in FIELDS or FIELDS[name].is_compared}
-
-
-def _identity(value: Any) -> tuple[str, Any]:
-    """Returns a key that is equal for equal values: 1 and 1.0, NaN and NaN, but not 1 and true."""
-    if isinstance(value, bool):
-        return ("bool", value)
-    if isinstance(value, float) and value != value:  # noqa: PLR0124  # NaN
-        return ("nan", None)
-    if isinstance(value, int | float):
-        return ("number", value)
-    return (type(value).__name__, str(value))
 
 
 def matches(record: RunRecord, where: str, now: float) -> bool:
@@ -264,6 +255,27 @@ class Runs:
 
         return self._with_retry(ask)
 
+    def count_by(
+        self, field: str, *, where: str | None = None, archived: bool | None = False
+    ) -> dict[str, int]:
+        """Returns how many runs have each value of a field, in the order of `query(sort_by=field)` from min.
+
+        Values are told apart as in filters: `1` and `1.0` are one, `"1"` is another, and is quoted. Runs
+        without the field are counted for a dash, which comes last.
+
+        Args:
+            field: as `sort_by` of `query`.
+            where: as for `query`.
+            archived: as for `query`.
+
+        Raises:
+            FilterError: the filter does not parse.
+            MetricNotFoundError: no run has the field.
+        """
+        order = Order(self._order_field(field), descending=False)
+        rows = self._with_retry(lambda: self._rows(where, (), order, archived))
+        return dict(Counter(label_of(value) for value, *_ in rows))
+
     def best(
         self,
         metric: str,
@@ -352,14 +364,27 @@ class Runs:
         field = self._order_field(sort_by)
         if descending is None:
             descending = field.group in _DESCENDING_GROUPS or field.type == "time"
+        order = Order(field, descending)
+        return [(root, number) for _, _, number, root in self._rows(where, tests, order, archived, limit)]
+
+    def _rows(
+        self,
+        where: str | None,
+        tests: Iterable[Node],
+        order: Order,
+        archived: bool | None,
+        limit: int | None = None,
+    ) -> list[tuple[Any, float | None, int, Root]]:
+        """Returns runs in order: value to sort by, time of creation, id, root."""
         found = [
             (*row, root)
-            for root, query in self._queries(where, tests, Order(field, descending), archived)
+            for root, query in self._queries(where, tests, order, archived)
             for row in root.index.select(query, limit)
         ]
         if len(self._roots) > 1:
-            found = _merged(found, descending)[:limit]
-        return [(root, number) for *_, number, root in found]
+            found.sort(key=lambda row: -math.inf if row[1] is None else row[1], reverse=True)
+            found = sort_rows(found, descending=order.descending)[:limit]
+        return found
 
     def _queries(
         self, where: str | None, tests: Iterable[Node], order: Order, archived: bool | None
@@ -449,7 +474,8 @@ class Runs:
                 f"to_dataframe needs pandas ({error}). Install pandas, or use to_dicts()."
             ) from error
         rows = self.to_dicts(**query)
-        columns = {name: index for index, name in enumerate(name for name in FIELDS if name != "alive")}
+        recorded = (name for name, field in FIELDS.items() if field.is_recorded)
+        columns = {name: index for index, name in enumerate(recorded)}
         for group in ("hparams.", "summary."):
             for row in rows:
                 for name in row:
@@ -708,18 +734,3 @@ def _more_tests(alive: bool | None, hparams: Mapping[str, Any] | None) -> Iterat
                 f"hparams must have numbers, texts or None as values, got {name}={value!r:.60}. "
                 "Use where= for other tests."
             )
-
-
-def _merged(
-    found: list[tuple[int, Any, float | None, int, Root]], descending: bool
-) -> list[tuple[int, Any, float | None, int, Root]]:
-    """Merges the rows of several roots: by rank, then by value; those without a value newest first."""
-    ordered = []
-    for rank in sorted({row[0] for row in found}):
-        rows = [row for row in found if row[0] == rank]
-        if rows[0][1] is None:
-            rows.sort(key=lambda row: row[2] or 0.0, reverse=True)
-        else:
-            rows.sort(key=lambda row: row[1], reverse=descending)
-        ordered += rows
-    return ordered

@@ -55,6 +55,7 @@ class App:
                 ),
                 self._get("/api/info", self._info),
                 self._get("/api/runs", self._runs),
+                self._get("/api/groups", self._groups),
                 self._get("/api/fields", lambda _: self.catalog.fields()),
                 self._get("/api/series", self._series),
                 self._get("/api/band", self._band),
@@ -87,10 +88,6 @@ class App:
 
     def _runs(self, request: Request) -> Any:
         parameters = request.query_params
-        archived = {"0": False, "1": True, "all": None, "": False}
-        chosen = parameters.get("archived", "0")
-        if chosen not in archived:
-            raise ValueError(f"archived must be 0, 1 or all, got {chosen!r:.50}.")
         columns = parameters.getlist("columns")
         # Asked for first: what changes meanwhile is then a change.
         version = self.changes.version
@@ -99,11 +96,20 @@ class App:
             query=parameters.get("q", ""),
             sort=parameters.get("sort", ""),
             columns=[one for one in (columns[0].split(",") if len(columns) == 1 else columns) if one],
-            archived=archived[chosen],
+            archived=_archived(request),
             offset=_whole(request, "offset", 0, 0, 10**9),
             limit=_whole(request, "limit", 100, 0, 1000),
         )
         return {**page, "version": version}
+
+    def _groups(self, request: Request) -> Any:
+        parameters = request.query_params
+        return self.catalog.groups(
+            parameters.get("group", ""),
+            where=parameters.get("where", ""),
+            query=parameters.get("q", ""),
+            archived=_archived(request),
+        )
 
     def _run(self, request: Request) -> Run:
         return self.catalog.run(request.path_params["id"])
@@ -206,7 +212,7 @@ class App:
     def _band(self, request: Request) -> Any:
         parameters = request.query_params
         runs = [(run_id, run) for run_id, run in self._asked_runs(request, _MAX_RUNS) if run is not None]
-        groups = self.catalog.groups(
+        groups = self.catalog.bands(
             runs,
             group=parameters.get("group", ""),
             over=parameters.get("over", ""),
@@ -225,6 +231,14 @@ class App:
         if len(runs) < 2:  # noqa: PLR2004  # runs
             raise ValueError("two runs or more must be given to compare.")
         return details.compare(runs, self.charts.cache)
+
+
+def _archived(request: Request) -> bool | None:
+    known = {"0": False, "1": True, "all": None, "": False}
+    chosen = request.query_params.get("archived", "0")
+    if chosen not in known:
+        raise ValueError(f"archived must be 0, 1 or all, got {chosen!r:.50}.")
+    return known[chosen]
 
 
 def _axis(request: Request) -> Axis:

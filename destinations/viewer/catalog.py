@@ -7,7 +7,7 @@ import hashlib
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from destinations.runs import (
 )
 from destinations.runs.commands.fields import OWN_FIELDS, check_fields, field_of
 from destinations.runs.index.filters import parse_filter
-from destinations.runs.record import FIELDS, status_of
+from destinations.runs.order import MISSING, label_of, orders_of, same_values, sort_rows
+from destinations.runs.record import FIELDS, status_of, value_of
 
 from .answers import shown
 
@@ -36,7 +37,6 @@ _SAMPLE = 200
 _SEARCHED = ("name", "run_id", "tags", "notes")
 _ID = re.compile(r"[0-9a-f]{12}")
 # The names of the API for fields that have another one in the record.
-_KINDS = {"run": "text", "age": "duration", "duration": "duration"}
 _ALIASES = {"note": "notes"}
 
 
@@ -147,15 +147,12 @@ class Catalog:
         columns = [_ALIASES.get(name, name) for name in dict.fromkeys(columns)]
         check_fields(columns, self.runs.hparam_names(), self.runs.metric_names())
         name = sort.removeprefix("-")
-        # Sorted as the time that they are counted from.
-        computed = {"age": "created_at", "duration": "created_at", "run": "name", "note": "notes"}
-        is_descending = sort.startswith("-") != (name == "age")
         records, total = self.runs.page(
             offset,
             limit,
             where=self._where(where, query),
-            sort_by=computed.get(name, name) or None,
-            descending=is_descending if name else None,
+            sort_by=_ALIASES.get(name, name) or None,
+            descending=sort.startswith("-") if name else None,
             archived=archived,
         )
         return {
@@ -165,10 +162,40 @@ class Catalog:
             "rows": [self.row(record, columns) for record in records],
         }
 
+    def groups(
+        self, group: str, *, where: str = "", query: str = "", archived: bool | None = False
+    ) -> dict[str, Any]:
+        """Returns the answer of `/api/groups`.
+
+        Raises:
+            FilterError: the filter does not parse.
+            MetricNotFoundError: no run has the column to group by.
+        """
+        found = self.runs.count_by(
+            _ALIASES.get(group, group), where=self._where(where, query), archived=archived
+        )
+        return {"groups": [{"label": label, "total": total} for label, total in found.items()]}
+
+    def orders(self, records: Sequence[RunRecord], cells: Iterable[str]) -> dict[str, Any]:
+        """Returns how an exported site sorts, groups and searches rows, which computes nothing of it itself.
+
+        Args:
+            records: of the rows, newest first.
+            cells: hyperparameters and metrics.
+        """
+        now = self.clock()
+        own = [name for name, field in FIELDS.items() if field.type != "texts"]
+        columns = {}
+        for name in (*own, *_ALIASES, *cells):
+            values = [value_of(record, _ALIASES.get(name, name), now) for record in records]
+            columns[name] = {**orders_of(values), "labels": [label_of(value) for value in values]}
+        texts = ((record.name, record.run_id, *record.tags, record.notes) for record in records)
+        return {"columns": columns, "search": ["\n".join(found).lower() for found in texts]}
+
     def row(self, record: RunRecord, columns: Sequence[str] = ()) -> dict[str, Any]:
         """Returns a row of the table."""
         now = self.clock()
-        values = {name: field_of(record, name, now) for name in columns}
+        values = {name: value_of(record, name, now) for name in columns}
         return {
             "id": self.id_of(record),
             "run_id": record.run_id,
@@ -182,7 +209,7 @@ class Catalog:
             "created_at": record.created_at,
             "duration": field_of(record, "duration", now),
             "problem": record.problem,
-            "values": {name: shown(value) for name, value in values.items() if value is not None},
+            "values": {name: shown(value) for name, value in values.items() if value is not MISSING},
         }
 
     def fields(self) -> dict[str, Any]:
@@ -207,7 +234,7 @@ class Catalog:
             "now": self.clock(),
         }
 
-    def groups(
+    def bands(
         self, runs: Sequence[tuple[str, Run]], *, group: str = "", over: str = "", ranks: bool = False
     ) -> list[tuple[str, list[tuple[str, Run, int]]]]:
         """Returns the groups of `/api/band`: a label, and members: id, run and rank.
@@ -228,20 +255,19 @@ class Catalog:
             return [(run.name, [(run_id, run, rank) for rank in run.ranks()]) for run_id, run in runs]
         check_fields([group or over], self.runs.hparam_names(), self.runs.metric_names())
         now = self.clock()
+        of_run = [(run_id, run, 0) for run_id, run in runs]
         groups: dict[str, list[tuple[str, Run, int]]] = {}
-        varied = {
-            name
-            for _, run in runs
-            for name in run.hparams
-            if len({repr(one.hparams.get(name)) for _, one in runs}) > 1
-        }
-        for run_id, run in runs:
-            if group:
-                label = str(shown(field_of(run.record, group, now)))
-            else:
-                rest = sorted(varied - {over.removeprefix("hparams.")})
-                label = ", ".join(f"{name}={run.hparams.get(name)}" for name in rest) or "all"
-            groups.setdefault(label, []).append((run_id, run, 0))
+        if group:
+            rows = [(value_of(member[1].record, group, now), member) for member in of_run]
+            for value, member in sort_rows(rows, descending=False):
+                groups.setdefault(label_of(value), []).append(member)
+            return list(groups.items())
+        names = sorted({name for _, run in runs for name in run.hparams} - {over.removeprefix("hparams.")})
+        values = {name: [run.hparams.get(name, MISSING) for _, run in runs] for name in names}
+        varied = [name for name in names if not same_values(values[name])]
+        for place, member in enumerate(of_run):
+            label = ", ".join(f"{name}={label_of(values[name][place])}" for name in varied) or "all"
+            groups.setdefault(label, []).append(member)
         return list(groups.items())
 
     def shown_path(self, record: RunRecord) -> str:
@@ -295,8 +321,6 @@ def _kind_of(name: str, records: Sequence[RunRecord]) -> str:
     """Returns the kind of a column: of its field, or of the values that some runs have."""
     if name in FIELDS:
         return {"texts": "tags"}.get(FIELDS[name].type, FIELDS[name].type)
-    if name in _KINDS:
-        return _KINDS[name]
     group, _, rest = name.partition(".")
     if group == "summary":
         return "number"

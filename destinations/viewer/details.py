@@ -19,6 +19,7 @@ from destinations.runs.content.flight import describe_flights
 from destinations.runs.content.media import Image, read_points, read_sound
 from destinations.runs.content.sources import branches_of
 from destinations.runs.files import path_inside, read_object_file
+from destinations.runs.order import orders_of
 from destinations.runs.run import MetricSummary
 from uploads.disk import open_regular
 
@@ -73,7 +74,7 @@ def details(catalog: Catalog, run: Run) -> dict[str, Any]:
         "checkpoint_path": record.checkpoint_path,
         "folder": str(run.path),
         "hyperparameters": plain(run.hyperparameters),
-        "summary": {name: attrs.asdict(one) for name, one in _summary(run).items()},
+        **_summary(run),
         "metrics": _names_or_none(run),
         "ranks": run.ranks(),
         "environment": plain(environment),
@@ -92,7 +93,17 @@ def details(catalog: Catalog, run: Run) -> dict[str, Any]:
     }
 
 
-def _summary(run: Run) -> Mapping[str, MetricSummary]:
+def _summary(run: Run) -> dict[str, Any]:
+    """Returns the statistics of metrics, and their orders by each column of a table of them."""
+    found = {name: attrs.asdict(one) for name, one in _statistics(run).items()}
+    columns = {
+        field.name: [one[field.name] for one in found.values()] for field in attrs.fields(MetricSummary)
+    }
+    orders = {name: orders_of(values) for name, values in {"metric": found, **columns}.items()}
+    return {"summary": plain(found), "summary_orders": orders}
+
+
+def _statistics(run: Run) -> Mapping[str, MetricSummary]:
     """Returns the statistics of metrics; only last values where all rows of a large run had to be read."""
     state = _state(run.path / metrics_name(0))
     if state is None or state.st_size <= _MAX_COMPUTED_BYTES or _state(run.path / SUMMARY) is not None:
@@ -394,11 +405,13 @@ def table(
     found = run.table(name, step)
     entry = [one for one in run.tables(name) if one.step == found.step][-1]
     kinds = dict(entry.columns)
+    rows = found.rows[offset : offset + limit]
     return {
         "name": name,
         "step": found.step,
         "columns": [{"name": column, "type": kinds.get(column, "str")} for column in found.columns],
-        "rows": plain(found.rows[offset : offset + limit]),
+        "rows": plain(rows),
+        "orders": [orders_of(row[place] for row in rows) for place in range(len(found.columns))],
         "offset": offset,
         "total": len(found.rows),
     }

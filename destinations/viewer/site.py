@@ -192,6 +192,7 @@ class Site:
             )
         )
         self._add("runs", {**catalog.page(where=where, limit=limit, columns=list(columns)), "version": "0"})
+        self._add("orders", catalog.orders([run.record for _, run in runs], columns))
         cache = ColumnCache(_CACHE_BYTES)
         for run_id, run in runs:
             self._write_run(run_id, run, cache)

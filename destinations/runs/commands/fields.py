@@ -8,7 +8,8 @@ import attrs
 from destinations.runs import MetricNotFoundError, RunRecord, Runs, is_alive
 from destinations.runs.errors import near_names
 from destinations.runs.index.filters import parse_filter
-from destinations.runs.record import FIELDS, status_of
+from destinations.runs.order import MISSING
+from destinations.runs.record import FIELDS, status_of, value_of
 
 from .running import UsageError
 from .screen import NOTHING, Cell, Column, CommandContext, age_text, duration_text, value_text
@@ -25,8 +26,8 @@ __all__ = [
     "status_style",
 ]
 
-OWN_FIELDS = ("run", "age", "duration", *FIELDS)
-"""The columns that are not hyperparameters or metrics; `run`, `age` and `duration` are computed here."""
+OWN_FIELDS = tuple(FIELDS)
+"""The columns that are not hyperparameters or metrics."""
 
 _STYLES = {
     "running": "green",
@@ -37,7 +38,7 @@ _STYLES = {
     "failed to write": "red",
     "killed": "red",
 }
-_TIMES = {"age", "duration"}
+_TEXT_OF = {"age": age_text, "duration": duration_text}
 
 
 def status_style(status: str) -> str | None:
@@ -46,34 +47,9 @@ def status_style(status: str) -> str | None:
 
 
 def field_of(record: RunRecord, name: str, now: float) -> Any:
-    """Returns the value of a column for a run, or None."""
-    group, _, rest = name.partition(".")
-    if group == "hparams" and rest:
-        return record.hparams.get(rest)
-    if group == "summary" and rest:
-        return record.summary.get(rest)
-    if name == "run":
-        # Lightning names all its folders version_N.
-        return record.run_id if record.kind == "lightning-csv" else record.name
-    if name == "status":
-        return status_of(record, now)
-    if name == "alive":
-        return is_alive(record.status, record.heartbeat_at, now)
-    if name == "age":
-        return None if record.created_at is None else now - record.created_at
-    if name == "duration":
-        return _duration(record, now)
-    value = getattr(record, name)
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _duration(record: RunRecord, now: float) -> float | None:
-    if record.created_at is None:
-        return None
-    if is_alive(record.status, record.heartbeat_at, now):
-        return now - record.created_at
-    end = record.ended_at or record.heartbeat_at or record.updated_at
-    return None if end is None else end - record.created_at
+    """Returns what is shown of a column for a run, or None."""
+    value = value_of(record, name, now)
+    return None if value is MISSING else list(value) if isinstance(value, tuple) else value
 
 
 def cell_of(record: RunRecord, name: str, now: float) -> Cell:
@@ -81,10 +57,8 @@ def cell_of(record: RunRecord, name: str, now: float) -> Cell:
     value = field_of(record, name, now)
     if name == "status":
         return Cell(str(value), status_style(str(value)))
-    if name == "age":
-        return Cell(age_text(value))
-    if name == "duration":
-        return Cell(duration_text(value))
+    if name in _TEXT_OF:
+        return Cell(_TEXT_OF[name](value))
     if name in FIELDS and FIELDS[name].type == "time" and value is not None:
         return Cell(local_time(float(value)))
     if isinstance(value, list):
@@ -94,7 +68,7 @@ def cell_of(record: RunRecord, name: str, now: float) -> Cell:
 
 def column_of(name: str, values: Iterable[Any]) -> Column:
     """Returns the column for a field: numbers are right-aligned, ids are truncated last."""
-    is_right = name in _TIMES or (
+    is_right = name in _TEXT_OF or (
         name.startswith(("hparams.", "summary."))
         and all(isinstance(value, int | float) or value is None for value in values)
     )
@@ -153,6 +127,7 @@ def as_json(record: RunRecord, now: float) -> dict[str, Any]:
     return {
         **fields,
         "path": str(record.path),
+        "status": status_of(record, now),
         "name": record.name,
         "tags": list(record.tags),
         "hparams": dict(record.hparams),

@@ -30,7 +30,7 @@ def tail(options: argparse.Namespace, session: CommandContext) -> int:
     for row in followed:
         _print([row], options, session)
         session.screen.flush()
-    session.note(f"run {run.run_id}: {run.reload().status}")
+    session.note(f"run {run.run_id}: {run.reload().shown_status}")
     return EXIT_OK
 
 
@@ -88,11 +88,11 @@ def _ended(run: Run, code: int, how: str, options: argparse.Namespace, session: 
     if options.json:
         found: dict[str, Any] = {
             "run_id": run.run_id,
-            "status": run.status,
+            "status": run.shown_status,
             "alive": run.alive,
             "holds": code == EXIT_OK,
         }
         session.screen.json(found)
     else:
-        session.note(f"run {run.run_id} ({run.status}): the condition {how}")
+        session.note(f"run {run.run_id} ({run.shown_status}): the condition {how}")
     return code

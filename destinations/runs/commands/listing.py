@@ -8,6 +8,8 @@ from typing import Any
 import attrs
 
 from destinations.runs import RunRecord, Runs
+from destinations.runs.order import same_values
+from destinations.runs.record import value_of
 from destinations.text.formatting import metric_direction
 
 from .fields import as_json, cell_of, check_fields, check_filter, column_of, field_of
@@ -76,17 +78,14 @@ def _columns_of(records: list[RunRecord]) -> list[str]:
     columns = list(_COLUMNS)
     if any(record.tags for record in records):
         columns.append("tags")
-    values: dict[str, Counter[str]] = {}
-    for record in records:
-        for name, value in record.hparams.items():
-            values.setdefault(name, Counter())[repr(value)] += 1
+    counts = Counter(name for record in records for name in record.hparams)
     varying = [
         name
-        for name, counts in values.items()
-        if len(counts) > 1 or (len(records) > 1 and counts.total() < len(records))
+        for name in counts
+        if not same_values(value_of(record, f"hparams.{name}", 0.0) for record in records)
     ]
     # Those that all runs have, before those of a few.
-    varying.sort(key=lambda name: -values[name].total())
+    varying.sort(key=lambda name: -counts[name])
     metrics = Counter(name for record in records for name in record.summary)
     main = sorted(metrics, key=lambda name: (not metric_direction(name), -metrics[name]))
     columns += [f"hparams.{name}" for name in varying[:_MAX_HPARAMS]]

@@ -317,7 +317,7 @@ def differing_fields(runs: list[Run]) -> dict[str, dict[int, Any]]:
 
 def _fields(run: Run) -> dict[str, Any]:
     record = run.record
-    fields: dict[str, Any] = {"status": record.status, "tags": sorted(record.tags)}
+    fields: dict[str, Any] = {"status": run.shown_status, "tags": sorted(record.tags)}
     fields |= {f"hparams.{name}": value for name, value in record.hparams.items()}
     fields |= _flat("environment", run.environment)
     fields |= {f"summary.{name}": value for name, value in record.summary.items()}

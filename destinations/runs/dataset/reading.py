@@ -98,16 +98,14 @@ class DatasetRun(Run):
         self._dataset = dataset
 
     def __repr__(self) -> str:
-        return f"DatasetRun({self.run_id!r}, {self.status})"
+        return f"DatasetRun({self.run_id!r}, {self.shown_status})"
 
     def reload(self) -> "DatasetRun":
         """Returns the run itself: an open dataset does not change."""
         return self
 
-    @property
-    def alive(self) -> bool:
-        """False: only runs that have ended are compacted."""
-        return False
+    def _heartbeat_at(self) -> None:
+        """None, so that no run is alive: only runs that have ended are compacted."""
 
     @property
     def hyperparameters(self) -> dict[str, Any]:

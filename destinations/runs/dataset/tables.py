@@ -45,9 +45,13 @@ APPLICATION = "training-destinations"
 """The application id of our commits: of two at once, one fails."""
 
 _TYPES: Mapping[FieldType, str] = {"text": "string", "texts": "texts", "time": "double", "bool": "bool"}
-_NOT_STORED = {"name", "alive", "path", "heartbeat_at", "problem", "run_id"}
+_NOT_STORED = {"name", "path", "heartbeat_at", "problem", "run_id"}
 # Of `runs`; a dataset written by another version of this package may lack some.
-_FIELDS = {name: _TYPES[field.type] for name, field in FIELDS.items() if name not in _NOT_STORED}
+_FIELDS = {
+    name: _TYPES[field.type]
+    for name, field in FIELDS.items()
+    if field.is_recorded and name not in _NOT_STORED
+}
 _TABLES = {
     "metrics": "metric string, run_id string, rank int32, step int64, row int64, time timestamp, "
     "value double",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .filter_sql import unescape_nul
+from .filter_sql import FUNCTIONS, unescape_nul
 
 __all__ = ["CorruptIndexError", "Database"]
 
@@ -123,6 +123,8 @@ class Database:
             db.execute("PRAGMA cache_size = -65536")
             db.execute("PRAGMA temp_store = MEMORY")
             db.create_function("matches_pattern", 2, _matches_pattern, deterministic=True)
+            for name, (count, function) in FUNCTIONS.items():
+                db.create_function(name, count, function, deterministic=True)
             with _transaction(db):
                 self._check_tables(db)
         except BaseException:

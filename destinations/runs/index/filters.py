@@ -28,6 +28,7 @@ import attrs
 
 from destinations.runs.errors import FilterError, near_names
 from destinations.runs.files import clean_text
+from destinations.runs.order import Kind, key_of
 from destinations.runs.record import FIELDS, FieldType, Scalar
 
 __all__ = [
@@ -159,17 +160,6 @@ class Filter:
                 yield node.field
 
 
-def _kind_of(value: Scalar) -> str:
-    """Returns the kind of a value; values of different kinds are unequal."""
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "bool"
-    if isinstance(value, str):
-        return "text"
-    return "nan" if value != value else "number"  # noqa: PLR0124  # the test for NaN that takes any integer
-
-
 _GROUPS = ("hparams", "summary")
 _FLIPPED: dict[str, Operator] = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _CONSTANTS: dict[str, Scalar] = {
@@ -179,6 +169,14 @@ _CONSTANTS: dict[str, Scalar] = {
     "null": None,
     "nan": math.nan,
     "inf": math.inf,
+}
+# What fields may be compared with; cells with anything.
+_WANTED: dict[str, tuple[Kind, str]] = {
+    "text": (Kind.TEXT, "a text in quotes"),
+    "texts": (Kind.TEXT, "a text in quotes"),
+    "bool": (Kind.BOOL, "true or false"),
+    "time": (Kind.NUMBER, "a time such as now-2d"),
+    "duration": (Kind.NUMBER, "a number of seconds"),
 }
 _KEYWORDS = frozenset({"and", "or", "not", "in", "exists"})
 _UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
@@ -530,12 +528,10 @@ class _Parser:
         else:
             hint = f' Put text in quotes: "{token.value}".' if token.kind == "word" else ""
             raise self._error(f"expected a value, got {self._shown(token)}.{hint}")
-        kind = _kind_of(value)
-        wanted = {"text": "text", "texts": "text", "bool": "bool", "time": "number", "cell": kind}[field.type]
-        if kind != wanted:
-            words = {"text": "a text in quotes", "bool": "true or false", "number": "a time such as now-2d"}
+        wanted, words = _WANTED.get(field.type, (None, ""))
+        if wanted is not None and key_of(value)[0] is not wanted:
             raise FilterError(
-                f"expected {words[wanted]} to compare with {field}, got {self._shown(token)}.",
+                f"expected {words} to compare with {field}, got {self._shown(token)}.",
                 self._text,
                 token.start,
             )

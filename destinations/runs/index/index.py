@@ -27,7 +27,7 @@ from destinations.runs.record import Extremes, FieldType, RunRecord, Scalar, sto
 from .database import CorruptIndexError, Database
 from .filter_sql import ESCAPE, Query, escape_nul, unescape_nul
 from .filters import Field
-from .scan import RUNNING, IndexState, ScanChange
+from .scan import IndexState, ScanChange
 
 __all__ = ["VERSION", "Index", "cache_folder", "index_name"]
 
@@ -303,12 +303,13 @@ class Index:
 
     # For the report.
 
-    def counts(self, alive_since: float) -> tuple[int, int, int, int]:
+    def counts(self, now: float) -> tuple[int, int, int, int]:
         """Returns how many runs there are, are alive, have a problem, and have no sidecar."""
         (runs,) = self._db.execute("SELECT count(*) FROM runs").fetchone()
         (alive,) = self._db.execute(
-            f"SELECT count(*) FROM runs WHERE flags & {RUNNING} AND flags != 0 AND heartbeat_at >= ?",
-            (alive_since,),
+            # By the index of these; few are open.
+            "SELECT count(*) FROM runs WHERE flags != 0 AND run_alive(status, heartbeat_at, ?)",
+            (now,),
         ).fetchone()
         damaged, orphans = self._db.execute(
             "SELECT count(*), coalesce(sum(is_orphan), 0) FROM runs WHERE problem IS NOT NULL"
@@ -359,10 +360,10 @@ class Index:
                     found[field] = int(row[0])
         return found
 
-    def select(self, query: Query, limit: int | None) -> list[tuple[int, Any, float | None, int]]:
-        """Returns runs in order: rank of the kind of the value, value to sort by, time of creation, id."""
-        statement = f"{query.statement} LIMIT ?"
-        return self._db.execute(statement, (*query.values, -1 if limit is None else limit)).fetchall()
+    def select(self, query: Query, limit: int | None) -> list[tuple[Any, float | None, int]]:
+        """Returns runs in order: value to sort by, time of creation, id; of equal values, newest first."""
+        most = limit if limit is not None and query.order.is_newest_first else -1
+        return query.rows(self._db.execute(f"{query.statement} LIMIT ?", (*query.values, most)))[:limit]
 
     def best(
         self, metric: str, query: Query, read: Callable[[str], Extremes | None], *, is_max: bool

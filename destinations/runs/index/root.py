@@ -8,7 +8,7 @@ from collections.abc import Callable
 import attrs
 
 from destinations.run_directory.layout import SIDECAR
-from destinations.runs.record import HEARTBEAT_SECONDS, read_sidecar
+from destinations.runs.record import read_sidecar
 
 from .index import Index
 from .scan import MAX_PROBLEMS, FileSystem, IndexState, Scanner, ScanReport
@@ -67,7 +67,7 @@ class Root:
         if self.index.has_changes or gone or gone_folders or scanner.folders:
             self.index.write(folders=scanner.folders, gone_runs=gone, gone_folders=gone_folders)
         self.index.make_indexes()
-        runs, alive, damaged, orphans = self.index.counts(now - HEARTBEAT_SECONDS)
+        runs, alive, damaged, orphans = self.index.counts(now)
         warnings = tuple(self.index.database.warnings)
         self.index.database.warnings.clear()
         return ScanReport(

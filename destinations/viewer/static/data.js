@@ -7,7 +7,6 @@
 
 const site = globalThis.destinationsSite;
 const MAX_ANSWERS = 500;
-const GROUP_WINDOW = 1000;
 const RETRY_MS = 3000;
 const MOST_RETRY_MS = 60000;
 /** The server answers a question for changes within 25 seconds. */
@@ -161,54 +160,31 @@ export async function listRuns({ q, where, sort, archived, columns, offset = 0, 
 }
 
 async function siteRuns({ q, where, sort, offset, limit }) {
+  const [answer, places] = await Promise.all([fromSite("runs"), sitePlaces({ q, where, sort })]);
+  const rows = places.slice(offset, offset + limit).map((place) => plainRow(answer.rows[place]));
+  return { total: places.length, version: answer.version, rows };
+}
+
+/** Returns the places of the rows that match, in an order that was computed when the site was written. */
+async function sitePlaces({ q, where, sort }) {
   if (where) throw new DataError("Filters need the server: destinations view. Search and sorting work here.");
-  const answer = await fromSite("runs");
+  const { columns, search } = await fromSite("orders");
+  const order = sort
+    ? columns[sort.replace(/^-/, "")]?.[sort.startsWith("-") ? "down" : "up"]
+    : search.keys();
+  if (!order) throw new DataError("The exported site has no order by this column.");
   const word = (q || "").toLowerCase();
-  let rows = answer.rows.map(plainRow);
-  if (word)
-    rows = rows.filter((row) =>
-      [row.name, row.run_id, row.note, ...row.tags].some((text) =>
-        String(text ?? "")
-          .toLowerCase()
-          .includes(word),
-      ),
-    );
-  if (sort) {
-    const name = sort.replace(/^-/, "");
-    const of = (row) => (name in row ? row[name] : row.values[name]);
-    const sign = sort.startsWith("-") ? -1 : 1;
-    rows.sort((one, other) => {
-      const [a, b] = [of(one), of(other)];
-      if (a === undefined || b === undefined) return Number(a === undefined) - Number(b === undefined);
-      return sign * (a < b ? -1 : a > b ? 1 : 0);
-    });
-  }
-  return { total: rows.length, version: answer.version, rows: rows.slice(offset, offset + limit) };
+  return [...order].filter((place) => search[place].includes(word));
 }
 
 /** Returns the values of the column to group by, in the order of the sorted table, each with its number of runs. */
 export async function listGroups({ q, where, archived, group }) {
-  const found = [];
-  for (let offset = 0, total = 1; offset < total; offset += GROUP_WINDOW) {
-    const answer = await listRuns({
-      q,
-      where,
-      sort: group,
-      archived,
-      columns: [group],
-      offset,
-      limit: GROUP_WINDOW,
-    });
-    total = answer.total;
-    for (const row of answer.rows) {
-      const value = group in row ? row[group] : row.values[group];
-      const last = found.at(-1);
-      if (last && Object.is(last.value, value)) last.total += 1;
-      else found.push({ value, total: 1 });
-    }
-    if (!answer.rows.length) break;
-  }
-  return found;
+  if (!isExported) return (await ask(pathOf("api/groups", { group, q, where, archived }))).groups;
+  const places = await sitePlaces({ q, where, sort: group });
+  const { labels } = (await fromSite("orders")).columns[group];
+  const totals = new Map();
+  for (const place of places) totals.set(labels[place], (totals.get(labels[place]) ?? 0) + 1);
+  return [...totals].map(([label, total]) => ({ label, total }));
 }
 
 /** Returns the columns that can be shown, sorted and filtered, and the names of all metrics. */

@@ -424,7 +424,7 @@ class Panel {
       const steps = detail.media.tables[name];
       const own = steps[placeOf(steps, step)];
       const table = await readTable(id, name, own);
-      const node = dataTable(table.columns, table.rows, { name, total: table.total });
+      const node = dataTable(table.columns, table.rows, table.orders, { name, total: table.total });
       node.dataset.step = String(own);
       return node;
     }

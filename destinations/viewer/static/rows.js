@@ -30,7 +30,7 @@ export class RunRows {
     this.fields = [];
     this.columns = [];
     this.total = 0;
-    /** @type {{value: any, total: number}[] | null} */
+    /** @type {{label: string, total: number}[] | null} */
     this.groups = null;
     this.blocks = new Map();
     /** @type {Promise<boolean> | null} */
@@ -195,7 +195,7 @@ export class RunRows {
     let top = 0,
       first = 0;
     for (const group of this.groups) {
-      const isFolded = state.fold.includes(String(group.value));
+      const isFolded = state.fold.includes(group.label);
       this.layout.push({ top, heading: group, rows: 0, first });
       top += 1;
       if (!isFolded) this.layout.push({ top, rows: group.total, first });

@@ -20,17 +20,18 @@ import { linkTo, selectRuns, selectedRuns, state } from "./state.js";
 import { dataTable, flatten, pairTable, plainTable } from "./table.js";
 import { View } from "./view.js";
 
-const SUMMARY_COLUMNS = [
-  "metric",
-  "last",
-  "min",
-  "at step",
-  "max",
-  "at step",
-  "mean",
-  "values",
-  "not finite",
-].map((name) => ({ name }));
+/** The columns of the statistics of metrics, with their headings. */
+const SUMMARY_COLUMNS = {
+  metric: "metric",
+  last: "last",
+  min: "min",
+  min_step: "at step",
+  max: "max",
+  max_step: "at step",
+  mean: "mean",
+  count: "values",
+  non_finite: "not finite",
+};
 const LOG_TAIL = 65536;
 const MOST_ROWS_OF_LOG = 1 << 20;
 
@@ -190,21 +191,18 @@ export function showRun(root) {
         ),
         "wide",
       );
-    const summary = Object.entries(detail.summary ?? {}).map(([name, one]) => [
-      name,
-      numberIn(one.last),
-      numberIn(one.min),
-      one.min_step,
-      numberIn(one.max),
-      one.max_step,
-      numberIn(one.mean),
-      one.count,
-      one.non_finite,
-    ]);
+    const fields = Object.keys(SUMMARY_COLUMNS);
+    const summary = Object.entries(detail.summary ?? {}).map(([metric, one]) =>
+      fields.map((name) => numberIn({ metric, ...one }[name])),
+    );
     if (summary.length) {
+      const orders = fields.map((name) => detail.summary_orders[name]);
       // The same table again: it has been sorted, and its filter is being typed.
-      if (metrics) metrics.show(summary);
-      else metrics = dataTable(SUMMARY_COLUMNS, summary, { name: "metrics" });
+      if (metrics) metrics.show(summary, orders);
+      else {
+        const columns = fields.map((name) => ({ name: SUMMARY_COLUMNS[name] }));
+        metrics = dataTable(columns, summary, orders, { name: "metrics" });
+      }
       if (!shown.has("Metrics")) panel("Metrics", el("div", { class: "body" }, metrics), "wide");
       else nodes.push(shown.get("Metrics").node);
     }

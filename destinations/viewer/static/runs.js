@@ -26,20 +26,14 @@ import { View } from "./view.js";
 const OVERSCAN = 8;
 const MOST_TITLE = 16;
 
-/** Returns the words for how a run stands, and the class of its mark. */
-function statusOf(row) {
-  if (row.status === "killed" || (row.status === "running" && !row.alive)) return ["killed", "dead"];
-  if (row.status === "running") return ["running", "running"];
-  if (row.status === "completed" || row.status === "finished") return [row.status, "done"];
-  if (row.status === "unknown") return [row.alive ? "running" : "unknown", row.alive ? "running" : "ended"];
-  return [row.status, row.status.startsWith("fail") ? "failed" : "ended"];
-}
+/** The class of the mark of a status. */
+const STATUS_MARKS = { running: "running", killed: "dead", completed: "done", finished: "done" };
 
 /** Returns a mark and a word for how a run stands. */
-export function statusMark(row) {
-  const [word, kind] = statusOf(row);
+export function statusMark({ status }) {
+  const kind = STATUS_MARKS[status] ?? (status.startsWith("fail") ? "failed" : "ended");
   const title = kind === "dead" ? "It says that it is running, but its heartbeat has stopped." : null;
-  return el("span", { class: `status ${kind}`, title }, el("i", {}), word);
+  return el("span", { class: `status ${kind}`, title }, el("i", {}), status);
 }
 
 /** Returns the heading of a column. */
@@ -165,7 +159,7 @@ class RunTable {
     const heading = (name) => {
       const is = sorted(name);
       const by =
-        name === "duration"
+        name === "tags"
           ? null
           : () => update({ sort: is === "descending" ? name : is === "ascending" ? "" : `-${name}` });
       const isNumber = this.rows.isNumber(name);
@@ -269,9 +263,8 @@ class RunTable {
   }
 
   groupRow(part, height) {
-    const { value, total: size } = part.heading;
-    const key = String(value);
-    const isFolded = state.fold.includes(key);
+    const { label, total: size } = part.heading;
+    const isFolded = state.fold.includes(label);
     return el(
       "div",
       {
@@ -286,11 +279,11 @@ class RunTable {
           type: "button",
           role: "gridcell",
           "aria-expanded": String(!isFolded),
-          onclick: () => toggle("fold", key),
+          onclick: () => toggle("fold", label),
         },
         icon("chevron"),
         el("span", { class: "muted" }, titleOf(state.group)),
-        el("strong", {}, shorten(formatNumber(value), 60)),
+        el("strong", {}, shorten(label, 60)),
         el("span", { class: "muted" }, String(size)),
       ),
     );
@@ -393,7 +386,7 @@ class RunTable {
             class: isNumber ? "number" : "",
             title: value === undefined ? null : shorten(String(value), 300),
           },
-          value === undefined || value === null ? "" : shorten(formatNumber(value), 80),
+          value === undefined ? "" : shorten(value === null ? "none" : formatNumber(value), 80),
         );
       }
     }

@@ -9,9 +9,10 @@ const MOST_ROWS = 500;
  *
  * @param {{name: string, type?: string}[]} columns
  * @param {any[][]} rows
+ * @param {{up: number[], down: number[]}[]} orders the places of the rows sorted by each column, as the server has them.
  * @param {{name?: string, total?: number}} [about] what it is called when saved, and how many rows there are in all.
  */
-export function dataTable(columns, rows, about = {}) {
+export function dataTable(columns, rows, orders, about = {}) {
   let sorted = -1,
     isDown = false,
     most = MOST_ROWS;
@@ -41,16 +42,19 @@ export function dataTable(columns, rows, about = {}) {
 
   function draw() {
     const word = find.value.toLowerCase();
+    const inOrder =
+      sorted < 0
+        ? rows
+        : orders[sorted][isDown ? "down" : "up"].map((/** @type {number} */ place) => rows[place]);
     let shown = word
-      ? rows.filter((row) =>
+      ? inOrder.filter((row) =>
           row.some((cell) =>
             String(cell ?? "")
               .toLowerCase()
               .includes(word),
           ),
         )
-      : [...rows];
-    if (sorted >= 0) shown.sort((one, other) => compareCells(one[sorted], other[sorted], isDown));
+      : inOrder;
     const total = about.total ?? rows.length;
     fill(
       count,
@@ -139,8 +143,8 @@ export function dataTable(columns, rows, about = {}) {
     ),
     more,
   );
-  table.show = (others) => {
-    rows = others;
+  table.show = (others, otherOrders) => {
+    [rows, orders] = [others, otherOrders];
     draw();
   };
   return table;
@@ -217,12 +221,4 @@ function isNumeric(rows, index) {
     rows.slice(0, 50).every((row) => typeof row[index] === "number" || row[index] === null) &&
     rows.slice(0, 50).some((row) => row[index] !== null)
   );
-}
-
-function compareCells(one, other, isDown) {
-  const isMissing = (cell) => cell === null || cell === undefined || cell === "";
-  if (isMissing(one) || isMissing(other)) return Number(isMissing(one)) - Number(isMissing(other));
-  const sign = isDown ? -1 : 1;
-  if (typeof one === "number" && typeof other === "number") return sign * (one - other);
-  return sign * cellText(one).localeCompare(cellText(other), undefined, { numeric: true });
 }

@@ -338,6 +338,8 @@ def own(name):
 
     def get(run):
         value = getattr(run, name)
+        if name == "status" and value == "running" and not is_beating(run):
+            return "killed"
         return ABSENT if value is None else value
 
     return get
@@ -356,7 +358,7 @@ def fields(draw):
         return f"{group}.{quoted(name, draw(st.sampled_from(['`', chr(34)])))}", cell_of(group, name), CELLS
     if group.endswith("_at"):
         return group, own(group), st.floats(NOW - 1000, NOW + 1000)
-    return group, own(group), st.sampled_from([*STATUSES, "a", "adam", ""])
+    return group, own(group), st.sampled_from([*STATUSES, "killed", "a", "adam", ""])
 
 
 @st.composite
