@@ -14,6 +14,8 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+from .files import number_of
+
 __all__ = ["MISSING", "Key", "Kind", "Missing", "key_of", "label_of", "orders_of", "same_values", "sort_rows"]
 
 
@@ -51,19 +53,10 @@ def _float_key(value: float) -> Key:
     return (Kind.NUMBER, value) if value == value else (Kind.NAN, 0)  # noqa: PLR0124  # the test for NaN
 
 
-def _int_key(value: int) -> Key:
-    if -_MAX_INT <= value < _MAX_INT:
-        return Kind.NUMBER, value
-    # SQLite has no larger integers: they count as the nearest float.
-    try:
-        return Kind.NUMBER, float(value)
-    except OverflowError:
-        return Kind.NUMBER, float("inf") if value > 0 else float("-inf")
-
-
 _KEYS: Mapping[type, Callable[[Any], Key]] = {
     float: _float_key,
-    int: _int_key,
+    # SQLite has no integers beyond 64 bits: they count as the nearest float.
+    int: lambda value: (Kind.NUMBER, number_of(value)),
     str: lambda value: (Kind.TEXT, value),
     bool: lambda value: (Kind.BOOL, value),
     type(None): lambda _: (Kind.NONE, 0),

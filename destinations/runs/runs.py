@@ -20,7 +20,7 @@ from .errors import AmbiguousRunError, FilterError, MetricNotFoundError, RunNotF
 from .files import clean_text
 from .index.edits import edit_run
 from .index.filter_sql import Order, Query, compile_query
-from .index.filters import All, Compare, Field, Filter, In, Node, parse_field, parse_filter
+from .index.filters import Chain, Field, Filter, In, Node, parse_field, parse_filter
 from .index.index import Index
 from .index.root import Root
 from .index.scan import RUNNING, ScanChange, ScanReport
@@ -392,7 +392,7 @@ class Runs:
         """Returns the query of each root."""
         now = self._clock()
         nodes = (*(() if where is None else (parse_filter(where, now).node,)), *tests)
-        node = All(nodes) if nodes else None
+        node = Chain("and", nodes) if nodes else None
         field = order.field
         wanted = {*Filter("", node).fields(), field} if node is not None else {field}
         cells = [root.index.numbers(wanted) for root in self._roots]
@@ -716,19 +716,19 @@ def _without_gone(records: Iterable[RunRecord | None]) -> list[RunRecord]:
 
 def _tests(tag: str | None, status: str | None) -> Iterator[Node]:
     if tag is not None:
-        yield In(Field("run", "tags"), (tag,), negated=False)
+        yield In(Field("run", "tags"), (tag,))
     if status is not None:
-        yield Compare(Field("run", "status"), "==", status)
+        yield In(Field("run", "status"), (status,))
 
 
 def _more_tests(alive: bool | None, hparams: Mapping[str, Any] | None) -> Iterator[Node]:
     if alive is not None:
-        yield Compare(Field("run", "alive"), "==", alive)
+        yield In(Field("run", "alive"), (alive,))
     for name, value in (hparams or {}).items():
         if isinstance(value, Mapping):
             yield from _more_tests(None, {f"{name}.{key}": inner for key, inner in value.items()})
         elif value is None or isinstance(value, bool | int | float | str):
-            yield Compare(Field("hparams", str(name)), "==", value)
+            yield In(Field("hparams", str(name)), (value,))
         else:
             raise TypeError(
                 f"hparams must have numbers, texts or None as values, got {name}={value!r:.60}. "

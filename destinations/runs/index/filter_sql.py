@@ -14,7 +14,7 @@ before texts before blobs: `value < ''` selects numbers.
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -22,12 +22,11 @@ import attrs
 from destinations.runs.order import MISSING, Kind, key_of, sort_rows
 from destinations.runs.record import FIELDS, Scalar
 
-from .filters import All, Any_, Compare, Exists, Field, In, IsTrue, Match, Node, Not
+from .filters import Chain, Compare, Field, In, Match, Node, Not, Test
 
 __all__ = ["ESCAPE", "FUNCTIONS", "Order", "Query", "compile_query", "escape_nul", "unescape_nul"]
 
 Sql = tuple[str, list[Any]]
-Test = Compare | In | Match | Exists | IsTrue
 
 FUNCTIONS: Mapping[str, tuple[int, Callable[..., Any]]] = {
     f"run_{name}": (len(field.needs) + 1, field.compute)
@@ -155,92 +154,72 @@ class _Compiler:
 
     def node(self, node: Node) -> Sql:
         """Returns a condition that is 0 or 1, never NULL."""
-        if isinstance(node, Not):
-            condition, values = self.node(node.node)
-            return f"NOT ({condition})", values
-        if isinstance(node, All | Any_):
-            parts = [self.node(one) for one in node.nodes]
-            word = " AND " if isinstance(node, All) else " OR "
-            return word.join(f"({condition})" for condition, _ in parts), [
-                value for _, values in parts for value in values
-            ]
+        match node:
+            case Not():
+                condition, values = self.node(node.node)
+                return f"NOT ({condition})", values
+            case Chain():
+                parts = [self.node(one) for one in node.nodes]
+                joined = f" {node.word.upper()} ".join(f"({condition})" for condition, _ in parts)
+                return joined, [value for _, values in parts for value in values]
         if node.field.type == "texts":
             return _texts_test(node)
         column, more = self.column(node.field)
         if column == "NULL":
             return "0", []
-        if isinstance(node, Exists):
-            return f"{column} IS NOT NULL", more
-        if node.field.type == "bool":
-            return _bool_test(node, column, more)
-        condition, values = _test(node, column, is_cell=node.field.group != "run")
-        # The values of an expression are bound where it stands in the statement.
-        ordered = [*values, *more] if isinstance(node, Match) else [*more, *values]
-        return f"({column} IS NOT NULL AND {condition})", [*more, *ordered]
+        condition, values = _test(node, column, more)
+        return f"({column} IS NOT NULL AND {condition})", [*more, *values]
 
 
 def _texts_test(node: Test) -> Sql:
     items = f"SELECT value FROM json_each(r.{node.field.name})"
-    if isinstance(node, Exists):
-        return f"EXISTS ({items})", []
-    if isinstance(node, IsTrue):
-        return "0", []
-    if isinstance(node, Match):
-        return f"EXISTS ({items} WHERE matches_pattern(?, value))", [node.pattern]
-    wanted = [node.value] if isinstance(node, Compare) else list(node.values)
-    is_negated = node.operator == "!=" if isinstance(node, Compare) else node.negated
-    condition = f"EXISTS ({items} WHERE value IN ({_marks(wanted)}))"
-    return f"NOT {condition}" if is_negated else condition, [_stored(value) for value in wanted]
+    match node:
+        case Match():
+            return f"EXISTS ({items} WHERE matches_pattern(?, value))", [node.pattern]
+        case In():
+            marks = ", ".join("?" * len(node.values))
+            found = f"EXISTS ({items} WHERE value IN ({marks}))"
+            return f"NOT {found}" if node.negated else found, [_stored(value) for value in node.values]
+    return f"EXISTS ({items})", []
 
 
-def _bool_test(node: Test, column: str, more: list[Any]) -> Sql:
-    if isinstance(node, Compare):
-        operator = "=" if node.operator == "==" else "!="
-        return f"{column} {operator} ?", [*more, int(node.value is True)]
-    if isinstance(node, In):
-        wanted = [int(value is True) for value in node.values]
-        return f"{column} {'NOT ' if node.negated else ''}IN ({_marks(wanted)})", [*more, *wanted]
-    return f"{column} = 1", more
+def _test(node: Test, column: str, more: list[Any]) -> Sql:
+    """Returns a condition on a column that is not NULL, of which `more` are the values that it needs."""
+    kind = node.field.type
+    match node:
+        case Match():
+            return f"matches_pattern(?, {column})", [node.pattern, *more]
+        case In():
+            bound = [_bound(value, kind) for value in node.values]
+            marks = ", ".join(mark for mark, _ in bound)
+            word = "NOT IN" if node.negated else "IN"
+            return f"{column} {word} ({marks})", [*more, *(value for _, value in bound)]
+        case Compare():
+            mark, value = _bound(node.value, kind)
+            return f"{column} {node.operator} {mark}{_same_kind(node, column)}", [*more, value]
+    return "1", []
 
 
-def _test(node: Test, column: str, *, is_cell: bool) -> Sql:
-    """Returns a condition on a column that is not NULL; values of a cell are of any type."""
-    if isinstance(node, IsTrue):
-        return f"{column} = ?", [b"true"]
-    if isinstance(node, Match):
-        return f"matches_pattern(?, {column})", [node.pattern]
-    if isinstance(node, In):
-        marks = ", ".join(_mark(value, is_cell=is_cell) for value in node.values)
-        values = [_bound(value, is_cell=is_cell) for value in node.values]
-        return f"{column} {'NOT ' if node.negated else ''}IN ({marks})", values
-    if not isinstance(node, Compare):
-        raise TypeError(node)
-    mark, value = _mark(node.value, is_cell=is_cell), _bound(node.value, is_cell=is_cell)
-    if node.operator in {"==", "!="}:
-        return f"{column} {'=' if node.operator == '==' else '!='} {mark}", [value]
-    if isinstance(value, bytes):
-        # Nothing is less or greater than NaN.
-        return "0", []
-    condition = f"{column} {node.operator} {mark}"
-    if is_cell:
-        kind = "{0} >= '' AND {0} < x''" if isinstance(node.value, str) else "{0} < ''"
-        condition = f"{condition} AND {kind.format(column)}"
-    return condition, [value]
+def _same_kind(node: Compare, column: str) -> str:
+    """Returns the condition that a value is of the kind that it is compared with, where it may be of any."""
+    if node.field.type != "cell":
+        return ""
+    bounds = {Kind.NUMBER: f"{column} < ''", Kind.TEXT: f"{column} >= '' AND {column} < x''"}
+    # Nothing is less or greater than NaN.
+    return f" AND {bounds.get(key_of(node.value)[0], '0')}"
 
 
-def _mark(value: Scalar, *, is_cell: bool) -> str:
-    return "json_extract(?, '$[0]')" if is_cell and _is_read_as_float(value) else "?"
-
-
-def _bound(value: Scalar, *, is_cell: bool) -> Any:
-    # SQLite does not always read the nearest float of a decimal text: the value takes the same way as the
-    # cell.
-    return json.dumps([value]) if is_cell and _is_read_as_float(value) else _stored(value)
-
-
-def _is_read_as_float(value: Scalar) -> bool:
-    _, key = key_of(value)
-    return isinstance(key, float) and math.isfinite(key)
+def _bound(value: Scalar, kind: str) -> tuple[str, Any]:
+    """Returns what stands for a value in a statement, and the value as the column of this kind has it."""
+    if kind == "bool":
+        return "?", int(value is True)
+    if kind != "cell":
+        return "?", value
+    stored = _stored(value)
+    if isinstance(stored, float) and math.isfinite(stored):
+        # SQLite does not always read the nearest float of a decimal text: the value goes the way of the cell.
+        return "json_extract(?, '$[0]')", json.dumps([value])
+    return "?", stored
 
 
 def _stored(value: Scalar) -> Any:
@@ -261,7 +240,3 @@ def escape_nul(text: str) -> str:
 def unescape_nul(text: str) -> str:
     """Returns the text that `escape_nul` was given."""
     return text.replace(f"{ESCAPE}0", "\0").replace(f"{ESCAPE}1", ESCAPE)
-
-
-def _marks(values: Sequence[Any]) -> str:
-    return ", ".join("?" * len(values))

@@ -22,7 +22,7 @@ import datetime as dt
 import math
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import attrs
 
@@ -32,23 +32,22 @@ from destinations.runs.order import Kind, key_of
 from destinations.runs.record import FIELDS, FieldType, Scalar
 
 __all__ = [
-    "All",
-    "Any_",
+    "Chain",
     "Compare",
     "Exists",
     "Field",
     "Filter",
     "In",
-    "IsTrue",
     "Match",
     "Node",
     "Not",
     "Operator",
+    "Test",
     "parse_field",
     "parse_filter",
 ]
 
-Operator = Literal["==", "!=", "<", "<=", ">", ">="]
+Operator = Literal["<", "<=", ">", ">="]
 
 
 @attrs.frozen
@@ -69,7 +68,7 @@ class Field:
 
 @attrs.frozen
 class Compare:
-    """A comparison of a field with a value."""
+    """The field is less or greater than a value."""
 
     field: Field
     operator: Operator
@@ -78,11 +77,11 @@ class Compare:
 
 @attrs.frozen
 class In:
-    """The field is one of some values; for tags, contains one of them."""
+    """The field is one of some values, or none of them; for tags, contains one of them."""
 
     field: Field
     values: tuple[Scalar, ...]
-    negated: bool
+    negated: bool = False
 
 
 @attrs.frozen
@@ -101,13 +100,6 @@ class Exists:
 
 
 @attrs.frozen
-class IsTrue:
-    """The field is `true`."""
-
-    field: Field
-
-
-@attrs.frozen
 class Not:
     """The negation of a test."""
 
@@ -115,20 +107,15 @@ class Not:
 
 
 @attrs.frozen
-class All:
-    """The conjunction of several tests."""
+class Chain:
+    """Several tests that all hold ("and"), or of which one holds ("or")."""
 
+    word: Literal["and", "or"]
     nodes: tuple["Node", ...]
 
 
-@attrs.frozen
-class Any_:  # noqa: N801  # `typing.Any` has the name
-    """The disjunction of several tests."""
-
-    nodes: tuple["Node", ...]
-
-
-Node = Compare | In | Match | Exists | IsTrue | Not | All | Any_
+Test = Compare | In | Match | Exists
+Node = Test | Not | Chain
 
 
 @attrs.frozen
@@ -152,16 +139,19 @@ class Filter:
         pending: list[Node] = [self.node]
         while pending:
             node = pending.pop()
-            if isinstance(node, Not):
-                pending.append(node.node)
-            elif isinstance(node, All | Any_):
-                pending.extend(node.nodes)
-            elif with_exists or not isinstance(node, Exists):
-                yield node.field
+            match node:
+                case Not():
+                    pending.append(node.node)
+                case Chain():
+                    pending.extend(node.nodes)
+                case Exists() if not with_exists:
+                    pass
+                case _:
+                    yield node.field
 
 
 _GROUPS = ("hparams", "summary")
-_FLIPPED: dict[str, Operator] = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_FLIPPED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _CONSTANTS: dict[str, Scalar] = {
     "true": True,
     "false": False,
@@ -371,17 +361,17 @@ class _Parser:
         return token.kind == kind and token.value in values and token.quoted is None
 
     def _any(self) -> Node:
-        return self._chain("or", self._all, Any_)
+        return self._chain("or", self._all)
 
     def _all(self) -> Node:
-        return self._chain("and", self._not, All)
+        return self._chain("and", self._not)
 
-    def _chain(self, word: str, part: Callable[[], Node], kind: type[All | Any_]) -> Node:
+    def _chain(self, word: Literal["and", "or"], part: Callable[[], Node]) -> Node:
         nodes = [part()]
         while self._is("word", word):
             self._next()
             nodes.append(part())
-        return nodes[0] if len(nodes) == 1 else kind(tuple(nodes))
+        return nodes[0] if len(nodes) == 1 else Chain(word, tuple(nodes))
 
     def _not(self) -> Node:
         self._depth += 1
@@ -420,16 +410,15 @@ class _Parser:
             negated = self._negation()
             return In(field, self._list(field), negated)
         if self._token.kind == "symbol" and self._token.value in _FLIPPED:
-            operator: Operator = self._next().value
-            value = self._value(field)
-            return self._compare(field, operator, value)
+            operator = self._next().value
+            return self._compare(field, operator, self._value(field))
         if field.type not in {"bool", "cell"}:
             hint = " Write ==." if self._is("symbol", "=") else ""
             raise self._error(
                 f"expected a comparison (== != < <= > >= ~ in) after {field}, "
                 f"got {self._shown(self._token)}.{hint}"
             )
-        return IsTrue(field)
+        return In(field, (True,))
 
     def _value_first(self) -> Node:
         token = self._next()
@@ -451,17 +440,17 @@ class _Parser:
             f"expected a comparison after {self._shown(token)}, got {self._shown(self._token)}."
         )
 
-    def _compare(self, field: Field, operator: Operator, value: Scalar) -> Node:
-        if operator not in {"==", "!="} and (
-            value is None or isinstance(value, bool) or field.type == "texts"
-        ):
+    def _compare(self, field: Field, operator: str, value: Scalar) -> Node:
+        if operator in {"==", "!="}:
+            return In(field, (value,), negated=operator == "!=")
+        if field.type == "texts" or key_of(value)[0] in {Kind.BOOL, Kind.NONE}:
             what = "tags" if field.type == "texts" else "true, false and none"
             raise FilterError(
                 f"{operator} does not apply to {what}. Use == or !=.",
                 self._text,
                 self._tokens[self._index - 1].start,
             )
-        return Compare(field, operator, value)
+        return Compare(field, cast("Operator", operator), value)
 
     def _match(self, field: Field) -> Node:
         self._next()
