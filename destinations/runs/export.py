@@ -16,7 +16,9 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from os import PathLike
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, cast
+from typing import IO, TYPE_CHECKING, Any, Literal
+
+import attrs
 
 from destinations.run_directory.layout import format_cells, strict_json
 from uploads.disk import rename_new
@@ -76,18 +78,17 @@ def export_runs(
         FileExistsError: the file exists, and `overwrite` is False.
         ImportError: pyarrow is not installed, for Parquet.
     """
-    chosen = _format(destination, format)
-    _check_new(destination, overwrite=overwrite)
+    target = _Target.of(destination, format, overwrite=overwrite)
     rows = [flat_record(run.record if isinstance(run, Run) else run) for run in runs]
     names = dict.fromkeys(name for name, field in FIELDS.items() if field.is_recorded)
     for group in ("hparams.", "summary."):
         names.update(dict.fromkeys(name for row in rows for name in row if name.startswith(group)))
-    if chosen == "parquet":
-        with _binary_target(destination, overwrite=overwrite) as target:
-            _write_parquet_rows(rows, list(names), target)
+    if target.format == "parquet":
+        with target.binary() as opened:
+            _write_parquet_rows(rows, list(names), opened)
     else:
-        with _text_stream(destination, overwrite=overwrite) as stream:
-            if chosen == "jsonl":
+        with target.text() as stream:
+            if target.format == "jsonl":
                 stream.writelines(f"{strict_json(row)}\n" for row in rows)
             else:
                 writer = csv.writer(stream, lineterminator="\n")
@@ -131,16 +132,15 @@ def export_metrics(
         FileExistsError: the file exists, and `overwrite` is False.
         ImportError: pyarrow is not installed, for Parquet.
     """
-    chosen = _format(destination, format)
-    _check_new(destination, overwrite=overwrite)
+    target = _Target.of(destination, format, overwrite=overwrite)
     blocks = _blocks_of(runs, metrics, rank, on_damaged or _warn_of)
-    if chosen == "parquet":
-        with _binary_target(destination, overwrite=overwrite) as target:
-            return _write_parquet_points(blocks, target)
-    lines_of = _csv_lines if chosen == "csv" else _json_lines
+    if target.format == "parquet":
+        with target.binary() as opened:
+            return _write_parquet_points(blocks, opened)
+    lines_of = _csv_lines if target.format == "csv" else _json_lines
     count = 0
-    with _text_stream(destination, overwrite=overwrite) as stream:
-        if chosen == "csv":
+    with target.text() as stream:
+        if target.format == "csv":
             stream.write(",".join(_METRIC_COLUMNS) + "\n")
         for run_id, block in blocks:
             lines = lines_of(run_id, block)
@@ -169,53 +169,58 @@ def _warn_of(run: Run, error: Exception) -> None:
 # Destinations.
 
 
-def _format(destination: Destination, wanted: ExportFormat | None) -> ExportFormat:
-    if wanted is not None:
-        if wanted not in {"csv", "jsonl", "parquet"}:
+@attrs.frozen
+class _Target:
+    """What an export is written to: a new file, or a stream, which is not closed."""
+
+    format: ExportFormat
+    path: Path | None
+    stream: Any
+    overwrite: bool
+
+    @classmethod
+    def of(cls, destination: Destination, wanted: ExportFormat | None, *, overwrite: bool) -> "_Target":
+        path = Path(destination) if isinstance(destination, str | PathLike) else None
+        suffix = "" if path is None else path.suffix.lower()
+        found = wanted or _SUFFIXES.get(suffix)
+        if found is None:
+            raise ValueError(
+                f'unknown suffix {suffix!r}. Use .csv, .jsonl or .parquet, or pass format="csv".'
+            )
+        if found not in _SUFFIXES.values():
             raise ValueError(f"unknown format {wanted!r}. Use csv, jsonl or parquet.")
-        return wanted
-    suffix = Path(destination).suffix.lower() if isinstance(destination, str | PathLike) else ""
-    found = _SUFFIXES.get(suffix)
-    if found is None:
-        raise ValueError(f'unknown suffix {suffix!r}. Use .csv, .jsonl or .parquet, or pass format="csv".')
-    return found
+        if path is not None and not overwrite and os.path.lexists(path):
+            raise FileExistsError(f"file {os.fspath(path)!r} exists. Choose another, or overwrite it.")
+        return cls(found, path, destination, overwrite)
 
+    @contextlib.contextmanager
+    def text(self) -> Iterator[IO[str]]:
+        """Yields a stream of text."""
+        if self.path is not None:
+            with (
+                _beside(self.path, overwrite=self.overwrite) as path,
+                path.open("w", encoding="utf-8", newline="", errors="backslashreplace") as file,
+            ):
+                yield file
+        elif isinstance(self.stream, io.TextIOBase) or not hasattr(self.stream, "readinto"):
+            yield self.stream
+        else:
+            wrapper = io.TextIOWrapper(self.stream, encoding="utf-8", newline="", errors="backslashreplace")
+            try:
+                yield wrapper
+                wrapper.flush()
+            finally:
+                with contextlib.suppress(ValueError):
+                    wrapper.detach()
 
-def _check_new(destination: Destination, *, overwrite: bool) -> None:
-    if isinstance(destination, str | PathLike) and not overwrite and os.path.lexists(destination):
-        raise FileExistsError(f"file {os.fspath(destination)!r} exists. Choose another, or overwrite it.")
-
-
-@contextlib.contextmanager
-def _text_stream(destination: Destination, *, overwrite: bool) -> Iterator[IO[str]]:
-    if isinstance(destination, str | PathLike):
-        with (
-            _beside(Path(destination), overwrite=overwrite) as path,
-            path.open("w", encoding="utf-8", newline="", errors="backslashreplace") as file,
-        ):
-            yield file
-    elif isinstance(destination, io.TextIOBase) or not hasattr(destination, "readinto"):
-        yield destination  # type: ignore[misc]  # a stream of texts
-    else:
-        wrapper = io.TextIOWrapper(
-            cast("IO[bytes]", destination), encoding="utf-8", newline="", errors="backslashreplace"
-        )
-        try:
-            yield wrapper
-            wrapper.flush()
-        finally:
-            with contextlib.suppress(ValueError):
-                wrapper.detach()
-
-
-@contextlib.contextmanager
-def _binary_target(destination: Destination, *, overwrite: bool) -> Iterator[Any]:
-    """Yields the path or the stream of bytes to write to."""
-    if isinstance(destination, str | PathLike):
-        with _beside(Path(destination), overwrite=overwrite) as path:
-            yield path
-    else:
-        yield getattr(destination, "buffer", destination)  # Of a text stream such as sys.stdout.
+    @contextlib.contextmanager
+    def binary(self) -> Iterator[Any]:
+        """Yields a path, or a stream of bytes."""
+        if self.path is None:
+            yield getattr(self.stream, "buffer", self.stream)  # Of a text stream such as sys.stdout.
+        else:
+            with _beside(self.path, overwrite=self.overwrite) as path:
+                yield path
 
 
 @contextlib.contextmanager
@@ -244,8 +249,6 @@ def _beside(path: Path, *, overwrite: bool) -> Iterator[Path]:
 def _picked(block: "Block", metrics: Collection[str] | None) -> "Block":
     if metrics is None:
         return block
-    import attrs
-
     return attrs.evolve(
         block, columns={name: column for name, column in block.columns.items() if name in metrics}
     )

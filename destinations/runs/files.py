@@ -16,6 +16,7 @@ __all__ = [
     "clean_text",
     "file_inside",
     "json_lines",
+    "metric_of",
     "number_of",
     "path_inside",
     "read_object",
@@ -157,6 +158,11 @@ def number_of(value: Any) -> float | None:
         return float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
+
+
+def metric_of(value: Any) -> float | None:
+    """Returns a value of a metric as a number, of which true is 1 and false 0; None if it is not one."""
+    return float(value) if isinstance(value, bool) else number_of(value)
 
 
 def whole_of(value: Any) -> int | None:

@@ -19,7 +19,7 @@ import attrs
 
 from destinations.run_directory.layout import HEARTBEAT_SECONDS, TERMINAL_STATUSES
 
-from .files import read_object
+from .files import metric_of, number_of, read_object
 from .order import MISSING
 
 __all__ = [
@@ -51,8 +51,6 @@ FieldType = Literal["text", "texts", "time", "duration", "bool"]
 
 # Statuses of other writers that end a run. Lightning's "finished" is stored as it is by stable-pretraining.
 _TERMINAL = TERMINAL_STATUSES | {"finished", "orphaned", "killed"}
-# How strict JSON writes non-finite numbers.
-_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _MAX_TIME = 1e12
 _SCALARS = frozenset({float, int, str, bool, type(None)})
 _NUMBERS = frozenset({float, int})
@@ -378,7 +376,7 @@ def sound_summary(
     known = read_summary() if None in summary.values() else {}
     sound: dict[str, float] = {}
     for name, value in summary.items():
-        number = _number(_last(known.get(name)) if value is None else value)
+        number = metric_of(_last(known.get(name)) if value is None else value)
         if number is None and value is None:
             number = math.nan
         if number is not None:
@@ -388,16 +386,10 @@ def sound_summary(
 
 def _scalar(value: Any) -> Scalar:
     if isinstance(value, str):
-        return _NON_FINITE.get(value, value)
+        # Strict JSON writes numbers that are not finite as texts.
+        number = number_of(value)
+        return value if number is None else number
     return value if value is None or isinstance(value, bool | int | float) else str(value)
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool):
-        return float(value)
-    if isinstance(value, int | float):
-        return value
-    return _NON_FINITE.get(value) if isinstance(value, str) else None
 
 
 def _last(statistics: Any) -> Any:

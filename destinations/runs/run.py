@@ -28,7 +28,7 @@ from destinations.run_directory.layout import (
 from uploads.disk import read_regular
 
 from .errors import RunNotFoundError
-from .files import number_of, read_object, read_object_file, whole_of
+from .files import metric_of, read_object, read_object_file, whole_of
 from .record import Extremes, RunKind, RunRecord, Scalar, is_alive, shown_status
 
 if TYPE_CHECKING:
@@ -550,11 +550,8 @@ def _summary_document(run_dir: str | Path, rank: int) -> dict[str, Any]:
 
 def _metric_summary(record: Mapping[str, Any]) -> MetricSummary:
     """Returns an entry of `summary.json`; those of stable-pretraining lack steps and mean."""
-    numbers: dict[str, float | None] = {}
-    for name in ("last", "min", "max", "mean"):
-        value = record.get(name)
-        # A metric of bools is 0 and 1 to the reader, as in `metrics.csv`.
-        numbers[name] = float(value) if isinstance(value, bool) else number_of(value)
+    # A metric of bools is 0 and 1 to the reader, as in `metrics.csv`.
+    numbers = {name: metric_of(record.get(name)) for name in ("last", "min", "max", "mean")}
     # stable-pretraining keeps a NaN that was logged first as min and max.
     bounds = {
         name: value if value is not None and math.isfinite(value) else None for name, value in numbers.items()

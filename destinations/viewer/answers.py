@@ -1,12 +1,9 @@
 """Answers as strict JSON: what a number that is not finite becomes, and the bytes."""
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 __all__ = ["encode", "plain", "shown"]
 
@@ -33,23 +30,11 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def _without_arrays(value: Any) -> Any:
-    """Returns a value for strict JSON without arrays; numbers that are not finite are None."""
-    if isinstance(value, np.ndarray):
-        return [_without_arrays(item) for item in value.tolist()]
-    if isinstance(value, np.generic):
-        return _without_arrays(value.item())
-    if isinstance(value, Mapping):
-        return {str(key): _without_arrays(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_arrays(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _dump_plain(value: Any) -> bytes:
-    return json.dumps(
-        _without_arrays(value), ensure_ascii=True, allow_nan=False, separators=(",", ":")
-    ).encode()
+    # Twice: the first text has arrays as lists, and NaN as a constant, which is read as None.
+    text = json.dumps(value, default=lambda array: array.tolist())
+    found = json.loads(text, parse_constant=lambda _: None)
+    return json.dumps(found, allow_nan=False, separators=(",", ":")).encode()
 
 
 try:

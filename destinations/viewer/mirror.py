@@ -18,7 +18,7 @@ from typing import Any, Self
 import attrs
 
 from destinations.run_directory.layout import ARTIFACTS_FOLDER, HEARTBEAT, SIDECAR, metrics_name
-from destinations.runs.files import path_inside, read_object_file
+from destinations.runs.files import number_of, path_inside, read_object_file
 from destinations.runs.index.index import cache_folder
 from uploads import RemoteObject, Store, UploadError, download_file, open_store
 from uploads.disk import replace_file
@@ -186,5 +186,5 @@ class Mirror:
 
 
 def _time_of(value: Any) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and 0 <= value < 1e11 else 0.0  # noqa: PLR2004  # a file system's years
+    found = number_of(value)
+    return found if found is not None and 0 <= found < 1e11 else 0.0  # noqa: PLR2004  # a file system's years
