@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -75,15 +75,30 @@ class Parser(argparse.ArgumentParser):
 
     Args:
         examples: arguments of the command, one line each, shown below its help.
+        details: returns text that is shown above the examples, and takes long to find.
     """
 
-    def __init__(self, *args: Any, examples: Sequence[str] = (), **options: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        examples: Sequence[str] = (),
+        details: Callable[[], str] = str,
+        **options: Any,
+    ) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(*args, **options)
         self.examples = tuple(f"{self.prog} {example}".rstrip() for example in examples)
         if self.examples:
             lines = "".join(f"  {example}\n" for example in self.examples)
             self.epilog = f"examples:\n{lines}{self.epilog or ''}"
+        self._details = details
+
+    def format_help(self) -> str:
+        """Returns the help, with the details."""
+        details, self._details = self._details(), str
+        if details:
+            self.epilog = f"{details}\n{self.epilog or ''}"
+        return super().format_help()
 
     def parse_known_args(  # type: ignore[override]  # the base has overloads
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None

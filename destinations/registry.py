@@ -8,6 +8,7 @@ for.
 from __future__ import annotations
 
 import importlib
+import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .base import LoggerDestination
+    from .trackers.tracker import Tracker
 
-__all__ = ["ENTRY_POINT_GROUP", "MODULES", "create_destination", "register_destination"]
+__all__ = ["ENTRY_POINT_GROUP", "MODULES", "create_destination", "register_destination", "trackers"]
+
+_log = logging.getLogger("destinations")
 
 ENTRY_POINT_GROUP = "training_destinations.destinations"
 
@@ -85,6 +89,36 @@ def create_destination(name: str, **arguments: Any) -> LoggerDestination:
     return destination
 
 
+def trackers() -> dict[str, type[Tracker]]:
+    """Returns the class of each tracker by its name in lower case: ours, registered ones, those of packages.
+
+    Imports them, but not the packages that they log with.
+    """
+    from .trackers.tracker import Tracker
+
+    found = {}
+    for name in sorted(_names(), key=str.lower):
+        if MODULES.get(name, ".trackers.").startswith(".trackers."):
+            try:
+                factory: Any = _factory_of(name)
+            except Exception as error:  # noqa: BLE001  # another package's, the others are wanted
+                _log.warning("destination %r cannot be imported: %s", name, error)
+                continue
+            if isinstance(factory, type) and issubclass(factory, Tracker):
+                found[name.lower()] = factory
+    return found
+
+
+def _installed() -> Any:
+    from importlib import metadata  # Costs more than the rest of `import destinations`.
+
+    return metadata.entry_points(group=ENTRY_POINT_GROUP)
+
+
+def _names() -> list[str]:
+    return sorted({*MODULES, *_factories, *_installed().names} - {"LoggerDestination"})
+
+
 def _factory_of(name: str) -> Callable[..., Any]:
     if name in MODULES and name != "LoggerDestination":
         factory: Callable[..., Any] = getattr(importlib.import_module(MODULES[name], __package__), name)
@@ -92,15 +126,13 @@ def _factory_of(name: str) -> Callable[..., Any]:
     with _lock:
         if name in _factories:
             return _factories[name]
-    from importlib import metadata  # Costs more than the rest of `import destinations`.
-
-    installed = metadata.entry_points(group=ENTRY_POINT_GROUP)
+    installed = _installed()
     if name in installed.names:
         register_destination(name, installed[name].load())
         return _factories[name]
     import difflib
 
-    known = sorted({*MODULES, *_factories, *installed.names} - {"LoggerDestination"})
+    known = _names()
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     raise ValueError(f"unknown destination {name!r}{hint} Known: {', '.join(known)}.")

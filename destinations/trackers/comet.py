@@ -3,6 +3,7 @@
 Its methods run in the training thread and queue records; a background thread calls comet_ml.
 """
 
+import inspect
 import io
 import itertools
 import json
@@ -24,6 +25,7 @@ from destinations.media import (
 from events import BinnedValues, State, redact
 
 from .names import numbered
+from .target import Target
 from .tracker import Images, Row, Sink, Stamp, Tracker, log_each_row, number, require_package
 
 __all__ = ["Comet"]
@@ -81,7 +83,12 @@ class _CometSink(Sink):
             if self._key is not None:
                 arguments["experiment_key"] = self._key
             online, offline = comet_ml.Experiment, comet_ml.OfflineExperiment
-        self.experiment = (online if self._folder is None else offline)(**arguments)
+        kind = online if self._folder is None else offline
+        known = inspect.signature(kind).parameters
+        if "kwargs" not in known:
+            # `ExistingOfflineExperiment` takes fewer arguments; what it lacks is off by default.
+            arguments = {name: value for name, value in arguments.items() if name in known}
+        self.experiment = kind(**arguments)
         self.experiment.set_name(self._name)
         if self._tags:
             self.experiment.add_tags(list(self._tags))
@@ -177,6 +184,36 @@ class _CometSink(Sink):
             shutil.rmtree(self._sounds, ignore_errors=True)
 
 
+class _Project(Target):
+    """A project of Comet, with an experiment of its own for each time that everything is sent.
+
+    With `--option offline_dir=FOLDER`, each call adds an archive to that folder, which `comet upload` sends.
+    """
+
+    places = ("PROJECT", "WORKSPACE/PROJECT")
+
+    def make(self, tracker: type, shared: Mapping[str, Any]) -> Any:
+        workspace, _, project = self.place.rpartition("/")
+        given = {
+            "workspace": workspace or None,
+            "name": self.name,
+            "tags": self.run.tags,
+            "experiment_key": self.copy_id,
+            "resume": not self.starts_over,
+            "log_artifacts": True,
+        }
+        return tracker(project, **{**given, **shared, **self.options})
+
+    def restart(self) -> None:
+        """Deletes archives of what was sent before; an experiment at Comet stays, and that is said."""
+        offline_dir = self.options.get("offline_dir")
+        if offline_dir is None:
+            super().restart()
+        elif self.earlier_id:
+            for path in Path(offline_dir).glob(f"{self.earlier_id}*.zip"):
+                path.unlink()
+
+
 class Comet(Tracker):
     """Logs to an experiment of Comet, online or into an archive.
 
@@ -218,6 +255,7 @@ class Comet(Tracker):
     """
 
     sink_class = _CometSink
+    target = _Project
 
     def __init__(
         self,

@@ -6,8 +6,6 @@ from typing import Any
 
 __all__ = ["Names", "clean_texts", "numbered", "short_hash", "without_surrogates"]
 
-_HASH_CHARACTERS = 6
-
 
 class Names:
     """Maps each name to a valid key; valid names are unchanged.
@@ -46,9 +44,9 @@ class Names:
         return key
 
 
-def short_hash(name: str) -> str:
-    """Returns the first six hexadecimal digits of the SHA-256 of a name."""
-    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:_HASH_CHARACTERS]
+def short_hash(name: str, digits: int = 6) -> str:
+    """Returns the first hexadecimal digits of the SHA-256 of a name."""
+    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:digits]
 
 
 def without_surrogates(text: str) -> str:

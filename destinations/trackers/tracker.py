@@ -31,6 +31,8 @@ from events import (
 )
 from uploads.disk import call_in_forked_children, stop_calling_in_forked_children
 
+from .target import Target
+
 __all__ = [
     "Feed",
     "FeedCounts",
@@ -623,6 +625,8 @@ class Tracker(RecordDestination):
     """
 
     sink_class: ClassVar[type[Sink]] = Sink
+    target: ClassVar[type[Target]] = Target
+    """Where `destinations runs send` finds it."""
     _log_artifacts = False
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -6,7 +6,7 @@ Its methods run in the training thread and queue records; a background thread ca
 import functools
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from destinations.media import (
 from destinations.text.formatting import describe
 from events import State
 
-from .names import numbered
+from .names import numbered, short_hash
+from .target import Target
 from .tracker import Images, Row, Sink, Stamp, Tracker, log_each_row, require_package
 
 __all__ = ["Trackio"]
@@ -147,6 +148,36 @@ class _TrackioSink(Sink):
         return trackio
 
 
+class _Project(Target):
+    """A local Trackio project; its runs are identified by name, so the name contains a hash of the run id."""
+
+    places = ("PROJECT",)
+
+    def make(self, tracker: type, shared: Mapping[str, Any]) -> Any:
+        return tracker(self.place, **{"name": self._remote_name, **shared, **self.options})
+
+    @property
+    def _remote_name(self) -> str:
+        return f"{self.name}-{short_hash(self.run.run_id, 8)}"
+
+    def _found(self) -> list[Any]:
+        _require_trackio()
+        import trackio
+
+        try:
+            runs = trackio.Api().runs(self.place)
+        except ValueError:  # The project does not exist yet.
+            return []
+        return [run for run in runs if run.name == self._remote_name]
+
+    def is_gone(self) -> bool:
+        return not self._found()
+
+    def restart(self) -> None:
+        for run in self._found():
+            run.delete()
+
+
 class Trackio(Tracker):
     """Logs to Trackio, which has the interface of W&B and stores runs in a local SQLite file.
 
@@ -176,6 +207,7 @@ class Trackio(Tracker):
     """
 
     sink_class = _TrackioSink
+    target = _Project
 
     def __init__(
         self,
@@ -191,7 +223,7 @@ class Trackio(Tracker):
         super().__init__(**options)
         if resume not in {"never", "allow", "must"}:
             raise ValueError(f'resume must be "never", "allow" or "must", got {resume!r}.')
-        require_package("trackio", "trackio", "Trackio")
+        _require_trackio()
         self._name = name
         self._options = {
             "project": project,
@@ -204,6 +236,10 @@ class Trackio(Tracker):
     def make_sink(self, state: State) -> Sink:
         """Returns the sink of a run; Trackio is imported in the background thread."""
         return _TrackioSink(name=self._name_of(self._name, state), **self._options)
+
+
+def _require_trackio() -> None:
+    require_package("trackio", "trackio", "Trackio")
 
 
 def _rgb(pixels: Any) -> Any:

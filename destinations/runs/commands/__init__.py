@@ -333,14 +333,25 @@ def _add_upkeep(commands: _Commands) -> None:
     )
     parser.add_argument("--dataset", metavar="DATASET", help="dataset (default: the first root)")
     parser = commands.add(
-        "send", "send.send", "send a run to a tracker or to another folder; incremental when repeated"
+        "send",
+        "send.send",
+        "send a run to a tracker or to another folder; incremental when repeated",
+        details=_targets,
     )
     _add_run(parser)
     parser.add_argument(
         "--to",
         required=True,
         metavar="TARGET",
-        help="tensorboard:FOLDER, wandb:PROJECT, mlflow:URI, trackio:PROJECT or run:FOLDER",
+        help="run:FOLDER, or NAME:PLACE of a tracker, see below",
+    )
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        dest="tracker_options",
+        metavar="NAME=VALUE",
+        help="argument of the tracker's constructor, see below; VALUE is JSON or text; repeatable",
     )
     parser.add_argument("--follow", action="store_true", help="keep sending until the run ends")
     parser.add_argument(
@@ -356,6 +367,12 @@ def _add_upkeep(commands: _Commands) -> None:
     )
     parser.add_argument("source", metavar="SOURCE", help="folder that holds them, at any depth")
     parser.add_argument("target", metavar="DEST", help="folder for the copies, a subfolder for each run")
+
+
+def _targets() -> str:
+    from destinations.runs.send.targets import help_text
+
+    return help_text()
 
 
 def _seconds(text: str) -> float:

@@ -1,7 +1,9 @@
 """`send`: sends a run to a tracker or to another folder; `migrate`: copies runs of others into ours."""
 
 import argparse
+import json
 from pathlib import Path
+from typing import Any
 
 from destinations.runs import open_runs
 from destinations.runs.send import TargetError
@@ -25,6 +27,7 @@ def send(options: argparse.Namespace, session: CommandContext) -> int:
             follow=options.follow,
             again=options.again,
             abandoned=options.abandoned,
+            options=dict(map(_option, options.tracker_options)),
             wait=session.wait,
             now=session.clock,
         )
@@ -64,6 +67,17 @@ def send(options: argparse.Namespace, session: CommandContext) -> int:
     if report.was_interrupted:
         return EXIT_INTERRUPTED
     return EXIT_FAILED if report.failures else EXIT_OK
+
+
+def _option(text: str) -> tuple[str, Any]:
+    """Returns the name and the value of an option."""
+    name, separator, value = text.partition("=")
+    if not name.isidentifier() or not separator:
+        raise UsageError(f"--option must be NAME=VALUE, got {text!r}.")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 def migrate(options: argparse.Namespace, session: CommandContext) -> int:

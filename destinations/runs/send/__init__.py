@@ -12,8 +12,9 @@ import contextlib
 import json
 import os
 import time
+import uuid
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from destinations.text.formatting import plain
 
 from .ledger import SendingError, SentLedger
 from .replay import RecordClock, ReplayReport, RewoundError, replay
-from .targets import TargetError, target_of
+from .targets import TargetError, place_of
 
 __all__ = ["SendingError", "TargetError", "send"]
 
@@ -40,6 +41,7 @@ def send(
     follow: bool = False,
     again: bool = False,
     abandoned: bool = False,
+    options: Mapping[str, Any] | None = None,
     cache: str | os.PathLike[str] | None = None,
     wait: Callable[[float], None] = time.sleep,
     now: Callable[[], float] = time.time,
@@ -53,11 +55,13 @@ def send(
 
     Args:
         run: the run to send.
-        target: "tensorboard:FOLDER", "run:FOLDER", "wandb:PROJECT", "wandb:ENTITY/PROJECT", "mlflow:URI",
-            "mlflow:URI#EXPERIMENT" or "trackio:PROJECT". In a FOLDER, the run gets a subfolder of its name.
+        target: "run:FOLDER", or "NAME:PLACE" of a tracker, such as "tensorboard:FOLDER" or
+            "wandb:ENTITY/PROJECT"; the name is that of `create_destination` in lower case. In a FOLDER, the
+            run gets a subfolder of its name.
         follow: keep sending until the run ends, or until Ctrl-C.
         again: replace what was sent before by a complete copy.
         abandoned: include rows abandoned when training resumed from an earlier step; see `replay`.
+        options: further arguments of the tracker's constructor.
         cache: folder for the ledgers of targets that are not folders; default: the user's cache folder.
         wait: sleeps for a number of seconds.
         now: returns the time in seconds since 1970.
@@ -66,11 +70,12 @@ def send(
         What this call sent.
 
     Raises:
-        TargetError: invalid target.
+        TargetError: invalid target or option.
         SendingError: the target contains something else, or another process is sending this run to it.
         ImportError: the tracker's package is not installed.
     """
-    place = target_of(target, run.record, Path(cache) if cache is not None else cache_folder().parent)
+    cache = Path(cache) if cache is not None else cache_folder().parent
+    place = place_of(target, run.record, cache, options or {})
     place.check()
     place.with_abandoned = abandoned
     replays_abandoned = abandoned and not place.copies_abandoned
@@ -83,11 +88,12 @@ def send(
         if may_be_current and _is_up_to_date(run, position, facts, ledger.facts, replays_abandoned):
             return ReplayReport(position=position, is_over=not facts["is_alive"])
         clock = RecordClock()
-        place.starts_over = starts_over
+        place.target.starts_over, place.target.earlier_id = starts_over, ledger.copy_id
+        place.target.copy_id = uuid.uuid4().hex if starts_over else ledger.copy_id
         destination: Any = place.make(clock)
         if starts_over:
             place.check_restart()
-        ledger.begin()
+        ledger.begin(place.target.copy_id)
         if starts_over:
             place.restart()
         report = replay(

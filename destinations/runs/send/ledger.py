@@ -50,6 +50,8 @@ class SentLedger:
         """The position up to which the run was sent."""
         self.facts: dict[str, Any] = {}
         """Fingerprint of everything else that was sent, defined by the sender."""
+        self.copy_id = ""
+        """Id of the copy: another one whenever everything is sent."""
 
     def __enter__(self) -> Self:
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,14 +78,18 @@ class SentLedger:
                 f"another process is sending run {self._about['run_id']!r} to {self._about['target']}."
             )
 
-    def begin(self) -> None:
+    def begin(self, copy_id: str) -> None:
         """Marks the ledger as open, before anything is sent.
+
+        Args:
+            copy_id: id of the copy that is made or continued.
 
         Raises:
             SendingError: the folder with the lock is at another place by now.
         """
         if not is_open_file(self._lock)(str(self._lock_path)):
             raise SendingError(f"folder {str(self._path.parent)!r} was moved or replaced. Send again.")
+        self.copy_id = copy_id
         self._write("open")
 
     def finish(self, position: ReadPosition, facts: dict[str, Any]) -> None:
@@ -93,7 +99,8 @@ class SentLedger:
 
     def _write(self, state: str, **more: Any) -> None:
         self.state = state
-        replace_file(self._path, json.dumps({**self._about, "state": state, **more}).encode(), durable=True)
+        text = json.dumps({**self._about, "state": state, "copy_id": self.copy_id, **more})
+        replace_file(self._path, text.encode(), durable=True)
 
     def _read(self) -> None:
         found = read_ledger(self._path)
@@ -104,6 +111,7 @@ class SentLedger:
                 f"target {str(self._path.parent)!r} contains run {found.get('run_id')!r}, "
                 f"not {self._about['run_id']!r}. Choose another folder."
             )
+        self.copy_id = str(found.get("copy_id", ""))
         try:
             position = ReadPosition(**found["position"]) if found["state"] == "done" else ReadPosition()
             self.facts = dict(found.get("facts") or {})

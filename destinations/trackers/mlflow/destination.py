@@ -7,12 +7,75 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from destinations.trackers.names import short_hash
+from destinations.trackers.target import Target
 from destinations.trackers.tracker import Sink, Tracker, require_package
 from events import State, redact
 
 from .sink import MLflowSink
 
 __all__ = ["MLflow"]
+
+
+_RUN_TAG = "training_destinations.run"
+_MAX_TAG_KEY = 250
+
+
+class _Experiment(Target):
+    """An experiment at a tracking URI; by default that of the name of the parent folder.
+
+    MLflow chooses run ids itself, so the run is found by a tag. Sending everything again deletes the earlier
+    run, which MLflow can restore.
+    """
+
+    places = ("URI", "URI#EXPERIMENT")
+
+    def make(self, tracker: type, shared: Mapping[str, Any]) -> Any:
+        run = self.run
+        found = [] if self.starts_over else self._found()
+        tags = {_RUN_TAG: self._tag, "mlflow.note.content": run.notes} if not found else {}
+        tags |= {f"tag.{name}"[:_MAX_TAG_KEY]: name for name in run.tags if not found}
+        given = {
+            "run_name": self.name,
+            "run_id": found[0] if found else None,
+            "tags": {key: text for key, text in tags.items() if text},
+            "log_artifacts": True,
+        }
+        return tracker(self._uri, self._experiment, **{**given, **shared, **self.options})
+
+    @property
+    def _uri(self) -> str:
+        return self.place.partition("#")[0]
+
+    @property
+    def _experiment(self) -> str:
+        return self.place.partition("#")[2] or self.run.path.parent.name or "runs"
+
+    @property
+    def _tag(self) -> str:
+        return short_hash(self.run.run_id, 24)
+
+    @property
+    def _client(self) -> Any:
+        _require_mlflow()
+        import mlflow
+
+        return mlflow.MlflowClient(self._uri)
+
+    def _found(self) -> list[str]:
+        """Returns the ids of the MLflow runs that this run was sent to."""
+        experiment = self._client.get_experiment_by_name(self._experiment)
+        if experiment is None:
+            return []
+        runs = self._client.search_runs([experiment.experiment_id], f"tags.`{_RUN_TAG}` = '{self._tag}'")
+        return [run.info.run_id for run in runs]
+
+    def is_gone(self) -> bool:
+        return not self._found()
+
+    def restart(self) -> None:
+        for run_id in self._found():
+            self._client.delete_run(run_id)
 
 
 class MLflow(Tracker):
@@ -56,6 +119,7 @@ class MLflow(Tracker):
     """
 
     sink_class: ClassVar[type[Sink]] = MLflowSink
+    target = _Experiment
 
     def __init__(
         self,
@@ -70,7 +134,7 @@ class MLflow(Tracker):
         log_system_metrics: bool = False,
         **options: Any,
     ) -> None:
-        require_package("mlflow", "mlflow", "MLflow")
+        _require_mlflow()
         if not experiment:
             raise ValueError("experiment must not be empty.")
         self._tracking_uri = tracking_uri
@@ -115,3 +179,7 @@ class MLflow(Tracker):
         if sink is None or sink.run_id is None:
             raise FileNotFoundError(f"cannot download {remote_file_name!r}: no run is open.")
         sink.download(remote_file_name, target)
+
+
+def _require_mlflow() -> None:
+    require_package("mlflow", "mlflow", "MLflow")

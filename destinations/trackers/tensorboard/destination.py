@@ -5,10 +5,12 @@ Its methods run in the training thread and queue records; a background thread en
 
 import logging
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 from destinations.base import check_folder
+from destinations.trackers.target import Target
 from destinations.trackers.tracker import Sink, Tracker, require_package
 from events import State, check_placeholders, check_run_name, format_run_name
 
@@ -19,6 +21,13 @@ __all__ = ["TensorBoard"]
 _log = logging.getLogger("destinations")
 
 _UPLOAD_SECONDS = 30.0
+
+
+class _Folder(Target):
+    """A folder with a subfolder of event files for each run."""
+
+    places = ("FOLDER",)
+    own_files = re.compile(r"events\.out\.tfevents\..*")
 
 
 class TensorBoard(Tracker):
@@ -61,6 +70,7 @@ class TensorBoard(Tracker):
     """
 
     sink_class = TensorBoardSink
+    target = _Folder
 
     def __init__(
         self,

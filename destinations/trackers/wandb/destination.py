@@ -4,10 +4,13 @@ The package `wandb` is imported and called in the background thread only, so tha
 """
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from destinations.trackers.names import short_hash
+from destinations.trackers.target import Target
 from destinations.trackers.tracker import Sink, Tracker, require_package
 from events import State, redact
 
@@ -16,6 +19,38 @@ from .sink import WandBSink
 __all__ = ["WandB"]
 
 _END_SECONDS = 2.0
+_MODES = ("online", "offline", "disabled")
+
+
+class _Project(Target):
+    """A W&B project; the remote run id is derived from the local one."""
+
+    places = ("PROJECT", "ENTITY/PROJECT")
+
+    @property
+    def remote_id(self) -> str:
+        """Id of the run in the project: letters, digits and "-"."""
+        run_id = self.run.run_id
+        return re.sub(r"[^A-Za-z0-9-]", "-", run_id)[:40] + f"-{short_hash(run_id, 8)}"
+
+    def make(self, tracker: type, shared: Mapping[str, Any]) -> Any:
+        entity, _, project = self.place.rpartition("/")
+        mode = os.environ.get("WANDB_MODE")
+        given = {
+            "entity": entity or None,
+            "name": self.name,
+            "tags": self.run.tags,
+            "notes": self.run.notes or None,
+            "mode": mode if mode in _MODES else "online",
+            "run_id": self.remote_id,
+            "resume": "allow",
+            "init_kwargs": {"resume": None} if self.starts_over else None,
+            "log_artifacts": True,
+        }
+        return tracker(project, **{**given, **shared, **self.options})
+
+    def restart(self) -> None:
+        """Does nothing: without `resume`, a run takes the place of the one that has its id."""
 
 
 class WandB(Tracker):
@@ -65,6 +100,7 @@ class WandB(Tracker):
     """
 
     sink_class: ClassVar[type[Sink]] = WandBSink
+    target = _Project
 
     def __init__(
         self,
@@ -85,7 +121,7 @@ class WandB(Tracker):
         **options: Any,
     ) -> None:
         require_package("wandb", "wandb", "WandB")
-        if mode not in {"online", "offline", "disabled"}:
+        if mode not in _MODES:
             raise ValueError(f'mode must be "online", "offline" or "disabled", got {mode!r}.')
         if not step_metric or step_metric.startswith("_"):
             raise ValueError(f'step_metric must be a name that does not begin with "_", got {step_metric!r}.')

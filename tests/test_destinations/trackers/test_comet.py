@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -158,3 +159,51 @@ def test_what_is_missing_is_reported():
     """A key to continue."""
     with pytest.raises(ValueError, match="experiment_key"):
         Comet("project", offline_dir="comet", resume=True)
+
+
+SENDING = """
+    import sys
+    from pathlib import Path
+    from destinations import RunDirectory, cli
+    from events import Run
+
+    for steps, options in ((range(3), []), ((), []), (range(3, 5), []), ((), ["--again"])):
+        with Run(RunDirectory("runs/digits", run_id="abc", if_exists="resume")) as run:
+            for step in steps:
+                run.log_metrics({"loss": step / 2}, step=step)
+        target = ["--to", "comet:team/project", "--option", "offline_dir=comet"]
+        assert cli.main(["runs", "send", "digits", *target, *options]) == 0
+        print(sorted(Path("comet").iterdir()))
+"""
+
+
+def test_a_run_that_is_sent_is_in_archives(tmp_path):
+    """What is new is a further archive of the same experiment; sent anew, the run has another one alone."""
+    outcome = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SENDING)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+    assert outcome.returncode == 0, outcome.stderr
+    sent = re.findall(r"^sent (\d) rows", outcome.stdout, re.MULTILINE)
+    assert sent == ["3", "0", "2", "5"]
+    keys = [
+        [name[:32] for name in re.findall(r"comet/([^']+)", line)]
+        for line in outcome.stdout.splitlines()
+        if line.startswith("[")
+    ]
+    assert [len(one) for one in keys] == [1, 1, 2, 1]
+    assert {*keys[0]} == {*keys[1]} == {*keys[2]} != {*keys[3]}
+    (path,) = (tmp_path / "comet").iterdir()
+    with zipfile.ZipFile(path) as file:
+        description = json.loads(file.read("experiment.json"))
+        messages = [json.loads(line) for line in file.read("messages.json").decode().splitlines()]
+    assert (description["project_name"], description["workspace"]) == ("project", "team")
+    metrics = [one["payload"]["metric"] for one in messages if one["type"] == "metric_msg"]
+    losses = [(one["step"], one["metricValue"]) for one in metrics if one["metricName"] == "loss"]
+    assert losses == [(step, step / 2) for step in range(5)]

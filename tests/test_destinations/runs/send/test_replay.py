@@ -472,12 +472,13 @@ def test_files_that_are_gone_are_reported(tmp_path):
 
 @pytest.mark.parametrize("text", ["tensorboard", "run:", "neptune:x", ""])
 def test_a_text_that_names_no_target_is_refused(tmp_path, text):
-    """With the four that there are."""
+    """With the targets that there are."""
     run = write_run(tmp_path / "a", range(1))
 
     with pytest.raises(
         TargetError,
-        match=r"^unknown target .*; expected tensorboard:FOLDER, run:FOLDER, wandb:PROJECT",
+        match=r"^unknown target .*; expected run:FOLDER, comet:PROJECT, mlflow:URI, tensorboard:FOLDER, "
+        r"trackio:PROJECT or wandb:PROJECT\.$",
     ):
         send(run, text, cache=tmp_path)
 
@@ -590,7 +591,7 @@ def test_a_target_that_is_moved_while_it_is_sent_to_is_said(tmp_path, monkeypatc
         send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
 
         with pytest.raises(SendingError, match="was moved or replaced"):
-            ledger.begin()
+            ledger.begin("")
 
     assert json.loads((tmp_path / "to/a/.sent.json").read_text())["state"] == "done"
 

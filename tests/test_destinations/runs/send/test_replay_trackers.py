@@ -7,7 +7,7 @@ from destinations import RunDirectory
 from destinations.run_directory import read_rows
 from destinations.runs import Run
 from destinations.runs.send import send
-from destinations.runs.send.targets import target_of
+from destinations.runs.send.targets import place_of
 from destinations.testing.samples import every_kind_of_record
 from events import Run as WritingRun
 
@@ -106,18 +106,18 @@ def test_a_run_has_one_id_at_wandb(run, tmp_path):
     Sent anew, W&B puts it in the place of the run before.
     """
     pytest.importorskip("wandb")
-    target = target_of("wandb:team/project", run.record, tmp_path)
-    weird = target_of("wandb:project", attrs.evolve(run.record, run_id="größe/1 2?"), tmp_path)
+    place = place_of("wandb:team/project", run.record, tmp_path, {})
+    weird = place_of("wandb:project", attrs.evolve(run.record, run_id="größe/1 2?"), tmp_path, {}).target
+    target = place.target
 
-    anew = target.make(lambda: 0.0)
+    anew = place.make(lambda: 0.0)
     target.starts_over = False
-    further = target.make(lambda: 0.0)
+    further = place.make(lambda: 0.0)
 
     assert target.remote_id.startswith("abc123-")
     assert weird.remote_id.replace("-", "").isalnum()
     assert weird.remote_id.isascii()
-    assert (
-        target.remote_id == target_of("wandb:team/project", run.record, tmp_path).remote_id != weird.remote_id
-    )
+    same = place_of("wandb:team/project", run.record, tmp_path, {}).target
+    assert target.remote_id == same.remote_id != weird.remote_id
     assert (anew._init_kwargs, further._init_kwargs) == ({"resume": None}, {})
     assert (anew._run_id, anew._options["entity"], anew._project) == (target.remote_id, "team", "project")
