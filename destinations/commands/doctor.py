@@ -125,7 +125,7 @@ def _extras(wanted: Sequence[str]) -> Iterator[Check]:
         requirements = importlib.metadata.requires(PROJECT) or []
     except importlib.metadata.PackageNotFoundError:
         return
-    # By extra, what is wrong with each of its packages, or "".
+    # What is wrong with each package of an extra, or "".
     extras: dict[str, list[str]] = {}
     absent: dict[str, list[bool]] = {}
     for requirement in requirements:

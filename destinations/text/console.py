@@ -102,7 +102,7 @@ class _BlockStyle:
 
     def rendered(self, name: str, value: Any) -> dict[str, str]:
         """Returns a hyperparameter as text: the caller may change the value later."""
-        return {key: _hyperparameter_text(item) for key, item in flattened({name: describe(value)}).items()}
+        return {key: short(item) for key, item in flattened({name: describe(value)}).items()}
 
     def hyperparameters(self, texts: dict[str, str]) -> str:
         """Returns a block of rendered hyperparameters."""
@@ -464,10 +464,6 @@ def _position(state: State, batch_in_epoch: int) -> str:
     return f"{text}, {elapsed_text(seconds)}" if seconds >= 1 else text
 
 
-def _hyperparameter_text(value: Any) -> str:
-    return short(value) if isinstance(value, float) else one_line(str(value))
-
-
 def _wrapped(texts: Sequence[str], width: int) -> str:
     """Returns texts in lines of at most `width` cells, joined with commas."""
     lines = [""]
@@ -487,7 +483,7 @@ def _train_header(state: State, batch_in_epoch: int) -> str:
     if length.unit is not TimeUnit.EPOCH:
         done = state.timestamp.get(length.unit)
         return header({length.unit.name.lower(): f"{_count(done)}/{_count(length)}"})
-    # From the end of its last batch until the end of the next batch, the epoch is already counted.
+    # The timestamp counts completed epochs; inside of one, the current one is added.
     is_inside = bool(state.timestamp.batch_in_epoch)
     epoch = int(state.timestamp.epoch) + is_inside
     batches = "" if state.dataloader_len is None else f"/{int(state.dataloader_len)}"
@@ -520,7 +516,7 @@ def _tenths(done: int, length: int) -> int:
 
 
 def _count(time: Time) -> str:
-    return short(round(time.value, 1)) if isinstance(time.value, float) else str(time.value)
+    return short(round(time.value, 1))
 
 
 def _at(step: int | None) -> str:

@@ -8,8 +8,7 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import PurePath
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from uploads import one_line
@@ -160,38 +159,7 @@ def describe(value: Any) -> Any:
 
     A value that cannot be described becomes a placeholder; the others beside it are kept.
     """
-    try:
-        return _describe(value)
-    except Exception:  # noqa: BLE001  # a user's own class
-        return _placeholder(value)
-
-
-def _placeholder(value: Any) -> str:
-    # Imported here: the commands show text without `events`, which takes 0.1 s.
-    from events import safe_text
-
-    return safe_text(value)
-
-
-def _describe(value: Any) -> Any:
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
-    shape = getattr(value, "shape", None)
-    if shape is not None:
-        if not tuple(shape) and hasattr(value, "item"):
-            return describe(value.item())
-        return f"{_dtype(value)} {tuple(int(size) for size in shape)}"
-    if hasattr(value, "getbands"):
-        return f"{value.mode} image {value.size[0]}x{value.size[1]}"
-    if isinstance(value, bytes | bytearray):
-        return f"{len(value)} bytes"
-    if isinstance(value, PurePath):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(key): describe(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [describe(item) for item in value]
-    return str(value)
+    return _converted(value, _array_text, _unchanged)
 
 
 def plain(value: Any) -> Any:
@@ -200,31 +168,64 @@ def plain(value: Any) -> Any:
     NaN and infinities become "NaN", "Infinity" and "-Infinity", an array `{"dtype": "uint8", "shape": [3, 8,
     8]}`, anything else without a JSON form its `str`, or a placeholder where that raises.
     """
+    return _converted(value, _array_document, _finite)
+
+
+def _converted(value: Any, of_array: Callable[[Any], Any], of_plain: Callable[[Any], Any]) -> Any:
+    """Returns a value with nested mappings and collections as dicts and lists.
+
+    Args:
+        value: the value.
+        of_array: converts an array of at least one dimension.
+        of_plain: converts a plain value: None, a text, a bool or a number.
+    """
     try:
-        return _plain(value)
+        if value is None or isinstance(value, str | bool | int | float):
+            return of_plain(value)
+        shape = getattr(value, "shape", None)
+        if shape is not None:
+            is_number = not tuple(shape) and hasattr(value, "item")
+            return _converted(value.item(), of_array, of_plain) if is_number else of_array(value)
+        if isinstance(value, Mapping):
+            return {str(key): _converted(item, of_array, of_plain) for key, item in value.items()}
+        if isinstance(value, list | tuple | set | frozenset):
+            return [_converted(item, of_array, of_plain) for item in value]
+        if hasattr(value, "getbands"):
+            return f"{value.mode} image {value.size[0]}x{value.size[1]}"
+        return of_plain(f"{len(value)} bytes" if isinstance(value, bytes | bytearray) else str(value))
     except Exception:  # noqa: BLE001  # a user's own class
-        return _placeholder(value)
+        # Imported here: the commands show text without `events`, which takes 0.1 s.
+        from events import safe_text
+
+        return safe_text(value)
 
 
-def _plain(value: Any) -> Any:
-    shape = getattr(value, "shape", None)
-    if shape is not None and tuple(shape):
-        return {"dtype": _dtype(value), "shape": [int(size) for size in shape]}
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
-    value = describe(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+def _unchanged(value: Any) -> Any:
     return value
+
+
+def _finite(value: Any) -> Any:
+    """Returns NaN and infinities as texts."""
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _array_text(array: Any) -> str:
+    return f"{_dtype(array)} {tuple(int(size) for size in array.shape)}"
+
+
+def _array_document(array: Any) -> dict[str, Any]:
+    return {"dtype": _dtype(array), "shape": [int(size) for size in array.shape]}
 
 
 def yaml_text(parameters: Mapping[str, Any]) -> str:
     """Returns hyperparameters as YAML, in their order, ending with a newline."""
     import yaml
 
-    text: str = yaml.safe_dump(_yaml_plain(parameters), sort_keys=False, allow_unicode=True)
+    text: str = yaml.safe_dump(
+        _converted(parameters, _array_text, _builtin), sort_keys=False, allow_unicode=True
+    )
     return text
 
 
@@ -269,13 +270,8 @@ def _dtype(value: Any) -> str:
     return str(getattr(value, "dtype", "object")).removeprefix("torch.")
 
 
-def _yaml_plain(value: Any) -> Any:
-    """Returns a value for `yaml.safe_dump`, which accepts built-in types but not their subclasses."""
-    value = describe(value)
-    if isinstance(value, dict):
-        return {key: _yaml_plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_yaml_plain(item) for item in value]
-    if isinstance(value, bool) or value is None:
+def _builtin(value: Any) -> Any:
+    """Returns a plain value as its built-in type: `yaml.safe_dump` accepts no subclass."""
+    if value is None or value is True or value is False:
         return value
     return next(base(value) for base in (int, float, str) if isinstance(value, base))

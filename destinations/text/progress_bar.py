@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TextIO, runtime_checkable
+from typing import Any, TextIO
 
 import attrs
 
@@ -46,11 +46,6 @@ _BAR_COLUMNS, _MIN_METRIC_COLUMNS = 64, 30
 _SHORT_NAME = 16
 _DEFAULT_METRICS = ("loss*", "*_loss", "*/loss*", "metrics/*", "*accuracy*")
 _SCALED_UNITS = frozenset({TimeUnit.SAMPLE, TimeUnit.TOKEN})
-
-
-@runtime_checkable
-class _Writable(Protocol):
-    def write(self, text: str, /) -> int: ...
 
 
 @attrs.frozen
@@ -371,8 +366,8 @@ class ProgressBar(LoggerDestination):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(write_rate=write_rate)
-        if isinstance(metrics, _Writable):
-            stream, metrics = metrics, _DEFAULT_METRICS
+        if hasattr(metrics, "write"):
+            stream, metrics = metrics, _DEFAULT_METRICS  # type: ignore[assignment]  # a stream, see the docs
         if isinstance(metrics, str):
             raise TypeError(f"metrics must be a list of patterns, got {metrics!r}. Write [{metrics!r}].")
         if refresh_seconds < 0 or line_seconds < 0:

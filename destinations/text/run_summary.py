@@ -75,7 +75,7 @@ class RunSummary:
         priorities = [
             (priority, index)
             for index, one in enumerate(state.callbacks)
-            if isinstance(priority := getattr(one, "summary_priority", None), int)
+            if (priority := getattr(one, "summary_priority", None)) is not None
         ]
         is_first = bool(priorities) and state.callbacks[min(priorities)[1]] is destination
         return cls(is_shown=is_first and not state.rank)

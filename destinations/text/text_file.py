@@ -105,11 +105,10 @@ def json_line(record: LineRecord) -> str:
         fields["step"] = record.step
     if record.name or record.kind not in {*_SINGULAR, "stdout", "stderr", "exception", "note"}:
         fields["name"] = record.name
-    fields |= record.value if record.kind not in _SINGULAR and isinstance(record.value, dict) else {}
-    if record.kind == "metrics" or not isinstance(record.value, dict):
+    if record.kind in _SINGULAR or isinstance(record.value, str):
         fields[record.kind] = plain(record.value)
-    elif record.kind in _SINGULAR:
-        fields[record.kind] = record.value
+    else:
+        fields |= record.value
     text = json.dumps(fields, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return f"{text if text.isprintable() else text.translate(_JSON_CONTROLS)}\n"
 
@@ -212,7 +211,7 @@ class LineWriter:
             TimeoutError: as for `flush`.
         """
         if self._holder == threading.get_ident():
-            # In a signal handler, while this thread writes: it writes the rest when the handler returns.
+            # This is a signal handler, and this thread writes: it writes the rest when the handler returns.
             return
         if not self._lock.acquire(timeout=timeout_seconds):
             raise TimeoutError(f"could not write the text file within {timeout_seconds:.0f} s.")
@@ -235,9 +234,9 @@ class LineWriter:
             return
         try:
             self.flush(timeout_seconds)
+        except TimeoutError:
+            raise
         except OSError as error:
-            if isinstance(error, TimeoutError):
-                raise
             lost = self._unwritten.count(b"\n") + len(self._queue)
             raise OSError(
                 error.errno, f"cannot write the text file, about {lost} lines are lost: {error}"
@@ -463,7 +462,8 @@ class TextFile(RecordDestination):
         self._path = Path(format_name(self._filename, state)).absolute()
         self._is_open_deferred = True
         # Otherwise it matters whether the run is resumed, which is known only after a checkpoint is loaded.
-        if self._append or state.timestamp.batch or not _is_regular(self._path):
+        # A device such as /dev/null is no regular file, and never replaced.
+        if self._append or state.timestamp.batch or not self._path.is_file():
             self._open_once(state, logger)
 
     def _open_once(self, state: State, logger: Logger) -> None:
@@ -492,7 +492,7 @@ class TextFile(RecordDestination):
 
     def _open(self, path: Path, *, is_resumed: bool) -> int:
         exists = path.exists()
-        if exists and (is_resumed or self._append or not _is_regular(path)):
+        if exists and (is_resumed or self._append or not path.is_file()):
             return open_appending(path, json_or_note if self._format == "jsonl" else str)
         if exists and self._overwrite:
             # Not truncated in place, so that a process reading the old file is not disturbed.
@@ -642,8 +642,3 @@ def _writes_here(filename: str, state: State) -> bool:
     if "{rank" in filename or "{local_rank" in filename:
         return True
     return state.local_rank == 0 if "{node_rank" in filename else state.rank == 0
-
-
-def _is_regular(path: Path) -> bool:
-    """Returns whether a regular file exists; a device such as /dev/null is never replaced."""
-    return path.is_file()

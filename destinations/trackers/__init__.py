@@ -1,1 +1,1 @@
-"""Trackers: destinations for TensorBoard, W&B, MLflow, Trackio and webhooks, imported on demand."""
+"""Trackers: destinations for TensorBoard, W&B, MLflow, Trackio, Comet and webhooks, imported on demand."""

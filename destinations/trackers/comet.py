@@ -16,17 +16,22 @@ from typing import Any
 import attrs
 import numpy as np
 
-from destinations.media import (
-    histogram_record,
-    iter_point_clouds,
-    video_file,
-    wav_bytes,
-)
+from destinations.media import histogram_record, video_file, wav_bytes
 from events import BinnedValues, State, redact
 
 from .names import numbered
 from .target import Target
-from .tracker import Images, Row, Sink, Stamp, Tracker, log_each_row, number, require_package
+from .tracker import (
+    Images,
+    Row,
+    Sink,
+    Stamp,
+    Tracker,
+    colored_clouds,
+    log_each_row,
+    number,
+    require_package,
+)
 
 __all__ = ["Comet"]
 
@@ -104,9 +109,8 @@ class _CometSink(Sink):
         self.experiment.log_parameters(hyperparameters, nested_support=True)
 
     def log_table(self, stamp: Stamp, columns: list[str], rows: list[list[Any]]) -> None:
-        text = io.StringIO()
-        json.dump({"columns": columns, "data": rows}, text, default=str, ensure_ascii=False)
-        self._log_asset(stamp, text.getvalue(), f"{stamp.name}.json")
+        text = json.dumps({"columns": columns, "data": rows}, default=str, ensure_ascii=False)
+        self._log_asset(stamp, text, f"{stamp.name}.json")
 
     def log_text(self, stamp: Stamp, text: str) -> None:
         self.experiment.log_text(text, step=stamp.step, metadata={"name": stamp.name})
@@ -120,7 +124,7 @@ class _CometSink(Sink):
 
         pixels = images.pixels()
         for name, one in numbered(stamp.name, pixels):
-            # As a picture: Comet would scale an array by its own min and max.
+            # Comet would scale an array by its own min and max, so it gets a picture.
             self.experiment.log_image(Image.fromarray(one), name=name, step=stamp.step)
         for mask_name, overlays in images.overlays(pixels).items():
             for name, overlay in numbered(f"{stamp.name}/{mask_name}", overlays):
@@ -155,10 +159,8 @@ class _CometSink(Sink):
             self._log_asset(stamp, record, f"{stamp.name}.histogram.json")
 
     def log_point_cloud(self, stamp: Stamp, points: Any, colors: Any) -> None:
-        clouds = list(iter_point_clouds(points, colors))
-        for name, (cloud, shades) in numbered(stamp.name, clouds):
-            rows = cloud if shades is None else np.concatenate([cloud, shades[:, :3]], axis=1)
-            self.experiment.log_points_3d(name, points=np.asarray(rows, float).tolist(), step=stamp.step)
+        for name, rows in numbered(stamp.name, colored_clouds(points, colors)):
+            self.experiment.log_points_3d(name, points=rows.tolist(), step=stamp.step)
 
     def _log_asset(self, stamp: Stamp, content: str, file_name: str) -> None:
         self.experiment.log_asset(io.BytesIO(content.encode()), file_name=file_name, step=stamp.step)

@@ -1,10 +1,13 @@
-"""Maps names to keys that a tracker accepts, without collisions."""
+"""Maps names and values to what a tracker accepts."""
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["Names", "clean_texts", "numbered", "short_hash", "without_surrogates"]
+from destinations.text.formatting import plain
+
+__all__ = ["Names", "as_text", "clean_texts", "numbered", "short_hash", "without_surrogates"]
 
 
 class Names:
@@ -52,6 +55,13 @@ def short_hash(name: str, digits: int = 6) -> str:
 def without_surrogates(text: str) -> str:
     r"""Returns the text with lone surrogates escaped, as "\udc80", so that UTF-8 can encode it."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def as_text(value: Any, indent: int | None = None) -> str:
+    """Returns a text unchanged, and any other value as JSON, with values that JSON lacks as text."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(plain(value), indent=indent, ensure_ascii=False)
 
 
 def clean_texts(value: Any) -> Any:

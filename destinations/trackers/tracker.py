@@ -4,6 +4,7 @@ A tracker consists of two classes: a `Tracker`, whose methods run in the trainin
 queue records, and a `Sink`, whose methods run in the background thread of a lane and do the work.
 """
 
+import functools
 import logging
 import math
 import shutil
@@ -42,6 +43,7 @@ __all__ = [
     "Sink",
     "Stamp",
     "Tracker",
+    "colored_clouds",
     "log_each_row",
     "number",
     "require_package",
@@ -124,6 +126,18 @@ class Images:
             name: [overlay_png(one, mask) for one, mask in zip(pixels, masks, strict=False)]
             for name, masks in self.class_masks().items()
         }
+
+
+def colored_clouds(points: Any, colors: Any) -> list[Any]:
+    """Returns for each point cloud an array `(N, 3)`, or `(N, 6)` with red, green and blue."""
+    import numpy as np
+
+    from destinations.media import iter_point_clouds
+
+    return [
+        np.asarray(cloud if shades is None else np.concatenate([cloud, shades[:, :3]], axis=1), np.float64)
+        for cloud, shades in iter_point_clouds(points, colors)
+    ]
 
 
 class RowsRefusedError(Exception):
@@ -336,9 +350,9 @@ class Feed:
         self._failed_rows = 0
         self._is_stuck = False
         self._is_stopped = False
-        self._is_opened = False
         self._has_tried_open = threading.Event()
-        self._open_error: BaseException | None = None
+        self.open_error: BaseException | None = None
+        """Why the sink could not be opened; None if it could, or has not been tried yet."""
 
     @property
     def counts(self) -> FeedCounts:
@@ -362,11 +376,6 @@ class Feed:
         """Starts the thread, which first opens the sink."""
         self._lane.put(self._open, kind="open", is_kept=True)
 
-    @property
-    def open_error(self) -> BaseException | None:
-        """Why the sink could not be opened; None if it could, or has not been tried yet."""
-        return self._open_error
-
     def wait_for_open(self, timeout_seconds: float) -> None:
         """Waits until the sink is open.
 
@@ -376,8 +385,8 @@ class Feed:
         """
         if not self._has_tried_open.wait(timeout_seconds):
             raise TimeoutError(f"it did not open within {timeout_seconds:g} seconds.")
-        if self._open_error is not None:
-            raise self._open_error
+        if self.open_error is not None:
+            raise self.open_error
 
     def add(self, row: Row) -> None:
         """Queues the metrics of one call."""
@@ -511,14 +520,13 @@ class Feed:
             raise
         except BaseException as error:
             # Later records are rejected by the sink.
-            self._is_opened, self._open_error = True, error
+            self.open_error = error
             self._has_tried_open.set()
             raise
-        self._is_opened = True
         self._has_tried_open.set()
 
     def _on_tick(self) -> None:
-        if not self._is_opened:
+        if not self._has_tried_open.is_set():
             return
         mark = self._added_rows
         # A queued record writes the rows before it; rows after it must wait.
@@ -659,13 +667,16 @@ class Tracker(RecordDestination):
             )
         if when_full not in {"wait", "drop_newest", "drop_oldest"}:
             raise ValueError(f'when_full must be "wait", "drop_newest" or "drop_oldest", got {when_full!r}.')
-        self._flush_seconds = flush_seconds
+        self._new_feed = functools.partial(
+            Feed,
+            flush_seconds=flush_seconds,
+            max_values=max_waiting_values,
+            max_bytes=max_waiting_bytes,
+            when_full=when_full,
+            wait_seconds=wait_seconds,
+        )
         self._all_ranks = all_ranks
         self._close_seconds = close_seconds
-        self._max_waiting_values = max_waiting_values
-        self._max_waiting_bytes = max_waiting_bytes
-        self._when_full = when_full
-        self._wait_seconds = wait_seconds
         self._clock = clock
         self._forget()
 
@@ -721,15 +732,7 @@ class Tracker(RecordDestination):
             # Without a sink, further records are ignored.
             self._is_silent = True
             raise
-        self._feed = Feed(
-            f"{type(self).__name__}-{state.run_name}",
-            sink,
-            flush_seconds=self._flush_seconds,
-            max_values=self._max_waiting_values,
-            max_bytes=self._max_waiting_bytes,
-            when_full=self._when_full,
-            wait_seconds=self._wait_seconds,
-        )
+        self._feed = self._new_feed(f"{type(self).__name__}-{state.run_name}", sink)
         self._is_resume_due = True
         call_in_forked_children(self._forget_in_child)
         self._feed.open()
@@ -761,7 +764,7 @@ class Tracker(RecordDestination):
         """Returns the time of the checkpoint, to which earlier records belong, and the id of the run."""
         saved: dict[str, Any] = {"time": self._clock()}
         if self._sink is not None and self._sink.run_id is not None and self._state is not None:
-            # With the rank, because all ranks may load a checkpoint written by rank 0.
+            # The rank is saved too: all ranks may load a checkpoint written by rank 0.
             saved |= {"run_id": self._sink.run_id, "rank": self._state.rank}
         return saved
 
@@ -862,12 +865,15 @@ class Tracker(RecordDestination):
             key: None if value is None else _COPIES.get(key, own_copy)(value)
             for key, value in arguments.items()
         }
-        if is_gif and not isinstance(given["video"], bytes):
-            given["video"] = _GifFrames(given["video"], given["fps"])
-        noun = _NOUNS.get(kind, kind)
+        method, noun = f"log_{kind}", _NOUNS.get(kind, kind)
+        what = f"{noun} {name!r}" if name else noun
         stamp = self._stamp(name, step, *captions)
         values = [Images(**given)] if kind == "images" else given.values()
-        self._put(f"{noun} {name!r}" if name else noun, f"log_{kind}", stamp, *values)
+        self._put(what, method, stamp, *values, prepare=_as_gif if is_gif else None)
+        if stamp.captions and method not in self.sink_class.captioned:
+            # The captions have a call of their own: one that is retried must not repeat the record.
+            beside = attrs.evolve(stamp, name=f"{name}/caption", captions=())
+            self._put(f"caption of {what}", "log_text", beside, "\n".join(stamp.captions))
 
     # Inside.
 
@@ -878,26 +884,29 @@ class Tracker(RecordDestination):
     def _step(self) -> int:
         return 0 if self._state is None else int(self._state.timestamp.batch)
 
-    def _put(self, kind: str, method: str, *args: Any) -> None:
-        """Queues a call of a sink method; calls before `init` are deferred."""
+    def _put(
+        self, kind: str, method: str, *args: Any, prepare: Callable[..., Sequence[Any]] | None = None
+    ) -> None:
+        """Queues a call of a sink method; calls before `init` are deferred.
+
+        Args:
+            kind: what is logged, in messages.
+            method: the method.
+            args: its arguments.
+            prepare: returns the final arguments, in the background thread.
+        """
         if self._is_silent:
             return
         feed = self._feed
         if feed is None:
-            self._later(lambda: self._put(kind, method, *args))
+            self._later(lambda: self._put(kind, method, *args, prepare=prepare))
             return
         call = getattr(feed.sink, method)
-        size = size_in_bytes(args)
-
-        def work() -> None:
-            call(*(one.encoded() if isinstance(one, _GifFrames) else one for one in args))
-
-        feed.put(kind, size, work, is_kept=method == "log_hyperparameters")
-        stamp = args[0] if args else None
-        if isinstance(stamp, Stamp) and stamp.captions and method not in feed.sink.captioned:
-            # As a call of its own: one that is retried must not repeat the record.
-            beside = Stamp(f"{stamp.name}/caption", stamp.step, stamp.time)
-            self._put(f"caption of {kind}", "log_text", beside, "\n".join(stamp.captions))
+        is_kept = method == "log_hyperparameters"
+        if prepare is None:
+            feed.put(kind, size_in_bytes(args), call, *args, is_kept=is_kept)
+        else:
+            feed.put(kind, size_in_bytes(args), lambda: call(*prepare(*args)), is_kept=is_kept)
 
     def _later(self, call: Callable[[], object]) -> None:
         """Defers a call until `init`."""
@@ -937,21 +946,11 @@ def require_package(package: str, extra: str, what: str) -> None:
         )
 
 
-@attrs.frozen(eq=False)
-class _GifFrames:
-    """Frames that the background thread encodes as GIF."""
+def _as_gif(stamp: Stamp, video: Any, fps: float | None) -> tuple[Any, ...]:
+    """Returns the arguments of `log_video` with frames encoded as GIF; encoded video stays as it is."""
+    from destinations.media import gif_bytes
 
-    frames: Any
-    fps: float | None
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.frames.nbytes)
-
-    def encoded(self) -> bytes:
-        from destinations.media import gif_bytes
-
-        return gif_bytes(self.frames, self.fps)
+    return stamp, video if isinstance(video, bytes) else gif_bytes(video, fps), fps
 
 
 def _copied(value: Any) -> Any:

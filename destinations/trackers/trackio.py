@@ -12,18 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from destinations.media import (
-    histogram_record,
-    iter_point_clouds,
-    video_file,
-    wav_bytes,
-)
+from destinations.media import histogram_record, video_file, wav_bytes
 from destinations.text.formatting import describe
 from events import State
 
 from .names import numbered, short_hash
 from .target import Target
-from .tracker import Images, Row, Sink, Stamp, Tracker, log_each_row, require_package
+from .tracker import (
+    Images,
+    Row,
+    Sink,
+    Stamp,
+    Tracker,
+    colored_clouds,
+    log_each_row,
+    require_package,
+)
 
 __all__ = ["Trackio"]
 
@@ -112,18 +116,9 @@ class _TrackioSink(Sink):
             self._log({stamp.name: self._trackio.Histogram(np_histogram=counted)}, stamp.step)
 
     def log_point_cloud(self, stamp: Stamp, points: Any, colors: Any) -> None:
-        clouds = [
-            cloud if shades is None else np.concatenate([cloud, shades[:, :3]], axis=1)
-            for cloud, shades in iter_point_clouds(points, colors)
-        ]
-        named = numbered(stamp.name, clouds)
-        self._log(
-            {
-                name: self._trackio.Object3D(np.asarray(one, np.float64), caption=stamp.caption())
-                for name, one in named
-            },
-            stamp.step,
-        )
+        caption = stamp.caption()
+        clouds = numbered(stamp.name, colored_clouds(points, colors))
+        self._log({name: self._trackio.Object3D(one, caption=caption) for name, one in clouds}, stamp.step)
 
     def close(self) -> None:
         if self._run is None and self._config:

@@ -153,7 +153,7 @@ class JsonPost:
         except urllib.error.URLError as error:
             return _Failure(_kind(error.reason), is_transient=True)
         except (OSError, http.client.HTTPException) as error:
-            # Without the text of the error, which may contain the URL.
+            # The text of the error may contain the URL, so it is left out.
             return _Failure(_kind(error), is_transient=not isinstance(error, http.client.InvalidURL))
         return None
 

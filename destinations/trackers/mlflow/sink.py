@@ -49,7 +49,6 @@ __all__ = ["MLflowSink"]
 
 _PARAMS_AT_ONCE = 100
 _MAX_TAG = 5000
-_MAX_PARAM = 6000
 # Limit of servers before 2.x; a client does not know the version of its server.
 _MAX_OLD_PARAM = 500
 _MAX_LIST_OF_TABLES = 4500
@@ -210,15 +209,12 @@ class MLflowSink(Sink):
         return run_id
 
     def finish(self, status: str, exception: str | None, time: float) -> None:
-        run_id = self._run()
+        self._run()
         self._stop_monitor()
         if exception is not None:
             self._set_tag("exception", exception)
-        call_service(
-            lambda: self._client.set_terminated(
-                run_id, status=_STATUSES.get(status, "FAILED"), end_time=milliseconds(time)
-            )
-        )
+        ended = {"status": _STATUSES.get(status, "FAILED"), "end_time": milliseconds(time)}
+        self._call("set_terminated", **ended)
 
     def close(self) -> None:
         self._stop_monitor()
@@ -276,7 +272,7 @@ class MLflowSink(Sink):
         from mlflow.entities import Param
         from mlflow.utils import validation
 
-        longest = getattr(validation, "MAX_PARAM_VAL_LENGTH", _MAX_PARAM)
+        longest = validation.MAX_PARAM_VAL_LENGTH
         new = {key: cut(value, longest) for key, value in params.items() if key not in self._params}
         changed = {
             key: value
@@ -324,24 +320,19 @@ class MLflowSink(Sink):
         by_mask = images.class_masks()
         # MLflow shows one image for each key and step.
         for index, (name, pixels) in enumerate(numbered(stamp.name, images.pixels())):
-            self._log_image(name, stamp, pixels)
+            self._log_image(name, stamp, Image.fromarray(pixels))
             for mask_name, one in by_mask.items():
                 masked = f"{name}/{mask_name}"
                 overlay = overlay_png(pixels, one[index])
-                self._log_image(masked, stamp, overlay)
+                self._log_image(masked, stamp, Image.open(io.BytesIO(overlay)))
                 self._log_medium("masks", attrs.evolve(stamp, name=masked), ".png", mask_png(one[index]))
         if by_mask and images.mask_class_labels:
             labels = {str(key): label for key, label in images.mask_class_labels.items()}
             self._log_medium("masks", stamp, ".labels.json", json_bytes(clean_texts(labels)))
 
-    def _log_image(self, name: str, stamp: Stamp, image: Any) -> None:
-        picture = Image.open(io.BytesIO(image)) if isinstance(image, bytes) else Image.fromarray(image)
-        run_id, key = self._run(), self._artifact_names.key(name)
-        call_service(
-            lambda: self._client.log_image(
-                run_id, picture, key=key, step=stamp.step, timestamp=milliseconds(stamp.time)
-            )
-        )
+    def _log_image(self, name: str, stamp: Stamp, image: Image.Image) -> None:
+        key = self._artifact_names.key(name)
+        self._call("log_image", image, key=key, step=stamp.step, timestamp=milliseconds(stamp.time))
 
     def log_text(self, stamp: Stamp, text: str) -> None:
         self._log_medium("texts", stamp, ".txt", without_surrogates(text).encode())
@@ -367,26 +358,28 @@ class MLflowSink(Sink):
 
     def log_file(self, name: str, copy: Path, *, overwrite: bool) -> None:
         """Logs a file as an artifact, replacing an older one."""
-        run_id, (folder, _, file_name) = self._run(), artifact_path(name).rpartition("/")
+        folder, _, file_name = artifact_path(name).rpartition("/")
         # MLflow takes the name of the local file.
         named = copy.parent / "named" / file_name
         named.parent.mkdir(exist_ok=True)
         if not named.exists():
             copy.rename(named)
-        call_service(lambda: self._client.log_artifact(run_id, str(named), folder or None))
+        self._call("log_artifact", str(named), folder or None)
 
     # Requests.
 
-    def _log_batch(self, **entities: Any) -> None:
+    def _call(self, method: str, *args: Any, **options: Any) -> None:
+        """Calls a method of the client for the run."""
         run_id = self._run()
+        call_service(lambda: getattr(self._client, method)(run_id, *args, **options))
+
+    def _log_batch(self, **entities: Any) -> None:
         # Synchronous even if MLflow's own thread is enabled in the environment: this is a background thread
         # already.
-        call_service(lambda: self._client.log_batch(run_id, **entities, synchronous=True))
+        self._call("log_batch", **entities, synchronous=True)
 
     def _set_tag(self, key: str, value: str) -> None:
-        run_id = self._run()
-        text = cut(without_surrogates(value), _MAX_TAG)
-        call_service(lambda: self._client.set_tag(run_id, key, text, synchronous=True))
+        self._call("set_tag", key, cut(without_surrogates(value), _MAX_TAG), synchronous=True)
 
     def _log_medium(self, folder: str, stamp: Stamp, suffix: str, data: bytes) -> str:
         """Logs a file under its name, step and time; returns its artifact path."""
@@ -398,6 +391,5 @@ class MLflowSink(Sink):
         with tempfile.TemporaryDirectory(prefix="destinations-mlflow-") as folder:
             file = Path(folder) / name
             file.write_bytes(data)
-            run_id = self._run()
-            call_service(lambda: self._client.log_artifact(run_id, str(file), parent or None))
+            self._call("log_artifact", str(file), parent or None)
         return path

@@ -134,7 +134,7 @@ def records(path: Path) -> Iterator[bytes]:
         end = os.fstat(file.fileno()).st_size
         while len(header := file.read(_HEADER.size)) == _HEADER.size:
             length, _ = _HEADER.unpack(header)
-            # Of a damaged length, memory would be asked for first.
+            # A damaged length would make `read` ask for that much memory, so it is checked first.
             if length + _CHECKSUM.size > end - file.tell():
                 return
             data = file.read(length + _CHECKSUM.size)

@@ -13,7 +13,7 @@ from typing import Any
 from destinations.background import RetryLaterError
 from destinations.copies import merged
 from destinations.trackers.names import without_surrogates
-from destinations.trackers.tracker import Images, Row, Sink, Stamp, log_each_row
+from destinations.trackers.tracker import Row, Sink, Stamp, log_each_row
 from uploads.disk import is_locked
 
 from .event_file import EventFile, event_files, new_event_file, records
@@ -24,6 +24,17 @@ _MAX_WAITING_BYTES = 8 << 20
 _MAX_TEMPLATES = 256
 _MAX_TEMPLATE_NAMES = 100_000
 _ADDED_LATER = "hyperparameters"
+
+
+def _writes(kind: str, values_of: str) -> Callable[..., None]:
+    """Returns a method that writes a record with a function of `summaries`, under a tag for its kind."""
+
+    def log(self: "TensorBoardSink", stamp: Stamp, *args: Any) -> None:
+        self._begin(stamp.step)
+        values = getattr(self._summaries, values_of)(self._tag(stamp.name, kind), *args)
+        self._add_values(values, stamp.step, stamp.time)
+
+    return log
 
 
 class TensorBoardSink(Sink):
@@ -277,36 +288,17 @@ class TensorBoardSink(Sink):
         if self._is_start_written and status != "preempted":
             self._add_values([self._summaries.session_end_value(status, time)], 0, time)
 
-    def log_images(self, stamp: Stamp, images: Images) -> None:
-        """Writes images as PNG, and once more with each mask as an overlay."""
-        self._write_values(stamp, "image", "image_values", images)
-
-    def log_text(self, stamp: Stamp, text: str) -> None:
-        self._write_values(stamp, "text", "text_value", text)
-
-    def log_table(self, stamp: Stamp, columns: list[str], rows: list[list[Any]]) -> None:
-        self._write_values(stamp, "text", "table_value", columns, rows)
-
-    def log_audio(self, stamp: Stamp, audio: Any, sample_rate: int) -> None:
-        self._write_values(stamp, "audio", "audio_values", audio, sample_rate)
-
-    def log_video(self, stamp: Stamp, video: Any, fps: float | None) -> None:
-        self._write_values(stamp, "image", "video_value", video, fps)
-
-    def log_histogram(self, stamp: Stamp, values: Any, bins: int | Sequence[float]) -> None:
-        self._write_values(stamp, "histogram", "histogram_values", values, bins)
-
-    def log_point_cloud(self, stamp: Stamp, points: Any, colors: Any) -> None:
-        self._write_values(stamp, "mesh", "point_cloud_values", points, colors)
+    log_images = _writes("image", "image_values")
+    log_text = _writes("text", "text_value")
+    log_table = _writes("text", "table_value")
+    log_audio = _writes("audio", "audio_values")
+    log_video = _writes("image", "video_value")
+    log_histogram = _writes("histogram", "histogram_values")
+    log_point_cloud = _writes("mesh", "point_cloud_values")
 
     def log_traces(self, stamp: Stamp, traces: dict[str, Any]) -> None:
         self._begin(stamp.step)
         values = []
         for name, value in traces.items():
             values += self._summaries.trace_value(self._tag(f"traces/{name}", "text"), value)
-        self._add_values(values, stamp.step, stamp.time)
-
-    def _write_values(self, stamp: Stamp, kind: str, values_of: str, *args: Any) -> None:
-        self._begin(stamp.step)
-        values = getattr(self._summaries, values_of)(self._tag(stamp.name, kind), *args)
         self._add_values(values, stamp.step, stamp.time)

@@ -4,7 +4,6 @@ Needs the package `tensorboard`, but neither TensorFlow nor torch.
 """
 
 import io
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,8 +26,8 @@ from destinations.media import (
     png_bytes,
     wav_bytes,
 )
-from destinations.text.formatting import describe, flattened, one_line, plain, short
-from destinations.trackers.names import without_surrogates
+from destinations.text.formatting import describe, flattened, short
+from destinations.trackers.names import as_text, without_surrogates
 from destinations.trackers.tracker import Images, number
 from events import BinnedValues, RecordError
 
@@ -102,7 +101,7 @@ def video_value(tag: str, video: Any, fps: float | None) -> Values:
 
 def audio_values(tag: str, audio: Any, sample_rate: int) -> Values:
     """Returns audio as WAV."""
-    shape: tuple[int, ...] = () if isinstance(audio, bytes) else audio.shape
+    shape: tuple[int, ...] = getattr(audio, "shape", ())  # the bytes of a file have none
     sound = summary_pb2.Summary.Audio(
         sample_rate=sample_rate,
         num_channels=shape[0] if len(shape) > 1 else 1,
@@ -178,15 +177,14 @@ def table_value(tag: str, columns: Sequence[str], rows: Sequence[Sequence[Any]])
 
 
 def _cell(value: Any) -> str:
-    value = describe(value)
-    text = short(value) if isinstance(value, float) else one_line(str(value))
+    text = short(describe(value))
     return text.replace("\\", "\\\\").replace("|", "\\|")
 
 
 def trace_value(tag: str, value: Any) -> Values:
     """Returns a trace as a block of JSON, with values that JSON lacks as text."""
-    text = value if isinstance(value, str) else json.dumps(plain(value), indent=1, ensure_ascii=False)
-    return text_value(tag, "".join(f"    {line}\n" for line in text.splitlines()))
+    lines = as_text(value, indent=1).splitlines()
+    return text_value(tag, "".join(f"    {line}\n" for line in lines))
 
 
 # Hyperparameters.
@@ -206,9 +204,7 @@ def session_start_value(hyperparameters: Mapping[str, Any], seconds: float) -> A
         elif isinstance(value, int | float) and math.isfinite(number(value)):
             field.number_value = number(value)
         else:
-            field.string_value = without_surrogates(
-                value if isinstance(value, str) else json.dumps(plain(value))
-            )
+            field.string_value = without_surrogates(as_text(value))
     return _hparams(hparams_metadata.SESSION_START_INFO_TAG, session_start_info=info)
 
 

@@ -19,10 +19,18 @@ import attrs
 import numpy as np
 from PIL import Image
 
-from destinations.media import histogram_record, iter_point_clouds, video_file, wav_bytes
+from destinations.media import histogram_record, video_file, wav_bytes
 from destinations.text.formatting import plain
 from destinations.trackers.names import Names, clean_texts, without_surrogates
-from destinations.trackers.tracker import Images, Row, Sink, Stamp, log_each_row, number
+from destinations.trackers.tracker import (
+    Images,
+    Row,
+    Sink,
+    Stamp,
+    colored_clouds,
+    log_each_row,
+    number,
+)
 from events import RecordError
 
 from .service import end_service, has_service, kill_service, require_login, service_lock, settings_for
@@ -245,13 +253,10 @@ class WandBSink(Sink):
         self._log(stamp, self._wandb.Histogram(np_histogram=(counts, edges)))
 
     def log_point_cloud(self, stamp: Stamp, points: Any, colors: Any) -> None:
-        found = []
-        for cloud, shades in iter_point_clouds(points, colors):
-            parts = [cloud.astype(np.float64)] + ([] if shades is None else [shades[:, :3]])
-            rows = np.concatenate(parts, axis=1)
-            # W&B writes them as JSON, which has no NaN.
-            found.append(self._wandb.Object3D(rows[np.isfinite(rows).all(axis=1)], caption=_caption(stamp)))
-        self._log(stamp, found)
+        caption = _caption(stamp)
+        # W&B writes them as JSON, which has no NaN.
+        clouds = [rows[np.isfinite(rows).all(axis=1)] for rows in colored_clouds(points, colors)]
+        self._log(stamp, [self._wandb.Object3D(rows, caption=caption) for rows in clouds])
 
     def log_traces(self, stamp: Stamp, traces: dict[str, Any]) -> None:
         rows = [

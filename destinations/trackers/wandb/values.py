@@ -1,14 +1,13 @@
 """Converts names, table cells, masks and bins to what W&B accepts."""
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from destinations.text.formatting import describe, plain
-from destinations.trackers.names import short_hash, without_surrogates
+from destinations.text.formatting import describe
+from destinations.trackers.names import as_text, short_hash, without_surrogates
 from events import RecordError
 
 __all__ = ["artifact_name", "cell_of", "few_bins", "mask_of", "media_key", "metric_key", "path_in_artifact"]
@@ -71,9 +70,7 @@ def cell_of(wandb: Any, value: Any) -> Any:
     value = describe(value)
     if value is None or isinstance(value, bool | int | float):
         return value
-    return without_surrogates(
-        value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
-    )
+    return without_surrogates(as_text(value))
 
 
 def mask_of(mask: Any, labels: Mapping[int, str] | None) -> dict[str, Any]:
