@@ -4,8 +4,9 @@ Events, hooks and records have the same names on both sides; only the state and 
 Everything runs in the training thread.
 """
 
+import functools
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,7 @@ except ImportError as error:
 
 __all__ = ["ComposerDestination", "FromComposer", "from_composer"]
 
-# Of files that Composer writes once.
+# Composer writes files with these suffixes once.
 _CHECKPOINT_SUFFIXES = frozenset({".pt", ".distcp"})
 # State attributes for our callbacks that have the same type in Composer.
 _SHARED = (
@@ -39,6 +40,17 @@ _SHARED = (
     "dataloader",
     "dataloader_label",
 )
+
+
+def _passed_on(name: str) -> Callable[..., None]:
+    """Returns a method of Composer's destination that passes a record to our logger."""
+
+    @functools.wraps(getattr(TheirDestination, name))
+    def log(self: "ComposerDestination", *args: Any, **options: Any) -> None:
+        if self._session is not None:
+            getattr(self._logger_now(self._session), name)(*args, **options)
+
+    return log
 
 
 class ComposerDestination(TheirDestination):
@@ -147,6 +159,10 @@ class ComposerDestination(TheirDestination):
 
     # Records.
 
+    log_table = _passed_on("log_table")
+    log_images = _passed_on("log_images")
+    log_traces = _passed_on("log_traces")
+
     def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
         """Adds hyperparameters; Composer calls this several times."""
         if self._session is not None:
@@ -156,34 +172,6 @@ class ComposerDestination(TheirDestination):
         """Logs scalars, also those on a device, as metrics, and other values as traces."""
         if self._session is not None:
             log_metrics_and_traces(self._logger_now(self._session), metrics, step)
-
-    def log_table(
-        self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
-    ) -> None:
-        """Logs a table."""
-        if self._session is not None:
-            self._logger_now(self._session).log_table(columns, rows, name, step)
-
-    def log_images(
-        self,
-        images: Any,
-        name: str = "Images",
-        channels_last: bool = False,
-        step: int | None = None,
-        masks: dict[str, Any] | None = None,
-        mask_class_labels: dict[int, str] | None = None,
-        use_table: bool = True,
-    ) -> None:
-        """Logs images."""
-        if self._session is not None:
-            self._logger_now(self._session).log_images(
-                images, name, channels_last, step, masks, mask_class_labels, use_table
-            )
-
-    def log_traces(self, traces: dict[str, Any]) -> None:
-        """Logs traces."""
-        if self._session is not None:
-            self._logger_now(self._session).log_traces(traces)
 
     def upload_file(self, state: Any, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
         """Passes a file to destinations that accept files; they have their own copy when the call returns."""
@@ -333,6 +321,12 @@ class FromComposer(LoggerDestination):
         self.wrapped.load_state_dict(state)
 
 
+_THEIRS: dict[type, Callable[[Any], Any]] = {
+    Timestamp: lambda timestamp: TheirTimestamp(**timestamp.state_dict()),
+    Time: lambda time: TheirTime.from_timestring(str(time)),
+}
+
+
 class _StateView:
     """View of our state with times of Composer's classes; assignments change our state."""
 
@@ -343,11 +337,7 @@ class _StateView:
         value = getattr(self._state, name)
         if name == "evaluators":
             return self._evaluators(value)
-        if isinstance(value, Timestamp):
-            return TheirTimestamp(**value.state_dict())
-        if isinstance(value, Time):
-            return TheirTime.from_timestring(str(value))
-        return value
+        return _THEIRS.get(type(value), lambda ours: ours)(value)
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._state, name, value)

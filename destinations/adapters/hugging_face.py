@@ -104,7 +104,7 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
         self._log_hyperparameters(args, run.model, state.trial_params)
         self._tokens = int(state.num_input_tokens_seen)
         if self._first_step:
-            # As after a checkpoint of this moment, so that no row of the training before is abandoned.
+            # The run resumes where it is, so that no row of the training before is abandoned.
             self._session.resume(self._session.state_dict())
         else:
             self._session.fit_start(_timestamp(state), self._saved(state))
@@ -221,7 +221,7 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
             return
         if not self._is_evaluating:
             self._is_evaluating = True
-            session.run_event(Event.EVAL_BEFORE_ALL)
+            session.evaluation_start()
             session.eval_start("eval", length_of(kwargs.get("eval_dataloader")))
         session.state.eval_timestamp = session.state.eval_timestamp.to_next_batch()
         session.run_event(Event.EVAL_BATCH_END)
@@ -231,14 +231,14 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
         session, self._is_evaluating = self._session, False
         if session.is_fitting:
             session.eval_end()
-            session.run_event(Event.EVAL_AFTER_ALL)
+            session.evaluation_end()
             return
-        session.run_event(Event.EVAL_STANDALONE_START)
+        session.evaluation_start()
         session.eval_start("eval")
         session.state.eval_timestamp = Timestamp.from_state_dict({"batch": self._steps_outside_fit})
         self._steps_outside_fit = 0
         session.eval_end()
-        session.run_event(Event.EVAL_STANDALONE_END)
+        session.evaluation_end()
         session.succeed()
 
     def on_predict(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:

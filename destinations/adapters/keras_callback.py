@@ -6,7 +6,7 @@ Everything runs in the training thread.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from events import Callback, Destination, Event, RunStatus, Time, TimeUnit
+from events import Callback, Destination, RunStatus, Time, TimeUnit
 
 from .session import Session, SessionMixin, as_tuple, log_metrics_and_traces, missing_package_error
 
@@ -111,9 +111,8 @@ class KerasCallback(SessionMixin, keras.callbacks.Callback):
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Fires `EVAL_BEFORE_ALL` inside `fit`, else `EVAL_STANDALONE_START`; `EVAL_START`."""
-        session = self._session
-        session.run_event(Event.EVAL_BEFORE_ALL if session.is_fitting else Event.EVAL_STANDALONE_START)
-        session.eval_start()
+        self._session.evaluation_start()
+        self._session.eval_start()
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Fires `EVAL_BATCH_START`, `EVAL_BEFORE_FORWARD`."""
@@ -129,7 +128,7 @@ class KerasCallback(SessionMixin, keras.callbacks.Callback):
         count = int(session.state.timestamp.batch)
         self._log("eval", logs, max(0, count - 1) if session.is_fitting else count)
         session.eval_end()
-        session.run_event(Event.EVAL_AFTER_ALL if session.is_fitting else Event.EVAL_STANDALONE_END)
+        session.evaluation_end()
         self._succeed_outside_of_fit()
 
     def on_predict_begin(self, logs: Any = None) -> None:

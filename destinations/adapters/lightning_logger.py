@@ -212,10 +212,9 @@ class LightningEvents(_CallbackBase):
     def _eval_start(self, trainer: Any, lengths: Any) -> None:
         if trainer.sanity_checking:
             return
-        session = self._session
-        session.run_event(Event.EVAL_BEFORE_ALL if session.is_fitting else Event.EVAL_STANDALONE_START)
+        self._session.evaluation_start()
         self._dataloader_index = 0
-        session.eval_start(self._label(trainer, 0), _length(lengths, 0))
+        self._session.eval_start(self._label(trainer, 0), _length(lengths[0]))
 
     def _eval_batch_start(self, trainer: Any, lengths: Any, batch: Any, index: int) -> None:
         if trainer.sanity_checking:
@@ -223,7 +222,7 @@ class LightningEvents(_CallbackBase):
         if index != self._dataloader_index:
             self._dataloader_index = index
             self._session.run_event(Event.EVAL_END)
-            self._session.eval_start(self._label(trainer, index), _length(lengths, index))
+            self._session.eval_start(self._label(trainer, index), _length(lengths[index]))
         self._session.eval_batch_start(batch)
 
     def _eval_batch_end(self, trainer: Any, outputs: Any, batch: Any) -> None:
@@ -231,11 +230,9 @@ class LightningEvents(_CallbackBase):
             self._session.eval_batch_end(samples_in(batch) * self._session.state.world_size, outputs)
 
     def _eval_end(self, trainer: Any) -> None:
-        if trainer.sanity_checking:
-            return
-        session = self._session
-        session.eval_end()
-        session.run_event(Event.EVAL_AFTER_ALL if session.is_fitting else Event.EVAL_STANDALONE_END)
+        if not trainer.sanity_checking:
+            self._session.eval_end()
+            self._session.evaluation_end()
 
     def _label(self, trainer: Any, index: int) -> str:
         label = "test" if trainer.testing else "eval"
@@ -282,7 +279,7 @@ class LightningEvents(_CallbackBase):
 
     def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
         """Fires `PREDICT_START`."""
-        self._session.predict_start(_length(trainer.num_predict_batches, 0))
+        self._session.predict_start(_length(trainer.num_predict_batches[0]))
 
     def on_predict_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -317,11 +314,9 @@ def _batches_at_start(trainer: Any) -> int:
     return int(trainer.global_step) // (1 if trainer.lightning_module.automatic_optimization else optimizers)
 
 
-def _length(batches: Any, index: int | None = None) -> int | None:
-    """Returns a number of batches, `index` selects a dataloader; None if unknown or infinite."""
-    if index is not None and isinstance(batches, list | tuple):
-        batches = batches[index] if index < len(batches) else None
-    return int(batches) if isinstance(batches, int | float) and math.isfinite(batches) else None
+def _length(batches: float) -> int | None:
+    """Returns a number of batches; None if it is infinite."""
+    return int(batches) if math.isfinite(batches) else None
 
 
 class LightningLogger(WandbMedia, SessionContext, _LoggerBase):

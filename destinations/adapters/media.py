@@ -35,8 +35,6 @@ def log_images(
 
     A batch of four dimensions is N images.
     """
-    is_batch = len(getattr(images, "shape", ())) == _IMAGES_DIMENSIONS
-    images = list(images) if isinstance(images, list | tuple) or is_batch else [images]
     by_name: dict[str, list[Any]] = {}
     labels: dict[int, str] = {}
     for of_image in masks or ():
@@ -44,7 +42,7 @@ def log_images(
             by_name.setdefault(mask_name, []).append(mask["mask_data"])
             labels.update(mask.get("class_labels") or {})
     logger.log_images(
-        [_channels_first(image) for image in images],
+        [_channels_first(image) for image in _several(images, _IMAGES_DIMENSIONS)],
         name=name,
         step=step,
         masks=by_name or None,
@@ -67,14 +65,12 @@ def log_videos(
     log_videos(run.logger, "walk", [frames], step=3, fps=8)
     ```
     """
-    is_batch = len(getattr(videos, "shape", ())) == _VIDEOS_DIMENSIONS
-    several = list(videos) if isinstance(videos, list | tuple) or is_batch else [videos]
-    rates: list[Any] = list(fps) if isinstance(fps, list | tuple) else [fps] * len(several)
+    several = _several(videos, _VIDEOS_DIMENSIONS)
     texts = _one_each(captions, len(several))
-    for video, rate, caption in zip(several, rates, texts, strict=True):
-        is_encoded = isinstance(video, str | bytes | Path)
-        fps_of_one = rate if is_encoded or rate else _DEFAULT_FPS
-        logger.log_video(video, fps_of_one, name=name, step=step, caption=caption)
+    for video, rate, caption in zip(several, _rates(fps, len(several)), texts, strict=True):
+        # A file has its own rate.
+        default = None if isinstance(video, str | bytes | Path) else _DEFAULT_FPS
+        logger.log_video(video, rate or default, name=name, step=step, caption=caption)
 
 
 def log_table(
@@ -108,6 +104,18 @@ def _channels_first(image: Any) -> Any:
     if hasattr(image, "permute"):
         return image if shape[0] in _CHANNELS else image.permute(2, 0, 1)
     return image.transpose(2, 0, 1)
+
+
+def _several(values: Any, batch_dimensions: int | None = None) -> list[Any]:
+    """Returns the values of a list, a tuple, or a batch of so many dimensions; any other value alone."""
+    is_batch = batch_dimensions is not None and len(getattr(values, "shape", ())) == batch_dimensions
+    return list(values) if is_batch or isinstance(values, list | tuple) else [values]
+
+
+def _rates(given: Any, count: int) -> list[Any]:
+    """Returns one rate for each of `count` records."""
+    rates = _several(given)
+    return rates * count if len(rates) == 1 else rates
 
 
 def _one_each(captions: Sequence[str] | str | None, count: int) -> list[str | None]:
@@ -168,10 +176,9 @@ class WandbMedia:
             caption: one per sound.
             sample_rate: samples per second, one for all or one per sound; default: 44,100, as in W&B.
         """
-        several = list(audios) if isinstance(audios, list | tuple) else [audios]
-        rates: list[Any] = list(sample_rate) if isinstance(sample_rate, list | tuple) else [sample_rate]
-        rates = rates * len(several) if len(rates) == 1 else rates
-        for audio, rate, text in zip(several, rates, _one_each(caption, len(several)), strict=True):
+        several = _several(audios)
+        rates, texts = _rates(sample_rate, len(several)), _one_each(caption, len(several))
+        for audio, rate, text in zip(several, rates, texts, strict=True):
             shape: Any = getattr(audio, "shape", ())
             # The smaller dimension is the channels: W&B has `(samples, channels)`.
             is_turned = len(shape) == _SOUND_DIMENSIONS and shape[0] > shape[1]

@@ -5,7 +5,7 @@ Everything runs in the thread that trains. The package `ml` is not needed.
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -25,7 +25,8 @@ _SAMPLE_RATE = 44_100
 _IMAGE_DIMENSIONS = 3
 _CLOUD_DIMENSIONS = 3
 
-Write = Callable[[Logger, str, int], None]
+Write = Callable[[Logger, Any, str, int], None]
+"""Logs a value to a logger, under a name and with a step."""
 
 
 @attrs.define
@@ -33,7 +34,7 @@ class _PendingWrite:
     """Records that wait for a write: scalars by name, and the last record of each kind and name."""
 
     scalars: dict[str, Any] = attrs.field(factory=dict)
-    records: dict[tuple[str, str], Write] = attrs.field(factory=dict)
+    records: dict[tuple[str, str], tuple[Write, Any]] = attrs.field(factory=dict)
 
 
 class _PendingPhases(Callback):
@@ -66,8 +67,8 @@ class _PendingPhases(Callback):
         try:
             if waiting.scalars:
                 logger.log_metrics(waiting.scalars, step)
-            for (_, name), write in waiting.records.items():
-                write(logger, name, step)
+            for (_, name), (write, value) in waiting.records.items():
+                write(logger, _result(value), name, step)
         finally:
             state.phase = Phase.TRAIN
 
@@ -164,9 +165,7 @@ class MlLogger(SessionMixin):
 
     def log_string(self, key: str, value: Any, *, namespace: str | None = None) -> None:
         """Logs a text, or a function that returns one."""
-        self._keep(
-            "text", key, namespace, lambda logger, name, step: logger.log_text(_result(value), name, step)
-        )
+        self._keep("text", key, namespace, value, Logger.log_text)
 
     def log_image(
         self, key: str, value: Any, *, namespace: str | None = None, keep_resolution: bool = False
@@ -180,12 +179,11 @@ class MlLogger(SessionMixin):
             namespace: the namespace.
             keep_resolution: ignored: the resolution is always kept.
         """
-        self._keep(
-            "image",
-            key,
-            namespace,
-            lambda logger, name, step: logger.log_images(_image(_result(value)), name, step=step),
-        )
+
+        def write(logger: Logger, image: Any, name: str, step: int) -> None:
+            logger.log_images(_image(image), name, step=step)
+
+        self._keep("image", key, namespace, value, write)
 
     def log_images(
         self,
@@ -207,18 +205,19 @@ class MlLogger(SessionMixin):
             max_images: the largest number of images; further ones are left out.
             sep: pixels between two images.
         """
-        self._keep_grid(key, lambda: (_result(value), None), namespace, max_images, sep)
+        self._keep("image", key, namespace, value, _grid(max_images, sep))
 
     def log_labeled_image(
         self, key: str, value: Any, *, namespace: str | None = None, keep_resolution: bool = False, **_: Any
     ) -> None:
         """Logs `(image, label)`, with the label below the image."""
+        write = _grid(None, 0, has_labels=True)
 
-        def one() -> tuple[Any, Sequence[str]]:
-            image, label = _result(value)
-            return _image(image)[None], [label]
+        def write_one(logger: Logger, labelled: tuple[Any, str], name: str, step: int) -> None:
+            image, label = labelled
+            write(logger, ([image], [label]), name, step)
 
-        self._keep_grid(key, one, namespace, None, 0)
+        self._keep("image", key, namespace, value, write_one)
 
     def log_labeled_images(
         self,
@@ -232,29 +231,7 @@ class MlLogger(SessionMixin):
         **_: Any,
     ) -> None:
         """Logs `(images, labels)` as one grid, with the labels below the images."""
-        self._keep_grid(key, lambda: _result(value), namespace, max_images, sep)
-
-    def _keep_grid(
-        self,
-        key: str,
-        read: Callable[[], tuple[Any, Sequence[str] | None]],
-        namespace: str | None,
-        max_images: int | None,
-        sep: int,
-    ) -> None:
-        def write(logger: Logger, name: str, step: int) -> None:
-            from destinations.pictures import image_grid, with_captions
-
-            images, labels = read()
-            ready: Any = [_image(image) for image in images][:max_images]
-            if labels is None:
-                grid = image_grid(ready, separator_pixels=sep)
-            else:
-                captioned = with_captions(ready, list(labels)[:max_images])
-                grid = image_grid(captioned, separator_pixels=sep, channels_last=True)
-            logger.log_images(grid, name, channels_last=True, step=step)
-
-        self._keep("image", key, namespace, write)
+        self._keep("image", key, namespace, value, _grid(max_images, sep, has_labels=True))
 
     def log_audio(
         self,
@@ -275,14 +252,11 @@ class MlLogger(SessionMixin):
             sample_rate: samples per second, where the function returns none.
         """
 
-        def write(logger: Logger, name: str, step: int) -> None:
-            audio = _result(value)
-            rate = sample_rate
-            if isinstance(audio, tuple):
-                audio, rate = audio
-            logger.log_audio(audio, rate, name, step)
+        def write(logger: Logger, audio: Any, name: str, step: int) -> None:
+            sound, rate = audio if isinstance(audio, tuple) else (audio, sample_rate)
+            logger.log_audio(sound, rate, name, step)
 
-        self._keep("audio", key, namespace, write)
+        self._keep("audio", key, namespace, value, write)
 
     def log_video(
         self, key: str, value: Any, *, namespace: str | None = None, fps: int | None = None, **_: Any
@@ -292,19 +266,14 @@ class MlLogger(SessionMixin):
         `fps` defaults to 30.
         """
 
-        def write(logger: Logger, name: str, step: int) -> None:
-            logger.log_video(_frames(_result(value)), fps or _FPS, name, step)
+        def write(logger: Logger, video: Any, name: str, step: int) -> None:
+            logger.log_video(_frames(video), fps or _FPS, name, step)
 
-        self._keep("video", key, namespace, write)
+        self._keep("video", key, namespace, value, write)
 
     def log_histogram(self, key: str, value: Any, *, namespace: str | None = None) -> None:
         """Logs a histogram of values in any shape, or of what a function returns."""
-        self._keep(
-            "histogram",
-            key,
-            namespace,
-            lambda logger, name, step: logger.log_histogram(_result(value), name, step),
-        )
+        self._keep("histogram", key, namespace, value, Logger.log_histogram)
 
     def log_point_cloud(
         self, key: str, value: Any, *, namespace: str | None = None, max_points: int = 1000
@@ -314,14 +283,13 @@ class MlLogger(SessionMixin):
         Of more than `max_points` points, every k-th is kept.
         """
 
-        def write(logger: Logger, name: str, step: int) -> None:
-            points = _result(value)
+        def write(logger: Logger, points: Any, name: str, step: int) -> None:
             if len(points.shape) > _CLOUD_DIMENSIONS:
                 points = points.reshape(points.shape[0], -1, 3)
             stride = -(-points.shape[-2] // max_points)
             logger.log_point_cloud(points[..., ::stride, :], name, step)
 
-        self._keep("points", key, namespace, write)
+        self._keep("points", key, namespace, value, write)
 
     def log_config(self, config: Any, metrics: Mapping[str, Any] | None = None) -> None:
         """Logs hyperparameters at once, and metrics with them at step 0."""
@@ -329,8 +297,8 @@ class MlLogger(SessionMixin):
         if metrics:
             self.logger.log_metrics(metrics, 0)
 
-    def _keep(self, kind: str, key: str, namespace: str | None, write: Write) -> None:
-        self._pending_phases.logged.records[kind, self._name(key, namespace)] = write
+    def _keep(self, kind: str, key: str, namespace: str | None, value: Any, write: Write) -> None:
+        self._pending_phases.logged.records[kind, self._name(key, namespace)] = write, value
 
     # Writing.
 
@@ -356,6 +324,22 @@ class MlLogger(SessionMixin):
                 self._pending_phases.write(phase, step, self._session.state, logger)
             finally:
                 self._session.advance_to(step)
+
+
+def _grid(max_images: int | None, separator_pixels: int, *, has_labels: bool = False) -> Write:
+    """Returns a function that logs images as one grid; with labels, the value is `(images, labels)`."""
+
+    def write(logger: Logger, value: Any, name: str, step: int) -> None:
+        from destinations.pictures import image_grid, with_captions
+
+        images, labels = value if has_labels else (value, ())
+        ready: Any = [_image(image) for image in images][:max_images]
+        if has_labels:
+            ready = with_captions(ready, list(labels)[:max_images])
+        grid = image_grid(ready, separator_pixels=separator_pixels, channels_last=has_labels)
+        logger.log_images(grid, name, channels_last=True, step=step)
+
+    return write
 
 
 def _result(value: Any) -> Any:

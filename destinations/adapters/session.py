@@ -242,9 +242,8 @@ class Session:
         self._callbacks = tuple(callbacks)
         self._raise_errors = raise_errors
         self._is_end_reported = is_end_reported
-        self._folder = next(
-            (one.template for one in self._destinations if isinstance(one, RunDirectory)), None
-        )
+        self._directory = next((one for one in self._destinations if isinstance(one, RunDirectory)), None)
+        self._folder = None if self._directory is None else self._directory.template
         # What the first run was called, and where it was, before `begin_new_run`.
         self._first_folder = self._folder
         given = run_name or os.environ.get("RUN_NAME") or self._name_of_folder() or agreed_run_name()
@@ -386,16 +385,19 @@ class Session:
                 break
             tries += 1
             name = f"{self._first_name}-{suffix}-{tries}"
-        if self._folder is not None:
-            directory = next(one for one in self._destinations if isinstance(one, RunDirectory))
-            directory.move_to(self._folder, tags=tuple(tags))
+        if self._directory is not None and self._folder is not None:
+            self._directory.move_to(self._folder, tags=tuple(tags))
 
     def begin_stage(self) -> None:
         """Marks a completed run as running again."""
         if self.is_open and self.state.status is RunStatus.COMPLETED:
             self.state.status, self._was_completed = RunStatus.RUNNING, True
 
-    def _end_stage(self) -> None:
+    def _end_stage(self, event: Event) -> None:
+        """Fires the end of an evaluation or prediction, and goes back to training."""
+        self.run_event(event)
+        self._set_phase(Phase.TRAIN, "train", None)
+        self._lap()  # Wall-clock times of the run count only training.
         if self._was_completed and self.state.status is RunStatus.RUNNING and not self.is_fitting:
             self.state.status = RunStatus.COMPLETED
         self._was_completed = False
@@ -571,6 +573,14 @@ class Session:
         self.run_event(Event.FIT_END)
         self.end_fit()
 
+    def evaluation_start(self) -> None:
+        """Fires the event before the first dataloader of an evaluation, inside of `fit` or on its own."""
+        self.run_event(Event.EVAL_BEFORE_ALL if self.is_fitting else Event.EVAL_STANDALONE_START)
+
+    def evaluation_end(self) -> None:
+        """Fires the event after the last dataloader of an evaluation."""
+        self.run_event(Event.EVAL_AFTER_ALL if self.is_fitting else Event.EVAL_STANDALONE_END)
+
     def eval_start(self, label: str = "eval", length: int | None = None) -> None:
         self.begin_stage()
         self.state.eval_timestamp = Timestamp()
@@ -589,10 +599,7 @@ class Session:
         self.run_event(Event.EVAL_BATCH_END)
 
     def eval_end(self) -> None:
-        self.run_event(Event.EVAL_END)
-        self._set_phase(Phase.TRAIN, "train", None)
-        self._lap()  # Wall-clock times of the run count only training.
-        self._end_stage()
+        self._end_stage(Event.EVAL_END)
 
     def predict_start(self, length: int | None = None) -> None:
         self.begin_stage()
@@ -612,10 +619,7 @@ class Session:
         self.run_event(Event.PREDICT_BATCH_END)
 
     def predict_end(self) -> None:
-        self.run_event(Event.PREDICT_END)
-        self._set_phase(Phase.TRAIN, "train", None)
-        self._lap()
-        self._end_stage()
+        self._end_stage(Event.PREDICT_END)
 
     def advance_to(self, step: int | None, epoch: float | None = None) -> None:
         """Advances the timestamp to that of a record, for trainers without loop events; never goes back.

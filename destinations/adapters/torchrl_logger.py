@@ -3,7 +3,9 @@
 Everything runs in the logging thread.
 """
 
+import contextlib
 import datetime as dt
+import itertools
 import logging
 import math
 import multiprocessing
@@ -33,7 +35,7 @@ __all__ = ["FromTorchRL", "TorchRLLogger", "from_torchrl", "generate_exp_name", 
 _log = logging.getLogger("destinations")
 
 _VIDEO_FPS = 30  # The default of torchrl's CSVLogger.
-# In a process of `multiprocessing`, before its queues are closed.
+# Higher than that of the queues of `multiprocessing`: the run is closed before they are.
 _CLOSE_PRIORITY = 10
 _MAX_NAMES = 2  # exp_name and log_dir
 _VIDEO_DIMENSIONS = 4
@@ -86,8 +88,8 @@ class TorchRLLogger(SessionContext, TorchRLBase):
         callbacks: Callback | Iterable[Callback] = (),
         raise_errors: bool = False,
     ) -> None:
-        names = [one for one in given if isinstance(one, str)]
-        destinations: list[Any] = [one for one in given if not isinstance(one, str)]
+        names: list[Any] = list(itertools.takewhile(lambda one: isinstance(one, str), given))
+        destinations: list[Any] = list(given[len(names) :])
         if len(names) > _MAX_NAMES:
             raise TypeError(f"TorchRLLogger takes exp_name and log_dir by position, got {names}.")
         exp_name = exp_name or next(iter(names), None)
@@ -376,13 +378,12 @@ class FromTorchRL(LoggerDestination):
     def _call(self, method: str, *arguments: Any, **named: Any) -> None:
         if method in self._missing:
             return
-        try:
-            getattr(self.wrapped, method)(*arguments, **named)
-        except (NotImplementedError, AttributeError) as error:
-            if isinstance(error, AttributeError) and hasattr(self.wrapped, method):
-                raise
-            self._missing.add(method)
-            _log.warning("%s has no %s; these records are left out.", type(self.wrapped).__name__, method)
+        with contextlib.suppress(NotImplementedError):
+            if hasattr(self.wrapped, method):
+                getattr(self.wrapped, method)(*arguments, **named)
+                return
+        self._missing.add(method)
+        _log.warning("%s has no %s; these records are left out.", type(self.wrapped).__name__, method)
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
         self._call("log_hparams", hyperparameters)
