@@ -770,11 +770,10 @@ class Tracker(RecordDestination):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the time of the checkpoint, and continues its run."""
-        at, run_id = state.get("time"), state.get("run_id")
-        self._checkpoint_time = float(at) if isinstance(at, int | float) else None
+        self._checkpoint_time = state.get("time")
         is_ours = self._state is not None and state.get("rank") == self._state.rank
-        if self._sink is not None and is_ours and isinstance(run_id, str):
-            self._sink.continue_run(run_id)
+        if self._sink is not None and is_ours and "run_id" in state:
+            self._sink.continue_run(state["run_id"])
 
     def close(self, state: State, logger: Any) -> None:
         """Queues `Sink.finish`; records logged until `post_close` are still written."""

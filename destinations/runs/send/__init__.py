@@ -93,9 +93,10 @@ def send(
         destination: Any = place.make(clock)
         if starts_over:
             place.check_restart()
-        ledger.begin(place.target.copy_id)
-        if starts_over:
+            # The ledger names the earlier copy until that is removed.
+            ledger.begin(ledger.copy_id)
             place.restart()
+        ledger.begin(place.target.copy_id)
         report = replay(
             run,
             destination,

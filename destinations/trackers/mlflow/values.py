@@ -153,11 +153,9 @@ def call_service(request: Callable[[], T]) -> T:
 
 def is_transient(error: Exception) -> bool:
     """Returns whether a retry may succeed."""
-    if isinstance(error, ConnectionError | TimeoutError):
-        return True
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    # Errors of requests and urllib3, matched by name to avoid importing them.
-    if kinds & {"ConnectionError", "Timeout", "RetryError", "MaxRetryError"}:
+    # Errors of Python, requests and urllib3, matched by name to avoid importing the latter two.
+    if kinds & {"ConnectionError", "TimeoutError", "Timeout", "RetryError", "MaxRetryError"}:
         return True
     if "MlflowException" not in kinds:
         return False
