@@ -11,7 +11,7 @@ from destinations.run_directory import RunDirectory
 from events import Callback, Destination, Logger
 
 from .media import log_images, log_table
-from .session import Session, as_tuple, log_values, missing_package_error
+from .session import Session, log_values, missing_package_error
 
 try:
     from accelerate.tracking import GeneralTracker, on_main_process
@@ -74,7 +74,7 @@ class AccelerateTracker(GeneralTracker):
         if project is not None and not any(isinstance(one, RunDirectory) for one in all_given):
             run_name = run_name or project
         self._session = Session(
-            all_given, as_tuple(callbacks), run_name, raise_errors=raise_errors, is_end_reported=False
+            all_given, callbacks, run_name, raise_errors=raise_errors, is_end_reported=False
         )
         self._next_step = 0
 

@@ -14,7 +14,7 @@ from typing import Any
 from destinations.base import LoggerDestination
 from events import Callback, Destination, Event, Phase, RunStatus, State, Time, Timestamp
 
-from .session import Session, as_tuple, log_metrics_and_traces, missing_package_error
+from .session import Session, log_metrics_and_traces, missing_package_error
 
 try:
     from composer.core import Time as TheirTime
@@ -85,7 +85,7 @@ class ComposerDestination(TheirDestination):
         raise_errors: bool = False,
     ) -> None:
         self._destinations = destinations
-        self._callbacks = as_tuple(callbacks)
+        self._callbacks = callbacks
         self._raise_errors = raise_errors
         self._session: Session | None = None
         # Composer's state, which may be ahead of the last event: its callbacks log before we hear of one.

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from events import Callback, Destination, Event, Phase, RunStatus, Time, Timestamp, TimeUnit
 
-from .session import Session, SessionMixin, as_tuple, length_of, log_metrics_and_traces, missing_package_error
+from .session import Session, SessionMixin, length_of, log_metrics_and_traces, missing_package_error
 
 try:
     from transformers import TrainerCallback
@@ -79,7 +79,7 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
         self._trials = 0
         # Steps of the trainings before this one that are continued.
         self._first_step = 0
-        self._session = Session(destinations, as_tuple(callbacks), run_name, raise_errors=raise_errors)
+        self._session = Session(destinations, callbacks, run_name, raise_errors=raise_errors)
         self._tokens = 0
         # Steps of an evaluation or prediction outside of `fit`; only its end tells which of the two it is.
         self._steps_outside_fit = 0

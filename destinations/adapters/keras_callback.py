@@ -8,7 +8,7 @@ from typing import Any
 
 from events import Callback, Destination, RunStatus, Time, TimeUnit
 
-from .session import Session, SessionMixin, as_tuple, log_metrics_and_traces, missing_package_error
+from .session import Session, SessionMixin, log_metrics_and_traces, missing_package_error
 
 try:
     import keras
@@ -50,7 +50,7 @@ class KerasCallback(SessionMixin, keras.callbacks.Callback):
         raise_errors: bool = False,
     ) -> None:
         super().__init__()
-        self._session = Session(destinations, as_tuple(callbacks), run_name, raise_errors=raise_errors)
+        self._session = Session(destinations, callbacks, run_name, raise_errors=raise_errors)
         self._epoch_began_at = 0
 
     # Training.

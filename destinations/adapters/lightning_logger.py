@@ -19,7 +19,7 @@ from destinations.run_directory import RunDirectory
 from events import Callback, Destination, Event, Logger, RunStatus, Time, Timestamp, TimeUnit
 
 from .media import WandbMedia
-from .session import Session, SessionContext, as_tuple, log_values, missing_package_error, samples_in
+from .session import Session, SessionContext, log_values, missing_package_error, samples_in
 from .watch import ModelHistograms
 
 __all__ = ["LightningEvents", "LightningLogger", "RegistryLogger"]
@@ -368,9 +368,7 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
         super().__init__()
         if log_model not in {True, False, "all"}:
             raise ValueError(f'log_model must be True, False or "all", got {log_model!r}.')
-        self._session = Session(
-            (*given, *destinations), as_tuple(callbacks), run_name, raise_errors=raise_errors
-        )
+        self._session = Session((*given, *destinations), callbacks, run_name, raise_errors=raise_errors)
         self._save_dir = save_dir
         self._upload_checkpoints = upload_checkpoints or log_model == "all"
         self._upload_last = log_model is True

@@ -218,7 +218,7 @@ class Session:
 
     Args:
         destinations: destinations that receive the records.
-        callbacks: callbacks of this project.
+        callbacks: one callback of this project, or several.
         run_name: name of the run. Default: environment variable `RUN_NAME`, else the folder name of a
             `RunDirectory`, else a generated name, on which ranks of a `torchrun` agree; see
             `events.agreed_run_name`.
@@ -230,7 +230,7 @@ class Session:
     def __init__(
         self,
         destinations: Iterable[Destination],
-        callbacks: Iterable[Callback] = (),
+        callbacks: Callback | Iterable[Callback] = (),
         run_name: str | None = None,
         *,
         raise_errors: bool = False,
@@ -239,7 +239,7 @@ class Session:
         self._destinations = tuple(destinations)
         # Raises for what is no destination: here, and not when training begins.
         Logger(State(""), self._destinations)
-        self._callbacks = tuple(callbacks)
+        self._callbacks = as_tuple(callbacks)
         self._raise_errors = raise_errors
         self._is_end_reported = is_end_reported
         self._directory = next((one for one in self._destinations if isinstance(one, RunDirectory)), None)

@@ -22,7 +22,7 @@ from destinations.run_directory import RunDirectory
 from events import Callback, Destination, Logger
 
 from .media import log_images, log_videos
-from .session import Session, SessionContext, as_tuple, flat_values, log_values, missing_package_error
+from .session import Session, SessionContext, flat_values, log_values, missing_package_error
 
 try:
     from tensordict import TensorDictBase
@@ -97,7 +97,7 @@ class TorchRLLogger(SessionContext, TorchRLBase):
         if not destinations and exp_name and log_dir:
             destinations = [RunDirectory(Path(log_dir) / exp_name)]
         self._session = session = Session(
-            destinations, as_tuple(callbacks), exp_name, raise_errors=raise_errors, is_end_reported=False
+            destinations, callbacks, exp_name, raise_errors=raise_errors, is_end_reported=False
         )
         if multiprocessing.parent_process() is not None:
             # Such a process ends without the interpreter's own exit, which would close the run.

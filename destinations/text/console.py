@@ -389,12 +389,7 @@ class Console(LoggerDestination):
     def eval_standalone_end(self, state: State, logger: Logger) -> None:
         self._print_rest(state)
 
-    def predict_start(self, state: State, logger: Logger) -> None:
-        self._summary.note_places(logger)
-        self._print_hyperparameters()
-
-    def predict_end(self, state: State, logger: Logger) -> None:
-        self._print_rest(state)
+    predict_start, predict_end = eval_standalone_start, eval_standalone_end
 
     def close(self, state: State, logger: Logger) -> None:
         summary = self._summary

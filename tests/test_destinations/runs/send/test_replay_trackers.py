@@ -107,7 +107,8 @@ def test_a_run_has_one_id_at_wandb(run, tmp_path):
     """
     pytest.importorskip("wandb")
     place = place_of("wandb:team/project", run.record, tmp_path, {})
-    weird = place_of("wandb:project", attrs.evolve(run.record, run_id="größe/1 2?"), tmp_path, {}).target
+    odd = attrs.evolve(run.record, run_id="größe/1 2?", display_name="a {b}")
+    weird = place_of("wandb:project", odd, tmp_path, {}).target
     target = place.target
 
     anew = place.make(lambda: 0.0)
@@ -117,6 +118,7 @@ def test_a_run_has_one_id_at_wandb(run, tmp_path):
     assert target.remote_id.startswith("abc123-")
     assert weird.remote_id.replace("-", "").isalnum()
     assert weird.remote_id.isascii()
+    assert weird.name == "a _b_"
     same = place_of("wandb:team/project", run.record, tmp_path, {}).target
     assert target.remote_id == same.remote_id != weird.remote_id
     assert (anew._init_kwargs, further._init_kwargs) == ({"resume": None}, {})
