@@ -15,6 +15,7 @@ from tests.effort import IS_QUICK, LONGEST, is_quick
 from tests.servers.fork_server import ForkServer
 
 ROOT = Path(__file__).parents[1]
+OUR_PACKAGES = {"destinations", "events", "uploads"}
 
 # A shell has Ctrl-C ignored in what it starts in the background, and so would all children of tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -46,6 +47,18 @@ def pytest_collection_modifyitems(config, items):
     if hasattr(config, "workerinput"):
         places = {ROOT / name: place for place, name in enumerate(LONGEST)}
         items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+@pytest.fixture
+def caplog(caplog):
+    """Pytest's own, for the records of our packages alone: others, and threads of earlier tests, log when they like."""
+
+    def is_ours(record):
+        return record.name.partition(".")[0] in OUR_PACKAGES
+
+    caplog.handler.addFilter(is_ours)
+    yield caplog
+    caplog.handler.removeFilter(is_ours)
 
 
 @pytest.fixture(scope="session")

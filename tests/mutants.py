@@ -35,16 +35,16 @@ _LOGGER = "tests/test_events/logger"
 _FRAMES = [f"{_RUN_DIRECTORY}/test_frames.py", f"{_RUN_DIRECTORY}/test_row_blocks.py"]
 _JOURNAL = [
     *(f"{_RUN_DIRECTORY}/test_{name}.py" for name in ("segment_chain", "metrics", "resume", "faults")),
-    "tests/hostile/test_journal_handover.py",
-    "tests/hostile/test_unwritable_metrics.py",
+    "tests/test_destinations/run_directory/test_journal_handover.py",
+    "tests/test_destinations/run_directory/test_unwritable_metrics.py",
 ]
 _SPOOL = [
     "tests/test_uploads/spool",
-    "tests/hostile/test_another_users_spool.py",
-    "tests/hostile/test_damaged_spool.py",
-    "tests/hostile/test_hostile_spool.py",
-    "tests/hostile/test_left_behind.py",
-    "tests/hostile/test_upload_reports.py",
+    "tests/test_uploads/spool/test_another_users_spool.py",
+    "tests/test_uploads/spool/test_damaged_spool.py",
+    "tests/test_uploads/spool/test_hostile_spool.py",
+    "tests/test_uploads/spool/test_left_behind.py",
+    "tests/test_uploads/test_upload_reports.py",
     "tests/test_uploads/test_commands.py",
 ]
 _RETENTION = [
@@ -56,7 +56,7 @@ _CHECKPOINTS = [
     # Many saves, which say something of memory alone.
     "--deselect=tests/test_events/trainer/test_asynchronous.py::TestMemory::test_it_is_the_same_after_many_saves",
 ]
-_STORES = ["tests/test_uploads/stores", "tests/hostile/test_store_answers.py"]
+_STORES = ["tests/test_uploads/stores", "tests/test_uploads/stores/test_store_answers.py"]
 _DELIVERY = [
     _LOGGER,
     "tests/hostile/test_broken_destination.py",
@@ -66,7 +66,7 @@ _DRAIN = [
     *(f"{_RUN_DIRECTORY}/test_{name}.py" for name in ("metrics", "resume", "faults", "snapshot")),
     f"{_RUN_DIRECTORY}/test_segment_chain.py",
     *(
-        f"tests/hostile/test_{name}.py"
+        f"{_RUN_DIRECTORY}/test_{name}.py"
         for name in ("journal_handover", "left_in_a_run_folder", "taken_folder", "unwritable_metrics")
     ),
 ]
@@ -92,7 +92,7 @@ TESTS = {
     "events/trainer/checkpoint/saver.py": _CHECKPOINTS,
     "uploads/download.py": [
         "tests/test_uploads/test_download.py",
-        "tests/hostile/test_store_secrets.py::test_a_pointer_leads_to_no_name_that_submit_refuses",
+        "tests/test_uploads/stores/test_store_secrets.py::test_a_pointer_leads_to_no_name_that_submit_refuses",
     ],
     "uploads/drain/retry.py": ["tests/test_uploads/drain/test_retry.py"],
     "uploads/drain/schedule.py": [
@@ -108,8 +108,8 @@ TESTS = {
     ],
     "uploads/spool/staging.py": [
         *_SPOOL,
-        "tests/hostile/test_failing_disk.py",
-        "tests/hostile/test_moving_sources.py",
+        "tests/test_uploads/spool/test_failing_disk.py",
+        "tests/test_uploads/spool/test_moving_sources.py",
         "tests/test_uploads/test_upload_queue.py",
     ],
     "uploads/stores/create_only.py": _STORES,

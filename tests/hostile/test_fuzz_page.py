@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.hostile.foreign_runs import write_full_run
 from tests.hostile.fuzzing import fuzz, limit
+from tests.test_destinations.runs.foreign_runs import write_full_run
 from tests.test_destinations.viewer.served import served
 
 __all__ = ["limit"]

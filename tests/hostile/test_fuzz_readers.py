@@ -22,8 +22,8 @@ from destinations.runs.errors import DatasetError, FilterError
 from destinations.runs.index.filters import parse_filter
 from destinations.trackers.tensorboard.event_file import EventFile, records
 from events import CheckpointError, read_checkpoint
-from tests.hostile.foreign_runs import write_full_run, write_killed_run, write_lightning_run
 from tests.hostile.fuzzing import changed, changed_text, damaged, fuzz, limit, little_memory
+from tests.test_destinations.runs.foreign_runs import write_full_run, write_killed_run, write_lightning_run
 from uploads import UploadError, UploadState, open_store
 from uploads import command_line as commands
 from uploads.disk import to_utf8

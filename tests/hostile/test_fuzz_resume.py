@@ -13,9 +13,8 @@ from destinations import RunDirectory
 from destinations.run_directory import read_series
 from events import Run
 from tests.hostile.fuzzing import changed_text, damaged, fuzz, limit
-from tests.our_log import caplog
 
-__all__ = ["caplog", "limit"]
+__all__ = ["limit"]
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from destinations.runs import open_runs
-from tests.our_log import caplog
 from tests.test_destinations.viewer.browser_runs import write_runs
-
-__all__ = ["caplog"]
 
 WAIT_MS = 60_000
 

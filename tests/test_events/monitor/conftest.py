@@ -10,9 +10,6 @@ import pytest
 
 from destinations import LoggerDestination
 from events import monitor
-from tests.our_log import caplog
-
-__all__ = ["caplog"]
 
 ROOT = Path(__file__).parents[3]
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 from destinations.run_directory import read_series
-from tests.test_destinations.run_directory.conftest import drive, elsewhere  # noqa: F401  # fixtures
 
 OTHER_RUN = """
 import sys
@@ -48,7 +47,7 @@ def log(run, steps):
         run.log({"a": float(step), **{f"wide{index}": 1.0 for index in range(200)}}, step)
 
 
-def test_a_moved_folder_keeps_its_rows_and_another_run_its_own(drive, tmp_path, caplog):  # noqa: F811
+def test_a_moved_folder_keeps_its_rows_and_another_run_its_own(drive, tmp_path, caplog):
     """A folder is moved and a second process starts at its path: each run has all of its rows and none of the other's."""
     caplog.set_level(logging.WARNING)
     run = drive(flush_seconds=1000).fit()
@@ -73,7 +72,7 @@ def test_a_moved_folder_keeps_its_rows_and_another_run_its_own(drive, tmp_path, 
         assert (sidecar["status"], sidecar["run_dir"]) == ("completed", str(tmp_path / name))
 
 
-def test_a_deleted_folder_whose_path_is_taken_loses_its_rows_aloud(drive, tmp_path, caplog):  # noqa: F811
+def test_a_deleted_folder_whose_path_is_taken_loses_its_rows_aloud(drive, tmp_path, caplog):
     """A folder is deleted and a second process starts at its path: that run is left alone, and the loss is counted and said."""
     run = drive(flush_seconds=1000).fit()
     log(run, range(100))

@@ -249,7 +249,7 @@ def test_a_trainer_without_standard_streams_gets_its_worker(tmp_path, make_file)
         ],
         timeout=LIMIT_SECONDS,
         check=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
     )
 
     assert (tmp_path / "said").read_text() == "done"

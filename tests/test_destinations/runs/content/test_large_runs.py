@@ -12,8 +12,8 @@ from destinations.run_directory.reader import last_rows, read_rows
 from destinations.runs import Run
 from destinations.runs.content.sources import ReadPosition, items_of
 from destinations.runs.files import json_lines
-from tests.hostile.foreign_runs import command
 from tests.test_destinations.runs.folders import write_run
+from tests.test_destinations.runs.foreign_runs import command
 from tests.test_destinations.runs.written import Written
 
 ROWS = 200_000

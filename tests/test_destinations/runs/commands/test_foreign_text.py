@@ -8,7 +8,7 @@ import pytest
 
 from destinations import cli
 from destinations.runs.commands.screen import Screen
-from tests.hostile.foreign_runs import NOW, Terminal, command, copy_run, write_full_run
+from tests.test_destinations.runs.foreign_runs import NOW, Terminal, command, copy_run, write_full_run
 
 # Clears the screen, sets the title, copies to the clipboard, 8-bit CSI, carriage return, right to left, a
 # forged line.

@@ -6,7 +6,6 @@ import time
 import pytest
 
 from destinations.run_directory import read_rows, read_series
-from tests.test_destinations.run_directory.conftest import drive, elsewhere  # noqa: F401  # fixtures
 
 UNWRITABLE = {
     "a huge integer": ({"bad": 10**5000}, "at most 4096 are allowed"),
@@ -17,7 +16,7 @@ UNWRITABLE = {
 
 
 @pytest.mark.parametrize("kind", UNWRITABLE)
-def test_an_unwritable_metric_costs_itself(drive, tmp_path, caplog, kind):  # noqa: F811
+def test_an_unwritable_metric_costs_itself(drive, tmp_path, caplog, kind):
     """Other metrics of the call, and all later rows, are in the CSV.
 
     One warning says what is not, and it is counted.
@@ -37,7 +36,7 @@ def test_an_unwritable_metric_costs_itself(drive, tmp_path, caplog, kind):  # no
     assert not (tmp_path / "run" / "journal").exists()
 
 
-def test_a_step_that_no_csv_can_hold_costs_its_row(drive, tmp_path):  # noqa: F811
+def test_a_step_that_no_csv_can_hold_costs_its_row(drive, tmp_path):
     """A step of thousands of digits is refused; the rows around it are there."""
     run = drive(flush_seconds=1000).fit()
 
@@ -49,7 +48,7 @@ def test_a_step_that_no_csv_can_hold_costs_its_row(drive, tmp_path):  # noqa: F8
     assert read_series(tmp_path / "run", "a") == [(0, 1.0), (1, 3.0)]
 
 
-def test_a_clock_of_whole_seconds_loses_no_row(drive, tmp_path):  # noqa: F811
+def test_a_clock_of_whole_seconds_loses_no_row(drive, tmp_path):
     """What a clock returns is made a float, which a row of the journal needs."""
     run = drive(flush_seconds=1000, clock=lambda: int(time.time())).fit()
 
@@ -63,7 +62,7 @@ def test_a_clock_of_whole_seconds_loses_no_row(drive, tmp_path):  # noqa: F811
     assert all(type(one.time) is float for one in read_rows(tmp_path / "run"))
 
 
-def test_a_new_name_at_each_step_is_bounded_and_warned_of(drive, tmp_path, caplog):  # noqa: F811
+def test_a_new_name_at_each_step_is_bounded_and_warned_of(drive, tmp_path, caplog):
     """After five thousand rows that brought new names no more are taken; other metrics of those rows are."""
     caplog.set_level(logging.WARNING)
     run = drive(flush_seconds=1000).fit()

@@ -10,7 +10,7 @@ from destinations.runs import MetricNotFoundError, Run, open_runs
 from destinations.runs.content.follow import Follower
 from destinations.runs.export import export_metrics, export_runs
 from tests.effort import times
-from tests.hostile.foreign_runs import (
+from tests.test_destinations.runs.foreign_runs import (
     NOW,
     command,
     copy_run,

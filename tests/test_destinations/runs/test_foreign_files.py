@@ -15,8 +15,8 @@ from destinations.runs.index.index import Index, index_name
 from destinations.runs.index.root import Root
 from destinations.runs.send import send
 from destinations.runs.send.replay import replay
-from tests.hostile.foreign_runs import NOW, command, write_full_run, write_lightning_run
 from tests.test_destinations.runs.folders import write_run
+from tests.test_destinations.runs.foreign_runs import NOW, command, write_full_run, write_lightning_run
 
 SECRET = "root:x:0:0\n"
 

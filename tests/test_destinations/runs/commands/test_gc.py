@@ -13,8 +13,8 @@ from destinations.run_directory.folder import RunInUseError
 from destinations.runs import open_runs
 from destinations.runs.commands import gc as gc_module
 from events import Run
-from tests.hostile.foreign_runs import command, write_full_run
 from tests.test_destinations.runs.folders import write_lightning, write_run
+from tests.test_destinations.runs.foreign_runs import command, write_full_run
 
 
 def gc(root, *more):

@@ -44,7 +44,7 @@ queue.submit(sys.argv[3], "moved", move=True)
 def _run(program, *arguments):
     done = subprocess.run(
         [sys.executable, "-c", program, *map(str, arguments)],
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
         timeout=LIMIT_SECONDS,

@@ -2,14 +2,12 @@
 
 import logging
 
-from tests.test_destinations.run_directory.conftest import drive, elsewhere  # noqa: F401  # fixtures
-
 OF_RANK_0 = (".metrics.csv.7-0.tmp", ".sidecar.json.7-1.tmp", ".reserve.7-0.tmp")
 OF_RANK_1 = (".metrics.rank1.csv.7-0.tmp", ".summary.rank1.json.7-1.tmp")
 OF_EDITS = ".edits.json.7-0.tmp"
 
 
-def test_temporaries_of_a_rank_are_removed_by_that_rank(drive, tmp_path):  # noqa: F811
+def test_temporaries_of_a_rank_are_removed_by_that_rank(drive, tmp_path):
     """A rank removes what its own dead process left, and nothing that another rank, or `edit`, may be writing."""
     folder = tmp_path / "run"
     folder.mkdir()
@@ -25,7 +23,7 @@ def test_temporaries_of_a_rank_are_removed_by_that_rank(drive, tmp_path):  # noq
     assert after_rank_0 == {OF_EDITS}
 
 
-def test_rows_that_are_put_aside_are_announced(drive, tmp_path, caplog):  # noqa: F811
+def test_rows_that_are_put_aside_are_announced(drive, tmp_path, caplog):
     """Training continues from step 10 of 30: a warning says how many rows were moved, and to which file."""
     caplog.set_level(logging.WARNING)
     run = drive().fit()
