@@ -31,7 +31,7 @@ def pytest_xdist_make_scheduler(config, log):
             scope = super()._split_scope(nodeid)
             return scope.partition("::")[0] if scope == nodeid else scope
 
-    # Else those with the most tests would begin, which are not the longest.
+    # pytest-xdist would otherwise begin with the files that have the most tests, which are not the longest.
     config.option.loadscopereorder = False
     return ByFile(config, log)
 

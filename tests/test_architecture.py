@@ -93,7 +93,7 @@ def test_the_source_is_found():
 
 
 def test_a_package_imports_of_ours_only_what_it_may_and_through_the_front_door():
-    """`from events import Event`, never `from events.event import Event`; for type checkers too."""
+    """Code says `from events import Event`, never `from events.event import Event`; for type checkers too."""
     wrong = []
     for path in ALL_MODULES:
         package = path.relative_to(ROOT).parts[0]
@@ -252,7 +252,7 @@ def test_where_to_begin_is_there():
 
 
 def test_no_line_is_longer_than_110_characters():
-    """Docstrings and comments too."""
+    """The limit is for docstrings and comments too."""
     assert [
         f"{_place(path)}:{number}"
         for path in ALL_MODULES
@@ -309,7 +309,7 @@ def _run_python(program, **options):
 
 @pytest.mark.parametrize("package", sorted(PACKAGES))
 def test_importing_a_package_does_nothing(package):
-    """No torch, no boto3, no thread, no signal handler, no exit hook, no logging handler, no output."""
+    """An import loads no torch or boto3, starts no thread, installs no handler or hook, prints nothing."""
     result = _run_python(f"""
         import atexit, logging, signal, sys, threading
         before = {{name: signal.getsignal(name) for name in signal.valid_signals()}}

@@ -59,7 +59,7 @@ def test_a_run_that_was_interrupted_is_the_run_that_was_not(torch_server, folder
 
 @pytest.mark.parametrize(("ranks", "count"), OF_RANKS)
 def test_ranks_that_were_interrupted_are_those_that_were_not(torch_server, folder, environment, ranks, count):
-    """The same of two ranks and of three."""
+    """Two and three ranks that are interrupted end with the weights and records of those that are not."""
     outcome = torch_server.torchrun(
         ranks, resume_child.__file__, folder, FIRST, count, env=environment, timeout_s=3000
     )

@@ -233,7 +233,7 @@ def traced(child: Child, log: str, *options: str) -> bytes:
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 @pytest.mark.parametrize("syscall", SYSCALLS)
 def test_a_kill_at_any_syscall_loses_no_row(tmp_path, start, syscall):
-    """SIGKILL at each call of the syscalls that touch the run: drain, column change, position, close.
+    """A SIGKILL hits the syscalls that touch the run: drain, column change, position, close.
 
     At some of the frequent ones.
     """

@@ -153,7 +153,7 @@ print(sorted(path.name for path in (folder / "spool/tmp").iterdir() if path.suff
 )
 @pytest.mark.parametrize("options", ["size=256k", "size=10m,nr_inodes=24"])
 def test_a_full_disk_refuses_and_recovers(start, tmp_path, options):
-    """No bytes or no inodes.
+    """The disk runs out of bytes, or of inodes.
 
     The file is refused with path and size, nothing half staged stays, later files arrive.
     """

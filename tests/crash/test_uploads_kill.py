@@ -84,7 +84,7 @@ def test_a_killed_trainer_loses_nothing(start, resume_here, counting_s3, prefix,
 
 @pytest.mark.parametrize("turn", range(times(2, 10)))
 def test_a_killed_worker_loses_nothing(start, counting_s3, prefix, tmp_path, turn):
-    """SIGKILL of the worker after a random number of 100 files.
+    """A SIGKILL hits the worker after a random number of 100 files.
 
     Its successor brings them all, each put once.
     """
@@ -223,7 +223,7 @@ os._exit(0)
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 @pytest.mark.parametrize("syscall", ["mkdir", "openat", "copy_file_range", "write", "fsync", "rename"])
 def test_a_kill_at_any_system_call_of_staging_leaves_all_or_nothing(start, tmp_path, syscall):
-    """SIGKILL at the n-th call of each kind.
+    """A SIGKILL hits the n-th call of each kind.
 
     An entry is whole or is not there, and the next queue sweeps the rest.
     """

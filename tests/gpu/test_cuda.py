@@ -196,7 +196,7 @@ def test_many_images_in_flight_do_not_mix(memory, logger, cycles):
 
 
 def test_a_small_ring_waits_and_loses_nothing(memory, cycles):
-    """Two slots, and fifty records behind a busy device."""
+    """Fifty records are logged through two slots behind a busy device."""
     logger = Logger(State("r"), memory, raise_errors=True, device_copies=DeviceCopies(slots=2))
     torch.cuda._sleep(cycles)
 

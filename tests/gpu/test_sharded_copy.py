@@ -52,7 +52,7 @@ def train(rank, ranks, folder, load_path, batches, process_bytes):
 
 @pytest.mark.parametrize("process_bytes", [0, 1 << 40], ids=["process", "thread"])
 def test_what_is_saved_is_what_was_on_the_devices_and_is_loaded_there(tmp_path, process_bytes):
-    """Six batches at once, or three and, from the checkpoint after them, three: the same weights."""
+    """Six batches at once, and three and three from a checkpoint, end with the same weights."""
     ranks = min(2, torch.cuda.device_count() or 2)
     multiprocessing.spawn(train, (ranks, tmp_path, None, 6, process_bytes), nprocs=ranks)
     expected = torch.load(tmp_path / "weights.0")

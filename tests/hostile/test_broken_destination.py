@@ -178,7 +178,7 @@ def test_a_file_name_that_is_taken_or_refused_does_not_park_a_destination(tmp_pa
 
 
 def test_a_required_destination_that_cannot_be_set_up_stops_the_run_before_training():
-    """Any exception of `init`, in a `Run` and a `Trainer`, by an attribute or an argument."""
+    """`init` may raise any exception, in a `Run` and a `Trainer`; an attribute or an argument requires it."""
     broken = Raises("init", OSError("no server"))
     broken.require = True
 

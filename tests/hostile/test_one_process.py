@@ -176,7 +176,7 @@ def test_an_interrupted_cell_of_a_notebook_leaves_the_run_open_and_whole(child, 
 
 
 def test_two_trainers_in_a_row_leave_nothing_behind(tmp_path):
-    """Each with destinations of its own, then with those of the first again: two runs and their files, no thread more."""
+    """Each has destinations of its own, then those of the first; both runs are whole, no thread stays."""
     data = [(torch.randn(3), torch.tensor(0)) for _ in range(4)]
 
     def destinations():

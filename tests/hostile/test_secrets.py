@@ -333,7 +333,7 @@ HARMLESS_TEXTS = [
 
 
 def test_the_corpus_is_as_large_as_it_is_to_be():
-    """At least two hundred of each, none of them twice."""
+    """The corpus has at least two hundred of each, none of them twice."""
     assert len({text for text, _ in SECRET_TEXTS}) >= 200
     assert len(set(HARMLESS_TEXTS)) >= 200
 
@@ -350,7 +350,7 @@ def test_secrets_in_texts_are_taken_out():
 
 
 def test_harmless_texts_are_left_as_they_are():
-    """At least 98 of 100, to the letter."""
+    """At least 98 of 100 stay the same to the letter."""
     destroyed = [(text, redact_text(text)) for text in HARMLESS_TEXTS if redact_text(text) != text]
 
     assert len(destroyed) <= 0.02 * len(HARMLESS_TEXTS), destroyed
@@ -601,7 +601,7 @@ SECRET = "hf" + "_" + body("aBcDeFgHiJ", 34)
 
 
 def test_no_record_reaches_a_destination_with_a_secret():
-    """Texts, tables, traces, hyperparameters and labels, at any depth, as keys and as values."""
+    """Texts, tables, traces, hyperparameters and labels are redacted at any depth, keys as well as values."""
     destination = InMemory()
     logger = Logger(State("mine"), destination)
 
@@ -623,7 +623,7 @@ def test_no_record_reaches_a_destination_with_a_secret():
 
 
 def test_no_file_of_a_run_has_a_secret(tmp_path):
-    """Tags, notes, captions, error messages with their tracebacks, and what the program printed."""
+    """Tags, notes, captions, errors with their tracebacks, and what the program printed are redacted."""
     run_dir = tmp_path / "run"
     destinations = [
         RunDirectory(run_dir, tags=[f"token={WORD}"], notes=f"see https://jo:{WORD}@host"),

@@ -91,7 +91,7 @@ def test_what_grows_in_the_last_third_is_named(last, what):
 
 
 def test_an_object_that_is_missing_or_damaged_is_told_from_a_whole_one():
-    """With the place of the first wrong byte."""
+    """The report has the place of the first wrong byte."""
     whole = content(20)
 
     assert difference(whole, 20) == ""

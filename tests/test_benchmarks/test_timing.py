@@ -32,7 +32,7 @@ def test_the_best_repeat_counts():
 
 
 def test_single_calls_give_percentiles():
-    """A hundred calls of 1 to 100 µs, clock in nanoseconds."""
+    """A hundred calls take 1 to 100 µs, by a clock in nanoseconds."""
     times = [time for call in range(1, 101) for time in (call * 1_000_000, call * 1_000_000 + call * 1000)]
 
     sample = sample_microseconds(lambda: None, count=100, timer=Clock(times))

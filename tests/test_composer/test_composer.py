@@ -80,7 +80,7 @@ def status(folder):
 
 
 def test_all_events_from_init_to_fit_end_arrive_as_composer_has_them(tmp_path):
-    """Same names, same order, same batches and epochs.
+    """Events have the same names, order, batches and epochs.
 
     Records and files arrive, a second close does nothing.
     """

@@ -42,7 +42,7 @@ def test_captions_are_in_the_folder_and_in_what_reads_it(tmp_path):
 
 
 def test_captions_in_memory_and_in_a_text_file(tmp_path):
-    """Beside the other arguments of the call."""
+    """They stand beside the other arguments of the call."""
     memory = InMemory()
     text = TextFile(str(tmp_path / "log.jsonl"), format="jsonl")
     with Run(loggers=[memory, text], run_name="mine") as run:
@@ -148,7 +148,7 @@ def test_names_of_images_that_are_none_cost_themselves(images):
 
 
 def test_secrets_in_captions_are_redacted():
-    """As in other texts."""
+    """They are treated as other texts are."""
     memory = InMemory()
     logger = Logger(State(run_name="mine"), memory)
 
@@ -188,7 +188,7 @@ class TextTracker(Tracker):
 
 
 def test_a_tracker_without_captions_has_them_as_a_text_beside_the_media():
-    """Named after the media."""
+    """The text is named after the media."""
     tracker = TextTracker()
     with Run(loggers=tracker, run_name="mine") as run:
         run.log_images(pixels(2, 3, 8, 8), "cats", captions=["one", "two"])
@@ -197,7 +197,7 @@ def test_a_tracker_without_captions_has_them_as_a_text_beside_the_media():
 
 
 def test_several_names_of_images_at_once():
-    """One record for each name."""
+    """Each name has one record."""
     memory = InMemory()
     logger = Logger(State(run_name="mine"), memory)
 
@@ -221,7 +221,7 @@ def test_a_bad_image_by_name_costs_itself_and_raises_last_with_strict():
 
 
 def test_frames_as_gif_in_a_folder_and_in_a_tracker(tmp_path):
-    """Encoded in the background thread."""
+    """The background thread encodes them."""
     frames = np.random.default_rng(0).integers(0, 255, (3, 3, 8, 10), np.uint8)
     tracker = TextTracker()
     with Run(loggers=[RunDirectory(tmp_path / "run"), tracker], run_name="mine") as run:

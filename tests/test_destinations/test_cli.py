@@ -50,7 +50,7 @@ def test_a_spool_is_finished_from_outside(spool, tmp_path, capsys):
 
 
 def test_a_folder_that_is_no_spool_is_named(tmp_path, capsys):
-    """With the exit code of a failure, and one line."""
+    """The command prints one line and exits with the code of a failure."""
     assert cli.main(["uploads", "status", str(tmp_path)]) == 4
 
     assert capsys.readouterr().err == f"{tmp_path} is not a spool: it has no folder pending/\n"

@@ -20,7 +20,7 @@ def table(monkeypatch):
 
 
 def test_our_destinations_have_their_names():
-    """With the arguments of their constructors."""
+    """They take the arguments of their constructors."""
     assert isinstance(create_destination("Console"), Console)
     assert create_destination("InMemory", max_records=3)._max_records == 3
 
@@ -38,7 +38,7 @@ def test_a_registered_destination_is_created_by_name():
 
 
 def test_an_installed_package_adds_a_destination(monkeypatch):
-    """By an entry point."""
+    """It does so by an entry point."""
     mine = EntryPoint("elsewhere", f"{__name__}:Elsewhere", registry.ENTRY_POINT_GROUP)
     monkeypatch.setattr(EntryPoint, "load", lambda _: Elsewhere)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: EntryPoints([mine]))

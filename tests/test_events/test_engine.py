@@ -151,7 +151,7 @@ def test_a_callback_receives_each_event_once_by_enum_or_name_in_any_case(event):
 
 @pytest.mark.parametrize("event", list(Event))
 def test_a_hook_is_called_with_state_and_logger(event):
-    """The hook of the event, and none other."""
+    """Only the hook of the event is called."""
     calls = []
     kind = type(
         "Hooked", (Callback,), {event.value: lambda self, state, logger: calls.append((state, logger))}
@@ -330,7 +330,7 @@ def test_an_interrupt_in_a_destinations_hook_is_an_interrupt():
 
 
 def test_raise_errors_lets_a_destinations_error_out():
-    """For tests."""
+    """Tests ask for it."""
     engine = _engine([], [DestinationRaisesAt("batch_end", OSError("disk"))], raise_errors=True)
 
     with pytest.raises(OSError, match="disk"):
@@ -364,7 +364,7 @@ def test_a_destination_that_is_no_callback_is_refused_by_name():
 
 
 def test_the_same_callback_twice_is_refused():
-    """In one list, or as a callback and a destination at once."""
+    """It may be twice in one list, or a callback and a destination at once."""
     both = ListeningDestination()
 
     with pytest.raises(
@@ -702,7 +702,7 @@ def test_dropping_one_engine_leaves_the_others_open():
 
 @pytest.mark.parametrize("how", ["close", "forget"])
 def test_nothing_stays_referenced_after_close(how):
-    """Neither the state with its model, nor the logger, nor a callback."""
+    """Neither the state with its model, nor the logger, nor a callback is kept."""
 
     class Model:
         pass

@@ -195,7 +195,7 @@ def test_a_secret_inside_an_address_is_taken_out(url, expected):
     ],
 )
 def test_a_secret_in_a_header_is_taken_out(header, expected):
-    """Whatever the scheme."""
+    """The scheme does not matter."""
     assert redact_text(header) == expected
 
 
@@ -246,7 +246,7 @@ def test_what_holds_no_text_is_returned_as_it_is(value):
     ],
 )
 def test_a_command_line_loses_its_secrets(arguments, expected):
-    """In one argument or in two, with dashes or as an override."""
+    """A secret may be in one argument or in two, with dashes or as an override."""
     assert redact_arguments(arguments) == expected
 
 

@@ -64,7 +64,7 @@ def test_the_first_proposal_in_the_store_is_the_name_of_all_and_each_run_has_its
 
 
 def test_a_store_that_does_not_answer_is_an_error_that_says_what_to_do(two_ranks):
-    """After the time-out."""
+    """The error comes after the time-out."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]

@@ -210,7 +210,7 @@ def test_a_reason_to_stop_makes_the_run_stopped():
 
 
 def test_parts_of_a_batch_are_read_and_replaced_as_in_composer():
-    """By index, name, attribute, function, or a pair of functions."""
+    """A part is named by index, name, attribute, function, or a pair of functions."""
     state = State("mine")
     state.batch = (1, 2)
     state.batch_set_item(1, 5)

@@ -169,7 +169,7 @@ def test_numbers_of_numpy_count():
     ],
 )
 def test_from_input_takes_what_users_write(value, expected):
-    """A time, a string, a timedelta, or a bare number with a default unit."""
+    """They write a time, a string, a timedelta, or a bare number with a default unit."""
     assert Time.from_input(value, "ep") == expected
 
 

@@ -200,7 +200,7 @@ def test_what_stands_for_others_stays_where_a_pointer_beside_its_folder_leads_to
 
 
 def test_a_name_that_leaves_the_store_is_refused(queue):
-    """In the caller's thread."""
+    """The caller's thread gets the error."""
     with pytest.raises(InvalidRemoteNameError):
         queue.delete("../x")
     with pytest.raises(InvalidRemoteNameError):

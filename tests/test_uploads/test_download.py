@@ -58,7 +58,7 @@ def test_a_name_and_a_store_are_enough_too(store, tmp_path):
 
 
 def test_the_store_may_be_a_folder_or_a_uri(store, tmp_path):
-    """As for `UploadQueue`."""
+    """It is given as for `UploadQueue`."""
     for number, place in enumerate((tmp_path / "store", str(tmp_path / "store"), store.uri())):
         download_file("folder/name", tmp_path / f"{number}", store=place, progress_bar=False)
 

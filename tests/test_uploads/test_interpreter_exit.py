@@ -67,7 +67,7 @@ def python(request, tmp_path):
 def test_what_is_submitted_while_the_interpreter_exits_is_delivered(
     python, tmp_path, moto, prefix, isolation
 ):
-    """Small and in parts, by threads and by a worker process. Python 3.12 starts no thread at that time."""
+    """Threads and a worker process deliver it, whole and in parts; Python 3.12 starts no thread then."""
     program, environment = python
     uri = moto.uri(prefix) + f"&part_bytes={5 << 20}"
 

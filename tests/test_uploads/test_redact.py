@@ -19,7 +19,7 @@ from uploads.stores.uri import kept_options
     ],
 )
 def test_secrets_are_taken_out(text):
-    """Key ids, passwords in URLs, signatures and secret settings."""
+    """They are key ids, passwords in URLs, signatures and secret settings."""
     clean = redact(text)
 
     assert "hush" not in clean

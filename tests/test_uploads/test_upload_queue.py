@@ -243,7 +243,7 @@ def test_the_name_of_the_file_is_the_default(make_queue, make_file):
 @pytest.mark.parametrize("content", [b"", b"x" * 100_000])
 @pytest.mark.parametrize("name", ["ünï/cödé", "a b c", "x" * 200 + "/" + "y" * 200])
 def test_odd_names_and_sizes_arrive(make_queue, make_file, tmp_path, content, name):
-    """Nothing and much, under unicode, spaces and long names."""
+    """Empty and large files arrive under unicode, spaces and long names."""
     make_queue().submit(make_file(content=content), name).result(LIMIT_SECONDS)
 
     assert (tmp_path / "store" / name).read_bytes() == content
@@ -305,7 +305,7 @@ def test_a_transient_failure_that_a_retry_repairs_leaves_no_error(make_queue, ma
 
 
 def test_the_newest_version_of_a_name_wins_and_the_older_free_their_bytes(make_queue, make_file, gate):
-    """Four hundred submissions of one name from eight threads.
+    """Eight threads submit four hundred versions of one name.
 
     The last accepted is what stays.
     """

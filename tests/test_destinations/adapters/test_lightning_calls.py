@@ -124,7 +124,7 @@ def test_media_calls_of_the_wandb_logger():
 
 
 def test_a_watched_model_has_histograms(tmp_path):
-    """Of gradients and parameters, every second step, under the names of `wandb.watch`."""
+    """Gradients and parameters are logged every second step, under the names of `wandb.watch`."""
     memory = InMemory()
     logger = LightningLogger(memory, raise_errors=True)
     model = Tiny()

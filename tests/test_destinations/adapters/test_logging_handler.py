@@ -41,7 +41,7 @@ def in_thread(call):
 
 
 def test_warnings_and_errors_become_texts_and_nothing_less(library):
-    """With name, traceback and the step of the run, without secrets."""
+    """A text has the logger's name, the traceback and the step of the run, and no secrets."""
     memory = InMemory()
 
     with Run(loggers=[memory], callbacks=[LogMessages()], run_name="mine", raise_errors=True) as run:

@@ -68,7 +68,7 @@ import destinations.adapters.{module}
 
 
 def test_the_package_and_the_handler_load_nothing_heavy(environment):
-    """Only the modules for a framework load it."""
+    """A framework is loaded by its own modules alone."""
     code = """
 import sys
 import destinations.adapters, destinations.adapters.logging_handler
@@ -106,7 +106,7 @@ def test_no_module_has_the_name_of_what_it_adapts_to():
 
 
 def test_every_adapter_is_on_the_page():
-    """Module by module, with all public names."""
+    """The page has each module, with all its public names."""
     page = (ROOT / "docs" / "adapters.md").read_text(encoding="utf-8")
     names = {
         name.strip(' "\n')

@@ -56,7 +56,7 @@ def test_a_run_without_destinations_says_so(caplog):
 def test_the_name_is_given_or_of_the_environment_or_of_the_folder(
     tmp_path, monkeypatch, given, variable, expected
 ):
-    """In this order."""
+    """The first of them that is there is taken, in this order."""
     monkeypatch.delenv("RUN_NAME", raising=False)
     if variable:
         monkeypatch.setenv("RUN_NAME", variable)

@@ -29,7 +29,7 @@ pytestmark = [
 
 
 def test_every_kind_of_record_arrives(tmp_path, listener, sidecar):
-    """Scalars, a nested TensorDict, videos, hyperparameters, histograms, texts and images, with their steps."""
+    """Scalars, a nested TensorDict, videos, histograms, texts and images arrive with their steps."""
     memory = InMemory()
     logger = TorchRLLogger(RunDirectory(tmp_path / "run"), memory, callbacks=listener, raise_errors=True)
     nested = TensorDict({"a": torch.tensor(1.0), "n": {"b": torch.tensor([2.0]), "c": torch.ones(3)}}, [])
@@ -194,7 +194,7 @@ def test_values_on_a_device_are_returned_converted_when_read():
 
 
 def test_host_metrics_have_a_separator():
-    """Of nested dicts and of TensorDicts."""
+    """It joins the names of nested dicts and of TensorDicts."""
     nested = TensorDict({"n": {"b": torch.tensor(2.0)}}, [])
 
     assert host_metrics(nested, keys_sep=".") == ({"n.b": 2.0}, [])

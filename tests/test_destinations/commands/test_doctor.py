@@ -51,7 +51,7 @@ def test_missing_credentials_of_the_store_that_was_given_are_a_warning(examined)
 
 
 def test_the_table_is_one_line_for_each_check(examined, capsys):
-    """State, name, text."""
+    """A line has state, name and text."""
     assert cli.main(["doctor"]) == 0
 
     lines = capsys.readouterr().out.splitlines()
@@ -220,7 +220,7 @@ def test_the_demo_trains_and_leaves_a_run(tmp_path, monkeypatch, capsys):
 
 
 def test_the_demo_without_its_package_names_the_extra(monkeypatch, capsys):
-    """Before it loads torch."""
+    """It does so before it loads torch."""
     monkeypatch.setitem(sys.modules, "sklearn", None)
 
     assert cli.main(["demo"]) == 1

@@ -27,7 +27,7 @@ def strict(path):
 
 
 def test_the_sidecar_has_the_fields_of_stable_pretraining_and_ours(drive, tmp_path):
-    """Schema version 1 with all its fields, hyperparameters flat and dotted, and the receipt."""
+    """It has schema version 1 with all fields, hyperparameters flat and dotted, and the receipt."""
     clock = map(float, itertools.count(1000))
     run = drive(tags=["t"], notes="n", clock=clock.__next__).fit()
     run.logger.log_hyperparameters(
@@ -70,7 +70,7 @@ def test_the_receipt_knows_what_a_call_takes(drive, tmp_path):
 
 
 def test_the_receipt_of_a_run_without_metrics_counts_nothing(drive, tmp_path):
-    """Neither rows nor bytes."""
+    """It counts neither rows nor bytes."""
     drive().fit().close()
 
     receipt = strict(tmp_path / "run" / "sidecar.json")["overhead"]
@@ -146,7 +146,7 @@ def test_statistics_of_blocks_are_those_of_single_values():
     ],
 )
 def test_the_status_says_how_the_run_ended(drive, tmp_path, exception, status, text):
-    """Completed, failed with the exception and no secret, interrupted, or preempted, in sidecar and sessions."""
+    """Sidecar and sessions say completed, failed with the redacted exception, interrupted or preempted."""
     run = drive(clock=map(float, itertools.count(1000)).__next__).fit()
 
     run.close(exception)

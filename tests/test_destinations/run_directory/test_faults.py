@@ -733,7 +733,7 @@ def test_forked_workers_write_nothing_and_hang_nowhere(drive, tmp_path):
 
 
 def test_the_first_forked_worker_that_logs_says_that_it_writes_nothing(tmp_path):
-    """Once for the run: each epoch of a DataLoader forks workers of its own."""
+    """It says so once for the run: each epoch of a DataLoader forks workers of its own."""
     code = """
 import sys
 from torch.utils.data import DataLoader, Dataset

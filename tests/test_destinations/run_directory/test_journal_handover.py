@@ -180,7 +180,7 @@ class SyncsRecorded(Disk):
 
 
 def test_the_names_of_a_new_journal_are_synced_from_above(tmp_path):
-    """Of the run in its folder, of the journal in the run, of the segments in the journal."""
+    """The run is synced in its folder, the journal in the run, and the segments in the journal."""
     disk = SyncsRecorded()
 
     sync_journal(tmp_path / "run/journal/rank0", tmp_path / "run", disk)

@@ -71,7 +71,7 @@ def test_pixels_are_scaled_as_documented(image, expected):
     ],
 )
 def test_images_come_in_any_layout(images, channels_last, shapes):
-    """Grey, CHW, HWC, NCHW, NHWC, lists, torch, bfloat16 and PIL."""
+    """Images may be grey, CHW, HWC, NCHW, NHWC, lists, torch, bfloat16 and PIL."""
     found = [pixels.array.shape for pixels in media.iter_images(images, channels_last)]
 
     assert found == shapes
@@ -184,7 +184,7 @@ def test_what_is_no_mask_is_refused(mask):
     ],
 )
 def test_sounds_become_wav(audio, channels, samples):
-    """Floats by their range, clipped; integers by theirs; channels interleaved."""
+    """Floats are clipped to their range, integers are scaled by theirs, and channels are interleaved."""
     with wave.open(io.BytesIO(media.wav_bytes(audio, 8000))) as file:
         content = np.frombuffer(file.readframes(file.getnframes()), "<i2").tolist()
 

@@ -96,7 +96,7 @@ def test_media_that_could_not_be_written_are_in_the_sidecar_and_the_last_line(tm
 
 
 def test_nothing_is_reported_to_be_lost_where_nothing_is(tmp_path, caplog):
-    """An empty table, and no line."""
+    """An empty table writes no line."""
     with Run(RunDirectory(tmp_path / "run"), run_name="r") as run:
         run.log_images(IMAGE)
 

@@ -417,7 +417,7 @@ def test_a_subclass_sees_every_call(drive, tmp_path):
 
 
 def test_whatever_follows_whatever_is_told_apart(drive, tmp_path):
-    """Floats, integers, booleans, tensors of each, text and many elements, in any order, under the same names."""
+    """Floats, integers, booleans, tensors, text and many elements may follow each other under one name."""
     numbers = [1.5, 7, True, 2**70, torch.tensor(2.5), torch.tensor(3), torch.tensor(False), float("inf")]  # noqa: FBT003
     bad = ["four", torch.tensor([1.0, 2.0]), None, torch.tensor(1j), 1j]
     source = random.Random(3)

@@ -340,7 +340,7 @@ def test_a_run_that_failed_in_another_process_is_continued(tmp_path):
 
 @pytest.mark.parametrize("options", [{"autoresume": True}, {"if_exists": "resume"}])
 def test_a_completed_run_of_another_process_is_continued_as_asked(tmp_path, options):
-    """With `autoresume`, or by the choice of the folder."""
+    """The caller asks by `autoresume`, or by the choice of the folder."""
     folder = tmp_path / "run"
     assert log_in_another_process(folder).returncode == 0
     kinds = {key: options[key] for key in options if key == "if_exists"}

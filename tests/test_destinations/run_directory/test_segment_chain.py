@@ -122,7 +122,7 @@ def test_reading_continues_inside_a_segment(tmp_path):
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 100, MAGIC[:-1]])
 def test_what_is_no_segment_follows_nothing(tmp_path, data):
-    """Such as one whose beginning the disk never got."""
+    """One example is a segment whose beginning the disk never got."""
     write(tmp_path, s1=data)
 
     assert not continues_from(data, START)
@@ -329,7 +329,7 @@ def test_a_segment_is_moved_once_and_discarded_where_it_is(fresh, tmp_path):
 
 
 def test_a_discarded_segment_is_gone(fresh, tmp_path):
-    """File and descriptor."""
+    """Its file is removed and its descriptor is closed."""
     fresh.discard()
 
     assert not list(tmp_path.iterdir())
@@ -363,7 +363,7 @@ def test_a_segment_that_is_unmapped_can_be_read_and_takes_no_address_space(tmp_p
 
 
 def test_a_segment_without_space_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
-    """Neither a file nor a descriptor."""
+    """It leaves neither a file nor a descriptor."""
 
     def posix_fallocate(*arguments):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

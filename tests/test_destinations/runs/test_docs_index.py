@@ -45,7 +45,7 @@ def test_all_fields_are_named():
 
 
 def test_the_error_is_shown_as_it_is():
-    """Text, place and all."""
+    """The page has its text and its place."""
     shown = section("Filters").split("```\n")[1]
 
     with pytest.raises(FilterError) as caught:
@@ -55,7 +55,7 @@ def test_the_error_is_shown_as_it_is():
 
 
 def test_the_fields_of_a_record_and_of_a_report_are_named():
-    """In the order of the classes, and in the table."""
+    """The table has them in the order of the classes."""
     record = next(
         line for line in section("Asking").splitlines() if line.startswith("Each run has a `record`")
     )
@@ -66,7 +66,7 @@ def test_the_fields_of_a_record_and_of_a_report_are_named():
 
 
 def test_the_threshold_and_the_ends_are_those_of_the_code():
-    """One threshold, and one list of statuses."""
+    """The page has one threshold, and one list of statuses."""
     text = section("Alive or not")
     ends = codes(next(line for line in text.splitlines() if line.startswith("Ended are")))
 

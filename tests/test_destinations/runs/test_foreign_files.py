@@ -343,7 +343,7 @@ def test_an_index_that_another_process_holds_locked(tmp_path, cache):
     ids=range(7),
 )
 def test_a_filter_without_end_is_refused(tmp_path, where):
-    """With an error of the filter, not of Python."""
+    """The error is one of filters, not one of Python."""
     write_run(tmp_path / "runs/good")
 
     with open_runs(tmp_path / "runs") as runs, pytest.raises(FilterError):

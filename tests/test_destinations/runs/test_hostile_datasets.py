@@ -77,7 +77,7 @@ def test_a_version_that_is_not_there_is_not_looked_for(dataset, version):
     ],
 )
 def test_a_file_outside_of_a_table_is_not_read(dataset, path):
-    """Neither by a query nor by a compaction."""
+    """Neither a query nor a compaction reads it."""
     change_log(dataset, "metrics", "add", path=path.format(outside=dataset.parent))
     before = files_of(dataset.parent)
 
@@ -212,7 +212,7 @@ def test_a_query_only_reads_the_dataset(dataset, query):
     ],
 )
 def test_what_reads_is_possible(dataset, query):
-    """In all of DuckDB's SQL."""
+    """All of DuckDB's SQL that reads can be used."""
     with open_dataset(dataset) as opened:
         assert opened.sql(query).rows
 

@@ -61,7 +61,7 @@ def test_what_comes_from_a_run_is_escaped(tmp_path):
 
 
 def test_runs_show_the_newest_twenty_and_say_how_many_are_left(tmp_path):
-    """With status, age, duration, tags and metrics."""
+    """They are shown with status, age, duration, tags and metrics."""
     for number in range(22):
         write_run(
             tmp_path / f"run{number:02}",
@@ -103,7 +103,7 @@ def test_a_run_of_too_many_rows_has_no_sparklines(tmp_path, monkeypatch):
 
 
 def test_a_series_is_a_sparkline(tmp_path):
-    """With its name, last value and number of values; one without values too."""
+    """It has its name, last value and number of values, also where it has no values."""
     run = Run.open(write(tmp_path / "mine"))
 
     shown = run.series("<b>odd</b>")._repr_html_()
@@ -122,7 +122,7 @@ def points(svg):
 
 @pytest.mark.parametrize("values", [[], [np.nan], [np.inf, -np.inf]], ids=str)
 def test_without_a_finite_value_there_is_no_line(values):
-    """And no warning of numpy."""
+    """Nor does numpy warn."""
     assert sparkline_svg(np.array(values)) == ""
 
 
@@ -138,7 +138,7 @@ def test_a_line_stays_within_its_picture(values):
 
 
 def test_a_spike_of_one_value_is_seen():
-    """Among a hundred thousand others."""
+    """It stands among a hundred thousand other values."""
     values = np.zeros(100_000)
     values[54_321] = 1.0
 

@@ -484,7 +484,7 @@ def test_two_who_edit_at_once_lose_nothing(root):
 
 
 def test_a_page_is_a_part_of_what_matches_with_its_number(tmp_path):
-    """In the same order as `records`, also over several roots."""
+    """Its order is that of `records`, also over several roots."""
     for number in range(10):
         write_run(
             tmp_path / f"root{number % 2}" / f"run{number}", created_at=NOW + number, hparams={"n": number}

@@ -62,7 +62,7 @@ def test_a_missing_summary_is_computed(finished, tmp_path):
 
 
 def test_a_metric_of_bools_is_read_as_zero_and_one(tmp_path):
-    """In the summary as in the series."""
+    """The summary and the series have the same numbers."""
     with Written(tmp_path / "run") as written:
         for step, value in enumerate([True, False, True]):
             written.log({"is_best": value}, step)

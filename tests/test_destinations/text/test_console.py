@@ -81,7 +81,7 @@ def test_an_evaluation_without_metrics_prints_nothing():
     ],
 )
 def test_a_run_without_epochs_has_tenths_or_minutes(length, titles):
-    """Ten blocks for a run of known length, one a minute for another."""
+    """A run of known length has ten blocks, another has one a minute."""
     console = silent()
     run = DryRun(console, max_duration=length, batches_per_epoch=10_000)
     run.init()
@@ -278,7 +278,7 @@ def test_the_summary_says_how_the_run_went(tmp_path, monkeypatch):
 
 
 def test_a_failed_run_says_why():
-    """The status and the exception, in one line."""
+    """One line has the status and the exception."""
     console = Console(stream=io.StringIO())
     run = DryRun(console, max_duration="3ep")
     run.init()
@@ -340,7 +340,7 @@ def test_files_that_did_not_arrive_are_counted(tmp_path):
 
 
 def test_only_one_destination_prints_the_summary():
-    """A Console, else a ProgressBar; nothing on rank 1, and nothing where nothing happened."""
+    """A Console does, else a ProgressBar; rank 1 prints none, nor does a run in which nothing happened."""
 
     def count(*destinations, rank=0, fits=True):
         run = DryRun(*destinations, rank=rank, max_duration="1ba")

@@ -86,7 +86,7 @@ def test_a_shown_number_is_near_the_number(value):
 
 
 def test_values_are_described_by_what_they_are():
-    """Arrays by type and shape, scalars by value, bytes by number."""
+    """Arrays are shown by type and shape, scalars by value, bytes by number."""
     import numpy as np
     import torch
 

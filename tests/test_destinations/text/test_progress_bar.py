@@ -188,7 +188,7 @@ def test_lines_come_at_intervals():
 
 
 def test_a_bar_is_drawn_ten_times_a_second_and_not_at_each_step():
-    """A thousand steps in a second of training look at the clock, and draw ten times, and once more at the end."""
+    """A second of a thousand steps draws ten times, and once more at the end."""
 
     class CountsDraws:
         draws = 0
@@ -510,7 +510,7 @@ def test_a_pipe_has_a_line_for_each_tenth():
 
 
 def test_handlers_of_any_logger_and_bars_of_the_user_around_the_run(terminal):
-    """A handler made before the run, below a logger of the user, and a tqdm bar around the loop."""
+    """A handler was made before the run, one is below the user's logger, and tqdm draws a bar too."""
     screen = terminal(
         PRELUDE
         + """

@@ -97,7 +97,7 @@ def assets(archive):
 
 
 def test_the_experiment_is_described(archive):
-    """Key, project, name, tags, and how it ended."""
+    """It has a key, project, name and tags, and how the run ended."""
     key, description, messages, _ = archive
     others = {one["key"]: one["value"] for one in messages["log_other"]}
 
@@ -156,7 +156,7 @@ def test_a_file_is_copied_when_it_is_given(archive):
 
 
 def test_what_is_missing_is_reported():
-    """A key to continue."""
+    """Continuing an experiment needs a key."""
     with pytest.raises(ValueError, match="experiment_key"):
         Comet("project", offline_dir="comet", resume=True)
 

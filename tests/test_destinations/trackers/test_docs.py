@@ -43,7 +43,7 @@ def test_there_are_three_such_examples():
 
 
 def test_every_option_of_tensorboard_is_documented_with_its_default():
-    """In the page's table and in the docstring, its own or that of all trackers."""
+    """The page's table has it, and so has the docstring, its own or that of all trackers."""
     section = PAGE.split("## TensorBoard", 1)[1].split("### Options")[1].split("\n### ")[0]
     documented = dict(re.findall(r"^\| `(\w+)` \| `(.+?)` \|", section, re.MULTILINE))
 

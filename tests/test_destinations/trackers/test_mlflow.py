@@ -265,7 +265,7 @@ def test_nothing_failed(everything):
 
 
 def test_the_run_is_called_as_asked(everything):
-    """Name, tags, status, and times of the clock."""
+    """It has its name, tags and status, and the times of the clock."""
     run = everything.run
 
     assert (run.info.run_name, run.info.status) == ("named", "FINISHED")
@@ -274,7 +274,7 @@ def test_the_run_is_called_as_asked(everything):
 
 
 def test_metrics_keep_steps_times_and_values(everything):
-    """A smaller step after a larger one, integers, booleans, NaN.
+    """A smaller step may follow a larger one, and values may be integers, booleans and NaN.
 
     More metrics at once than a request may hold.
     """
@@ -331,7 +331,7 @@ def test_images_have_keys_and_steps(everything):
 
 
 def test_masks_are_images_with_the_numbers_beside(everything):
-    """An overlay for people, the class indices as PNG, and the labels."""
+    """People get an overlay, programs the class indices as PNG and the labels."""
     assert everything.artifact(r"images/masked~truth\+step\+6\+.*\.png")
     indices = np.asarray(Image.open(io.BytesIO(everything.artifact(r"masks/masked/truth/00000006_.*\.png"))))
     labels = json.loads(everything.artifact(r"masks/masked/00000006_.*\.labels\.json"))
@@ -604,7 +604,7 @@ def test_a_missing_package_is_named(monkeypatch):
 
 
 def test_an_empty_experiment_is_refused():
-    """At once."""
+    """The constructor raises."""
     with pytest.raises(ValueError, match="experiment must not be empty"):
         MLflow("sqlite://", "")
 

@@ -129,7 +129,7 @@ class TestTensorBoard(DestinationContract):
 
 
 def test_a_call_is_one_event(tmp_path):
-    """With all its names, its step, and the time of the call."""
+    """It has all names of the call, its step and its time."""
     ticks = itertools.count(1000)
 
     logged(tmp_path, metric(3, a=1.5, b=True), metric(4, b=2.0), clock=lambda: float(next(ticks)))
@@ -145,7 +145,7 @@ def test_a_call_is_one_event(tmp_path):
 
 
 def test_the_file_is_byte_for_byte_what_tensorboards_own_writer_writes(tmp_path):
-    """Checksums included, by either library."""
+    """Checksums are equal too, by either library."""
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     logged(tmp_path, metric(1, loss=0.5), metric(2, loss=0.25))
@@ -317,7 +317,7 @@ def test_long_tables_are_cut(tmp_path):
 
 
 def test_hyperparameters_are_those_of_the_run_itself(tmp_path):
-    """Nested names joined, values of each type, the start and end of the session in the file of the metrics."""
+    """The metrics' file has nested names joined, values of each type, and the session's start and end."""
     from tensorboard.plugins.hparams import metadata
 
     parameters = {"lr": 0.1, "bias": True, "model": {"name": "cnn", "sizes": [1, 2]}, "none": None}
@@ -358,7 +358,7 @@ def test_hyperparameters_are_those_of_the_run_itself(tmp_path):
 
 @pytest.mark.parametrize(("exception", "status"), [(None, 1), (ValueError("x"), 2), (KeyboardInterrupt(), 2)])
 def test_the_hparams_tab_shows_how_the_run_ended(tmp_path, exception, status):
-    """Success or failure."""
+    """It shows success or failure."""
     from tensorboard.plugins.hparams import metadata
 
     run = DryRun(TensorBoard(tmp_path))
@@ -435,7 +435,7 @@ def test_a_trainer_that_resumes_shows_each_batch_once(tmp_path):
 
 
 def test_a_run_that_begins_anew_in_a_folder_replaces_the_old_one(tmp_path):
-    """From the first step that it logs; hyperparameters, and runs without training, replace nothing."""
+    """Its first logged step does; hyperparameters, and runs without training, replace nothing."""
     logged(tmp_path, metric(0, loss=1.0), metric(1, loss=2.0), metric(2, loss=3.0))
     logged(tmp_path, metric(1, accuracy=0.5))
     resumed(tmp_path, 0, None, lambda logger: logger.log_hyperparameters({"lr": 0.1}))
@@ -636,7 +636,7 @@ def test_a_file_that_cannot_be_made_yet_is_made_later(tmp_path):
 
 
 def test_monitor_events_arrive_as_scalars(tmp_path):
-    """Windows of a Stat, numbers of other events, and their strings as texts.
+    """A Stat's windows and an event's numbers arrive as scalars, its strings as texts.
 
     Torch.monitor's come the same way.
     """

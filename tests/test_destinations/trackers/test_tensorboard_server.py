@@ -235,7 +235,7 @@ def test_histograms_have_their_bins(server):
 
 
 def test_texts_and_tables_are_rendered(server):
-    """As Markdown."""
+    """They are rendered as Markdown."""
     ((words),) = server.get("plugin/text/text", run="first", tag="words")
     ((table),) = server.get("plugin/text/text", run="first", tag="table")
 
@@ -245,7 +245,7 @@ def test_texts_and_tables_are_rendered(server):
 
 
 def test_sounds_and_points_are_there(server):
-    """With their numbers of samples."""
+    """They have their numbers of samples."""
     (sound,) = server.get("plugin/audio/audio", run="first", tag="sound", sample=0)
 
     assert server.blob("plugin/audio/individualAudio", sound)[:4] == b"RIFF"

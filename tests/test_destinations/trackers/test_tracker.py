@@ -152,7 +152,7 @@ class TestRecorder(DestinationContract):
 
 
 def test_records_arrive_in_the_order_in_which_they_were_logged():
-    """Metrics and all else, between `open` and `close`, with the end of the run."""
+    """Metrics and all else come between `open` and `close`, with the end of the run."""
     tracker = Recorder(clock=Ticking())
     run = DryRun(tracker)
     run.init()
@@ -223,7 +223,7 @@ def test_what_comes_before_init_is_kept_up_to_a_bound_and_counted_beyond(caplog)
 
 
 def test_what_comes_before_init_is_kept_for_it():
-    """With the step and the time of the call."""
+    """It keeps the step and the time of the call."""
     tracker = Recorder(clock=Ticking())
     run = DryRun(tracker)
 
@@ -519,7 +519,7 @@ def test_close_without_a_tracker_that_could_be_made():
 
 @pytest.mark.parametrize(("all_ranks", "sinks"), [(False, 0), (True, 1)])
 def test_other_ranks_have_a_sink_where_asked(all_ranks, sinks):
-    """By default rank 0 alone."""
+    """By default only rank 0 has one."""
     tracker = Recorder(all_ranks=all_ranks)
     run = DryRun(tracker, rank=1)
 
@@ -533,7 +533,7 @@ def test_other_ranks_have_a_sink_where_asked(all_ranks, sinks):
 
 
 def test_the_sink_gets_the_step_from_which_training_continues():
-    """Once for a load, with the time of the checkpoint by the tracker's own clock."""
+    """It is called once for a load, with the time of the checkpoint by the tracker's own clock."""
     tracker = Recorder(clock=lambda: 1234.5)
     saved = pickle.loads(pickle.dumps(tracker.state_dict()))  # noqa: S301  # our own bytes
     run = DryRun(tracker)
@@ -548,7 +548,7 @@ def test_the_sink_gets_the_step_from_which_training_continues():
 
 
 def test_how_a_run_failed_is_reported():
-    """With the exception, without secrets."""
+    """The report has the exception, without secrets."""
     tracker = Recorder()
     run = DryRun(tracker)
     run.init()
@@ -597,7 +597,7 @@ def test_arguments_out_of_range_are_refused(options):
 
 
 def test_a_missing_package_is_named_with_its_extra():
-    """Found out without importing it."""
+    """The package is looked for without being imported."""
     assert importlib.util.find_spec("surely_not_installed") is None
 
     with pytest.raises(ImportError, match=r'training-destinations\[wandb\]"') as caught:

@@ -185,7 +185,7 @@ def test_a_run_folder_that_is_sent(tmp_path):
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch):
-    """In the constructor."""
+    """The constructor raises."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
     with pytest.raises(ImportError, match=r"training-destinations\[trackio\]"):
@@ -193,6 +193,6 @@ def test_without_the_package_the_extra_is_named(monkeypatch):
 
 
 def test_an_unknown_way_to_resume_is_refused():
-    """In the constructor too."""
+    """The constructor raises."""
     with pytest.raises(ValueError, match='resume must be "never"'):
         Trackio("project", resume="always")

@@ -353,7 +353,7 @@ def test_hyperparameters_are_the_config(everything):
 
 
 def test_images_are_what_they_were(everything):
-    """Pixel by pixel, with step and time."""
+    """They are equal pixel by pixel, with step and time."""
     media = everything["media"]["pictures"]
     expected = np.arange(480, dtype="uint8").reshape(2, 3, 8, 10).transpose(0, 2, 3, 1)
 
@@ -387,7 +387,7 @@ def test_classes_beyond_a_byte_are_renumbered(everything):
 
 
 def test_images_come_as_a_table_where_asked(everything):
-    """With `use_table`, and with their masks."""
+    """`use_table` asks for it, and masks come too."""
     media = everything["media"]["tabled"]
 
     table = table_of(everything["path"], "tabled")
@@ -446,7 +446,7 @@ def test_points_are_numbers(everything):
 
 
 def test_traces_are_a_table(everything):
-    """Name and JSON."""
+    """Its columns are name and JSON."""
     table = json.loads((everything["files"] / everything["media"]["traces"]["path"]).read_text())
 
     assert table["data"] == [["a", '{"b": [1, null]}']]
@@ -721,7 +721,7 @@ def test_a_missing_package_is_named(monkeypatch):
 
 @pytest.mark.parametrize("options", [{"mode": "dryrun"}, {"step_metric": "_step"}, {"step_metric": ""}])
 def test_bad_arguments_are_refused(options):
-    """At once."""
+    """The constructor raises."""
     with pytest.raises(ValueError, match=f"^{next(iter(options))} must be"):
         WandB("p", **options)
 

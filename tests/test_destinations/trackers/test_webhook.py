@@ -308,7 +308,7 @@ def test_a_slack_message_has_what_people_want_to_know(server):
 
 
 def test_slack_sends_what_the_format_returns(server):
-    """A text, a dict of Slack's own, or nothing, by event."""
+    """The format returns a text, a dict of Slack's own, or nothing, by event."""
     messages = {"fit_start": {"text": "begins", "blocks": []}, "fit_end": "the end", "epoch_end": None}
     slack = make_slack(
         server.url, events=list(messages), format=lambda notice: messages[notice.event], clock=Clock()
@@ -500,7 +500,7 @@ def test_http_is_good_enough_on_this_machine(url):
 
 
 def test_http_elsewhere_can_be_asked_for():
-    """With allow_http."""
+    """`allow_http` asks for it."""
     assert Webhook("http://example.org/a", allow_http=True)
 
 

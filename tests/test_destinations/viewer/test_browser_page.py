@@ -26,7 +26,7 @@ def show(opened, view):
 
 
 def test_run_page_shows_what_a_run_was_and_left(opened):
-    """Hyperparameters, metrics with their extremes, sessions, and what logging cost."""
+    """It has hyperparameters, metrics with their extremes, sessions, and what logging cost."""
     page = opened.page
     show(opened, "run")
     assert page.inner_text("h1") == "alpha"

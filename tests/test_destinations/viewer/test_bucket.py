@@ -119,7 +119,7 @@ def test_a_copy_takes_only_what_changed(moto, tmp_path):
 
 
 def test_names_of_objects_lead_nowhere(moto, tmp_path):
-    """A foreign bucket: names with `..`, absolute ones, and hidden files."""
+    """A foreign bucket has names with `..`, absolute ones, and hidden files."""
     client = moto.client()
     sidecar = json.dumps({"run_id": "one", "status": "completed"}).encode()
     for key in (
@@ -202,7 +202,7 @@ def test_a_dataset_is_served(moto, tmp_path):
 
 
 def test_several_uris_are_refused(capsys):
-    """One bucket, or folders."""
+    """The page shows one bucket, or folders."""
     assert cli.main(["view", "s3://a/b", "s3://c/d"]) == 2
 
     assert "one URI must be given by itself" in capsys.readouterr().err

@@ -74,7 +74,7 @@ def test_nothing_is_new_where_nothing_changed(looker):
 
 
 def test_a_run_that_comes_changes_and_goes_is_reported(looker, root):
-    """Each time its id, and that the table changed."""
+    """Each report has its id, and says that the table changed."""
     run = write_run(root / "new")
     came = looker.news()
     write_run(root / "new", status="failed", old=False)
@@ -89,7 +89,7 @@ def test_a_run_that_comes_changes_and_goes_is_reported(looker, root):
 
 
 def test_a_killed_run_is_told_to_be_dead_after_its_threshold(looker, root):
-    """Nothing of its folder changes; only the clock."""
+    """Nothing in its folder changes; only the clock moves."""
     looker.clock.now = NOW
     run = write_run(root / "killed", status="running", beat=NOW)
     alive = looker.news()
@@ -160,7 +160,7 @@ def test_new_rows_of_a_shown_run_wake_the_one_who_waits(tmp_path):
 
 
 def test_an_edit_on_the_page_wakes_other_pages(root):
-    """Without waiting for the next scan."""
+    """They do not wait for the next scan."""
     with served(root) as page:
         run_id = page.run_id("old")
         version = page.get("/api/changes", {"since": ""})["version"]

@@ -132,7 +132,7 @@ def test_rows_are_those_of_the_reader_at_any_moment(tmp_path):
 
 
 def test_a_folder_that_is_replaced_by_another_run_has_its_rows(tmp_path):
-    """Under the same name, and at least as long."""
+    """The other run has the same name, and is at least as long."""
     cache = ColumnCache()
     folder = tmp_path / "one"
     write_csv(folder, ["step,epoch,time,a", *(f"{step},,,1.0" for step in range(10))])
@@ -146,7 +146,7 @@ def test_a_folder_that_is_replaced_by_another_run_has_its_rows(tmp_path):
 
 
 def test_a_csv_of_lightning_that_is_rewritten_is_read_again(tmp_path):
-    """In place, with another header."""
+    """It is rewritten in place, with another header."""
     cache = ColumnCache()
     folder = tmp_path / "version_0"
     write_csv(folder, ["epoch,loss,step", "0,1.0,0", "0,2.0,1"])
@@ -159,7 +159,7 @@ def test_a_csv_of_lightning_that_is_rewritten_is_read_again(tmp_path):
 
 
 def test_many_threads_read_the_same(large):
-    """Different columns of one run, at once."""
+    """They read different columns of one run at once."""
     cache = ColumnCache(limit_bytes=700_000)
     found = {}
 

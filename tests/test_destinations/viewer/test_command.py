@@ -114,7 +114,7 @@ def test_the_usual_port_may_be_taken(root):
     ],
 )
 def test_a_missing_package_is_named_with_what_to_install(root, missing, text):
-    """With exit code 1, and no traceback."""
+    """The exit code is 1, and there is no traceback."""
     program = (
         "import sys, importlib.util\n"
         f"sys.modules[{missing!r}] = None\n"
@@ -138,7 +138,7 @@ def test_a_missing_package_is_named_with_what_to_install(root, missing, text):
 
 
 def test_a_root_that_is_not_there_is_wrong_usage(tmp_path, capsys):
-    """With its name."""
+    """The message has its name."""
     assert cli.main(["view", str(tmp_path / "nothing")]) == 2
 
     assert "does not exist" in capsys.readouterr().err

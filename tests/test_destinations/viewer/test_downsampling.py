@@ -32,7 +32,7 @@ def test_each_finite_value_is_between_low_and_high_of_its_point(values, points):
 
 @given(arrays(np.float64, st.integers(0, 3000), elements=st.floats(allow_nan=True, allow_infinity=True)))
 def test_values_that_are_not_finite_are_listed(values):
-    """The first thousand of each kind."""
+    """The first thousand of each kind are listed."""
     curve = downsample(np.arange(len(values)), values, 50)
 
     assert curve.nan.tolist() == np.flatnonzero(np.isnan(values))[:1000].tolist()
@@ -40,7 +40,7 @@ def test_values_that_are_not_finite_are_listed(values):
 
 
 def test_the_mean_is_the_mean():
-    """Of the finite values."""
+    """It is that of the finite values."""
     curve = downsample(np.arange(6), np.array([1.0, 2.0, 3.0, np.nan, 5.0, np.inf]), 2)
 
     assert (curve.merged, curve.x.tolist(), curve.y.tolist()) == (3, [0, 3], [2.0, 5.0])

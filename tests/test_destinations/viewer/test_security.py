@@ -60,7 +60,7 @@ EVERYTHING = [
 @pytest.mark.parametrize("path", EVERYTHING)
 @pytest.mark.parametrize("token", [None, "", "wrong", "ö"])
 def test_without_the_token_nothing_is_read(page, path, token):
-    """401 for every address, also with a wrong one, in a header, a cookie or the URL."""
+    """Every address answers 401, also with a wrong token in a header, a cookie or the URL."""
     headers = {"Authorization": token and f"Bearer {token}".encode()}
     cookie = {"Cookie": token and f"destinations-{page.viewer.port}={token}".encode()}
 
@@ -75,7 +75,7 @@ def test_without_the_token_nothing_is_read(page, path, token):
 
 
 def test_without_the_token_nothing_is_written(page, run_id, root):
-    """Also from the page's own origin."""
+    """The page's own origin needs it too."""
     answer = page.request(
         "PATCH",
         f"/api/runs/{run_id}",
@@ -181,7 +181,7 @@ def test_no_path_leaves_a_run(page, run_id, path):
 
 @pytest.mark.parametrize("name", ["../app.py", "..%2fapp.py", "%00", ".", "app.py", "x/../app.css", ""])
 def test_the_files_of_the_page_are_those_of_its_folder(page, name):
-    """No Python, nothing above."""
+    """No Python file is served, and nothing above the folder."""
     answer = page.request("GET", f"/static/{name}")
 
     assert answer.status == 404
@@ -199,7 +199,7 @@ def test_a_run_is_asked_for_by_its_id_only(page, run):
     "path", ["../../secret.txt", "media/link.png", "media/fifo.png", "/etc/passwd", "\0"]
 )
 def test_no_decoder_reads_outside(page, run_id, kind, path):
-    """As for files."""
+    """The same rules hold as for files."""
     answer = page.request("GET", f"/api/runs/{run_id}/{kind}", {"file": path})
 
     assert answer.status in {400, 404}
@@ -208,7 +208,7 @@ def test_no_decoder_reads_outside(page, run_id, kind, path):
 
 @pytest.mark.parametrize("name", ["picture.svg", "page.html"])
 def test_documents_of_a_run_are_saved_and_never_shown(page, run_id, name):
-    """As bytes, in a sandbox."""
+    """They are sent as bytes, in a sandbox."""
     answer = page.file(run_id, f"media/{name}")
 
     assert answer.status == 200
@@ -264,7 +264,7 @@ def test_an_edit_of_many_megabytes_is_refused(page, run_id):
 
 
 def test_broken_requests_end_alone(page):
-    """Garbage, half a request, a header without end: the server still answers others."""
+    """After garbage, half a request, and a header without end, the server answers others."""
     for garbage in (
         b"\x00\xff\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: x",
@@ -295,7 +295,7 @@ def test_it_listens_on_this_machine_only(root, tmp_path):
 
 
 def test_a_port_that_is_taken_is_named(root, tmp_path, capsys):
-    """With exit code 1."""
+    """The exit code is 1."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -101,7 +101,7 @@ def test_the_table_is_a_window_of_what_matches(tmp_path):
     ],
 )
 def test_a_wrong_parameter_is_named_with_the_nearest_right_one(page, parameters, error):
-    """400, and a text for the user."""
+    """The answer is 400, with a text for the user."""
     assert error in page.get("/api/runs", parameters, status=400)["error"]
 
 
@@ -162,7 +162,7 @@ def test_an_edit_goes_to_the_folder_of_the_run(tmp_path):
     ],
 )
 def test_a_wrong_edit_changes_nothing(page, demo, digits, body, error):
-    """400, and no `edits.json`."""
+    """The answer is 400, and no `edits.json` is written."""
     answer = page.request("PATCH", f"/api/runs/{digits}", body=body)
 
     assert answer.status == 400
@@ -174,7 +174,7 @@ def test_a_wrong_edit_changes_nothing(page, demo, digits, body, error):
 
 
 def test_the_detail_of_a_run_has_everything_about_it(page, demo, digits):
-    """Hyperparameters as logged, statistics, sessions, media with their steps, what logging cost."""
+    """It has hyperparameters, statistics, sessions, media with their steps, and what logging cost."""
     found = page.get(f"/api/runs/{digits}")
 
     assert found["hyperparameters"] == {
@@ -288,7 +288,7 @@ def test_of_many_records_some_come_evenly(page, digits):
 
 
 def test_a_point_cloud_and_a_sound_are_decoded(page, digits):
-    """Arrays, evenly thinned to the limit."""
+    """Arrays are evenly thinned to the limit."""
     cloud = page.get(f"/api/runs/{digits}/media", {"kind": "point_clouds", "name": "cloud"})["items"][0]
     points = page.get(f"/api/runs/{digits}/points", {"file": cloud["file"], "limit": 20})
     tone = page.get(f"/api/runs/{digits}/media", {"kind": "audio", "name": "tone"})["items"][0]
@@ -341,7 +341,7 @@ def test_a_log_is_read_from_where_it_was_left(tmp_path):
 
 
 def test_a_series_has_the_values_that_were_logged(page, digits):
-    """Several metrics of several runs in one answer."""
+    """One answer has several metrics of several runs."""
     other = page.run_id("other")
 
     found = page.get("/api/series", {"run": [digits, other], "metric": ["loss", "val/acc"]})["series"]
@@ -382,7 +382,7 @@ def test_merged_points_keep_every_spike_and_say_so(tmp_path):
 
 @pytest.mark.parametrize("axis", ["step", "epoch", "time", "relative", "metric:train/acc"])
 def test_the_x_axis_is_one_of_five(page, digits, demo, axis):
-    """Steps, epochs, seconds since 1970, seconds since the start, or another metric of the same row."""
+    """It is step, epoch, seconds since 1970 or the start, or another metric of the same row."""
     (found,) = page.get("/api/series", {"run": digits, "metric": "loss", "x": axis})["series"]
 
     run = Run.open(demo / "digits")
@@ -483,7 +483,7 @@ def test_a_band_over_ranks_names_the_slow_one(tmp_path):
 
 
 def test_compare_says_what_differs_and_where_two_runs_part(page, digits):
-    """Hyperparameters, and the first step with another loss."""
+    """It has the hyperparameters, and the first step with another loss."""
     other = page.run_id("other")
 
     found = page.get("/api/compare", {"run": [digits, other]})
@@ -501,7 +501,7 @@ def test_compare_says_what_differs_and_where_two_runs_part(page, digits):
 
 
 def test_what_is_not_there_is_404_with_a_text(page, digits):
-    """Unknown runs, names, files and paths."""
+    """Runs, names, files and paths may be unknown."""
     for path, parameters in [
         ("/api/runs/000000000000", {}),
         ("/api/runs/digits", {}),
@@ -515,7 +515,7 @@ def test_what_is_not_there_is_404_with_a_text(page, digits):
 
 
 def test_an_unchanged_answer_is_not_sent_again(page):
-    """304 for the tag of the answer before."""
+    """A request with the tag of the answer before gets 304."""
     first = page.request("GET", "/api/fields")
 
     again = page.request("GET", "/api/fields", headers={"If-None-Match": first.headers["ETag"]})
@@ -562,7 +562,7 @@ def test_a_damaged_run_shows_what_is_left(tmp_path):
 
 
 def test_a_file_that_is_no_cloud_and_no_sound_is_an_error_of_the_request(page, digits):
-    """400 with a text, not a fault of the server."""
+    """The answer is 400 with a text, not a fault of the server."""
     image = page.get(f"/api/runs/{digits}/media", {"kind": "images", "name": "Inputs"})["items"][0]["file"]
 
     assert "PLY" in page.get(f"/api/runs/{digits}/points", {"file": image}, status=400)["error"]

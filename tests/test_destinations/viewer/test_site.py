@@ -89,7 +89,7 @@ def test_the_answers_of_a_site_are_those_of_the_server(root, site):
 
 
 def test_media_are_files_beside_the_page(root, site):
-    """Byte for byte."""
+    """They are equal byte for byte."""
     detail = next(
         answer for key, answer in answers_of(site).items() if key.startswith("run/") and answer["media"]
     )
@@ -101,7 +101,7 @@ def test_media_are_files_beside_the_page(root, site):
 
 
 def test_the_page_of_a_site_loads_classic_scripts_only(site):
-    """No module, nothing from elsewhere; the data first."""
+    """It loads the data first, no module, and nothing from elsewhere."""
     page = (site / "index.html").read_text(encoding="utf-8")
 
     scripts = re.findall(r"<script[^>]*>", page)

@@ -89,7 +89,7 @@ def test_where_git_does_not_answer_nothing_is_kept(keep, folder, tmp_path, monke
 
 
 def test_what_is_too_large_is_left_out_and_named(keep, folder, caplog):
-    """One file by itself, or all together."""
+    """One file may be too large, or all together."""
     (folder / "zeros.py").write_bytes(b"0" * 1000)
 
     kept = keep(CodeSnapshot(folder, max_file_bytes=500, max_bytes=10))
@@ -99,7 +99,7 @@ def test_what_is_too_large_is_left_out_and_named(keep, folder, caplog):
 
 
 def test_the_same_code_is_the_same_archive(folder):
-    """Whatever the time."""
+    """The time does not matter."""
     archives = []
     for _ in range(2):
         with Run(

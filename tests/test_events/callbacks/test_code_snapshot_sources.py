@@ -115,7 +115,7 @@ def test_secrets_inside_of_files_are_taken_out(keep, project, caplog):
 
 
 def test_links_are_kept_as_links_and_not_followed(keep, project, tmp_path):
-    """Of a file outside, of a folder outside, of nothing, of itself."""
+    """A link may lead to a file or folder outside, to nothing, or to itself."""
     root, add = project
     outside = tmp_path / "outside"
     write(outside, {"private.py": "private"})

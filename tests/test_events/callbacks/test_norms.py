@@ -48,7 +48,7 @@ def _norm(tensors):
 
 
 def test_norms_of_gradients_weights_moments_and_updates(make_trainer):
-    """Global ones at the interval; per layer only on request."""
+    """Global ones are logged at the interval, those of layers only on request."""
     memory, keeps = InMemory(), Keeps()
     monitor = OptimizerMonitor(batch_log_interval=2, per_layer=True, log_updates=True)
     make_trainer(callbacks=[keeps, monitor], loggers=memory, max_duration="4ba").fit()
@@ -134,7 +134,7 @@ def test_activations_are_measured_at_the_interval(make_trainer):
 
 
 def test_kurtosis_is_three_for_a_normal_distribution(make_trainer):
-    """The fourth standardized moment."""
+    """It is the fourth standardized moment."""
     memory = InMemory()
     trainer = make_trainer(callbacks=ActivationMonitor("1ba"), loggers=memory, max_duration="1ba")
     generator = torch.Generator().manual_seed(0)
@@ -149,7 +149,7 @@ def test_kurtosis_is_three_for_a_normal_distribution(make_trainer):
 
 
 def test_what_activation_monitor_does_not_do_is_reported():
-    """Units that make no sense, and the argument of one tracker."""
+    """Units that make no sense, and the argument of one tracker, are errors."""
     with pytest.raises(ValueError, match="interval must be in batches or epochs"):
         ActivationMonitor("10sp")
     with pytest.raises(ValueError, match="only_log_wandb=True is not supported"):

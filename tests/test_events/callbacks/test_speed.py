@@ -99,7 +99,7 @@ def test_what_is_left_is_the_rate_so_far_and_the_evaluations_to_come(duration):
 
 
 def test_without_a_duration_there_is_no_estimate():
-    """Nor an error."""
+    """Nor is there an error."""
     memory = InMemory()
     with Run(memory, RuntimeEstimator(), "r") as run:
         train(run, 1.0, batches=3)

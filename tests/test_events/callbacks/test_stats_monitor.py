@@ -127,6 +127,6 @@ def test_one_that_fails_is_counted_and_training_continues(metric_list, caplog):
     ],
 )
 def test_bad_arguments_are_refused(arguments, error, complaint):
-    """At once."""
+    """The constructor raises."""
     with pytest.raises(error, match=complaint):
         StatsMonitor(**arguments)

@@ -149,7 +149,7 @@ def test_threshold_stopper_stops_at_a_batch_or_an_epoch(make_trainer):
 
 
 def test_wrong_arguments_of_stoppers_are_refused():
-    """The comparison, the unit of the patience and the name of the metric."""
+    """The comparison, the unit of the patience and the name of the metric are checked."""
     with pytest.raises(ValueError, match="comp must be 'greater'"):
         EarlyStopper("accuracy", "eval", comp="best")
     with pytest.raises(ValueError, match="patience must be in epochs or batches"):

@@ -67,7 +67,7 @@ def test_samples_are_taken_in_a_thread_and_logged_by_the_training_thread(metric_
 
 
 def test_a_sample_has_the_step_of_its_time(metric_list):
-    """Not that of the end of the batch."""
+    """It has not the step at the end of the batch."""
     sensor = Sensor()
     with Run(metric_list, SystemMonitor(3600, sample=sensor), "mine") as run:
         sensor.wait_for(1)
@@ -101,7 +101,7 @@ def test_only_local_rank_zero_samples(metric_list, monkeypatch, sampling_threads
 
 
 def test_it_may_serve_one_run_after_another(metric_list, sampling_threads):
-    """With a new thread each time."""
+    """Each time it starts a new thread."""
     sensor = Sensor()
     system = SystemMonitor(3600, sample=sensor)
     for run_number in (1, 2):
@@ -141,7 +141,7 @@ def test_no_time_between_samples_is_refused(seconds):
 
 
 def test_without_psutil_it_says_what_to_install(in_child):
-    """In the constructor."""
+    """The constructor raises."""
     printed = in_child(
         """
         import sys

@@ -86,7 +86,7 @@ def test_timer_leaves_evaluation_out(metric_list, clock):
 
 
 def test_timer_logs_the_unfinished_interval_when_a_run_fails(metric_list, clock):
-    """At close."""
+    """It does so at close."""
 
     def body():
         with Run(metric_list, Timer(clock=clock), "mine") as run:
@@ -229,7 +229,7 @@ def test_throughput_per_device(metric_list, clock):
 
 
 def test_no_rate_is_logged_if_no_time_has_passed(metric_list, clock):
-    """Instead of a division by zero."""
+    """Nothing is divided by zero."""
     with Run(metric_list, Throughput("1ba"), "mine") as run:
         for _ in range(3):
             train_batch(run, clock, step=0.0)

@@ -53,7 +53,7 @@ def of_kind(memory, kind):
 
 
 def test_images_of_training_at_the_interval_and_of_each_evaluation():
-    """The first microbatch, cut to the number of images."""
+    """The first microbatch is logged, cut to the number of images."""
     memory = InMemory()
     images, _ = train(ImageVisualizer("4ba", num_images=1), memory)
 
@@ -92,7 +92,7 @@ def test_what_is_no_image_is_ignored(make_trainer):
 
 
 def test_outputs_of_an_evaluation_are_a_table(make_trainer, make_dataloader):
-    """The first samples, over batches, with columns of one's own."""
+    """It has the first samples, over batches, and the user's own columns."""
     memory = InMemory()
     callback = EvalOutputLogging(
         [lambda batch: batch[1] + 10], 5, show_output=lambda logits: int(logits.argmax())

@@ -163,7 +163,7 @@ def test_a_record_without_a_name_gets_the_text_of_what_was_given(name):
 
 
 def test_what_the_run_and_the_trainer_pass_to_their_logger(tmp_path):
-    """`strict`, `raise_errors` and `namespace`."""
+    """They pass `strict`, `raise_errors` and `namespace`."""
 
     class Broken(LoggerDestination):
         def log_text(self, text, name="Text", step=None):
@@ -253,7 +253,7 @@ def test_hyperparameters_without_names_are_logged_and_said_once(caplog):
 
 
 def test_the_number_of_bins_may_follow_that_of_the_values():
-    """By Sturges' rule, without a look at the values."""
+    """Sturges' rule gives it, without a look at the values."""
     memory = InMemory()
 
     Logger(State("mine"), memory, strict=True).log_histogram(torch.zeros(10, 100), bins="auto")

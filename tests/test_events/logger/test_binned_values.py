@@ -48,7 +48,7 @@ def test_a_record_of_values_makes_the_same_record_again():
 
 
 def test_to_who_does_not_know_it_it_is_an_array():
-    """In the middle of the bins, in their proportion, and never more than ten thousand."""
+    """Its values are the middles of the bins, in their proportion, at most ten thousand."""
     few = np.asarray(BinnedValues([1, 2], [0.0, 1.0, 3.0]))
     many = np.asarray(BinnedValues([1e9, 3e9], [0.0, 1.0, 3.0]))
 

@@ -34,7 +34,7 @@ def logger():
     ],
 )
 def test_images_of_these_shapes_are_taken(logger, make, shape, channels_last):
-    """Two, three or four dimensions, channels first or last, as an array, a tensor or in a list."""
+    """An array, a tensor or a list has two to four dimensions, with channels first or last."""
     logger.log_images(make(shape), channels_last=channels_last)
     logger.log_images([make(shape), make(shape)], channels_last=channels_last)
 
@@ -204,7 +204,7 @@ def test_what_is_no_video_is_refused(logger, video, fps, complaint):
     [64, 1, np.int64(8), [0, 1, 2], (0.0, 0.5), np.linspace(0, 1, 5), torch.linspace(0, 1, 5)],
 )
 def test_histograms_of_these_values_and_bins_are_taken(logger, values, bins):
-    """Numbers in any shape; a number of bins, or edges that rise."""
+    """Numbers may have any shape; bins are a number, or edges that rise."""
     logger.log_histogram(values, bins=bins)
 
 
@@ -243,7 +243,7 @@ def test_what_is_no_histogram_is_refused(logger, values, bins, complaint):
     ],
 )
 def test_points_of_these_shapes_are_taken(logger, points, colors):
-    """One cloud or several, with colours or without."""
+    """One cloud or several are taken, with colours or without."""
     logger.log_point_cloud(points, colors=colors)
 
 

@@ -84,7 +84,7 @@ def _some_function():
     ids=lambda value: type(value).__name__,
 )
 def test_what_has_named_parts_becomes_a_dictionary(config, expected):
-    """Mappings, attrs classes, dataclasses, namespaces and named tuples, nested in any way."""
+    """Mappings, attrs classes, dataclasses, namespaces and named tuples may be nested in any way."""
     assert plain_config(config) == expected
 
 
@@ -118,7 +118,7 @@ def test_what_has_named_parts_becomes_a_dictionary(config, expected):
     ],
 )
 def test_a_value_becomes_a_plain_value_of_the_same_meaning(value, expected):
-    """Python's own numbers, strings, booleans, None and lists; text for everything else."""
+    """Python's own numbers, strings, booleans, None and lists stay; everything else becomes text."""
     plain = plain_config({"value": value})["value"]
 
     assert plain == expected

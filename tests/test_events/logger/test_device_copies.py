@@ -354,7 +354,7 @@ def test_an_aggregate_leaves_out_values_that_were_lost():
 
 
 def test_slots_are_made_once_and_used_again():
-    """However long the run."""
+    """The length of the run does not matter."""
     run = Setup(slots=2)
 
     for step in range(10):
@@ -488,7 +488,7 @@ def test_a_copy_that_cannot_be_read_is_a_failure_of_the_device():
 
 
 def test_while_a_graph_is_captured_values_on_a_device_are_refused():
-    """With the reason.
+    """The message has the reason.
 
     The numbers beside them arrive, and the device is asked nothing, which would break the capture.
     """

@@ -142,7 +142,7 @@ def test_after_ten_failures_in_a_row_a_destination_is_parked():
 
 
 def test_parking_is_reported_once(caplog):
-    """With how long and why."""
+    """The report says for how long and why."""
     clock = Clock()
     logger = _logger(FailsWhileTold(), clock=clock)
 
@@ -239,7 +239,7 @@ def test_a_parked_destination_misses_events_too_and_is_closed_all_the_same():
 
 
 def test_what_went_wrong_is_summed_up_at_close(caplog):
-    """A line for each kind, one for each destination that missed something."""
+    """Each kind has a line, and so has each destination that missed something."""
     logger = _logger(FailsWhileTold(), FailsAtEverything(), clock=Clock())
     engine = Engine(logger._state, logger)
     _log(logger, 12)

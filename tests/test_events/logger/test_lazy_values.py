@@ -37,7 +37,7 @@ def _metrics(memory):
 
 @pytest.mark.parametrize("value", [0.5, torch.tensor(0.5), np.float64(0.5)])
 def test_a_function_is_called_and_its_value_logged(value):
-    """Whatever scalar it returns, at its place among the others."""
+    """It may return any scalar, which keeps its place among the others."""
     memory = InMemory()
 
     Logger(State("r"), memory, raise_errors=True, strict=True).log_metrics(
@@ -59,7 +59,7 @@ def test_a_function_is_called_once_for_all_destinations():
 
 
 def test_a_function_that_returns_a_dict_is_flattened():
-    """Below its own name."""
+    """The names stand below its own."""
     memory = InMemory()
 
     Logger(State("r"), memory, raise_errors=True, strict=True).log_metrics(
@@ -107,7 +107,7 @@ def test_a_function_that_returns_no_scalar_costs_its_own_value(returned):
 
 
 def test_while_no_destination_is_due_nothing_is_called():
-    """Twenty functions, a thousand times."""
+    """Twenty functions are logged a thousand times."""
     functions = {str(index): Counted(1.0) for index in range(20)}
     memory = InMemory(write_rate=WriteRate(every_seconds=10, clock=Clock()))
     logger = Logger(State("r"), memory, raise_errors=True, strict=True)
@@ -272,7 +272,7 @@ def test_a_function_left_at_the_end_of_fit_is_called():
 
 
 def test_strict_raises_what_a_function_raised_once_the_others_are_logged():
-    """The error itself, not a word about it."""
+    """The error itself is raised, not a word about it."""
     memory = InMemory()
 
     with pytest.raises(ZeroDivisionError):

@@ -186,7 +186,7 @@ def test_a_refusal_and_a_bad_metric_are_both_reported(state):
 
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_destinations_are_one_or_several(state, kind):
-    """Given alone, in a list or a tuple, or not at all."""
+    """They are given alone, in a list or a tuple, or not at all."""
     one, other = Records(), Records()
 
     assert Logger(state).destinations == ()
@@ -322,7 +322,7 @@ def test_hyperparameters_are_plain_and_hold_no_secret(state):
 
 
 def test_hyperparameters_without_names_are_one_value(state):
-    """As those of other loggers."""
+    """Other loggers do the same."""
     destination = Records()
 
     Logger(state, destination).log_hyperparameters(5)
@@ -352,7 +352,7 @@ def test_a_file_is_handed_over_with_state_name_path_and_overwrite(state, tmp_pat
 
 
 def test_placeholders_are_filled_in_in_both_names_of_a_file(state, tmp_path):
-    """With the constants of the run and the progress of training."""
+    """Their values are the constants of the run and the progress of training."""
     (tmp_path / "ep2-ba7-rank0.pt").write_text("x")
     destination = Records()
 

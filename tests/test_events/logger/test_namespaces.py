@@ -85,7 +85,7 @@ def test_a_namespace_without_a_name_is_refused(name):
 
 
 def test_a_run_has_namespaces():
-    """And one for all names."""
+    """It may have one for all names."""
     memory = InMemory()
 
     with Run(loggers=memory, run_name="r", namespace="mine") as run, run.namespace("train"):

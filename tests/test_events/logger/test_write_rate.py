@@ -106,7 +106,7 @@ def test_the_timestamp_of_what_waited_is_that_of_its_call():
 
 
 def test_exactly_at_the_interval_it_is_due():
-    """Not earlier."""
+    """It is not due earlier."""
     run = Run(every_seconds=10)
     run.log({"a": 0})
 
@@ -201,7 +201,7 @@ def test_a_timestamp_that_decreases_makes_a_destination_due():
     [("last", 2), ("first", 4), ("mean", 3), ("min", 2), ("max", 4), ("sum", 9), ("count", 3)],
 )
 def test_an_aggregate_is_of_what_came_since_the_last_write(aggregate, expected):
-    """With the step of the last; every value counts once."""
+    """It has the step of the last value, and counts every value once."""
     run = Run(every_steps=3, aggregate=aggregate)
     for value in (100, 4, 3, 2):
         run.log({"loss": value})
@@ -437,7 +437,7 @@ def test_should_write_may_be_overridden():
 
 
 def test_asking_should_write_changes_nothing():
-    """Twice the same question, twice the same answer."""
+    """The same question has the same answer twice."""
     run = Run(every_seconds=10)
 
     assert [run.memory.should_write(run.state) for _ in range(3)] == [True] * 3

@@ -28,7 +28,7 @@ def first_column(after):
 
 @pytest.mark.parametrize("code", CODE)
 def test_what_is_shown_runs(code, tmp_path):
-    """Each block by itself, with warnings as errors."""
+    """Each block runs by itself, with warnings as errors."""
     outcome = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         cwd=tmp_path,

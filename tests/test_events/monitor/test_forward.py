@@ -93,7 +93,7 @@ def test_events_of_the_training_thread_are_logged_at_once(metric_list):
 
 
 def test_events_of_other_threads_are_logged_at_the_next_event(metric_list):
-    """In order, with its step; a loop without events calls `drain`."""
+    """They come in order, with its step; a loop without events calls `drain`."""
     with Run(metric_list, run_name="mine") as run:
         forwarding = monitor.forward_to(run.logger)
         in_another_thread(log, "a", x=1)
@@ -198,7 +198,7 @@ def test_what_is_between_two_places_is_not_lost(metric_list, caplog):
 
 
 def test_stopping_after_the_run_was_closed_says_what_was_lost(metric_list, caplog):
-    """Instead of an error."""
+    """It raises no error."""
     with Run(metric_list, run_name="mine") as run:
         forwarding = monitor.ForwardMonitor()
         forwarding.start(run.logger.state, run.logger)

@@ -228,7 +228,7 @@ def test_the_same_function_may_be_registered_twice(registered):
 
 @pytest.mark.parametrize("handler", [None, 3, "print"])
 def test_a_handler_that_is_not_callable_is_refused(handler, heard):
-    """At registration, not at the next event."""
+    """Registration raises, not the next event."""
     with pytest.raises(TypeError, match="must be a function"):
         monitor.register_event_handler(handler)
 

@@ -239,7 +239,7 @@ def test_a_capped_stat_is_deleted_without_the_garbage_collector(heard):
 
 
 def test_flush_logs_all_open_windows(heard):
-    """Of the whole process."""
+    """It logs those of the whole process."""
     stats = [Stat(name, [Aggregation.SUM], HOUR) for name in "ab"]
     for stat in stats:
         stat.add(1.0)
@@ -353,7 +353,7 @@ def test_a_custom_log_replaces_the_handlers(heard):
     [2, True, np.float32(2), np.float64(2), np.int64(2), torch.tensor(2), torch.tensor([2.0]), Fraction(2)],
 )
 def test_numbers_of_all_kinds(value):
-    """Python's, numpy's, and tensors of one element."""
+    """Numbers may be Python's, numpy's, and tensors of one element."""
     stat = Stat("x", [Aggregation.VALUE], HOUR)
 
     stat.add(value)

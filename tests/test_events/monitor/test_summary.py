@@ -25,7 +25,7 @@ def summary_of(*chunks, aggregations=EVERYTHING):
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50), min_size=1, max_size=8))
 def test_percentiles_are_those_of_numpy(chunks):
-    """Whatever the chunks."""
+    """The chunks do not matter."""
     samples = np.concatenate([np.array(chunk) for chunk in chunks])
 
     values = summary_of(*chunks)
@@ -63,7 +63,7 @@ def test_a_single_sample_is_all_of_them():
 
 
 def test_nothing_is_zero():
-    """Before the first sample."""
+    """The first sample has not come yet."""
     assert summary_of() == dict.fromkeys(EVERYTHING, 0)
 
 
@@ -95,7 +95,7 @@ def test_infinities_have_extremes_and_percentiles():
 
 
 def test_sums_beyond_the_largest_float_are_infinite():
-    """Instead of an error."""
+    """They raise no error."""
     assert summary_of([1.7e308, 1.7e308], aggregations=[Aggregation.SUM]) == {Aggregation.SUM: math.inf}
 
 

@@ -117,7 +117,7 @@ def test_many_threads_log_to_torch_and_nothing_stops(in_torch_child):
 
 
 def test_what_does_not_fit_is_dropped_and_counted(in_torch_child):
-    """Exactly."""
+    """The count is exact."""
     in_torch_child(
         with_prelude(
             """

@@ -64,7 +64,7 @@ def test_aggregations_of_torch_are_those_of_their_names(events):
 
 
 def test_the_tensorboard_handler_of_torch_receives_our_stats():
-    """Registered here, without a bridge."""
+    """It is registered here, without a bridge."""
     import torch.monitor
 
     writer = Writer()
@@ -94,5 +94,5 @@ def test_our_tensorboard_handler_gives_steps():
 
 
 def test_the_type_of_a_value_has_torchs_name():
-    """For annotations of handlers."""
+    """Annotations of handlers use it."""
     assert set(monitor.data_value_t.__args__) == {str, float, int, bool}

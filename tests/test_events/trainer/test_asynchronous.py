@@ -334,7 +334,7 @@ class TestAWriterThatHangs:
         assert not (tmp_path / "saved").exists()
 
     def test_close_ends_too(self, make_stopped):
-        """After an error in training, with a checkpoint in its hands."""
+        """An error in training comes while the writer has a checkpoint in its hands."""
 
         def fail():
             until(lambda: saver._writer._sent_buffer)

@@ -210,7 +210,7 @@ class TestResuming:
     @pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes:UserWarning")
     @pytest.mark.parametrize("settings", ["plain", "generator", "workers"])
     def test_the_same_data_and_weights(self, make_trainer, tmp_path, settings):
-        """With augmentation in this process, with the dataloader's own generator, and with workers."""
+        """Augmentation may be in this process, use the dataloader's own generator, or be in workers."""
 
         def dataloader():
             generator = torch.Generator().manual_seed(5) if settings == "generator" else None
@@ -376,7 +376,7 @@ class TestNames:
 
     @pytest.mark.parametrize("latest", [None, "newest.symlink"])
     def test_a_folder_without_the_usual_pointer_has_a_newest_too(self, make_trainer, tmp_path, latest):
-        """By the numbers in the names."""
+        """The numbers in the names decide."""
         make_trainer(save_folder=tmp_path, save_latest_filename=latest).fit()
 
         assert read_checkpoint(tmp_path)["timestamp"]["batch"] == 10
@@ -453,7 +453,7 @@ class TestNames:
         assert list(tmp_path.iterdir()) == []
 
     def test_a_folder_that_cannot_be_written_is_an_error_before_training(self, make_trainer, tmp_path):
-        """Not with the first checkpoint, hours later."""
+        """It does not wait for the first checkpoint, hours later."""
         (tmp_path / "file").touch()
         trainer = make_trainer(save_folder=tmp_path / "file" / "saved")
 

@@ -32,7 +32,7 @@ _PREDICT_BATCH = [
 
 
 def test_every_event_comes_at_its_place(make_trainer, make_dataloader, event_list):
-    """Two evaluations of two dataloaders, microbatches, an iteration, a stop within an epoch: 40 events."""
+    """Two evaluations, microbatches, an iteration and a stop within an epoch fire all 40 events."""
     trainer = make_trainer(
         samples=4,
         batch_size=2,

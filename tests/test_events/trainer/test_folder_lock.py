@@ -83,7 +83,7 @@ def test_two_trainers_of_a_process_have_it_one_after_the_other(make_trainer, tmp
 
 
 def test_savers_of_other_names_share_a_folder(make_trainer, tmp_path):
-    """Of one run, or of several."""
+    """They belong to one run, or to several."""
     savers = [CheckpointSaver(tmp_path, f"{part}-{{batch}}.pt", latest_filename=None) for part in "ab"]
 
     with make_trainer(callbacks=savers, max_duration="1ep") as trainer:

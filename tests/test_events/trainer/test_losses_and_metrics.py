@@ -52,7 +52,7 @@ def test_a_loss_in_any_form_trains_as_its_one_number_does(make_trainer, metric_l
 
 
 def test_each_of_several_losses_is_logged(make_trainer, make_dataloader, metric_list):
-    """In training and evaluation, by its name, with or without microbatches."""
+    """Training and evaluation log it by its name, with or without microbatches."""
     trainer = make_trainer(
         loggers=metric_list,
         loss_fn=lambda outputs, targets: {

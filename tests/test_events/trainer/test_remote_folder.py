@@ -175,7 +175,7 @@ def test_a_damaged_copy_here_is_downloaded_again(make_trainer, uri, machine, tmp
 
 
 def test_a_damaged_one_in_a_folder_too(make_trainer, tmp_path, caplog):
-    """With a custom saver, that names things in its own way."""
+    """A custom saver names things in its own way."""
 
     def saver():
         return CheckpointSaver(
@@ -300,7 +300,7 @@ def test_destinations_do_not_get_what_goes_to_a_store_of_its_own(make_trainer, u
 
 @pytest.mark.parametrize("name", ["store/ep1-ba8.pt", "store/latest", "store/latest.symlink"])
 def test_load_path_takes_a_uri(make_trainer, uri, tmp_path, name):
-    """Of a checkpoint, or of a pointer with or without its ending."""
+    """It leads to a checkpoint, or to a pointer with or without its ending."""
     with make_trainer(save_folder=uri, save_interval="4ba") as trainer:
         trainer.fit()
 
@@ -323,7 +323,7 @@ def test_load_path_takes_the_uri_of_a_folder(make_trainer, uri, tmp_path, option
 
 
 def test_load_path_takes_a_folder_and_latest(make_trainer, tmp_path):
-    """The newest of a folder; and the newest of the run."""
+    """A folder means its newest, and "latest" the newest of the run."""
     make_trainer(save_folder=tmp_path, save_interval="4ba").fit()
 
     assert make_trainer(load_path=tmp_path).state.timestamp.batch == 10
@@ -333,7 +333,7 @@ def test_load_path_takes_a_folder_and_latest(make_trainer, tmp_path):
 
 
 def test_a_uri_that_is_none_is_refused_at_once(make_trainer):
-    """Not with the first checkpoint."""
+    """The error does not wait for the first checkpoint."""
     with pytest.raises(ValueError, match="did you mean 's3'"):
         make_trainer(save_folder="s33://bucket/x")
 

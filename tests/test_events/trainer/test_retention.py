@@ -236,7 +236,7 @@ RULES = {"keep_best": "metrics/eval/accuracy", "keep_in_store": 2, "keep_every_i
 
 
 def test_the_store_has_a_rule_of_its_own(in_epochs, tmp_path):
-    """Two newest, the best and every third there, one newest and the best here; across two sessions."""
+    """It keeps two newest, the best and every third; here one newest and the best stay, over two sessions."""
     for duration in ("3ep", "6ep"):
         artifacts = Artifacts(tmp_path / "store", spool=tmp_path / "spool", free_bytes=0)
         in_epochs(artifacts, keep=1, duration=duration, **RULES)
@@ -327,7 +327,7 @@ def test_a_run_directory_follows_the_rules_with_shards_too(in_epochs, tmp_path):
 
 
 def test_shards_in_s3_too(in_epochs, monkeypatch, tmp_path):
-    """By the queue of a folder in a store, the manifest of each first."""
+    """The queue of a folder in a store deletes them, the manifest of each first."""
     monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "machine"))
     for name, value in s3_servers.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
@@ -350,7 +350,7 @@ def test_shards_in_s3_too(in_epochs, monkeypatch, tmp_path):
 
 
 def test_shards_to_which_another_pointer_leads_stay(in_epochs, tmp_path, caplog):
-    """All of them."""
+    """All of them stay."""
     folder = tmp_path / "store" / "test/checkpoints"
     folder.mkdir(parents=True)
     (folder / "mine.symlink").write_text("test/checkpoints/10/manifest.json")
@@ -433,7 +433,7 @@ def test_a_session_with_nothing_to_train_uploads_nothing_that_is_there(in_epochs
 
 @pytest.mark.parametrize("sharded", [False, True])
 def test_in_s3_such_a_session_deletes_what_is_left_too(in_epochs, monkeypatch, tmp_path, sharded):
-    """By the queue of a folder in a store."""
+    """The queue of a folder in a store deletes it."""
     monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "machine"))
     for name, value in s3_servers.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)

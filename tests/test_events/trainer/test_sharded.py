@@ -52,7 +52,7 @@ class TestOnTheDisk:
     """The format."""
 
     def test_is_a_folder_that_its_manifest_describes(self, saved):
-        """Size and CRC-32 of every other file, and nothing else; the pointer names the manifest."""
+        """The manifest has size and CRC-32 of every other file, and the pointer names the manifest."""
         manifest = json.loads((saved / NEWEST / "manifest.json").read_text())
         summary = manifest.pop("summary")
 
@@ -71,7 +71,7 @@ class TestOnTheDisk:
         assert (saved / "latest.symlink").read_text() == f"test/checkpoints/{NEWEST}/manifest.json"
 
     def test_has_what_a_file_has(self, saved, make_trainer, tmp_path):
-        """The same keys and tensors, to the last bit."""
+        """Keys and tensors are the same to the last bit."""
         with make_trainer(save_folder=tmp_path / "whole", save_interval="4ba") as trainer:
             trainer.fit()
 
@@ -112,7 +112,7 @@ class TestOnTheDisk:
         "way", [{"process_bytes": 0}, {"asynchronous": False}, {"weights_only": True}], ids=str
     )
     def test_every_way_of_writing(self, make_trainer, saved, tmp_path, way):
-        """A process, the training thread, and the model alone."""
+        """A process writes, the training thread does, or the model is saved alone."""
         saver = CheckpointSaver(tmp_path / "other", save_interval="4ba", sharded=True, **way)
         with make_trainer(callbacks=saver) as trainer:
             trainer.fit()
@@ -167,7 +167,7 @@ class TestReading:
     """Resuming, and reading for other purposes."""
 
     def test_resumes_to_the_last_bit(self, make_trainer, saved, metric_list, tmp_path):
-        """From any of them, named by its folder or its manifest."""
+        """Training resumes from any of them, named by its folder or its manifest."""
         expected = read_checkpoint(saved)["model"]
         (saved / "first.symlink").write_text("ep0-ba4/manifest.json")
         for path in (saved / "ep0-ba4", saved / "ep0-ba4" / "manifest.json", saved / "first.symlink"):
@@ -179,7 +179,7 @@ class TestReading:
             assert trainer.state.timestamp.batch == 10
 
     def test_weights_are_exported(self, saved, tmp_path):
-        """As of a file."""
+        """Their file is like that of a checkpoint in one file."""
         export_weights(saved / "latest.symlink", tmp_path / "model.pt")
 
         torch.testing.assert_close(
@@ -190,7 +190,7 @@ class TestReading:
         "name", ["latest", "latest.symlink", NEWEST, f"{NEWEST}/manifest.json", "ep0-ba4"]
     )
     def test_is_read_from_a_store(self, saved, name):
-        """By the name of a pointer, of its folder or of its manifest."""
+        """It is named by a pointer, its folder or its manifest."""
         shutil.copytree(saved, saved.parent / "store")
 
         found = read_checkpoint(f"file://{saved.parent}/store/{name}")

@@ -60,7 +60,7 @@ FLOAT8 = torch.tensor([0.5, -2.0]).to(torch.float8_e4m3fn)
     ids=lambda tensor: f"{tensor.dtype}-{tensor.layout}-{tuple(tensor.shape)}",
 )
 def test_tensors_of_every_kind_come_back_as_torch_save_brings_them(tensor, tmp_path):
-    """The same values, type, shape, strides and class; with weights_only=True."""
+    """Values, type, shape, strides and class are the same, with weights_only=True."""
     torch.save(tensor, tmp_path / "reference.pt")
     reference = torch.load(tmp_path / "reference.pt", weights_only=True)
 
@@ -187,7 +187,7 @@ def test_values_near_plain_ones_become_plain(value, expected, tmp_path):
 
 
 def test_a_numpy_array_becomes_a_tensor(tmp_path):
-    """With its values and type."""
+    """It keeps its values and type."""
     loaded = through_a_file([np.arange(6, dtype=np.int16).reshape(2, 3)], tmp_path / "a.pt")[0]
 
     assert torch.equal(loaded, torch.arange(6, dtype=torch.int16).reshape(2, 3))

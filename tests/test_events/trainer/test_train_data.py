@@ -376,7 +376,7 @@ class OwnOrder(NumpyOrder):
 def test_what_is_not_promised_is_said_when_training_begins(
     make_trainer, tmp_path, caplog, make_loader, arguments, words
 ):
-    """Once, by name."""
+    """It is said once, by name."""
     trainer = make_trainer(
         train_dataloader=make_loader(), save_folder=tmp_path, max_duration="1ba", **arguments
     )

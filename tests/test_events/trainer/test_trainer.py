@@ -363,7 +363,7 @@ class TestBadInput:
             make_trainer(train_dataloader=[]).fit()
 
     def test_no_loss(self, make_trainer):
-        """Neither a loss function nor a loss among the outputs."""
+        """The trainer has no loss function, and the outputs have no loss."""
         with pytest.raises(
             ValueError, match="loss must come from loss_fn or from the model's outputs, got Tensor"
         ):

@@ -86,7 +86,7 @@ def test_ranks_may_evaluate_different_numbers_of_batches(seen):
 
 @pytest.mark.parametrize("mode", ["shorter", "unsized"])
 def test_the_first_rank_without_a_batch_ends_the_epoch_of_all(seen, mode):
-    """Of six and five batches, both train on five, with and without a known length."""
+    """They have six and five batches; both train on five, with and without a known length."""
     assert position(seen[mode]) == (2, 10, 70, 0)
 
 

@@ -34,7 +34,7 @@ def test_a_new_run_begins_with_the_weights(make_trainer, saved, tmp_path):
 
 
 def test_excluded_weights_stay_as_they_were(make_trainer, saved):
-    """For a new head on an old body."""
+    """A new head is put on an old body."""
     fresh = weights(make_trainer())
 
     trainer = make_trainer(load_path=saved, load_weights_only=True, load_exclude=["2.*"])

@@ -37,7 +37,7 @@ def test_the_time_that_a_server_asks_for_is_read(header, seconds):
 
 
 def test_delays_double_up_to_a_cap():
-    """Full jitter under a ceiling of 1, 2, 4 … 60 seconds."""
+    """Full jitter is drawn under a ceiling of 1, 2, 4 … 60 seconds."""
     assert [LONGEST.delay_seconds(failures) for failures in (1, 2, 3, 7, 10_000)] == [1, 2, 4, 60, 60]
     assert RetryPolicy(uniform=lambda low, high: low).delay_seconds(5) == 0
 
@@ -49,7 +49,7 @@ def test_a_server_that_names_a_time_is_obeyed_within_reason():
 
 
 def test_probes_of_a_parked_store_come_at_least_every_five_minutes():
-    """1, 2, 4 … 300 seconds."""
+    """They wait 1, 2, 4 … 300 seconds."""
     assert [LONGEST.probe_seconds(probes) for probes in (0, 1, 2, 8, 9, 10_000)] == [1, 2, 4, 256, 300, 300]
 
 
@@ -66,7 +66,7 @@ def test_probes_of_a_parked_store_come_at_least_every_five_minutes():
     ],
 )
 def test_what_a_first_failure_means(error, action):
-    """Passing, parking, or the entry's own."""
+    """It passes, parks the store, or is the entry's own."""
     assert classify_failure(error, FailureCounts(), LONGEST, successes=0).action is action
 
 
@@ -213,7 +213,7 @@ def test_failures_count_from_the_last_success():
 
 
 def test_credentials_are_renewed_once_for_each_denial():
-    """Not before the first one, and not again until the next."""
+    """They are not renewed before the first denial, nor again until the next."""
     now = [0.0]
     health = StoreHealth(LONGEST, lambda: now[0])
 

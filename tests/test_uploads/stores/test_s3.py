@@ -277,7 +277,7 @@ def test_what_is_half_sent_can_be_abandoned(proxy, at_proxy, moto, prefix, make_
 
 
 def test_what_was_created_and_not_noted_can_be_abandoned(moto, prefix, tmp_path):
-    """All uploads of the name, and no other."""
+    """All uploads of the name are aborted, and no other."""
     notes = tmp_path / "multipart.json"
     notes.write_text(json.dumps({"key": f"{prefix}/name", "part_bytes": PART_BYTES}))
     for name in ("name", "name", "name/2"):
@@ -644,7 +644,7 @@ def test_parts_without_proof_are_checked_by_size(moto, make_file, etag, are_prov
 
 
 def test_extra_arguments_reach_the_requests_that_take_them(proxy, at_proxy, make_file):
-    """Storage class, encryption and ACL, by option or in the URI."""
+    """Storage class, encryption and ACL are given by option or in the URI."""
     with Body(make_file("small"), "a") as small, Body(make_file("large", LARGE), "b") as large:
         store = open_store(
             at_proxy + "&StorageClass=STANDARD_IA", ServerSideEncryption="AES256", ACL="private"
@@ -737,7 +737,7 @@ def test_a_body_gives_up_on_a_server_that_is_too_slow():
 
 @pytest.mark.parametrize("size", [0, 1, 16 << 20, 50 << 30, 160 << 30, 5 << 40])
 def test_a_file_of_any_size_fits_into_the_parts_that_s3_takes(size):
-    """From nothing to 5 TiB in at most 10,000 parts."""
+    """Sizes from nothing to 5 TiB need at most 10,000 parts."""
     part_bytes = part_bytes_for(size, 16 << 20)
 
     assert -(-size // part_bytes) <= 10_000

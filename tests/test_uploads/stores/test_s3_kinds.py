@@ -234,7 +234,7 @@ def test_a_damaged_part_is_known_by_the_others(proxy, at_proxy, moto, prefix, ma
 
 
 def test_an_object_without_any_proof_is_read_back(proxy, at_proxy, moto, prefix, make_file):
-    """Neither checksum nor MD5 in the answer, and other bytes of the same size in the store."""
+    """The answer has neither checksum nor MD5, and the store has other bytes of the same size."""
 
     def plan(request):
         if request.method != "PUT":

@@ -266,7 +266,7 @@ class TestCloudStore:
             _put(store, make_file, "a", b"x" * 100, overwrite=False)
 
     def test_a_server_that_ignores_create_only_is_found_out(self, rclone, prefix, make_file):
-        """As with boto3."""
+        """boto3's store finds it out in the same way."""
         uri = f"s3://bucket/{prefix}?client=obstore&create_only=require&endpoint_url={rclone.endpoint_url}"
         store = open_store(uri)
 

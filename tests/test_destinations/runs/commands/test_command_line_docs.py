@@ -42,7 +42,7 @@ def options_of(parser):
 
 
 def test_every_group_is_on_the_page():
-    """With its name after `destinations`."""
+    """Its name stands after `destinations`."""
     assert [name for name in GROUPS if f"destinations {name}" not in PAGE] == []
 
 
@@ -68,7 +68,7 @@ def test_every_option_of_a_command_is_on_the_page(name):
 
 
 def test_every_command_that_is_shown_parses():
-    """Each line of a block of shell commands."""
+    """Each line of a block of shell commands is parsed."""
     blocks = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines() if line.startswith("destinations ")]
     lines += re.findall(r"^\| `(destinations runs [^`]+)`", PAGE, re.MULTILINE)
@@ -81,14 +81,14 @@ def test_every_command_that_is_shown_parses():
 
 
 def test_every_column_is_on_the_page():
-    """In the line about `--columns`."""
+    """The line about `--columns` names it."""
     (line,) = [line for line in PAGE.splitlines() if line.startswith("| `--columns")]
 
     assert [name for name in OWN_FIELDS if f"`{name}`" not in line] == []
 
 
 def test_every_exit_code_is_on_the_page_and_in_the_help():
-    """And no other."""
+    """They name no other."""
     codes = [
         *(EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_OWNED, EXIT_LEFT_FAILED),
         *(EXIT_TIMEOUT, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED),

@@ -159,7 +159,7 @@ def test_ls_lists_the_newest_first(root):
 
 
 def test_ls_shows_the_columns_that_are_asked_for(runs):
-    """Filtered, sorted, limited."""
+    """Rows are filtered, sorted and limited too."""
     code, out, _ = runs(
         "ls", "-c", "hparams.optim.lr,summary.loss", "--where", "hparams.optim.lr < 0.8", "--sort", "summary.loss",
         "--ascending", "-n", "2",
@@ -189,14 +189,14 @@ def test_ls_as_json(runs, arguments, ids):
 
 
 def test_ls_as_json_has_the_columns_that_are_asked_for(runs):
-    """And the id."""
+    """It has the id as well."""
     _, out, _ = runs("ls", "--json", "-c", "hparams.optim.lr,duration", "--tag", "good")
 
     assert json.loads(out) == [{"run_id": "id-alpha", "hparams.optim.lr": 0.25, "duration": 5.0}]
 
 
 def test_ls_without_a_run_says_so(runs, tmp_path):
-    """Nothing on the output, for programs; a word beside it, for people."""
+    """The output is empty, for programs; a word stands beside it, for people."""
     (tmp_path / "none").mkdir()
 
     assert runs("ls", "--root", tmp_path / "none") == (0, "", "no runs\n")
@@ -249,7 +249,7 @@ def test_a_table_fits_the_terminal(runs, monkeypatch):
 
 
 def test_show_tells_what_is_known(root):
-    """Hyperparameters, final and best values with their course, records, environment, what logging cost."""
+    """It shows hyperparameters, final and best values, records, the environment, and what logging cost."""
     session = session_of(NOW + 3600)
 
     assert run_in(session, "show", "alpha") == 0
@@ -278,7 +278,7 @@ def test_show_of_a_run_that_failed_says_by_what(runs):
 
 
 def test_show_as_json(runs):
-    """Everything, nothing rounded."""
+    """It has everything, and nothing is rounded."""
     _, out, _ = runs("show", "id-alpha", "--json")
 
     found = json.loads(out)
@@ -331,7 +331,7 @@ def test_best_needs_a_direction(runs):
 
 
 def test_diff_shows_what_differs_and_nothing_else(runs):
-    """Hyperparameters, environment, metrics; as JSON too."""
+    """It compares hyperparameters, environment and metrics, and prints JSON too."""
     code, out, _ = runs("diff", "alpha", "beta", "gamma")
     _, as_json, _ = runs("diff", "alpha", "beta", "--json")
 
@@ -363,7 +363,7 @@ def test_diff_of_git_and_packages(runs, root):
 
 
 def test_diff_of_a_run_with_itself_is_nothing(runs):
-    """Exit code 0 all the same."""
+    """The exit code is 0 all the same."""
     assert runs("diff", "alpha", "id-alpha") == (0, "", "no differences\n")
 
 
@@ -384,7 +384,7 @@ def test_plot_draws_a_picture(runs, tmp_path, name, start):
 
 
 def test_plot_draws_the_points_of_the_run(root):
-    """Lines with the steps, or seconds, and values of the series."""
+    """Lines have the steps, or seconds, and values of the series."""
     run = Run.open(root / "alpha")
     series = run.series("loss")
 
@@ -507,7 +507,7 @@ def test_wait_names_a_metric_that_the_run_lacks(runs):
 
 
 def test_wait_gives_up_in_time(root):
-    """With the exit code of `timeout`."""
+    """The exit code is that of `timeout`."""
     destination = RunDirectory(root / "live", run_id="live", flush_seconds=0.05)
     with WritingRun(loggers=[destination], run_name="live", raise_errors=True):
         clock = Clock(time.time())
@@ -659,7 +659,7 @@ def test_notes_are_shown_and_replaced(runs):
 
 
 def test_a_run_is_renamed(runs):
-    """And found by its new name."""
+    """It is found by its new name."""
     assert runs("rename", "alpha", "The First")[0] == 0
 
     assert runs("show", "The First")[1].splitlines()[0] == "The First  id-alpha  completed"
@@ -725,7 +725,7 @@ def test_gc_deletes_when_told_to(runs, root):
     ],
 )
 def test_gc_keeps_a_failed_run_that_holds_something(runs, root, name):
-    """A row, a record, a file, a checkpoint."""
+    """It holds a row, a record, a file or a checkpoint."""
     (root / "empty" / name).parent.mkdir(exist_ok=True)
     (root / "empty" / name).write_text("step\n1\n")
 
@@ -799,7 +799,7 @@ def test_bad_input_is_a_message_and_an_exit_code(runs, arguments, code, message)
 
 
 def test_a_filter_that_does_not_parse_shows_the_place(runs):
-    """With a caret below it."""
+    """A caret stands below it."""
     code, _, err = runs("ls", "--where", "hparams.optim.lr > > 2")
 
     assert code == 2
@@ -870,7 +870,7 @@ def in_a_process(root, *arguments, **options):
 
 
 def test_a_reader_that_goes_away_is_no_traceback(root):
-    """As with `| head`: exit code 141, nothing on stderr."""
+    """As with `| head`, the exit code is 141 and stderr is empty."""
     command = in_a_process(root, "runs", "export", *["alpha"] * 800, "--metrics")
     command.stdout.readline()
     command.stdout.close()
@@ -1101,7 +1101,7 @@ def test_a_shell_completes_by_its_script(shell, press_tab, tmp_path):
 
 @pytest.mark.parametrize("arguments", [[], ["runs"], ["uploads"]])
 def test_without_a_command_there_is_help(arguments, capsys):
-    """And exit code 0."""
+    """The exit code is 0."""
     assert cli.main(arguments) == 0
 
     assert capsys.readouterr().out.startswith(f"usage: {' '.join(['destinations', *arguments])} ")
@@ -1130,7 +1130,7 @@ def test_roots_may_stand_before_the_command_and_after_it(runs, root, tmp_path):
 
 
 def test_ls_shows_the_hyperparameters_that_vary(runs, root, tmp_path):
-    """Not those that all runs share."""
+    """Those that all runs share are left out."""
     for name in ("one", "two"):
         write_run(tmp_path / "same" / name, lr=0.5)
 
@@ -1140,7 +1140,7 @@ def test_ls_shows_the_hyperparameters_that_vary(runs, root, tmp_path):
 
 
 def test_a_long_name_is_cut_in_the_middle_and_the_status_is_whole(root, monkeypatch):
-    """In a narrow terminal."""
+    """The terminal is narrow."""
     write_run(root / f"{'x' * 60}-the-end")
     session = session_of(width=50)
 
@@ -1153,14 +1153,14 @@ def test_a_long_name_is_cut_in_the_middle_and_the_status_is_whole(root, monkeypa
 
 
 def test_diff_has_the_names_that_were_typed(runs):
-    """As columns."""
+    """Its columns are named by them."""
     _, out, _ = runs("compare", "alpha", "id-beta")
 
     assert out.splitlines()[0].split() == ["alpha", "id-beta"]
 
 
 def test_plot_draws_all_runs_in_the_terminal(root):
-    """Several metrics, by name and pattern, below each other, each with its range and a legend."""
+    """Several metrics, by name and pattern, are drawn below each other, with their range and a legend."""
     session = session_of(width=60)
 
     assert run_in(session, "plot", "loss", "val/*") == 0
@@ -1190,7 +1190,7 @@ def test_a_chart_rises_where_its_values_do():
 
 @pytest.mark.parametrize("values", [[], [math.nan], [1.0], [2.0, 2.0], [-1e308, 1e308], [0.0, math.inf]])
 def test_a_chart_of_odd_values(values):
-    """None, one, all alike, the largest numbers: a chart, and no exception."""
+    """No value, one, equal ones, and the largest numbers are drawn without an exception."""
     from destinations.runs.commands.plot import chart_lines
 
     for is_logarithmic in (False, True):
@@ -1204,7 +1204,7 @@ def test_a_chart_of_odd_values(values):
 
 
 def test_plot_takes_runs_after_the_metric(runs, tmp_path):
-    """By name, by path, and with --run."""
+    """They are given by name, by path, and with --run."""
     _, out, _ = runs("plot", "loss", "alpha", "runs/beta", "--run", "id-gamma", "--json")
 
     assert {one["run"] for one in json.loads(out)["metrics"]["loss"]} == {

@@ -89,7 +89,7 @@ def test_a_table_has_columns_as_wide_as_what_is_in_them():
 
 
 def test_numbers_stand_at_the_right():
-    """Their titles too."""
+    """Their titles stand there too."""
     columns = [Column("run"), Column("value", is_right=True)]
 
     assert table_lines(columns, [["a", "1"]], Screen(io.StringIO())) == ["run  value", "a        1"]
@@ -103,7 +103,7 @@ def test_a_table_is_cut_to_the_screen():
 
 
 def test_columns_without_room_are_left_out():
-    """From the right; the titles end with an ellipsis."""
+    """Those at the right go first, and the titles end with an ellipsis."""
     shown = lines(["aaaaaaaa", "bbbbbbbb", "cccccccc"], [["1" * 8, "2" * 8, "3" * 8]], 16)
 
     assert shown == ["aaaa…  bbbbb…  …", "1111…  22222…"]
@@ -209,7 +209,7 @@ def test_ages_and_durations(seconds, age, duration):
 
 
 def test_sizes():
-    """In the unit that suits them."""
+    """A size is shown in the unit that suits it."""
     assert [bytes_text(size) for size in (0, 1023, 1536, 5 << 20, 1 << 50)] == [
         "0 B",
         "1023 B",
@@ -230,7 +230,7 @@ def test_durations_are_read(text, seconds):
 
 @pytest.mark.parametrize("text", ["", "d", "-1", "nan", "inf", "1y", "five"])
 def test_what_is_no_duration_is_refused(text):
-    """With an example."""
+    """The message has an example."""
     with pytest.raises(
         ValueError,
         match=r"^invalid duration .*: expected a number with a unit, such as 30s, 5m, 1h30m or 7d$",
@@ -256,7 +256,7 @@ def test_sparklines(values, line):
 
 
 def test_a_long_series_is_drawn_by_its_means():
-    """One character for each part."""
+    """Each part has one character."""
     assert sparkline([float(value) for value in range(1000)], 8) == "▁▂▃▄▅▆▇█"
 
 

@@ -121,7 +121,7 @@ def test_of_equal_checkpoints_the_best_is_the_one_that_is_kept(root, command, mo
 
 
 def test_json_has_every_field(root, command):
-    """For a program."""
+    """Programs read it."""
     saver = CheckpointSaver(root / "digits/checkpoints", keep_best="metrics/eval/accuracy")
     train(root, saver=saver)
 

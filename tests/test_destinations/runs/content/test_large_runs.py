@@ -36,7 +36,7 @@ def large(tmp_path_factory):
 
 
 def test_the_last_rows_are_read_from_the_end(large):
-    """However long the file: less than a mebibyte for ten rows."""
+    """Ten rows cost less than a mebibyte, however long the file is."""
     before = bytes_read()
     code, output, _ = command("tail", large, "-n", "10", "--no-follow")
     read = bytes_read() - before

@@ -54,7 +54,7 @@ def test_a_metric_is_merged_by_step_with_the_rank_of_each_bound(run):
 
 
 def test_the_rank_that_went_nan_first_and_the_slowest_one_are_named(run):
-    """By step, not by the order of the files."""
+    """The step decides, not the order of the files."""
     loss = run.ranks("loss")
 
     assert loss.first_nan == (2, 3)
@@ -75,7 +75,7 @@ def test_a_metric_of_one_rank_is_a_band_of_one_and_an_unknown_one_is_refused(run
 
 
 def test_the_command_line_shows_ranks(run, capsys):
-    """As a table, and as JSON."""
+    """It shows them as a table, and as JSON."""
     assert cli.main(["runs", "show", str(run.path), "--ranks"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert cli.main(["runs", "show", str(run.path), "--ranks", "--json"]) == 0

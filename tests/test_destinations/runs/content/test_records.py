@@ -64,7 +64,7 @@ def test_images_come_back(run):
 
 
 def test_images_are_chosen_by_name_and_step(run):
-    """All images, those of a name, those of a step.
+    """A caller chooses all images, those of a name, or those of a step.
 
     A step without any is empty, an unknown name is an error.
     """
@@ -76,7 +76,7 @@ def test_images_are_chosen_by_name_and_step(run):
 
 
 def test_a_sound_comes_back(run):
-    """Samples and rate of a WAV file."""
+    """The WAV file has its samples and its rate."""
     (sound,) = run.audio("Sound")
 
     samples, rate = sound.load()
@@ -96,7 +96,7 @@ def test_a_point_cloud_comes_back(run):
 
 
 def test_a_histogram_comes_back(run):
-    """Counts, edges and moments, as arrays and numbers."""
+    """Counts, edges and moments come as arrays and numbers."""
     (histogram,) = run.histograms("weights")
 
     assert (histogram.step, histogram.counts.tolist(), histogram.edges.tolist()) == (
@@ -108,7 +108,7 @@ def test_a_histogram_comes_back(run):
 
 
 def test_texts_and_traces_come_back(run):
-    """Each line with its step."""
+    """Each line comes with its step."""
     (text,) = run.texts("Notes")
     (trace,) = run.traces()
 

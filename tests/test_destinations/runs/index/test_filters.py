@@ -132,7 +132,7 @@ def test_a_filter_that_is_true_of_a_run(text):
 
 
 def test_a_time_without_a_zone_is_the_time_of_this_machine():
-    """As people mean it."""
+    """That is what people mean."""
     at = parse_filter("created_at >= 2026-01-03T10:00:00", NOW).node.value
     in_zone = parse_filter("created_at >= 2026-01-03T10:00:00+02:00", NOW).node.value
 
@@ -517,7 +517,7 @@ def test_runs_are_sorted_by_any_cell_with_the_missing_last(records, name, group,
 @settings(SLOW, max_examples=100)
 @given(st.lists(RECORDS, min_size=1, max_size=4))
 def test_what_goes_into_the_index_comes_out(records):
-    """Types and values of hyperparameters and metrics, whatever their names."""
+    """Hyperparameters and metrics keep types and values, whatever their names are."""
     index = indexed(records)
 
     found = dict(index.records(range(1, len(records) + 1)))

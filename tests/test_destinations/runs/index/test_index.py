@@ -78,7 +78,7 @@ def test_a_relative_cache_home_does_not_count(monkeypatch):
 
 
 def test_each_root_has_an_index_of_its_own(root, cache, tmp_path):
-    """Two roots of the same name too."""
+    """Two roots of the same name have two."""
     write_run(tmp_path / "other" / "runs" / "c")
 
     scanned(root, cache)
@@ -317,7 +317,7 @@ def test_a_full_scan_reads_everything_again(root, cache):
 
 
 def test_closing_twice_does_nothing(root, cache):
-    """Like any close."""
+    """The second call returns at once."""
     runs = open_runs(root, cache=cache)
     runs.close()
 

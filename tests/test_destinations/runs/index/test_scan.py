@@ -180,7 +180,7 @@ def test_a_new_run_costs_six_system_calls(root, opened, monkeypatch):
 
 
 def test_a_running_run_costs_two_stats(root, with_disk):
-    """Its folder, and its heartbeat."""
+    """They are those of its folder and of its heartbeat."""
     write_run(root / "a", status="running", beat=NOW)
     age(root)
     disk = CountingDisk()
@@ -262,7 +262,7 @@ def test_a_sidecar_that_was_written_over_this_moment_is_read_again(root, with_di
 
 @pytest.mark.parametrize("folder", ["media", "checkpoints", "artifacts", "journal"])
 def test_a_scan_never_goes_into_folders_of_many_files(folder, root, with_disk):
-    """Neither in a run nor beside one."""
+    """It enters none in a run and none beside one."""
     write_run(root / "a")
     write_run(root / "a" / folder / "inner")
     write_run(root / folder / "other")
@@ -385,7 +385,7 @@ def test_a_run_that_is_deleted_is_gone(opened, root):
 
 
 def test_a_run_that_moves_is_the_same_run_elsewhere(opened, root):
-    """Neither orphaned nor there twice."""
+    """It is neither orphaned nor listed twice."""
     write_run(root / "a", run_id="id")
     opened.scan()
     (root / "a").rename(root / "b")
@@ -442,7 +442,7 @@ class DiskThatDoesSomethingOnce(FileSystem):
 
 
 def test_a_run_that_is_deleted_while_it_is_read_is_not_there(root, with_disk):
-    """Between the look at the folder and the look at the file."""
+    """It is deleted between the look at the folder and the look at the file."""
     write_run(root / "a")
     write_run(root / "b")
     runs = with_disk(DiskThatDoesSomethingOnce("a/sidecar.json", lambda: shutil.rmtree(root / "a")))
@@ -655,7 +655,7 @@ def test_names_that_are_no_text_are_found(opened, root):
 
 
 def test_values_that_are_not_finite_come_back(opened, root):
-    """In hyperparameters as the texts of strict JSON.
+    """In hyperparameters they are the texts of strict JSON.
 
     In the summary as null, which `summary.json` explains.
     """
@@ -760,7 +760,7 @@ def test_a_heartbeat_in_the_future_counts_while_the_lock_is_held(opened, root):
 
 
 def test_folders_of_lightning_are_runs(opened, root):
-    """Hyperparameters from `hparams.yaml`, the last value of each column from `metrics.csv`."""
+    """`hparams.yaml` has the hyperparameters, and `metrics.csv` the last value of each column."""
     write_lightning(
         root / "lightning_logs" / "version_0",
         "epoch,train_loss,step,val_acc\r\n0,0.5,10,\r\n0,,10,0.9\r\n1,nan,20,\r\n1,0.",
@@ -877,7 +877,7 @@ def test_runs_of_stable_pretraining_are_runs(opened, root):
 
 
 def test_what_stable_pretraining_itself_writes_is_read(opened, root):
-    """By its own functions, NaN and all."""
+    """Its own functions write the files, NaN and all."""
     package = folder_of("stable_pretraining")
     if package is None:
         pytest.skip("stable-pretraining is not there (.ci/peers.txt)")

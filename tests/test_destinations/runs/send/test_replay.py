@@ -124,7 +124,7 @@ def assert_same_run(copy, original):
 
 
 def test_a_copy_is_the_run(everything, tmp_path):
-    """Every row, record and file, with steps, epochs and times.
+    """It has every row, record and file, with steps, epochs and times.
 
     Hyperparameters, times, tags, notes and how it ended.
     """
@@ -528,7 +528,7 @@ def test_a_run_is_not_sent_onto_itself(tmp_path):
 
 
 def test_what_was_deleted_is_sent_anew(tmp_path):
-    """Also with the ledger elsewhere than in the folder."""
+    """The ledger may be elsewhere than in the folder."""
     import shutil
 
     run = write_run(tmp_path / "a", range(3))
@@ -558,7 +558,7 @@ def test_what_was_put_beside_a_copy_stays(tmp_path, kind, name):
 
 
 def test_edits_of_a_copy_stay(tmp_path):
-    """Tags and notes that the user gave to it."""
+    """The user gave it tags and notes, which are kept."""
     run = write_run(tmp_path / "a", range(3))
     send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
     edit_run(tmp_path / "to/a", (), notes="mine")
