@@ -350,7 +350,7 @@ export function dataChanges(watcher) {
   return () => watchers.delete(watcher);
 }
 
-/** Says which runs are on the page, so that their new rows are told of. */
+/** Tells the server which runs the page shows: it reports new rows of these alone. */
 export function follow(ids) {
   if (ids.length === followed.size && ids.every((id) => followed.has(id))) return;
   followed.clear();
