@@ -5,6 +5,7 @@ share more than that name an `xdist_group`.
 """
 
 import functools
+import gc
 import signal
 from pathlib import Path
 
@@ -40,6 +41,16 @@ def pytest_ignore_collect(collection_path):
     """Leaves out of `make quick` what needs more than this process."""
     is_tests = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
     return True if IS_QUICK and is_tests and not is_quick(collection_path) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Keeps what all tests share out of the garbage collector, which would look through a million objects each time."""
+    gc.disable()
+    collected = yield
+    gc.freeze()
+    gc.enable()
+    return collected
 
 
 def pytest_collection_modifyitems(config, items):

@@ -12,7 +12,7 @@ IS_EXHAUSTIVE = os.environ.get("TESTS") == "all"
 
 LONGEST = (
     "tests/test_docs.py",
-    "tests/test_destinations/viewer/test_browser_charts.py",
+    "tests/test_destinations/viewer/browser/test_charts.py",
     "tests/test_destinations/adapters/test_lightning.py",
     "tests/crash/test_ranks.py",
     "tests/crash/test_uploads_kill.py",

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from destinations.runs import open_runs
-from tests.test_destinations.viewer.browser_runs import write_runs
+from tests.test_destinations.viewer.browser.browser_runs import write_runs
 
 WAIT_MS = 60_000
 
@@ -19,9 +19,9 @@ def browser_path():
     return None
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def chromium():
-    """Headless Chromium, one for a module."""
+    """Headless Chromium, one for this folder: to start it and to load the page for the first time takes two seconds."""
     api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
     path = browser_path()
     if path is None:
@@ -35,15 +35,15 @@ def chromium():
         browser.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def run_root(tmp_path_factory):
-    """A folder of runs with everything that the page shows, the same for a module: tests that write make their own."""
+    """A folder of runs with everything that the page shows, the same for this folder: tests that write make their own."""
     root = tmp_path_factory.mktemp("browser") / "runs"
     write_runs(root)
     return root
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def viewer(run_root, tmp_path_factory):
     """The server of the page, on `run_root`."""
     server = pytest.importorskip("destinations.viewer.server")
@@ -60,7 +60,7 @@ def console():
     return []
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def left_pages():
     """Pages that tests have left, by the options of their contexts."""
     return {}

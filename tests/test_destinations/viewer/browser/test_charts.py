@@ -9,8 +9,8 @@ import pytest
 
 from destinations.runs import open_runs
 from tests.test_destinations.runs.written import Written
-from tests.test_destinations.viewer.browser_runs import LONG, SPIKE_AT
-from tests.test_destinations.viewer.conftest import Opened
+from tests.test_destinations.viewer.browser.browser_runs import LONG, SPIKE_AT
+from tests.test_destinations.viewer.browser.conftest import Opened
 
 pytestmark = pytest.mark.xdist_group("browser")
 

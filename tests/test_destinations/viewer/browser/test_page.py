@@ -7,7 +7,7 @@ import pytest
 from destinations import RunDirectory
 from destinations.runs import open_runs
 from events import FlightRecorder, Run
-from tests.test_destinations.viewer.conftest import Opened
+from tests.test_destinations.viewer.browser.conftest import Opened
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -196,7 +196,7 @@ def test_the_page_of_a_run_shows_its_flight_recordings(tmp_path, new_page):
         text = panel.inner_text()
         opened.page.close()
 
-    assert "rank 0: exception, at test_browser_page.py:" in text
+    assert "rank 0: exception, at test_page.py:" in text
     assert "<img src=x onerror=alert(1)>" in text
     assert "in train_and_fail" in text.replace(
         "test_the_page_of_a_run_shows_its_flight_recordings.<locals>.", ""
