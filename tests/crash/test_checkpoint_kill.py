@@ -18,7 +18,7 @@ from uploads import UploadQueue
 
 ROOT = Path(__file__).parents[2]
 VICTIMS = ("trainer", "writer", "both")
-KILLS = int(os.environ.get("CHECKPOINT_KILLS", times(3, 6)))
+KILLS = int(os.environ.get("CHECKPOINT_KILLS", times(2, 6)))
 SEED = int(os.environ.get("CHECKPOINT_SEED", "0"))
 LONGEST_SECONDS = 4.0
 WAIT_SECONDS = 240.0

@@ -12,7 +12,7 @@ from tests.test_destinations.runs.written import write_csv
 
 pytestmark = pytest.mark.xdist_group("duckdb")
 
-KILLS = times(3, 20)
+KILLS = times(2, 20)
 ROWS = 50
 
 # Imports once; each line that it reads is a moment, as a share of what the first compaction took, at which a

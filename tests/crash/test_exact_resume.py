@@ -15,9 +15,9 @@ from tests.crash import resume_child
 from tests.effort import times
 
 FIRST = int(os.environ.get("RESUME_FIRST", "0"))
-AT_ONCE = times(24, 100)
-STARTS = range(FIRST, FIRST + times(24, 1800), AT_ONCE)
-OF_RANKS = times(((2, 3), (3, 2)), ((2, 120), (3, 80)))
+AT_ONCE = times(16, 100)
+STARTS = range(FIRST, FIRST + times(16, 1800), AT_ONCE)
+OF_RANKS = times(((2, 2), (3, 1)), ((2, 120), (3, 80)))
 PROGRAM = """
 import sys
 from pathlib import Path

@@ -13,6 +13,7 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader
 
 from events import read_checkpoint
+from tests.effort import times
 from tests.servers import s3_servers
 from uploads import open_store
 
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.xdist_group("torchrun")
 
 PROGRAM = Path(__file__).with_name("shard_child.py")
 LIMIT_SECONDS = 240
+NUMBERS = times((1, 2), (1, 2, 4))
 FILES = [".metadata", "__0_0.distcp", "__1_0.distcp", "manifest.json", "rank-0.pt", "rank-1.pt"]
 
 
@@ -136,12 +138,12 @@ def test_any_number_of_ranks_loads_it_and_ends_as_if_never_stopped(saved, run_ra
             ranks,
             shard,
         ): f"{shard}{ranks}:shard={shard},load={saved}/{other}/ep0-ba4,save={tmp_path}/{shard}{ranks}"
-        for ranks in (1, 2, 4)
+        for ranks in NUMBERS
         for shard, other in (("fsdp", "fsdp"), ("ddp", "fsdp"), ("fsdp", "ddp"))[: 2 if ranks > 1 else 3]
     }
     expected = seen(saved, "fsdp", 2)
 
-    for ranks in (1, 2, 4):
+    for ranks in NUMBERS:
         run_ranks(ranks, tmp_path, *(plan for (number, _), plan in plans.items() if number == ranks))
 
     for ranks, shard in plans:
@@ -196,7 +198,7 @@ def test_a_damaged_shard_costs_its_checkpoint_on_every_rank(saved, run_ranks, tm
     assert "ep1-ba8/rank-0.pt' must be as its manifest says" in text
 
 
-@pytest.fixture(params=["file", "s3"])
+@pytest.fixture(params=times(["s3"], ["file", "s3"]))
 def uri(request, tmp_path):
     """A folder in a store."""
     if request.param == "file":

@@ -1,7 +1,7 @@
 """What the fuzz tests share: how many examples are tried, within which limits, and what is put into files.
 
-The examples are the same in each run of `make test`. `FUZZ_EXAMPLES=10000` tries as many of each test, and others each
-time; `make fuzz` repeats that for `FUZZ_MINUTES`.
+The examples are the same in each run of `make test`, and half of those of `make test-all`. `FUZZ_EXAMPLES=10000`
+tries as many of each test, and others each time; `make fuzz` repeats that for `FUZZ_MINUTES`.
 """
 
 import contextlib
@@ -15,6 +15,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from tests.effort import times
+
 __all__ = ["ODD", "changed", "changed_text", "damaged", "fuzz", "limit", "little_memory", "places"]
 
 LIMIT_SECONDS = 240
@@ -23,9 +25,9 @@ EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 
 
 def fuzz(count):
-    """Returns the settings of a test: the same `count` examples in each run, or as many others as are asked for."""
+    """Returns the settings of a test: the same examples in each run, `count` in all, or as many as are asked for."""
     return settings(
-        max_examples=EXAMPLES or count,
+        max_examples=EXAMPLES or times(-(-count // 2), count),
         derandomize=not EXAMPLES,
         database=None,
         deadline=None,

@@ -2,8 +2,6 @@
 
 import contextlib
 import csv
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -244,19 +242,9 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("way", "status"), [("process", "completed"), ("forgets", "completed"), ("raises", "failed")]
 )
-def test_how_a_program_ends_is_how_its_run_ends(tmp_path, environment, sidecar, way, status):
+def test_how_a_program_ends_is_how_its_run_ends(tmp_path, environment, torch_server, sidecar, way, status):
     """In a process of its own, and without closing it, as most programs do."""
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-
-    done = subprocess.run(
-        [sys.executable, str(program), str(tmp_path), way],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    done = torch_server.run(PROGRAM, tmp_path, way, env=environment, timeout_s=500)
 
     assert done.returncode == (way == "raises"), done.stderr
     assert sidecar(tmp_path / "run")["status"] == status

@@ -10,9 +10,10 @@ from destinations import MLflow, TensorBoard
 from events import Run
 
 # MLflow's own use of SQLAlchemy 2.1.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The ``noload`` loader strategy is deprecated:DeprecationWarning"
-)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated:DeprecationWarning"),
+    pytest.mark.xdist_group("mlflow"),
+]
 
 NAMES = [
     "a\nb",

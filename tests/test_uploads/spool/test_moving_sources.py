@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import times
 from tests.servers.failing_disk import FailingDisk
 from tests.servers.stores import MemoryStore, StoreThatWaits
 from uploads import UploadState
@@ -42,7 +43,7 @@ def _pending(queue):
     return sorted({*queue.spool.list_pending(), *queue.spool.list_inflight()})
 
 
-@pytest.mark.parametrize("size", [65_536, 1_200_000, 3_000_000])
+@pytest.mark.parametrize("size", times([3_000_000], [65_536, 1_200_000, 3_000_000]))
 @pytest.mark.parametrize("pause", [0, 0.02], ids=["always", "often"])
 def test_a_copy_is_of_one_state_of_a_file_that_is_rewritten(make_file, tmp_path, size, pause):
     """Another process rewrites the file in place all the time: what is taken is one of its states, anything else is refused."""

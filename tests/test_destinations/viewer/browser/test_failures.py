@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from destinations.runs import open_runs
+from tests.effort import times
 from tests.test_destinations.runs.written import Written
 from tests.test_destinations.viewer.browser.conftest import Opened
 
@@ -64,24 +65,27 @@ def two_runs(root):
         (root / name / "train.log").write_text("words of the log\n")
 
 
-@pytest.mark.parametrize(
-    ("pattern", "status", "view", "shown"),
-    [
-        ("**/api/fields", 500, "runs?sort=-name", ".grid-row[data-run] [data-column='summary.loss']"),
-        ("**/api/runs?*", None, "runs?sort=-name", ".grid-row[data-run] [data-column='summary.loss']"),
-        ("**/api/fields", None, "charts?run={one}", ".chart .main-svg"),
-        ("**/api/runs?*", 500, "charts", ".chart .main-svg"),
-        ("**/api/runs/{one}", None, "charts?run={one}", ".chart .main-svg"),
-        ("**/api/series?*", 500, "charts?run={one}", ".chart .main-svg"),
-        ("**/static/plotly.min.js", None, "charts?run={one}", ".chart .main-svg"),
-        ("**/api/runs?*", None, "media", ".text-record"),
-        ("**/media?*", 500, "media?run={one}", ".text-record"),
-        ("**/api/runs?*", 500, "explore", "#scatter .main-svg"),
-        ("**/api/compare?*", 500, "compare?run={one}&run={two}", "[data-panel=Hyperparameters]"),
-        ("**/api/runs/{one}", 500, "run/{one}", ".run-page h1"),
-        ("**/log?*", None, "run/{one}", ".log:has-text('words of the log')"),
-    ],
-)
+# Which request fails, with which status, in which view, and what is shown in the end: one for each kind of request.
+REQUESTS = [
+    ("**/api/fields", 500, "runs?sort=-name", ".grid-row[data-run] [data-column='summary.loss']"),
+    ("**/static/plotly.min.js", None, "charts?run={one}", ".chart .main-svg"),
+    ("**/media?*", 500, "media?run={one}", ".text-record"),
+    ("**/api/runs/{one}", 500, "run/{one}", ".run-page h1"),
+]
+OTHER_REQUESTS = [
+    ("**/api/runs?*", None, "runs?sort=-name", ".grid-row[data-run] [data-column='summary.loss']"),
+    ("**/api/fields", None, "charts?run={one}", ".chart .main-svg"),
+    ("**/api/runs?*", 500, "charts", ".chart .main-svg"),
+    ("**/api/runs/{one}", None, "charts?run={one}", ".chart .main-svg"),
+    ("**/api/series?*", 500, "charts?run={one}", ".chart .main-svg"),
+    ("**/api/runs?*", None, "media", ".text-record"),
+    ("**/api/runs?*", 500, "explore", "#scatter .main-svg"),
+    ("**/api/compare?*", 500, "compare?run={one}&run={two}", "[data-panel=Hyperparameters]"),
+    ("**/log?*", None, "run/{one}", ".log:has-text('words of the log')"),
+]
+
+
+@pytest.mark.parametrize(("pattern", "status", "view", "shown"), [*REQUESTS, *times([], OTHER_REQUESTS)])
 def test_a_request_that_fails_once_costs_a_moment(served, console, pattern, status, view, shown):
     """What a view needs is asked for again by itself when a request has failed, whichever it was."""
     opened = served(two_runs)
