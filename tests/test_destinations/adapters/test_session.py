@@ -77,7 +77,7 @@ def test_several_ranks_must_agree_on_a_name(monkeypatch):
     Session([InMemory()], run_name="agreed").open()
 
 
-def test_ranks_of_torchrun_agree_on_a_name_and_keep_it_when_they_are_restarted(tmp_path):
+def test_ranks_of_torchrun_agree_on_a_name_and_keep_it_when_they_are_restarted(tmp_path, torch_server):
     """Each rank is a process of its own, and knows the others only through the store of torchrun's agent."""
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     program = (
@@ -97,12 +97,8 @@ def test_ranks_of_torchrun_agree_on_a_name_and_keep_it_when_they_are_restarted(t
         "MASTER_PORT": str(store.port),
     }
     for rank in ("0", "1", "1"):
-        subprocess.run(
-            [sys.executable, "-c", program, str(tmp_path)],
-            env=environment | {"RANK": rank},
-            check=True,
-            timeout=120,
-        )
+        done = torch_server.run(program, tmp_path, env=environment | {"RANK": rank}, timeout_s=120)
+        assert done.returncode == 0, done.stderr
 
     (folder,) = tmp_path.iterdir()
     assert {"metrics.csv", "metrics.rank1.csv"} <= {one.name for one in folder.iterdir()}
