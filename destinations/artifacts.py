@@ -5,16 +5,13 @@
 
 import inspect
 import logging
-import re
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import quote
 
-from events import Interval, Logger, State, WriteRate, check_placeholders, format_run_name
-from uploads import Backlog, FolderHandle, Store, UploadError, UploadHandle, UploadQueue, open_store
+from events import Interval, Logger, State, WriteRate, check_placeholders, format_run_name, format_store
+from uploads import Backlog, Store, StoreFolder, UploadError, UploadQueue, open_store
 
 from .base import LoggerDestination, closed_state
 
@@ -25,9 +22,6 @@ __all__ = ["Artifacts"]
 
 _log = logging.getLogger("destinations")
 
-_PLACEHOLDER = re.compile(r"\{[^{}]*\}")
-_POINTER_SUFFIX = ".symlink"
-_HANDLES_KEPT = 256
 _FILES_LISTED = 1000
 _LOOK_SECONDS = 0.2
 _SECONDS_BEFORE_A_BAR = 1.0
@@ -126,9 +120,7 @@ class Artifacts(LoggerDestination):
 
     def _forget(self) -> None:
         self._state: State | None = None
-        self._queue: UploadQueue | None = None
-        # The newest uploads by name, for pointers to them.
-        self._handles: OrderedDict[str, UploadHandle | FolderHandle] = OrderedDict()
+        self._folder: StoreFolder | None = None
         self._files = 0
         self._bytes = 0
         self._has_said_copy = False
@@ -136,11 +128,11 @@ class Artifacts(LoggerDestination):
     @property
     def queue(self) -> UploadQueue | None:
         """The queue, while the run is open and it has begun."""
-        return self._queue
+        return None if self._folder is None else self._folder.queue
 
     def place(self) -> str:
         """Returns the store and the number of files, while the run is open, and after it was closed."""
-        return self._outcome if self._queue is None else _outcome(self._queue, self._files, ())
+        return self._outcome if self.queue is None else _outcome(self.queue, self._files, ())
 
     def init(self, state: State, logger: Logger) -> None:
         self._state, self._outcome = state, ""
@@ -160,38 +152,21 @@ class Artifacts(LoggerDestination):
         link: bool = False,
         crc32: int | None = None,
     ) -> None:
-        name = self._name(remote_file_name)
-        queue = self._open()
+        folder = self._open()
         size = file_path.stat().st_size
-        target = self._target_of(remote_file_name, file_path)
-        handle: UploadHandle | FolderHandle
-        if target is None:
-            link = link and self._is_beside_spool(file_path, queue)
-            handle = queue.submit(
-                file_path, name, overwrite=overwrite, link=link, crc32=crc32 if link else None
-            )
-        else:
-            handle = queue.submit_pointer(name.removesuffix(_POINTER_SUFFIX), target)
-        self._handles[remote_file_name] = handle
-        self._handles.move_to_end(remote_file_name)
-        while len(self._handles) > _HANDLES_KEPT:
-            self._handles.popitem(last=False)
+        link = link and self._is_beside_spool(file_path, folder.queue)
+        folder.upload_file(remote_file_name, file_path, overwrite=overwrite, link=link, crc32=crc32)
         self._files += 1
         self._bytes += size
 
     def has_uploaded(self, remote_file_name: str) -> bool:
-        handle = self._handles.get(remote_file_name)
-        if handle is None or not handle.done():
-            return handle is None
-        if (error := handle.exception(0.0)) is not None:
-            raise OSError(f"{remote_file_name}: {error}")
-        return True
+        return self._folder is None or self._folder.has_uploaded(remote_file_name)
 
     def download_file(
         self, remote_file_name: str, destination: str, overwrite: bool = False, progress_bar: bool = True
     ) -> None:
         try:
-            self._open().download_file(
+            self._open().queue.download_file(
                 self._name(remote_file_name), destination, overwrite=overwrite, progress_bar=progress_bar
             )
         except UploadError as error:
@@ -202,46 +177,40 @@ class Artifacts(LoggerDestination):
     def delete_file(
         self, state: State, remote_file_name: str, *, after: Sequence[str] = (), then: Sequence[str] = ()
     ) -> None:
-        queue = self._open()
-        # Also its own: a name that is another run's was refused, and is not ours to delete.
-        handles = [self._handles.get(one) for one in after]
-        if None not in handles:
-            own = self._handles.get(remote_file_name)
-            known = [one for one in (*handles, own) if one is not None]
-            queue.delete(self._name(remote_file_name), after=known, then=[self._name(one) for one in then])
+        self._open().delete_file(remote_file_name, after=after, then=then)
 
     def list_files(self, prefix: str) -> Sequence[str]:
         end = self._remote_file_name.partition("{remote_file_name}")[2]
         there = self._name(prefix).removesuffix(end)
         try:
-            names = self._open().names(there, _FILES_LISTED)
+            names = self._open().queue.names(there, _FILES_LISTED)
         except UploadError as error:
-            raise OSError(f"cannot list {self._open().uri(there)}: {error}") from error
+            raise OSError(f"cannot list {self._open().queue.uri(there)}: {error}") from error
         return [prefix + name.removeprefix(there).removesuffix(end) for name in names]
 
     def file_uri(self, remote_file_name: str) -> str | None:
-        return self._open().uri(self._name(remote_file_name))
+        return self._open().file_uris(remote_file_name)[0]
 
     def fit_start(self, state: State, logger: Logger) -> None:
         if self._interval is not None:
             self._interval.start(state)
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        if self._interval is not None and self._queue is not None and self._interval.passed(state):
+        if self._interval is not None and self.queue is not None and self._interval.passed(state):
             logger.log_metrics(
                 {
                     "uploads/files": self._files,
                     "uploads/bytes": self._bytes,
-                    "uploads/files_waiting": self._queue.unsettled(),
+                    "uploads/files_waiting": self.queue.unsettled(),
                 }
             )
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        if self._wait == "uploaded" and self._queue is not None:
-            self._wait_for_uploads(self._queue, self._wait_seconds)
+        if self._wait == "uploaded" and self.queue is not None:
+            self._wait_for_uploads(self.queue, self._wait_seconds)
 
     def post_close(self) -> None:
-        queue = self._queue
+        queue = self.queue
         try:
             if queue is not None:
                 self._wait_for_uploads(queue, self._close_seconds)
@@ -253,16 +222,16 @@ class Artifacts(LoggerDestination):
 
     __getstate__ = closed_state
 
-    def _open(self) -> UploadQueue:
-        if self._queue is None:
+    def _open(self) -> StoreFolder:
+        if self._folder is None:
             if self._state is None:
                 raise RuntimeError("Artifacts is not open: it was called before init or after post_close")
             store = self._store
             if isinstance(store, str | Path):
-                store = _fill_in(str(store), self._state)
+                store = format_store(str(store), self._state)
             # The engine closes it at the interpreter's end, after the destinations that upload their files.
-            self._queue = UploadQueue(store, close_at_exit=False, **self._queue_options)
-        return self._queue
+            self._folder = StoreFolder(store, name_of=self._name, **self._queue_options)
+        return self._folder
 
     def _name(self, remote_file_name: str) -> str:
         state = self._state
@@ -285,13 +254,6 @@ class Artifacts(LoggerDestination):
                 queue.spool.path,
             )
         return False
-
-    def _target_of(self, remote_file_name: str, file_path: Path) -> UploadHandle | None:
-        """Returns the upload that a pointer points to, where this session has it."""
-        if not remote_file_name.endswith(_POINTER_SUFFIX):
-            return None
-        target = self._handles.get(file_path.read_text(encoding="utf-8", errors="replace").strip())
-        return target if isinstance(target, UploadHandle) else None
 
     def _wait_for_uploads(self, queue: UploadQueue, seconds: float) -> None:
         """Waits until all files are uploaded, or the time is up; after a second shows what is left."""
@@ -323,26 +285,3 @@ def _outcome(queue: UploadQueue, files: int, backlogs: tuple[Backlog, ...]) -> s
         if backlog.remaining:
             text += f", {len(backlog.remaining)} not uploaded yet; finish with: {backlog.resume_command}"
     return text
-
-
-def _fill_in(store: str, state: State) -> str:
-    """Returns the URI or path with the names of the run in it.
-
-    The URI means what it meant before: a `#`, `?` or `%` of a name is one of the prefix, and begins no
-    options.
-
-    Raises:
-        ValueError: a name would leave the folder or prefix it is filled into.
-    """
-
-    def value(match: re.Match[str]) -> str:
-        filled = format_run_name(match[0], state)
-        if filled == match[0]:
-            return filled
-        if {"..", "."} & set(filled.split("/")):
-            raise ValueError(
-                f"a name in a store's URI must have no part '..' or '.', got {filled!r} for {match[0]}"
-            )
-        return quote(filled) if "://" in store else filled
-
-    return _PLACEHOLDER.sub(value, store)

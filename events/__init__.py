@@ -28,7 +28,7 @@ from .logger.logger import Logger
 from .logger.values import BinnedValues, host_metrics, plain_config, safe_text
 from .monitor.monitor_event import Event as MonitorEvent
 from .monitor.stat import Aggregation, Stat
-from .names import check_placeholders, check_run_name, format_name, format_run_name
+from .names import check_placeholders, check_run_name, format_name, format_run_name, format_store
 from .redaction import redact, redact_arguments, redact_text
 from .run import Run, agreed_run_name, new_run_name
 from .state import Phase, Precision, RunStatus, State
@@ -148,6 +148,7 @@ __all__ = [
     "export_weights",
     "format_name",
     "format_run_name",
+    "format_store",
     "host_metrics",
     "monitor",
     "new_run_name",

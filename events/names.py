@@ -3,12 +3,13 @@
 import difflib
 import logging
 import re
+from urllib.parse import quote
 
 from .errors import RecordError
 from .state import State
 from .timestamp import Timestamp
 
-__all__ = ["check_placeholders", "check_run_name", "format_name", "format_run_name"]
+__all__ = ["check_placeholders", "check_run_name", "format_name", "format_run_name", "format_store"]
 
 _log = logging.getLogger("events")
 
@@ -90,6 +91,33 @@ def format_name(template: str, state: State) -> str:
         return template
     # In one pass: braces in the run name are not filled in again.
     return _fill(template, _constants(state) | state.timestamp.to_numbers())
+
+
+def format_store(template: str, state: State) -> str:
+    """Fills in the placeholders of `format_run_name` in the URI of a store, or in its path.
+
+    ```python
+    print(format_store("s3://bucket/{run_name}", State(run_name="a#1")))  # s3://bucket/a%231
+    ```
+
+    The URI means what it meant before: a `#`, `?` or `%` of a name is one of the prefix, and begins no
+    options.
+
+    Raises:
+        ValueError: a name would leave the folder or prefix it is filled into.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        filled = format_run_name(match[0], state)
+        if filled == match[0]:
+            return filled
+        if {"..", "."} & set(filled.split("/")):
+            raise ValueError(
+                f"a name in a store's URI must have no part '..' or '.', got {filled!r} for {match[0]}"
+            )
+        return quote(filled) if "://" in template else filled
+
+    return _PLACEHOLDER.sub(value, template)
 
 
 def _constants(state: State) -> dict[str, object]:

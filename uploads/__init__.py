@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         parse_seconds,
     )
     from .redaction import redact, redact_arguments, redact_table, redact_text
+    from .store_folder import StoreFolder
     from .stores import (
         LocalStore,
         RemoteObject,
@@ -50,6 +51,7 @@ __all__ = [
     "RemoteObject",
     "RetryPolicy",
     "Store",
+    "StoreFolder",
     "StoreLocation",
     "Timeouts",
     "UploadError",
@@ -90,6 +92,7 @@ _MODULES = {
         ".stores.object_store": "object_store_location",
         ".stores.registry": "open_store register_store",
         ".stores.uri": "StoreLocation",
+        ".store_folder": "StoreFolder",
         ".upload_queue": "UploadQueue default_spools exit_on_sigterm",
     }.items()
     for name in names.split()
