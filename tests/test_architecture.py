@@ -203,17 +203,18 @@ def test_public_names_are_sorted_and_there():
 
 
 def _modules_of_path(heading):
-    """Returns the modules named by one of the three paths of the page, in order, each once."""
+    """Returns the modules named by one of the paths of the page, in order, each once."""
     text = PAGE[PAGE.index(heading) :]
     text = text[: text.index("\n\n", text.index("\n\n") + 2)]
     return list(dict.fromkeys(re.findall(r"`((?:events|uploads|destinations)/[\w/]+)`", text)))
 
 
 @pytest.mark.parametrize(
-    ("heading", "most"), [("**A row of metrics**", 10), ("**A file**", 12), ("**An event**", 4)]
+    ("heading", "most"),
+    [("**A row of metrics**", 10), ("**A file**", 12), ("**A checkpoint**", 8), ("**An event**", 4)],
 )
 def test_the_paths_of_the_page_are_short_and_name_modules(heading, most):
-    """A row passes at most ten modules, a file at most twelve; each is there."""
+    """A row passes at most ten modules, a file at most twelve, a checkpoint at most eight; each is there."""
     modules = _modules_of_path(heading)
 
     assert 2 <= len(modules) <= most

@@ -352,8 +352,8 @@ class _Ours(_Saver):
         self.engine.run_event("batch_checkpoint")
 
     def complete(self):
-        if self.saver._pending is not None:
-            self.saver._pending.future.result()
+        if (pending := self.saver._writing.pending) is not None:
+            pending.future.result()
 
     def store(self):
         self.save(0)  # The next batch, at which it is handed on; a save comes at the one after.

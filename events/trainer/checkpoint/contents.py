@@ -5,7 +5,9 @@ Everything runs in the training thread.
 
 import fnmatch
 import itertools
+import json
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,8 +21,9 @@ from events.trainer.metrics import StatefulMetric, states_of
 from events.trainer.train_data import data_state
 
 from .plain import plain_values
+from .retention import Retention, values_of_now
 
-__all__ = ["VERSION", "checkpoint_of", "load_checkpoint", "load_weights", "weights_of"]
+__all__ = ["VERSION", "checkpoint_of", "load_checkpoint", "load_weights", "summary_of"]
 
 _log = logging.getLogger("events")
 
@@ -28,7 +31,9 @@ VERSION = 1
 """The version of the format."""
 
 
-def checkpoint_of(state: State, logger: Logger, *, is_of_rank: bool = False) -> dict[str, Any]:
+def checkpoint_of(
+    state: State, logger: Logger, summary: str, *, weights_only: bool, is_of_rank: bool
+) -> dict[str, Any]:
     """Returns everything that `load_checkpoint` and the trainer restore; every rank must call it.
 
     Its tensors are those of the run, not copies.
@@ -36,18 +41,26 @@ def checkpoint_of(state: State, logger: Logger, *, is_of_rank: bool = False) -> 
     Args:
         state: the run.
         logger: its destinations have a state too.
+        summary: what is shown of it; it comes first, so that it can be read without the rest.
+        weights_only: whether it has the model alone: for `load_weights_only`, not to resume from.
         is_of_rank: whether it has the random numbers of this rank alone.
     """
     model: Any = state.model
+    checkpoint = {
+        "version": VERSION,
+        "summary": summary,
+        "run_name": state.run_name,
+        "timestamp": state.timestamp.to_numbers(),
+        "model": model.state_dict(),
+    }
+    if weights_only:
+        return checkpoint
 
     def of_ranks(value: Any) -> list[Any]:
         return [value] if is_of_rank else distributed.gather(value)
 
     return {
-        "version": VERSION,
-        "run_name": state.run_name,
-        "timestamp": state.timestamp.to_numbers(),
-        "model": model.state_dict(),
+        **checkpoint,
         "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
         "schedulers": [scheduler.state_dict() for scheduler in state.schedulers],
         "scaler": None if state.scaler is None else state.scaler.state_dict(),
@@ -61,15 +74,27 @@ def checkpoint_of(state: State, logger: Logger, *, is_of_rank: bool = False) -> 
     }
 
 
-def weights_of(state: State) -> dict[str, Any]:
-    """Returns a checkpoint of the model alone: for `load_weights_only`, not to resume from."""
-    model: Any = state.model
-    return {
-        "version": VERSION,
-        "run_name": state.run_name,
-        "timestamp": state.timestamp.to_numbers(),
-        "model": model.state_dict(),
-    }
+def summary_of(state: State, identifier: str, best: Retention, *, weights_only: bool) -> str:
+    """Returns what `destinations runs checkpoints` shows of a checkpoint, as JSON.
+
+    Args:
+        state: the run.
+        identifier: of the checkpoint.
+        best: the rule by which the best is kept.
+        weights_only: whether it has the model alone.
+    """
+    return json.dumps(
+        {
+            "id": identifier,  # First: see `has_identifier`.
+            "run_name": state.run_name,
+            "batch": int(state.timestamp.batch),
+            "epoch": int(state.timestamp.epoch),
+            "time": time.time(),
+            "metrics": values_of_now(state),
+            "best_by": None if best.metric is None else {"metric": best.metric, "mode": best.mode},
+            "weights_only": weights_only,
+        }
+    )
 
 
 def load_weights(

@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ __all__ = [
     "new_file",
     "read_pointer",
     "remove_checkpoint",
+    "remove_checkpoints",
     "sweep",
     "tensors_of",
     "values_of",
@@ -186,8 +187,7 @@ def write_checkpoint(
         torch.save(values, file)  # type: ignore[arg-type]  # it needs only these two methods
     if pointer is not None:
         replace_file(pointer[0], pointer[1].encode(), durable=True)
-    for old, identifier in surplus:
-        remove_checkpoint(old, identifier)
+    remove_checkpoints(surplus)
     return Written(file.size, file.crc32)
 
 
@@ -226,6 +226,12 @@ def remove_checkpoint(path: Path, identifier: str) -> None:
                 if SHARD_FILE.fullmatch(one.name):
                     one.unlink(missing_ok=True)
             path.parent.rmdir()
+
+
+def remove_checkpoints(surplus: Iterable[tuple[Path, str]]) -> None:
+    """Removes checkpoints, given their paths and identifiers; see `remove_checkpoint`."""
+    for path, identifier in surplus:
+        remove_checkpoint(path, identifier)
 
 
 def _put_aside(path: Path) -> list[Path]:

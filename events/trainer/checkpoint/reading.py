@@ -18,52 +18,20 @@ import torch
 
 from events.errors import CheckpointError
 from events.logger.logger import Logger
-from events.names import format_name, format_run_name
+from events.names import format_name
 from events.state import State
-from events.timestamp import Timestamp
 from events.trainer import distributed
 
 from .contents import VERSION
 from .files import MANIFEST, POINTER_SUFFIX, read_pointer
-from .remote import RemoteFolder, is_uri, newest_names, stored_names
+from .place import RemoteFolder, SavePlace, is_uri, local_names, newest_names, resolve_pointer, stored_names
 from .sharded import Fetch, ShardedCheckpoint
 
-__all__ = ["SavePlace", "find_checkpoint", "local_names", "read_checkpoint"]
+__all__ = ["find_checkpoint", "read_checkpoint"]
 
 _log = logging.getLogger("events")
 
 _NONE_THERE = "none"
-_COUNTED = "|".join(Timestamp().to_numbers())
-_PLACEHOLDER = re.compile(rf"(\{{(?:{_COUNTED})(?::[^{{}}]*)?\}})")
-
-
-@attrs.frozen
-class SavePlace:
-    """Where a run saves its checkpoints; each may contain placeholders.
-
-    Attributes:
-        folder: a local folder, or the URI of one in a store.
-        filename: the name of a checkpoint in it.
-        pointer: the name of the pointer to the newest, or None.
-        remote_folder: the folder of the files that destinations upload.
-        is_sharded: whether in shards: ranks agree on the checkpoint that they load.
-    """
-
-    folder: str
-    filename: str
-    pointer: str | None
-    remote_folder: str
-    is_sharded: bool = False
-
-    def pattern(self, state: State) -> re.Pattern[str]:
-        """Returns what the names of this run's checkpoints match, and those of the files of one in shards."""
-        parts = _PLACEHOLDER.split(format_run_name(self.filename.removesuffix(".pt"), state))
-        # Every other part is a placeholder: a number, or any text where it has a format of its own.
-        texts = [
-            re.escape(part) if number % 2 == 0 else "[^/]+" if ":" in part else "[-+.0-9e]+"
-            for number, part in enumerate(parts)
-        ]
-        return re.compile("".join(texts) + r"(\.pt|/.+)?", re.DOTALL)
 
 
 def read_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> dict[str, Any]:
@@ -140,7 +108,7 @@ def _checkpoint_at(path: Path) -> Path:
         if not names:
             raise FileNotFoundError(f"folder {str(path)!r} must hold a checkpoint.")
         path = path / names[0]
-    return _resolve_pointer(path) if path.name.endswith(POINTER_SUFFIX) else path
+    return resolve_pointer(path) if path.name.endswith(POINTER_SUFFIX) else path
 
 
 def _called(path: str) -> str:
@@ -159,16 +127,6 @@ def _check_sums(file: IO[bytes]) -> None:
         damaged = archive.testzip()
     if damaged is not None:
         raise zipfile.BadZipFile(f"bad CRC-32 of {damaged!r}")
-
-
-def _resolve_pointer(pointer: Path) -> Path:
-    """Returns the local checkpoint that a pointer names: the longest suffix of the name that exists."""
-    name = read_pointer(pointer)
-    if not name:
-        raise CheckpointError(f"pointer {str(pointer)!r} must hold the name of a checkpoint.")
-    parts = name.split("/")
-    candidates = [pointer.parent.joinpath(*parts[start:]) for start in range(len(parts))]
-    return next((path for path in candidates if path.is_file()), candidates[-1])
 
 
 def find_checkpoint(
@@ -213,7 +171,7 @@ def _newest_whole(place: SavePlace, state: State, logger: Logger) -> tuple[dict[
     Raises:
         CheckpointError: there are some, and none is whole; or rank 0 cannot look.
     """
-    pointer = None if place.pointer is None else format_name(place.pointer, state)
+    pointer = place.pointer_name(state)
     candidates = (
         _in_store(RemoteFolder(place.folder, state), pointer, place.pattern(state))
         if is_uri(place.folder)
@@ -297,8 +255,7 @@ def _in_folder(place: SavePlace, pointer: str | None, state: State, logger: Logg
         if name:
             return folder / name, None
         try:
-            remote_folder = format_name(place.remote_folder, state).rstrip("/")
-            return _download(f"{remote_folder}/{pointer}", folder, state, logger)
+            return _download(f"{place.destination_folder(state)}/{pointer}", folder, state, logger)
         except FileNotFoundError as error:
             raise _NoneThereError from error
 
@@ -322,32 +279,6 @@ def _in_store(remote: RemoteFolder, pointer: str | None, pattern: re.Pattern[str
         return path, lambda _, file: remote.download(f"{folder}/{file}" if folder else file)
 
     return _Candidates(names, obtain, remote.store.uri)
-
-
-def local_names(folder: Path, pointer: str | None, pattern: re.Pattern[str] | None = None) -> list[str]:
-    """Returns the names of the checkpoints in a folder, the newest first.
-
-    Args:
-        folder: the folder.
-        pointer: the name of the pointer to the newest; the others follow by the numbers in their names.
-        pattern: of the names of a run's checkpoints; None for all that end in ".pt". One in shards has the
-            name of its manifest.
-    """
-    first = []
-    if pointer is not None and (folder / pointer).is_file():
-        try:
-            first = [_resolve_pointer(folder / pointer).relative_to(folder).as_posix()]
-        except CheckpointError as error:
-            _log.warning("%s The newest by the numbers in their names is taken.", error)
-    paths = [*folder.glob("[!.]*"), *folder.glob(f"[!.]*/{MANIFEST}")] if folder.is_dir() else []
-    found = [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
-    names = [
-        name
-        for name in found
-        if not name.endswith(POINTER_SUFFIX)
-        and (name.endswith((".pt", f"/{MANIFEST}")) if pattern is None else pattern.fullmatch(name))
-    ]
-    return list(dict.fromkeys([*first, *newest_names(names, None)]))
 
 
 def _download_uri(uri: str, folder: Path) -> tuple[Path, Fetch | None]:

@@ -1,16 +1,26 @@
 """Which checkpoints of a run are kept: the newest, the best by a metric, and every n-th for ever."""
 
+import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-__all__ = ["Kept", "Retention", "SavedCheckpoint"]
+from events.state import State
+
+if TYPE_CHECKING:
+    from events.timestamp import Timestamp
+
+__all__ = ["Kept", "KeptCheckpoints", "Retention", "SavedCheckpoint", "values_of_now"]
+
+_log = logging.getLogger("events")
 
 _REMEMBERED = 16
+# The parts of `Kept` by their names in a checkpoint.
+_PARTS = {"saved": "local", "stored": "stored", "removed": "removed", "deleted": "deleted"}
 _is_a = attrs.validators.instance_of
 
 
@@ -22,7 +32,7 @@ class SavedCheckpoint:
         path: its local path.
         remote_name: its name in the destinations, or "" where it is not known.
         number: how many were saved before it, plus one.
-        batch: the batches that were trained before it.
+        batch: the batches that were trained before it: an evaluation at that batch is one of its weights.
         metric: the value of the metric that decides which is best; None where its weights were not evaluated.
         shards: how many ranks have written it; 0 where it is a single file.
         identifier: what is in its summary, and in no other's; "" where it is not known.
@@ -139,10 +149,10 @@ class Kept:
         stored, deleted = _apply(in_store, self.stored, self.deleted, new)
         return Kept(local, () if in_store.newest is None else stored, removed, deleted)
 
-    def with_metric(self, path: str, metric: float) -> "Kept":
-        """Returns what is kept with a checkpoint whose weights were evaluated after it was saved."""
+    def with_metric(self, batch: int, metric: float) -> "Kept":
+        """Returns what is kept, with a value of the newest checkpoint if that is of this batch."""
         local, stored = (
-            tuple(attrs.evolve(one, metric=metric) if one.path == path else one for one in part)
+            (*part[:-1], attrs.evolve(part[-1], metric=metric)) if part and part[-1].batch == batch else part
             for part in (self.local, self.stored)
         )
         return attrs.evolve(self, local=local, stored=stored)
@@ -171,3 +181,101 @@ def _apply(
     names = {one.remote_name for one in left} | {one.path for one in left}
     again = [one for one in gone if one.path not in names and one.remote_name not in names]
     return left, (*again, *surplus)
+
+
+class KeptCheckpoints:
+    """The checkpoints that a run has saved and keeps, by a rule for this machine and one for the store.
+
+    Attributes:
+        here: the rule for this machine.
+        in_store: that for the store.
+        now: those that are kept, and what was removed last.
+        saved_at: when the newest was saved, also one that is still being written; None where it failed.
+        is_resumed: whether the run goes on from a checkpoint.
+        has_repeated: whether what a killed session may not have done is being done again, which is once.
+    """
+
+    def __init__(self, here: Retention, in_store: Retention) -> None:
+        self.here = here
+        self.in_store = in_store
+        self.now = Kept()
+        self.saved_at: Timestamp | None = None
+        self.is_resumed = False
+        self.has_repeated = False
+        self._number = 0
+        self._has_metric = False
+
+    def add(self, new: SavedCheckpoint, state: State) -> Kept:
+        """Adds a checkpoint of now, and finds those that are not kept; returns what was there before.
+
+        Args:
+            new: the checkpoint, without its number, batch and metric.
+            state: the run.
+        """
+        self._number += 1
+        metric = values_of_now(state).get(self.here.metric or "")
+        new = attrs.evolve(new, number=self._number, batch=int(state.timestamp.batch), metric=metric)
+        before, self.now = self.now, self.now.with_new(new, self.here, self.in_store)
+        self._has_metric |= metric is not None
+        if state.eval_values and self.here.metric not in state.eval_values:
+            self.look_for_metric(state)
+        return before
+
+    def drop(self, before: Kept) -> None:
+        """Takes back one that could not be saved."""
+        self.now, self.saved_at = before, None
+
+    def gone(self, before: Kept) -> tuple[list[SavedCheckpoint], list[SavedCheckpoint]]:
+        """Returns what is to be removed here and in the store; at first also what should be gone by now."""
+        if not self.has_repeated:
+            before = Kept()
+        return (
+            [one for one in self.now.removed if one not in before.removed],
+            [one for one in self.now.deleted if one not in before.deleted],
+        )
+
+    def trim(self) -> None:
+        """Forgets what is gone but for the last: all that earlier sessions had left is removed by now."""
+        self.now = self.now.trimmed()
+
+    def forget_stored(self, path: str) -> None:
+        """Notes that a checkpoint is not whole in the store, so that nothing of it is deleted there."""
+        self.now = self.now.without_stored(path)
+
+    def evaluated(self, state: State) -> None:
+        """Notes the value of weights that were saved before they were evaluated."""
+        metric = values_of_now(state).get(self.here.metric or "")
+        if metric is not None:
+            self.now = self.now.with_metric(int(state.timestamp.batch), metric)
+
+    def look_for_metric(self, state: State) -> None:
+        """Says once that no checkpoint has the metric by which the best is kept."""
+        best_by = self.here.metric
+        self._has_metric |= any(one.metric is not None for one in self.now.local)
+        if best_by is not None and not self._has_metric and state.rank == 0:
+            self._has_metric = True
+            known = ", ".join(state.eval_values) or "none, for there was no evaluation"
+            _log.warning("keep_best=%r has no value. Those of the last evaluation are %s.", best_by, known)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the checkpoints that are there, so that the rules work across sessions."""
+        parts = {saved: getattr(self.now, part) for saved, part in _PARTS.items()}
+        return {
+            **{saved: [attrs.asdict(one) for one in part] for saved, part in parts.items()},
+            "number": self._number,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state_dict` returned."""
+        parts = {
+            part: tuple(map(SavedCheckpoint.from_state, state.get(saved, ())))
+            for saved, part in _PARTS.items()
+        }
+        self.now = Kept(**parts)
+        self._number = int(state.get("number", len(self.now.local)))
+
+
+def values_of_now(state: State) -> dict[str, float]:
+    """Returns the values of the evaluation of the weights that the model has now."""
+    batch = int(state.timestamp.batch)
+    return {name: value for name, value in state.eval_values.items() if state.eval_batches.get(name) == batch}

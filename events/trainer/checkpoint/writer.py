@@ -25,6 +25,7 @@ from collections.abc import Callable
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import attrs
 import torch
@@ -34,7 +35,7 @@ from events.errors import CheckpointError
 from .files import AbandonedError, Written, write_checkpoint
 from .snapshot import SnapshotBuffer, StateSnapshot, rebuild
 
-__all__ = ["CheckpointWriter", "Request"]
+__all__ = ["CheckpointWriter", "Request", "in_thread"]
 
 _log = logging.getLogger("events")
 
@@ -43,6 +44,27 @@ _END_SECONDS = 5.0
 _KILL_SECONDS = 1.0
 _LOOK_SECONDS = 0.5
 _TRIES = 2
+
+
+def in_thread(name: str, call: Callable[[], Any]) -> "concurrent.futures.Future[Any]":
+    """Calls a function in a thread for which the end of the interpreter does not wait.
+
+    Where there can be none, for want of memory, this thread calls it.
+    """
+    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001  # raised to who asks the future
+            future.set_exception(error)
+
+    try:
+        # Not a pool: at exit Python would wait for its threads for as long as a dead file system takes.
+        threading.Thread(target=run, name=name, daemon=True).start()
+    except RuntimeError:
+        run()
+    return future
 
 
 @attrs.frozen
@@ -128,14 +150,7 @@ class CheckpointWriter:
         Returns:
             The future; its exception is an `OSError` where the file could not be written.
         """
-        future: concurrent.futures.Future[Written] = concurrent.futures.Future()
-        arguments = future, request, buffer, wait, is_wanted
-        try:
-            # Not a pool: at exit Python would wait for its threads for as long as a dead file system takes.
-            threading.Thread(target=self._run, args=arguments, name="checkpoint-writer", daemon=True).start()
-        except RuntimeError:  # There is no memory for one.
-            self._run(*arguments)
-        return future
+        return in_thread("checkpoint-writer", lambda: self._written(request, buffer, wait, is_wanted))
 
     def give_up(self) -> None:
         """Kills the process, if there is one, after `is_wanted` has become false; does not wait. Any thread.
@@ -161,29 +176,22 @@ class CheckpointWriter:
         finally:
             self._lock.release()
 
-    def _run(
+    def _written(
         self,
-        future: "concurrent.futures.Future[Written]",
         request: Request,
         buffer: SnapshotBuffer,
         wait: Callable[[], None],
         is_wanted: Callable[[], bool],
-    ) -> None:
-        try:
-            wait()
-            written = None
-            # After one that was given up, another is started, and the next file does not wait for it.
-            is_late, self._is_given_up = self._is_given_up, False
-            if is_late:
-                self.start(request.snapshot.effort)
-            elif request.snapshot.effort >= self._process_bytes and buffer.descriptor is not None:
-                written = self._write_in_process(request, buffer, buffer.descriptor, is_wanted)
-            if written is None:
-                written = request.write(buffer.memory, is_wanted)
-        except BaseException as error:  # noqa: BLE001  # raised to who waits for the future
-            future.set_exception(error)
-        else:
-            future.set_result(written)
+    ) -> Written:
+        wait()
+        written = None
+        # After one that was given up, another is started, and the next file does not wait for it.
+        is_late, self._is_given_up = self._is_given_up, False
+        if is_late:
+            self.start(request.snapshot.effort)
+        elif request.snapshot.effort >= self._process_bytes and buffer.descriptor is not None:
+            written = self._write_in_process(request, buffer, buffer.descriptor, is_wanted)
+        return request.write(buffer.memory, is_wanted) if written is None else written
 
     def _write_in_process(
         self, request: Request, buffer: SnapshotBuffer, descriptor: int, is_wanted: Callable[[], bool]

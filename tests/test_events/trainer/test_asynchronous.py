@@ -182,7 +182,7 @@ class TestTheProcessThatWrites:
         """Another writes it."""
 
         def kill():
-            until(lambda: saver._writer._sent_buffer and not saver._writer._lock.locked())
+            until(lambda: saver._writing._writer._sent_buffer and not saver._writing._writer._lock.locked())
             os.kill(saver.writer_pid, signal.SIGKILL)
 
         saver, trainer = make_stopped(calls={"ba4": kill}, trainer={"max_duration": "5ba"})
@@ -198,12 +198,12 @@ class TestTheProcessThatWrites:
         pids = []
 
         def kill():
-            until(lambda: saver.counts.saved or saver._pending.future.done())
+            until(lambda: saver.counts.saved or saver._writing.pending.future.done())
             pids.append(saver.writer_pid)
             os.kill(saver.writer_pid, signal.SIGKILL)
 
         def look():
-            until(lambda: saver._pending is None or saver._pending.future.done())
+            until(lambda: saver._writing.pending is None or saver._writing.pending.future.done())
             pids.append(saver.writer_pid)
 
         saver, trainer = make_run(At(ba4=kill, ba7=look), trainer={"max_duration": "8ba"})
@@ -287,9 +287,9 @@ def limit_the_first(saver, trainer):
 
     def without_limit(*_):
         if saver.counts.failed:
-            saver._write_seconds = WAIT_SECONDS
+            saver._writing.seconds = WAIT_SECONDS
 
-    saver._write_seconds = 0.3
+    saver._writing.seconds = 0.3
     trainer.state.model.register_state_dict_post_hook(without_limit)
 
 
@@ -324,7 +324,7 @@ class TestAWriterThatHangs:
     def test_one_that_cannot_be_written_in_the_end_is_an_error(self, make_run, tmp_path):
         """As for every reason; a folder that was made for nothing is not left."""
         saver, trainer = make_run(
-            At(ba2=lambda: setattr(saver, "_stuck", concurrent.futures.Future())),
+            At(ba2=lambda: setattr(saver._writing, "_stuck", concurrent.futures.Future())),
             trainer={"max_duration": "3ba"},
         )
 
@@ -338,7 +338,7 @@ class TestAWriterThatHangs:
         """An error in training comes while the writer has a checkpoint in its hands."""
 
         def fail():
-            until(lambda: saver._writer._sent_buffer)
+            until(lambda: saver._writing._writer._sent_buffer)
             pids.append(saver.writer_pid)
             raise RuntimeError("mine")
 
@@ -355,7 +355,7 @@ class TestAWriterThatHangs:
         """A thread cannot be killed: its buffer, and so the next checkpoints, wait for it."""
         hangs = concurrent.futures.Future()
         saver, trainer = make_run(
-            At(ba2=lambda: setattr(saver, "_stuck", hangs), ba5=lambda: hangs.set_result(None)),
+            At(ba2=lambda: setattr(saver._writing, "_stuck", hangs), ba5=lambda: hangs.set_result(None)),
             process_bytes=1 << 30,
         )
 
@@ -395,7 +395,8 @@ class TestMemory:
     def test_where_there_is_none_training_waits_and_says_so_once(self, make_run, tmp_path, caplog):
         """Every checkpoint is written all the same."""
         saver, trainer = make_run()
-        saver._buffer, saver._writer = SnapshotBuffer(available=lambda: 0), saver._parts()[1]
+        saver._writing._parts()
+        saver._writing._buffer = SnapshotBuffer(available=lambda: 0)
 
         trainer.fit()
 
@@ -415,14 +416,14 @@ class TestMemory:
         seen, resident = [], []
 
         def count():
-            until(lambda: saver._pending is None or saver._pending.future.done())
+            until(lambda: saver._writing.pending is None or saver._writing.pending.future.done())
             gc.collect()  # What earlier tests left.
             mapped = Path("/proc/self/maps").read_text().count("memfd:checkpoint")
             seen.append(
                 (
                     len(list(Path("/proc/self/fd").iterdir())),
                     mapped,
-                    saver._buffer.identifier,
+                    saver._writing._buffer.identifier,
                     saver.writer_pid,
                     [one.name for one in threading.enumerate() if one.name.startswith("checkpoint")],
                     [
@@ -514,7 +515,7 @@ class TestWhatCannotBeSaved:
             resource.prlimit(saver.writer_pid or os.getpid(), resource.RLIMIT_FSIZE, (1000, before[1]))
 
         def lift():
-            until(lambda: saver.counts.failed or saver._pending.future.done())
+            until(lambda: saver.counts.failed or saver._writing.pending.future.done())
             resource.prlimit(saver.writer_pid or os.getpid(), resource.RLIMIT_FSIZE, before)
 
         saver, trainer = make_run(

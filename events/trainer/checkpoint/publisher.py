@@ -1,0 +1,458 @@
+"""Where checkpoints go once they are complete: to a store or to destinations, by the rules of what is kept.
+
+All of it runs in the training thread; what is submitted is uploaded and deleted in the background. Of a
+checkpoint in shards the pointer moves, and older ones go, once the files of all ranks are there.
+"""
+
+import contextlib
+import logging
+import tempfile
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from events.logger.logger import Logger
+from events.state import State
+from events.trainer import distributed
+
+from .files import MANIFEST, METADATA, files_beside_manifest, remove_checkpoints, tensors_of, values_of
+from .folder import OwnFolder, asked
+from .place import SavePlace
+from .retention import Kept, KeptCheckpoints, SavedCheckpoint
+from .sharded import ShardedCheckpoint
+
+if TYPE_CHECKING:
+    from uploads import StoreFolder
+
+__all__ = ["CheckpointCounts", "Publisher", "Save", "in_folder"]
+
+_log = logging.getLogger("events")
+
+_MAX_UPLOADS = 32
+
+
+@attrs.define
+class CheckpointCounts:
+    """How often something happened to the checkpoints of a run.
+
+    Attributes:
+        saved: they are complete on the disk.
+        failed: they could not be written.
+        waited: training waited for the one before.
+        skipped: they were left out, since the one before was still being written.
+        synchronous: they were written while training waited, for want of memory.
+        withdrawn: they were no longer kept before the store of `folder` took them, and are not there.
+    """
+
+    saved: int = 0
+    failed: int = 0
+    waited: int = 0
+    skipped: int = 0
+    synchronous: int = 0
+    withdrawn: int = 0
+
+
+@attrs.frozen
+class Save:
+    """A checkpoint that is saved.
+
+    Attributes:
+        path: of the file, or of the manifest.
+        remote_name: of it where it is uploaded.
+        identifier: of the checkpoint.
+        summary: what is shown of it, as JSON.
+        pointer: the path of the pointer, and the text it gets; or None.
+        before: what was kept before it.
+        surplus: what is removed once it is complete, paths and identifiers.
+    """
+
+    path: Path
+    remote_name: str
+    identifier: str
+    summary: str
+    pointer: tuple[Path, str] | None
+    before: Kept
+    surplus: tuple[tuple[Path, str], ...]
+
+
+class _Target:
+    """The folder where a checkpoint is uploaded: by destinations.
+
+    Args:
+        files: takes files by their names: a `Logger`, or the folder in a store.
+        start: what names begin with there.
+    """
+
+    def __init__(self, files: Any, start: str) -> None:
+        self._files = files
+        self._start = start
+
+    def submit(self, path: Path, name: str, crc32: int | None, *, overwrite: bool) -> None:
+        """Submits a file that is not written to any more."""
+        self._files.upload_file(self._start + name, path, overwrite=overwrite, link=True, crc32=crc32)
+
+    def finish(self, name: str, pointer: str | None, surplus: Iterable[SavedCheckpoint]) -> None:
+        """Submits the pointer to a file, None for none, and deletes checkpoints after both."""
+        after = [self._start + name]
+        if pointer is not None:
+            after.append(self._start + pointer)
+            # Not the one on the disk, which may lead to a newer checkpoint by now.
+            with tempfile.TemporaryDirectory(prefix="pointer-") as folder:
+                (Path(folder) / pointer).write_text(after[0])
+                self._files.upload_file(after[1], Path(folder) / pointer, overwrite=True)
+        for one in surplus:
+            self._delete(one, one.shards, after=after)
+
+    def _delete(self, one: SavedCheckpoint, ranks: int, **options: Any) -> None:
+        """Deletes a checkpoint of this folder; of one in shards the manifest first."""
+        # The checkpoint that was resumed may be somebody else's, with names that no store has.
+        with contextlib.suppress(ValueError):
+            if one.remote_name == self._called(one.name):
+                name = self._start + one.name
+                then = [name.removesuffix(MANIFEST) + file for file in files_beside_manifest(ranks)]
+                self._files.delete_file(name, then=then, **options)
+
+    def _called(self, name: str) -> str:
+        """Returns what a checkpoint is called in the record of what is kept."""
+        return self._start + name
+
+    def delete_here(self, removed: Iterable[SavedCheckpoint]) -> None:
+        """Has destinations that keep files on this machine, those of rank 0, delete checkpoints."""
+        for one in removed:
+            self._delete(one, min(1, one.shards), local=True)
+
+    def has_uploaded(self, names: Iterable[str]) -> bool:
+        """Returns whether all of these files are there.
+
+        Raises:
+            OSError: one never will be.
+        """
+        return all(self._files.has_uploaded(self._start + name) for name in names)
+
+    def has_withdrawn(self, names: Iterable[str]) -> bool:
+        """Returns whether one of these files was withdrawn: its checkpoint is not kept."""
+        return False
+
+    def delete_uploaded(self, names: Iterable[str]) -> None:
+        """Deletes those of these files that this rank uploads, once they are there."""
+
+    def names_of(self, checkpoints: Iterable[SavedCheckpoint]) -> list[str]:
+        """Returns the names of the files of these checkpoints; waits for the stores.
+
+        Raises:
+            OSError: a store cannot be asked.
+        """
+        starts = [one.name.removesuffix(MANIFEST) if one.shards else one.name for one in checkpoints]
+        found = [name for start in starts for name in self._files.list_files(self._start + start)]
+        return [name.removeprefix(self._start) for name in found]
+
+    def uris(self, name: str) -> tuple[str, ...]:
+        """Returns the URIs of a checkpoint."""
+        uris: tuple[str, ...] = self._files.file_uris(self._start + name)
+        return uris
+
+
+class _StoreTarget(_Target):
+    """The folder in a store that is the run's own."""
+
+    def __init__(self, folder: "StoreFolder") -> None:
+        super().__init__(folder, "")
+        self._folder = folder
+
+    def _called(self, name: str) -> str:
+        return self._folder.queue.uri(name)
+
+    def delete_here(self, removed: Iterable[SavedCheckpoint]) -> None:
+        """Does nothing: what is on this machine is the saver's."""
+
+    def has_withdrawn(self, names: Iterable[str]) -> bool:
+        """Returns whether one of these files was withdrawn."""
+        return any(map(self._folder.has_withdrawn, names))
+
+    def delete_uploaded(self, names: Iterable[str]) -> None:
+        """Deletes those of these files that this rank uploads."""
+        for name in names:
+            with contextlib.suppress(ValueError):
+                self._folder.delete_file(name, after=[name])
+
+    def withdraw(self, checkpoints: Iterable[SavedCheckpoint], *, is_away: bool) -> int:
+        """Withdraws what is not uploaded yet of checkpoints; returns of how many.
+
+        Args:
+            checkpoints: that are not kept any more.
+            is_away: whether nothing is withdrawn unless uploads fail; one for all calls of a run.
+        """
+        groups = []
+        for one in checkpoints:
+            with contextlib.suppress(ValueError):
+                if one.remote_name == self._called(one.name):
+                    start = one.name.removesuffix(MANIFEST)
+                    groups.append([one.name, *(start + file for file in files_beside_manifest(one.shards))])
+        return self._folder.withdraw(groups, only_while_failing=is_away)
+
+
+@attrs.frozen
+class _Upload:
+    """What a rank has submitted of a checkpoint.
+
+    Attributes:
+        path: of the checkpoint, or of the manifest.
+        target: where it is uploaded.
+        files: the names of the files that this rank has submitted.
+        name: of the checkpoint or manifest there.
+        latest: the name of the pointer, or None.
+        surplus: what is to be deleted there, once the pointer has moved.
+    """
+
+    path: str
+    target: _Target
+    files: tuple[str, ...]
+    name: str
+    latest: str | None
+    surplus: tuple[SavedCheckpoint, ...]
+
+
+class Publisher:
+    """Hands complete checkpoints on, and has those removed and deleted that are not kept.
+
+    Args:
+        place: where the run saves.
+        folder: the folder on this machine.
+        kept: the checkpoints that are kept.
+        counts: what happened.
+        overwrite: whether objects of another run may be replaced.
+    """
+
+    def __init__(
+        self,
+        place: SavePlace,
+        folder: OwnFolder,
+        kept: KeptCheckpoints,
+        counts: CheckpointCounts,
+        *,
+        overwrite: bool,
+    ) -> None:
+        self._place = place
+        self._folder = folder
+        self._kept = kept
+        self._counts = counts
+        self._overwrite = overwrite
+        self._store: StoreFolder | None = None
+        # Checkpoints in shards, each of which waits for the files of all ranks, oldest first.
+        self._uploads: deque[_Upload] = deque()
+        # What is deleted when the pointer moves next.
+        self._surplus: tuple[SavedCheckpoint, ...] = ()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there are checkpoints in shards of which not all files are there."""
+        return bool(self._uploads)
+
+    def open(self, state: State) -> None:
+        """Opens the queue to a store, which uploads what an earlier process left."""
+        from uploads import StoreFolder
+
+        remote = self._folder.remote(state)
+        if remote is not None and (state.rank == 0 or self._place.is_sharded):
+            self._store = StoreFolder(remote.uri, free_bytes=0)
+
+    def publish(self, save: Save, files: Mapping[str, int | None], state: State, logger: Logger) -> None:
+        """Uploads a complete checkpoint and its pointer, and has those deleted that are not kept.
+
+        Args:
+            save: the checkpoint.
+            files: those of this rank beside it, or itself, by name; with their CRC-32 where it is known.
+            state: the run.
+            logger: its destinations.
+        """
+        removed, deleted = self._kept.gone(save.before)
+        # What has this name may be of this session, where `filename` gives one more than once.
+        is_own = any(one.path == str(save.path) for one in save.before.local)
+        overwrite = self._overwrite or self._kept.is_resumed or is_own
+        target = self._target(save.remote_name, logger)
+        if state.rank == 0:
+            target.delete_here(removed)
+        self._upload(save.path, files, deleted, target, state, overwrite=overwrite)
+        self._withdraw(removed, deleted)
+        self._kept.trim()
+
+    def drop(self, save: Save) -> None:
+        """Forgets a checkpoint that could not be written."""
+        self._kept.drop(save.before)
+
+    def repeat(self, state: State, logger: Logger) -> None:
+        """Does what a killed session may have left undone, where this one had nothing to save.
+
+        Removes what should be gone here. Where a store lacks a file of the checkpoint that was resumed, or
+        still has one that it replaces, it is uploaded again: deletions wait for it and its pointer. Every
+        rank must call it.
+        """
+        is_sharded = self._place.is_sharded
+        if not self._kept.is_resumed or self._kept.has_repeated or not (is_sharded or state.rank == 0):
+            return
+        folder = self._folder.path(state)
+        path = folder / self._place.name(state)
+        saved = next((one for one in self._kept.now.local if one.path == str(path)), None)
+        is_whole = saved is not None and saved.shards in {0, state.world_size} and path.exists()
+        if is_sharded:
+            is_whole = not distributed.any_rank(not is_whole)
+        if saved is None or not is_whole:
+            return
+        files: dict[str, int | None] = {path.name: None}
+        if is_sharded:
+            files |= ShardedCheckpoint(path).checksums()
+        removed, deleted = self._kept.now.removed, self._kept.now.deleted
+        target = self._target(saved.remote_name, logger)
+        is_done = False
+        if state.local_rank == 0:
+            remove_checkpoints(in_folder(removed, folder))
+        if state.rank == 0:
+            target.delete_here(removed)
+            found = asked(lambda: target.names_of((saved, *deleted)))
+            start = saved.name.removesuffix(path.name)
+            is_done = all(start + file in found for file in files)
+            is_done &= not any(one.name in found for one in deleted)
+        if is_sharded:
+            is_done = distributed.from_rank_zero(is_done)
+            of_all = {MANIFEST, METADATA} if state.rank == 0 else set()
+            own = of_all | {values_of(state.rank), tensors_of(state.rank)}
+            files = {file: crc32 for file, crc32 in files.items() if file in own}
+        if not is_done:
+            self._upload(path, files, deleted, target, state, overwrite=True)
+
+    def move_pointers(self, state: State, *, is_late: bool = False) -> None:
+        """Submits pointers to checkpoints whose files are there on all ranks, and has others deleted then.
+
+        Every rank must call it. Of several checkpoints the oldest comes first: what is deleted has either
+        been there whole, or has failed and is not ours. Of one that was withdrawn on a rank, each deletes
+        what it has uploaded.
+
+        Args:
+            state: the run.
+            is_late: whether they are not waited for any longer.
+        """
+        while self._uploads:
+            upload, failure = self._uploads[0], "not there in time" if is_late else ""
+            try:
+                is_there = upload.target.has_uploaded(upload.files)
+            except OSError as error:
+                is_there, failure = False, str(error)
+            is_withdrawn = distributed.any_rank(upload.target.has_withdrawn(upload.files))
+            if not is_withdrawn and distributed.any_rank(not is_there and not failure):
+                break
+            self._uploads.popleft()
+            if is_withdrawn:
+                upload.target.delete_uploaded(upload.files)
+                self._give_up(upload, "")
+            elif distributed.any_rank(not is_there):
+                lack = f"for lack of files of rank {state.rank}: {failure}"
+                self._give_up(upload, "" if is_there else lack)
+            else:
+                surplus, self._surplus = (*self._surplus, *upload.surplus), ()
+                if state.rank == 0:
+                    upload.target.finish(upload.name, upload.latest, surplus)
+
+    def close(self, seconds: float) -> None:
+        """Uploads to the store for up to so many seconds."""
+        self._uploads.clear()
+        store, self._store = self._store, None
+        if store is not None:
+            store.close(seconds)
+        if self._counts.withdrawn:
+            _log.warning(
+                "%d checkpoints were not uploaded before they were given up.", self._counts.withdrawn
+            )
+
+    def _target(self, remote_name: str, logger: Logger) -> _Target:
+        """Returns where a checkpoint is uploaded, given its name there."""
+        if self._store is not None:
+            return _StoreTarget(self._store)
+        depth = 2 if self._place.is_sharded else 1
+        return _Target(logger, f"{remote_name.rsplit('/', depth)[0]}/")
+
+    def _upload(
+        self,
+        path: Path,
+        files: Mapping[str, int | None],
+        surplus: Sequence[SavedCheckpoint],
+        target: _Target,
+        state: State,
+        *,
+        overwrite: bool,
+    ) -> None:
+        """Submits a checkpoint, and its pointer and the deletions that follow it.
+
+        Args:
+            path: of the checkpoint, or of the manifest.
+            files: as for `publish`.
+            surplus: what is deleted after it.
+            target: where it is uploaded.
+            state: the run.
+            overwrite: whether objects of these names may be replaced.
+        """
+        self._kept.has_repeated = True
+        is_sharded = self._place.is_sharded
+        start = f"{path.parent.name}/" if is_sharded else ""
+        for file, crc32 in files.items():
+            target.submit(path.with_name(file), start + file, crc32, overwrite=overwrite)
+        here = path.parent if is_sharded else path
+        state.last_checkpoint_uris = target.uris(here.name)
+        state.last_checkpoint = str(here) if self._store is None else state.last_checkpoint_uris[0]
+        latest = self._place.pointer_name(state)
+        if not is_sharded:
+            target.finish(path.name, latest, surplus)
+            return
+        names = tuple(start + file for file in files)
+        self._uploads.append(_Upload(str(path), target, names, start + path.name, latest, tuple(surplus)))
+        if len(self._uploads) > _MAX_UPLOADS:
+            self._give_up(self._uploads.popleft(), "for too many newer ones wait for their files")
+        self.move_pointers(state)
+
+    def _withdraw(self, removed: Sequence[SavedCheckpoint], deleted: Sequence[SavedCheckpoint]) -> None:
+        """Takes back what the store of the folder has not got yet of checkpoints that are not kept.
+
+        The rule is that for the store. Where there is none, all go there; but while it is away they wait on
+        this machine, whose rule then applies.
+        """
+        if self._store is None:
+            return
+        is_ruled = self._kept.in_store.newest is not None
+        gone = deleted if is_ruled else removed
+        count = _StoreTarget(self._store).withdraw(gone, is_away=not is_ruled)
+        if count and not self._counts.withdrawn:
+            _log.warning(
+                "Checkpoints that are not kept are not uploaded while uploads to %s fail; "
+                "keep_in_store says how many wait for it.",
+                self._store.queue.uri("").rstrip("/"),
+            )
+        self._counts.withdrawn += count
+
+    def _give_up(self, upload: _Upload, reason: str) -> None:
+        """Forgets a checkpoint that is not whole in the store: nothing of it is deleted there.
+
+        What it should have replaced is deleted when the pointer moves next.
+        """
+        path = upload.path
+        self._surplus = tuple(one for one in (*self._surplus, *upload.surplus) if one.path != path)
+        for index, one in enumerate(self._uploads):
+            left = tuple(each for each in one.surplus if each.path != path)
+            self._uploads[index] = attrs.evolve(one, surplus=left)
+        self._kept.forget_stored(path)
+        if reason:
+            _log.error("The pointer to %s is not uploaded, %s", path, reason)
+
+
+def in_folder(checkpoints: Iterable[SavedCheckpoint], folder: Path) -> tuple[tuple[Path, str], ...]:
+    """Returns path and identifier of those checkpoints, or manifests, that are directly in a folder.
+
+    The checkpoint that a run was resumed from may name files of another run, or of anything.
+    """
+    return tuple(
+        (Path(one.path), one.identifier)
+        for one in checkpoints
+        if ".." not in Path(one.path).parts
+        and folder in {Path(one.path).parent, Path(one.path).parent.parent}
+    )
