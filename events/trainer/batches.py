@@ -1,6 +1,6 @@
 """Batches of a dataloader: their size, moving and splitting them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -41,15 +41,11 @@ def split(batch: Any, samples: int | None) -> list[Any]:
     ]
 
 
-def _tensors(batch: Any) -> Iterator[torch.Tensor]:
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from _tensors(value)
-    elif isinstance(batch, list | tuple):
-        for value in batch:
-            yield from _tensors(value)
+def _tensors(batch: Any) -> list[torch.Tensor]:
+    """Returns the tensors of a batch, in their order."""
+    tensors: list[torch.Tensor] = []
+    _map(batch, tensors.append)
+    return tensors
 
 
 def _map(batch: Any, function: Any) -> Any:

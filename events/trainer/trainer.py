@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
+from types import EllipsisType, TracebackType
 from typing import Any, Literal, Self
 
 import torch
@@ -63,6 +63,17 @@ __all__ = ["Trainer"]
 
 _log = logging.getLogger("events")
 
+# The arguments of `CheckpointSaver` to which those of the trainer, called as Composer's, are short cuts.
+_OF_SAVER = {
+    "save_folder": "folder",
+    "save_filename": "filename",
+    "save_latest_filename": "latest_filename",
+    "save_overwrite": "overwrite",
+    "save_weights_only": "weights_only",
+    "save_interval": "save_interval",
+    "save_num_checkpoints_to_keep": "keep",
+    "save_sharded": "sharded",
+}
 _MIN_TO_HALVE = 2
 _NO_BATCH = object()
 
@@ -127,16 +138,14 @@ class Trainer:
             halved whenever memory runs out, for the rest of the run; on a single rank.
         precision: "fp32", or "bf16" or "fp16" (also "amp_bf16", "amp_fp16") for `torch.autocast`.
         seed: seeds Python's, numpy's and torch's generators, differently on each rank.
-        save_folder: where to save checkpoints, such as "{run_name}/checkpoints", or the URI of a folder in a
-            store, "s3://bucket/{run_name}"; None for no checkpoints. See `CheckpointSaver`, which as a
-            callback has more options.
-        save_filename: the name of a checkpoint.
-        save_latest_filename: the name of the pointer to the newest; None for no pointer.
-        save_overwrite: whether a new run may save where another has saved.
-        save_weights_only: whether a checkpoint holds the model alone; no run can be resumed from it.
-        save_interval: how often to save.
-        save_num_checkpoints_to_keep: how many of the newest to keep locally; None for all.
-        save_sharded: whether each rank saves its part; None where the model is divided by `fully_shard`.
+        saver: saves checkpoints: `CheckpointSaver("{run_name}/checkpoints", save_interval="500ba", keep=3)`.
+            Those among the callbacks save too; this one runs last, and includes what they do.
+        save_folder: a short cut: saves checkpoints there, as `saver=CheckpointSaver(save_folder)` does; None
+            for no checkpoints. The seven others are further arguments of that saver, with its defaults.
+        save_filename, save_interval, save_overwrite, save_weights_only, save_sharded: its `filename`,
+            `save_interval`, `overwrite`, `weights_only` and `sharded`.
+        save_latest_filename: its `latest_filename`.
+        save_num_checkpoints_to_keep: its `keep`.
         load_path: the checkpoint to start from: a local path, a URI in a store, "latest" for the newest where
             this run saves, or a name that a destination can download.
         load_weights_only: whether only the model is loaded from `load_path`: a new run begins with it.
@@ -177,14 +186,15 @@ class Trainer:
         device_train_microbatch_size: int | Literal["auto"] | None = None,
         precision: str = "fp32",
         seed: int | None = None,
+        saver: CheckpointSaver | None = None,
         save_folder: str | Path | None = None,
-        save_filename: str = "ep{epoch}-ba{batch}.pt",
-        save_latest_filename: str | None = "latest.symlink",
-        save_overwrite: bool = False,
-        save_weights_only: bool = False,
-        save_interval: str | int | Time = "1ep",
-        save_num_checkpoints_to_keep: int | None = None,
-        save_sharded: bool | None = None,
+        save_filename: str | EllipsisType = ...,
+        save_latest_filename: str | EllipsisType | None = ...,
+        save_overwrite: bool | EllipsisType = ...,
+        save_weights_only: bool | EllipsisType = ...,
+        save_interval: str | int | Time | EllipsisType = ...,
+        save_num_checkpoints_to_keep: int | EllipsisType | None = ...,
+        save_sharded: bool | EllipsisType | None = ...,
         load_path: str | Path | None = None,
         load_weights_only: bool = False,
         load_strict: bool = True,
@@ -196,39 +206,27 @@ class Trainer:
         namespace: str = "",
         device_copies: DeviceCopies = DeviceCopies(),  # noqa: B008  # frozen
     ) -> None:
-        savers = [one for one in as_tuple(callbacks) if isinstance(one, CheckpointSaver)]
-        check_choices(
-            device_train_microbatch_size,
-            run_name,
-            saves=save_folder is not None or bool(savers),
-            autoresume=autoresume,
+        own_saver = _saver_of(
+            saver,
+            save_folder=... if save_folder is None else save_folder,
+            save_filename=save_filename,
+            save_latest_filename=save_latest_filename,
+            save_overwrite=save_overwrite,
+            save_weights_only=save_weights_only,
+            save_interval=save_interval,
+            save_num_checkpoints_to_keep=save_num_checkpoints_to_keep,
+            save_sharded=save_sharded,
         )
+        own_savers = [] if own_saver is None else [own_saver]
+        savers = [*own_savers, *(one for one in as_tuple(callbacks) if isinstance(one, CheckpointSaver))]
+        check_choices(device_train_microbatch_size, run_name, saves=bool(savers), autoresume=autoresume)
         weights = weights_options(load_path, load_exclude, weights_only=load_weights_only, strict=load_strict)
-        if save_weights_only and autoresume:
+        if autoresume and savers[0].weights_only:
             raise ValueError("autoresume needs whole checkpoints. Leave out save_weights_only.")
-        own_savers = (
-            []
-            if save_folder is None
-            else [
-                CheckpointSaver(
-                    save_folder,
-                    save_filename,
-                    save_interval=save_interval,
-                    latest_filename=save_latest_filename,
-                    keep=save_num_checkpoints_to_keep,
-                    overwrite=save_overwrite,
-                    weights_only=save_weights_only,
-                    sharded=save_sharded,
-                )
-            ]
-        )
         self._eval_interval = Interval(eval_interval, default_unit="ep")
         self._iteration_length = None if iteration_length is None else Time.from_input(iteration_length, "ep")
         check_iterations(
-            self._iteration_length,
-            max_duration,
-            eval_interval,
-            None if save_folder is None else save_interval,
+            self._iteration_length, max_duration, eval_interval, *(one.interval for one in savers)
         )
         self._loss_fn = loss_fn
         self._metrics = metrics
@@ -286,18 +284,20 @@ class Trainer:
             self.state,
             self.engine,
             skip_by=skip_by,
-            is_saved=bool(savers or own_savers) or self.state.continues_run,
+            is_saved=bool(savers) or self.state.continues_run,
             is_limited=self._train_subset is not None,
         )
         with self._closing_on_error():
             self._set_up(model)
-            self._resumed = self._load(load_path, [*own_savers, *savers], weights, autoresume=autoresume)
+            self._resumed = self._load(load_path, savers, weights, autoresume=autoresume)
 
     def _set_up(self, model: torch.nn.Module) -> None:
         state = self.state
         model.to(self._device)
         move_optimizers(state.optimizers, self._device)
         self._module = distributed.wrap(model, self._device)
+        # Ranks may evaluate different numbers of batches: not by the wrapped one.
+        self._bare_module: torch.nn.Module = state.model
         self._closure_optimizer = closure_optimizer(state.optimizers, state.precision)
         self._steps = None if self._loss_fn is not None else ComposerSteps.of(state.model)
         own = {} if self._steps is None else self._steps.metrics(is_train=True)
@@ -963,12 +963,6 @@ class Trainer:
         finally:
             self._bare_module.train(was_training)
 
-    @property
-    def _bare_module(self) -> torch.nn.Module:
-        """The unwrapped model: ranks may evaluate different numbers of batches."""
-        module = self._module
-        return module.module if isinstance(module, DistributedDataParallel) else module
-
     def _autocast(self) -> AbstractContextManager[None]:
         dtype = AUTOCAST_DTYPES.get(self.state.precision)
         return nullcontext() if dtype is None else torch.autocast(self._device.type, dtype)
@@ -1006,6 +1000,23 @@ class Trainer:
         except BaseException as error:
             self._close(error)
             raise
+
+
+def _saver_of(saver: CheckpointSaver | None, **short_cuts: Any) -> CheckpointSaver | None:
+    """Returns the saver that was given, or the one that the short cuts stand for, or None.
+
+    Raises:
+        ValueError: both were given.
+    """
+    given = {name: value for name, value in short_cuts.items() if value is not ...}
+    if saver is not None and given:
+        raise ValueError(
+            f"saver must not be given with {', '.join(given)}, which are short cuts to one. "
+            "Give these to the CheckpointSaver."
+        )
+    if "save_folder" not in given:
+        return saver
+    return CheckpointSaver(**{_OF_SAVER[name]: value for name, value in given.items()})
 
 
 def _short_name(name: str, label: str) -> str:

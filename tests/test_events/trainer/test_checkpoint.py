@@ -56,6 +56,17 @@ class TestSaving:
 
         assert listing(tmp_path) == ["ep1-ba8.pt", "ep1-ba9.pt", "latest.symlink"]
 
+    def test_a_saver_takes_the_arguments_to_which_those_of_the_trainer_are_short_cuts(
+        self, make_trainer, tmp_path
+    ):
+        """What it saves, and what a later trainer resumes from, are the same."""
+        make_trainer(saver=CheckpointSaver(tmp_path, save_interval="2ba", keep=2), max_duration="9ba").fit()
+
+        trainer = make_trainer(save_folder=tmp_path, autoresume=True)
+
+        assert listing(tmp_path) == ["ep1-ba8.pt", "ep1-ba9.pt", "latest.symlink"]
+        assert trainer.state.timestamp.batch == 9
+
     def test_keep_holds_across_sessions(self, make_trainer, tmp_path):
         """A resumed run removes what the session before it saved."""
         settings = {"save_folder": tmp_path, "save_interval": "2ba", "save_num_checkpoints_to_keep": 2}

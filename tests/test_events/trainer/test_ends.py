@@ -174,6 +174,10 @@ def test_a_stop_before_the_first_batch_holds(make_trainer, event):
         ({"eval_interval": "1iter"}, "a time in iterations must have iteration_length, got 1iter"),
         ({"save_interval": "1iter", "save_folder": "x"}, "a time in iterations must have iteration_length"),
         (
+            {"callbacks": CheckpointSaver("x", save_interval="1iter")},
+            "a time in iterations must have iteration_length",
+        ),
+        (
             {"eval_dataloader": Evaluator(label="e", dataloader=[], eval_interval="1iter")},
             "a time in iterations must have iteration_length",
         ),

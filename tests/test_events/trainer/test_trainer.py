@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from events import Callback, EngineClosedError, RunStatus, TimeStringError, Trainer
+from events import Callback, CheckpointSaver, EngineClosedError, RunStatus, TimeStringError, Trainer
 
 from .conftest import dataset
 
@@ -332,6 +332,10 @@ class TestBadInput:
             ({"max_duration": "10"}, "time must be a number with a unit, got '10'"),
             ({"eval_interval": "0ba"}, "interval must be positive, got 0ba"),
             ({"save_folder": "x", "save_num_checkpoints_to_keep": 0}, "keep must be at least 1, got 0"),
+            (
+                {"saver": CheckpointSaver("x"), "save_folder": "x", "save_interval": "2ba"},
+                "saver must not be given with save_folder, save_interval, which are short cuts to one",
+            ),
         ],
     )
     def test_arguments(self, make_trainer, arguments, message):
