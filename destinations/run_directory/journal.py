@@ -18,16 +18,16 @@ the segment.
 
 import contextlib
 import itertools
-import marshal
 import operator
 import os
 import threading
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from marshal import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from zlib import adler32
 
 import attrs
 
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from events import State
 
 __all__ = [
-    "Append",
     "Journal",
     "MakeSegment",
     "SegmentReader",
@@ -145,9 +144,6 @@ class SegmentReader:
             os.close(self._owned)
 
 
-Append = Callable[[Mapping[str, Any], int | None], bool]
-"""The call that logs most rows; see `Journal.try_append`."""
-
 MakeSegment = Callable[[Path, int, int], Segment]
 """Makes a segment from path, number and size."""
 
@@ -156,7 +152,8 @@ PENDING_BYTES = 64 << 20
 _RETRY_SECONDS = 0.2
 _KEPT_OPEN = 16
 _SAMPLES_KEPT = 4096
-_NUMBERS = frozenset({float, int, bool})
+_are_numbers = frozenset({float, int, bool}).issuperset
+_pack_header = HEADER.pack
 _MARSHAL_VERSION = 2
 _MAX_INTEGER_BITS = 4096
 _MAX_NAME_CHARACTERS = 16_384
@@ -184,13 +181,16 @@ class _ActiveSegment:
     """The current segment with its schemas; replaced as a whole."""
 
     segment: Segment
+    write: Callable[[bytes], object] = attrs.field(init=False)
     numbers: Iterator[int] = attrs.field(factory=itertools.count)
     by_names: dict[tuple[str, ...], _Schema] = attrs.field(factory=dict)
     by_length: dict[int, _Schema] = attrs.field(factory=dict)
-    """The schema of the last row of each length, for the fast path."""
-    try_append: Append = attrs.field(init=False)
+    """The schema of the last row of each length; `Journal.try_append` takes no other row."""
     is_abandoned: bool = False
     """Whether the next segment does not depend on this one."""
+
+    def __attrs_post_init__(self) -> None:
+        self.write = self.segment.write
 
 
 @attrs.define
@@ -220,7 +220,6 @@ class Journal:
         on_full: called in the logging thread with the error that prevented a new segment.
         on_refused: called in the logging thread with the kind of refusal and a message, for values that are
             not accepted and for too many names.
-        on_append: called with the new `try_append` whenever it changes, which it does for each segment.
         clock: the current time in seconds since 1970.
         make_segment: makes a segment from path, number and size; default: a mapped one.
     """
@@ -230,7 +229,6 @@ class Journal:
     _segment_bytes: int = SEGMENT_BYTES
     _on_full: Callable[[OSError], None] = lambda _: None
     _on_refused: Callable[[str, str], None] = lambda *_: None
-    _on_append: Callable[[Append], None] = lambda _: None
     _clock: Callable[[], float] = time.time
     _make_segment: MakeSegment = MappedSegment
 
@@ -256,19 +254,13 @@ class Journal:
         """Durations of sampled calls, in nanoseconds."""
         self.segments: deque[Segment] = deque()
         """The undrained segments of this session; the last one is current."""
-        self.try_append: Append = _never
-        """Writes a row of Python's numbers with the names of an earlier one; returns whether it did.
-
-        It returns False, and has written nothing, for all else: other values, new names, a full segment.
-        Replaced with each segment.
-        """
         self._rows_of_closed: dict[int, int] = {}
         self._first_number = _last_number(self._folder) + 1
         self._first_follows = end_of_journal(self._folder)
-        self._writing: _ActiveSegment | None = None
         # The next segment, from being chosen until it is current.
         self._next: Segment | None = None
-        self._rotate(self._segment_bytes)
+        self._writing = self._following(None, self._segment_bytes)
+        self._next = None
 
     # The training thread.
 
@@ -281,34 +273,34 @@ class Journal:
         if not self.try_append(metrics, step):
             self._append_slow(metrics, step)
 
-    def _fast_append(self, writing: _ActiveSegment) -> Append:
-        """Returns the function called for each row; all it needs is in local variables."""
-        by_length, write, state = writing.by_length, writing.segment.write, self._state
-        now, dumps, adler32, pack = self._clock, marshal.dumps, zlib.adler32, HEADER.pack
-        are_numbers = _NUMBERS.issuperset
+    def try_append(self, metrics: Mapping[str, Any], step: int | None) -> bool:
+        """Writes a row of Python's numbers with the names of an earlier one; returns whether it did.
 
-        def try_append(metrics: Mapping[str, Any], step: int | None) -> bool:
-            # Exactly dict: a defaultdict would make up values for the keys of another row.
-            if type(metrics) is dict:
-                try:
-                    schema, values_of, tags = by_length[len(metrics)]
-                    values = values_of(metrics)
-                    data = dumps((schema, step, state.timestamp.epoch.value, now(), values), _MARSHAL_VERSION)
-                    # Each value starts with its type tag, a float takes nine bytes: comparing every ninth
-                    # byte checks that all are floats, in a quarter of the time of `type`.
-                    if data[VALUES_AT::FLOAT_BYTES] == tags or (
-                        type(step) is int
-                        and len(data) <= _SHORT_BYTES + FLOAT_BYTES * len(values)
-                        and are_numbers(map(type, values))
-                    ):
-                        write(pack(len(data), adler32(data)) + data)
-                        return True
-                except (KeyError, ValueError, OSError):
-                    # New names, a full segment, or a value that is not a plain number.
-                    pass
-            return False
-
-        return try_append
+        It returns False, and has written nothing, for all else: other values, new names, a full segment.
+        """
+        # Exactly dict: a defaultdict would make up values for the keys of another row.
+        if type(metrics) is dict:
+            # Read once: another thread may begin the next segment, of which the schemas are others.
+            writing = self._writing
+            try:
+                schema, values_of, tags = writing.by_length[len(metrics)]
+                values = values_of(metrics)
+                data = dumps(
+                    (schema, step, self._state.timestamp.epoch.value, self._clock(), values), _MARSHAL_VERSION
+                )
+                # Each value starts with its type tag, a float takes nine bytes: comparing every ninth byte
+                # checks that all are floats, in a quarter of the time of `type`.
+                if data[VALUES_AT::FLOAT_BYTES] == tags or (
+                    type(step) is int
+                    and len(data) <= _SHORT_BYTES + FLOAT_BYTES * len(values)
+                    and _are_numbers(map(type, values))
+                ):
+                    writing.write(_pack_header(len(data), adler32(data)) + data)
+                    return True
+            except (KeyError, ValueError, OSError):
+                # New names, a full segment, or a value that is not a plain number.
+                pass
+        return False
 
     def _append_slow(self, metrics: Mapping[str, float], step: int | None) -> None:
         """Handles what the fast path cannot: other numbers, new names, a new segment, a timing sample."""
@@ -339,9 +331,7 @@ class Journal:
 
     def _without_unwritable(self, row: dict[str, float]) -> dict[str, float]:
         """Removes values that readers could not read back; counts and reports them."""
-        writing = self._writing
-        is_known = writing is not None and tuple(row) in writing.by_names
-        if not is_known:
+        if tuple(row) not in self._writing.by_names:
             late = [name for name in row if name not in self.names]
             for name in late:
                 if len(column_of(name)) > _MAX_NAME_CHARACTERS:
@@ -392,13 +382,10 @@ class Journal:
                 self._write_or_hold(entry)
             if self._pending:
                 self._write_pending()
-            self._publish()
 
     def _write_sampled(self, entry: tuple[Any, ...]) -> bool:
         """Prepares the fast path for a row, then takes and times it; False if the segment cannot take it."""
         writing = self._writing
-        if writing is None:
-            return False
         _, row, step, _, _ = entry
         try:
             schema = self._schema(tuple(row), writing)
@@ -409,7 +396,7 @@ class Journal:
             return False
         writing.by_length[len(row)] = schema
         start = time.perf_counter_ns()
-        is_written = writing.try_append(row, step)
+        is_written = self.try_append(row, step)
         self.samples_ns.append(time.perf_counter_ns() - start)
         return is_written
 
@@ -488,9 +475,7 @@ class Journal:
                 return True
             writing = self._writing
             try:
-                if writing is not None:
-                    writing.segment.write(self._frame(entry, writing))
-                    return True
+                writing.segment.write(self._frame(entry, writing))
             except BlockingIOError:
                 return False
             except OSError:
@@ -498,6 +483,8 @@ class Journal:
                 raise
             except ValueError:
                 pass  # The segment is full.
+            else:
+                return True
             try:
                 self._rotate(max(self._segment_bytes, self._needed_bytes(entry)))
             except OSError:
@@ -554,6 +541,13 @@ class Journal:
             OSError: no segment can be made.
         """
         before = self._writing
+        following = self._following(before, needed)
+        if before is self._writing:
+            self._writing = following
+        self._next = None
+
+    def _following(self, before: _ActiveSegment | None, needed: int) -> _ActiveSegment:
+        """Returns the segment that comes after one, in its place in the folder; see `_rotate`."""
         follows = self._first_follows
         least = self._first_number
         if before is not None:
@@ -578,9 +572,7 @@ class Journal:
             raise
         if following not in self.segments:
             self.segments.append(following)
-        if before is self._writing:
-            self._writing = self._activate(following)
-        self._next = None
+        return _ActiveSegment(following)
 
     def _take_spare(self, needed: int) -> Segment:
         """Returns an unnumbered segment of at least this size."""
@@ -595,18 +587,6 @@ class Journal:
     def _spare_path(self) -> Path:
         """Returns a unique path, of a form that `remove_temporaries` knows."""
         return self._folder / f".segment.{os.getpid()}-{next(_spare_numbers)}.tmp"
-
-    def _activate(self, segment: Segment) -> _ActiveSegment:
-        writing = _ActiveSegment(segment)
-        writing.try_append = self._fast_append(writing)
-        return writing
-
-    def _publish(self) -> None:
-        """Points the fast path to the current segment."""
-        writing = self._writing
-        if writing is not None and self.try_append is not writing.try_append and not self._is_closed:
-            self._on_append(writing.try_append)
-            self.try_append = writing.try_append
 
     # The writer thread.
 
@@ -625,16 +605,12 @@ class Journal:
     def start_new_segment(self) -> None:
         """Starts a new segment with the next row, independent of this one; any thread may call."""
         with self._lock:
-            writing = self._writing
-            if writing is not None:
-                writing.is_abandoned = True
-                writing.segment.seal()
+            self._writing.is_abandoned = True
+            self._writing.segment.seal()
 
     def request_sample(self) -> None:
         """Sends the next row through the slow path, which times it."""
-        writing = self._writing
-        if writing is not None:
-            writing.by_length.clear()
+        self._writing.by_length.clear()
 
     def retire(self) -> None:
         """Unmaps full segments, and closes the oldest files if there are many."""
@@ -660,8 +636,7 @@ class Journal:
         """Ends writing: another run has the folder. Later rows are dropped and counted. Thread-safe."""
         with self._lock:
             self._is_stopped = True
-            if self._writing is not None:
-                self._writing.segment.seal()
+            self._writing.segment.seal()
             self.request_sample()
 
     def abandon_in_child(self) -> None:
@@ -678,10 +653,7 @@ class Journal:
         """Ends writing and removes the spare; the segments stay."""
         with self._lock:
             self._is_closed = True
-            self.try_append = _never
-            if self._writing is not None:
-                # Another thread may still hold its `try_append`.
-                self._writing.segment.seal()
+            self._writing.segment.seal()
             self.request_sample()
             unused = [*self._spares, *([self._next] if self._next is not None else [])]
             self._spares.clear()
@@ -689,10 +661,6 @@ class Journal:
         for segment in unused:
             if segment not in self.segments:
                 segment.discard()
-
-
-def _never(*_: object) -> bool:
-    return False
 
 
 def _last_number(folder: Path) -> int:
@@ -706,7 +674,7 @@ def _plain(metrics: Mapping[str, float]) -> dict[str, float]:
     row = dict(metrics)
     if not all(isinstance(name, str) for name in row):
         raise RecordError("metrics must have strings as names.")
-    if _NUMBERS.issuperset(map(type, row.values())):
+    if _are_numbers(map(type, row.values())):
         return row
     return {name: _number(name, value) for name, value in row.items()}
 

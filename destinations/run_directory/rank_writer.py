@@ -26,7 +26,7 @@ from .documents import Documents, write_summary
 from .drain import JournalDrain
 from .environment import rank_layout, write_environment
 from .folder import HeldFolder, RunInUseError, WriterLock, holds_run, remove_temporaries, with_user_paths
-from .journal import Append, Journal, MakeSegment, make_journal, remove_journal, sync_journal
+from .journal import Journal, MakeSegment, make_journal, remove_journal, sync_journal
 from .layout import (
     ABANDONED_FOLDER,
     ENVIRONMENT,
@@ -90,7 +90,6 @@ class RankWriter:
         flush_seconds: the interval at which rows are drained to the CSV.
         journal_kind: whether the journal is mapped.
         media_stats: returns the media counts for the sidecar.
-        on_append: called with the function that logs a row, whenever it changes.
         run_folder: the same folder, open.
         make_segment: makes the segments of a mapped journal.
         clock: the time of rows, in seconds since 1970.
@@ -103,7 +102,6 @@ class RankWriter:
     _flush_seconds: float
     _journal_kind: JournalKind
     _media_stats: Callable[[], dict[str, Any]]
-    _on_append: Callable[[Append], None]
     _run_folder: HeldFolder
     _make_segment: MakeSegment = MappedSegment
     _clock: Callable[[], float] = time.time
@@ -219,7 +217,6 @@ class RankWriter:
                 make_segment=make_segment,
                 on_full=self._on_disk_full,
                 on_refused=self._refused,
-                on_append=self._on_append,
                 clock=self._clock,
             )
         except OSError as error:

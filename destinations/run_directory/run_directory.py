@@ -44,7 +44,7 @@ from .folder import (
     check_path,
     run_exists_error,
 )
-from .journal import Append
+from .journal import Journal
 from .layout import ARTIFACTS_FOLDER, SIDECAR, lock_name
 from .media_writer import FileKeeping, MediaWriter, artifact_path
 from .rank_writer import JournalKind, RankWriter, loss_text
@@ -165,10 +165,11 @@ class RunDirectory(RecordDestination):
 
     def _forget(self) -> None:
         """Resets the attributes of an open destination to those of a closed one."""
-        self.__dict__.pop("try_log_metrics", None)
         self._run_dir: Path | None = None
         self._state: State | None = None
         self._writer: RankWriter | None = None
+        # Takes rows without `log_metrics`; None where each has to pass there.
+        self._packer: Journal | None = None
         self._documents: Documents | None = None
         self._media: MediaWriter | None = None
         self._lane: Lane | None = None
@@ -341,11 +342,11 @@ class RunDirectory(RecordDestination):
             flush_seconds=self._flush_seconds,
             journal_kind=self._journal_kind,
             media_stats=self._media_stats,
-            on_append=self._bind_append,
             run_folder=folder,
             make_segment=self._make_segment,
             clock=self._clock,
         )
+        self._packer = self._packer_of(self._writer)
         if self._writer.had_rows:
             self._expect_resume()
         self._told_of_child = mmap.mmap(-1, 1)
@@ -364,7 +365,7 @@ class RunDirectory(RecordDestination):
         self._is_resume_due = True
         self._before_resume.clear()
         # Until then `log_metrics` takes all rows.
-        self.__dict__.pop("try_log_metrics", None)
+        self._packer = None
 
     def fit_start(self, state: State, logger: Any) -> None:
         """Abandons the rows that training will repeat."""
@@ -383,7 +384,7 @@ class RunDirectory(RecordDestination):
             if at >= step:
                 journal.append(row, at)
         self._before_resume.clear()
-        self._bind_append(journal.try_append)
+        self._packer = self._packer_of(self._writer)
 
     def _resume_at_first_row(self, step: int) -> int:
         is_counted = self._state is not None and step == int(self._state.timestamp.batch)
@@ -474,7 +475,8 @@ class RunDirectory(RecordDestination):
 
     def try_log_metrics(self, metrics: Mapping[str, Any], step: int) -> bool:
         """Packs one row of plain numbers into the journal; False if it needs `log_metrics`."""
-        return False  # Replaced by the journal's own function while the run is open; see `_bind_append`.
+        packer = self._packer
+        return packer is not None and packer.try_append(metrics, step)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Packs one row into the journal; buffers it before `init`."""
@@ -628,10 +630,9 @@ class RunDirectory(RecordDestination):
         """Makes a segment of a mapped journal; raises OSError if the file system maps no files."""
         return MappedSegment(path, number, size)
 
-    def _bind_append(self, append: Append) -> None:
-        """Replaces `try_log_metrics` by the journal's function, unless a subclass overrides `log_metrics`."""
-        if type(self).log_metrics is RunDirectory.log_metrics and not self._is_resume_due:
-            self.__dict__["try_log_metrics"] = append
+    def _packer_of(self, writer: RankWriter) -> Journal | None:
+        """Returns the journal of a writer, or None if a subclass overrides `log_metrics`."""
+        return writer.journal if type(self).log_metrics is RunDirectory.log_metrics else None
 
     def _media_stats(self) -> dict[str, Any]:
         if self._lane is None or self._media is None:
@@ -651,8 +652,7 @@ class RunDirectory(RecordDestination):
     def forget_in_child(self) -> None:
         """Silences a forked child: threads, lock and files belong to its parent."""
         writer = self._writer
-        self.__dict__.pop("try_log_metrics", None)
-        self._writer = self._documents = self._media = self._lane = None
+        self._writer = self._packer = self._documents = self._media = self._lane = None
         self._is_silent = True
         if writer is not None:
             writer.forget_in_child()

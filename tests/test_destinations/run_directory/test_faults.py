@@ -595,7 +595,6 @@ def test_an_error_in_the_middle_of_a_turn_is_not_mended_by_that_turn(tmp_path, c
         flush_seconds=1000,
         journal_kind="mapped",
         media_stats=fails_once,
-        on_append=lambda _: None,
         run_folder=HeldFolder(tmp_path / "run"),
     )
 
