@@ -3,11 +3,14 @@
 Never writes; may read a run that is being written, see `run_directory.reader`. Importing this module imports
 numpy.
 
-Numbers are parsed by numpy here, which lets other threads run. Measured on 200,000 rows of ten metrics
-(processor time): one column in 0.09 s, where `numpy.fromstring` takes 0.13 s, and all columns in 0.31 s. The
-first chart of a page reads twenty such columns within its second.
+Numbers are read by the CSV reader of pyarrow, where it is installed, and by `float` otherwise, with the same
+results. Chunks of less than half a MiB, also of large files, always take `float`: importing pyarrow costs 50 ms.
+docs/performance.md has what both take.
 """
 
+import functools
+import importlib.util
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ import attrs
 import numpy as np
 
 from destinations.run_directory.frames import Resume
-from destinations.run_directory.layout import column_of, parse_header, parse_number
+from destinations.run_directory.layout import OWN_COLUMNS, column_of, parse_header
 from destinations.run_directory.reader import (
     MetricRow,
     MetricsSnapshot,
@@ -29,14 +32,14 @@ from destinations.runs.errors import MetricNotFoundError
 
 __all__ = [
     "MISSING_STEP",
-    "PLAIN_LETTERS",
     "Block",
     "Floats",
     "Series",
     "Steps",
     "block_of_rows",
     "read_blocks",
-    "read_decimals",
+    "read_by_arrow",
+    "read_by_float",
     "read_series",
     "run_blocks",
     "without_abandoned",
@@ -44,127 +47,19 @@ __all__ = [
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 _Bools = np.ndarray[Any, np.dtype[np.bool_]]
-_Integers = np.ndarray[Any, np.dtype[np.int64]]
-
-PLAIN_LETTERS = b"0123456789-.e"
-_COMMA, _MINUS, _POINT, _E, _ZERO = b",-.e0"
-# Numpy returns the largest integer for one beyond 64 bits.
-_LIMIT = 9_000_000_000_000_000_000
-_MAX_PLACES = 60
-# T. J. Dekker, A floating-point technique for extending the available precision (1971): this factor cuts 53
-# bits into halves whose products are exact.
-_CUT = float((1 << 27) + 1)
-
-
-def _halves(values: Floats) -> tuple[Floats, Floats]:
-    scaled = values * _CUT
-    high = scaled - (scaled - values)
-    return high, values - high
-
-
-# A power of ten, and what is missing to it: nothing up to 10**22, a float thereafter.
-_POWERS = np.array([float(10**places) for places in range(_MAX_PLACES + 1)])
-_POWERS_REST = np.array([float(10**places - int(power)) for places, power in enumerate(_POWERS)])
-_POWERS_HIGH, _POWERS_LOW = _halves(_POWERS)
-
-
-def read_decimals(text: bytes) -> tuple[Floats, _Bools] | None:
-    """Parses decimal numbers; returns them and which are exact, or None if a cell is not a number.
-
-    Args:
-        text: the cells, each followed by a comma; only characters of `PLAIN_LETTERS`.
-    """
-    found = _integers_and_places(text)
-    if found is None:
-        return None
-    integers, places = found
-    is_sure = (integers < _LIMIT) & (integers > -_LIMIT)
-    if b"-" in text:  # "-0.0" is another number than "0.0", but no other integer.
-        is_sure &= integers != 0
-    if not places.any():
-        return integers.astype(np.float64), is_sure
-    is_sure &= (places >= 0) & (places <= _MAX_PLACES)
-    if not is_sure.all():
-        integers, places = np.where(is_sure, integers, 0), np.where(is_sure, places, 0)
-    values, is_rounded = _quotients(integers, places)
-    return values, is_sure & is_rounded
-
-
-def _integers_and_places(text: bytes) -> tuple[_Integers, _Integers] | None:
-    """Returns the digits of each cell as an integer, and the power of ten to divide it by."""
-    digits = text.replace(b".", b"").replace(b"e", b",")
-    is_signed = b"-" in text
-    # Numpy goes no further than to a cell without digits, and takes "1-2" for two numbers.
-    if is_signed and (
-        b"-," in digits or text.count(b"-") != text.count(b",-") + text.count(b"e-") + text.startswith(b"-")
-    ):
-        return None
-    letters = np.frombuffer(text, np.uint8)
-    marks = np.flatnonzero(letters - np.uint8(_ZERO) > 9)  # noqa: PLR2004  # wraps below "0"
-    if is_signed:
-        marks = marks[letters[marks] != _MINUS]
-    # As if a cell had ended before the first.
-    kinds = np.concatenate([[_COMMA], letters[marks]])
-    marks = np.concatenate([[-1], marks])
-    ends = np.flatnonzero(kinds != _POINT)
-    if (np.diff(ends) > 2).any():  # noqa: PLR2004  # two points
-        return None
-    ends = ends[1:]
-    places = marks[ends] - marks[ends - 1] - 1
-    if not places.all():  # A number without digits, or none behind its point.
-        return None
-    places *= kinds[ends - 1] == _POINT
-    integers: _Integers = np.fromstring(digits, np.int64, sep=",")
-    return _without_exponents(integers, places, kinds[ends]) if b"e" in text else (integers, places)
-
-
-def _without_exponents(
-    integers: _Integers, places: _Integers, ends: Any
-) -> tuple[_Integers, _Integers] | None:
-    """Removes exponents from the integers, and subtracts them from the places of their mantissas."""
-    is_before_exponent = ends == _E
-    are_exponents = np.concatenate([[False], is_before_exponent[:-1]])
-    if (are_exponents & (is_before_exponent | (places != 0))).any():
-        return None
-    are_numbers = ~are_exponents
-    places = places[are_numbers]
-    places[is_before_exponent[are_numbers]] -= integers[are_exponents]
-    return integers[are_numbers], places
-
-
-def _quotients(integers: _Integers, places: _Integers) -> tuple[Floats, _Bools]:
-    """Returns integers divided by 10**places, and which of them are certainly correctly rounded."""
-    high = integers.astype(np.float64)
-    low = (integers - high.astype(np.int64)).astype(np.float64)
-    powers, powers_high, powers_low = _POWERS[places], _POWERS_HIGH[places], _POWERS_LOW[places]
-    quotients = high / powers
-    first, second = _halves(quotients)
-    products = quotients * powers
-    errors = (
-        (first * powers_high - products) + first * powers_low + second * powers_high
-    ) + second * powers_low
-    # The first two differences are exact: what the product of quotient and power, as a float, leaves over.
-    corrections = ((high - products) - errors + (low - quotients * _POWERS_REST[places])) / powers
-    values = quotients + corrections
-    rests = (quotients - values) + corrections
-    # A. Ziv, Fast evaluation of elementary mathematical functions with correctly rounded last bit (1991):
-    # where a rest that is larger by more than its error does not change the last bit, the true one does not
-    # either.
-    return values, values + rests * (1 + 2.0**-20) == values
-
-
 Steps = np.ndarray[Any, np.dtype[np.int64]]
-_Places = np.ndarray[Any, np.dtype[np.int64]]
-_Letters = np.ndarray[Any, np.dtype[np.uint8]]
+_Cells = dict[int, tuple[Floats, _Bools]]
+"""Values and which are present, by the index of their column."""
 
 MISSING_STEP = int(np.iinfo(np.int64).min)
 """The step of a row without one, or with one beyond 64 bits."""
 
-_COMMA, _FEED, _PLUS, _MINUS = b",\n+-"
-_LONGEST_CELL = 64
 _EXACT_FLOAT = float(1 << 53)
-_ARE_STRANGE = np.ones(256, np.bool_)
-_ARE_STRANGE[list(PLAIN_LETTERS + b",\n")] = False
+# What lines of numbers consist of, with "nan" and "inf"; among other letters, `float` takes "1_0" and " 1".
+_PLAIN = b"0123456789+-.einfa,\n"
+_NEGATIVE_ZERO = re.compile(rb"(?:^|[,\n])-0+[,\n]")
+# Importing pyarrow takes as long as `float` for the numbers of so many bytes.
+_ARROW_BYTES = 512 << 10
 
 
 @attrs.frozen(eq=False)
@@ -203,11 +98,12 @@ def read_blocks(
     columns = parse_header(header)
     pieces = iter(chunks)
     for chunk in pieces:
-        if b'"' in chunk:
+        others = chunk.translate(None, _PLAIN)
+        if b'"' in others:
             # A quoted cell may contain a line feed: chunks are no longer whole lines.
             yield block_of_rows(parse_rows(columns, b"".join([chunk, *pieces])), wanted)
             return
-        block = _fast(columns, chunk, wanted, with_time=with_time)
+        block = None if others else _block_of_numbers(columns, chunk, wanted, with_time=with_time)
         yield block_of_rows(parse_rows(columns, chunk), wanted) if block is None else block
 
 
@@ -240,32 +136,29 @@ def _float(value: float) -> float:
         return float("inf") if value > 0 else float("-inf")
 
 
-# Fast path.
+# Chunks of plain numbers.
 
 
-def _fast(
-    columns: list[str],
-    chunk: bytes,
-    wanted: Collection[str] | None,
-    *,
-    with_time: bool,
+def _block_of_numbers(
+    columns: list[str], chunk: bytes, wanted: Collection[str] | None, *, with_time: bool
 ) -> Block | None:
-    """Returns the rows of a chunk of plain numbers; None if it has anything else."""
-    ends = _separators(chunk, len(columns))
-    if ends is None:
-        return None
-    names = [name for name in columns if name not in {"step", "epoch", "time"}] if wanted is None else wanted
+    """Returns the rows of a chunk of plain numbers; None if only `parse_rows` can tell what it means."""
+    names = [name for name in columns if name not in OWN_COLUMNS] if wanted is None else wanted
     places: dict[str, list[int]] = {name: [] for name in ("step", "time", *names)}
     for index, column in enumerate(columns):
         if column in places and (with_time or column != "time"):
             places[column].append(index)
     needed = sorted({index for found in places.values() for index in found})
-    cells = _cells_of(chunk, ends, needed)
-    if cells is None:
-        return None
+    if len(chunk) >= _ARROW_BYTES and needed and _has_arrow():
+        cells = read_by_arrow(chunk, needed, len(columns))
+    else:
+        cells = read_by_float(chunk, needed)
+    if cells is None or (_has_negative_zero(cells) and _NEGATIVE_ZERO.search(chunk)):
+        return None  # "-0" is an integer, which has no negative zero; "-0.0" is a float.
+    count = len(cells[needed[0]][0]) if needed else chunk.count(b"\n")
 
     def column_named(name: str) -> tuple[Floats, _Bools]:
-        values, present = np.full(len(ends), np.nan), np.zeros(len(ends), np.bool_)
+        values, present = np.full(count, np.nan), np.zeros(count, np.bool_)
         for place, index in enumerate(places[name]):
             if place == 0:
                 values, present = cells[index]
@@ -283,101 +176,71 @@ def _fast(
     return Block(step, column_named("time")[0], {name: column_named(name) for name in names})
 
 
-def _separators(chunk: bytes, columns: int) -> _Places | None:
-    """Returns the ends of the cells, `(rows, columns)`; None if a line has another number of cells."""
-    if not columns or b"\0" in chunk or not chunk.endswith(b"\n"):
-        return None
-    letters = np.frombuffer(chunk, np.uint8)
-    # Of the characters of a number, only "+" and the separators sort before "-".
-    ends = np.flatnonzero(letters < _MINUS)
-    marks = letters[ends]
-    feeds = marks == _FEED
-    if np.count_nonzero(feeds) + np.count_nonzero(marks == _COMMA) != len(marks):
-        keep = marks != _PLUS
-        ends, marks, feeds = ends[keep], marks[keep], feeds[keep]
-        if not (feeds | (marks == _COMMA)).all():
-            return None
-    rows = np.count_nonzero(feeds)
-    if len(ends) != rows * columns or not feeds[columns - 1 :: columns].all():
-        return None
-    return ends.reshape(rows, columns)
+@functools.cache
+def _has_arrow() -> bool:
+    return importlib.util.find_spec("pyarrow") is not None
 
 
-def _cells_of(chunk: bytes, ends: _Places, indices: list[int]) -> dict[int, tuple[Floats, _Bools]] | None:
-    """Returns numbers and present cells of columns; None if a cell is neither empty nor a number."""
-    padded = b""
+def _has_negative_zero(cells: _Cells) -> bool:
+    return any(bool((np.signbit(values) & (values == 0)).any()) for values, _ in cells.values())
+
+
+def read_by_float(chunk: bytes, indices: Sequence[int]) -> _Cells | None:
+    """Returns numbers of whole lines; None if a cell is neither empty nor a number, or is missing.
+
+    Args:
+        chunk: the lines, of the characters of numbers alone.
+        indices: of the columns to return.
+    """
+    lines = chunk.split(b"\n")[:-1]
+    rows = [line.split(b",", max(indices, default=0) + 1) for line in lines]
     found = {}
-    for index in indices:
-        starts = (ends[:, index - 1] if index else np.concatenate([[-1], ends[:-1, -1]])) + 1
-        text = chunk
-        if starts[-1] + _LONGEST_CELL >= len(chunk):
-            # A copy of the chunk, which most columns do without.
-            text = padded = padded or chunk + bytes(_LONGEST_CELL + 1)
-        cells = _numbers(text, starts, ends[:, index] - starts)
-        if cells is None:
-            return None
-        found[index] = cells
+    try:
+        for index in indices:
+            cells = [row[index] for row in rows]
+            values = np.array([float(cell) if cell else np.nan for cell in cells], np.float64)
+            found[index] = values, np.array([cell != b"" for cell in cells], np.bool_)
+    except (ValueError, IndexError):
+        return None
     return found
 
 
-def _numbers(text: bytes, starts: _Places, lengths: _Places) -> tuple[Floats, _Bools] | None:
-    present = lengths > 0
-    values = np.full(len(starts), np.nan)
-    if not present.any():
-        return values, present
-    is_full = bool(present.all())
-    if not is_full:
-        starts, lengths = starts[present], lengths[present]
-    longest = int(lengths.max())
-    if longest > _LONGEST_CELL:
-        return None
-    # Each cell and what follows it as an item of fixed size, in overlapping views.
-    width = longest + 1
-    items: Any = np.ndarray((len(text) - longest,), f"V{width}", text, strides=(1,))
-    numbers = _parsed(items[starts].view(np.uint8).reshape(-1, width), lengths)
-    if numbers is None:
-        return None
-    if is_full:
-        return numbers, present
-    values[present] = numbers
-    return values, present
+def read_by_arrow(chunk: bytes, indices: Sequence[int], columns: int) -> _Cells | None:
+    """Returns what `read_by_float` does, by the CSV reader of pyarrow; lines have so many columns.
 
+    Raises:
+        ImportError: pyarrow is not installed.
+    """
+    import pyarrow as pa
+    from pyarrow import csv
 
-def _parsed(letters: _Letters, lengths: _Places) -> Floats | None:
-    """Returns the numbers of cells `(cells, letters)`, or None; each cell ends with a separator."""
-    # As uint8: an eighth of the memory and of the time.
-    places, last = np.arange(letters.shape[1], dtype=np.uint8), lengths.astype(np.uint8)[:, None]
-    inside = places <= last
-    text = letters[inside].tobytes().replace(b"\n", b",")
-    plain: Any = slice(None)
-    if text.translate(None, PLAIN_LETTERS + b","):  # Some are "nan", or not numbers.
-        plain = ~(_ARE_STRANGE[letters] & inside).any(axis=1)
-        text = letters[inside & plain[:, None]].tobytes().replace(b"\n", b",")
-    values, is_sure = np.empty(len(letters)), np.zeros(len(letters), np.bool_)
-    decimals = read_decimals(text)
-    if decimals is not None:
-        values[plain], is_sure[plain] = decimals
-    if not is_sure.all():
-        others = _read_by_python(letters[~is_sure], lengths[~is_sure])
-        if others is None:
-            return None
-        values[~is_sure] = others
-    return values
-
-
-def _read_by_python(letters: _Letters, lengths: _Places) -> Floats | None:
-    """Returns the numbers of cells `(cells, letters)` by Python's `float`; None if one is not a number."""
-    width = letters.shape[1]
-    letters[np.arange(width) >= lengths[:, None]] = 0
+    names = [str(index) for index in range(columns)]
     try:
-        values: Floats = letters.view(f"S{width}").ravel().astype(np.float64)
-    except ValueError:
+        table = csv.read_csv(
+            pa.BufferReader(chunk),
+            csv.ReadOptions(column_names=names, use_threads=False, block_size=len(chunk) + 1),
+            csv.ParseOptions(quote_char=False, ignore_empty_lines=False),
+            csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.float64()),
+                include_columns=[str(index) for index in indices],
+                null_values=[""],
+                check_utf8=False,
+            ),
+        )
+    except pa.ArrowInvalid:
         return None
-    for index in np.flatnonzero((values == 0) & np.signbit(values)):
-        # "-0" is an integer, which has no negative zero; "-0.0" is a float.
-        if isinstance(parse_number(letters[index].tobytes().rstrip(b"\0").decode()), int):
-            values[index] = 0.0
-    return values
+    return {index: _from_arrow(table.column(str(index)).chunk(0)) for index in indices}
+
+
+def _from_arrow(column: Any) -> tuple[Floats, _Bools]:
+    """Returns a column without its own `to_numpy`, which imports pandas: half a second."""
+    count = len(column)
+    bits, numbers = column.buffers()
+    values = np.frombuffer(numbers, np.float64, count)
+    if not column.null_count:
+        return values, np.ones(count, np.bool_)
+    present = np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little").astype(np.bool_)
+    return np.where(present, values, np.nan), present
 
 
 @attrs.frozen(eq=False, repr=False)

@@ -1,5 +1,6 @@
 """Metrics of a run as numpy arrays."""
 
+import contextlib
 import math
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from destinations.run_directory import read_rows, read_series
 from destinations.run_directory.layout import header_line, parse_header
 from destinations.run_directory.reader import parse_rows
 from destinations.runs import MetricNotFoundError, Run
+from destinations.runs.content import series as series_module
 from destinations.runs.content.series import MISSING_STEP, block_of_rows, read_blocks
 from tests.test_destinations.runs.written import Written, write_csv
 
@@ -76,16 +78,30 @@ def csv_texts(draw, cells, ragged):
     return columns, "".join(",".join(line) + "\n" for line in lines).encode()
 
 
+@contextlib.contextmanager
+def arrow_from(size):
+    """Lets pyarrow read chunks of this size and more."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(series_module, "_ARROW_BYTES", size)
+        yield
+
+
 def assert_blocks_are_rows(columns, body, chunk_bytes, wanted):
-    """Reads both ways, and compares every bit."""
+    """Reads in all ways, and compares every bit."""
     header = header_line(columns)
     rows = list(parse_rows(parse_header(header), body))
     chunks = [line + b"\n" for line in body.split(b"\n")[:-1]]
     size = max(1, chunk_bytes)
     pieces = [b"".join(chunks[start : start + size]) for start in range(0, len(chunks), size)]
 
-    blocks = list(read_blocks(header, pieces, wanted))
+    for size in (0, len(body) + 1):
+        with arrow_from(size):
+            blocks = list(read_blocks(header, pieces, wanted))
+        assert_blocks_have(blocks, rows, wanted)
 
+
+def assert_blocks_have(blocks, rows, wanted):
+    """Compares blocks with rows."""
     names = {name for row in rows for name in row.metrics} if wanted is None else set(wanted)
     expected = block_of_rows(rows, sorted(names))
     assert sum(map(len, blocks)) == len(rows)
