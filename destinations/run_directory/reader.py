@@ -7,7 +7,6 @@ writer does meanwhile and however it ended.
 import csv
 import errno
 import io
-import itertools
 import os
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -83,10 +82,6 @@ class CsvSnapshot:
         """Returns the descriptor; -1 if there is no file."""
         return self._fd
 
-    def read(self) -> bytes:
-        """Returns the rows."""
-        return b"".join(self.chunks())
-
     def chunks(self, start: int | None = None, chunk_bytes: int = _CHUNK_BYTES) -> Iterator[bytes]:
         """Yields the rows in chunks of complete lines.
 
@@ -137,6 +132,17 @@ class CsvSnapshot:
             at, length = at + len(piece), length - len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
+    def rows(self, start: int | None = None) -> "Iterator[MetricRow]":
+        """Yields the rows one chunk at a time; see `chunks` and `parse_rows`."""
+        columns = parse_header(self.header)
+        for chunk in self.chunks(start):
+            yield from parse_rows(columns, chunk)
+
+    def before(self, end: int, length: int) -> bytes:
+        """Returns up to `length` bytes before an offset, without the first line."""
+        start = max(len(self.header), end - length)
+        return self._piece(start, end - start)
+
     def take(self) -> int:
         """Hands the descriptor over to the caller; this object cannot read any more."""
         fd, self._fd = self._fd, -1
@@ -162,6 +168,19 @@ class MetricsSnapshot:
     csv: CsvSnapshot
     records: tuple[object, ...]
     place: tuple[int, int] | None
+
+    @property
+    def resumes(self) -> "list[Resume]":
+        """The resumes whose abandoned rows the CSV still has."""
+        return [record for record in self.records if isinstance(record, Resume)]
+
+    def rows(self) -> "Iterator[MetricRow]":
+        """Yields the rows of CSV and journal; holds those of the CSV only if a resume may remove some."""
+        if self.resumes:
+            yield from merge_journal(list(self.csv.rows()), self.records)
+        else:
+            yield from self.csv.rows()
+            yield from merge_journal([], self.records)
 
     def __enter__(self) -> Self:
         return self
@@ -306,8 +325,7 @@ def read_rows(run_dir: Path | str, rank: int = 0) -> list[MetricRow]:
         rank: whose rows; others than rank 0 have some only where the run was made with `all_ranks=True`.
     """
     with take_snapshot(Path(run_dir), rank) as snapshot:
-        rows = list(parse_rows(parse_header(snapshot.csv.header), snapshot.csv.read()))
-        return merge_journal(rows, snapshot.records)
+        return list(snapshot.rows())
 
 
 def read_series(run_dir: Path | str, name: str, rank: int = 0) -> list[tuple[int | None, float]]:
@@ -336,9 +354,8 @@ def last_rows(
         wanted: columns; rows that have none of them do not count. All rows where empty.
     """
     with take_snapshot(Path(run_dir), rank) as snapshot:
-        resumes = [record for record in snapshot.records if isinstance(record, Resume)]
         found = deque(_wanted(merge_journal([], snapshot.records), wanted, ()), maxlen=count)
-        in_csv = last_csv_rows(snapshot.csv, count - len(found), wanted, resumes)
+        in_csv = last_csv_rows(snapshot.csv, count - len(found), wanted, snapshot.resumes)
         return [*in_csv, *found]
 
 
@@ -359,8 +376,7 @@ def last_csv_rows(
                 return [row for piece in reversed(pieces) for row in piece][-count:]
         else:
             return [row for piece in reversed(pieces) for row in piece]
-    rows = itertools.chain.from_iterable(parse_rows(columns, chunk) for chunk in csv_part.chunks())
-    return list(deque(_wanted(rows, wanted, resumes), maxlen=count))
+    return list(deque(_wanted(csv_part.rows(), wanted, resumes), maxlen=count))
 
 
 def _wanted(

@@ -8,7 +8,6 @@ the columns of the runs that were asked for least recently are dropped.
 
 import functools
 import itertools
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
@@ -18,16 +17,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-from destinations.run_directory.frames import Resume
-from destinations.run_directory.layout import (
-    OWN_COLUMNS,
-    column_of,
-    header_line,
-    journal_path,
-    parse_header,
-)
-from destinations.run_directory.reader import MetricsSnapshot, merge_journal, metric_columns, take_snapshot
-from destinations.run_directory.segments import journal_extent
+from destinations.run_directory.layout import OWN_COLUMNS, column_of, header_line, parse_header
+from destinations.run_directory.reader import CsvSnapshot, merge_journal, metric_columns
+from destinations.runs.content.rank_reader import Look, RankReader
 from destinations.runs.content.series import Block, block_of_rows, read_blocks, without_abandoned
 from destinations.runs.content.sources import Branch
 from uploads.disk import read_regular
@@ -162,15 +154,12 @@ class _RankColumns:
     """The columns of one rank of a run."""
 
     def __init__(self, run_dir: Path, rank: int) -> None:
-        self._run_dir = run_dir
-        self._rank = rank
+        self._reader = RankReader(run_dir, rank)
         self._lock = threading.Lock()  # Guards everything but `_announced`, which only grows by whole sets.
         self._announced: frozenset[str] = frozenset()
         self._clear()
 
     def _clear(self) -> None:
-        self._identity: tuple[int, int, bytes] | None = None
-        self._end = 0
         self._token = next(_tokens)
         self._step = _Growing(np.int64)
         # None until it is needed.
@@ -190,51 +179,48 @@ class _RankColumns:
 
     def extent(self) -> Hashable:
         """Returns a value that changes when there are other rows."""
-        with take_snapshot(self._run_dir, self._rank, with_records=False) as snapshot:
-            extent = journal_extent(journal_path(self._run_dir, self._rank), snapshot.place)
-            return _identity_of(snapshot), snapshot.csv.end, extent
+        return self._reader.extent()
 
     def announce(self, names: Sequence[str]) -> None:
         """See `ColumnCache.announce`."""
         self._announced |= frozenset(names)
 
     def read(self, names: Sequence[str], *, with_time: bool) -> MetricRows:
-        with self._lock, take_snapshot(self._run_dir, self._rank) as snapshot:
+        with self._lock, self._reader.look() as look:
+            snapshot = look.snapshot
             known = metric_columns(snapshot)
             wanted = _columns_of(names, known)
             # One that is announced between these two lines is read when it is asked for.
             announced, self._announced = self._announced, frozenset()
-            resumes = [record for record in snapshot.records if isinstance(record, Resume)]
+            resumes = snapshot.resumes
             with_time = with_time or bool(resumes)
-            self._update(snapshot, _columns_of([*names, *announced], known), with_time=with_time)
+            self._update(look, _columns_of([*names, *announced], known), with_time=with_time)
+            self._reader.note(look)
             block = without_abandoned(self._block(wanted), resumes)
             rows = merge_journal([], snapshot.records)
             if rows:
                 block = _joined(block, block_of_rows(rows, wanted))
             return MetricRows(block, known, f"{self._token}.{len(resumes)}")
 
-    def _update(self, snapshot: MetricsSnapshot, wanted: Sequence[str], *, with_time: bool) -> None:
+    def _update(self, look: Look, wanted: Sequence[str], *, with_time: bool) -> None:
         """Reads new rows of the CSV, for all columns that are held; all rows, for the others."""
-        identity, csv = _identity_of(snapshot), snapshot.csv
+        csv = look.snapshot.csv
+        is_grown = csv.end > look.start
         # Another program may change what it has written, or rename the columns in the middle.
         is_own = csv.header.startswith(_OWN_HEADER)
-        is_continued = identity == self._identity and csv.end >= self._end
-        if not is_continued or (csv.end > self._end and not is_own):
-            wanted, with_time = (
-                [*dict.fromkeys([*self._columns, *wanted])],
-                with_time or self._time is not None,
-            )
+        if not look.is_continued or (is_grown and not is_own):
+            wanted = [*dict.fromkeys([*self._columns, *wanted])]
+            with_time = with_time or self._time is not None
             self._clear()
-        self._identity = identity
-        if csv.end > self._end and self._columns:
-            start = max(self._end, len(csv.header))
+        elif is_grown and self._columns:
             has_time = self._time is not None
-            for block in read_blocks(csv.header, csv.chunks(start), list(self._columns), with_time=has_time):
+            for block in read_blocks(
+                csv.header, csv.chunks(look.start), list(self._columns), with_time=has_time
+            ):
                 self._append(block)
-            self._end = csv.end
         missing = [name for name in wanted if name not in self._columns]
         if missing or (with_time and self._time is None and wanted):
-            self._add_columns(snapshot, missing, with_time=with_time and self._time is None)
+            self._add_columns(csv, missing, with_time=with_time and self._time is None)
 
     def _append(self, block: Block) -> None:
         self._step.append(block.step)
@@ -244,9 +230,8 @@ class _RankColumns:
             values.append(block.columns[name][0])
             present.append(block.columns[name][1])
 
-    def _add_columns(self, snapshot: MetricsSnapshot, names: Sequence[str], *, with_time: bool) -> None:
+    def _add_columns(self, csv: CsvSnapshot, names: Sequence[str], *, with_time: bool) -> None:
         """Reads columns of all rows; other columns are up to date."""
-        csv = snapshot.csv
         added = {name: (_Growing(np.float64), _Growing(np.bool_)) for name in names}
         is_first = not self._columns
         if is_first:
@@ -264,7 +249,6 @@ class _RankColumns:
                 present.append(block.columns[name][1])
         self._time = self._time if times is None else times
         self._columns |= added
-        self._end = csv.end
 
     def _block(self, names: Sequence[str]) -> Block:
         columns = {name: self._columns[name] for name in names}
@@ -274,14 +258,6 @@ class _RankColumns:
             np.full(len(step), np.nan) if self._time is None else self._time.values(),
             {name: (values.values(), present.values()) for name, (values, present) in columns.items()},
         )
-
-
-def _identity_of(snapshot: MetricsSnapshot) -> tuple[int, int, bytes]:
-    fd = snapshot.csv.fileno()
-    if fd < 0:
-        return 0, 0, b""
-    state = os.fstat(fd)
-    return state.st_dev, state.st_ino, snapshot.csv.header
 
 
 def _joined(first: Block, second: Block) -> Block:

@@ -36,10 +36,11 @@ from destinations.run_directory.reader import (
     has_any_metric,
     last_csv_rows,
     parse_rows,
-    take_snapshot,
 )
 from destinations.run_directory.segments import FIRST_BYTES, JournalPlace, continues_from
 from uploads.disk import open_regular, read_regular
+
+from .rank_reader import Look, RankReader
 
 __all__ = ["Follower", "Point", "follow_metric", "follow_rows"]
 
@@ -151,12 +152,13 @@ class Follower:
     def __init__(self, run_dir: Path, rank: int = 0) -> None:
         self._run_dir = run_dir
         self._rank = rank
+        self._reader = RankReader(run_dir, rank)
         self._journal = journal_path(run_dir, rank)
         self._segment: _Segment | None = None
         self._csv = CsvSnapshot(-1, b"", 0)
         self._csv_rows = 0
         self._first: MetricRow | None = None
-        self._stamp: object = None
+        self._extent: object = None
         self._is_begun = False
         # Rows from the journal that the CSV did not have at the last look.
         self._recent: deque[tuple[JournalPlace, MetricRow]] = deque()
@@ -183,20 +185,21 @@ class Follower:
             wanted: columns; only rows with one of them count for `last`. Empty for all rows.
         """
         rows: list[MetricRow] = []
-        stamp = self._stamp_of_files()
-        with take_snapshot(self._run_dir, self._rank, with_records=False) as snapshot:
-            self._first = next(_rows(snapshot.csv), None)
+        extent = self._reader.extent()
+        with self._reader.look(with_records=False) as look:
+            csv = look.snapshot.csv
+            self._first = next(csv.rows(), None)
             if last is None:
-                for row in _rows(snapshot.csv):
+                for row in csv.rows():
                     self._csv_rows += 1
                     yield row
             else:
-                rows = last_csv_rows(snapshot.csv, last, wanted)
+                rows = last_csv_rows(csv, last, wanted)
                 # Detects a file rewritten in place by another writer.
                 is_own = self._first is None or self._first.time is not None
-                self._csv_rows = len(rows) if is_own else sum(1 for _ in _rows(snapshot.csv))
-            self._hold(snapshot.csv)
-        self._continue_from(snapshot.place, stamp, rows)
+                self._csv_rows = len(rows) if is_own else sum(1 for _ in csv.rows())
+            self._hold(look)
+        self._continue_from(look.snapshot.place, extent, rows)
         yield from (
             rows if last is None else deque((row for row in rows if has_any_metric(row, wanted)), maxlen=last)
         )
@@ -260,12 +263,12 @@ class Follower:
     def _forget_drained(self) -> None:
         """Holds the current CSV, and drops the rows that it contains, which bounds memory."""
         segment = self._segment
-        with take_snapshot(self._run_dir, self._rank, with_records=False) as snapshot:
-            place = snapshot.place
+        with self._reader.look(with_records=False) as look:
+            place = look.snapshot.place
             if segment is None or place is None or place > (segment.number, segment.offset):
                 return  # The CSV also has rows that were not read yet.
-            if snapshot.csv.fileno() >= 0:
-                self._hold(snapshot.csv)
+            if look.snapshot.csv.fileno() >= 0:
+                self._hold(look)
         while self._recent and self._recent[0][0] <= place:
             self._recent.popleft()
 
@@ -287,43 +290,44 @@ class Follower:
 
     def _read_csv(self, rows: list[MetricRow]) -> None:
         """Reads new rows of the CSV, then the journal from where the CSV ends."""
-        stamp = self._stamp_of_files()
-        if stamp is not None and stamp == self._stamp:
+        extent = self._reader.extent()
+        if extent == self._extent:
             return
-        with take_snapshot(self._run_dir, self._rank, with_records=False) as snapshot:
-            place = snapshot.place
-            if not self._take_csv(snapshot.csv, rows):
+        with self._reader.look(with_records=False) as look:
+            if not self._take_csv(look, rows):
                 return
-            self._hold(snapshot.csv)
-        self._continue_from(place, stamp, rows)
+            self._hold(look)
+        self._continue_from(look.snapshot.place, extent, rows)
 
-    def _continue_from(self, place: JournalPlace | None, stamp: object, rows: list[MetricRow]) -> None:
+    def _continue_from(self, place: JournalPlace | None, extent: object, rows: list[MetricRow]) -> None:
         """Reads the journal from the place where the CSV ends."""
         self._is_begun = True
-        self._stamp = stamp
+        self._extent = extent
         if place is None:
             numbers = [segment_number(path) for path in segment_paths(self._journal)]
             place = (numbers[0], len(MAGIC)) if numbers else None
         if place is not None and self._enter_segment(*place):
             self._follow_journal(rows)
 
-    def _hold(self, csv: CsvSnapshot) -> None:
+    def _hold(self, look: Look) -> None:
         """Keeps the file open in its present state, to compare with its next."""
+        self._reader.note(look)
+        csv = look.snapshot.csv
         header, end, fd = csv.header, csv.end, csv.take()
         self._csv.close()
         self._csv = CsvSnapshot(fd, header, end)
         self._abandoned = self._abandoned_files()
 
-    def _take_csv(self, csv: CsvSnapshot, rows: list[MetricRow]) -> bool:
+    def _take_csv(self, look: Look, rows: list[MetricRow]) -> bool:
         """Reads new rows of a CSV; returns False while another program rewrites it in place."""
-        if self._is_continued(csv):
-            found = list(_rows(csv, None if self._csv.fileno() < 0 else self._csv.end))
+        if look.is_continued:
+            found = list(look.snapshot.csv.rows(look.start))
             if self._csv_rows == 0 and found:
                 self._first = found[0]
             self._csv_rows += len(found)
             rows += self._unknown(found, iter(()))
             return True
-        return self._take_other(csv, rows)
+        return self._take_other(look, rows)
 
     def _unknown(self, found: Iterable[MetricRow], before: Iterator[MetricRow]) -> list[MetricRow]:
         """Returns the rows of a CSV that were not yielded.
@@ -386,13 +390,14 @@ class Follower:
         stem = metrics_name(self._rank).removesuffix(".csv")
         return {*(self._run_dir / ABANDONED_FOLDER).glob(f"{stem}.step*.csv")}
 
-    def _take_other(self, csv: CsvSnapshot, rows: list[MetricRow]) -> bool:
+    def _take_other(self, look: Look, rows: list[MetricRow]) -> bool:
         """Reads the new rows of a CSV that replaced the previous one, without holding the known rows."""
-        first = next(_rows(csv), None)
-        found = _Counted(_rows(csv))
+        csv = look.snapshot.csv
+        first = next(csv.rows(), None)
+        found = _Counted(csv.rows())
         new: list[MetricRow]
-        if not self._is_same_file(csv) and any(row.time is not None for row in _rows(csv)):
-            new = self._unknown(found, _rows(self._csv))
+        if not look.is_same_file and any(row.time is not None for row in csv.rows()):
+            new = self._unknown(found, self._csv.rows())
         else:
             known = self._csv_rows if first is not None and first == self._first else 0
             new = list(itertools.islice(found, known, None))
@@ -401,27 +406,6 @@ class Follower:
         rows += new
         self._first, self._csv_rows = first, found.count
         return True
-
-    def _is_continued(self, csv: CsvSnapshot) -> bool:
-        """Returns whether a CSV is the one read before, possibly with more rows."""
-        if self._csv.fileno() < 0:
-            return True
-        return self._is_same_file(csv) and csv.header == self._csv.header and csv.end >= self._csv.end
-
-    def _is_same_file(self, csv: CsvSnapshot) -> bool:
-        if csv.fileno() < 0 or self._csv.fileno() < 0:
-            return False
-        return os.path.samestat(os.fstat(csv.fileno()), os.fstat(self._csv.fileno()))
-
-    def _stamp_of_files(self) -> object:
-        """Returns a stamp that changes when there is something to read; None if there is a journal."""
-        if self._journal.exists():
-            return None
-        try:
-            found = (self._run_dir / metrics_name(self._rank)).stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class _Counted:
@@ -435,12 +419,6 @@ class _Counted:
         for row in self._rows:
             self.count += 1
             yield row
-
-
-def _rows(csv: CsvSnapshot, start: int | None = None) -> Iterator[MetricRow]:
-    columns = parse_header(csv.header)
-    for chunk in csv.chunks(start):
-        yield from parse_rows(columns, chunk)
 
 
 def _is_same_row(one: MetricRow, other: MetricRow) -> bool:

@@ -4,8 +4,8 @@ Never writes; may read a run that is being written, see `run_directory.reader`. 
 numpy.
 
 Numbers are read by the CSV reader of pyarrow, where it is installed, and by `float` otherwise, with the same
-results. Chunks of less than half a MiB, also of large files, always take `float`: importing pyarrow costs 50 ms.
-docs/performance.md has what both take.
+results. Chunks of less than half a MiB, also of large files, always take `float`, for importing pyarrow costs
+50 ms. docs/performance.md has what both take.
 """
 
 import functools
@@ -20,15 +20,10 @@ import numpy as np
 
 from destinations.run_directory.frames import Resume
 from destinations.run_directory.layout import OWN_COLUMNS, column_of, parse_header
-from destinations.run_directory.reader import (
-    MetricRow,
-    MetricsSnapshot,
-    merge_journal,
-    metric_columns,
-    parse_rows,
-    take_snapshot,
-)
+from destinations.run_directory.reader import MetricRow, merge_journal, metric_columns, parse_rows
 from destinations.runs.errors import MetricNotFoundError
+
+from .rank_reader import Look, RankReader
 
 __all__ = [
     "MISSING_STEP",
@@ -291,13 +286,13 @@ def read_series(run_dir: Path, name: str, rank: int = 0) -> Series:
     Raises:
         MetricNotFoundError: the run has no such metric; the message suggests the closest.
     """
-    with take_snapshot(run_dir, rank) as snapshot:
-        known = metric_columns(snapshot)
+    with RankReader(run_dir, rank).look() as look:
+        known = metric_columns(look.snapshot)
         column = next((one for one in (column_of(name), name) if one in known or one == "epoch"), None)
         if column is None:
             raise MetricNotFoundError(name, known, "" if known or not rank else _no_rows_of(rank))
         pieces: list[tuple[Steps, Floats, Floats]] = []
-        for block in _blocks(snapshot, [column]):
+        for block in _blocks(look, [column]):
             values, present = block.columns[column]
             if present.all():
                 pieces.append((block.step, block.time, values))
@@ -311,15 +306,15 @@ def read_series(run_dir: Path, name: str, rank: int = 0) -> Series:
 
 def run_blocks(run_dir: Path, rank: int = 0) -> Iterator[Block]:
     """Yields all rows of a rank in blocks; a block has only the metrics that occur in it."""
-    with take_snapshot(run_dir, rank) as snapshot:
-        yield from _blocks(snapshot, None)
+    with RankReader(run_dir, rank).look() as look:
+        yield from _blocks(look, None)
 
 
-def _blocks(snapshot: MetricsSnapshot, wanted: Sequence[str] | None) -> Iterator[Block]:
-    resumes = [record for record in snapshot.records if isinstance(record, Resume)]
-    for block in read_blocks(snapshot.csv.header, snapshot.csv.chunks(), wanted):
+def _blocks(look: Look, wanted: Sequence[str] | None) -> Iterator[Block]:
+    csv, resumes = look.snapshot.csv, look.snapshot.resumes
+    for block in read_blocks(csv.header, csv.chunks(look.start), wanted):
         yield without_abandoned(block, resumes)
-    rows = merge_journal([], snapshot.records)
+    rows = merge_journal([], look.snapshot.records)
     if rows:
         yield block_of_rows(rows, wanted)
 

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import attrs
 
-from destinations.run_directory.frames import Resume
 from destinations.run_directory.layout import (
     ABANDONED_FOLDER,
     ARTIFACTS_INDEX,
@@ -29,14 +28,11 @@ from destinations.run_directory.layout import (
     metrics_name,
     parse_header,
 )
-from destinations.run_directory.reader import (
-    MetricRow,
-    merge_journal,
-    parse_rows,
-    take_snapshot,
-)
+from destinations.run_directory.reader import MetricRow, parse_rows
 from destinations.runs.files import json_lines, number_of, whole_of
 from uploads.disk import read_regular
+
+from .rank_reader import RankReader
 
 __all__ = ["INDEXES", "Branch", "Item", "ReadPosition", "RewoundError", "branches_of", "items_of", "ranks_of"]
 
@@ -209,16 +205,8 @@ def _abandoned_rows(branch: Branch, position: ReadPosition) -> Iterator[Item]:
 
 
 def _rows(run_dir: Path, rank: int) -> Iterator[MetricRow]:
-    """Yields the rows of a rank, one chunk of the file at a time."""
-    with take_snapshot(run_dir, rank) as snapshot:
-        columns = parse_header(snapshot.csv.header)
-        in_csv = itertools.chain.from_iterable(parse_rows(columns, chunk) for chunk in snapshot.csv.chunks())
-        if any(isinstance(record, Resume) for record in snapshot.records):
-            # It may remove rows of the CSV.
-            yield from merge_journal(list(in_csv), snapshot.records)
-        else:
-            yield from in_csv
-            yield from merge_journal([], snapshot.records)
+    with RankReader(run_dir, rank).look() as look:
+        yield from look.snapshot.rows()
 
 
 def _new_rows(rows: Iterable[MetricRow], position: ReadPosition) -> Iterator[Item]:

@@ -6,7 +6,6 @@ group are streamed to each table in one transaction, and replace what the table 
 commits first, this one starts over with what is left to do.
 """
 
-import contextlib
 import hashlib
 import itertools
 import json
@@ -22,7 +21,7 @@ from typing import Any, Literal, TypeVar
 import attrs
 import numpy as np
 
-from destinations.run_directory.layout import JOURNAL_FOLDER
+from destinations.runs.content.rank_reader import stamps_of
 from destinations.runs.content.series import MISSING_STEP, Block, run_blocks
 from destinations.runs.errors import DatasetError, RunsError
 from destinations.runs.record import RunRecord, is_terminal
@@ -569,12 +568,8 @@ def _text_of(path: Path) -> str:
 
 def _metrics_state(run_dir: Path) -> str:
     """Returns a text that changes when the metrics do; empty if there are none."""
-    found = []
-    for path in sorted([*run_dir.glob("metrics*.csv"), *(run_dir / JOURNAL_FOLDER).glob("*/*.journal")]):
-        with contextlib.suppress(OSError):
-            stat = path.stat()
-            found.append(f"{path.relative_to(run_dir)}:{stat.st_size}:{stat.st_mtime_ns}")
-    return _digest("\n".join(found)) if found else ""
+    stamps = stamps_of(run_dir)
+    return _digest("\n".join(f"{name}:{size}:{at}" for name, (size, at) in stamps.items())) if stamps else ""
 
 
 def _record_state(record: RunRecord) -> str:

@@ -1,0 +1,132 @@
+"""`RankReader`: what is new in the metrics of a rank since the last look.
+
+This is the one place that tells whether a CSV is still the file that was read: the same inode, with the same
+first line and the same bytes before the place where reading ended. Otherwise the file was cut, replaced, or
+rewritten in place, and none of its rows counts as known.
+
+Series and compaction look once. The page, `follow` and `tail` look again and again. A process cannot hold a
+file beyond its own end, so `send` counts the values that it passed on; see `sources.ReadPosition`.
+"""
+
+import contextlib
+import os
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Self
+
+import attrs
+
+from destinations.run_directory.layout import JOURNAL_FOLDER, journal_path, metrics_name
+from destinations.run_directory.reader import CsvSnapshot, MetricsSnapshot, take_snapshot
+from destinations.run_directory.segments import journal_extent
+
+__all__ = ["Look", "RankReader", "stamps_of"]
+
+_TAIL_BYTES = 256
+
+
+@attrs.frozen
+class _SeenCsv:
+    """A CSV up to where it was read; `tail` are the bytes before that."""
+
+    device: int
+    inode: int
+    header: bytes
+    end: int
+    tail: bytes
+
+    @classmethod
+    def of(cls, csv: CsvSnapshot, end: int) -> Self:
+        """Returns what tells a CSV from others up to an offset."""
+        state = os.fstat(csv.fileno())
+        return cls(state.st_dev, state.st_ino, csv.header, end, csv.before(end, _TAIL_BYTES))
+
+
+@attrs.frozen(eq=False)
+class Look:
+    """What one look found; a context manager that closes the CSV.
+
+    Attributes:
+        snapshot: the metrics at this moment.
+        is_same_file: whether the CSV is the file of the last look.
+        is_continued: whether all that the last look saw of the CSV is still there; also where it saw none.
+        start: the offset in the CSV where the rows begin that the last look did not see.
+    """
+
+    snapshot: MetricsSnapshot
+    is_same_file: bool
+    is_continued: bool
+    start: int
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.snapshot.csv.close()
+
+
+class RankReader:
+    """Looks at the metrics of a rank, and tells what is new; one thread at a time.
+
+    Args:
+        run_dir: the folder of the run.
+        rank: of the rows.
+    """
+
+    def __init__(self, run_dir: Path, rank: int) -> None:
+        self._run_dir = run_dir
+        self._rank = rank
+        self._seen: _SeenCsv | None = None
+
+    def look(self, *, with_records: bool = True) -> Look:
+        """Returns what there is, and since where it is new.
+
+        Args:
+            with_records: whether to read the journal as well.
+
+        Raises:
+            OSError: as of `take_snapshot`.
+        """
+        snapshot = take_snapshot(self._run_dir, self._rank, with_records=with_records)
+        csv, seen = snapshot.csv, self._seen
+        try:
+            if seen is None:
+                return Look(snapshot, is_same_file=False, is_continued=True, start=len(csv.header))
+            now = None if csv.fileno() < 0 else _SeenCsv.of(csv, min(seen.end, csv.end))
+        except BaseException:
+            csv.close()
+            raise
+        is_same = now is not None and (now.device, now.inode) == (seen.device, seen.inode)
+        is_continued = now == seen
+        return Look(snapshot, is_same, is_continued, seen.end if is_continued else len(csv.header))
+
+    def note(self, look: Look) -> None:
+        """Remembers that all rows of a look were read; before its end, as the CSV must be open."""
+        csv = look.snapshot.csv
+        self._seen = None if csv.fileno() < 0 else _SeenCsv.of(csv, csv.end)
+
+    def extent(self) -> Hashable:
+        """Returns a value that changes with the rows; reads none of them.
+
+        Raises:
+            OSError: as of `take_snapshot`.
+        """
+        journal = journal_path(self._run_dir, self._rank)
+        if not journal.exists():
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                state = (self._run_dir / metrics_name(self._rank)).stat()
+                return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
+        with take_snapshot(self._run_dir, self._rank, with_records=False) as snapshot:
+            csv = snapshot.csv
+            seen = None if csv.fileno() < 0 else _SeenCsv.of(csv, csv.end)
+            return seen, journal_extent(journal, snapshot.place)
+
+
+def stamps_of(run_dir: Path) -> dict[str, tuple[int, int]]:
+    """Returns size and mtime in nanoseconds of each file with rows of a run, by its path in the folder."""
+    stamps = {}
+    for path in sorted([*run_dir.glob("metrics*.csv"), *(run_dir / JOURNAL_FOLDER).glob("*/*.journal")]):
+        with contextlib.suppress(OSError):
+            state = path.stat()
+            stamps[path.relative_to(run_dir).as_posix()] = state.st_size, state.st_mtime_ns
+    return stamps

@@ -1,0 +1,134 @@
+"""What a look at the metrics of a rank says is new."""
+
+import os
+
+import pytest
+
+from destinations.runs.content.rank_reader import RankReader, stamps_of
+from destinations.viewer.columns import ColumnCache
+from tests.test_destinations.runs.written import Written, write_csv
+
+HEADER = "step,epoch,time,loss"
+
+
+def lines(steps, start=1000.0):
+    """Returns a header, and lines as our writer leaves them."""
+    return [HEADER, *(f"{step},0,{start + step},{step}.5" for step in steps)]
+
+
+def new_steps(reader):
+    """Looks once; returns the steps of the new rows, and whether the earlier ones are as they were."""
+    with reader.look() as look:
+        steps = [row.step for row in look.snapshot.csv.rows(look.start)]
+        reader.note(look)
+        return steps, look.is_continued
+
+
+def append(folder):
+    """Adds a row."""
+    with (folder / "metrics.csv").open("a") as file:
+        file.write("4,0,1004.0,4.5\n")
+
+
+def replace(folder):
+    """Puts another file in the place of the CSV."""
+    (folder / "metrics.csv").rename(folder / "old.csv")
+    write_csv(folder, lines(range(5)))
+
+
+def rewrite(folder):
+    """Writes other rows into the same file, under the same header."""
+    (folder / "metrics.csv").write_text("\n".join([*lines(range(5), start=2000.0), ""]))
+
+
+def cut(folder):
+    """Removes the last row."""
+    path = folder / "metrics.csv"
+    os.truncate(path, path.read_bytes().rindex(b"3,0,"))
+
+
+def add_column(folder):
+    """Writes the file with one more column."""
+    text = (folder / "metrics.csv").read_text().replace("\n", ",\n").replace("loss,", "loss,acc")
+    (folder / "metrics.csv").write_text(text)
+
+
+CHANGES = [
+    (lambda _: None, [], True),
+    (append, [4], True),
+    (replace, [0, 1, 2, 3, 4], False),
+    (rewrite, [0, 1, 2, 3, 4], False),
+    (cut, [0, 1, 2], False),
+    (add_column, [0, 1, 2, 3], False),
+    (lambda folder: (folder / "metrics.csv").unlink(), [], False),
+]
+
+
+@pytest.mark.parametrize(("change", "steps", "is_continued"), CHANGES)
+def test_what_became_of_a_csv_is_noticed(tmp_path, change, steps, is_continued):
+    """Only rows that were appended are new; after any other change, all rows are."""
+    write_csv(tmp_path, lines(range(4)))
+    reader = RankReader(tmp_path, 0)
+    first, before = new_steps(reader), reader.extent()
+
+    change(tmp_path)
+
+    assert first == ([0, 1, 2, 3], True)
+    assert (reader.extent() == before) == (steps == [] and is_continued)
+    assert new_steps(reader) == (steps, is_continued)
+    assert new_steps(reader) == ([], True)
+
+
+def test_a_look_that_is_not_noted_is_repeated(tmp_path):
+    """A reader that fails in the middle of its rows gets all of them again."""
+    write_csv(tmp_path, lines(range(4)))
+    reader = RankReader(tmp_path, 0)
+    with reader.look() as look:
+        start = look.start
+
+    with reader.look() as look:
+        assert (look.start, look.is_continued) == (start, True)
+
+
+@pytest.mark.parametrize(("change", "steps"), [(change, steps) for change, steps, _ in CHANGES[1:-1]])
+def test_the_columns_of_the_page_are_those_of_the_file(tmp_path, change, steps):
+    """Whatever another program does to the CSV between two looks, the page has its rows and no others."""
+    write_csv(tmp_path, lines(range(4)))
+    cache = ColumnCache()
+    cache.read(tmp_path, 0, ["loss"], with_time=True)
+
+    change(tmp_path)
+    block = cache.read(tmp_path, 0, ["loss"], with_time=True).block
+
+    rows = [line.split(",") for line in (tmp_path / "metrics.csv").read_text().splitlines()[1:]]
+    assert block.step.tolist() == [int(row[0]) for row in rows]
+    assert block.time.tolist() == [float(row[2]) for row in rows]
+    assert block.columns["loss"][0].tolist() == [float(row[3]) for row in rows]
+
+
+def test_the_extent_changes_with_the_journal(tmp_path):
+    """A row that is not in the CSV yet is a change; nothing written is none."""
+    reader = RankReader(tmp_path / "run", 0)
+    with Written(tmp_path / "run", flush_seconds=1000) as written:
+        written.log({"loss": 0.5}, 0)
+        written.flush()
+        before = reader.extent()
+        same = reader.extent()
+        written.log({"loss": 0.25}, 1)
+        after = reader.extent()
+
+    assert before == same
+    assert after != before
+
+
+def test_stamps_name_each_file_with_rows(tmp_path):
+    """The CSV of each rank, and the segments of the journals, have a stamp; other files have none."""
+    with Written(tmp_path / "run", flush_seconds=1000) as written:
+        written.log({"loss": 0.5}, 0)
+        written.flush()
+        (tmp_path / "run" / "metrics.rank1.csv").write_text("step\n")
+
+        stamps = stamps_of(tmp_path / "run")
+
+    assert [name.split("/")[0] for name in stamps] == ["journal", "metrics.csv", "metrics.rank1.csv"]
+    assert stamps["metrics.rank1.csv"][0] == 5
