@@ -64,16 +64,17 @@ def flat_hyperparameters(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
 
     def add(prefix: str, value: Any) -> None:
-        if isinstance(value, Mapping) and value:
-            for key, item in value.items():
-                add(f"{prefix}.{key}" if prefix else str(key), item)
-        elif isinstance(value, list | tuple) and 0 < len(value) <= _MAX_LIST_ITEMS:
-            for index, item in enumerate(value):
-                add(f"{prefix}.{index}", item)
-        elif isinstance(value, Mapping | list | tuple):
-            flat[prefix] = strict_json(value)
-        else:
-            flat[prefix] = value
+        match value:
+            case Mapping() if value:
+                for key, item in value.items():
+                    add(f"{prefix}.{key}" if prefix else str(key), item)
+            case list() | tuple() if 0 < len(value) <= _MAX_LIST_ITEMS:
+                for index, item in enumerate(value):
+                    add(f"{prefix}.{index}", item)
+            case Mapping() | list() | tuple():
+                flat[prefix] = strict_json(value)
+            case _:
+                flat[prefix] = value
 
     add("", dict(hyperparameters))
     return flat if hyperparameters else {}
@@ -298,11 +299,6 @@ class SessionLog:
         }
         self._lines.append(self.current)
 
-    @property
-    def is_first(self) -> bool:
-        """Whether this is the first session."""
-        return len(self._lines) == 1
-
     def write(
         self, live_status: tuple[str, float | None] = ("running", None), *, durable: bool = True
     ) -> None:
@@ -377,10 +373,11 @@ def _loader() -> Any:
                 raise yaml.YAMLError(f"it has more than {_MOST_VALUES} values")
 
     def plain(loader: Any, _: str, node: Any) -> Any:
-        if isinstance(node, yaml.MappingNode):
-            return loader.construct_mapping(node, deep=True)
-        if isinstance(node, yaml.SequenceNode):
-            return loader.construct_sequence(node, deep=True)
+        match node:
+            case yaml.MappingNode():
+                return loader.construct_mapping(node, deep=True)
+            case yaml.SequenceNode():
+                return loader.construct_sequence(node, deep=True)
         return loader.construct_scalar(node)
 
     def whole(loader: Any, node: Any) -> Any:
@@ -401,10 +398,11 @@ def _check_depth(raw: bytes) -> None:
         return
     depth = 0
     for event in yaml.parse(raw, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
+        match event:
+            case yaml.CollectionStartEvent():
+                depth += 1
+            case yaml.CollectionEndEvent():
+                depth -= 1
         if depth > _MOST_NESTED:
             raise ValueError("it is nested too deeply")
 
@@ -417,7 +415,8 @@ def _check_size(data: Any) -> None:
         count += 1
         if count > _MOST_VALUES:
             raise ValueError(f"it has more than {_MOST_VALUES} values")
-        if isinstance(value, dict):
-            pending.extend(value.values())
-        elif isinstance(value, list | tuple | set):
-            pending.extend(value)
+        match value:
+            case dict():
+                pending.extend(value.values())
+            case list() | tuple() | set():
+                pending.extend(value)

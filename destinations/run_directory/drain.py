@@ -22,7 +22,18 @@ import numpy as np
 
 from uploads.disk import DISK, Disk, replace_file, replacement
 
-from .frames import MAGIC, Boundary, Keys, Record, Resume, Row, RowBlock, iter_frames, read_row_block
+from .frames import (
+    MAGIC,
+    Boundary,
+    Keys,
+    Record,
+    Resume,
+    Row,
+    RowBlock,
+    count_rows,
+    iter_frames,
+    read_row_block,
+)
 from .journal import SegmentReader
 from .layout import (
     ABANDONED_FOLDER,
@@ -221,14 +232,8 @@ class RowBuffer:
 
 def _merged_blocks(values: list[Any]) -> list[Any]:
     """Returns rows and blocks of rows, consecutive ones of the same kind joined."""
-    parts: list[Any] = []
-    for value in values:
-        is_block = isinstance(value, np.ndarray)
-        if parts and isinstance(parts[-1][0], np.ndarray) == is_block:
-            parts[-1].append(value)
-        else:
-            parts.append([value])
-    return [np.concatenate(part) if isinstance(part[0], np.ndarray) else part for part in parts]
+    groups = [list(group) for _, group in itertools.groupby(values, type)]
+    return [np.concatenate(group) if type(group[0]) is np.ndarray else group for group in groups]
 
 
 @attrs.define(eq=False, slots=False, repr=False)
@@ -358,7 +363,7 @@ class JournalDrain:
         start = self._offset if number == self._segment else len(MAGIC)
         with SegmentReader(path, self._journal, number) as reader:
             data = reader.read(0, reader.size()) if _is_segment(reader) else b""
-        return sum(isinstance(record, tuple) for _, record in iter_frames(data, start))
+        return count_rows(data, start)
 
     # One pass.
 
@@ -506,19 +511,20 @@ class JournalDrain:
 
     def _apply(self, record: Record, end: int, *, final: bool) -> bool:
         """Applies a record; False if it must be deferred."""
-        if isinstance(record, tuple):
-            return self._take(record, final=final)
-        if isinstance(record, Keys):
-            self._names[record.schema] = record.names
-        elif isinstance(record, Resume):
-            self._move_abandoned_rows(record, end)
-        elif isinstance(record, Boundary):
-            self._buffer.finish_line()
+        match record:
+            case tuple():
+                return self._take(record, final=final)
+            case Keys():
+                self._names[record.schema] = record.names
+            case Resume():
+                self._move_abandoned_rows(record, end)
+            case Boundary():
+                self._buffer.finish_line()
         return True
 
     def _lacks_names(self, record: Record) -> bool:
         """Returns whether a record is a row whose names were lost in a power loss; the segment ends there."""
-        return isinstance(record, tuple) and len(self._names.get(record[0], ())) != len(record[4])
+        return type(record) is tuple and len(self._names.get(record[0], ())) != len(record[4])
 
     def _read_names(self, reader: SegmentReader) -> None:
         """Reads the schemas that this segment defines before the offset."""

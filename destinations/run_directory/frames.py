@@ -55,6 +55,7 @@ __all__ = [
     "RowBlock",
     "UnknownFrame",
     "boundary_frame",
+    "count_rows",
     "encode_frame",
     "follows_frame",
     "iter_frames",
@@ -187,6 +188,11 @@ def iter_frames(data: bytes, offset: int = 0) -> Iterator[tuple[int, Record]]:
         except (ValueError, struct.error, IndexError, TypeError, RecursionError):
             record = UnknownFrame()
         yield offset, record
+
+
+def count_rows(data: bytes, offset: int) -> int:
+    """Returns how many rows there are from an offset on."""
+    return sum(type(record) is tuple for _, record in iter_frames(data, offset))
 
 
 def _record(payload: bytes) -> Record:

@@ -42,9 +42,9 @@ from .frames import (
     MAGIC,
     VALUES_AT,
     boundary_frame,
+    count_rows,
     encode_frame,
     follows_frame,
-    iter_frames,
     keys_frame,
     resume_frame,
 )
@@ -619,8 +619,7 @@ class Journal:
             segment.unmap()
             if len(full) - index > _KEPT_OPEN and segment.fileno() >= 0:
                 data = os.pread(segment.fileno(), segment.size, 0)
-                rows = sum(isinstance(record, tuple) for _, record in iter_frames(data, len(MAGIC)))
-                self._rows_of_closed[segment.number] = rows
+                self._rows_of_closed[segment.number] = count_rows(data, len(MAGIC))
                 segment.close()
 
     def rows_of_closed(self, number: int) -> int:

@@ -26,6 +26,7 @@ from .layout import (
     parse_number,
     read_header,
 )
+from .reader import CsvSnapshot
 
 if TYPE_CHECKING:
     from .frames import RowBlock
@@ -288,14 +289,7 @@ class MetricsCsv:
 
     def blocks(self, start: int) -> Iterator[bytes]:
         """Yields the file from an offset on, in blocks of complete lines."""
-        rest = b""
-        for chunk in self._chunks(start):
-            end = chunk.rfind(b"\n") + 1
-            if end:
-                yield rest + chunk[:end]
-                rest = chunk[end:]
-            else:
-                rest += chunk
+        return CsvSnapshot(self._fd, self._header, self.size).chunks(start, _COPY_BYTES)
 
     def restore(self) -> None:
         """Rewrites a deleted file at its path, from the open descriptor."""

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import attrs
 
-from uploads.disk import end_of_last_line, open_regular
+from uploads.disk import end_of_last_line, open_regular, read_regular
 
 from .frames import MAGIC, Boundary, Resume
 from .layout import (
@@ -32,7 +32,7 @@ from .layout import (
     parse_number,
     read_header,
 )
-from .segments import journal_records
+from .segments import JournalRecord, journal_records
 
 __all__ = [
     "CsvSnapshot",
@@ -44,9 +44,12 @@ __all__ = [
     "last_rows",
     "merge_journal",
     "metric_columns",
+    "open_existing",
     "parse_rows",
     "read_rows",
     "read_series",
+    "read_whole",
+    "row_of",
     "take_snapshot",
 ]
 
@@ -54,7 +57,7 @@ _TRIES = 100
 _CHUNK_BYTES = 1 << 20
 _TAIL_BYTES = 256 << 10
 _MAX_CACHED_BYTES = 64 << 20
-_OWN_HEADER = header_line(OWN_COLUMNS).rstrip()
+_OWN_HEADERS = tuple(header_line(OWN_COLUMNS).rstrip() + end for end in (b",", b"\n", b"\r"))
 
 
 @attrs.define(eq=False, repr=False)
@@ -77,6 +80,11 @@ class CsvSnapshot:
     def size(self) -> int:
         """The size of the rows in bytes."""
         return max(0, self.end - len(self.header))
+
+    @property
+    def is_own(self) -> bool:
+        """Whether our writer made the file: it only appends rows, or replaces the whole file."""
+        return self.header.startswith(_OWN_HEADERS)
 
     def fileno(self) -> int:
         """Returns the descriptor; -1 if there is no file."""
@@ -166,7 +174,7 @@ class MetricsSnapshot:
     """
 
     csv: CsvSnapshot
-    records: tuple[object, ...]
+    records: tuple[JournalRecord, ...]
     place: tuple[int, int] | None
 
     @property
@@ -193,8 +201,9 @@ def metric_columns(snapshot: MetricsSnapshot) -> list[str]:
     """Returns the columns of all metrics, in the order of first appearance."""
     names = [name for name in parse_header(snapshot.csv.header) if name not in OWN_COLUMNS]
     for record in snapshot.records:
-        if isinstance(record, tuple):
-            names += [column for column in map(column_of, record[0]) if column != "epoch"]
+        match record:
+            case (logged, *_):
+                names += [column for column in map(column_of, logged) if column != "epoch"]
     return list(dict.fromkeys(names))
 
 
@@ -222,7 +231,7 @@ def _try(run_dir: Path, rank: int, with_records: bool) -> MetricsSnapshot | None
     folder = journal_path(run_dir, rank)
     path = run_dir / metrics_name(rank)
     position = Position.read(folder / POSITION)
-    fd = _open(path)
+    fd = open_existing(path)
     try:
         snapshot = _read(folder, path, fd, position, with_records=with_records)
     except BaseException:
@@ -251,15 +260,15 @@ def _read(
         segment, offset = known.segment, known.offset
         if state is not None:
             end = state.csv_bytes
-    if state is None and (header.startswith(_OWN_HEADER) or size > _MAX_CACHED_BYTES):
+    if state is None and (header.startswith(_OWN_HEADERS) or size > _MAX_CACHED_BYTES):
         # A finished run, or a lost position: our writer only appends or replaces. The file of another program
         # is read at once unless it is too large; reading ends if it is truncated meanwhile.
         end = end_of_last_line(fd, size)
     elif state is None:
-        held = b"" if fd < 0 else _whole(fd)
+        held = b"" if fd < 0 else os.pread(fd, size, 0)
         size, header = len(held), held[: header_end(held)]
         end = held.rfind(b"\n") + 1
-    records: list[object] = []
+    records: list[JournalRecord] = []
     last, is_whole = segment, True
     if with_records:
         records, (last, _), is_whole = journal_records(folder, (segment, offset))
@@ -276,11 +285,22 @@ def _read(
     return None if drained_beyond else MetricsSnapshot(csv, tuple(records), (segment, offset))
 
 
-def _open(path: Path) -> int:
+def open_existing(path: Path) -> int:
+    """Opens a regular file to read it; returns -1 if there is none."""
     try:
         return open_regular(path)
     except (FileNotFoundError, NotADirectoryError):
         return -1
+
+
+def read_whole(path: Path, max_bytes: int = 1 << 30) -> CsvSnapshot:
+    """Reads a CSV that never changes.
+
+    Raises:
+        OSError: it cannot be read, or is too large.
+    """
+    content = read_regular(path, max_bytes)
+    return CsvSnapshot(-1, content[: header_end(content)], len(content), content)
 
 
 def _size(path: Path) -> int:
@@ -288,12 +308,6 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except (FileNotFoundError, NotADirectoryError):
         return 0
-
-
-def _whole(fd: int) -> bytes:
-    with os.fdopen(os.dup(fd), "rb") as file:
-        file.seek(0)
-        return file.read()
 
 
 @attrs.frozen
@@ -367,7 +381,7 @@ def last_csv_rows(
         return []
     columns = parse_header(csv_part.header)
     pieces: list[list[MetricRow]] = []
-    if tuple(columns[: len(OWN_COLUMNS)]) == OWN_COLUMNS:
+    if csv_part.is_own:
         for chunk in csv_part.chunks_from_end():
             if b'"' in chunk:
                 break  # A quoted cell may hold the end of a line.
@@ -383,10 +397,7 @@ def _wanted(
     rows: Iterable[MetricRow], wanted: Collection[str], resumes: Sequence[Resume]
 ) -> Iterator[MetricRow]:
     for row in rows:
-        time = float("nan") if row.time is None else row.time
-        if any(resume.drops(row.step, time) for resume in resumes):
-            continue
-        if has_any_metric(row, wanted):
+        if has_any_metric(row, wanted) and not _is_dropped(row, resumes):
             yield row
 
 
@@ -427,11 +438,10 @@ def parse_rows(columns: list[str], body: bytes) -> Iterator[MetricRow]:
 
 def clamp_to_float(value: Any) -> Any:
     """Returns a number within the range of a float: larger integers become infinite."""
-    if isinstance(value, int):
-        try:
-            float(value)
-        except OverflowError:
-            return float("inf") if value > 0 else float("-inf")
+    try:
+        float(value or 0)
+    except OverflowError:
+        return float("inf") if value > 0 else float("-inf")
     return value
 
 
@@ -442,35 +452,42 @@ def _whole_step(step: float | None) -> int | None:
         return None
 
 
-def merge_journal(rows: list[MetricRow], records: tuple[object, ...]) -> list[MetricRow]:
+def row_of(
+    names: Sequence[str], step: int | None, epoch: float | None, time: float, values: Sequence[float]
+) -> MetricRow:
+    """Returns a row of the journal as it will be in the CSV."""
+    # True is 1 there.
+    numbers = [int(value) if type(value) is bool else value for value in values]
+    metrics = dict(zip(map(column_of, names), numbers, strict=True))
+    return MetricRow(step, metrics.pop("epoch", epoch), time, metrics)
+
+
+def merge_journal(rows: list[MetricRow], records: tuple[JournalRecord, ...]) -> list[MetricRow]:
     """Applies the records of the journal to the rows of the CSV, as the writer would."""
     may_join = False
     for record in records:
-        if isinstance(record, Resume):
-            rows = [
-                row
-                for row in rows
-                if not record.drops(row.step, float("nan") if row.time is None else row.time)
-            ]
-            may_join = False
-        elif isinstance(record, Boundary):
-            may_join = False
-        elif isinstance(record, tuple):
-            names, step, epoch, time, values = record
-            metrics = {
-                column_of(name): int(value) if isinstance(value, bool) else value
-                for name, value in zip(names, values, strict=True)
-            }
-            epoch = metrics.pop("epoch", epoch)
-            before = rows[-1] if may_join else None
-            if (
-                before
-                and before.step == step
-                and before.epoch == epoch
-                and before.metrics.keys().isdisjoint(metrics)
-            ):
-                rows[-1] = MetricRow(step, epoch, time, {**before.metrics, **metrics})
-            else:
-                rows.append(MetricRow(step, epoch, time, metrics))
-            may_join = True
+        match record:
+            case Resume():
+                rows = [row for row in rows if not _is_dropped(row, [record])]
+                may_join = False
+            case Boundary():
+                may_join = False
+            case (names, step, epoch, time, values):
+                row = row_of(names, step, epoch, time, values)
+                before = rows[-1] if may_join else None
+                if (
+                    before
+                    and before.step == row.step
+                    and before.epoch == row.epoch
+                    and before.metrics.keys().isdisjoint(row.metrics)
+                ):
+                    rows[-1] = MetricRow(row.step, row.epoch, row.time, {**before.metrics, **row.metrics})
+                else:
+                    rows.append(row)
+                may_join = True
     return rows
+
+
+def _is_dropped(row: MetricRow, resumes: Iterable[Resume]) -> bool:
+    time = float("nan") if row.time is None else row.time
+    return any(resume.drops(row.step, time) for resume in resumes)

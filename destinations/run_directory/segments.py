@@ -13,13 +13,14 @@ from pathlib import Path
 
 from uploads.disk import DISK, Disk, open_regular, read_regular
 
-from .frames import HEADER, MAGIC, Follows, Keys, UnknownFrame, iter_frames, keys_frame
+from .frames import HEADER, MAGIC, Boundary, Follows, Keys, Resume, iter_frames, keys_frame
 from .layout import POSITION, Position, segment_number, segment_paths
 
 __all__ = [
     "FIRST_BYTES",
     "AppendedSegment",
     "JournalPlace",
+    "JournalRecord",
     "MappedSegment",
     "Segment",
     "allocate",
@@ -203,11 +204,7 @@ def allocate(fd: int, size: int) -> None:
     try:
         os.posix_fallocate(fd, 0, size)
     except (AttributeError, OSError) as error:
-        if isinstance(error, OSError) and error.errno not in {
-            errno.EOPNOTSUPP,
-            errno.EINVAL,
-            errno.ENOSYS,
-        }:
+        if getattr(error, "errno", errno.ENOSYS) not in {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}:
             raise
         zeros = bytes(_POPULATE_STEP_BYTES)
         for start in range(0, size, len(zeros)):
@@ -216,6 +213,9 @@ def allocate(fd: int, size: int) -> None:
 
 JournalPlace = tuple[int, int]
 """The number of a segment and an offset in it."""
+
+JournalRecord = tuple[tuple[str, ...], int | None, int | None, float, tuple[float, ...]] | Resume | Boundary
+"""A row as names, step, epoch, time and values; or what stands between rows."""
 
 FIRST_BYTES = 128
 """An upper bound of the size of the magic bytes and a `Follows` frame."""
@@ -252,12 +252,9 @@ def end_of_journal(folder: Path) -> JournalPlace | None:
 
 def journal_records(
     folder: Path, place: JournalPlace, *, are_kept: bool = True
-) -> tuple[list[object], JournalPlace, bool]:
-    """Returns the records from a place on, the place where they end, and whether no segment was missing.
-
-    Rows are tuples of names, step, epoch, time and values.
-    """
-    records: list[object] = []
+) -> tuple[list[JournalRecord], JournalPlace, bool]:
+    """Returns the records from a place on, the place where they end, and whether no segment was missing."""
+    records: list[JournalRecord] = []
     least, _ = place
     is_whole = True
     while True:
@@ -328,19 +325,19 @@ def _names_before(data: bytes, start: int) -> dict[int, tuple[str, ...]]:
     return names
 
 
-def _segment_records(data: bytes, start: int) -> tuple[list[object], int]:
+def _segment_records(data: bytes, start: int) -> tuple[list[JournalRecord], int]:
     """Returns the records of a segment from an offset on, and the offset where they end."""
-    records: list[object] = []
+    records: list[JournalRecord] = []
     names = _names_before(data, start)
     for end, record in iter_frames(data, start):
-        if isinstance(record, Keys):
-            names[record.schema] = record.names
-        elif isinstance(record, tuple):
-            schema, *rest, values = record
-            if len(names.get(schema, ())) != len(values):
-                return records, start  # Its names were lost.
-            records.append((names[schema], *rest, values))
-        elif not isinstance(record, Follows | UnknownFrame):
-            records.append(record)
+        match record:
+            case Keys():
+                names[record.schema] = record.names
+            case (schema, step, epoch, at, values):
+                if len(names.get(schema, ())) != len(values):
+                    return records, start  # Its names were lost.
+                records.append((names[schema], step, epoch, at, values))
+            case Resume() | Boundary():
+                records.append(record)
         start = end
     return records, start

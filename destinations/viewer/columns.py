@@ -17,19 +17,17 @@ from typing import Any
 import attrs
 import numpy as np
 
-from destinations.run_directory.layout import OWN_COLUMNS, column_of, header_line, parse_header
-from destinations.run_directory.reader import CsvSnapshot, merge_journal, metric_columns
+from destinations.run_directory.layout import OWN_COLUMNS, column_of, parse_header
+from destinations.run_directory.reader import CsvSnapshot, merge_journal, metric_columns, read_whole
 from destinations.runs.content.rank_reader import Look, RankReader
 from destinations.runs.content.series import Block, block_of_rows, read_blocks, without_abandoned
 from destinations.runs.content.sources import Branch
-from uploads.disk import read_regular
 
 __all__ = ["ColumnCache", "MetricRows", "read_branch"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _CACHE_BYTES = 256 << 20
-_OWN_HEADER = header_line(OWN_COLUMNS).rstrip()
 _FIRST_ROWS = 1024
 _MAX_BRANCH_BYTES = 256 << 20
 
@@ -133,11 +131,10 @@ def read_branch(branch: Branch, names: Sequence[str]) -> MetricRows:
     Raises:
         OSError: the file cannot be read, or has more than 256 MiB.
     """
-    header, _, body = read_regular(branch.path, _MAX_BRANCH_BYTES).partition(b"\n")
-    header += b"\n"
-    known = [name for name in parse_header(header) if name not in OWN_COLUMNS]
+    csv = read_whole(branch.path, _MAX_BRANCH_BYTES)
+    known = [name for name in parse_header(csv.header) if name not in OWN_COLUMNS]
     wanted = _columns_of(names, known)
-    blocks = [block_of_rows([], wanted), *read_blocks(header, [body] if body else [], wanted)]
+    blocks = [block_of_rows([], wanted), *read_blocks(csv.header, csv.chunks(chunk_bytes=csv.size), wanted)]
     return MetricRows(functools.reduce(_joined, blocks), known, branch.name)
 
 
@@ -207,47 +204,27 @@ class _RankColumns:
         csv = look.snapshot.csv
         is_grown = csv.end > look.start
         # Another program may change what it has written, or rename the columns in the middle.
-        is_own = csv.header.startswith(_OWN_HEADER)
-        if not look.is_continued or (is_grown and not is_own):
+        if not look.is_continued or (is_grown and not csv.is_own):
             wanted = [*dict.fromkeys([*self._columns, *wanted])]
             with_time = with_time or self._time is not None
             self._clear()
         elif is_grown and self._columns:
-            has_time = self._time is not None
-            for block in read_blocks(
-                csv.header, csv.chunks(look.start), list(self._columns), with_time=has_time
-            ):
-                self._append(block)
+            _read_into(csv, look.start, self._columns, self._step, self._time)
         missing = [name for name in wanted if name not in self._columns]
         if missing or (with_time and self._time is None and wanted):
             self._add_columns(csv, missing, with_time=with_time and self._time is None)
 
-    def _append(self, block: Block) -> None:
-        self._step.append(block.step)
-        if self._time is not None:
-            self._time.append(block.time)
-        for name, (values, present) in self._columns.items():
-            values.append(block.columns[name][0])
-            present.append(block.columns[name][1])
-
     def _add_columns(self, csv: CsvSnapshot, names: Sequence[str], *, with_time: bool) -> None:
         """Reads columns of all rows; other columns are up to date."""
         added = {name: (_Growing(np.float64), _Growing(np.bool_)) for name in names}
-        is_first = not self._columns
-        if is_first:
+        step: _Growing | None = None
+        if not self._columns:
             # Without columns, the rows were not kept up to date.
             with_time = with_time or self._time is not None
-            self._step = _Growing(np.int64)
-        times = _Growing(np.float64) if with_time else None
-        for block in read_blocks(csv.header, csv.chunks(), list(names), with_time=with_time):
-            if is_first:
-                self._step.append(block.step)
-            if times is not None:
-                times.append(block.time)
-            for name, (values, present) in added.items():
-                values.append(block.columns[name][0])
-                present.append(block.columns[name][1])
-        self._time = self._time if times is None else times
+            step = self._step = _Growing(np.int64)
+        time = _Growing(np.float64) if with_time else None
+        _read_into(csv, None, added, step, time)
+        self._time = self._time if time is None else time
         self._columns |= added
 
     def _block(self, names: Sequence[str]) -> Block:
@@ -258,6 +235,24 @@ class _RankColumns:
             np.full(len(step), np.nan) if self._time is None else self._time.values(),
             {name: (values.values(), present.values()) for name, (values, present) in columns.items()},
         )
+
+
+def _read_into(
+    csv: CsvSnapshot,
+    start: int | None,
+    columns: "Mapping[str, tuple[_Growing, _Growing]]",
+    step: "_Growing | None",
+    time: "_Growing | None",
+) -> None:
+    """Appends the rows of a CSV from an offset on to columns, and to steps and times where they are wanted."""
+    for block in read_blocks(csv.header, csv.chunks(start), list(columns), with_time=time is not None):
+        if step is not None:
+            step.append(block.step)
+        if time is not None:
+            time.append(block.time)
+        for name, pair in columns.items():
+            for array, new in zip(pair, block.columns[name], strict=True):
+                array.append(new)
 
 
 def _joined(first: Block, second: Block) -> Block:

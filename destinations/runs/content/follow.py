@@ -21,11 +21,8 @@ import attrs
 
 from destinations.run_directory.frames import MAGIC, Keys, iter_frames
 from destinations.run_directory.layout import (
-    ABANDONED_FOLDER,
     column_of,
     journal_path,
-    metrics_name,
-    parse_header,
     segment_number,
     segment_path,
     segment_paths,
@@ -35,18 +32,19 @@ from destinations.run_directory.reader import (
     MetricRow,
     has_any_metric,
     last_csv_rows,
-    parse_rows,
+    open_existing,
+    read_whole,
+    row_of,
 )
 from destinations.run_directory.segments import FIRST_BYTES, JournalPlace, continues_from
-from uploads.disk import open_regular, read_regular
 
 from .rank_reader import Look, RankReader
+from .sources import branches_of
 
 __all__ = ["Follower", "Point", "follow_metric", "follow_rows"]
 
 # The CSV rounds times to microseconds.
 _TIME_SECONDS = 2e-6
-_MAX_ABANDONED_BYTES = 1 << 30
 
 
 @attrs.frozen
@@ -122,16 +120,13 @@ class _Segment:
         for end, record in iter_frames(data):
             is_new = start + end > self.offset
             self.offset = max(self.offset, start + end)
-            if isinstance(record, Keys):
-                self.names[record.schema] = record.names
-            elif is_new and isinstance(record, tuple):
-                schema, step, epoch, at, values = record
-                names = self.names.get(schema, ())
-                if len(names) == len(values):
-                    numbers = [int(one) if isinstance(one, bool) else one for one in values]
-                    metrics = dict(zip(map(column_of, names), numbers, strict=True))
-                    row = MetricRow(step, metrics.pop("epoch", epoch), at, metrics)
-                    yield (self.number, self.offset), row
+            match record:
+                case Keys():
+                    self.names[record.schema] = record.names
+                case (schema, step, epoch, at, values) if is_new:
+                    names = self.names.get(schema, ())
+                    if len(names) == len(values):
+                        yield (self.number, self.offset), row_of(names, step, epoch, at, values)
 
     def is_at(self, path: Path) -> bool:
         """Returns whether the path is this file."""
@@ -248,9 +243,8 @@ class Follower:
         """Enters the next segment. Returns None if there is none, and False if one was removed."""
         segment = self._segment
         for number in later:
-            try:
-                fd = open_regular(segment_path(self._journal, number))
-            except (FileNotFoundError, NotADirectoryError):
+            fd = open_existing(segment_path(self._journal, number))
+            if fd < 0:
                 return False
             first = os.pread(fd, FIRST_BYTES, 0)
             if segment is not None and continues_from(first, (segment.number, segment.offset)):
@@ -273,9 +267,8 @@ class Follower:
             self._recent.popleft()
 
     def _enter_segment(self, number: int, offset: int) -> bool:
-        try:
-            fd = open_regular(segment_path(self._journal, number))
-        except (FileNotFoundError, NotADirectoryError):
+        fd = open_existing(segment_path(self._journal, number))
+        if fd < 0:
             return False
         self._leave_segment()
         self._segment = _Segment(fd, number, offset)
@@ -381,14 +374,12 @@ class Follower:
     def _is_abandoned(self, row: MetricRow) -> bool:
         """Returns whether a resume removed a row since the last look at the CSV."""
         for path in self._abandoned_files() - self._abandoned:
-            header, _, body = read_regular(path, _MAX_ABANDONED_BYTES).partition(b"\n")
-            if any(_is_part(row, one) for one in parse_rows(parse_header(header + b"\n"), body)):
+            if any(_is_part(row, one) for one in read_whole(path).rows()):
                 return True
         return False
 
     def _abandoned_files(self) -> set[Path]:
-        stem = metrics_name(self._rank).removesuffix(".csv")
-        return {*(self._run_dir / ABANDONED_FOLDER).glob(f"{stem}.step*.csv")}
+        return {branch.path for branch in branches_of(self._run_dir) if branch.rank == self._rank}
 
     def _take_other(self, look: Look, rows: list[MetricRow]) -> bool:
         """Reads the new rows of a CSV that replaced the previous one, without holding the known rows."""

@@ -20,7 +20,13 @@ import numpy as np
 
 from destinations.run_directory.frames import Resume
 from destinations.run_directory.layout import OWN_COLUMNS, column_of, parse_header
-from destinations.run_directory.reader import MetricRow, merge_journal, metric_columns, parse_rows
+from destinations.run_directory.reader import (
+    MetricRow,
+    clamp_to_float,
+    merge_journal,
+    metric_columns,
+    parse_rows,
+)
 from destinations.runs.errors import MetricNotFoundError
 
 from .rank_reader import Look, RankReader
@@ -108,13 +114,13 @@ def block_of_rows(rows: Iterable[MetricRow], wanted: Collection[str] | None = No
     names = dict.fromkeys(name for row in rows for name in row.metrics) if wanted is None else wanted
     step = np.fromiter((_step(row.step) for row in rows), np.int64, len(rows))
     time = np.fromiter(
-        (np.nan if row.time is None else _float(row.time) for row in rows), np.float64, len(rows)
+        (np.nan if row.time is None else clamp_to_float(row.time) for row in rows), np.float64, len(rows)
     )
     columns = {}
     for name in names:
         cells = [row.epoch if name == "epoch" else row.metrics.get(name) for row in rows]
         values = np.fromiter(
-            (np.nan if cell is None else _float(cell) for cell in cells), np.float64, len(rows)
+            (np.nan if cell is None else clamp_to_float(cell) for cell in cells), np.float64, len(rows)
         )
         columns[name] = values, np.fromiter((cell is not None for cell in cells), np.bool_, len(rows))
     return Block(step, time, columns)
@@ -122,13 +128,6 @@ def block_of_rows(rows: Iterable[MetricRow], wanted: Collection[str] | None = No
 
 def _step(step: int | None) -> int:
     return step if step is not None and -MISSING_STEP > step > MISSING_STEP else MISSING_STEP
-
-
-def _float(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:  # An integer beyond what a float holds.
-        return float("inf") if value > 0 else float("-inf")
 
 
 # Chunks of plain numbers.

@@ -26,11 +26,9 @@ from destinations.run_directory.layout import (
     TEXTS_INDEX,
     TRACES_INDEX,
     metrics_name,
-    parse_header,
 )
-from destinations.run_directory.reader import MetricRow, parse_rows
+from destinations.run_directory.reader import MetricRow, read_whole
 from destinations.runs.files import json_lines, number_of, whole_of
-from uploads.disk import read_regular
 
 from .rank_reader import RankReader
 
@@ -41,7 +39,6 @@ INDEXES = (MEDIA_INDEX, TABLES_INDEX, HISTOGRAMS_INDEX, TEXTS_INDEX, TRACES_INDE
 # The lines of one call are written one by one; the last call of a live run may be incomplete.
 _SETTLED_SECONDS = 5.0
 _MAX_DIGITS = 10
-_MAX_ABANDONED_BYTES = 1 << 30
 _BRANCH = re.compile(r"metrics(?:\.rank(\d{1,9}))?\.step(-?\d{1,18})\.(\w+)\.csv", re.ASCII)
 # Kinds of which one call writes several lines.
 _GROUPED = {"image", "point_cloud"}
@@ -195,9 +192,8 @@ def _abandoned_rows(branch: Branch, position: ReadPosition) -> Iterator[Item]:
     key = f"{ABANDONED_FOLDER}/{branch.path.name}"
     if key in position.lines:
         return
-    header, _, body = read_regular(branch.path, _MAX_ABANDONED_BYTES).partition(b"\n")
     count = 0
-    for row in parse_rows(parse_header(header + b"\n"), body):
+    for row in read_whole(branch.path).rows():
         count += 1
         if row.metrics:
             yield Item("metrics", row.time, row.step, row.epoch, row.metrics, (), branch.rank, branch.name)
