@@ -16,9 +16,10 @@ from typing import Any, Self
 from .callback import Callback
 from .engine import Engine
 from .event import Event
-from .logger.destination import RECORD_KINDS, Destination
+from .logger.destination import Destination
 from .logger.device import DeviceCopies
 from .logger.logger import Logger
+from .logger.records import RecordMethods
 from .state import Phase, State
 from .timestamp import Time, Timestamp
 
@@ -86,7 +87,17 @@ def agreed_run_name(timeout_s: float = _AGREE_SECONDS) -> str | None:
         ) from error
 
 
-_LOGGER_METHODS = (*RECORD_KINDS, "log_scalar", "download_file", "flush", "namespace")
+# The other methods of records call `log_record`.
+_LOGGER_METHODS = (
+    "log_metrics",
+    "log_scalar",
+    "log_hyperparameters",
+    "log_record",
+    "upload_file",
+    "download_file",
+    "flush",
+    "namespace",
+)
 
 
 def _warn_unclosed(state: State, owner_pid: int) -> None:
@@ -97,7 +108,7 @@ def _warn_unclosed(state: State, owner_pid: int) -> None:
         )
 
 
-class Run:
+class Run(RecordMethods):
     """A run in a training loop of your own.
 
     ```python
@@ -188,14 +199,7 @@ class Run:
         self.log_hyperparameters = self.logger.log_hyperparameters
         self.log_metrics = self.logger.log_metrics
         self.log_scalar = self.logger.log_scalar
-        self.log_table = self.logger.log_table
-        self.log_images = self.logger.log_images
-        self.log_text = self.logger.log_text
-        self.log_audio = self.logger.log_audio
-        self.log_video = self.logger.log_video
-        self.log_histogram = self.logger.log_histogram
-        self.log_point_cloud = self.logger.log_point_cloud
-        self.log_traces = self.logger.log_traces
+        self.log_record = self.logger.log_record  # type: ignore[method-assign]  # as the others
         self.upload_file = self.logger.upload_file
         self.download_file = self.logger.download_file
         self.flush = self.logger.flush

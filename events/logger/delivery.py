@@ -18,7 +18,7 @@ from events.errors import RecordError
 from events.state import Phase, State
 
 from .checks import unreadable
-from .destination import RECORD_KINDS, Destination
+from .destination import Destination
 from .device import DeviceCopies, HostCopies, PendingCopy
 from .faults import Faults
 from .pacing import (
@@ -36,6 +36,7 @@ from .pacing import (
     restore_position,
     snapshot,
 )
+from .records import RECORD_KINDS
 from .values import flatten_metrics, is_function, plain_cell, short_repr, to_host
 
 __all__ = ["Delivery", "without_compile"]
@@ -72,10 +73,9 @@ class _Delivery:
 
     targets: Sequence[PacedDestination]
     action: str
-    finish: Callable[[], Sequence[Any] | None]
+    finish: Callable[[], dict[str, Any] | None]
     pending: Sequence[PendingCopy | RunningAggregate]
     position: RunPosition
-    options: Mapping[str, Any] = attrs.field(factory=dict)
 
     @property
     def is_ready(self) -> bool:
@@ -198,7 +198,7 @@ class Delivery:
             call = MetricsCall(flat.values, step, position_of(self._state), next(self._orders))
             self._distribute(call, due)
         else:
-            self._call(due, "log_metrics", (flat.values, step), {})
+            self._call(due, "log_metrics", {"metrics": flat.values, "step": step})
 
     def _distribute(self, call: MetricsCall, due: list[PacedDestination]) -> None:
         if not all(self._is_parked(target) for target in due):
@@ -218,8 +218,7 @@ class Delivery:
         action: str,
         name: str,
         given: tuple[Any, ...],
-        prepare: Callable[..., tuple[Any, ...]],
-        options: Mapping[str, Any],
+        prepare: Callable[..., dict[str, Any]],
     ) -> None:
         """Delivers a record of another kind, or keeps it.
 
@@ -227,11 +226,10 @@ class Delivery:
             action: the method of the destinations.
             name: the name of the record.
             given: the values that may be functions.
-            prepare: checks them, and returns the arguments of the method.
-            options: keywords for the destinations whose method takes them; `prepare` may add to them.
+            prepare: checks them, and returns the arguments of the method by name, in its order.
         """
         position, order = position_of(self._state), next(self._orders)
-        call = RecordCall(action, name, given, prepare, position, order, options)
+        call = RecordCall(action, name, given, prepare, position, order)
         if not any(map(is_function, given)):
             self._prepare(call)
             if call.is_lost:
@@ -362,9 +360,9 @@ class Delivery:
     def _metrics_entry(
         self, targets: Sequence[PacedDestination], call: MetricsCall, values: dict[str, Any]
     ) -> _Delivery:
-        def finish() -> Sequence[Any] | None:
+        def finish() -> dict[str, Any] | None:
             found = _numbers(values)
-            return (found, call.step) if found or not values else None
+            return {"metrics": found, "step": call.step} if found or not values else None
 
         pending = pending_in(values) if self._copies.is_busy else []
         return _Delivery(targets, "log_metrics", finish, pending, call.position)
@@ -374,14 +372,14 @@ class Delivery:
             self._prepare(call)
         pending = pending_in(call.arguments) if self._copies.is_busy else []
 
-        def finish() -> Sequence[Any] | None:
+        def finish() -> dict[str, Any] | None:
             if call.arguments is None or any(copy.is_lost for copy in pending):
                 return None
             return resolve(call.arguments) if pending else call.arguments
 
         if (self._outbox or pending) and call.arguments is not None:
             call.arguments = snapshot(call.arguments)
-        return _Delivery(targets, call.action, finish, pending, call.position, call.options)
+        return _Delivery(targets, call.action, finish, pending, call.position)
 
     def _submit(self, entry: _Delivery) -> None:
         """Delivers a record now, or later if it or an earlier one is incomplete."""
@@ -397,28 +395,23 @@ class Delivery:
             return
         now = position_of(self._state)
         if entry.position == now:
-            self._call(entry.targets, entry.action, arguments, entry.options)
+            self._call(entry.targets, entry.action, arguments)
             return
         restore_position(entry.position, self._state)
         try:
-            self._call(entry.targets, entry.action, arguments, entry.options)
+            self._call(entry.targets, entry.action, arguments)
         finally:
             restore_position(now, self._state)
 
-    def _call(
-        self,
-        targets: Sequence[PacedDestination],
-        action: str,
-        arguments: Sequence[Any],
-        options: Mapping[str, Any],
-    ) -> None:
+    def _call(self, targets: Sequence[PacedDestination], action: str, arguments: Mapping[str, Any]) -> None:
         faults = self._faults()
+        keywords = RECORD_KINDS[action].keywords
+        options = {name: arguments[name] for name in keywords if name in arguments}
+        given = {name: value for name, value in arguments.items() if name not in options}
         for target in targets:
-            more = target.accepted(action, options) if options else {}
 
-            def call(destination: Destination, more: dict[str, Any] = more) -> None:
-                # By position, as Composer calls it: a subclass may have renamed its arguments.
-                getattr(destination, action)(*arguments, **more)
+            def call(_: Destination, target: PacedDestination = target) -> None:
+                target.call(action, given, options)
 
             faults.attempt(target.destination, action, call)
 

@@ -1,4 +1,4 @@
-"""The interface of a destination as a `Logger` sees it, how often it is written to, and the kinds of records.
+"""The interface of a destination as a `Logger` sees it, and how often it is written to.
 
 `destinations.LoggerDestination` is the base class to subclass; the protocol keeps the logger independent of
 it, and names neither `Logger` nor `Callback`.
@@ -13,38 +13,9 @@ import attrs
 
 from events.state import Phase, State
 
-__all__ = ["RECORD_KINDS", "Destination", "MetricsPacker", "RecordKind", "WriteRate", "WriteSchedule"]
+__all__ = ["Destination", "MetricsPacker", "WriteRate", "WriteSchedule"]
 
 Aggregate = Literal["last", "first", "mean", "min", "max", "sum", "count"]
-
-
-@attrs.frozen
-class RecordKind:
-    """How one kind of record is delivered.
-
-    Attributes:
-        can_wait: whether a `WriteRate` with `media=True` may delay it.
-        reaches_parked: whether a destination that is parked after failures gets it: it comes only once.
-    """
-
-    can_wait: bool = True
-    reaches_parked: bool = False
-
-
-RECORD_KINDS = {
-    "log_metrics": RecordKind(),
-    "log_hyperparameters": RecordKind(can_wait=False, reaches_parked=True),
-    "log_table": RecordKind(),
-    "log_images": RecordKind(),
-    "log_text": RecordKind(),
-    "log_audio": RecordKind(),
-    "log_video": RecordKind(),
-    "log_histogram": RecordKind(),
-    "log_point_cloud": RecordKind(),
-    "log_traces": RecordKind(can_wait=False),
-    "upload_file": RecordKind(can_wait=False, reaches_parked=True),
-}
-"""The kinds of records, by the method that `Logger` and `Destination` have for them."""
 
 
 def _check_seconds(_: Any, attribute: Any, value: Any) -> None:
@@ -166,8 +137,8 @@ class Destination(Protocol):
     print(names_of([Console(), InMemory()]))  # ['Console', 'InMemory']
     ```
 
-    It gets the kinds of records in `RECORD_KINDS` that it has a method for, with the names and the order of
-    arguments of `destinations.LoggerDestination`.
+    It gets the kinds of records that it has a method for, with the names and the order of arguments of
+    `destinations.LoggerDestination`. With a method `log_record(kind, arguments)` it gets all others too.
 
     Attributes:
         write_rate: limits how often it is written to; None for no limit.

@@ -19,7 +19,8 @@ import attrs
 from events.errors import RecordError
 from events.redaction import error_text, error_trace, redact_text
 
-from .destination import RECORD_KINDS, Destination
+from .destination import Destination
+from .records import RECORD_KINDS
 from .values import safe_text
 
 __all__ = ["Faults", "caller"]

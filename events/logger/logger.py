@@ -6,7 +6,6 @@ what the destinations take.
 
 import inspect
 import logging
-import math
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Any, Protocol, SupportsIndex
 from events.errors import EngineClosedError, RecordError
 from events.event import Event
 from events.names import format_name
-from events.redaction import redact, redact_table, redact_text
+from events.redaction import redact, redact_text
 from events.state import State
 
 from . import checks
@@ -26,21 +25,19 @@ from .delivery import Delivery
 from .destination import Destination, MetricsPacker
 from .device import DeviceCopies
 from .faults import Faults, caller
+from .records import RECORD_KINDS, RecordMethods, RecordTools
 from .values import (
     are_plain_types,
     are_real,
     plain_config,
     quick_host_metrics,
     read_numbers,
-    safe_text,
     short_repr,
 )
 
 __all__ = ["Logger"]
 
 _log = logging.getLogger("events")
-
-_NO_OPTIONS: Mapping[str, Any] = {}
 
 
 class AttachedCallback(Protocol):
@@ -56,7 +53,7 @@ class AttachedCallback(Protocol):
         """Releases resources."""
 
 
-class Logger:
+class Logger(RecordMethods):
     """Delivers what is logged to every destination.
 
     ```python
@@ -251,7 +248,7 @@ class Logger:
         """
         self._record("log_hyperparameters", "", (parameters,), self._named_parameters)
 
-    def _named_parameters(self, parameters: Any) -> tuple[dict[str, Any]]:
+    def _named_parameters(self, parameters: Any) -> dict[str, Any]:
         plain = redact(plain_config(parameters))
         if isinstance(parameters, str | bytes) and not self._has_warned_of_names:
             self._has_warned_of_names = True
@@ -261,276 +258,69 @@ class Logger:
                 caller(),
                 redact_text(short_repr(parameters, 80)),
             )
-        return (plain,)
+        return {"hyperparameters": plain}
 
-    def log_table(
-        self,
-        columns: Sequence[str],
-        rows: Sequence[Sequence[Any]],
-        name: str = "Table",
-        step: int | None = None,
-        *,
-        caption: str | None = None,
-    ) -> None:
-        """Logs a table; secrets are redacted, in cells and in columns named like one.
+    def log_record(self, kind: str, arguments: Mapping[str, Any]) -> None:
+        """Logs a record of any kind; `log_table`, `log_images` and the like call it.
 
         Args:
-            columns: the column names.
-            rows: a list of values per row, one for each column.
-            name: the name of the table.
-            step: as for `log_metrics`.
-            caption: a text that belongs to it; secrets are redacted.
+            kind: the method without its "log_": "table", "images", "text", …
+            arguments: those of the method, by name and in its order.
 
         Raises:
             EngineClosedError: the run is closed.
         """
-        name, step = self._name(name), self._step(step)
-        options = self._options(name, caption=caption)
-
-        def prepare(columns: Any, rows: Any) -> tuple[Any, ...]:
-            columns, rows = checks.valid_table(columns, rows, name, self.faults.refuse)
-            cells = [[self._delivery.cell_to_host(value) for value in row] for row in rows]
-            return *redact_table(columns, cells), name, step
-
-        self._record("log_table", name, (columns, rows), prepare, options)
-
-    def log_images(
-        self,
-        images: Any,
-        name: str = "Images",
-        channels_last: bool = False,
-        step: int | None = None,
-        masks: Mapping[str, Any] | None = None,
-        mask_class_labels: Mapping[int, str] | None = None,
-        use_table: bool = True,
-        *,
-        captions: Sequence[str] | Mapping[str, Any] | str | None = None,
-    ) -> None:
-        """Logs images.
-
-        Args:
-            images: one array or tensor, `(H, W)`, `(C, H, W)` or `(N, C, H, W)`, uint8 or float in [0, 1],
-                with 1, 3 or 4 channels; or a list of them, of PIL images, or of paths. A dict from name to
-                any of these is logged as one record for each name.
-            name: the name of the images; for a dict, its names follow after a "/", unless this is the
-                default.
-            channels_last: the shapes are `(H, W, C)` and `(N, H, W, C)`.
-            step: as for `log_metrics`.
-            masks: by name, class indices for the images: an integer array `(H, W)` or `(N, H, W)`, or a list
-                of them.
-            mask_class_labels: the label of each class index.
-            use_table: show the images in a table, for destinations that can do either.
-            captions: a text for each image, "" for none; or the text of a single image; for a dict of images,
-                a dict of these. Secrets are redacted.
-
-        Raises:
-            EngineClosedError: the run is closed.
-        """
-        options = (channels_last, step, masks, mask_class_labels, use_table)
-        if not isinstance(images, Mapping):
-            self._log_images(images, name, *options, captions)
+        action, values = f"log_{kind}", dict(arguments)
+        if action not in RECORD_KINDS or not RECORD_KINDS[action].is_record:
+            self._require_open("log_record")
+            self.faults.refuse("log_record", RecordError(f"kind {short_repr(kind)} of a record is unknown."))
+            self.faults.raise_refused()
             return
+        if kind == "images" and isinstance(values.get("images"), Mapping):
+            self._log_images_by_name(values)
+        else:
+            self._log_record(action, values)
+
+    def _log_record(self, action: str, values: dict[str, Any]) -> None:
+        kind, name = RECORD_KINDS[action], ""
+        if "name" in values:
+            name = values["name"] = self._prefix + self._text_name(values["name"])
+        if "step" in values:
+            values["step"] = self._step(values["step"])
+        if "caption" in values:
+            caption = checks.valid_caption(values.pop("caption"), name, self.faults.refuse)
+            values |= {"caption": caption} if caption else {}
+        delivery = self._delivery
+        tools = RecordTools(self._prefix, self.faults.refuse, delivery.to_host, delivery.cell_to_host)
+        lazy = kind.lazy or tuple(values)[:1]
+
+        def prepare(*given: Any) -> dict[str, Any]:
+            return kind.prepare(tools, **values | dict(zip(lazy, given, strict=True)))
+
+        self._record(action, name, tuple(values.get(one) for one in lazy), prepare)
+
+    def _log_images_by_name(self, values: dict[str, Any]) -> None:
+        """Logs one record for each name of a dict of images."""
+        name, captions = values.get("name"), values.get("captions")
         try:
-            by_name = dict(images)
+            by_name = dict(values["images"])
         except Exception as error:  # noqa: BLE001  # a mapping's own methods
             self.faults.refuse("log_images", checks.unreadable("log_images", self._text_name(name), error))
             by_name = {}
         refused: list[RecordError] = []
-        for key, one in by_name.items():
-            name_of_one = key if name == "Images" else f"{self._text_name(name)}/{self._text_name(key)}"
-            caption = captions.get(key) if isinstance(captions, Mapping) else captions
+        for key, images in by_name.items():
+            own = {
+                "images": images,
+                "name": key if name == "Images" else f"{self._text_name(name)}/{self._text_name(key)}",
+                "captions": captions.get(key) if isinstance(captions, Mapping) else captions,
+            }
             try:
-                self._log_images(one, name_of_one, *options, caption)
+                self._log_record("log_images", values | own)
             except RecordError as error:  # with `strict`: once the others are logged
                 refused.append(error)
         if refused:
             raise refused[0]
         self.faults.raise_refused()
-
-    def _log_images(
-        self,
-        images: Any,
-        name: Any,
-        channels_last: bool,
-        step: int | None,
-        masks: Any,
-        mask_class_labels: Any,
-        use_table: bool,
-        captions: Any,
-    ) -> None:
-        name, step = self._name(name), self._step(step)
-        to_host = self._delivery.to_host
-        given: Any = mask_class_labels
-        options: dict[str, Any] = {}
-
-        def prepare(images: Any, masks: Any, captions: Any) -> tuple[Any, ...]:
-            labels = given and redact(
-                {
-                    index: label if isinstance(label, str | int | float) else safe_text(label)
-                    for index, label in given.items()
-                }
-            )
-            images, masks, captions = checks.valid_images(
-                images, name, channels_last, masks, captions, self.faults.refuse
-            )
-            if captions is not None:
-                options["captions"] = captions
-            masks = None if masks is None else {key: to_host(mask) for key, mask in masks.items()}
-            return to_host(images), name, channels_last, step, masks, labels, use_table
-
-        self._record("log_images", name, (images, masks, captions), prepare, options)
-
-    def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
-        """Logs a text; secrets are redacted.
-
-        Raises:
-            EngineClosedError: the run is closed.
-        """
-        name, step = self._name(name), self._step(step)
-
-        def prepare(text: Any) -> tuple[Any, ...]:
-            checks.check_text(text, name)
-            return redact_text(text), name, step
-
-        self._record("log_text", name, (text,), prepare)
-
-    def log_audio(
-        self,
-        audio: Any,
-        sample_rate: int,
-        name: str = "Audio",
-        step: int | None = None,
-        *,
-        caption: str | None = None,
-    ) -> None:
-        """Logs audio.
-
-        Args:
-            audio: `(samples,)` or `(channels, samples)`, float in [-1, 1] or int16; or the path or bytes of a
-                WAV file.
-            sample_rate: samples per second.
-            name: the name of the audio.
-            step: as for `log_metrics`.
-            caption: a text that belongs to it; secrets are redacted.
-
-        Raises:
-            EngineClosedError: the run is closed.
-        """
-        name, step = self._name(name), self._step(step)
-
-        def prepare(audio: Any) -> tuple[Any, ...]:
-            checks.check_audio(audio, sample_rate, name)
-            return self._delivery.to_host(audio), int(sample_rate), name, step
-
-        self._record("log_audio", name, (audio,), prepare, self._options(name, caption=caption))
-
-    def log_video(
-        self,
-        video: Any,
-        fps: float | None = None,
-        name: str = "Video",
-        step: int | None = None,
-        *,
-        caption: str | None = None,
-        format: str = "mp4",
-    ) -> None:
-        """Logs a video.
-
-        Args:
-            video: frames `(T, C, H, W)`, uint8 or float in [0, 1]; or the path or bytes of a video file.
-            fps: frames per second; needed for frames.
-            name: the name of the video.
-            step: as for `log_metrics`.
-            caption: a text that belongs to it; secrets are redacted.
-            format: how frames are encoded, "mp4" or "gif"; a video file keeps its own.
-
-        Raises:
-            EngineClosedError: the run is closed.
-        """
-        name, step = self._name(name), self._step(step)
-
-        def prepare(video: Any) -> tuple[Any, ...]:
-            checks.check_video(video, fps, name, format)
-            return self._delivery.to_host(video), fps, name, step
-
-        options = self._options(name, caption=caption)
-        if format != "mp4":
-            options["format"] = format
-        self._record("log_video", name, (video,), prepare, options)
-
-    def log_histogram(
-        self,
-        values: Any,
-        name: str = "Histogram",
-        step: int | None = None,
-        bins: int | str | Sequence[float] = 64,
-    ) -> None:
-        """Logs a histogram of values.
-
-        Args:
-            values: numbers in any shape; or `BinnedValues`, if only counts and edges are known.
-            name: the name of the histogram.
-            step: as for `log_metrics`.
-            bins: a number of bins of equal width, increasing edges, or "auto": one more than the binary
-                logarithm of the number of values (Sturges' rule). Ignored for `BinnedValues`.
-
-        Raises:
-            EngineClosedError: the run is closed.
-        """
-        name, step = self._name(name), self._step(step)
-        to_host = self._delivery.to_host
-
-        def prepare(values: Any) -> tuple[Any, ...]:
-            checks.check_histogram(values, bins, name)
-            number = _auto_bins(values) if isinstance(bins, str) else bins
-            return to_host(values), name, step, to_host(number)
-
-        self._record("log_histogram", name, (values,), prepare)
-
-    def log_point_cloud(
-        self,
-        points: Any,
-        name: str = "Points",
-        step: int | None = None,
-        colors: Any = None,
-        *,
-        caption: str | None = None,
-    ) -> None:
-        """Logs a point cloud.
-
-        Args:
-            points: `(N, 3)`, or `(B, N, 3)` for several clouds; x, y, z.
-            name: the name of the points.
-            step: as for `log_metrics`.
-            colors: `(N, 3)` or `(N, 4)`, RGB or RGBA, with B if the points have it; uint8 or float in [0, 1].
-            caption: a text that belongs to them; secrets are redacted.
-
-        Raises:
-            EngineClosedError: the run is closed.
-        """
-        name, step = self._name(name), self._step(step)
-        to_host = self._delivery.to_host
-
-        def prepare(points: Any, colors: Any) -> tuple[Any, ...]:
-            checks.check_point_cloud(points, colors, name)
-            return to_host(points), name, step, to_host(colors)
-
-        options = self._options(name, caption=caption)
-        self._record("log_point_cloud", name, (points, colors), prepare, options)
-
-    def log_traces(self, traces: Mapping[str, Any]) -> None:
-        """Logs debugging traces: values of any kind by name; secrets are redacted.
-
-        Raises:
-            EngineClosedError: the run is closed.
-        """
-        prefix = self._prefix
-
-        def prepare(traces: Any) -> tuple[Any, ...]:
-            checks.check_traces(traces)
-            return ({prefix + key: value for key, value in redact(traces).items()},)
-
-        self._record("log_traces", "", (traces,), prepare)
 
     def upload_file(
         self,
@@ -832,17 +622,12 @@ class Logger:
         self.faults.raise_refused()
 
     def _record(
-        self,
-        action: str,
-        name: str,
-        given: tuple[Any, ...],
-        prepare: Callable[..., tuple[Any, ...]],
-        options: Mapping[str, Any] = _NO_OPTIONS,
+        self, action: str, name: str, given: tuple[Any, ...], prepare: Callable[..., dict[str, Any]]
     ) -> None:
         self._require_open(action)
         self.poll()
         with self._refreshing():
-            self._delivery.log_record(action, name, given, prepare, options)
+            self._delivery.log_record(action, name, given, prepare)
         self.faults.raise_refused()
 
     @contextmanager
@@ -857,14 +642,6 @@ class Logger:
         needs_more = bool(self._prefix or self._is_stopped or self.is_busy)
         self._is_slow_path = needs_more or self._delivery.is_paced
         self._can_defer = self._delivery.is_paced and not needs_more
-
-    def _name(self, name: Any) -> str:
-        return self._prefix + self._text_name(name)
-
-    def _options(self, name: str, *, caption: Any) -> dict[str, Any]:
-        """Returns the keywords for destinations whose method takes them."""
-        caption = checks.valid_caption(caption, name, self.faults.refuse)
-        return {"caption": caption} if caption else {}
 
     def _text_name(self, name: Any) -> str:
         if isinstance(name, str):
@@ -909,12 +686,6 @@ class Logger:
         except BaseException as error:  # noqa: BLE001  # a destination must not stop training
             self.faults.failed(destination, "can_upload_files", error)
             return False
-
-
-def _auto_bins(values: Any) -> int:
-    shape = getattr(values, "shape", None)
-    count = math.prod(shape) if shape is not None else len(values) if isinstance(values, list | tuple) else 1
-    return math.ceil(math.log2(max(1, count))) + 1
 
 
 def _prefix(before: str, name: Any) -> str:

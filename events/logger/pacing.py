@@ -91,17 +91,16 @@ class RecordCall:
     """A call of another `log_*` method.
 
     `given` are the values that may be functions; `prepare` turns them into the arguments of the destination's
-    method, and may add to `options`: keywords for the destinations whose method takes them.
+    method, by name and in its order.
     """
 
     action: str
     name: str
     given: tuple[Any, ...]
-    prepare: Callable[..., tuple[Any, ...]]
+    prepare: Callable[..., dict[str, Any]]
     position: RunPosition
     order: int
-    options: Mapping[str, Any]
-    arguments: Sequence[Any] | None = None
+    arguments: dict[str, Any] | None = None
     is_lost: bool = False
 
 
@@ -200,7 +199,7 @@ class PacedDestination:
     """A destination with its write schedule and the records that wait for it."""
 
     def __init__(self, destination: Destination) -> None:
-        self.destination = destination
+        self.destination: Any = destination
         rate: WriteRate | None = getattr(destination, "write_rate", None)
         self._schedule = WriteSchedule(rate or WriteRate())
         if hasattr(destination, "write_schedule"):
@@ -216,23 +215,36 @@ class PacedDestination:
         # Whether a method takes a keyword, by both names; found at the first record that has it.
         self._takes_option: dict[tuple[str, str], bool] = {}
 
-    def accepted(self, action: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the keywords that the destination's method takes; each other one is reported once."""
-        accepted = {}
-        for option, value in options.items():
-            key = (action, option)
-            if key not in self._takes_option:
-                self._takes_option[key] = _takes_keyword(getattr(self.destination, action), option)
-                if not self._takes_option[key]:
-                    name = type(self.destination).__name__
-                    _log.warning("%s.%s has no argument %r: it is left out there.", name, action, option)
-            if self._takes_option[key]:
-                accepted[option] = value
-        return accepted
+    def call(self, action: str, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+        """Calls the destination's method for a kind of record, or else its `log_record`.
+
+        Args:
+            action: the method.
+            arguments: its arguments by name, in its order.
+            options: further keywords; each one that the method does not take is reported once.
+        """
+        method = getattr(self.destination, action, None)
+        if method is None:
+            self.destination.log_record(action.removeprefix("log_"), {**arguments, **options})
+            return
+        accepted = {name: value for name, value in options.items() if self._accepts(method, action, name)}
+        # By position, as Composer calls it: a subclass may have renamed its arguments.
+        method(*arguments.values(), **accepted)
+
+    def _accepts(self, method: Callable[..., Any], action: str, option: str) -> bool:
+        key = (action, option)
+        if key not in self._takes_option:
+            self._takes_option[key] = _takes_keyword(method, option)
+            if not self._takes_option[key]:
+                name = type(self.destination).__name__
+                _log.warning("%s.%s has no argument %r: it is left out there.", name, action, option)
+        return self._takes_option[key]
 
     def takes(self, action: str) -> bool:
-        """Returns whether the destination implements a kind of record."""
-        return not _is_default(self.destination, action)
+        """Returns whether the destination implements a kind of record, or takes any."""
+        return not _is_default(
+            self.destination, action if hasattr(self.destination, action) else "log_record"
+        )
 
     def is_due(self, state: State, step: int, names: Iterable[Any]) -> bool:
         """Returns whether a record is to be written now.

@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from destinations.base import LoggerDestination, RecordDestination
-from events.logger.destination import RECORD_KINDS
+from events.logger.records import RECORD_KINDS
 
 # These have no name, or are no records.
 OTHERS = {"log_metrics", "log_hyperparameters", "upload_file"}
