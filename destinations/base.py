@@ -421,14 +421,10 @@ class RecordDestination(LoggerDestination):
         """
         raise NotImplementedError
 
-    log_table = _passed_on(LoggerDestination.log_table)
-    log_images = _passed_on(LoggerDestination.log_images)
-    log_text = _passed_on(LoggerDestination.log_text)
-    log_audio = _passed_on(LoggerDestination.log_audio)
-    log_video = _passed_on(LoggerDestination.log_video)
-    log_histogram = _passed_on(LoggerDestination.log_histogram)
-    log_point_cloud = _passed_on(LoggerDestination.log_point_cloud)
-    log_traces = _passed_on(LoggerDestination.log_traces)
+
+for _name, _method in vars(LoggerDestination).items():
+    if _name.startswith("log_") and _name not in {"log_metrics", "log_hyperparameters"}:
+        setattr(RecordDestination, _name, _passed_on(_method))
 
 
 def closed_state(destination: Any) -> "dict[str, Any]":

@@ -11,6 +11,7 @@ from events import Logger, State, Time, Timestamp, WriteRate
 
 from .base import RecordDestination
 from .copies import own_copy
+from .kinds import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -116,8 +117,8 @@ class InMemory(RecordDestination):
         if kind == "table":
             rows = list(map(list, value["rows"]))
             value = Table(list(value["columns"]), rows, step, timestamp, value.get("caption"))
-        elif kind in {"text", "traces"}:
-            value = value[kind]
+        elif kind_of(method=f"log_{kind}").is_single:
+            (value,) = value.values()
         self._keep(Record(kind, name, step, timestamp, value))
 
     @property

@@ -32,18 +32,15 @@ if TYPE_CHECKING:
 __all__ = [
     "ABANDONED_FOLDER",
     "ARTIFACTS_FOLDER",
-    "ARTIFACTS_INDEX",
     "EDITS",
     "ENVIRONMENT",
     "FORMAT_VERSION",
     "HEARTBEAT",
     "HEARTBEAT_SECONDS",
-    "HISTOGRAMS_INDEX",
     "HPARAMS",
     "JOURNAL_FOLDER",
     "MAX_LINE_BYTES",
     "MEDIA_FOLDER",
-    "MEDIA_INDEX",
     "OWN_COLUMNS",
     "POSITION",
     "SEGMENT_SUFFIX",
@@ -51,10 +48,7 @@ __all__ = [
     "SIDECAR",
     "SUMMARY",
     "TABLES_FOLDER",
-    "TABLES_INDEX",
     "TERMINAL_STATUSES",
-    "TEXTS_INDEX",
-    "TRACES_INDEX",
     "CsvState",
     "Position",
     "append_record",
@@ -99,14 +93,8 @@ SESSIONS = "sessions.jsonl"
 # Changes by the user after the run; never touched by its writer.
 EDITS = "edits.json"
 MEDIA_FOLDER = "media"
-MEDIA_INDEX = "media.jsonl"
 TABLES_FOLDER = "tables"
-TABLES_INDEX = "tables.jsonl"
-HISTOGRAMS_INDEX = "histograms.jsonl"
-TEXTS_INDEX = "texts.jsonl"
-TRACES_INDEX = "traces.jsonl"
 ARTIFACTS_FOLDER = "artifacts"
-ARTIFACTS_INDEX = "artifacts.jsonl"
 ABANDONED_FOLDER = "abandoned"
 JOURNAL_FOLDER = "journal"
 POSITION = "position.json"

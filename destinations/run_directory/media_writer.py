@@ -1,39 +1,23 @@
 """Writes everything but metrics: media, tables, texts, histograms, traces and files, each with an index line.
 
-The `log_*` methods copy in the training thread; a lane encodes and writes.
+`log_record` copies in the training thread; a lane encodes and writes. See `destinations.kinds`.
 """
 
 import contextlib
-import csv
 import errno
 import hashlib
-import io
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import attrs
 
 from destinations.background import Lane, RetryLaterError
-from destinations.copies import size_in_bytes
-from destinations.media import (
-    copy_value,
-    histogram_record,
-    iter_images,
-    iter_masks,
-    iter_point_clouds,
-    mask_png,
-    overlay_png,
-    ply_bytes,
-    png_bytes,
-    to_numpy,
-    video_file,
-    wav_bytes,
-)
-from events import BinnedValues, RecordError, safe_text
+from destinations.kinds import ARTIFACTS_INDEX, MEDIA_INDEX, Kind, check_name, indexes
+from events import RecordError
 from uploads.disk import (
     append_line,
     is_open_file,
@@ -44,20 +28,7 @@ from uploads.disk import (
 )
 
 from .folder import HeldFolder, with_user_paths
-from .layout import (
-    ARTIFACTS_FOLDER,
-    ARTIFACTS_INDEX,
-    HISTOGRAMS_INDEX,
-    MEDIA_FOLDER,
-    MEDIA_INDEX,
-    TABLES_FOLDER,
-    TABLES_INDEX,
-    TEXTS_INDEX,
-    TRACES_INDEX,
-    append_record,
-    label_name,
-    safe_name,
-)
+from .layout import ARTIFACTS_FOLDER, MEDIA_FOLDER, append_record, label_name
 
 __all__ = ["FileKeeping", "MediaWriter"]
 
@@ -77,9 +48,9 @@ class _Index:
     def __init__(self, folder: HeldFolder, name: str) -> None:
         self._folder = folder
         self._path = folder.path / name
-        # The lines of these have files, which go with the folder.
-        self.group = {ARTIFACTS_INDEX: "files"}.get(name, "media")
-        self._has_files = name in {MEDIA_INDEX, TABLES_INDEX, ARTIFACTS_INDEX}
+        self.group = "files" if name == ARTIFACTS_INDEX else "media"
+        # These go with the folder.
+        self._has_files = name in indexes(with_files=True)
         self._fd = -1
         self._renewals = folder.renewals
         self._start = self._size = self._lines = 0
@@ -136,6 +107,40 @@ class _Index:
             os.close(fd)
 
 
+@attrs.frozen
+class _Output:
+    """Where one call is written; a `RecordOutput`."""
+
+    _writer: "MediaWriter"
+    _kind: Kind
+    name: str | None
+    step: int
+    _time: float
+
+    def add_file(self, folder: str, suffix: str, data: bytes, *, name: str | None = None) -> str:
+        return self._writer.write_free(folder, name or self.name or "", self.step, suffix, data)
+
+    def add_line(self, fields: dict[str, Any]) -> None:
+        named = {} if self.name is None else {"name": self.name}
+        self._writer.index(self._kind.index).append(
+            {"step": self.step, **named, "time": self._time, **fields}
+        )
+
+    def add_medium(self, suffix: str, data: bytes, *, index: int = 0, **fields: Any) -> None:
+        # The first fields are those of stable-pretraining.
+        line = {
+            "step": self.step,
+            "tag": self.name,
+            "type": self._kind.name,
+            "path": self.add_file(MEDIA_FOLDER, suffix, data),
+            "name": self.name,
+            "index": index,
+            "time": self._time,
+            "size": len(data),
+        }
+        self._writer.index(self._kind.index).append({**line, **fields})
+
+
 @attrs.define(eq=False, slots=False, repr=False)
 class MediaWriter:
     """The media writer of one run.
@@ -164,152 +169,25 @@ class MediaWriter:
         self.bytes_written = 0
         self.files_written = 0
 
-    def log_images(
-        self,
-        images: Any,
-        name: str,
-        step: int,
-        channels_last: bool,
-        masks: dict[str, Any] | None,
-        mask_class_labels: dict[int, str] | None,
-        captions: Sequence[str] = (),
-    ) -> None:
-        """Writes each image, and each mask with its overlay, as PNG."""
-        checked_name(name)
-        images = copy_value(images)
-        masks = {key: copy_value(mask) for key, mask in (masks or {}).items()}
-        for mask_name in masks:
-            checked_name(mask_name)
-        labels = None
-        if mask_class_labels is not None:
-            labels = {str(key): label for key, label in mask_class_labels.items()}
-        texts = list(captions)
+    def log_record(self, kind: Kind, arguments: dict[str, Any], step: int) -> None:
+        """Copies a record, and writes it in the background.
 
-        def work(at: float = self._clock()) -> None:
-            by_mask = {key: list(iter_masks(mask)) for key, mask in masks.items()}
-            for index, pixels in enumerate(iter_images(images, channels_last)):
-                caption = texts[index] if index < len(texts) else None
-                more: dict[str, Any] = {"caption": caption or None, "shape": list(pixels.shape)}
-                if pixels.value_range is not None:
-                    more["value_range"] = list(pixels.value_range)
-                if by_mask:
-                    more["masks"] = {
-                        key: self._mask(pixels.array, found[index], f"{name}/{key}", step)
-                        for key, found in by_mask.items()
-                    }
-                    more["mask_class_labels"] = labels
-                self._write_medium("image", name, step, index, at, ".png", png_bytes(pixels.array), **more)
+        Args:
+            kind: of the record.
+            arguments: those of the method, by name, but for the step.
+            step: of the call.
 
-        self._put(work, size_in_bytes([images, masks]), f"image {name!r}")
-
-    def _mask(self, pixels: Any, mask: Any, name: str, step: int) -> dict[str, str]:
-        return {
-            "path": self._write_free(MEDIA_FOLDER, name, step, ".mask.png", mask_png(mask)),
-            "overlay": self._write_free(MEDIA_FOLDER, name, step, ".overlay.png", overlay_png(pixels, mask)),
-        }
-
-    def log_audio(
-        self, audio: Any, sample_rate: int, name: str, step: int, caption: str | None = None
-    ) -> None:
-        """Writes audio as WAV; encoded bytes and files are kept as they are."""
-        checked_name(name)
-        copied = copy_value(audio)
-        shape = None if isinstance(copied, bytes) else list(copied.shape)
-
-        def work(at: float = self._clock()) -> None:
-            data = wav_bytes(copied, sample_rate)
-            more = {"caption": caption, "sample_rate": sample_rate, "shape": shape}
-            self._write_medium("audio", name, step, 0, at, ".wav", data, **more)
-
-        self._put(work, size_in_bytes(copied), f"sound {name!r}")
-
-    def log_video(
-        self,
-        video: Any,
-        fps: float | None,
-        name: str,
-        step: int,
-        caption: str | None = None,
-        format: str = "mp4",
-    ) -> None:
-        """Writes frames as MP4 or GIF; encoded bytes and files are kept as they are."""
-        checked_name(name)
-        given = Path(video).suffix if isinstance(video, str | Path) else ""
-        copied = copy_value(video)
-
-        def work(at: float = self._clock()) -> None:
-            data, suffix = video_file(copied, fps, format)
-            suffix, shape = given or suffix, None if isinstance(copied, bytes) else list(copied.shape)
-            more = {"caption": caption, "fps": fps, "format": suffix.removeprefix("."), "shape": shape}
-            self._write_medium("video", name, step, 0, at, suffix, data, **more)
-
-        self._put(work, size_in_bytes(copied), f"video {name!r}")
-
-    def log_point_cloud(
-        self, points: Any, name: str, step: int, colors: Any, caption: str | None = None
-    ) -> None:
-        """Writes each point cloud as PLY."""
-        checked_name(name)
-        points, colors = copy_value(points), None if colors is None else copy_value(colors)
-
-        def work(at: float = self._clock()) -> None:
-            for index, (cloud, shades) in enumerate(iter_point_clouds(points, colors)):
-                more = {"caption": caption, "shape": list(cloud.shape), "has_colors": shades is not None}
-                data = ply_bytes(cloud, shades)
-                self._write_medium("point_cloud", name, step, index, at, ".ply", data, **more)
-
-        self._put(work, size_in_bytes([points, colors]), f"point cloud {name!r}")
-
-    def log_histogram(self, values: Any, name: str, step: int, bins: "int | Sequence[float]") -> None:
-        """Appends counts, edges and moments to the index."""
-        if not isinstance(values, BinnedValues):
-            values = to_numpy(values).copy()
-            if values.dtype.kind not in "biuf":
-                raise RecordError(f"histogram {name!r} needs numbers, got dtype {values.dtype}.")
-
-        def work(at: float = self._clock()) -> None:
-            record = {"step": step, "name": name, "time": at, **histogram_record(values, bins)}
-            self._index(HISTOGRAMS_INDEX).append(record)
-
-        self._put(work, getattr(values, "nbytes", 0), f"histogram {name!r}")
-
-    def log_table(
-        self, columns: list[str], rows: list[list[Any]], name: str, step: int, caption: str | None = None
-    ) -> None:
-        """Writes a table as CSV, and its column types to the index; the name may be any string."""
-        rows = [list(row) for row in rows]
-
-        def work(at: float = self._clock()) -> None:
-            text = io.StringIO(newline="")
-            writer = csv.writer(text, lineterminator="\n")
-            writer.writerow(columns)
-            writer.writerows([_cell(value) for value in row] for row in rows)
-            data = text.getvalue().encode("utf-8", "backslashreplace")
-            record = {
-                "step": step,
-                "name": name,
-                "time": at,
-                "path": self._write_free(TABLES_FOLDER, name, step, ".csv", data),
-                "size": len(data),
-                "rows": len(rows),
-                "columns": [
-                    {"name": column, "type": _column_type(row[index] for row in rows)}
-                    for index, column in enumerate(columns)
-                ],
-            }
-            self._index(TABLES_INDEX).append(record if caption is None else {**record, "caption": caption})
-
-        self._put(work, 64 * len(rows) * (len(columns) + 1), f"table {name!r}")
-
-    def log_text(self, text: str, name: str, step: int) -> None:
-        """Appends a text to the index."""
-        record = {"step": step, "name": name, "time": self._clock(), "text": text}
-        self._put(lambda: self._index(TEXTS_INDEX).append(record), len(text), f"text {name!r}")
-
-    def log_traces(self, traces: dict[str, Any], step: int) -> None:
-        """Appends traces to the index; values that JSON lacks are written as text."""
-        record = {"step": step, "time": self._clock(), "traces": dict(traces)}
-        self._put(lambda: self._index(TRACES_INDEX).append(record), 0, "trace")
+        Raises:
+            RecordError: it cannot be written.
+        """
+        name = arguments.pop("name", None)
+        if kind.index == MEDIA_INDEX:
+            check_name(name)
+        if kind.write is None:
+            raise RecordError(f"{kind.noun} must be given to {kind.method}.")
+        size, work = kind.write(name, **arguments)
+        output = _Output(self, kind, name, step, self._clock())
+        self._put(lambda: work(output), size, f"{kind.noun} {name!r}" if name is not None else kind.noun)
 
     def keep_file(
         self, source: Path, remote_name: str, *, overwrite: bool, keeping: FileKeeping, step: int
@@ -339,7 +217,7 @@ class MediaWriter:
             size = target.stat().st_size
             self.bytes_written += size
             path = target.relative_to(self._run_dir).as_posix()
-            self._index(ARTIFACTS_INDEX).append(
+            self.index(ARTIFACTS_INDEX).append(
                 {"step": step, "name": remote_name, "time": at, "path": path, "size": size, "sha256": digest}
             )
 
@@ -366,7 +244,7 @@ class MediaWriter:
             except FileNotFoundError:
                 return
             record = {"step": step, "name": remote_name, "time": at, "path": path, "size": size}
-            self._index(ARTIFACTS_INDEX).append({**record, "is_deleted": True})
+            self.index(ARTIFACTS_INDEX).append({**record, "is_deleted": True})
             if with_folder:
                 with contextlib.suppress(OSError):
                     target.parent.rmdir()
@@ -399,7 +277,7 @@ class MediaWriter:
 
     # Files.
 
-    def _index(self, name: str) -> _Index:
+    def index(self, name: str) -> _Index:
         """Returns an index with the lines that were written to it."""
         if name not in self._indexes:
             self._indexes[name] = _Index(self._folder, name)
@@ -432,15 +310,7 @@ class MediaWriter:
         if not self._lane.put(counted, size=size, kind=kind):
             self.lost[group] += 1
 
-    def _write_medium(
-        self, kind: str, name: str, step: int, index: int, at: float, suffix: str, data: bytes, **more: Any
-    ) -> None:
-        """Writes a file and its index line, whose first fields are those of stable-pretraining."""
-        path = self._write_free(MEDIA_FOLDER, name, step, suffix, data)
-        record = {"step": step, "tag": name, "type": kind, "path": path, "name": name, "index": index}
-        self._index(MEDIA_INDEX).append({**record, "time": at, "size": len(data), **more})
-
-    def _write_free(self, folder: str, name: str, step: int, suffix: str, data: bytes) -> str:
+    def write_free(self, folder: str, name: str, step: int, suffix: str, data: bytes) -> str:
         """Writes a file under the first free name; earlier files are never overwritten."""
         path = self._free_path(folder, name, step, suffix)
         replace_file(path, data)
@@ -475,31 +345,3 @@ def artifact_path(run_dir: Path, remote_name: str) -> Path:
     ):
         raise RecordError(f'artifact name must be a relative path without "..", got {remote_name!r}.')
     return run_dir.joinpath(ARTIFACTS_FOLDER, *parts)
-
-
-def checked_name(name: str) -> str:
-    """Returns a name as one path component.
-
-    Raises:
-        RecordError: the name leads out of the folder.
-    """
-    try:
-        return safe_name(name)
-    except ValueError as error:
-        raise RecordError(str(error)) from None
-
-
-def _cell(value: Any) -> Any:
-    """Returns a value for the CSV module: numbers and strings unchanged, other types as text."""
-    if hasattr(value, "getbands"):  # An image of PIL.
-        return f"{value.mode} image {value.size[0]}x{value.size[1]}"
-    return value if value is None or isinstance(value, str | int | float) else safe_text(value)
-
-
-def _column_type(values: Iterable[Any]) -> str:
-    """Returns the narrowest type that holds all values: bool, int, float or str; None is ignored."""
-    kinds = {type(value) for value in values if value is not None}
-    for name, allowed in (("bool", {bool}), ("int", {bool, int}), ("float", {bool, int, float})):
-        if kinds and kinds <= allowed:
-            return name
-    return "str" if kinds else "empty"

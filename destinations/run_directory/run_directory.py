@@ -19,6 +19,7 @@ from typing import Any, Literal
 from destinations.background import Lane
 from destinations.base import RecordDestination, closed_state
 from destinations.copies import own_copy
+from destinations.kinds import kind_of
 from events import (
     RecordError,
     RunStatus,
@@ -503,28 +504,11 @@ class RunDirectory(RecordDestination):
 
     def log_record(self, kind: str, arguments: dict[str, Any]) -> None:
         """Writes a record in the background; see `MediaWriter`."""
-        if kind == "audio" and not arguments["sample_rate"] > 0:
-            raise RecordError(
-                f"audio {arguments['name']!r} needs a sample rate of at least 1 Hz, "
-                f"got {arguments['sample_rate']!r}."
-            )
-        fps = arguments.get("fps")
-        if (
-            kind == "video"
-            and not isinstance(arguments["video"], bytes | str | os.PathLike)
-            and not (fps and fps > 0)
-        ):
-            raise RecordError(
-                f"video {arguments['name']!r} needs a frame rate, got fps={fps!r}. Pass fps=30."
-            )
-        arguments.pop("use_table", None)
         if self._state is None:
             # Kept until `init`; the caller may change the values meanwhile.
             arguments = own_copy(arguments)
-        self._with_media(
-            lambda media, at: getattr(media, f"log_{kind}")(**{**arguments, "step": at}),
-            arguments.get("step"),
-        )
+        about, step = kind_of(method=f"log_{kind}"), arguments.pop("step", None)
+        self._with_media(lambda media, at: media.log_record(about, arguments, at), step)
 
     def upload_file(
         self,

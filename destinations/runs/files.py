@@ -1,14 +1,13 @@
 """Reads untrusted files of JSON: one object, or one object per line, of which some may be torn or damaged."""
 
-import errno
 import functools
 import json
-import math
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
+from destinations.kinds.line import file_inside, number_of, path_inside, whole_of
 from destinations.run_directory.layout import is_shallow
 from uploads.disk import MAX_DOCUMENT_BYTES, open_regular, read_regular
 
@@ -91,10 +90,6 @@ def _cleaned(value: Any) -> Any:
     return [_cleaned(item) for item in value] if isinstance(value, list) else value
 
 
-_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-_LARGEST_INT = (1 << 63) - 1
-
-
 def json_lines(path: Path, *, with_torn: bool = False) -> Iterator[dict[str, Any] | None]:
     """Yields the JSON objects of a file, one per line; None for a line that is not one, or exceeds 32 MiB.
 
@@ -143,72 +138,6 @@ def read_object_file(path: Path) -> dict[str, Any]:
         return {}
 
 
-def number_of(value: Any) -> float | None:
-    """Returns a number of strict JSON, where NaN and infinities are texts; None if it is not a number.
-
-    An integer beyond 64 bits is the nearest float.
-    """
-    if isinstance(value, str):
-        return _NUMBERS.get(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    if isinstance(value, float) or abs(value) <= _LARGEST_INT:
-        return value
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
-
-
 def metric_of(value: Any) -> float | None:
     """Returns a value of a metric as a number, of which true is 1 and false 0; None if it is not one."""
     return float(value) if isinstance(value, bool) else number_of(value)
-
-
-def whole_of(value: Any) -> int | None:
-    """Returns a number as an integer; None if it is not a number, not finite, or beyond 64 bits."""
-    number = number_of(value)
-    if number is None or not math.isfinite(number) or abs(number) > _LARGEST_INT:
-        return None
-    return int(number)
-
-
-def path_inside(run_dir: Path, relative: Any) -> Path:
-    """Returns the path of a file that a record names; the file need not exist.
-
-    Raises:
-        ValueError: the path leads out of the folder of the run, possibly through a link, or is too long for
-            the system.
-    """
-    parts = PurePosixPath(str(relative))
-    if not parts.parts or parts.is_absolute() or ".." in parts.parts or "\0" in str(relative):
-        raise ValueError(f"path {relative!r} of a record is outside the folder of its run.")
-    path = run_dir / parts
-    # A link in place of the file itself is refused on open.
-    folder = path.parent
-    while folder != run_dir:
-        try:
-            is_link = folder.is_symlink()
-        except OSError as error:
-            if error.errno != errno.ENAMETOOLONG:
-                raise
-            raise ValueError(f"path {str(relative)[:100]!r}… of a record is too long.") from error
-        if is_link:
-            raise ValueError(f"path {relative!r} of a record passes through a link.")
-        folder = folder.parent
-    return path
-
-
-def file_inside(run_dir: Path, relative: Any) -> Path:
-    """Returns a regular file that a record names.
-
-    Raises:
-        FileNotFoundError: it is missing, a link, or outside the folder of the run.
-    """
-    try:
-        path = path_inside(run_dir, relative)
-        if not path.is_symlink() and path.is_file():
-            return path
-    except ValueError:
-        pass
-    raise FileNotFoundError(f"file {relative!r} of a record is not in the folder of its run.")

@@ -2,6 +2,7 @@
 
 import re
 
+from destinations.kinds import indexes
 from destinations.run_directory.layout import (
     ABANDONED_FOLDER,
     ARTIFACTS_FOLDER,
@@ -17,11 +18,9 @@ from destinations.run_directory.layout import (
     TABLES_FOLDER,
 )
 
-from .content.sources import INDEXES
-
 __all__ = ["FOLDERS", "KNOWN", "LOCK"]
 
-_NAMES = {SIDECAR, SUMMARY, HEARTBEAT, HPARAMS, ENVIRONMENT, SESSIONS, EDITS, *INDEXES}
+_NAMES = {SIDECAR, SUMMARY, HEARTBEAT, HPARAMS, ENVIRONMENT, SESSIONS, EDITS, *indexes()}
 LOCK = re.compile(r"\.lock(\.rank\d+)?")
 """Names of lock files."""
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import attrs
 
+from destinations.kinds import RecordAccess
 from destinations.run_directory.layout import (
     ENVIRONMENT,
     HEARTBEAT,
@@ -35,13 +36,13 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Collection, Iterator, Mapping
 
+    from destinations.kinds import Table
     from destinations.run_directory.reader import MetricRow
 
     from .content.flight import Flight
     from .content.follow import Point
-    from .content.media import Audio, Image, PointCloud, Video
     from .content.ranks import RankMetric
-    from .content.records import Artifact, Histogram, RecordCount, Records, Table, TableEntry, Text, Trace
+    from .content.records import RecordCount, Records
     from .content.series import Block, Series
 
 __all__ = ["MetricSummary", "Run", "computed_summary", "read_extremes"]
@@ -72,7 +73,7 @@ class MetricSummary:
     mean: float | None
 
 
-class Run:
+class Run(RecordAccess):
     """A run to read from.
 
     ```python
@@ -441,29 +442,8 @@ class Run:
 
     # Records.
 
-    def images(self, name: str | None = None, step: int | None = None) -> list[Image]:
-        """Returns images in the order of logging; of all names and steps if None.
-
-        Raises:
-            MetricNotFoundError: nothing has this name.
-        """
-        return self._records.images(name, step)
-
-    def audio(self, name: str | None = None, step: int | None = None) -> list[Audio]:
-        """Returns audio clips; see `images`."""
-        return self._records.audio(name, step)
-
-    def videos(self, name: str | None = None, step: int | None = None) -> list[Video]:
-        """Returns videos; see `images`."""
-        return self._records.videos(name, step)
-
-    def point_clouds(self, name: str | None = None, step: int | None = None) -> list[PointCloud]:
-        """Returns point clouds; see `images`."""
-        return self._records.point_clouds(name, step)
-
-    def tables(self, name: str | None = None) -> list[TableEntry]:
-        """Returns the metadata of tables in the order of logging; see `images`."""
-        return self._records.tables(name)
+    def records(self, kind: str, name: str | None = None, step: int | None = None) -> list[Any]:
+        return self._records.of(kind, name, step)
 
     def table(self, name: str, step: int | None = None) -> Table:
         """Reads a table: that of a step, or the last one.
@@ -472,22 +452,6 @@ class Run:
             MetricNotFoundError: no table has this name, or none has it at this step.
         """
         return self._records.table(name, step)
-
-    def histograms(self, name: str | None = None) -> list[Histogram]:
-        """Returns histograms in the order of logging; see `images`."""
-        return self._records.histograms(name)
-
-    def texts(self, name: str | None = None) -> list[Text]:
-        """Returns texts in the order of logging; see `images`."""
-        return self._records.texts(name)
-
-    def traces(self) -> list[Trace]:
-        """Returns traces in the order of logging."""
-        return self._records.traces()
-
-    def artifacts(self, name: str | None = None) -> list[Artifact]:
-        """Returns the files kept in the run; see `images`."""
-        return self._records.artifacts(name)
 
     def record_counts(self) -> dict[str, RecordCount]:
         """Returns the number of records by kind ("images", "tables", …), in constant memory."""

@@ -22,6 +22,7 @@ import attrs
 
 from destinations.background import PeriodicThread
 from destinations.base import RecordDestination
+from destinations.kinds import kind_of
 from events import Logger, State, WriteRate, check_placeholders, check_run_name, format_name, redact_text
 from uploads.disk import end_of_last_line
 
@@ -516,12 +517,13 @@ class TextFile(RecordDestination):
     def log_record(self, kind: str, arguments: dict[str, Any]) -> None:
         if not self._is_accepting or (kind == "traces" and not self._log_traces):
             return
-        name, step = arguments.pop("name", ""), arguments.pop("step", None)
-        if step is None and kind != "traces":
+        name, has_step = arguments.pop("name", ""), "step" in arguments
+        step = arguments.pop("step", None)
+        if step is None and has_step:
             step = self._step()
         shown = {key: value for key, value in arguments.items() if value is not None or key == "fps"}
         shown.pop("use_table", None)
-        value = shown[kind] if kind in {"text", "traces"} else shown
+        value = next(iter(arguments.values())) if kind_of(method=f"log_{kind}").is_single else shown
         self._accept(LineRecord(kind, name, step, self._clock(), plain(value)))
 
     def flush(self) -> None:

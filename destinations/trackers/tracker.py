@@ -21,6 +21,7 @@ import attrs
 from destinations.background import Lane, RetryLaterError, WhenFull
 from destinations.base import LoggerDestination, RecordDestination, closed_state
 from destinations.copies import own_copy, size_in_bytes
+from destinations.kinds import kind_of
 from events import (
     BinnedValues,
     RunStatus,
@@ -864,7 +865,8 @@ class Tracker(RecordDestination):
             key: None if value is None else _COPIES.get(key, own_copy)(value)
             for key, value in arguments.items()
         }
-        method, noun = f"log_{kind}", _NOUNS.get(kind, kind)
+        method = f"log_{kind}"
+        noun = kind_of(method=method).noun
         what = f"{noun} {name!r}" if name else noun
         stamp = self._stamp(name, step, *captions)
         values = [Images(**given)] if kind == "images" else given.values()
@@ -900,7 +902,9 @@ class Tracker(RecordDestination):
         if feed is None:
             self._later(lambda: self._put(kind, method, *args, prepare=prepare))
             return
-        call = getattr(feed.sink, method)
+        call = getattr(feed.sink, method, None)
+        if call is None:  # a kind that no tracker knows
+            return
         is_kept = method == "log_hyperparameters"
         if prepare is None:
             feed.put(kind, size_in_bytes(args), call, *args, is_kept=is_kept)
@@ -974,4 +978,3 @@ _COPIES: dict[str, Callable[[Any], Any]] = {
     "points": _array,
     "colors": _array,
 }
-_NOUNS = {"images": "image", "audio": "sound", "point_cloud": "point cloud", "traces": "trace"}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from destinations.kinds import KINDS
 from destinations.runs import (
     HEARTBEAT_SECONDS,
     EditError,
@@ -231,6 +232,7 @@ class Catalog:
             "name": ", ".join(root.rstrip("/").rpartition("/")[2] for root in roots),
             "writable": not self._source,
             "dead_after_seconds": HEARTBEAT_SECONDS,
+            "kinds": [{"name": kind.plural, "shows": kind.shows} for kind in KINDS if kind.shows],
             "now": self.clock(),
         }
 

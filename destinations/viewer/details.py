@@ -12,11 +12,13 @@ from typing import Any
 import attrs
 import numpy as np
 
+from destinations.kinds import Kind, kind_of
+from destinations.kinds.audio import read_sound
+from destinations.kinds.point_clouds import read_points
 from destinations.run_directory.layout import SIDECAR, SUMMARY, metrics_name
 from destinations.runs import Run
 from destinations.runs.commands.show import differing_fields
 from destinations.runs.content.flight import describe_flights
-from destinations.runs.content.media import Image, read_points, read_sound
 from destinations.runs.content.sources import branches_of
 from destinations.runs.files import path_inside, read_object_file
 from destinations.runs.order import orders_of
@@ -29,19 +31,8 @@ from .charts import Axis, Rows, rows_of
 from .columns import ColumnCache
 from .downsampling import Array, downsample
 
-__all__ = ["KINDS", "LOG_BYTES", "compare", "details", "log", "media", "points", "table", "wave"]
+__all__ = ["LOG_BYTES", "compare", "details", "log", "media", "points", "table", "wave"]
 
-KINDS = (
-    "images",
-    "audio",
-    "videos",
-    "point_clouds",
-    "tables",
-    "histograms",
-    "texts",
-    "traces",
-    "artifacts",
-)
 _MAX_STEPS = 10_000
 _MAX_NAMES = 1000
 _MAX_BRANCHES = 100
@@ -312,18 +303,12 @@ def _state(path: Path) -> os.stat_result | None:
 # Media.
 
 
-def _records(run: Run, kind: str, name: str | None = None) -> Sequence[Any]:
-    if kind == "traces":
-        return run.traces()
-    return getattr(run, kind)(name)  # type: ignore[no-any-return]  # one of `KINDS`
-
-
 def _media_index(run: Run) -> dict[str, dict[str, list[int | None]]]:
     """Returns the steps of each name of each kind."""
     index: dict[str, dict[str, list[int | None]]] = {}
     for kind in run.record_counts():
         names: dict[str, dict[int | None, None]] = {}
-        for one in _records(run, kind):
+        for one in run.records(kind):
             name = getattr(one, "name", "")
             if name in names or len(names) < _MAX_NAMES:
                 names.setdefault(name, {})[one.step] = None
@@ -346,10 +331,9 @@ def media(
         ValueError: there is no such kind.
         MetricNotFoundError: nothing has this name.
     """
-    if kind not in KINDS:
-        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}.")
-    found = [one for one in _records(run, kind, name) if _is_between(one.step, start, end)]
-    items = [_item(run, one) for one in _evenly(found, limit)]
+    about = kind_of(plural=kind)
+    found = [one for one in run.records(kind, name) if _is_between(one.step, start, end)]
+    items = [_item(run, about, one) for one in _evenly(found, limit)]
     return {"total": len(found), "items": plain_items(items)}
 
 
@@ -367,24 +351,15 @@ def plain_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _item(run: Run, one: Any) -> dict[str, Any]:
+def _item(run: Run, kind: Kind, one: Any) -> dict[str, Any]:
+    def file_of(path: Path) -> str:
+        return str(path.relative_to(run.path))
+
     fields = attrs.asdict(one, recurse=False)
     fields.pop("name", None)
     if "path" in fields:
-        fields["file"] = str(fields.pop("path").relative_to(run.path))
-    if isinstance(one, Image):
-        fields["masks"] = {
-            name: {
-                "file": str(mask.path.relative_to(run.path)),
-                "overlay": None if mask.overlay is None else str(mask.overlay.relative_to(run.path)),
-            }
-            for name, mask in one.masks.items()
-        }
-        fields["labels"] = fields.pop("class_labels")
-    if "row_count" in fields:
-        fields["rows"] = fields.pop("row_count")
-        fields["columns"] = [{"name": column, "type": kind} for column, kind in fields["columns"]]
-    return fields
+        fields["file"] = file_of(fields.pop("path"))
+    return kind.page_fields(one, fields, file_of)
 
 
 def _evenly(items: Sequence[Any], limit: int) -> list[Any]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import attrs
 
+from destinations.kinds import MEDIA_INDEX, kind_of
 from destinations.runs import Run, RunsError
 from destinations.runs.files import path_inside, read_object_file
 from uploads.disk import IRREGULAR, open_regular, remove_if
@@ -266,7 +267,7 @@ class Site:
             found = [axis[place] for axis in axes]
             self._add(f"series/{run_id}/{metric}", _series(run_id, metric, found))
         for kind, names in detail["media"].items():
-            for name in names if kind != "artifacts" else ():
+            for name in names if kind_of(plural=kind).shows else ():
                 self._try(f"media/{run_id}/{kind}/{name}", self._media, run_id, run, kind, name)
 
     def _try(self, key: str, answer: Callable[..., Any], *arguments: Any) -> None:
@@ -281,11 +282,12 @@ class Site:
     def _media(self, run_id: str, run: Run, kind: str, name: str) -> dict[str, Any]:
         """Copies the files of a name as far as they fit, and returns the answer for these."""
         answer = details.media(run, kind, name, limit=_MEDIA_PER_NAME)
-        if kind == "tables":
+        about = kind_of(plural=kind)
+        if about.shows == "table":
             for item in answer["items"]:
                 key = f"table/{run_id}/{name}/{item['step']}"
                 self._try(key, details.table, run, name, item["step"])
-        if kind in {"tables", "histograms", "texts", "traces"}:
+        if about.index != MEDIA_INDEX:
             return answer
         kept = []
         for item in answer["items"]:
@@ -293,9 +295,9 @@ class Site:
             masks = [path for mask in (item.get("masks") or {}).values() for path in mask.values() if path]
             if self._copy(run_id, run, [file, *masks]):
                 kept.append(item)
-                if kind == "point_clouds":
+                if about.shows == "points":
                     self._try(f"points/{run_id}/{file}", details.points, run, file)
-                if kind == "audio":
+                if about.shows == "audio":
                     self._try(f"wave/{run_id}/{file}", details.wave, run, file)
         return {**answer, "items": kept}
 

@@ -20,21 +20,18 @@ from typing import Any
 
 import attrs
 
+from destinations.kinds import indexes
 from destinations.run_directory.layout import (
     ARTIFACTS_FOLDER,
-    ARTIFACTS_INDEX,
     EDITS,
     JOURNAL_FOLDER,
     MEDIA_FOLDER,
-    MEDIA_INDEX,
     SIDECAR,
     TABLES_FOLDER,
-    TABLES_INDEX,
     lock_name,
     metrics_name,
 )
 from destinations.runs import Run, RunNotFoundError, RunRecord, is_alive
-from destinations.runs.content.sources import INDEXES
 from destinations.runs.files import json_lines
 from destinations.runs.own_files import FOLDERS, KNOWN, LOCK
 from destinations.runs.record import read_sidecar, status_of
@@ -215,7 +212,7 @@ def _why_deletable(record: RunRecord) -> str | None:
         _has_content(path) for path in (record.path / metrics_name(0), *record.path.glob("metrics*.csv"))
     )
     has_rows = has_rows or any((record.path / JOURNAL_FOLDER).rglob("*.journal"))
-    has_records = any(_has_content(record.path / name) for name in INDEXES)
+    has_records = any(_has_content(record.path / name) for name in indexes())
     return (
         None if has_rows or has_records or _has_checkpoints(record.path) else "ended without success, empty"
     )
@@ -294,7 +291,7 @@ def _names_to_delete(folder: Path) -> list[str]:
 def _named_by_indexes(folder: Path) -> set[str]:
     """Returns the files listed in the indexes of a run."""
     named: set[str] = set()
-    for index in (MEDIA_INDEX, TABLES_INDEX, ARTIFACTS_INDEX):
+    for index in indexes(with_files=True):
         for line in json_lines(folder / index, with_torn=True):
             waiting: list[Any] = [line]
             while waiting:

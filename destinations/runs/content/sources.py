@@ -16,15 +16,10 @@ from typing import Any, NamedTuple
 
 import attrs
 
+from destinations.kinds import ARTIFACTS_INDEX, KINDS, MEDIA_INDEX, indexes, kind_of_line
 from destinations.run_directory.layout import (
     ABANDONED_FOLDER,
-    ARTIFACTS_INDEX,
-    HISTOGRAMS_INDEX,
     JOURNAL_FOLDER,
-    MEDIA_INDEX,
-    TABLES_INDEX,
-    TEXTS_INDEX,
-    TRACES_INDEX,
     metrics_name,
 )
 from destinations.run_directory.reader import MetricRow, read_whole
@@ -32,16 +27,12 @@ from destinations.runs.files import json_lines, number_of, whole_of
 
 from .rank_reader import RankReader
 
-__all__ = ["INDEXES", "Branch", "Item", "ReadPosition", "RewoundError", "branches_of", "items_of", "ranks_of"]
-
-INDEXES = (MEDIA_INDEX, TABLES_INDEX, HISTOGRAMS_INDEX, TEXTS_INDEX, TRACES_INDEX, ARTIFACTS_INDEX)
+__all__ = ["Branch", "Item", "ReadPosition", "RewoundError", "branches_of", "items_of", "ranks_of"]
 
 # The lines of one call are written one by one; the last call of a live run may be incomplete.
 _SETTLED_SECONDS = 5.0
 _MAX_DIGITS = 10
 _BRANCH = re.compile(r"metrics(?:\.rank(\d{1,9}))?\.step(-?\d{1,18})\.(\w+)\.csv", re.ASCII)
-# Kinds of which one call writes several lines.
-_GROUPED = {"image", "point_cloud"}
 
 
 class RewoundError(Exception):
@@ -95,8 +86,7 @@ class Item(NamedTuple):
     """One logging call. A named tuple, because there is one per row.
 
     Attributes:
-        kind: "metrics", "image", "audio", "video", "point_cloud", "table", "histogram", "text", "traces" or
-            "artifact".
+        kind: "metrics", or the name of a kind of `destinations.kinds`: "image", "audio", "table", …
         time: of the call, in seconds since 1970; None if unknown.
         step: None if it has none.
         epoch: None if unknown.
@@ -134,7 +124,7 @@ def items_of(
     sources += [_new_rows_of_rank(run_dir, rank, position) for rank in ranks_of(run_dir) if rank]
     if abandoned:
         sources += [_abandoned_rows(branch, position) for branch in branches_of(run_dir)]
-    sources += [_new_lines(run_dir / name, name, position, settled_at) for name in INDEXES]
+    sources += [_new_lines(run_dir / name, name, position, settled_at) for name in indexes()]
     streams = [_timed(source) for source in sources]
     for _, item in heapq.merge(*streams, key=lambda pair: pair[0]):
         yield item
@@ -263,8 +253,9 @@ def _new_lines(path: Path, name: str, position: ReadPosition, settled_at: float 
     def item() -> Item:
         position.lines[name] = position.lines.get(name, 0) + count
         first = pending[0]
-        kind = str(first.get("type")) if name == MEDIA_INDEX else _KINDS[name]
-        return Item(kind, _time_of(first), whole_of(first.get("step")), None, {}, tuple(pending))
+        kind = kind_of_line(name, first)
+        named = str(first.get("type")) if kind is None else kind.name
+        return Item(named, _time_of(first), whole_of(first.get("step")), None, {}, tuple(pending))
 
     for number, line in enumerate(lines, position.lines.get(name, 0)):
         if pending and not _is_of_same_call(pending[-1], line):
@@ -284,15 +275,6 @@ def _new_lines(path: Path, name: str, position: ReadPosition, settled_at: float 
         position.lines[name] = position.lines.get(name, 0) + count
 
 
-_KINDS = {
-    TABLES_INDEX: "table",
-    HISTOGRAMS_INDEX: "histogram",
-    TEXTS_INDEX: "text",
-    TRACES_INDEX: "traces",
-    ARTIFACTS_INDEX: "artifact",
-}
-
-
 def _last_of_each(path: Path) -> dict[str, int]:
     """Returns the index of the last line of each name."""
     return {str(line.get("name")): number for number, line in enumerate(json_lines(path)) if line is not None}
@@ -302,7 +284,7 @@ def _is_of_same_call(one: dict[str, Any], other: dict[str, Any] | None) -> bool:
     if other is None:
         return True
     return (
-        other.get("type") in _GROUPED
+        any(kind.is_grouped and kind.name == other.get("type") for kind in KINDS)
         and all(one.get(key) == other.get(key) for key in ("type", "name", "tag", "step", "time"))
         and (index := whole_of(one.get("index"))) is not None
         and other.get("index") == index + 1

@@ -20,8 +20,9 @@ from typing import Any
 
 import attrs
 
+from destinations.kinds import indexes
 from destinations.run_directory.layout import JOURNAL_FOLDER, metrics_name
-from destinations.runs.content.sources import INDEXES, ReadPosition, items_of, ranks_of
+from destinations.runs.content.sources import ReadPosition, items_of, ranks_of
 from destinations.runs.errors import RunNotFoundError
 from destinations.runs.index.index import cache_folder
 from destinations.runs.run import Run
@@ -149,7 +150,7 @@ def _stamps_of(run_dir: Path) -> dict[str, list[int]] | None:
     if (run_dir / JOURNAL_FOLDER).exists():
         return None
     stamps = {}
-    for name in (*map(metrics_name, ranks_of(run_dir)), *INDEXES):
+    for name in (*map(metrics_name, ranks_of(run_dir)), *indexes()):
         with contextlib.suppress(OSError):
             about = (run_dir / name).stat()
             stamps[name] = [about.st_size, about.st_mtime_ns]

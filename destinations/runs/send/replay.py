@@ -12,118 +12,23 @@ import inspect
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import attrs
-import numpy as np
 
+from destinations.kinds import ARTIFACT, KINDS, Line, kind_of
 from destinations.run_directory.layout import SIDECAR, column_of, label_name
-from destinations.runs.content.media import (
-    MAX_MEDIUM_BYTES,
-    open_image,
-    read_pixels,
-    read_points,
-    read_sound,
-    read_table,
-)
 from destinations.runs.content.sources import Item, ReadPosition, RewoundError, items_of, ranks_of
 from destinations.runs.errors import RunNotFoundError
-from destinations.runs.files import file_inside, read_object_file, whole_of
+from destinations.runs.files import read_object_file, whole_of
 from destinations.runs.record import is_alive
 from destinations.runs.run import Run
-from events import BinnedValues
-from uploads.disk import read_regular
 
-__all__ = [
-    "ReadPosition",
-    "RecordClock",
-    "ReplayReport",
-    "RewoundError",
-    "cloud_of",
-    "histogram_of",
-    "image_of",
-    "mask_of",
-    "replay",
-    "sound_of",
-    "table_of",
-]
-
-Array = np.ndarray[Any, Any]
-
-_MAX_NAN_VALUES = 1000
-_WITH_CHANNELS = 3
+__all__ = ["ReadPosition", "RecordClock", "ReplayReport", "RewoundError", "replay"]
 
 
-def image_of(run_dir: Path, line: dict[str, Any]) -> Array:
-    """Returns an image, `(H, W)` or `(C, H, W)`: uint8, or float in the original value range."""
-    with open_image(file_inside(run_dir, line["path"])) as picture:
-        pixels = np.asarray(picture if picture.mode in {"L", "RGB", "RGBA"} else picture.convert("RGBA"))
-    if pixels.ndim == _WITH_CHANNELS:
-        pixels = np.moveaxis(pixels, -1, 0)
-    elif len(line.get("shape") or ()) == _WITH_CHANNELS:  # A single channel.
-        pixels = pixels[None]
-    value_range = line.get("value_range")
-    if value_range is None:
-        return pixels
-    low, high = map(float, value_range)
-    values = low + pixels / 255.0 * (high - low)
-    # Exact, so that rescaling gives the same pixels.
-    values[pixels == 255] = high  # noqa: PLR2004  # max of uint8
-    return values
-
-
-def mask_of(run_dir: Path, paths: dict[str, str]) -> Array:
-    """Returns the class indices of a mask, `(H, W)`."""
-    return read_pixels(file_inside(run_dir, paths["path"]))
-
-
-def sound_of(run_dir: Path, line: dict[str, Any]) -> Array | bytes:
-    """Returns audio as int16 `(samples,)` or `(channels, samples)`, or the bytes of an encoded file."""
-    path, shape = file_inside(run_dir, line["path"]), line.get("shape")
-    if shape is None:
-        return read_regular(path, MAX_MEDIUM_BYTES)
-    samples, _ = read_sound(path)
-    return samples[:, 0] if len(shape) == 1 else samples.T
-
-
-def cloud_of(run_dir: Path, line: dict[str, Any]) -> tuple[Array, Array | None]:
-    """Returns points, float32 `(N, 3)`, and colours, uint8 `(N, 3)` or `(N, 4)` or None."""
-    return read_points(file_inside(run_dir, line["path"]))
-
-
-def histogram_of(line: dict[str, Any]) -> Any:
-    """Returns a histogram as `BinnedValues`, or as an array of NaN if it has no finite values."""
-    if not line.get("counts"):
-        return np.full(min(int(line.get("non_finite") or line.get("count") or 0), _MAX_NAN_VALUES), np.nan)
-    moments = {name: line.get(name) for name in ("min", "max", "mean", "std")}
-    return BinnedValues(
-        line["counts"],
-        line["edges"],
-        count=line.get("count"),
-        non_finite=int(line.get("non_finite") or 0),
-        **moments,
-    )
-
-
-def table_of(run_dir: Path, line: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
-    """Returns the columns and rows of a table, with values of the recorded column types."""
-    types = [str(column.get("type")) for column in line.get("columns", ())]
-    return read_table(file_inside(run_dir, line["path"]), types)
-
-
-_METHODS = {
-    "metrics": "log_metrics",
-    "image": "log_images",
-    "audio": "log_audio",
-    "video": "log_video",
-    "point_cloud": "log_point_cloud",
-    "table": "log_table",
-    "histogram": "log_histogram",
-    "text": "log_text",
-    "traces": "log_traces",
-}
 _MAX_PROBLEMS = 100
 # Metrics that are stored in a column of another name.
 _NAMES = {column_of(name): name for name in ("step", "time")}
@@ -284,8 +189,11 @@ class _Replay:
         self._last: dict[tuple[int, str], tuple[int | None, float | None]] = {}
         self._unflushed_records = self._unflushed_bytes = 0
         self._hyperparameters: dict[str, Any] = {}
-        self._supports = {kind: _supports(destination, method) for kind, method in _METHODS.items()}
-        self._supports["artifact"] = bool(destination.can_upload_files())
+        self._supports = {kind.name: _supports(destination, kind.method) for kind in KINDS}
+        self._supports |= {
+            "metrics": _supports(destination, "log_metrics"),
+            ARTIFACT.name: bool(destination.can_upload_files()),
+        }
 
     def run_all(self, *, follow: bool, wait: Callable[[float], None]) -> ReplayReport:
         self._clock.now = self._about.began_at
@@ -343,16 +251,15 @@ class _Replay:
             return
         step = self._move_to(item, self._main)
         try:
-            calls = list(_calls(self._path, item, step, self._destination, self._state))
+            call = _call(self._path, item, step, self._destination, self._state)
         except FileNotFoundError as error:
             self._report.missing.append(str(error))
             return
         except Exception as error:  # noqa: BLE001  # a corrupt record must not block the others
             self._note(item.kind, error)
             return
-        for call in calls:
-            if self._attempt(item.kind, call):
-                self._report.records[item.kind] += 1
+        if self._attempt(item.kind, call):
+            self._report.records[item.kind] += 1
         self._unflushed_records += 1
         self._unflushed_bytes += sum(max(0, whole_of(line.get("size")) or 0) for line in item.lines)
         if (
@@ -460,8 +367,10 @@ def _name_inside(name: str) -> str:
 
 
 def _supports(destination: Any, method: str) -> bool:
-    """Returns whether a destination overrides a method; those of the base class are marked `is_default`."""
-    return not getattr(getattr(type(destination), method, None), "is_default", False)
+    """Returns whether a destination has a method; those of the base class are marked `is_default`."""
+    own = type(destination)
+    found = getattr(own, method, None) or getattr(own, "log_record", None)
+    return found is not None and not getattr(found, "is_default", False)
 
 
 def _exception_of(text: str) -> BaseException:
@@ -476,94 +385,19 @@ def _exception_of(text: str) -> BaseException:
 # Records as calls.
 
 
-def _calls(
-    run_dir: Path, item: Item, step: int, destination: Any, state: Any
-) -> Iterator[Callable[[], object]]:
-    """Yields the calls that log the records of an item."""
-    line = item.lines[0]
-    name = str(line.get("name") or line.get("tag") or "")
-    if item.kind == "image":
-        yield _images_call(run_dir, item, name, step, destination)
-    elif item.kind == "point_cloud":
-        yield _points_call(run_dir, item, name, step, destination)
-    elif item.kind == "audio":
-        sound, rate = sound_of(run_dir, line), whole_of(line.get("sample_rate")) or 44100
-        captions = _captions(line, destination.log_audio)
-        yield lambda: destination.log_audio(sound, rate, name, step, **captions)
-    elif item.kind == "video":
-        path = file_inside(run_dir, line["path"])
-        captions = _captions(line, destination.log_video)
-        yield lambda: destination.log_video(path, line.get("fps"), name, step, **captions)
-    elif item.kind == "table":
-        columns, rows = table_of(run_dir, line)
-        captions = _captions(line, destination.log_table)
-        yield lambda: destination.log_table(columns, rows, name, step, **captions)
-    elif item.kind == "histogram":
-        values = histogram_of(line)
-        yield lambda: destination.log_histogram(values, name, step)
-    elif item.kind == "text":
-        yield lambda: destination.log_text(str(line.get("text", "")), name, step)
-    elif item.kind == "traces":
-        yield lambda: destination.log_traces(dict(line.get("traces") or {}))
-    elif item.kind == "artifact":
-        path = file_inside(run_dir, line["path"])
-        yield lambda: destination.upload_file(state, name, path, overwrite=True)
-
-
-def _captions(line: dict[str, Any], method: Callable[..., object]) -> dict[str, Any]:
-    """Returns the caption of a record as a keyword, if the method has it."""
-    caption = line.get("caption")
-    if not isinstance(caption, str) or "caption" not in inspect.signature(method).parameters:
-        return {}
-    return {"caption": caption}
-
-
-def _images_call(run_dir: Path, item: Item, name: str, step: int, destination: Any) -> Callable[[], object]:
-    images: Any = [image_of(run_dir, line) for line in item.lines]
-    # Restore the original position of the channels.
-    is_last = [
-        image.ndim == _WITH_CHANNELS and list(line.get("shape") or ()) == [*image.shape[1:], image.shape[0]]
-        for line, image in zip(item.lines, images, strict=True)
-    ]
-    channels_last = all(is_last)
-    images = [
-        _channels_last(image, as_array=channels_last) if last else image
-        for last, image in zip(is_last, images, strict=True)
-    ]
-    mask_names = list(item.lines[0].get("masks") or {})
-    masks = {
-        mask: [mask_of(run_dir, line["masks"][mask]) for line in item.lines] for mask in mask_names
-    } or None
-    labels = item.lines[0].get("mask_class_labels")
-    labels = None if labels is None else {int(index): label for index, label in labels.items()}
-    texts = [str(line.get("caption") or "") for line in item.lines]
-    has_captions = any(texts) and "captions" in inspect.signature(destination.log_images).parameters
-    captions: dict[str, Any] = {"captions": texts} if has_captions else {}
-    return lambda: destination.log_images(
-        images, name, channels_last, step, masks=masks, mask_class_labels=labels, **captions
-    )
-
-
-def _channels_last(image: Any, *, as_array: bool) -> Any:
-    """Returns `(C, H, W)` as `(H, W, C)`; without `as_array`, uint8 as a PIL image."""
-    moved = np.ascontiguousarray(np.moveaxis(image, 0, -1))
-    if as_array or moved.dtype != np.uint8:
-        return moved
-    import PIL.Image
-
-    return PIL.Image.fromarray(moved)
-
-
-def _points_call(run_dir: Path, item: Item, name: str, step: int, destination: Any) -> Callable[[], object]:
-    clouds = [cloud_of(run_dir, line) for line in item.lines]
-    if len(clouds) == 1:
-        points, colors = clouds[0]
-    else:
-        shades = [one for _, one in clouds if one is not None]
-        points = np.stack([cloud for cloud, _ in clouds])
-        colors = np.stack(shades) if len(shades) == len(clouds) else None
-    captions = _captions(item.lines[0], destination.log_point_cloud)
-    return lambda: destination.log_point_cloud(points, name, step, colors, **captions)
+def _call(run_dir: Path, item: Item, step: int, destination: Any, state: Any) -> Callable[[], object]:
+    """Returns the call that logs the records of an item."""
+    kind = kind_of(name=item.kind)
+    arguments = kind.replay([Line(run_dir, fields) for fields in item.lines], step)
+    if kind.method == "upload_file":
+        return lambda: destination.upload_file(state, *arguments.values(), overwrite=True)
+    method = getattr(destination, kind.method, None)
+    if method is None:
+        return lambda: destination.log_record(kind.method.removeprefix("log_"), arguments)
+    captions = {name: arguments.pop(name) for name in ("caption", "captions") if name in arguments}
+    taken = inspect.signature(method).parameters
+    captions = {name: text for name, text in captions.items() if text is not None and name in taken}
+    return lambda: method(*arguments.values(), **captions)
 
 
 # State of the run.

@@ -1,7 +1,7 @@
-/** The view of media: images with masks, sounds, videos, point clouds, histograms, tables, texts and traces. */
+/** The view of media: the records of all kinds that the server knows, each shown by one of `RENDERERS`. */
 
 import { PLOT_CONFIG, plotLayout, plotText, plotlyReady, savePlot } from "./plot.js";
-import { fileUrl, listMedia, readTable, runDetail, runInfo } from "./data.js";
+import { fileUrl, listMedia, readTable, runDetail, runInfo, serverInfo } from "./data.js";
 import { debounce, el, fill, formatNumber, icon, iconButton, inTurn, isDark, shorten } from "./dom.js";
 import { CLASSES, picture } from "./pictures.js";
 import { pointCloud, ramp, sound } from "./points.js";
@@ -10,19 +10,10 @@ import { dataTable, flatten, pairTable } from "./table.js";
 import { keepNumbers, linkTo, numbersOf, state, styleOf, toggle, update, visibleRuns } from "./state.js";
 import { View } from "./view.js";
 
-const KINDS = [
-  ["images", "Images"],
-  ["videos", "Videos"],
-  ["audio", "Audio"],
-  ["point_clouds", "Point clouds"],
-  ["histograms", "Histograms"],
-  ["tables", "Tables"],
-  ["texts", "Texts"],
-  ["traces", "Traces"],
-];
 const MOST_PICTURES = 64;
 const MOST_RIDGES = 40;
 const FEW = 6;
+const WIDE = { style: { flex: "1 1 260px" } };
 
 /** Shows the media in an element until the returned function is called. */
 export function showMedia(root) {
@@ -32,6 +23,8 @@ export function showMedia(root) {
   let problem = "";
   let order = "";
   let index = [];
+  /** The kinds of records that the server knows, `{name, title, shows}`, in the order of `RENDERERS`. */
+  let known = [];
 
   const list = el("div", {});
   const find = el("input", {
@@ -86,26 +79,25 @@ export function showMedia(root) {
 
   /** Returns all steps of the panels that have a slider, in order. */
   function allSteps() {
-    return [...new Set(index.filter(({ kind }) => kind !== "histograms").flatMap(({ steps }) => steps))].sort(
-      (one, other) => one - other,
-    );
+    const stepwise = index.filter(({ shows }) => !RENDERERS[shows].isOverTime);
+    return [...new Set(stepwise.flatMap(({ steps }) => steps))].sort((one, other) => one - other);
   }
 
   function drawTools() {
-    const there = KINDS.filter(([kind]) => index.some((one) => one.kind === kind));
+    const there = known.filter(({ name }) => index.some(({ kind }) => kind === name));
     fill(
       kinds,
       there.length > 1 &&
-        [["", "All"], ...there].map(([kind, name]) =>
+        [{ name: "", title: "All" }, ...there].map(({ name, title }) =>
           el(
             "button",
             {
               type: "button",
               class: "button",
-              "aria-pressed": String(state.kind === kind),
-              onclick: () => update({ kind }),
+              "aria-pressed": String(state.kind === name),
+              onclick: () => update({ kind: name }),
             },
-            name,
+            title,
           ),
         ),
     );
@@ -135,10 +127,11 @@ export function showMedia(root) {
     const found = new Map();
     details.forEach((detail, at) => {
       for (const [kind, names] of Object.entries(detail?.media ?? {})) {
-        if (!KINDS.some(([known]) => known === kind)) continue;
+        const shows = known.find((one) => one.name === kind)?.shows;
+        if (!shows) continue;
         for (const [name, steps] of Object.entries(names)) {
           const key = `${kind}/${name}`;
-          if (!found.has(key)) found.set(key, { key, kind, name, runs: [], steps: [] });
+          if (!found.has(key)) found.set(key, { key, kind, shows, name, runs: [], steps: [] });
           found.get(key).runs.push(ids[at]);
           found.get(key).steps.push(...steps);
         }
@@ -148,10 +141,9 @@ export function showMedia(root) {
       ...one,
       steps: [...new Set(one.steps)].filter((step) => step !== null).sort((a, b) => a - b),
     }));
+    const placeOfKind = ({ kind }) => known.findIndex(({ name }) => name === kind);
     return media.sort(
-      (one, other) =>
-        KINDS.findIndex(([kind]) => kind === one.kind) - KINDS.findIndex(([kind]) => kind === other.kind) ||
-        one.name.localeCompare(other.name),
+      (one, other) => placeOfKind(one) - placeOfKind(other) || one.name.localeCompare(other.name),
     );
   }
 
@@ -174,7 +166,7 @@ export function showMedia(root) {
         panels.delete(key);
       }
     const nodes = [];
-    for (const [kind, title] of KINDS) {
+    for (const { name: kind, title } of known) {
       const of = shown.filter((one) => one.kind === kind);
       if (!of.length) continue;
       nodes.push(
@@ -223,6 +215,7 @@ export function showMedia(root) {
   async function begin() {
     try {
       await ensureSelection(() => view.isGone);
+      if (!known.length) known = shownKinds((await serverInfo()).kinds);
       await loadIndex();
     } catch (error) {
       fill(list, el("p", { class: "empty" }, error.message));
@@ -272,6 +265,15 @@ export function showMedia(root) {
   return () => view.leave();
 }
 
+/** Returns the kinds that have a renderer, with their titles, in the order of the renderers. */
+function shownKinds(kinds) {
+  const order = Object.keys(RENDERERS);
+  return kinds
+    .filter(({ shows }) => order.includes(shows))
+    .map(({ name, shows }) => ({ name, shows, title: `${name[0].toUpperCase()}${name.slice(1).replaceAll("_", " ")}` }))
+    .sort((one, other) => order.indexOf(one.shows) - order.indexOf(other.shows));
+}
+
 /** Returns the place of the greatest step that is not beyond the given one; 0 if all are. */
 function placeOf(steps, step) {
   let place = 0;
@@ -300,7 +302,7 @@ class Panel {
     this.said = el("output", {});
     this.bar = el("div", { class: "step-bar" }, this.slider, this.said);
     this.save =
-      about.kind === "histograms"
+      RENDERERS[about.shows].isOverTime
         ? iconButton("download", "Save as SVG", () =>
             this.content.querySelectorAll(".js-plotly-plot").forEach((plot) => {
               savePlot(plot, about.name, "svg");
@@ -310,7 +312,7 @@ class Panel {
     this.element = el(
       "section",
       {
-        class: `card wide media ${about.kind}`,
+        class: `card wide media ${about.kind} shows-${about.shows}`,
         "data-key": about.key,
         "aria-label": shorten(about.name, 100),
       },
@@ -370,9 +372,9 @@ class Panel {
       if (isForced) this.shown = "";
       return;
     }
-    const { kind, name, runs, steps } = this.about;
+    const { shows, runs, steps } = this.about;
     const step = this.step();
-    const isOverTime = kind === "histograms";
+    const { isOverTime } = RENDERERS[shows];
     this.bar.hidden = isOverTime || steps.length < 2;
     this.slider.max = String(Math.max(0, steps.length - 1));
     this.slider.value = String(Math.max(0, steps.indexOf(step)));
@@ -386,7 +388,7 @@ class Panel {
     const parts = await Promise.all(
       runs.map(async (id) => {
         try {
-          return await this.ofRun(id, kind, name, step);
+          return await this.ofRun(id, step);
         } catch (error) {
           // It is asked for again with the next change.
           if (mine === this.turn) this.shown = "";
@@ -418,18 +420,12 @@ class Panel {
   }
 
   /** Returns what a run has at the step, or at the last one before it. */
-  async ofRun(id, kind, name, step) {
-    if (kind === "tables") {
-      const detail = await runDetail(id);
-      const steps = detail.media.tables[name];
-      const own = steps[placeOf(steps, step)];
-      const table = await readTable(id, name, own);
-      const node = dataTable(table.columns, table.rows, table.orders, { name, total: table.total });
-      node.dataset.step = String(own);
-      return node;
-    }
+  async ofRun(id, step) {
+    const { kind, shows, name } = this.about;
+    const renderer = RENDERERS[shows];
+    if (renderer.ofRun) return renderer.ofRun(id, this.about, step);
     const { items, total } = await listMedia(id, kind, name);
-    if (kind === "histograms") return ridges(id, items);
+    if (renderer.isOverTime) return renderer.overTime(id, items);
     const steps = [...new Set(items.map((item) => item.step))].sort((a, b) => a - b);
     const own = steps[placeOf(steps, step)];
     const now = items.filter((item) => item.step === own);
@@ -437,15 +433,14 @@ class Panel {
     node.dataset.step = String(own);
     if (total > items.length && steps.length > 1)
       node.title = `${items.length} of ${total} records, taken evenly.`;
-    if (kind === "images")
-      this.labels = Object.assign(
-        this.labels ?? {},
-        ...now.map((item) =>
-          Object.fromEntries(Object.keys(item.masks ?? {}).map((mask) => [mask, item.labels ?? {}])),
-        ),
-      );
+    this.labels = Object.assign(
+      this.labels ?? {},
+      ...now.map((item) =>
+        Object.fromEntries(Object.keys(item.masks ?? {}).map((mask) => [mask, item.labels ?? {}])),
+      ),
+    );
     for (const item of now.slice(0, MOST_PICTURES))
-      node.append(figureOf(id, kind, item, now.length > FEW ? 64 : 96));
+      node.append(renderer.figure(id, item, now.length > FEW ? 64 : 96));
     if (now.length > MOST_PICTURES)
       node.append(el("p", { class: "muted" }, `and ${now.length - MOST_PICTURES} more`));
     return node;
@@ -513,15 +508,20 @@ class Panel {
   }
 }
 
-function figureOf(id, kind, item, side) {
-  const caption = item.caption ? el("figcaption", { dir: "auto" }, shorten(item.caption, 500)) : null;
-  switch (kind) {
-    case "images":
-      return el("figure", {}, picture(id, item, side), caption);
-    case "videos":
-      return el(
+/**
+ * How the page shows records, in the order of its sections. The server says by which of these it shows a kind.
+ *
+ * `figure` shows one record; `overTime` all records of a run at once; `ofRun` asks for its records itself.
+ */
+const RENDERERS = {
+  image: {
+    figure: (id, item, side) => el("figure", {}, picture(id, item, side), captionOf(item)),
+  },
+  video: {
+    figure: (id, item) =>
+      el(
         "figure",
-        { style: { flex: "1 1 260px" } },
+        WIDE,
         el("video", {
           controls: true,
           loop: true,
@@ -531,19 +531,35 @@ function figureOf(id, kind, item, side) {
           src: fileUrl(id, item.file),
           "aria-label": item.caption ? shorten(item.caption, 100) : "Video",
         }),
-        caption,
-      );
-    case "audio":
-      return el(
+        captionOf(item),
+      ),
+  },
+  audio: {
+    figure: (id, item) =>
+      el(
         "div",
-        { style: { flex: "1 1 260px" } },
+        WIDE,
         sound(id, item.file, fileUrl(id, item.file), styleOf(id, isDark()).color),
-        caption,
-      );
-    case "point_clouds":
-      return el("div", { style: { flex: "1 1 260px" } }, pointCloud(id, item.file), caption);
-    case "texts":
-      return el(
+        captionOf(item),
+      ),
+  },
+  points: {
+    figure: (id, item) => el("div", WIDE, pointCloud(id, item.file), captionOf(item)),
+  },
+  histogram: { isOverTime: true, overTime: ridges },
+  table: {
+    ofRun: async (id, { kind, name }, step) => {
+      const steps = (await runDetail(id)).media[kind][name];
+      const own = steps[placeOf(steps, step)];
+      const table = await readTable(id, name, own);
+      const node = dataTable(table.columns, table.rows, table.orders, { name, total: table.total });
+      node.dataset.step = String(own);
+      return node;
+    },
+  },
+  text: {
+    figure: (_, item) =>
+      el(
         "div",
         {
           class: "text-record",
@@ -554,16 +570,20 @@ function figureOf(id, kind, item, side) {
           style: { flex: "1 1 100%" },
         },
         shorten(item.text, 200000),
-      );
-    case "traces":
-      return el(
+      ),
+  },
+  pairs: {
+    figure: (_, item) =>
+      el(
         "div",
         { class: "data-table", tabIndex: 0, role: "region", "aria-label": "Traces" },
         pairTable(flatten(item.traces)),
-      );
-    default:
-      return el("span", {}, kind);
-  }
+      ),
+  },
+};
+
+function captionOf(item) {
+  return item.caption ? el("figcaption", { dir: "auto" }, shorten(item.caption, 500)) : null;
 }
 
 /** Returns histograms over time: one ridge for each step, the newest in front. */

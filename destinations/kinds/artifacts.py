@@ -1,0 +1,65 @@
+"""Artifacts: the files of `upload_file`, below `artifacts/`; a line of `artifacts.jsonl` may delete one."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from .kind import Kind
+from .line import Line
+
+__all__ = ["ARTIFACT", "ARTIFACTS_INDEX", "Artifact", "Deletion"]
+
+ARTIFACTS_INDEX = "artifacts.jsonl"
+
+
+@attrs.frozen
+class Artifact:
+    """A file passed to `upload_file` and kept in the run.
+
+    Attributes:
+        name: the remote name.
+        step: of the call.
+        time: of the call, in seconds since 1970.
+        path: the file, absolute; a later artifact of the same name replaces it.
+        size: bytes.
+        sha256: hexadecimal.
+    """
+
+    name: str
+    step: int | None
+    time: float | None
+    path: Path
+    size: int | None
+    sha256: str | None
+
+
+@attrs.frozen
+class Deletion:
+    """The deletion of the file of an artifact: its name, and the bytes."""
+
+    name: str
+    size: int | None
+
+
+def _parse(line: Line) -> Artifact | Deletion:
+    call, size = line.call(), line.whole("size")
+    if line.fields.get("is_deleted") is True:
+        return Deletion(call["name"], size)
+    return Artifact(**call, path=line.path(), size=size, sha256=line.text("sha256"))
+
+
+def _replay(lines: Sequence[Line], step: int) -> dict[str, Any]:  # noqa: ARG001  # files have no step
+    (line,) = lines
+    return {"remote_file_name": line.name, "file_path": line.file()}
+
+
+ARTIFACT = Kind(
+    name="artifact",
+    index=ARTIFACTS_INDEX,
+    parse=_parse,
+    replay=_replay,
+    method="upload_file",
+    has_files=True,
+)

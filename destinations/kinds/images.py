@@ -1,0 +1,248 @@
+"""Images, with masks: PNG files below `media/`."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from destinations.run_directory.layout import MEDIA_FOLDER
+
+from .kind import FileOf, Kind, RecordOutput, Work
+from .line import Line, number_of
+from .media import MEDIA_INDEX, Medium, check_name, medium_fields, open_file
+
+if TYPE_CHECKING:
+    import numpy as np
+    import PIL.Image
+
+__all__ = ["IMAGE", "Image", "Mask", "open_image", "read_pixels"]
+
+# Pillow starts external programs for some others.
+_IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+_WITH_CHANNELS = 3
+
+
+@contextlib.contextmanager
+def open_image(path: Path) -> "Iterator[PIL.Image.Image]":
+    """Opens an image file for the duration of a `with` block.
+
+    Raises:
+        OSError: the file cannot be read, or is not an image.
+        ValueError: it is damaged, or a decompression bomb; the message has its path.
+    """
+    import struct
+
+    import PIL.Image
+
+    try:
+        with open_file(path) as file, PIL.Image.open(file, formats=_IMAGE_FORMATS) as image:
+            yield image
+    except (SyntaxError, EOFError, struct.error, PIL.Image.DecompressionBombError) as error:
+        raise ValueError(f"could not decode image {path} ({error}).") from error
+
+
+def read_pixels(path: Path) -> "np.ndarray[Any, Any]":
+    """Returns the pixels of an image file, `(H, W)` or `(H, W, C)`."""
+    import numpy as np
+
+    with open_image(path) as image:
+        return np.array(image)
+
+
+@attrs.frozen
+class Mask:
+    """A segmentation mask of an image: pixels are the indices of classes.
+
+    Attributes:
+        path: PNG of the indices.
+        overlay: PNG of the image with the coloured mask.
+    """
+
+    path: Path
+    overlay: Path | None
+
+    def load(self) -> "np.ndarray[Any, Any]":
+        """Returns the indices, `(H, W)`."""
+        return read_pixels(self.path)
+
+
+@attrs.frozen
+class Image(Medium):
+    """An image.
+
+    Attributes:
+        masks: by name.
+        class_labels: names of the class indices.
+        value_range: min and max of the logged values, if the pixels were rescaled.
+    """
+
+    masks: Mapping[str, Mask] = attrs.field(factory=dict)
+    class_labels: Mapping[int, str] = attrs.field(factory=dict)
+    value_range: tuple[float, float] | None = None
+
+    def load(self) -> "PIL.Image.Image":
+        """Returns the decoded image."""
+        with open_image(self.path) as image:
+            image.load()
+            return image
+
+    def array(self) -> "np.ndarray[Any, Any]":
+        """Returns the pixels, uint8 `(H, W)`, `(H, W, 3)` or `(H, W, 4)`."""
+        return read_pixels(self.path)
+
+
+def _write(
+    name: str,
+    *,
+    images: Any,
+    channels_last: bool,
+    masks: "Mapping[str, Any] | None",
+    mask_class_labels: "Mapping[int, str] | None",
+    use_table: bool = True,  # noqa: ARG001  # a folder has no other way to keep them
+    captions: Sequence[str] = (),
+) -> tuple[int, Work]:
+    """Copies images; each becomes a PNG, and each mask another, with an overlay."""
+    from destinations.copies import size_in_bytes
+    from destinations.media import copy_value, iter_images, iter_masks, mask_png, overlay_png, png_bytes
+
+    images = copy_value(images)
+    masks = {key: copy_value(mask) for key, mask in (masks or {}).items()}
+    for mask_name in masks:
+        check_name(mask_name)
+    labels = None
+    if mask_class_labels is not None:
+        labels = {str(key): label for key, label in mask_class_labels.items()}
+    texts = list(captions)
+
+    def work(output: RecordOutput) -> None:
+        def add_mask(key: str, pixels: Any, mask: Any) -> dict[str, str]:
+            files = {
+                "path": (".mask.png", mask_png(mask)),
+                "overlay": (".overlay.png", overlay_png(pixels, mask)),
+            }
+            return {
+                what: output.add_file(MEDIA_FOLDER, suffix, data, name=f"{name}/{key}")
+                for what, (suffix, data) in files.items()
+            }
+
+        by_mask = {key: list(iter_masks(mask)) for key, mask in masks.items()}
+        for index, pixels in enumerate(iter_images(images, channels_last)):
+            caption = texts[index] if index < len(texts) else None
+            more: dict[str, Any] = {"caption": caption or None, "shape": list(pixels.shape)}
+            if pixels.value_range is not None:
+                more["value_range"] = list(pixels.value_range)
+            if by_mask:
+                more["masks"] = {
+                    key: add_mask(key, pixels.array, found[index]) for key, found in by_mask.items()
+                }
+                more["mask_class_labels"] = labels
+            output.add_medium(".png", png_bytes(pixels.array), index=index, **more)
+
+    return size_in_bytes([images, masks]), work
+
+
+def _parse(line: Line) -> Image:
+    fields = line.fields
+    masks = {
+        str(name): Mask(
+            Line(line.run_dir, mask).path(),
+            Line(line.run_dir, mask).path("overlay") if mask.get("overlay") else None,
+        )
+        for name, mask in (fields.get("masks") or {}).items()
+    }
+    labels = {int(key): str(label) for key, label in (fields.get("mask_class_labels") or {}).items()}
+    bounds: Any = [number_of(bound) for bound in fields.get("value_range") or ()]
+    return Image(
+        **medium_fields(line),
+        masks=masks,
+        class_labels=labels,
+        value_range=(bounds[0], bounds[1]) if len(bounds) == 2 else None,  # noqa: PLR2004  # min, max
+    )
+
+
+def _replay(lines: Sequence[Line], step: int) -> dict[str, Any]:
+    first = lines[0].fields
+    images: Any = [_array_of(line) for line in lines]
+    # Restore the original position of the channels.
+    is_last = [
+        image.ndim == _WITH_CHANNELS
+        and list(line.fields.get("shape") or ()) == [*image.shape[1:], image.shape[0]]
+        for line, image in zip(lines, images, strict=True)
+    ]
+    labels = first.get("mask_class_labels")
+    texts = [str(line.fields.get("caption") or "") for line in lines]
+    return {
+        "images": [
+            _channels_last(image, as_array=all(is_last)) if last else image
+            for last, image in zip(is_last, images, strict=True)
+        ],
+        "name": lines[0].name,
+        "channels_last": all(is_last),
+        "step": step,
+        "masks": {
+            mask: [read_pixels(Line(line.run_dir, line.fields["masks"][mask]).file()) for line in lines]
+            for mask in first.get("masks") or {}
+        }
+        or None,
+        "mask_class_labels": None if labels is None else {int(key): label for key, label in labels.items()},
+        "captions": texts if any(texts) else None,
+    }
+
+
+def _array_of(line: Line) -> "np.ndarray[Any, Any]":
+    """Returns an image, `(H, W)` or `(C, H, W)`: uint8, or float in the original value range."""
+    import numpy as np
+
+    with open_image(line.file()) as picture:
+        pixels = np.asarray(picture if picture.mode in {"L", "RGB", "RGBA"} else picture.convert("RGBA"))
+    if pixels.ndim == _WITH_CHANNELS:
+        pixels = np.moveaxis(pixels, -1, 0)
+    elif len(line.fields.get("shape") or ()) == _WITH_CHANNELS:  # A single channel.
+        pixels = pixels[None]
+    value_range = line.fields.get("value_range")
+    if value_range is None:
+        return pixels
+    low, high = map(float, value_range)
+    values = low + pixels / 255.0 * (high - low)
+    # Exact, so that rescaling gives the same pixels.
+    values[pixels == 255] = high  # noqa: PLR2004  # max of uint8
+    return values
+
+
+def _channels_last(image: Any, *, as_array: bool) -> Any:
+    """Returns `(C, H, W)` as `(H, W, C)`; without `as_array`, uint8 as a PIL image."""
+    import numpy as np
+
+    moved = np.ascontiguousarray(np.moveaxis(image, 0, -1))
+    if as_array or moved.dtype != np.uint8:
+        return moved
+    import PIL.Image
+
+    return PIL.Image.fromarray(moved)
+
+
+def _page_fields(image: Image, fields: dict[str, Any], file_of: FileOf) -> dict[str, Any]:
+    masks = {
+        name: {
+            "file": file_of(mask.path),
+            "overlay": None if mask.overlay is None else file_of(mask.overlay),
+        }
+        for name, mask in image.masks.items()
+    }
+    return {**fields, "masks": masks, "labels": fields.pop("class_labels")}
+
+
+IMAGE = Kind(
+    name="image",
+    index=MEDIA_INDEX,
+    write=_write,
+    parse=_parse,
+    replay=_replay,
+    method="log_images",
+    shows="image",
+    has_files=True,
+    is_grouped=True,
+    page_fields=_page_fields,
+)

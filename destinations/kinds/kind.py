@@ -1,0 +1,102 @@
+"""What a kind of record declares, and what its writer and its reader get."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+
+from .line import Line
+
+__all__ = ["FileOf", "Kind", "RecordOutput", "Work"]
+
+
+class RecordOutput(Protocol):
+    """Where one call of a `log_*` method is written; in a background thread.
+
+    Attributes:
+        name: of the record; None for a kind without names.
+        step: of the call.
+    """
+
+    @property
+    def name(self) -> str | None: ...
+
+    @property
+    def step(self) -> int: ...
+
+    def add_file(self, folder: str, suffix: str, data: bytes, *, name: str | None = None) -> str:
+        """Writes a new file, and returns its path inside the folder of the run.
+
+        Args:
+            folder: below the folder of the run.
+            suffix: of the file.
+            data: its content.
+            name: of the record. Default: that of the call.
+        """
+
+    def add_line(self, fields: dict[str, Any]) -> None:
+        """Appends a line to the index of the kind, with `step`, `name` and `time` of the call."""
+
+    def add_medium(self, suffix: str, data: bytes, *, index: int = 0, **fields: Any) -> None:
+        """Writes a file below `media/`, and its line in `media.jsonl`.
+
+        Args:
+            suffix: of the file.
+            data: its content.
+            index: its place among the files of the call.
+            fields: more of its line.
+        """
+
+
+Work = Callable[[RecordOutput], object]
+"""What a background thread does with what `Kind.write` has copied."""
+
+FileOf = Callable[[Path], str]
+"""Returns the path of a file as the page asks for it."""
+
+
+def _unchanged(_record: Any, fields: dict[str, Any], _file_of: FileOf) -> dict[str, Any]:
+    return fields
+
+
+@attrs.frozen(kw_only=True)
+class Kind:
+    """A kind of record: what writes, reads, sends and shows it is derived from this.
+
+    Attributes:
+        name: in the index, and in what `send` reports: "point_cloud".
+        index: the file in the folder of a run that has a line for each record; the kinds of media share one.
+        write: takes the name of a record, None where the kind has none, and the other arguments of the call
+            by name, but for its step. Copies them, and returns how many bytes they take and the work that is
+            left to the background thread. Raises `RecordError` for what it cannot take. None for files,
+            which `RunDirectory.upload_file` takes.
+        parse: returns the record of a line. Raises `KeyError`, `TypeError` or `ValueError` for a damaged one.
+        replay: takes the lines of one call and its step, and returns the arguments of the method by name, in
+            its order. Raises `FileNotFoundError` where a file is missing.
+        method: of a destination. Default: "log_" and the name.
+        plural: the method of `Run`, and the name in the API. Default: the name and "s".
+        noun: in messages. Default: the name in words.
+        shows: how the page shows it, by the renderers of `static/media.js`: "image", "video", "audio",
+            "points", "histogram", "table", "text" or "pairs"; "" where the page does not show it.
+        has_files: whether its lines name files.
+        is_grouped: whether one call may write several lines.
+        is_single: whether it has one argument besides name and step, by which `InMemory` and `TextFile` keep
+            it; else they keep a dict.
+        page_fields: takes a record, its fields, and what names a file; returns the fields as the page has
+            them.
+    """
+
+    name: str
+    index: str
+    parse: Callable[[Line], Any]
+    replay: Callable[[Sequence[Line], int], dict[str, Any]]
+    write: Callable[..., tuple[int, Work]] | None = None
+    method: str = attrs.Factory(lambda self: f"log_{self.name}", takes_self=True)
+    plural: str = attrs.Factory(lambda self: f"{self.name}s", takes_self=True)
+    noun: str = attrs.Factory(lambda self: self.name.replace("_", " "), takes_self=True)
+    shows: str = ""
+    has_files: bool = False
+    is_grouped: bool = False
+    is_single: bool = False
+    page_fields: Callable[[Any, dict[str, Any], FileOf], dict[str, Any]] = _unchanged

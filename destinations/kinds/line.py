@@ -1,0 +1,148 @@
+"""One line of an index, as a reader sees it: untrusted."""
+
+import errno
+import math
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import attrs
+
+__all__ = ["Line", "file_inside", "number_of", "path_inside", "whole_of"]
+
+_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_LARGEST_INT = (1 << 63) - 1
+
+
+def number_of(value: Any) -> float | None:
+    """Returns a number of strict JSON, where NaN and infinities are texts; None if it is not a number.
+
+    An integer beyond 64 bits is the nearest float.
+    """
+    if isinstance(value, str):
+        return _NUMBERS.get(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if isinstance(value, float) or abs(value) <= _LARGEST_INT:
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def whole_of(value: Any) -> int | None:
+    """Returns a number as an integer; None if it is not a number, not finite, or beyond 64 bits."""
+    number = number_of(value)
+    if number is None or not math.isfinite(number) or abs(number) > _LARGEST_INT:
+        return None
+    return int(number)
+
+
+def path_inside(run_dir: Path, relative: Any) -> Path:
+    """Returns the path of a file that a record names; the file need not exist.
+
+    Raises:
+        ValueError: the path leads out of the folder of the run, possibly through a link, or is too long for
+            the system.
+    """
+    parts = PurePosixPath(str(relative))
+    if not parts.parts or parts.is_absolute() or ".." in parts.parts or "\0" in str(relative):
+        raise ValueError(f"path {relative!r} of a record is outside the folder of its run.")
+    path = run_dir / parts
+    # A link in place of the file itself is refused on open.
+    folder = path.parent
+    while folder != run_dir:
+        try:
+            is_link = folder.is_symlink()
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            raise ValueError(f"path {str(relative)[:100]!r}… of a record is too long.") from error
+        if is_link:
+            raise ValueError(f"path {relative!r} of a record passes through a link.")
+        folder = folder.parent
+    return path
+
+
+def file_inside(run_dir: Path, relative: Any) -> Path:
+    """Returns a regular file that a record names.
+
+    Raises:
+        FileNotFoundError: it is missing, a link, or outside the folder of the run.
+    """
+    try:
+        path = path_inside(run_dir, relative)
+        if not path.is_symlink() and path.is_file():
+            return path
+    except ValueError:
+        pass
+    raise FileNotFoundError(f"file {relative!r} of a record is not in the folder of its run.")
+
+
+@attrs.frozen
+class Line:
+    """A line of an index.
+
+    Attributes:
+        run_dir: the folder of the run.
+        fields: the JSON object.
+    """
+
+    run_dir: Path
+    fields: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The name of the record; "" for none."""
+        return str(self.fields.get("name") or self.fields.get("tag") or "")
+
+    @property
+    def step(self) -> int | None:
+        """The step of the call; None if unknown."""
+        return self.whole("step")
+
+    @property
+    def time(self) -> float | None:
+        """The time of the call, in seconds since 1970; None if unknown."""
+        return self.number("time")
+
+    def call(self) -> dict[str, Any]:
+        """Returns name, step and time.
+
+        Raises:
+            KeyError: there is no name.
+        """
+        if "name" not in self.fields and "tag" not in self.fields:
+            raise KeyError("name")
+        return {"name": self.name, "step": self.step, "time": self.time}
+
+    def whole(self, key: str) -> int | None:
+        """Returns an integer; None if it is none."""
+        value = self.fields.get(key)
+        return whole_of(value) if isinstance(value, int) else None
+
+    def number(self, key: str) -> float | None:
+        """Returns a number; None if it is none."""
+        return number_of(self.fields.get(key))
+
+    def text(self, key: str) -> str | None:
+        """Returns a text; None if it is none."""
+        value = self.fields.get(key)
+        return value if isinstance(value, str) else None
+
+    def path(self, key: str = "path") -> Path:
+        """Returns the path of a file, which need not exist.
+
+        Raises:
+            KeyError: there is no path.
+            ValueError: it leads out of the folder of the run.
+        """
+        return path_inside(self.run_dir, self.fields[key])
+
+    def file(self, key: str = "path") -> Path:
+        """Returns a regular file.
+
+        Raises:
+            FileNotFoundError: it is missing, a link, or outside the folder of the run.
+        """
+        return file_inside(self.run_dir, self.fields[key])

@@ -1,0 +1,191 @@
+"""Tables: CSV files below `tables/`, and the types of their columns in `tables.jsonl`."""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from destinations.run_directory.layout import TABLES_FOLDER
+from uploads.disk import read_regular
+
+from .kind import FileOf, Kind, RecordOutput, Work
+from .line import Line, whole_of
+from .media import MAX_MEDIUM_BYTES
+
+__all__ = ["TABLE", "Table", "TableEntry", "read_table"]
+
+
+@attrs.frozen
+class TableEntry:
+    """The metadata of a table.
+
+    Attributes:
+        name: as logged.
+        step: of the call.
+        time: of the call, in seconds since 1970.
+        path: the CSV, absolute.
+        size: bytes.
+        row_count: number of rows, without the header.
+        columns: name and type of each: "bool", "int", "float", "str", or "empty".
+    """
+
+    name: str
+    step: int | None
+    time: float | None
+    path: Path
+    size: int | None
+    row_count: int
+    columns: tuple[tuple[str, str], ...]
+
+
+@attrs.frozen
+class Table:
+    """A table.
+
+    Attributes:
+        name: as logged.
+        step: of the call.
+        columns: their names.
+        rows: typed cells. None in a column of numbers was logged as None; in a column of texts, None and ""
+            are the same.
+    """
+
+    name: str
+    step: int | None
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Returns each row as a dict; of columns with the same name, the last one counts."""
+        return [dict(zip(self.columns, row, strict=False)) for row in self.rows]
+
+
+def read_table(path: Path, types: Sequence[str]) -> tuple[list[str], list[list[Any]]]:
+    """Reads the CSV of a table.
+
+    Args:
+        path: the file.
+        types: of its columns, from the index of tables: "bool", "int", "float", "str", or "empty". Further
+            columns are texts.
+
+    Returns:
+        The names of the columns, and the rows with typed cells; a cell that does not fit its type stays text.
+        In a column of numbers an empty cell is None; in one of floats a number without a point is an int, as
+        logged.
+
+    Raises:
+        ValueError: it is not a CSV; the message has its path.
+    """
+    text = read_regular(path, MAX_MEDIUM_BYTES).decode("utf-8-sig", "replace")
+    reader = csv.reader(io.StringIO(text, newline=""))
+    try:
+        columns = next(reader, [])
+        kinds = [*types, *["str"] * (len(columns) - len(types))]
+        rows = [
+            # An empty line is a row of one empty value.
+            [_typed(cell, kind) for cell, kind in zip(cells or [""], kinds, strict=False)] if columns else []
+            for cells in reader
+        ]
+    except csv.Error as error:
+        raise ValueError(f"table {path} is not a CSV ({error}). Open its path.") from error
+    return columns, rows
+
+
+def _typed(text: str, kind: str) -> Any:
+    if kind == "str":
+        return text
+    if text == "" or kind == "empty":
+        return None
+    if text in {"True", "False"}:
+        return text == "True"
+    try:
+        return int(text) if kind == "int" or text.lstrip("-").isdigit() else float(text)
+    except ValueError:
+        return text
+
+
+def _write(
+    _name: str, *, columns: list[str], rows: list[list[Any]], caption: str | None = None
+) -> tuple[int, Work]:
+    rows = [list(row) for row in rows]
+
+    def work(output: RecordOutput) -> None:
+        text = io.StringIO(newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows([_cell(value) for value in row] for row in rows)
+        data = text.getvalue().encode("utf-8", "backslashreplace")
+        fields = {
+            "path": output.add_file(TABLES_FOLDER, ".csv", data),
+            "size": len(data),
+            "rows": len(rows),
+            "columns": [
+                {"name": column, "type": _column_type(row[index] for row in rows)}
+                for index, column in enumerate(columns)
+            ],
+        }
+        output.add_line(fields if caption is None else {**fields, "caption": caption})
+
+    return 64 * len(rows) * (len(columns) + 1), work
+
+
+def _cell(value: Any) -> Any:
+    """Returns a value for the CSV module: numbers and strings unchanged, other types as text."""
+    if hasattr(value, "getbands"):  # An image of PIL.
+        return f"{value.mode} image {value.size[0]}x{value.size[1]}"
+    if value is None or isinstance(value, str | int | float):
+        return value
+    from events import safe_text
+
+    return safe_text(value)
+
+
+def _column_type(values: Iterable[Any]) -> str:
+    """Returns the narrowest type that holds all values: bool, int, float or str; None is ignored."""
+    kinds = {type(value) for value in values if value is not None}
+    for name, allowed in (("bool", {bool}), ("int", {bool, int}), ("float", {bool, int, float})):
+        if kinds and kinds <= allowed:
+            return name
+    return "str" if kinds else "empty"
+
+
+def _parse(line: Line) -> TableEntry:
+    return TableEntry(
+        **line.call(),
+        path=line.path(),
+        size=line.whole("size"),
+        row_count=whole_of(line.fields.get("rows")) or 0,
+        columns=tuple((str(one["name"]), str(one.get("type", "str"))) for one in line.fields["columns"]),
+    )
+
+
+def _replay(lines: Sequence[Line], step: int) -> dict[str, Any]:
+    (line,) = lines
+    columns, rows = read_table(line.file(), [str(one.get("type")) for one in line.fields.get("columns", ())])
+    return {
+        "columns": columns,
+        "rows": rows,
+        "name": line.name,
+        "step": step,
+        "caption": line.text("caption"),
+    }
+
+
+def _page_fields(_: TableEntry, fields: dict[str, Any], _file_of: FileOf) -> dict[str, Any]:
+    columns = [{"name": column, "type": kind} for column, kind in fields["columns"]]
+    return {**fields, "rows": fields.pop("row_count"), "columns": columns}
+
+
+TABLE = Kind(
+    name="table",
+    index="tables.jsonl",
+    write=_write,
+    parse=_parse,
+    replay=_replay,
+    shows="table",
+    has_files=True,
+    page_fields=_page_fields,
+)
