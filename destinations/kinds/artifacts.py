@@ -50,9 +50,9 @@ def _parse(line: Line) -> Artifact | Deletion:
     return Artifact(**call, path=line.path(), size=size, sha256=line.text("sha256"))
 
 
-def _replay(lines: Sequence[Line], step: int) -> dict[str, Any]:  # noqa: ARG001  # files have no step
+def _replay(lines: Sequence[Line]) -> dict[str, Any]:
     (line,) = lines
-    return {"remote_file_name": line.name, "file_path": line.file()}
+    return {"file_path": line.file()}
 
 
 ARTIFACT = Kind(

@@ -80,14 +80,11 @@ def _parse(line: Line) -> Audio:
     return Audio(**medium_fields(line), sample_rate=line.whole("sample_rate"))
 
 
-def _replay(lines: Sequence[Line], step: int) -> dict[str, Any]:
+def _replay(lines: Sequence[Line]) -> dict[str, Any]:
     (line,) = lines
     return {
         "audio": _sound_of(line),
         "sample_rate": whole_of(line.fields.get("sample_rate")) or _DEFAULT_RATE,
-        "name": line.name,
-        "step": step,
-        "caption": line.text("caption"),
     }
 
 

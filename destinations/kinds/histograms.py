@@ -66,9 +66,9 @@ def _parse(line: Line) -> Histogram:
     )
 
 
-def _replay(lines: Sequence[Line], step: int) -> dict[str, Any]:
+def _replay(lines: Sequence[Line]) -> dict[str, Any]:
     (line,) = lines
-    return {"values": _values_of(line.fields), "name": line.name, "step": step}
+    return {"values": _values_of(line.fields)}
 
 
 def _values_of(fields: dict[str, Any]) -> Any:

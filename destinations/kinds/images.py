@@ -162,7 +162,7 @@ def _parse(line: Line) -> Image:
     )
 
 
-def _replay(lines: Sequence[Line], step: int) -> dict[str, Any]:
+def _replay(lines: Sequence[Line]) -> dict[str, Any]:
     first = lines[0].fields
     images: Any = [_array_of(line) for line in lines]
     # Restore the original position of the channels.
@@ -178,9 +178,7 @@ def _replay(lines: Sequence[Line], step: int) -> dict[str, Any]:
             _channels_last(image, as_array=all(is_last)) if last else image
             for last, image in zip(is_last, images, strict=True)
         ],
-        "name": lines[0].name,
         "channels_last": all(is_last),
-        "step": step,
         "masks": {
             mask: [read_pixels(Line(line.run_dir, line.fields["masks"][mask]).file()) for line in lines]
             for mask in first.get("masks") or {}

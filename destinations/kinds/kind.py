@@ -72,8 +72,8 @@ class Kind:
             left to the background thread. Raises `RecordError` for what it cannot take. None for files,
             which `RunDirectory.upload_file` takes.
         parse: returns the record of a line. Raises `KeyError`, `TypeError` or `ValueError` for a damaged one.
-        replay: takes the lines of one call and its step, and returns the arguments of the method by name, in
-            its order. Raises `FileNotFoundError` where a file is missing.
+        replay: takes the lines of one call, and returns the arguments of the method by name, but for name,
+            step and caption. Raises `FileNotFoundError` where a file is missing.
         method: of a destination. Default: "log_" and the name.
         plural: the method of `Run`, and the name in the API. Default: the name and "s".
         noun: in messages. Default: the name in words.
@@ -90,7 +90,7 @@ class Kind:
     name: str
     index: str
     parse: Callable[[Line], Any]
-    replay: Callable[[Sequence[Line], int], dict[str, Any]]
+    replay: Callable[[Sequence[Line]], dict[str, Any]]
     write: Callable[..., tuple[int, Work]] | None = None
     method: str = attrs.Factory(lambda self: f"log_{self.name}", takes_self=True)
     plural: str = attrs.Factory(lambda self: f"{self.name}s", takes_self=True)

@@ -84,7 +84,7 @@ def _parse(line: Line) -> PointCloud:
     return PointCloud(**medium_fields(line))
 
 
-def _replay(lines: Sequence[Line], step: int) -> dict[str, Any]:
+def _replay(lines: Sequence[Line]) -> dict[str, Any]:
     import numpy as np
 
     clouds = [read_points(line.file()) for line in lines]
@@ -95,10 +95,7 @@ def _replay(lines: Sequence[Line], step: int) -> dict[str, Any]:
         colors = np.stack(shades) if len(shades) == len(clouds) else None
     return {
         "points": points,
-        "name": lines[0].name,
-        "step": step,
         "colors": colors,
-        "caption": lines[0].text("caption"),
     }
 
 

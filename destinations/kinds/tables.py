@@ -162,15 +162,12 @@ def _parse(line: Line) -> TableEntry:
     )
 
 
-def _replay(lines: Sequence[Line], step: int) -> dict[str, Any]:
+def _replay(lines: Sequence[Line]) -> dict[str, Any]:
     (line,) = lines
     columns, rows = read_table(line.file(), [str(one.get("type")) for one in line.fields.get("columns", ())])
     return {
         "columns": columns,
         "rows": rows,
-        "name": line.name,
-        "step": step,
-        "caption": line.text("caption"),
     }
 
 

@@ -29,9 +29,9 @@ def _parse(line: Line) -> Text:
     return Text(**line.call(), text=str(line.fields["text"]))
 
 
-def _replay(lines: Sequence[Line], step: int) -> dict[str, Any]:
+def _replay(lines: Sequence[Line]) -> dict[str, Any]:
     (line,) = lines
-    return {"text": str(line.fields.get("text", "")), "name": line.name, "step": step}
+    return {"text": str(line.fields.get("text", ""))}
 
 
 TEXT = Kind(

@@ -29,7 +29,7 @@ def _parse(line: Line) -> Trace:
     return Trace(line.step, line.time, dict(line.fields["traces"]))
 
 
-def _replay(lines: Sequence[Line], step: int) -> dict[str, Any]:  # noqa: ARG001  # traces have no step
+def _replay(lines: Sequence[Line]) -> dict[str, Any]:
     (line,) = lines
     return {"traces": dict(line.fields.get("traces") or {})}
 

@@ -48,14 +48,11 @@ def _parse(line: Line) -> Video:
     return Video(**medium_fields(line), fps=line.number("fps"), format=line.text("format"))
 
 
-def _replay(lines: Sequence[Line], step: int) -> dict[str, Any]:
+def _replay(lines: Sequence[Line]) -> dict[str, Any]:
     (line,) = lines
     return {
         "video": line.file(),
         "fps": line.fields.get("fps"),
-        "name": line.name,
-        "step": step,
-        "caption": line.text("caption"),
     }
 
 

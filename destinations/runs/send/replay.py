@@ -18,6 +18,7 @@ from typing import Any
 
 import attrs
 
+from destinations.base import LoggerDestination
 from destinations.kinds import ARTIFACT, KINDS, Line, kind_of
 from destinations.run_directory.layout import SIDECAR, column_of, label_name
 from destinations.runs.content.sources import Item, ReadPosition, RewoundError, items_of, ranks_of
@@ -388,16 +389,25 @@ def _exception_of(text: str) -> BaseException:
 def _call(run_dir: Path, item: Item, step: int, destination: Any, state: Any) -> Callable[[], object]:
     """Returns the call that logs the records of an item."""
     kind = kind_of(name=item.kind)
-    arguments = kind.replay([Line(run_dir, fields) for fields in item.lines], step)
-    if kind.method == "upload_file":
-        return lambda: destination.upload_file(state, *arguments.values(), overwrite=True)
+    lines = [Line(run_dir, fields) for fields in item.lines]
+    arguments = kind.replay(lines)
+    if kind is ARTIFACT:
+        return lambda: destination.upload_file(state, lines[0].name, **arguments, overwrite=True)
+    arguments |= {"name": lines[0].name, "step": step, "caption": lines[0].text("caption")}
+    arguments = {name: value for name, value in arguments.items() if "caption" not in name or value}
     method = getattr(destination, kind.method, None)
     if method is None:
         return lambda: destination.log_record(kind.method.removeprefix("log_"), arguments)
-    captions = {name: arguments.pop(name) for name in ("caption", "captions") if name in arguments}
     taken = inspect.signature(method).parameters
-    captions = {name: text for name, text in captions.items() if text is not None and name in taken}
-    return lambda: method(*arguments.values(), **captions)
+    signature = inspect.signature(getattr(LoggerDestination, kind.method))
+    known = {
+        name: arguments[name]
+        for name, one in signature.parameters.items()
+        if name in arguments and (name in taken or one.kind is not one.KEYWORD_ONLY)
+    }
+    # By position as far as they go: a method may have other names for its arguments.
+    bound = signature.bind(destination, **known)
+    return lambda: method(*bound.args[1:], **bound.kwargs)
 
 
 # State of the run.

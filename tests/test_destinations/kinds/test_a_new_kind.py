@@ -47,7 +47,7 @@ MOLECULE = Kind(
     index="molecules.jsonl",
     write=write,
     parse=lambda line: Molecule(**line.call(), atoms=tuple(line.fields["atoms"])),
-    replay=lambda lines, step: {"atoms": lines[0].fields["atoms"], "name": lines[0].name, "step": step},
+    replay=lambda lines: {"atoms": lines[0].fields["atoms"]},
     shows="text",
     is_single=True,
     page_fields=lambda molecule, fields, file_of: {"step": molecule.step, "text": "".join(molecule.atoms)},
