@@ -6,48 +6,19 @@ site take theirs from it. Importing this package imports neither numpy nor Pillo
 
 from typing import Any
 
-from .artifacts import ARTIFACT, ARTIFACTS_INDEX, Artifact, Deletion
+from .artifacts import ARTIFACT, Artifact
 from .audio import AUDIO, Audio
 from .histograms import HISTOGRAM, Histogram
-from .images import IMAGE, Image, Mask
-from .kind import Kind, RecordOutput, Work
-from .line import Line
-from .media import MEDIA_INDEX, Medium, check_name, parse_medium
+from .images import IMAGE, Image
+from .kind import Kind
+from .media import MEDIA_INDEX
 from .point_clouds import POINT_CLOUD, PointCloud
-from .tables import TABLE, Table, TableEntry
+from .tables import TABLE, TableEntry
 from .texts import TEXT, Text
 from .traces import TRACES, Trace
 from .videos import VIDEO, Video
 
-__all__ = [
-    "ARTIFACT",
-    "ARTIFACTS_INDEX",
-    "KINDS",
-    "MEDIA_INDEX",
-    "Artifact",
-    "Audio",
-    "Deletion",
-    "Histogram",
-    "Image",
-    "Kind",
-    "Line",
-    "Mask",
-    "Medium",
-    "PointCloud",
-    "RecordAccess",
-    "RecordOutput",
-    "Table",
-    "TableEntry",
-    "Text",
-    "Trace",
-    "Video",
-    "Work",
-    "check_name",
-    "indexes",
-    "kind_of",
-    "kind_of_line",
-    "parse_medium",
-]
+__all__ = ["KINDS", "RecordAccess", "indexes", "kind_of", "kind_of_line"]
 
 KINDS = [IMAGE, AUDIO, VIDEO, POINT_CLOUD, TABLE, HISTOGRAM, TEXT, TRACES, ARTIFACT]
 """Every kind, in the order in which counts are shown, and records of the same time are replayed."""

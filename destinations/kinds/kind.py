@@ -83,6 +83,7 @@ class Kind:
         is_grouped: whether one call may write several lines.
         is_single: whether it has one argument besides name and step, by which `InMemory` and `TextFile` keep
             it; else they keep a dict.
+        samples: the arguments of calls, by name, that `DestinationContract` makes to each destination.
         page_fields: takes a record, its fields, and what names a file; returns the fields as the page has
             them.
     """
@@ -99,4 +100,5 @@ class Kind:
     has_files: bool = False
     is_grouped: bool = False
     is_single: bool = False
+    samples: tuple[dict[str, Any], ...] = ()
     page_fields: Callable[[Any, dict[str, Any], FileOf], dict[str, Any]] = _unchanged

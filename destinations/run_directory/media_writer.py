@@ -16,7 +16,10 @@ from typing import Any, Literal
 import attrs
 
 from destinations.background import Lane, RetryLaterError
-from destinations.kinds import ARTIFACTS_INDEX, MEDIA_INDEX, Kind, check_name, indexes
+from destinations.kinds import indexes
+from destinations.kinds.artifacts import ARTIFACTS_INDEX
+from destinations.kinds.kind import Kind
+from destinations.kinds.media import MEDIA_INDEX, check_name
 from events import RecordError
 from uploads.disk import (
     append_line,

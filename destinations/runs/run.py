@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Collection, Iterator, Mapping
 
-    from destinations.kinds import Table
+    from destinations.kinds.tables import Table
     from destinations.run_directory.reader import MetricRow
 
     from .content.flight import Flight

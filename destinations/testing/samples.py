@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from destinations.base import LoggerDestination
+from destinations.kinds import KINDS
 from events import Callback, Logger, State
 
 if TYPE_CHECKING:
@@ -145,7 +146,11 @@ def every_kind_of_record(folder: Path) -> "list[Callable[[Logger], None]]":
         lambda log: log.log_point_cloud(pixels(4, 3).astype("float32"), "told", caption="four points"),
         lambda log: log.log_traces({"a": object(), "b": pixels(2, 2), "c": {"d": [1, None]}, "e": print}),
     ]
-    return calls
+    return calls + [
+        lambda log, kind=kind, one=one: log.log_record(kind.method.removeprefix("log_"), one)
+        for kind in KINDS
+        for one in kind.samples
+    ]
 
 
 def _tensors() -> list[Any]:

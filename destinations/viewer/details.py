@@ -12,8 +12,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-from destinations.kinds import Kind, kind_of
+from destinations.kinds import kind_of
 from destinations.kinds.audio import read_sound
+from destinations.kinds.kind import Kind
 from destinations.kinds.point_clouds import read_points
 from destinations.run_directory.layout import SIDECAR, SUMMARY, metrics_name
 from destinations.runs import Run

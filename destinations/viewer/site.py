@@ -18,7 +18,8 @@ from typing import Any
 
 import attrs
 
-from destinations.kinds import MEDIA_INDEX, kind_of
+from destinations.kinds import kind_of
+from destinations.kinds.media import MEDIA_INDEX
 from destinations.runs import Run, RunsError
 from destinations.runs.files import path_inside, read_object_file
 from uploads.disk import IRREGULAR, open_regular, remove_if

@@ -405,13 +405,13 @@ class Delivery:
 
     def _call(self, targets: Sequence[PacedDestination], action: str, arguments: Mapping[str, Any]) -> None:
         faults = self._faults()
-        keywords = RECORD_KINDS[action].keywords
-        options = {name: arguments[name] for name in keywords if name in arguments}
-        given = {name: value for name, value in arguments.items() if name not in options}
+        options = {name: arguments[name] for name in RECORD_KINDS[action].keywords if name in arguments}
+        if options:
+            arguments = {name: value for name, value in arguments.items() if name not in options}
         for target in targets:
 
             def call(_: Destination, target: PacedDestination = target) -> None:
-                target.call(action, given, options)
+                target.call(action, arguments, options)
 
             faults.attempt(target.destination, action, call)
 

@@ -13,19 +13,12 @@ from typing import Any
 
 import attrs
 
-from destinations.kinds import (
-    KINDS,
-    Deletion,
-    Kind,
-    Line,
-    Table,
-    TableEntry,
-    indexes,
-    kind_of,
-    kind_of_line,
-    parse_medium,
-)
-from destinations.kinds.tables import read_table
+from destinations.kinds import KINDS, indexes, kind_of, kind_of_line
+from destinations.kinds.artifacts import Deletion
+from destinations.kinds.kind import Kind
+from destinations.kinds.line import Line
+from destinations.kinds.media import parse_medium
+from destinations.kinds.tables import Table, TableEntry, read_table
 from destinations.runs.errors import MetricNotFoundError
 from destinations.runs.files import json_lines
 

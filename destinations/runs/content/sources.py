@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 
 import attrs
 
-from destinations.kinds import ARTIFACTS_INDEX, KINDS, MEDIA_INDEX, indexes, kind_of_line
+from destinations.kinds import KINDS, indexes, kind_of_line
+from destinations.kinds.artifacts import ARTIFACTS_INDEX
+from destinations.kinds.media import MEDIA_INDEX
 from destinations.run_directory.layout import (
     ABANDONED_FOLDER,
     JOURNAL_FOLDER,

@@ -19,7 +19,9 @@ from typing import Any
 import attrs
 
 from destinations.base import LoggerDestination
-from destinations.kinds import ARTIFACT, KINDS, Line, kind_of
+from destinations.kinds import KINDS, kind_of
+from destinations.kinds.artifacts import ARTIFACT
+from destinations.kinds.line import Line
 from destinations.run_directory.layout import SIDECAR, column_of, label_name
 from destinations.runs.content.sources import Item, ReadPosition, RewoundError, items_of, ranks_of
 from destinations.runs.errors import RunNotFoundError

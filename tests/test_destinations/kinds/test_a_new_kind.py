@@ -7,9 +7,11 @@ import attrs
 import pytest
 
 from destinations import Functions, InMemory, RunDirectory, TensorBoard, TextFile
-from destinations.kinds import KINDS, Kind
+from destinations.kinds import KINDS
+from destinations.kinds.kind import Kind
 from destinations.runs import Run, open_runs
 from destinations.runs.send.replay import replay
+from destinations.testing import DestinationContract
 from destinations.viewer.catalog import Catalog
 from destinations.viewer.details import details, media
 from destinations.viewer.files import STATIC
@@ -50,6 +52,7 @@ MOLECULE = Kind(
     replay=lambda lines: {"atoms": lines[0].fields["atoms"]},
     shows="text",
     is_single=True,
+    samples=({"atoms": ["O", "O"], "name": "oxygen", "step": 1},),
     page_fields=lambda molecule, fields, file_of: {"step": molecule.step, "text": "".join(molecule.atoms)},
 )
 
@@ -114,6 +117,15 @@ def test_memory_and_text_file_keep_it(written):
 
     assert records[0] == ("molecule", "water", 3, ["H", "H", "O"])
     assert '[molecule][batch=7]: water: ["O", "H"]\n' in written.text.read_text()
+
+
+def test_the_contract_of_destinations_logs_it(tmp_path):
+    """`DestinationContract` logs the samples of the kind to each destination."""
+    memory = InMemory()
+
+    DestinationContract().test_takes_every_kind_of_record(memory, tmp_path)
+
+    assert ("molecule", "oxygen") in [(one.kind, one.name) for one in memory.records]
 
 
 def test_it_is_sent_to_another_destination(written):
