@@ -220,11 +220,7 @@ def _check_mask(mask: Any, what: str, sizes: list[tuple[int, int] | None]) -> No
     masks = list(mask) if isinstance(mask, list | tuple) else [mask]
     shapes: list[tuple[int, ...]] = []
     for one in masks:
-        shape = _shape(one)
-        if shape is None or len(shape) not in {2, 3}:
-            raise RecordError(
-                f"{what} must have shape (H, W) or (N, H, W), got {shape or type(one).__name__}."
-            )
+        shape = _require_shape(one, f"{what} must have shape (H, W) or (N, H, W)", {2, 3})
         shapes += [shape] if len(shape) == 2 else [shape[1:]] * shape[0]  # noqa: PLR2004  # rows and columns
     if len(shapes) != len(sizes):
         raise RecordError(f"{what} must have one mask for each of {len(sizes)} images, got {len(shapes)}.")
@@ -264,12 +260,7 @@ def check_audio(audio: Any, sample_rate: Any, name: str) -> None:
         )
     if _is_encoded(audio, f"audio {name!r}"):
         return
-    shape = _shape(audio)
-    if shape is None or len(shape) not in {1, 2} or 0 in shape:
-        raise RecordError(
-            f"audio {name!r} must have shape (samples,) or (channels, samples), "
-            f"got {shape or type(audio).__name__}."
-        )
+    _require_shape(audio, f"audio {name!r} must have shape (samples,) or (channels, samples)", {1, 2})
 
 
 def _is_encoded(value: Any, what: str) -> bool:
@@ -287,12 +278,8 @@ def check_video(video: Any, fps: Any, name: str, video_format: Any = "mp4") -> N
         )
     if _is_encoded(video, f"video {name!r}"):
         return
-    shape = _shape(video)
-    if shape is None or len(shape) != 4 or 0 in shape or shape[1] not in _CHANNELS:  # noqa: PLR2004
-        raise RecordError(
-            f"video {name!r} must be frames (T, C, H, W) with 1, 3 or 4 channels, encoded bytes or a path, "
-            f"got {shape or type(video).__name__}."
-        )
+    needed = f"video {name!r} must be frames (T, C, H, W) with 1, 3 or 4 channels, encoded bytes or a path"
+    _require_shape(video, needed, {4}, lambda shape: shape[1] in _CHANNELS)
     if not _is_number(fps, Real) or not 0 < fps < math.inf:
         raise RecordError(
             f"video {name!r} must have frames per second, got fps={short_repr(fps)}. Write fps=30."
@@ -348,19 +335,13 @@ def _are_edges(bins: Any) -> bool:
 
 def check_point_cloud(points: Any, colors: Any, name: str) -> None:
     """Checks that points have shape (N, 3) or (B, N, 3), and as many colours."""
-    shape = _shape(points)
-    if shape is None or len(shape) not in {2, 3} or shape[-1] != 3 or 0 in shape:  # noqa: PLR2004  # x, y, z
-        raise RecordError(
-            f"point cloud {name!r} must have shape (N, 3) or (B, N, 3), got {shape or type(points).__name__}."
-        )
-    if colors is None:
-        return
-    color_shape = _shape(colors)
-    if color_shape is None or color_shape[:-1] != shape[:-1] or color_shape[-1] not in {3, 4}:
-        raise RecordError(
-            f"point cloud {name!r} must have colours of shape {(*shape[:-1], 3)}, "
-            f"got {color_shape or type(colors).__name__}."
-        )
+    what = f"point cloud {name!r} must have"
+    needed = f"{what} shape (N, 3) or (B, N, 3)"
+    shape = _require_shape(points, needed, {2, 3}, lambda shape: shape[-1] == 3)  # noqa: PLR2004  # x, y, z
+    if colors is not None:
+        allowed = {(*shape[:-1], 3), (*shape[:-1], 4)}
+        needed = f"{what} colours of shape {(*shape[:-1], 3)}"
+        _require_shape(colors, needed, {len(shape)}, allowed.__contains__)
 
 
 def check_traces(traces: Any) -> None:
@@ -411,3 +392,16 @@ def _shape(value: Any) -> tuple[int, ...] | None:
         raise RecordError("tensor must have values, got one on the meta device.")
     shape = getattr(value, "shape", None)
     return None if shape is None else tuple(int(size) for size in shape)
+
+
+def _require_shape(
+    value: Any,
+    needed: str,
+    dimensions: set[int],
+    fits: Callable[[tuple[int, ...]], bool] = lambda _: True,
+) -> tuple[int, ...]:
+    """Returns the shape of an array that is not empty, or raises `RecordError` with what is needed."""
+    shape = _shape(value)
+    if shape is None or len(shape) not in dimensions or 0 in shape or not fits(shape):
+        raise RecordError(f"{needed}, got {shape or type(value).__name__}.")
+    return shape
