@@ -12,18 +12,7 @@ __all__ = ["FileOf", "Kind", "RecordOutput", "Work"]
 
 
 class RecordOutput(Protocol):
-    """Where one call of a `log_*` method is written; in a background thread.
-
-    Attributes:
-        name: of the record; None for a kind without names.
-        step: of the call.
-    """
-
-    @property
-    def name(self) -> str | None: ...
-
-    @property
-    def step(self) -> int: ...
+    """Where one call of a `log_*` method is written; in a background thread."""
 
     def add_file(self, folder: str, suffix: str, data: bytes, *, name: str | None = None) -> str:
         """Writes a new file, and returns its path inside the folder of the run.
