@@ -40,6 +40,7 @@ __all__ = [
     "mask_png",
     "mp4_bytes",
     "overlay_png",
+    "picture_array",
     "ply_bytes",
     "png_bytes",
     "rgb_of",
@@ -135,7 +136,7 @@ def iter_images(images: Any, channels_last: bool = False) -> Iterator[Pixels]:
         yield _decoded(images)
         return
     if isinstance(images, Image.Image):
-        array = np.asarray(images if images.mode in {"L", "RGB", "RGBA"} else images.convert("RGBA"))
+        array = picture_array(images)
         yield Pixels(array, array.shape)
         return
     array = to_numpy(images)
@@ -146,10 +147,15 @@ def iter_images(images: Any, channels_last: bool = False) -> Iterator[Pixels]:
         yield _pixels(array, channels_last)
 
 
+def picture_array(picture: Image.Image) -> Array:
+    """Returns the pixels of an image of Pillow: `(H, W)`, or `(H, W, C)` of 3 or 4 channels."""
+    return np.asarray(picture if picture.mode in {"L", "RGB", "RGBA"} else picture.convert("RGBA"))
+
+
 def _decoded(source: bytes | str | PurePath) -> Pixels:
     try:
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-            array = np.asarray(image if image.mode in {"L", "RGB", "RGBA"} else image.convert("RGBA"))
+            array = picture_array(image)
     except OSError as error:
         raise RecordError(f"image must be readable by Pillow: {error}.") from error
     return Pixels(array, array.shape)

@@ -18,7 +18,7 @@ from .texts import TEXT, Text
 from .traces import TRACES, Trace
 from .videos import VIDEO, Video
 
-__all__ = ["KINDS", "RecordAccess", "indexes", "kind_of", "kind_of_line"]
+__all__ = ["KINDS", "RecordAccess", "indexes", "kind_of", "kind_of_line", "record_folders"]
 
 KINDS = [IMAGE, AUDIO, VIDEO, POINT_CLOUD, TABLE, HISTOGRAM, TEXT, TRACES, ARTIFACT]
 """Every kind, in the order in which counts are shown, and records of the same time are replayed."""
@@ -47,7 +47,12 @@ def kind_of_line(index: str, fields: dict[str, Any]) -> Kind | None:
 
 def indexes(*, with_files: bool = False) -> tuple[str, ...]:
     """Returns the names of the indexes; with `with_files`, of those whose lines name files."""
-    return tuple(dict.fromkeys(kind.index for kind in KINDS if kind.has_files or not with_files))
+    return tuple(dict.fromkeys(kind.index for kind in KINDS if kind.folder or not with_files))
+
+
+def record_folders() -> tuple[str, ...]:
+    """Returns the names of the folders in that of a run that the files of records are in."""
+    return tuple(dict.fromkeys(kind.folder for kind in KINDS if kind.folder))
 
 
 class RecordAccess:

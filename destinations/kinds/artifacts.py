@@ -6,6 +6,8 @@ from typing import Any
 
 import attrs
 
+from destinations.run_directory.layout import ARTIFACTS_FOLDER
+
 from .kind import Kind
 from .line import Line
 
@@ -61,5 +63,5 @@ ARTIFACT = Kind(
     parse=_parse,
     replay=_replay,
     method="upload_file",
-    has_files=True,
+    folder=ARTIFACTS_FOLDER,
 )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from destinations.run_directory.layout import MEDIA_FOLDER
 from uploads.disk import read_regular
 
 from .kind import Kind, RecordOutput, Work
@@ -106,5 +107,5 @@ AUDIO = Kind(
     plural="audio",
     noun="sound",
     shows="audio",
-    has_files=True,
+    folder=MEDIA_FOLDER,
 )

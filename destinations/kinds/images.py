@@ -123,7 +123,7 @@ def _write(
                 "overlay": (".overlay.png", overlay_png(pixels, mask)),
             }
             return {
-                what: output.add_file(MEDIA_FOLDER, suffix, data, name=f"{name}/{key}")
+                what: output.add_file(suffix, data, name=f"{name}/{key}")
                 for what, (suffix, data) in files.items()
             }
 
@@ -193,8 +193,10 @@ def _array_of(line: Line) -> "np.ndarray[Any, Any]":
     """Returns an image, `(H, W)` or `(C, H, W)`: uint8, or float in the original value range."""
     import numpy as np
 
+    from destinations.media import picture_array
+
     with open_image(line.file()) as picture:
-        pixels = np.asarray(picture if picture.mode in {"L", "RGB", "RGBA"} else picture.convert("RGBA"))
+        pixels = picture_array(picture)
     if pixels.ndim == _WITH_CHANNELS:
         pixels = np.moveaxis(pixels, -1, 0)
     elif len(line.fields.get("shape") or ()) == _WITH_CHANNELS:  # A single channel.
@@ -240,7 +242,7 @@ IMAGE = Kind(
     replay=_replay,
     method="log_images",
     shows="image",
-    has_files=True,
+    folder=MEDIA_FOLDER,
     is_grouped=True,
     page_fields=_page_fields,
 )

@@ -14,11 +14,10 @@ __all__ = ["FileOf", "Kind", "RecordOutput", "Work"]
 class RecordOutput(Protocol):
     """Where one call of a `log_*` method is written; in a background thread."""
 
-    def add_file(self, folder: str, suffix: str, data: bytes, *, name: str | None = None) -> str:
-        """Writes a new file, and returns its path inside the folder of the run.
+    def add_file(self, suffix: str, data: bytes, *, name: str | None = None) -> str:
+        """Writes a new file into the folder of the kind, and returns its path inside that of the run.
 
         Args:
-            folder: below the folder of the run.
             suffix: of the file.
             data: its content.
             name: of the record. Default: that of the call.
@@ -68,7 +67,7 @@ class Kind:
         noun: in messages. Default: the name in words.
         shows: how the page shows it, by the renderers of `static/media.js`: "image", "video", "audio",
             "points", "histogram", "table", "text" or "pairs"; "" where the page does not show it.
-        has_files: whether its lines name files.
+        folder: of the files that its lines name, in the folder of the run; "" where they name none.
         is_grouped: whether one call may write several lines.
         is_single: whether it has one argument besides name and step, by which `InMemory` and `TextFile` keep
             it; else they keep a dict.
@@ -86,7 +85,7 @@ class Kind:
     plural: str = attrs.Factory(lambda self: f"{self.name}s", takes_self=True)
     noun: str = attrs.Factory(lambda self: self.name.replace("_", " "), takes_self=True)
     shows: str = ""
-    has_files: bool = False
+    folder: str = ""
     is_grouped: bool = False
     is_single: bool = False
     samples: tuple[dict[str, Any], ...] = ()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from destinations.run_directory.layout import MEDIA_FOLDER
 from uploads.disk import read_regular
 
 from .kind import Kind, RecordOutput, Work
@@ -106,6 +107,6 @@ POINT_CLOUD = Kind(
     parse=_parse,
     replay=_replay,
     shows="points",
-    has_files=True,
+    folder=MEDIA_FOLDER,
     is_grouped=True,
 )

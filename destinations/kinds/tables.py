@@ -119,7 +119,7 @@ def _write(
         writer.writerows([_cell(value) for value in row] for row in rows)
         data = text.getvalue().encode("utf-8", "backslashreplace")
         fields = {
-            "path": output.add_file(TABLES_FOLDER, ".csv", data),
+            "path": output.add_file(".csv", data),
             "size": len(data),
             "rows": len(rows),
             "columns": [
@@ -183,6 +183,6 @@ TABLE = Kind(
     parse=_parse,
     replay=_replay,
     shows="table",
-    has_files=True,
+    folder=TABLES_FOLDER,
     page_fields=_page_fields,
 )

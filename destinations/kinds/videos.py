@@ -6,6 +6,8 @@ from typing import Any
 
 import attrs
 
+from destinations.run_directory.layout import MEDIA_FOLDER
+
 from .kind import Kind, RecordOutput, Work
 from .line import Line
 from .media import MEDIA_INDEX, Medium, medium_fields
@@ -63,5 +65,5 @@ VIDEO = Kind(
     parse=_parse,
     replay=_replay,
     shows="video",
-    has_files=True,
+    folder=MEDIA_FOLDER,
 )

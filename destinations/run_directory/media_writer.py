@@ -31,7 +31,7 @@ from uploads.disk import (
 )
 
 from .folder import HeldFolder, with_user_paths
-from .layout import ARTIFACTS_FOLDER, MEDIA_FOLDER, append_record, label_name
+from .layout import ARTIFACTS_FOLDER, append_record, label_name
 
 __all__ = ["FileKeeping", "MediaWriter"]
 
@@ -120,8 +120,8 @@ class _Output:
     step: int
     _time: float
 
-    def add_file(self, folder: str, suffix: str, data: bytes, *, name: str | None = None) -> str:
-        return self._writer.write_free(folder, name or self.name or "", self.step, suffix, data)
+    def add_file(self, suffix: str, data: bytes, *, name: str | None = None) -> str:
+        return self._writer.write_free(self._kind.folder, name or self.name or "", self.step, suffix, data)
 
     def add_line(self, fields: dict[str, Any]) -> None:
         named = {} if self.name is None else {"name": self.name}
@@ -135,7 +135,7 @@ class _Output:
             "step": self.step,
             "tag": self.name,
             "type": self._kind.name,
-            "path": self.add_file(MEDIA_FOLDER, suffix, data),
+            "path": self.add_file(suffix, data),
             "name": self.name,
             "index": index,
             "time": self._time,

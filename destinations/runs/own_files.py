@@ -2,20 +2,17 @@
 
 import re
 
-from destinations.kinds import indexes
+from destinations.kinds import indexes, record_folders
 from destinations.run_directory.layout import (
     ABANDONED_FOLDER,
-    ARTIFACTS_FOLDER,
     EDITS,
     ENVIRONMENT,
     HEARTBEAT,
     HPARAMS,
     JOURNAL_FOLDER,
-    MEDIA_FOLDER,
     SESSIONS,
     SIDECAR,
     SUMMARY,
-    TABLES_FOLDER,
 )
 
 __all__ = ["FOLDERS", "KNOWN", "LOCK"]
@@ -39,7 +36,7 @@ KNOWN = re.compile(
 """Files of a run, temporary ones too (`uploads.disk.open_temporary`), but for media, tables and artifacts."""
 
 FOLDERS = re.compile(
-    rf"({MEDIA_FOLDER}|{TABLES_FOLDER}|{ARTIFACTS_FOLDER})(/.*)?"
+    rf"({'|'.join(record_folders())})(/.*)?"
     rf"|{ABANDONED_FOLDER}|{JOURNAL_FOLDER}(/rank\d+)?"
 )
 """Folders of a run."""

@@ -20,14 +20,11 @@ from typing import Any
 
 import attrs
 
-from destinations.kinds import indexes
+from destinations.kinds import indexes, record_folders
 from destinations.run_directory.layout import (
-    ARTIFACTS_FOLDER,
     EDITS,
     JOURNAL_FOLDER,
-    MEDIA_FOLDER,
     SIDECAR,
-    TABLES_FOLDER,
     lock_name,
     metrics_name,
 )
@@ -304,7 +301,7 @@ def _named_by_indexes(folder: Path) -> set[str]:
     return {name for name in named if PurePosixPath(name).parts[:1] in _RECORD_FOLDERS}
 
 
-_RECORD_FOLDERS = {(MEDIA_FOLDER,), (TABLES_FOLDER,), (ARTIFACTS_FOLDER,)}
+_RECORD_FOLDERS = {(folder,) for folder in record_folders()}
 
 
 def _size_and_time(folder: Path) -> tuple[int, float]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import attrs
 
+from destinations.kinds import record_folders
 from destinations.run_directory.layout import (
     ABANDONED_FOLDER,
     ARTIFACTS_FOLDER,
@@ -28,7 +29,6 @@ from destinations.run_directory.layout import (
     SESSIONS,
     SIDECAR,
     SUMMARY,
-    TABLES_FOLDER,
     trusted_heartbeat,
 )
 from destinations.runs.files import clean_text, read_object
@@ -163,7 +163,7 @@ class ScanChange:
 
 # Folders without runs, possibly with very many files.
 _NEVER = frozenset({MEDIA_FOLDER, "checkpoints", ARTIFACTS_FOLDER, JOURNAL_FOLDER})
-_NEVER_IN_RUN = _NEVER | {TABLES_FOLDER, ABANDONED_FOLDER}
+_NEVER_IN_RUN = _NEVER | {*record_folders(), ABANDONED_FOLDER}
 # A folder with one of these is a run directory.
 _MARKS = frozenset({SESSIONS, ENVIRONMENT, HEARTBEAT})
 # The resolution of FAT, the coarsest file system.

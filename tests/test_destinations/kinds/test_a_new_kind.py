@@ -41,12 +41,17 @@ def check(tools, atoms, **others):
 def write(name, *, atoms):
     """Copies what is logged; the rest is done in the background."""
     copied = list(atoms)
-    return len(copied), lambda output: output.add_line({"atoms": copied})
+
+    def work(output):
+        output.add_line({"path": output.add_file(".xyz", " ".join(copied).encode()), "atoms": copied})
+
+    return len(copied), work
 
 
 MOLECULE = Kind(
     name="molecule",
     index="molecules.jsonl",
+    folder="molecules",
     write=write,
     parse=lambda line: Molecule(**line.call(), atoms=tuple(line.fields["atoms"])),
     replay=lambda lines: {"atoms": lines[0].fields["atoms"]},
@@ -84,13 +89,14 @@ def written(tmp_path):
 
 
 def test_a_run_folder_has_a_line_for_each_record(written):
-    """`RunDirectory` appends what the kind writes to the index of the kind."""
+    """`RunDirectory` appends what the kind writes to the index of the kind, and its files to the folder of the kind."""
     lines = [json.loads(line) for line in (written.folder / "molecules.jsonl").read_text().splitlines()]
 
     assert [(line["step"], line["name"], line["atoms"]) for line in lines] == [
         (3, "water", ["H", "H", "O"]),
         (7, "water", ["O", "H"]),
     ]
+    assert [(written.folder / line["path"]).read_text() for line in lines] == ["H H O", "O H"]
 
 
 def test_the_reader_returns_the_records(written):
