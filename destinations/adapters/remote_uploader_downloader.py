@@ -149,8 +149,8 @@ class RemoteUploaderDownloader(Artifacts):
         )
 
     def post_close(self) -> None:
-        if self._queue is not None:
-            self._closed = self._queue.uri(""), self._name(_ANY)
+        if self.queue is not None:
+            self._closed = self.queue.uri(""), self._name(_ANY)
         super().post_close()
 
 
