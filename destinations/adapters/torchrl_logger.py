@@ -12,7 +12,7 @@ import multiprocessing
 import multiprocessing.util
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -302,23 +302,24 @@ def get_logger(
         kind: dict(kwargs.pop(f"{kind}_kwargs", None) or {})
         for kind in ("wandb", "mlflow", "trackio", "destination")
     }
-    folder = Path(logger_name) / experiment_name
-    make: dict[str, Callable[[], LoggerDestination]] = {
-        "csv": lambda: RunDirectory(folder, **by_type["destination"]),
-        "tensorboard": lambda: create_destination("TensorBoard", log_dir=folder, **by_type["destination"]),
-        "wandb": lambda: create_destination("WandB", **_wandb_arguments(by_type["wandb"], logger_name)),
-        "mlflow": lambda: create_destination(
+    folder, others = Path(logger_name) / experiment_name, by_type["destination"]
+    own: dict[str, tuple[str, dict[str, Any]]] = {
+        "csv": ("RunDirectory", {"run_dir": folder, **others}),
+        "tensorboard": ("TensorBoard", {"log_dir": folder, **others}),
+        "wandb": ("WandB", _wandb_arguments(by_type["wandb"], logger_name)),
+        "mlflow": (
             "MLflow",
-            **{
+            {
                 "tracking_uri": Path(logger_name).absolute().as_uri(),
                 "experiment": experiment_name,
                 **by_type["mlflow"],
             },
         ),
-        "trackio": lambda: create_destination("Trackio", **{"project": "torchrl", **by_type["trackio"]}),
+        "trackio": ("Trackio", {"project": "torchrl", **by_type["trackio"]}),
     }
-    other = make.get(logger_type, lambda: create_destination(logger_type, **by_type["destination"]))
-    logger = TorchRLLogger(other(), exp_name=experiment_name, log_dir=logger_name, **kwargs)
+    name, arguments = own.get(logger_type, (logger_type, others))
+    destination = create_destination(name, **arguments)
+    logger = TorchRLLogger(destination, exp_name=experiment_name, log_dir=logger_name, **kwargs)
     if state_dict is not None:
         logger.load_state_dict(state_dict)
     return logger

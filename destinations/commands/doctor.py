@@ -23,7 +23,6 @@ from destinations.guard import PROJECT, require_own
 
 __all__ = ["Check", "checks"]
 
-_MIN_PYTHON = (3, 11)
 _FREE_GIB = 1
 _GIB = 1 << 30
 _MAX_SKEW_SECONDS = 5.0
@@ -73,8 +72,6 @@ def checks(root: Path, store: str | None = None, extras: Sequence[str] = ()) -> 
 
 def _python() -> Check:
     version = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info < _MIN_PYTHON:
-        return Check("python", "problem", f"{version}; 3.11 or newer is needed.")
     return Check("python", "ok", f"{version} at {sys.executable}")
 
 
