@@ -209,42 +209,21 @@ class LightningEvents(_CallbackBase):
 
     # Evaluation.
 
-    def _eval_start(self, trainer: Any, lengths: Any) -> None:
-        if trainer.sanity_checking:
-            return
-        self._session.evaluation_start()
-        self._dataloader_index = 0
-        self._session.eval_start(self._label(trainer, 0), _length(lengths[0]))
-
-    def _eval_batch_start(self, trainer: Any, lengths: Any, batch: Any, index: int) -> None:
-        if trainer.sanity_checking:
-            return
-        if index != self._dataloader_index:
-            self._dataloader_index = index
-            self._session.run_event(Event.EVAL_END)
-            self._session.eval_start(self._label(trainer, index), _length(lengths[index]))
-        self._session.eval_batch_start(batch)
-
-    def _eval_batch_end(self, trainer: Any, outputs: Any, batch: Any) -> None:
-        if not trainer.sanity_checking:
-            self._session.eval_batch_end(samples_in(batch) * self._session.state.world_size, outputs)
-
-    def _eval_end(self, trainer: Any) -> None:
-        if not trainer.sanity_checking:
-            self._session.eval_end()
-            self._session.evaluation_end()
-
-    def _label(self, trainer: Any, index: int) -> str:
-        label = "test" if trainer.testing else "eval"
-        return label if not index else f"{label}/dataloader_idx_{index}"
+    def _start_dataloader(self, trainer: Any, index: int) -> None:
+        """Fires `EVAL_START` for one of the dataloaders of an evaluation."""
+        label, lengths = (
+            ("test", trainer.num_test_batches) if trainer.testing else ("eval", trainer.num_val_batches)
+        )
+        self._dataloader_index = index
+        self._session.eval_start(
+            f"{label}/dataloader_idx_{index}" if index else label, _length(lengths[index])
+        )
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Fires `EVAL_BEFORE_ALL` or `EVAL_STANDALONE_START`, then `EVAL_START`; not in the sanity check."""
-        self._eval_start(trainer, trainer.num_val_batches)
-
-    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        """Fires `EVAL_STANDALONE_START`, `EVAL_START`."""
-        self._eval_start(trainer, trainer.num_test_batches)
+        if not trainer.sanity_checking:
+            self._session.evaluation_start()
+            self._start_dataloader(trainer, 0)
 
     def on_validation_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -253,26 +232,29 @@ class LightningEvents(_CallbackBase):
 
         For a new dataloader also `EVAL_END`, `EVAL_START`.
         """
-        self._eval_batch_start(trainer, trainer.num_val_batches, batch, dataloader_idx)
-
-    def on_test_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """As in validation."""
-        self._eval_batch_start(trainer, trainer.num_test_batches, batch, dataloader_idx)
+        if trainer.sanity_checking:
+            return
+        if dataloader_idx != self._dataloader_index:
+            self._session.run_event(Event.EVAL_END)
+            self._start_dataloader(trainer, dataloader_idx)
+        self._session.eval_batch_start(batch)
 
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Fires `EVAL_AFTER_FORWARD`, `EVAL_BATCH_END`."""
-        self._eval_batch_end(trainer, outputs, batch)
-
-    on_test_batch_end = on_validation_batch_end
+        if not trainer.sanity_checking:
+            self._session.eval_batch_end(samples_in(batch) * self._session.state.world_size, outputs)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Fires `EVAL_END`, then `EVAL_AFTER_ALL` inside `fit`, else `EVAL_STANDALONE_END`."""
-        self._eval_end(trainer)
+        if not trainer.sanity_checking:
+            self._session.eval_end()
+            self._session.evaluation_end()
 
+    on_test_start = on_validation_start
+    on_test_batch_start = on_validation_batch_start
+    on_test_batch_end = on_validation_batch_end
     on_test_end = on_validation_end
 
     # Prediction.
