@@ -244,7 +244,7 @@ def _read_into(
     step: "_Growing | None",
     time: "_Growing | None",
 ) -> None:
-    """Appends the rows of a CSV from an offset on to columns, and to steps and times where they are wanted."""
+    """Appends the rows of a CSV from an offset on to columns, and to steps and times where wanted."""
     for block in read_blocks(csv.header, csv.chunks(start), list(columns), with_time=time is not None):
         if step is not None:
             step.append(block.step)
