@@ -455,6 +455,7 @@ class _File(io.RawIOBase):
 
 def _described(found: Checkpoint, file: _File, *, is_latest: bool) -> Checkpoint:
     """Returns a checkpoint with what its file says, or what is wrong with that."""
+    found = attrs.evolve(found, is_latest=is_latest)
     try:
         with zipfile.ZipFile(file) as archive:
             _check_members(archive, found.size)
@@ -462,15 +463,15 @@ def _described(found: Checkpoint, file: _File, *, is_latest: bool) -> Checkpoint
             with archive.open(member) as pickled:
                 text = _summary_in(pickled.read(_HEAD_BYTES))
     except StopIteration:
-        return attrs.evolve(found, problem="not a checkpoint of torch", is_latest=is_latest)
+        return attrs.evolve(found, problem="not a checkpoint of torch")
     # OSError: a file that cannot be read, or `zipfile` looking where a damaged one leads.
     except (UploadError, OSError, *_DAMAGE) as error:
-        return attrs.evolve(found, problem=str(error) or type(error).__name__, is_latest=is_latest)
+        return attrs.evolve(found, problem=str(error) or type(error).__name__)
     try:
         summary = read_object((text or "{}").encode("utf-8", "backslashreplace"))
     except ValueError:
         summary = {}
-    return attrs.evolve(_summarized(found, summary), is_latest=is_latest)
+    return _summarized(found, summary)
 
 
 def _in_shards(

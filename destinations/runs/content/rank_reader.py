@@ -66,7 +66,9 @@ class Look:
 
 
 class RankReader:
-    """Looks at the metrics of a rank, and tells what is new; one thread at a time.
+    """Looks at the metrics of a rank, and tells what is new.
+
+    **Threading.** Any thread may call `extent`; `look` and `note` belong to one thread at a time.
 
     Args:
         run_dir: the folder of the run.

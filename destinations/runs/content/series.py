@@ -9,7 +9,6 @@ results. Chunks of less than half a MiB, also of large files, always take `float
 """
 
 import functools
-import importlib.util
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -172,7 +171,11 @@ def _block_of_numbers(
 
 @functools.cache
 def _has_arrow() -> bool:
-    return importlib.util.find_spec("pyarrow") is not None
+    try:
+        import pyarrow.csv  # noqa: F401  # takes 50 ms, so only once there is something to read by it
+    except ImportError:
+        return False
+    return True
 
 
 def _has_negative_zero(cells: _Cells) -> bool:

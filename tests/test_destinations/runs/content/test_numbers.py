@@ -117,6 +117,18 @@ def test_a_cell_is_what_the_reader_of_rows_makes_of_it(monkeypatch, limit, cells
     assert [repr(value) if there else "None" for value, there in is_there] == values
 
 
+def test_a_large_file_is_read_where_pyarrow_is_not_installed(monkeypatch):
+    """`float` reads all numbers then."""
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setattr(series, "_has_arrow", series._has_arrow.__wrapped__)
+    chunk = b"".join(b"%d,0.1\n" % step for step in range(60_000))
+
+    (block,) = read_blocks(b"step,loss\n", [chunk])
+
+    assert len(chunk) > series._ARROW_BYTES
+    assert block.columns["loss"][0].tolist() == [0.1] * 60_000
+
+
 def test_short_files_are_read_without_pyarrow(tmp_path):
     """Importing pyarrow would take longer than the rows of a small run; pandas is not imported for a large one."""
     lines = [f"{step},{step}.5" for step in range(40_000)]
