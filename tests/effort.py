@@ -11,26 +11,33 @@ IS_QUICK = os.environ.get("TESTS") == "quick"
 IS_EXHAUSTIVE = os.environ.get("TESTS") == "all"
 
 LONGEST = (
-    "tests/test_docs.py",
     "tests/test_destinations/viewer/browser/test_charts.py",
-    "tests/test_destinations/adapters/test_lightning.py",
+    "tests/test_docs.py",
     "tests/crash/test_ranks.py",
-    "tests/crash/test_uploads_kill.py",
-    "tests/test_destinations/runs/test_dataset.py",
-    "tests/crash/test_checkpoint_kill.py",
-    "tests/test_uploads/spool/test_failing_disk.py",
-    "tests/test_destinations/trackers/test_mlflow.py",
-    "tests/test_uploads/stores/test_s3.py",
-    "tests/test_uploads/drain/test_worker.py",
-    "tests/crash/test_run_directory_kill.py",
-    "tests/test_destinations/adapters/test_hugging_face.py",
-    "tests/test_destinations/adapters/test_torchrl.py",
-    "tests/test_uploads/stores/test_store_answers.py",
-    "tests/test_destinations/runs/test_damaged_runs.py",
-    "tests/test_events/trainer/test_distributed.py",
     "tests/test_events/trainer/test_asynchronous.py",
+    "tests/test_destinations/runs/test_dataset.py",
+    "tests/test_destinations/adapters/test_lightning.py",
+    "tests/test_events/trainer/test_retention.py",
+    "tests/test_destinations/trackers/test_mlflow.py",
+    "tests/test_destinations/runs/test_damaged_runs.py",
+    "tests/test_uploads/stores/test_s3.py",
+    "tests/test_destinations/adapters/test_hugging_face.py",
+    "tests/test_events/trainer/test_sharded.py",
+    "tests/test_events/trainer/test_ends.py",
+    "tests/test_destinations/adapters/test_torchrl.py",
+    "tests/crash/test_checkpoint_kill.py",
+    "tests/crash/test_run_directory_model.py",
+    "tests/test_uploads/stores/test_store_answers.py",
+    "tests/crash/test_run_directory_kill.py",
+    "tests/test_destinations/runs/content/test_large_runs.py",
+    "tests/crash/test_exact_resume.py",
+    "tests/hostile/test_fuzz_readers.py",
+    "tests/test_events/trainer/test_distributed.py",
+    "tests/crash/test_uploads_kill.py",
+    "tests/test_uploads/drain/test_worker.py",
+    "tests/test_uploads/spool/test_failing_disk.py",
 )
-"""Files of more than ten seconds, longest first; of a group one file, which takes the others along."""
+"""Files of more than eight seconds of a processor, longest first; of a group one file, which takes the others along."""
 
 
 def times(usual: T, exhaustive: T) -> T:
