@@ -58,7 +58,9 @@ _LONG_FOLDERS = {"crash", "hostile", "gpu"}
 
 def is_quick(path: Path) -> bool:
     """Returns whether a file of tests is short, and needs neither process, server, browser nor framework."""
-    if _LONG_FOLDERS & set(path.relative_to(_TESTS).parts):
+    if _LONG_FOLDERS & set(path.relative_to(_TESTS).parts) or path in {
+        _TESTS.parent / name for name in LONGEST
+    }:
         return False
     # `test_architecture.py` names what it forbids.
     return path.name == "test_architecture.py" or not _STARTS_MORE.search(path.read_text(encoding="utf-8"))
