@@ -163,25 +163,20 @@ __all__ = [
 __project__ = "training-destinations"
 
 _TORCH_EXPORTS = {
-    "CheckpointSaver": ".trainer.checkpoint.saver",
-    "LoadCheckpoint": ".trainer.checkpoint.load_callback",
-    "Trainer": ".trainer.trainer",
-    "export_weights": ".trainer.checkpoint.export",
-    "read_checkpoint": ".trainer.checkpoint.reading",
-    "Evaluator": ".trainer.evaluator",
-    "ConstantScheduler": ".trainer.schedulers",
-    "ConstantWithWarmupScheduler": ".trainer.schedulers",
-    "CosineAnnealingScheduler": ".trainer.schedulers",
-    "CosineAnnealingWithWarmupScheduler": ".trainer.schedulers",
-    "LinearScheduler": ".trainer.schedulers",
-    "LinearWithWarmupScheduler": ".trainer.schedulers",
-    "PlateauScheduler": ".trainer.schedulers",
+    ".trainer.trainer": ("Trainer",),
+    ".trainer.evaluator": ("Evaluator",),
+    ".trainer.checkpoint.saver": ("CheckpointSaver",),
+    ".trainer.checkpoint.load_callback": ("LoadCheckpoint",),
+    ".trainer.checkpoint.export": ("export_weights",),
+    ".trainer.checkpoint.reading": ("read_checkpoint",),
+    ".trainer.schedulers": tuple(name for name in __all__ if name.endswith("Scheduler")),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _TORCH_EXPORTS:
-        return getattr(importlib.import_module(_TORCH_EXPORTS[name], __name__), name)
+    for module, names in _TORCH_EXPORTS.items():
+        if name in names:
+            return getattr(importlib.import_module(module, __name__), name)
     found = importlib.import_module(".callbacks", __name__)
     if name in found.__all__:
         return getattr(found, name)

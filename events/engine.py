@@ -176,22 +176,12 @@ class Engine:
             raise raised
 
 
-def _wait_for_copies(_: State, logger: Logger) -> None:
-    logger.wait_for_copies()
-
-
-def _deliver_pending(_: State, logger: Logger) -> None:
-    logger.deliver_pending()
-
-
 # Pending records are delivered at these events, after the callbacks that log them and before the
 # destinations.
-_DELIVERIES: dict[Event, tuple[Hook, ...]] = {
-    Event.EVAL_END: (_wait_for_copies,),
-    Event.EVAL_STANDALONE_END: (_wait_for_copies,),
-    Event.PREDICT_END: (_wait_for_copies,),
-    Event.FIT_END: (_deliver_pending,),
-}
+_DELIVERIES: dict[Event, tuple[Hook, ...]] = dict.fromkeys(
+    (Event.EVAL_END, Event.EVAL_STANDALONE_END, Event.PREDICT_END),
+    (lambda _, logger: logger.wait_for_copies(),),
+) | {Event.FIT_END: (lambda _, logger: logger.deliver_pending(),)}
 
 
 def _require_callback(callback: Any) -> None:

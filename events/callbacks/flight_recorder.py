@@ -33,7 +33,7 @@ from events.callback import Callback
 from events.engine import ExitCode
 from events.logger.device import DeviceCopies, HostCopies, PendingCopy
 from events.logger.logger import Logger
-from events.logger.values import safe_text
+from events.logger.values import local_shard, safe_text
 from events.names import check_run_name, format_run_name
 from events.redaction import error_text, redact_text
 from events.state import RunStatus, State, read_part
@@ -404,7 +404,7 @@ class FlightRecorder(Callback):
     def _keep_norms(self, state: State) -> None:
         # A DTensor's own norm would be a collective.
         grads = {
-            name: one.grad.to_local() if hasattr(one.grad, "to_local") else one.grad
+            name: local_shard(one.grad)
             for name, one in state.model.named_parameters()
             if one.grad is not None
         }

@@ -489,8 +489,7 @@ class Logger(RecordMethods):
             OSError: a store cannot be asked.
         """
         self._require_open("list_files")
-        asked = [getattr(one, "list_files", None) for one in self._destinations if self._takes_files(one)]
-        return [name for ask in asked if ask is not None for name in ask(prefix)]
+        return [name for list_files in self._methods_of_stores("list_files") for name in list_files(prefix)]
 
     def has_file_upload_destination(self) -> bool:
         """Returns whether a destination takes files."""
@@ -507,9 +506,8 @@ class Logger(RecordMethods):
         Raises:
             OSError: a destination will never have it.
         """
-        asked = [getattr(one, "has_uploaded", None) for one in self._destinations if self._takes_files(one)]
         try:
-            return all(has_uploaded(remote_file_name) for has_uploaded in asked if has_uploaded is not None)
+            return all(ask(remote_file_name) for ask in self._methods_of_stores("has_uploaded"))
         except OSError:
             raise
         except Exception as error:
@@ -679,6 +677,11 @@ class Logger(RecordMethods):
         if "\0" in text:
             raise RecordError(f"file {remote!r:.200} must have a path without NUL, got {text!r:.200}.")
         return format_name(remote, self._state), Path(format_name(text, self._state))
+
+    def _methods_of_stores(self, name: str) -> list[Callable[..., Any]]:
+        """Returns a method of the destinations that take files; those written for Composer lack it."""
+        stores = [one for one in self._destinations if self._takes_files(one)]
+        return [getattr(one, name) for one in stores if hasattr(one, name)]
 
     def _takes_files(self, destination: Destination) -> bool:
         try:

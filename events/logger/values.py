@@ -34,6 +34,7 @@ __all__ = [
     "host_number",
     "is_function",
     "is_on_device",
+    "local_shard",
     "map_nested",
     "plain_cell",
     "plain_config",
@@ -498,7 +499,7 @@ def to_host(value: Any, copy: Callable[[Any], Any] | None = None) -> Any:
     def one_to_host(one: Any) -> Any:
         if not (hasattr(one, "detach") and hasattr(one, "cpu")):
             return one
-        one = _local(one)
+        one = local_shard(one)
         if getattr(one, "is_meta", False):
             return str(one)  # No values to copy.
         return copy(one) if copy is not None and is_on_device(one) else one.detach().cpu()
@@ -552,7 +553,7 @@ def _collect_item(name: str, value: Any, flat: FlatMetrics, parents: tuple[Any, 
 def _collect_one(name: str, value: Any, flat: FlatMetrics) -> None:
     if type(value).__name__ == "NonTensorData":  # How a TensorDict wraps other values.
         value = value.data
-    value = _local(value)
+    value = local_shard(value)
     if is_on_device(value):
         if math.prod(value.shape) == 1 and not value.dtype.is_complex:
             flat.values[name] = value
@@ -570,7 +571,7 @@ def _collect_one(name: str, value: Any, flat: FlatMetrics) -> None:
             flat.values[name] = number
 
 
-def _local(value: Any) -> Any:
+def local_shard(value: Any) -> Any:
     """Returns the local shard of a DTensor: the full tensor would need a collective."""
     return value.to_local() if hasattr(value, "to_local") and hasattr(value, "placements") else value
 
