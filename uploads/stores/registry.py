@@ -66,7 +66,8 @@ def register_store(scheme: str, factory: StoreFactory) -> None:
             f"invalid URI scheme {scheme!r}: use at least two lower-case letters, digits, '+', '.' or '-'"
         )
     with _lock:
-        taken = SCHEMES.get(scheme) or _registered.setdefault(scheme, factory)
+        ours = SCHEMES.get(scheme)
+        taken = _registered.setdefault(scheme, factory) if ours is None else ours.factory
         if taken is not factory:
             raise ValueError(f"the scheme {scheme!r} has a store already: {taken!r}")
     add_public_options(getattr(factory, "public_options", ()))
