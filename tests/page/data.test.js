@@ -36,6 +36,15 @@ test("numbers that JSON lacks arrive as numbers", async () => {
   assert.deepEqual(rows[0].values, { nan: NaN, low: -Infinity, high: Infinity, text: "nan" });
 });
 
+test("numbers that JSON lacks arrive as numbers wherever an answer has them", async () => {
+  const low = { number: "-inf" };
+  answers["/api/runs/n"] = { body: { ...row("n"), hyperparameters: { lr: low, list: [low, "nan"] } } };
+  answers["/api/runs/n/table"] = { body: { rows: [[{ number: "nan" }, { number: "other" }]] } };
+
+  assert.deepEqual((await data.runDetail("n")).hyperparameters, { lr: -Infinity, list: [-Infinity, "nan"] });
+  assert.deepEqual((await data.readTable("n", "t", 1)).rows, [[NaN, { number: "other" }]]);
+});
+
 test("groups are those that the server has computed", async () => {
   const groups = [
     { label: "1", total: 2 },

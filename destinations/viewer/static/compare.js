@@ -151,12 +151,7 @@ export function showCompare(root) {
       numbers.length > 1 &&
       value === Math.max(...numbers) &&
       value !== Math.min(...numbers);
-    const shown =
-      value && typeof value === "object" && "number" in value
-        ? value.number
-        : Array.isArray(value)
-          ? value.join(", ")
-          : value;
+    const shown = Array.isArray(value) ? value.join(", ") : value;
     return el(
       "td",
       { class: isMost ? "differs" : "", dir: "auto", title: isMost ? "The greatest" : null },

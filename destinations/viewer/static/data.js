@@ -108,7 +108,7 @@ async function fromSite(key) {
 function kept(mark, path, key) {
   const name = isExported ? key : path;
   if (!answers.has(name)) {
-    const answer = isExported ? fromSite(key) : ask(path);
+    const answer = (isExported ? fromSite(key) : ask(path)).then(plain);
     answer.catch(() => {
       if (answers.get(name) === answer) answers.delete(name);
     });
@@ -126,16 +126,20 @@ function forget(mark) {
     }
 }
 
-/** Returns a number that JSON cannot hold as a number: `{"number": "nan"}`. */
+const NOT_FINITE = { nan: NaN, inf: Infinity, "-inf": -Infinity };
+
+/** Returns an answer in which numbers that JSON lacks are numbers: `{"number": "nan"}` stands for one. */
 function plain(value) {
-  if (value && typeof value === "object" && "number" in value)
-    return { nan: NaN, inf: Infinity, "-inf": -Infinity }[value.number];
-  return value;
+  if (!value || typeof value !== "object") return value;
+  if (Array.isArray(value)) return value.map(plain);
+  const names = Object.keys(value);
+  if (names.length === 1 && names[0] === "number" && Object.hasOwn(NOT_FINITE, value.number))
+    return NOT_FINITE[value.number];
+  return Object.fromEntries(names.map((name) => [name, plain(value[name])]));
 }
 
 function plainRow(row) {
-  const values = Object.fromEntries(Object.entries(row.values).map(([name, value]) => [name, plain(value)]));
-  const whole = { ...row, values };
+  const whole = plain(row);
   infos.set(row.id, whole);
   return whole;
 }
@@ -245,8 +249,8 @@ export function readLog(id, file, offset) {
 
 /** Returns what differs between runs, and where they part. */
 export async function compareRuns(ids) {
-  if (!isExported) return ask(pathOf("api/compare", { run: ids }));
-  const pairs = await Promise.all(ids.slice(1).map((id) => fromSite(`compare/${ids[0]}/${id}`)));
+  if (!isExported) return plain(await ask(pathOf("api/compare", { run: ids })));
+  const pairs = plain(await Promise.all(ids.slice(1).map((id) => fromSite(`compare/${ids[0]}/${id}`))));
   const fields = new Map();
   for (const { name, values } of pairs.flatMap((pair) => pair.fields))
     fields.set(name, { name, values: { ...fields.get(name)?.values, ...values } });

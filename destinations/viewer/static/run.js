@@ -193,7 +193,7 @@ export function showRun(root) {
       );
     const fields = Object.keys(SUMMARY_COLUMNS);
     const summary = Object.entries(detail.summary ?? {}).map(([metric, one]) =>
-      fields.map((name) => numberIn({ metric, ...one }[name])),
+      fields.map((name) => ({ metric, ...one })[name]),
     );
     if (summary.length) {
       const orders = fields.map((name) => detail.summary_orders[name]);
@@ -377,10 +377,6 @@ export function showRun(root) {
   });
   load();
   return () => view.leave();
-}
-
-function numberIn(value) {
-  return value && typeof value === "object" && "number" in value ? value.number : value;
 }
 
 function scroll(content) {

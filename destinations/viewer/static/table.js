@@ -197,14 +197,8 @@ export function plainTable(rows, head = []) {
 /** Returns the leaves of a nested mapping with dotted names, some thousand at most. */
 export function flatten(value, prefix = "", found = []) {
   if (found.length >= 5000) return found;
-  const isBranch =
-    value &&
-    typeof value === "object" &&
-    !Array.isArray(value) &&
-    Object.keys(value).length &&
-    !("number" in value && Object.keys(value).length === 1);
-  if (!isBranch)
-    found.push([prefix, value && typeof value === "object" && "number" in value ? value.number : value]);
+  const isBranch = value && typeof value === "object" && !Array.isArray(value) && Object.keys(value).length;
+  if (!isBranch) found.push([prefix, value]);
   else
     for (const [name, one] of Object.entries(value)) flatten(one, prefix ? `${prefix}.${name}` : name, found);
   return found;
@@ -212,7 +206,9 @@ export function flatten(value, prefix = "", found = []) {
 
 function cellText(cell) {
   if (cell === null || cell === undefined) return "–";
-  return typeof cell === "object" ? JSON.stringify(cell) : String(cell);
+  // JSON would make null of NaN.
+  const shown = (_, value) => (typeof value === "number" && !Number.isFinite(value) ? String(value) : value);
+  return typeof cell === "object" ? JSON.stringify(cell, shown) : String(cell);
 }
 
 function isNumeric(rows, index) {

@@ -271,6 +271,7 @@ def test_histograms_texts_and_tables_come_as_json(page, digits):
         "step": 7,
         "columns": [{"name": "word", "type": "str"}, {"name": "count", "type": "int"}],
         "rows": [["<script>", 1], ["b", None]],
+        "orders": [{"up": [0, 1], "down": [1, 0]}, {"up": [0, 1], "down": [0, 1]}],
         "offset": 0,
         "total": 2,
     }
