@@ -72,11 +72,13 @@ class Rows:
         x: `(n,)`.
         y: float64 `(n,)`.
         token: another one where earlier values are gone or may have changed.
+        error: why they cannot be read; there are none then.
     """
 
-    x: Array
-    y: Array
-    token: str
+    x: Array = attrs.field(factory=lambda: np.empty(0))
+    y: Array = attrs.field(factory=lambda: np.empty(0))
+    token: str = ""
+    error: str | None = None
 
 
 class ChartReader:
@@ -158,16 +160,16 @@ class ChartReader:
             points: the largest number of points of a band.
         """
 
-        def read(member: tuple[str, Run, int]) -> Rows | str:
+        def read(member: tuple[str, Run, int]) -> Rows:
             _, run, rank = member
             return rows_of(self.cache, run, [metric], axis, rank)[0]
 
         bands = []
         for label, members in groups:
             found = list(self._pool.map(read, members))
-            rows = [one for one in found if isinstance(one, Rows)]
-            kept = [member for member, one in zip(members, found, strict=True) if isinstance(one, Rows)]
-            errors = [one for one in found if isinstance(one, str)]
+            rows = [one for one in found if one.error is None]
+            kept = [member for member, one in zip(members, found, strict=True) if one.error is None]
+            errors = [one.error for one in found if one.error is not None]
             if rows:
                 # Of huge values.
                 with np.errstate(over="ignore", invalid="ignore"):
@@ -176,19 +178,17 @@ class ChartReader:
         return bands
 
 
-def rows_of(
-    cache: ColumnCache, run: Run | None, metrics: Sequence[str], axis: Axis, rank: int
-) -> list[Rows | str]:
-    """Returns the values of metrics of a run; a text for one that cannot be read."""
+def rows_of(cache: ColumnCache, run: Run | None, metrics: Sequence[str], axis: Axis, rank: int) -> list[Rows]:
+    """Returns the values of metrics of a run, or for each why it cannot be read."""
     if run is None:
-        return ["this run is not there any more."] * len(metrics)
+        return [Rows(error="this run is not there any more.")] * len(metrics)
     try:
         # A run of a dataset has no files of its own.
         names = [*metrics, *axis.columns]
         frame = cache.read(run.path, rank, names, with_time=axis.has_time) if type(run) is Run else None
     except (OSError, ValueError) as error:
-        return [str(error)] * len(metrics)
-    found: list[Rows | str] = []
+        return [Rows(error=str(error))] * len(metrics)
+    found = []
     for metric in metrics:
         try:
             found.append(
@@ -197,11 +197,11 @@ def rows_of(
                 else _rows_of_frame(frame, metric, axis, run.created_at)
             )
         except (RunsError, OSError, ValueError) as error:
-            found.append(str(error))
+            found.append(Rows(error=str(error)))
     return found
 
 
-def _branch_rows(run: Run, metric: str, axis: Axis, rank: int) -> Iterator[tuple[str, Rows | str]]:
+def _branch_rows(run: Run, metric: str, axis: Axis, rank: int) -> Iterator[tuple[str, Rows]]:
     """Yields the abandoned branches that have the metric."""
     for branch in branches_of(run.path)[:_MAX_BRANCHES]:
         if branch.rank == rank:
@@ -210,7 +210,7 @@ def _branch_rows(run: Run, metric: str, axis: Axis, rank: int) -> Iterator[tuple
                 if frame.column(metric) is not None:
                     yield branch.name, _rows_of_frame(frame, metric, axis, run.created_at)
             except (RunsError, OSError, ValueError) as error:
-                yield branch.name, str(error)
+                yield branch.name, Rows(error=str(error))
 
 
 def _rows_of_frame(frame: MetricRows, metric: str, axis: Axis, began_at: float | None) -> Rows:
@@ -271,11 +271,8 @@ def _rows_of_run(run: Run, metric: str, axis: Axis, rank: int) -> Rows:
     return Rows(x[is_known], found.value[is_known], f"{run.run_id}")
 
 
-def series_answer(rows: Rows | str, axis: Axis, points: int, cursor: str = "") -> dict[str, Any]:
+def series_answer(rows: Rows, axis: Axis, points: int, cursor: str = "") -> dict[str, Any]:
     """Returns the points of a series of `/api/series`, or why it cannot be read."""
-    if isinstance(rows, str):
-        empty = Curve(np.empty(0), np.empty(0), None, None, 1, np.empty(0), np.empty(0))
-        return {**_points(empty), "rows": 0, "cursor": "", "append": False, "error": rows}
     start = _place_after(cursor, rows, points)
     x, y = rows.x[start or 0 :], rows.y[start or 0 :]
     places, count = window(x, axis.start, axis.end)
@@ -284,9 +281,9 @@ def series_answer(rows: Rows | str, axis: Axis, points: int, cursor: str = "") -
     return {
         **_points(downsample(x, y, points)),
         "rows": count,
-        "cursor": f"{rows.token}:{len(rows.y)}",
+        "cursor": f"{rows.token}:{len(rows.y)}" if rows.error is None else "",
         "append": start is not None,
-        "error": None,
+        "error": rows.error,
     }
 
 

@@ -466,7 +466,7 @@ def _part(one: Run, other: Run, cache: ColumnCache) -> dict[str, Any]:
     steps = {
         name: _first_difference(rows, other_rows)
         for name, rows, other_rows in zip(names, found, other_found, strict=True)
-        if isinstance(rows, Rows) and isinstance(other_rows, Rows)
+        if rows.error is None and other_rows.error is None
     }
     first = min(((step, name) for name, step in steps.items() if step is not None), default=None)
     return {

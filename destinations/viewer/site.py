@@ -341,14 +341,14 @@ class Site:
             self._add(f"compare/{other[0]}/{one[0]}", {**found, "runs": found["runs"][::-1], "parts": turned})
 
 
-def _series(run_id: str, metric: str, axes: Sequence[Rows | str]) -> dict[str, Any]:
+def _series(run_id: str, metric: str, axes: Sequence[Rows]) -> dict[str, Any]:
     """Returns the series of a metric with each x axis that all of its values have."""
     first, *others = axes
     answer = {"run": run_id, "metric": metric, "rank": 0, "branch": None}
     answer |= series_answer(first, Axis(), _POINTS) | {"cursor": ""}
     answer["step"] = answer.pop("x")
     for kind, rows in zip(AXES[1:], others, strict=True):
-        if isinstance(first, Rows) and isinstance(rows, Rows) and len(rows.y) == len(first.y):
+        if first.error is None and rows.error is None and len(rows.y) == len(first.y):
             answer[kind] = downsample(rows.x, rows.y, _POINTS).x
     return answer
 

@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import errno
 import os
+import re
 import stat
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path, PurePosixPath
@@ -42,35 +43,10 @@ __all__ = ["gc", "rm"]
 
 # "unknown" may well be a success.
 _KEPT_STATUSES = {"completed", "stopped", "finished", "unknown"}
-_WEIGHTS = frozenset(
-    (
-        ".bin",
-        ".ckpt",
-        ".distcp",
-        ".gguf",
-        ".ggml",
-        ".h5",
-        ".hdf5",
-        ".joblib",
-        ".keras",
-        ".mlmodel",
-        ".msgpack",
-        ".npy",
-        ".npz",
-        ".onnx",
-        ".orbax",
-        ".pb",
-        ".pickle",
-        ".pkl",
-        ".pt",
-        ".pt2",
-        ".pte",
-        ".pth",
-        ".safetensors",
-        ".tflite",
-        ".torchscript",
-        ".weights",
-    )
+_WEIGHTS = re.compile(
+    r"\.(bin|ckpt|distcp|gg(uf|ml)|h5|hdf5|joblib|keras|mlmodel|msgpack|np[yz]|onnx|orbax|pb|pickle|pkl"
+    r"|pt[2eh]?|safetensors|tflite|torchscript|weights)",
+    re.IGNORECASE,
 )
 # Deleted last: an interrupted deletion leaves a run that the next `gc --delete` recognizes.
 _LAST = (EDITS, SIDECAR)
@@ -224,7 +200,7 @@ def _has_checkpoints(folder: Path) -> bool:
 
 
 def _is_weights(name: str) -> bool:
-    return PurePosixPath(name).suffix.lower() in _WEIGHTS
+    return _WEIGHTS.fullmatch(PurePosixPath(name).suffix) is not None
 
 
 def _has_content(path: Path) -> bool:
