@@ -206,7 +206,8 @@ export function showExplore(root) {
   }
 
   function valueIn(row, name) {
-    return name === "created_at" ? row.created_at : row.values[name];
+    // What is none has no place on an axis.
+    return (name === "created_at" ? row.created_at : row.values[name]) ?? undefined;
   }
 
   function isOut(row) {

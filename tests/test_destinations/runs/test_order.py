@@ -174,6 +174,15 @@ def test_groups_tell_one_text_none_and_missing_apart(runs_of):
     }
 
 
+def test_a_row_tells_none_from_a_missing_hyperparameter(runs_of):
+    """The table shows the one as none, and nothing for the other."""
+    catalog = Catalog(runs_of([{"hparams": {"x": None}}, {}]), clock=clock)
+
+    rows = catalog.page(sort="hparams.x", columns=["hparams.x"])["rows"]
+
+    assert [row["values"] for row in rows] == [{"hparams.x": None}, {}]
+
+
 def test_runs_are_sorted_by_their_duration(runs_of):
     """And not by their start; a run that is being written has lasted until now."""
     runs = runs_of(
