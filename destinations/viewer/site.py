@@ -21,6 +21,7 @@ import attrs
 from destinations.kinds import kind_of
 from destinations.kinds.media import MEDIA_INDEX
 from destinations.runs import Run, RunsError
+from destinations.runs.commands.fields import OWN_FIELDS
 from destinations.runs.files import path_inside, read_object_file
 from uploads.disk import IRREGULAR, open_regular, remove_if
 
@@ -193,7 +194,8 @@ class Site:
                 *(f"summary.{name}" for name in run.record.summary),
             )
         )
-        self._add("runs", {**catalog.page(where=where, limit=limit, columns=list(columns)), "version": "0"})
+        named = [*OWN_FIELDS, *columns]
+        self._add("runs", {**catalog.page(where=where, limit=limit, columns=named), "version": "0"})
         self._add("orders", catalog.orders([run.record for _, run in runs], columns))
         cache = ColumnCache(_CACHE_BYTES)
         for run_id, run in runs:

@@ -36,6 +36,7 @@ test("a column of the run itself, whose name has no dot, is asked for, sorted by
   assert.deepEqual(said, [null]);
   const asked = new URL(requests.at(-1), "http://a/").searchParams;
   assert.deepEqual([asked.getAll("columns"), asked.get("sort")], [["ended_at", "duration"], "-ended_at"]);
+  assert.ok(rows.choices.includes("ended_at"));
   view.leave();
 });
 

@@ -13,6 +13,8 @@ export const FIXED = {
   tags: { title: "Tags", width: "minmax(150px, 0.9fr)" },
   note: { title: "Note", width: "minmax(140px, 1fr)" },
 };
+/** Fields of the first column, and of the one of notes. */
+const SHOWN_ALWAYS = ["run", "name", "notes"];
 const MAX_AUTOMATIC = 4;
 const MAX_CANDIDATES = 100;
 
@@ -129,8 +131,15 @@ export class RunRows {
     return name in FIXED || this.fields.some((field) => field.name === name);
   }
 
-  isNumber(name) {
-    return !(name in FIXED) && this.fields.find((field) => field.name === name)?.kind === "number";
+  /** Returns the kind of the values of a column, as `/api/fields` has it; "" for those of every run. */
+  kindOf(name) {
+    return name in FIXED ? "" : (this.fields.find((field) => field.name === name)?.kind ?? "");
+  }
+
+  /** Returns the names of all columns that can be chosen. */
+  get choices() {
+    const others = this.fields.map(({ name }) => name).filter((name) => !(name in FIXED));
+    return [...Object.keys(FIXED), ...others.filter((name) => !SHOWN_ALWAYS.includes(name))];
   }
 
   /** Returns what is wrong where a link names columns that these runs do not have: they are left out; null if none. */

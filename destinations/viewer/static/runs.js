@@ -162,7 +162,7 @@ class RunTable {
         name === "tags"
           ? null
           : () => update({ sort: is === "descending" ? name : is === "ascending" ? "" : `-${name}` });
-      const isNumber = this.rows.isNumber(name);
+      const isNumber = this.rows.kindOf(name) === "number";
       return el(
         "div",
         { role: "columnheader", class: isNumber ? "number" : "", "aria-sort": is, title: name },
@@ -380,16 +380,22 @@ class RunTable {
         );
       default: {
         const value = row.values[name];
-        const isNumber = typeof value === "number";
         return of(
           {
-            class: isNumber ? "number" : "",
+            class: typeof value === "number" ? "number" : "",
             title: value === undefined ? null : shorten(String(value), 300),
           },
-          value === undefined ? "" : shorten(value === null ? "none" : formatNumber(value), 80),
+          shorten(this.textOf(value, this.rows.kindOf(name)), 80),
         );
       }
     }
+  }
+
+  textOf(value, kind) {
+    if (value === undefined) return "";
+    if (value === null) return "none";
+    if (kind === "time") return formatTime(value);
+    return kind === "duration" ? formatDuration(value) : formatNumber(value);
   }
 
   editButton(label, edit) {
@@ -499,11 +505,9 @@ class RunTable {
     const find = el("input", { type: "search", placeholder: "Find a column", "aria-label": "Find a column" });
     const list = el("div", { class: "choices" });
     const show = () => {
-      const known = [
-        ...Object.keys(FIXED),
-        ...this.rows.fields.map(({ name }) => name).filter((name) => /^(summary|hparams)\./.test(name)),
-      ];
-      const wanted = known.filter((name) => name.toLowerCase().includes(find.value.toLowerCase()));
+      const wanted = this.rows.choices.filter((name) =>
+        name.toLowerCase().includes(find.value.toLowerCase()),
+      );
       fill(
         list,
         wanted.slice(0, 300).map((name) =>

@@ -68,7 +68,12 @@ def test_the_answers_of_a_site_are_those_of_the_server(root, site):
         (series,) = page.get("/api/series", {"run": digits, "metric": "loss"})["series"]
 
     assert [row["id"] for row in found["runs"]["rows"]] == [other, digits]
-    assert found["runs"]["rows"][0]["values"] == {"hparams.optim.lr": 0.2, "summary.loss": 2.0}
+    values = found["runs"]["rows"][0]["values"]
+    assert {name: value for name, value in values.items() if "." in name} == {
+        "hparams.optim.lr": 0.2,
+        "summary.loss": 2.0,
+    }
+    assert (values["kind"], values["run_id"]) == ("run-directory", found["runs"]["rows"][0]["run_id"])
     assert found[f"run/{digits}"] == detail
     assert found[f"media/{digits}/images/Inputs"] == image
     assert found[f"wave/{digits}/{tone['items'][0]['file']}"] == wave

@@ -109,6 +109,15 @@ def test_columns(opened):
     )
 
 
+def test_columns_without_a_dot(opened):
+    """The fields of the run itself can be chosen too, and are shown by their kind."""
+    page = opened.page
+    page.get_by_role("button", name="Columns").click()
+    page.get_by_label("Find a column").fill("ended")
+    page.get_by_label("ended_at").check()
+    opened.until("() => /\\d:\\d\\d/.test(document.querySelector('[data-column=ended_at]')?.innerText ?? '')")
+
+
 def test_groups(opened):
     """Runs are grouped by a hyperparameter; a fold survives a reload."""
     page = opened.page
