@@ -189,11 +189,20 @@ def gather_parts(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
 
 def sum_numbers(*numbers: float) -> list[float]:
     """Returns the sum of each number, bitwise equal on every rank; one collective, in host memory."""
+    return _reduced(numbers, distributed.ReduceOp.SUM)
+
+
+def least(*numbers: float) -> list[float]:
+    """Returns the smallest of each number over ranks."""
+    return _reduced(numbers, distributed.ReduceOp.MIN)
+
+
+def _reduced(numbers: Sequence[float], how: Any) -> list[float]:
     if is_alone():
         return list(numbers)
-    total = torch.tensor(numbers, dtype=torch.float64)
-    distributed.all_reduce(total)
-    return total.tolist()
+    reduced = torch.tensor(numbers, dtype=torch.float64)
+    distributed.all_reduce(reduced, how)
+    return reduced.tolist()
 
 
 def sum_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -201,15 +210,6 @@ def sum_tensor(tensor: torch.Tensor) -> torch.Tensor:
     if not is_alone():
         distributed.all_reduce(tensor)
     return tensor
-
-
-def least(*numbers: float) -> list[float]:
-    """Returns the smallest of each number over ranks."""
-    if is_alone():
-        return list(numbers)
-    smallest = torch.tensor(numbers, dtype=torch.float64)
-    distributed.all_reduce(smallest, distributed.ReduceOp.MIN)
-    return smallest.tolist()
 
 
 def any_rank(claim: bool) -> bool:

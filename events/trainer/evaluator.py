@@ -91,20 +91,19 @@ def as_evaluators(eval_dataloader: Any) -> tuple[Evaluator, ...]:
     """
     if eval_dataloader is None:
         return ()
-    if isinstance(eval_dataloader, Evaluator):
-        return (eval_dataloader,)
     if isinstance(eval_dataloader, Mapping):
-        return tuple(
-            one if isinstance(one, Evaluator) else Evaluator(label=label, dataloader=one)
-            for label, one in eval_dataloader.items()
-        )
+        return tuple(_as_evaluator(one, label) for label, one in eval_dataloader.items())
     several = isinstance(eval_dataloader, list | tuple) and eval_dataloader
     if several and all(isinstance(one, Evaluator) for one in eval_dataloader):
         labels = [one.label for one in eval_dataloader]
         if len(set(labels)) < len(labels):
             raise ValueError(f"labels of evaluators must differ, got {labels}.")
         return tuple(eval_dataloader)
-    return (Evaluator(label="eval", dataloader=eval_dataloader),)
+    return (_as_evaluator(eval_dataloader, "eval"),)
+
+
+def _as_evaluator(given: Any, label: str) -> Evaluator:
+    return given if isinstance(given, Evaluator) else Evaluator(label=label, dataloader=given)
 
 
 class ComposerSteps:

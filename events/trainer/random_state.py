@@ -6,7 +6,7 @@ import itertools
 import random
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -38,8 +38,8 @@ _NEVER_INSIDE = (
     torch.Tensor,
     np.ndarray,
     np.generic,
+    random.SystemRandom,
 )
-_GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 
 
 def seed_all(seed: int) -> None:
@@ -107,6 +107,7 @@ def find_generators(roots: Mapping[str, Any], *, ignoring: object = None) -> tup
     found: dict[str, Any] = {}
     seen = {id(ignoring)}
     waiting = deque((name, value, 0) for name, value in roots.items())
+    kinds = tuple(_KINDS)
     while waiting:
         place, value, depth = waiting.popleft()
         if value is None or isinstance(value, _NEVER_INSIDE) or id(value) in seen:
@@ -114,9 +115,8 @@ def find_generators(roots: Mapping[str, Any], *, ignoring: object = None) -> tup
         if len(seen) >= _OBJECTS:
             return found, False
         seen.add(id(value))
-        if isinstance(value, _GENERATORS):
-            if not isinstance(value, random.SystemRandom):
-                found[place] = value
+        if isinstance(value, kinds):
+            found[place] = value
         elif depth < _DEPTH:
             waiting.extend((f"{place}{name}".lstrip("."), one, depth + 1) for name, one in _inside(value))
     return found, True
@@ -156,30 +156,26 @@ def _slots_of(kind: type) -> tuple[tuple[str, types.MemberDescriptorType], ...]:
 
 def _state(generator: Any) -> Any:
     """Returns the state of a generator as plain values; torch's is a tensor."""
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    if isinstance(generator, random.Random):
-        version, words, gauss = generator.getstate()
-        return {"version": version, "words": list(words), "gauss": gauss}
-    if isinstance(generator, np.random.Generator):
-        return _plain(generator.bit_generator.state)
-    return _plain(generator.get_state(legacy=False))
+    return next(get(generator) for kind, (get, _) in _KINDS.items() if isinstance(generator, kind))
 
 
 def _has_restored(generator: Any, state: Any) -> bool:
-    """Gives a generator its state; returns False if that is of another kind."""
+    """Gives a generator its state; returns False if there is none, or the state is of another kind."""
     try:
-        if isinstance(generator, torch.Generator):
-            generator.set_state(state)
-        elif isinstance(generator, random.Random):
-            generator.setstate((state["version"], tuple(state["words"]), state["gauss"]))
-        elif isinstance(generator, np.random.Generator):
-            generator.bit_generator.state = state
-        else:
-            generator.set_state(state)
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError):
+        next(put for kind, (_, put) in _KINDS.items() if isinstance(generator, kind))(generator, state)
+    except (StopIteration, AttributeError, KeyError, TypeError, ValueError, RuntimeError):
         return False
     return True
+
+
+def _python_state(generator: Any) -> dict[str, Any]:
+    """Returns the state of a generator of Python's, or of the module `random`."""
+    version, words, gauss = generator.getstate()
+    return {"version": version, "words": list(words), "gauss": gauss}
+
+
+def _set_python_state(generator: Any, state: Mapping[str, Any]) -> None:
+    generator.setstate((state["version"], tuple(state["words"]), state["gauss"]))
 
 
 def _plain(value: Any) -> Any:
@@ -189,10 +185,9 @@ def _plain(value: Any) -> Any:
 
 
 def _global_state() -> dict[str, Any]:
-    version, words, gauss = random.getstate()
     legacy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
     return {
-        "python": {"version": version, "words": list(words), "gauss": gauss},
+        "python": _python_state(random),
         "numpy": {
             "keys": torch.from_numpy(legacy["state"]["key"].astype(np.int64)),
             "position": int(legacy["state"]["pos"]),
@@ -205,8 +200,8 @@ def _global_state() -> dict[str, Any]:
 
 
 def _restore_global_state(state: dict[str, Any]) -> None:
-    python, legacy = state["python"], state["numpy"]
-    random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
+    legacy = state["numpy"]
+    _set_python_state(random, state["python"])
     np.random.set_state(  # noqa: NPY002
         (
             "MT19937",
@@ -219,3 +214,18 @@ def _restore_global_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"] and torch.cuda.device_count() == len(state["cuda"]):
         torch.cuda.set_rng_state_all(state["cuda"])
+
+
+# How the state of a generator is got and set, by its type.
+_KINDS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], None]]] = {
+    torch.Generator: (lambda one: one.get_state(), lambda one, state: one.set_state(state)),
+    random.Random: (_python_state, _set_python_state),
+    np.random.Generator: (
+        lambda one: _plain(one.bit_generator.state),
+        lambda one, state: setattr(one.bit_generator, "state", state),
+    ),
+    np.random.RandomState: (
+        lambda one: _plain(one.get_state(legacy=False)),
+        lambda one, state: one.set_state(state),
+    ),
+}

@@ -63,17 +63,6 @@ __all__ = ["Trainer"]
 
 _log = logging.getLogger("events")
 
-# The arguments of `CheckpointSaver` to which those of the trainer, called as Composer's, are short cuts.
-_OF_SAVER = {
-    "save_folder": "folder",
-    "save_filename": "filename",
-    "save_latest_filename": "latest_filename",
-    "save_overwrite": "overwrite",
-    "save_weights_only": "weights_only",
-    "save_interval": "save_interval",
-    "save_num_checkpoints_to_keep": "keep",
-    "save_sharded": "sharded",
-}
 _MIN_TO_HALVE = 2
 _NO_BATCH = object()
 
@@ -208,14 +197,14 @@ class Trainer:
     ) -> None:
         own_saver = _saver_of(
             saver,
-            save_folder=... if save_folder is None else save_folder,
-            save_filename=save_filename,
-            save_latest_filename=save_latest_filename,
-            save_overwrite=save_overwrite,
-            save_weights_only=save_weights_only,
-            save_interval=save_interval,
-            save_num_checkpoints_to_keep=save_num_checkpoints_to_keep,
-            save_sharded=save_sharded,
+            save_folder=("folder", ... if save_folder is None else save_folder),
+            save_filename=("filename", save_filename),
+            save_latest_filename=("latest_filename", save_latest_filename),
+            save_overwrite=("overwrite", save_overwrite),
+            save_weights_only=("weights_only", save_weights_only),
+            save_interval=("save_interval", save_interval),
+            save_num_checkpoints_to_keep=("keep", save_num_checkpoints_to_keep),
+            save_sharded=("sharded", save_sharded),
         )
         own_savers = [] if own_saver is None else [own_saver]
         savers = [*own_savers, *(one for one in as_tuple(callbacks) if isinstance(one, CheckpointSaver))]
@@ -1002,21 +991,24 @@ class Trainer:
             raise
 
 
-def _saver_of(saver: CheckpointSaver | None, **short_cuts: Any) -> CheckpointSaver | None:
+def _saver_of(saver: CheckpointSaver | None, **short_cuts: tuple[str, Any]) -> CheckpointSaver | None:
     """Returns the saver that was given, or the one that the short cuts stand for, or None.
+
+    Args:
+        saver: the saver.
+        short_cuts: arguments of the trainer, each with that of `CheckpointSaver` and its value; `...` for one
+            that was not given.
 
     Raises:
         ValueError: both were given.
     """
-    given = {name: value for name, value in short_cuts.items() if value is not ...}
+    given = {name: (own, value) for name, (own, value) in short_cuts.items() if value is not ...}
     if saver is not None and given:
         raise ValueError(
             f"saver must not be given with {', '.join(given)}, which are short cuts to one. "
             "Give these to the CheckpointSaver."
         )
-    if "save_folder" not in given:
-        return saver
-    return CheckpointSaver(**{_OF_SAVER[name]: value for name, value in given.items()})
+    return CheckpointSaver(**dict(given.values())) if "save_folder" in given else saver
 
 
 def _short_name(name: str, label: str) -> str:

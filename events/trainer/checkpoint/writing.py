@@ -14,7 +14,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
@@ -29,9 +29,6 @@ from .publisher import CheckpointCounts, Publisher, Save
 from .sharded import ShardPlan, ShardRequest, WrittenShard, complete, files_of, write_shard
 from .snapshot import NotEnoughMemoryError, SnapshotBuffer, StateSnapshot, outline_of
 from .writer import CheckpointWriter, Request, in_thread
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["PROCESS_BYTES", "ShardedWriting", "WholeWriting", "WritingOptions"]
 
@@ -77,6 +74,7 @@ class _Pending:
         shards: what all ranks have written of one in shards, while rank 0 completes it; empty before.
         given_up: set once nobody waits for it any more: it must not appear later.
         started: when.
+        is_late: whether it was said that it takes longer than it should.
     """
 
     save: Save
@@ -84,6 +82,7 @@ class _Pending:
     shards: list[WrittenShard] = attrs.field(factory=list)
     given_up: threading.Event = attrs.field(factory=threading.Event)
     started: float = attrs.field(factory=time.monotonic)
+    is_late: bool = False
 
     def is_wanted(self) -> bool:
         """Returns whether it may still appear; any thread."""
@@ -103,9 +102,6 @@ class _Writing(ABC):
         counts: what happened.
     """
 
-    is_of_rank: bool
-    """Whether a checkpoint has what is of this rank alone; else rank 0 has that of all."""
-
     def __init__(self, options: WritingOptions, publisher: Publisher, counts: CheckpointCounts) -> None:
         self.pending: _Pending | None = None
         self.seconds = max(options.close_seconds, _LEAST_SECONDS)
@@ -114,7 +110,6 @@ class _Writing(ABC):
         self._counts = counts
         self._buffer: SnapshotBuffer | None = None
         self._writer: CheckpointWriter | None = None
-        self._delayed: Path | None = None
         # What was given up, and may still be read from the buffer by a thread that waits for its disk.
         self._stuck: concurrent.futures.Future[Any] | None = None
         self._removal: concurrent.futures.Future[Any] | None = None
@@ -202,16 +197,16 @@ class _Writing(ABC):
     def look_for_delay(self) -> None:
         """Says once that the checkpoint for which others are left out takes longer than the limit."""
         pending = self.pending
-        seconds = 0.0 if pending is None else time.monotonic() - pending.started
-        if pending is not None and seconds > self._options.close_seconds:
-            path = pending.save.path
-            if self._delayed != path:
-                self._delayed = path
-                _log.warning(
-                    "Checkpoint %s is not written after %.0f s; others are left out until it is.",
-                    path,
-                    seconds,
-                )
+        if pending is None or pending.is_late:
+            return
+        seconds = time.monotonic() - pending.started
+        pending.is_late = seconds > self._options.close_seconds
+        if pending.is_late:
+            _log.warning(
+                "Checkpoint %s is not written after %.0f s; others are left out until it is.",
+                pending.save.path,
+                seconds,
+            )
 
     @abstractmethod
     def is_done(self) -> bool:
@@ -331,8 +326,6 @@ class _Writing(ABC):
 class WholeWriting(_Writing):
     """Writes a checkpoint as one file, which has what is of all ranks; rank 0 does."""
 
-    is_of_rank = False
-
     @property
     def takes_part(self) -> bool:
         """Whether this is rank 0."""
@@ -377,8 +370,6 @@ class WholeWriting(_Writing):
 
 class ShardedWriting(_Writing):
     """Writes a checkpoint as a folder of shards: each rank its own, then rank 0 the manifest."""
-
-    is_of_rank = True
 
     def __init__(self, options: WritingOptions, publisher: Publisher, counts: CheckpointCounts) -> None:
         super().__init__(options, publisher, counts)
