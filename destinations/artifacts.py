@@ -205,6 +205,12 @@ class Artifacts(LoggerDestination):
                 }
             )
 
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        # Epochs count when they end, after their last batch.
+        Artifacts.batch_end(self, state, logger)
+
+    iteration_end = epoch_end
+
     def fit_end(self, state: State, logger: Logger) -> None:
         if self._wait == "uploaded" and self.queue is not None:
             self._wait_for_uploads(self.queue, self._wait_seconds)

@@ -181,11 +181,12 @@ def test_other_destinations_files_find_it_wherever_it_stands(make_artifacts, tmp
     assert files_in(tmp_path / "store") == {"last.txt": b"the end"}
 
 
-def test_counts_are_logged_where_that_is_asked(make_artifacts, tmp_path):
-    """Files, bytes and what waits, at an interval."""
+@pytest.mark.parametrize(("interval", "steps"), [("2ba", [2, 4]), ("1ep", [5])])
+def test_counts_are_logged_where_that_is_asked(make_artifacts, tmp_path, interval, steps):
+    """Files, bytes and what waits are logged at an interval."""
     records = RecordingDestination()
     (tmp_path / "file").write_bytes(b"content")
-    run = DryRun(make_artifacts(log_interval="2ba"), records, max_duration="1ep", batches_per_epoch=5)
+    run = DryRun(make_artifacts(log_interval=interval), records, max_duration="1ep", batches_per_epoch=5)
     run.init()
     run.logger.upload_file("one.bin", tmp_path / "file")
 
@@ -193,7 +194,7 @@ def test_counts_are_logged_where_that_is_asked(make_artifacts, tmp_path):
     run.close()
 
     counts = [(step, values) for step, values in records.metrics if "uploads/files" in values]
-    assert [step for step, _ in counts] == [2, 4]
+    assert [step for step, _ in counts] == steps
     assert {(values["uploads/files"], values["uploads/bytes"]) for _, values in counts} == {(1, 7)}
 
 

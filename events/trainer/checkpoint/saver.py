@@ -290,6 +290,11 @@ class CheckpointSaver(Callback):
         if self._interval.passed(state):
             self._save(state, logger)
 
+    def iteration_checkpoint(self, state: State, logger: Logger) -> None:
+        """Saves if the interval has passed: iterations count when they end, after their last epoch."""
+        if self._interval.passed(state):
+            self._save(state, logger)
+
     def fit_end(self, state: State, logger: Logger) -> None:
         """Saves the final state; an error is raised here, as no later checkpoint replaces this one."""
         self._save(state, logger, is_last=True)

@@ -48,6 +48,14 @@ class TestSaving:
         assert listing(tmp_path) == ["ep1-ba5.pt", "ep2-ba10.pt", "ep2-ba12.pt", "latest.symlink"]
         assert (tmp_path / "latest.symlink").read_text() == "test/checkpoints/ep2-ba12.pt"
 
+    def test_an_iteration_is_saved_where_it_ends(self, make_trainer, tmp_path):
+        """The checkpoint is that of its last epoch, and not one batch later."""
+        make_trainer(
+            max_duration="4ep", iteration_length="2ep", save_interval="1iter", save_folder=tmp_path
+        ).fit()
+
+        assert listing(tmp_path) == ["ep2-ba10.pt", "ep4-ba20.pt", "latest.symlink"]
+
     def test_keep_leaves_the_newest(self, make_trainer, tmp_path):
         """Older checkpoints go when newer ones are complete."""
         make_trainer(
