@@ -7,6 +7,7 @@ import inspect
 import io
 import json
 import os
+import pkgutil
 import re
 import shutil
 import signal
@@ -25,6 +26,8 @@ _LIMIT_OF_ONE = 60
 # What `Trainer(...)` stands for.
 _TRAINER = 'Trainer(model, train_dataloader, max_duration="1ep", loss_fn=loss_fn, optimizers=optimizer'
 _BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+# A module of the reference, and those of its names that are shown there, unless all are.
+_ENTRY = re.compile(r"^::: ([\w.]+)(?:\n    options: .*members: \[(.*)\])?", re.MULTILINE)
 _PRINTS = re.compile(r"^ *print\(.*\)  # (.+)$", re.MULTILINE)
 # Examples that are compiled and not run, and why. The pages of the docs run most of their features.
 NOT_RUN = {
@@ -43,11 +46,13 @@ def public_names():
     """Yields the classes and functions of the reference, but for errors: module, name, object."""
     seen = set()
     for page in sorted((ROOT / "docs/reference").glob("*.md")):
-        for name in re.findall(r"^::: ([\w.]+)", page.read_text(encoding="utf-8"), re.MULTILINE):
+        for name, members in _ENTRY.findall(page.read_text(encoding="utf-8")):
             if name.startswith("destinations.adapters"):
                 continue
-            module = importlib.import_module(name)
-            for public in module.__all__:
+            module = pkgutil.resolve_name(name)
+            if inspect.isclass(module):  # a base whose methods are those of public names
+                continue
+            for public in re.findall(r"\w+", members) or module.__all__:
                 found = getattr(module, public)
                 is_code = inspect.isclass(found) or inspect.isroutine(found)
                 is_error = inspect.isclass(found) and issubclass(found, BaseException)

@@ -18,6 +18,13 @@ _log = logging.getLogger("destinations")
 class SentRun:
     """The run that is sent.
 
+    ```python
+    from destinations.trackers.target import SentRun
+
+    run = SentRun("4f1e0c9ab27d", "digits", Path("runs/digits"), tags=("best",))
+    print(run.name, run.tags)  # digits ('best',)
+    ```
+
     Attributes:
         run_id: its id.
         name: its display name, or the name of its folder.
@@ -35,6 +42,13 @@ class SentRun:
 
 class Target:
     """Makes the tracker that a run is sent to, and removes what was sent before.
+
+    ```python
+    from destinations.trackers.target import Target
+
+    class OfATeam(Target):
+        places = ("TEAM/PROJECT",)
+    ```
 
     Here the place is the first argument of the tracker's constructor: with
     `register_destination("Mine", Mine)`, a run that is sent to `mine:there` is logged to

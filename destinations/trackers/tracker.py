@@ -66,6 +66,13 @@ Row = tuple[dict[str, float], int, float]
 class Stamp:
     """Name, step, and time of a record, in seconds since 1970, and its captions.
 
+    ```python
+    from destinations.trackers.tracker import Stamp
+
+    stamp = Stamp("cat", step=3, time=1.8e9, captions=("asleep",))
+    print(stamp.caption())  # asleep
+    ```
+
     Attributes:
         captions: a text for each image, or one for another record; empty without captions.
     """
@@ -83,6 +90,14 @@ class Stamp:
 @attrs.frozen(eq=False)
 class Images:
     """The arguments of `log_images`, which the background thread decodes.
+
+    ```python
+    from destinations.trackers.tracker import Sink
+
+    class Sizes(Sink):
+        def log_images(self, stamp, images):
+            print(stamp.name, [pixels.shape for pixels in images.pixels()])
+    ```
 
     Attributes:
         images: numpy arrays, PIL images, file contents, or lists of these; see `media.iter_images`.
@@ -183,6 +198,14 @@ def number(value: float) -> float:
 class Sink:
     """Processes the records of one run in a background thread; subclasses override the methods they support.
 
+    ```python
+    from destinations.trackers.tracker import Sink
+
+    class Lines(Sink):
+        def log_text(self, stamp, text):
+            print(stamp.step, stamp.name, text)
+    ```
+
     **Threading.** Constructed in the training thread at `init`, so the constructor must not block. All
     methods are called in the background thread, one at a time, `open` first and `close` last, in the order of
     logging.
@@ -275,6 +298,13 @@ class Sink:
 @attrs.frozen
 class FeedCounts:
     """Counters of one run.
+
+    ```python
+    tracker = TensorBoard("tensorboard")
+    with Run(loggers=[tracker]) as run:
+        run.log_metrics({"loss": 0.5})
+    print(tracker.counts.written_rows)  # 1
+    ```
 
     Attributes:
         rows: calls of `log_metrics`.
@@ -589,11 +619,20 @@ class Tracker(RecordDestination):
     Subclass it, set `sink_class`, and override `make_sink`:
 
     ```python
-    class Mine(Tracker):
-        sink_class = MySink
+    from destinations.trackers.tracker import Sink, Tracker
+
+    class Lines(Sink):
+        def log_text(self, stamp, text):
+            print(stamp.step, stamp.name, text)  # 0 greeting hello
+
+    class Printed(Tracker):
+        sink_class = Lines
 
         def make_sink(self, state):
-            return MySink(state.run_name)
+            return Lines()
+
+    with Run(loggers=[Printed()]) as run:
+        run.log_text("hello", "greeting")
     ```
 
     **Threading.** The calling thread copies mutable arguments, adds step and time, and queues the record.
