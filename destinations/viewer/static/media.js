@@ -270,7 +270,11 @@ function shownKinds(kinds) {
   const order = Object.keys(RENDERERS);
   return kinds
     .filter(({ shows }) => order.includes(shows))
-    .map(({ name, shows }) => ({ name, shows, title: `${name[0].toUpperCase()}${name.slice(1).replaceAll("_", " ")}` }))
+    .map(({ name, shows }) => ({
+      name,
+      shows,
+      title: `${name[0].toUpperCase()}${name.slice(1).replaceAll("_", " ")}`,
+    }))
     .sort((one, other) => order.indexOf(one.shows) - order.indexOf(other.shows));
 }
 
@@ -301,14 +305,13 @@ class Panel {
     });
     this.said = el("output", {});
     this.bar = el("div", { class: "step-bar" }, this.slider, this.said);
-    this.save =
-      RENDERERS[about.shows].isOverTime
-        ? iconButton("download", "Save as SVG", () =>
-            this.content.querySelectorAll(".js-plotly-plot").forEach((plot) => {
-              savePlot(plot, about.name, "svg");
-            }),
-          )
-        : null;
+    this.save = RENDERERS[about.shows].isOverTime
+      ? iconButton("download", "Save as SVG", () =>
+          this.content.querySelectorAll(".js-plotly-plot").forEach((plot) => {
+            savePlot(plot, about.name, "svg");
+          }),
+        )
+      : null;
     this.element = el(
       "section",
       {
