@@ -161,14 +161,15 @@ def test_events_imports_uploads_inside_functions_alone():
     assert [_place(path) for path in _modules("events") if "uploads" in _roots_at_import(path)] == []
 
 
-def test_no_module_imports_the_adapters():
-    """They are for other people's trainers; ours know nothing of them."""
+@pytest.mark.parametrize("room", ["adapters", "compat"])
+def test_no_module_imports_what_is_for_programs_of_others(room):
+    """Adapters and compat are for other people's trainers and loops; ours know nothing of them."""
     assert [
         (_place(path), module, names)
         for path in ALL_MODULES
-        if "adapters" not in path.relative_to(ROOT).parts
+        if room not in path.relative_to(ROOT).parts
         for level, module, names, _ in _imports(path)
-        if (level or module.split(".")[0] in PACKAGES) and "adapters" in (*module.split("."), *names)
+        if (level or module.split(".")[0] in PACKAGES) and room in (*module.split("."), *names)
     ] == []
 
 

@@ -1,0 +1,420 @@
+"""`destinations.compat.SummaryWriter` beside `torch.utils.tensorboard.SummaryWriter`, each read by its own reader."""
+
+import inspect
+import io
+import logging
+import wave
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter as Theirs
+
+from destinations.compat import SummaryWriter
+from destinations.runs import Run
+
+METHODS = [
+    name
+    for name, method in inspect.getmembers(Theirs, inspect.isfunction)
+    if not name.startswith("_") or name == "__init__"
+]
+
+
+@pytest.fixture
+def both(tmp_path):
+    """Returns a function that makes the same calls of both writers, and returns what the reader of each reads."""
+
+    def write(*calls, **arguments):
+        for kind, folder in ((Theirs, "theirs"), (SummaryWriter, "ours")):
+            with kind(str(tmp_path / folder), **arguments) as writer:
+                for method, *given in calls:
+                    getattr(writer, method)(*given)
+        theirs = EventAccumulator(
+            str(tmp_path / "theirs"), size_guidance=dict.fromkeys(("images", "audio"), 0)
+        )
+        return theirs.Reload(), Run.open(tmp_path / "ours")
+
+    return write
+
+
+def _points(run, name):
+    series = run.series(name)
+    return list(zip(series.step.tolist(), np.float32(series.value).tolist(), strict=True))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_takes_each_parameter_of_theirs(name):
+    """A call that theirs takes is taken: the same parameters, in the same order, with the same defaults."""
+    theirs = inspect.signature(getattr(Theirs, name)).parameters.values()
+
+    ours = list(inspect.signature(getattr(SummaryWriter, name)).parameters.values())
+
+    assert [(one.name, one.kind, one.default) for one in ours][: len(theirs)] == [
+        (one.name, one.kind, one.default) for one in theirs
+    ]
+
+
+VALUES = {
+    "a float": 0.1,
+    "a tensor": torch.tensor(0.25),
+    "a tensor of one element": torch.tensor([[3.5]]),
+    "a tensor with a gradient": torch.tensor(2.0, requires_grad=True),
+    "a number of numpy": np.float64(1e-3),
+    "a string": "1.5",
+    "an integer": 2**20,
+    "an infinity": float("inf"),
+}
+
+
+def test_scalars_are_equal_whatever_holds_them(both):
+    """Each value that theirs keeps is kept, here in double precision."""
+    theirs, ours = both(
+        *(("add_scalar", name, value, 7) for name, value in VALUES.items()),
+    )
+
+    want = {name: [(event.step, event.value) for event in theirs.Scalars(name)] for name in VALUES}
+    assert {name: _points(ours, name) for name in VALUES} == want
+    assert ours.series("a float").value.tolist() == [0.1]
+
+
+@pytest.mark.parametrize("steps", [(None, None, None), (5, 5, 5), (3, 1, 2, 2)])
+def test_every_call_is_a_point_also_if_its_step_came_before(both, steps):
+    """Without a step, at the same step, or at an earlier one, no value takes the place of another."""
+    theirs, ours = both(*(("add_scalar", "loss", float(index), step) for index, step in enumerate(steps)))
+
+    assert _points(ours, "loss") == [(event.step, event.value) for event in theirs.Scalars("loss")]
+
+
+def test_walltimes_are_those_given(both):
+    """A time that is given is that of the row and of the text, and no other row's."""
+    theirs, ours = both(
+        ("add_scalar", "loss", 1.0, 1, 1234.5),
+        ("add_text", "note", "as it was", 1, 2345.5),
+        ("add_scalar", "loss", 2.0, 2),
+    )
+
+    times = ours.series("loss").time.tolist()
+    assert times[0] == theirs.Scalars("loss")[0].wall_time == 1234.5
+    assert times[1] == pytest.approx(theirs.Scalars("loss")[1].wall_time, abs=60)
+    assert ours.records("texts")[0].time == 2345.5
+
+
+def test_scalars_of_a_dict_are_named_below_the_main_tag(tmp_path):
+    """Theirs writes a run for each; here they are metrics of one row."""
+    with SummaryWriter(tmp_path / "ours") as writer:
+        writer.add_scalars("loss", {"train": 1.0, "eval": torch.tensor(2.0)}, 4)
+
+    run = Run.open(tmp_path / "ours")
+    assert {name: _points(run, name) for name in run.metric_names()} == {
+        "loss/train": [(4, 1.0)],
+        "loss/eval": [(4, 2.0)],
+    }
+
+
+_pixels = np.random.default_rng(0).random((3, 6, 5))
+IMAGES = {
+    "CHW": _pixels,
+    "HWC": torch.tensor(_pixels).permute(1, 2, 0) * 1.5 - 0.2,
+    "HW": (_pixels[0] * 255).astype(np.uint8),
+    "WH": np.float32(_pixels[0]),
+    "NCHW": np.stack([_pixels * part for part in np.linspace(0, 1, 11)]),
+    "NHWC": np.stack([_pixels[:1].transpose(1, 2, 0)] * 3),
+    "chw": np.repeat(_pixels[:1], 4, axis=0),
+}
+
+
+def test_images_are_equal_pixel_by_pixel(both):
+    """Any layout, floats that are clipped, grey ones, transparent ones and batches give theirs' pixels."""
+    theirs, ours = both(*(("add_image", name, image, 2, None, name) for name, image in IMAGES.items()))
+
+    for name in IMAGES:
+        (event,) = theirs.Images(name)
+        (image,) = ours.records("images", name)
+        want = np.asarray(Image.open(io.BytesIO(event.encoded_image_string)))
+        assert image.step == event.step == 2
+        assert np.array_equal(np.asarray(Image.open(image.path)), want), name
+
+
+def test_figures_are_equal_pixel_by_pixel_and_closed(both):
+    """One figure, and two as a grid; each is closed unless that is not wanted."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    import matplotlib.pyplot as plt
+
+    def figure():
+        made, axes = plt.subplots(figsize=(2, 1))
+        axes.plot([1, 3, 2])
+        return made
+
+    kept = figure()
+    theirs, ours = both(
+        ("add_figure", "one", kept, 0, False),
+        ("add_figure", "two", [figure(), figure()]),
+        ("add_figure", "three", kept),
+    )
+
+    for name in ("one", "two", "three"):
+        want = np.asarray(Image.open(io.BytesIO(theirs.Images(name)[0].encoded_image_string)))
+        assert np.array_equal(np.asarray(Image.open(ours.records("images", name)[0].path)), want), name
+    assert plt.get_fignums() == []
+
+
+def test_a_histogram_counts_each_value(both):
+    """With their bins, with a number, with edges and with a rule of numpy's, every value is in a bin."""
+    values = np.random.default_rng(0).normal(size=1000)
+    bins = {"default": "tensorflow", "number": 10, "rule": "fd", "edges": [-10.0, 0.0, 10.0]}
+    theirs, ours = both(*(("add_histogram", name, values, 1, how) for name, how in bins.items()))
+
+    for name in bins:
+        want = theirs.Histograms(name)[0].histogram_value
+        (got,) = ours.records("histograms", name)
+        assert sum(got.counts) == sum(want.bucket) == 1000
+        moments = [got.moments[key] for key in ("min", "max", "sum")]
+        assert moments == pytest.approx([want.min, want.max, want.sum])
+    want = theirs.Histograms("edges")[0].histogram_value
+    assert ours.records("histograms", "edges")[0].counts.tolist() == want.bucket[-2:]
+
+
+def test_a_histogram_of_counts_keeps_counts_and_moments(both):
+    """What a program has counted itself is kept as it is."""
+    theirs, ours = both(
+        (
+            "add_histogram_raw",
+            "raw",
+            0.0,
+            2.0,
+            5,
+            6.0,
+            9.0,
+            torch.tensor([0.5, 1.0, 2.0]),
+            np.array([1, 0, 4]),
+            3,
+        )
+    )
+
+    want = theirs.Histograms("raw")[0].histogram_value
+    (got,) = ours.records("histograms", "raw")
+    assert list(got.counts) == want.bucket
+    assert list(got.edges) == [want.min, *want.bucket_limit]
+    assert (got.moments["count"], got.moments["mean"]) == (want.num, want.sum / want.num)
+
+
+def test_texts_and_sounds_are_equal(both):
+    """A text is that text, and each sample of a sound that sample."""
+    sound = torch.sin(torch.linspace(0, 40, 800))[None] * 1.2
+    theirs, ours = both(("add_text", "note", "# *as* is", 3), ("add_audio", "tone", sound, 3, 8000))
+
+    (event,) = theirs.Tensors("note/text_summary")
+    (text,) = ours.records("texts", "note")
+    assert (text.step, text.text) == (event.step, event.tensor_proto.string_val[0].decode())
+    tone = theirs.Audio("tone")[0].encoded_audio_string
+    path = str(ours.records("audio", "tone")[0].path)
+    with wave.open(io.BytesIO(tone)) as want, wave.open(path) as got:
+        assert got.getframerate() == want.getframerate() == 8000
+        assert got.readframes(-1) == want.readframes(-1)
+
+
+def test_a_precision_recall_curve_is_a_table_of_theirs_numbers(both):
+    """The table has a row for each threshold, with the counts that theirs computes."""
+    generator = np.random.default_rng(0)
+    labels, predictions = generator.integers(2, size=50), torch.tensor(generator.random(50))
+    theirs, ours = both(("add_pr_curve", "curve", labels, predictions, 2, 11))
+
+    proto = theirs.Tensors("curve")[0].tensor_proto
+    want = np.array(proto.float_val).reshape(6, 11)
+    got = np.array(ours.table("curve", 2).rows)
+    assert got[:, 0].tolist() == pytest.approx(np.linspace(0, 1, 11).tolist())
+    assert np.allclose(got[:, 1:].T, want)
+
+
+def test_videos_meshes_and_tensors_are_kept(tmp_path):
+    """Two videos are one side by side; vertices are points, with colours; a tensor is a table."""
+    with SummaryWriter(tmp_path / "ours") as writer:
+        writer.add_video("clip", torch.rand(2, 3, 3, 16, 16), 1)
+        writer.add_mesh(
+            "shape", torch.rand(1, 4, 3), torch.full((1, 4, 3), 255, dtype=torch.int), global_step=1
+        )
+        writer.add_tensor("weights", torch.tensor([1.0, 2.0]), 1)
+        writer.add_image_with_boxes("boxes", np.zeros((3, 20, 20)), np.array([[2, 2, 10, 10]]), labels="cat")
+
+    run = Run.open(tmp_path / "ours")
+    (video,), (points,) = run.records("videos"), run.records("point_clouds")
+    assert (video.name, video.step, points.name, points.step) == ("clip", 1, "shape", 1)
+    assert run.table("weights").rows == (("[2]", "[1.0, 2.0]"),)
+    box = np.asarray(Image.open(run.records("images", "boxes")[0].path))
+    assert box[2, 10].tolist() == [255, 0, 0]
+    assert box[19, 19].tolist() == [0, 0, 0]
+
+
+def test_hyperparameters_are_those_of_the_run_and_further_ones_of_runs_below(tmp_path):
+    """Nothing is overwritten: the second call, and one with a name, make runs of their own."""
+    with SummaryWriter(tmp_path / "sweep") as writer:
+        writer.add_hparams({"lr": 0.1, "optimizer": "sgd"}, {"hparam/loss": 1.0})
+        writer.add_hparams({"lr": 0.2}, {"hparam/loss": 0.5}, run_name="second", global_step=4)
+        writer.add_hparams({"bias": True}, {}, run_name=".")
+
+    first, second = Run.open(tmp_path / "sweep"), Run.open(tmp_path / "sweep/second")
+    assert first.hyperparameters == {"lr": 0.1, "optimizer": "sgd", "bias": True}
+    assert _points(first, "hparam/loss") == [(0, 1.0)]
+    assert second.hyperparameters == {"lr": 0.2}
+    assert _points(second, "hparam/loss") == [(4, 0.5)]
+
+
+def test_rows_from_the_purged_step_on_are_moved_away(tmp_path):
+    """A run that restarts at a step shows each step once, as TensorBoard does."""
+    for first, arguments in ((0, {}), (3, {"purge_step": 3})):
+        with SummaryWriter(tmp_path / "run", **arguments) as writer:
+            for step in range(first, 5):
+                writer.add_scalar("loss", first + step, step)
+
+    assert _points(Run.open(tmp_path / "run"), "loss") == [(0, 0), (1, 1), (2, 2), (3, 6), (4, 7)]
+
+
+def test_a_closed_writer_opens_its_run_again(tmp_path):
+    """A program may close after each epoch, as with theirs; steps that come again are kept."""
+    writer = SummaryWriter(tmp_path / "run")
+    for _ in range(2):
+        writer.add_scalar("loss", 1.0, 1)
+        writer.flush()
+        writer.close()
+        writer.close()
+
+    run = Run.open(tmp_path / "run")
+    assert _points(run, "loss") == [(1, 1.0), (1, 1.0)]
+    assert run.status == "completed"
+
+
+def test_an_exception_ends_the_run_as_failed(tmp_path):
+    """The status tells how the block was left."""
+    with pytest.raises(ZeroDivisionError), SummaryWriter(tmp_path / "run") as writer:
+        writer.add_scalar("loss", 1 / 0)
+
+    assert Run.open(tmp_path / "run").status == "failed"
+
+
+def test_what_is_not_kept_is_said_once(tmp_path, caplog):
+    """A graph, an embedding or a layout costs one line each, and the model is not traced."""
+    with SummaryWriter(tmp_path / "run") as writer, caplog.at_level(logging.WARNING, "destinations"):
+        for _ in range(2):
+            writer.add_graph(torch.nn.Linear(1, 1), "no input at all")
+            writer.add_onnx_graph("model.onnx")
+            writer.add_embedding(torch.rand(2, 2))
+            writer.add_custom_scalars({})
+            writer.add_custom_scalars_multilinechart(["a"])
+            writer.add_custom_scalars_marginchart(["a"])
+
+    assert [record.getMessage().split(" is not kept")[0] for record in caplog.records] == [
+        "SummaryWriter: a graph",
+        "SummaryWriter: an embedding",
+        "SummaryWriter: a layout of custom scalars",
+    ]
+
+
+def test_a_bad_value_costs_itself(tmp_path, caplog):
+    """A value that cannot be read raises nothing, is reported, and the others are kept."""
+    with caplog.at_level(logging.ERROR), SummaryWriter(tmp_path / "run") as writer:
+        writer.add_scalar("loss", "many", 1)
+        writer.add_image("image", np.zeros((3, 4, 4)), 1, dataformats="HW")
+        writer.add_scalar("loss", 1.0, 2)
+
+    run = Run.open(tmp_path / "run")
+    assert _points(run, "loss") == [(2, 1.0)]
+    assert run.records("images") == []
+    assert "dataformats must have one letter" in caplog.text
+
+
+def test_event_files_are_written_too_if_asked_for(tmp_path):
+    """TensorBoard reads the same scalars from the folder of the run."""
+    with SummaryWriter(tmp_path / "run", event_files=True) as writer:
+        writer.add_scalar("loss", 0.5, 3, 1234.5)
+
+    (event,) = EventAccumulator(str(tmp_path / "run")).Reload().Scalars("loss")
+    assert (event.step, event.value, event.wall_time) == (3, 0.5, 1234.5)
+    assert _points(Run.open(tmp_path / "run"), "loss") == [(3, 0.5)]
+
+
+def test_the_default_folder_is_named_by_date_host_and_comment(tmp_path, monkeypatch):
+    """It is there as soon as the writer is, for programs that write beside it."""
+    monkeypatch.chdir(tmp_path)
+
+    with SummaryWriter(comment="_lr0.1") as writer:
+        assert writer.log_dir == writer.get_logdir()
+        assert writer.log_dir.startswith("runs/")
+        assert writer.log_dir.endswith("_lr0.1")
+        assert (tmp_path / writer.log_dir).is_dir()
+
+
+def test_a_bucket_is_refused():
+    """A URL would become a folder of that name."""
+    with pytest.raises(ValueError, match="log_dir must be a local folder"):
+        SummaryWriter("s3://bucket/run")
+
+
+PPO = """
+import dataclasses
+import time
+
+import torch
+from {module} import SummaryWriter
+
+
+@dataclasses.dataclass
+class Settings:
+    seed: int = 1
+    learning_rate: float = 0.05
+    updates: int = 4
+    rollout: int = 8
+
+
+settings = Settings()
+torch.manual_seed(settings.seed)
+writer = SummaryWriter(f"runs/balance__{{settings.seed}}")
+table = "".join(f"|{{key}}|{{value}}|\\n" for key, value in vars(settings).items())
+writer.add_text("hyperparameters", "|param|value|\\n|-|-|\\n" + table)
+policy = torch.nn.Linear(4, 2)
+begun, frames = time.time(), 0
+for update in range(1, settings.updates + 1):
+    rate = (1 - (update - 1) / settings.updates) * settings.learning_rate
+    states = torch.randn(settings.rollout, 4)
+    for index in range(settings.rollout):
+        frames += 1
+        if index % 3 == 2:
+            writer.add_scalar("charts/episodic_return", states[index].sum(), frames)
+            writer.add_scalar("charts/episodic_length", index, frames)
+    choice = torch.distributions.Categorical(logits=policy(states))
+    loss = -(choice.log_prob(choice.sample()) * states.sum(1)).mean() - 0.01 * choice.entropy().mean()
+    policy.zero_grad()
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter -= rate * parameter.grad
+    writer.add_scalar("charts/learning_rate", rate, frames)
+    writer.add_scalar("losses/policy_loss", loss.item(), frames)
+    writer.add_scalar("losses/entropy", choice.entropy().mean(), frames)
+    writer.add_scalar("losses/grad_norm", norm, frames)
+    writer.add_scalar("charts/SPS", int(frames / (time.time() - begun)), frames)
+writer.close()
+"""
+
+
+def test_a_program_of_reinforcement_learning_runs_with_one_import_changed(tmp_path, monkeypatch):
+    """Every number but the speed is the same in both, at the same step."""
+    for module in ("torch.utils.tensorboard", "destinations.compat"):
+        (tmp_path / module).mkdir()
+        monkeypatch.chdir(tmp_path / module)
+        exec(compile(PPO.format(module=module), f"{module}.py", "exec"), {})  # noqa: S102  # the program above
+
+    theirs = EventAccumulator(str(tmp_path / "torch.utils.tensorboard/runs/balance__1")).Reload()
+    ours = Run.open(tmp_path / "destinations.compat/runs/balance__1")
+    names = set(theirs.Tags()["scalars"])
+    assert names == set(ours.metric_names())
+    for name in names - {"charts/SPS"}:
+        assert _points(ours, name) == [(event.step, event.value) for event in theirs.Scalars(name)]
+    (text,) = ours.records("texts")
+    want = theirs.Tensors("hyperparameters/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert text.text == want
+    assert ours.status == "completed"
