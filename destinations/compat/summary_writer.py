@@ -19,27 +19,22 @@ import numpy as np
 
 from destinations.media import to_numpy
 from destinations.run_directory import RunDirectory
-from events import BinnedValues, Destination, Event, RecordError, Run
+from events import BinnedValues, Destination, Event, Run
+
+from .arrays import as_bytes, curve_rows, figure_pixels, grid_of, pixels_of
 
 __all__ = ["SummaryWriter"]
 
 _log = logging.getLogger("destinations")
 
 Array = np.ndarray[Any, Any]
+_Step = int | None
+_Seconds = float | None
 
 _DEFAULT_BINS = 64
 _MAX_THRESHOLDS = 127
-_GRID_COLUMNS = 8
-_COLORS = 3
-_PR_COLUMNS = (
-    "threshold",
-    "true positives",
-    "false positives",
-    "true negatives",
-    "false negatives",
-    "precision",
-    "recall",
-)
+_COUNTS = ("true positives", "false positives", "true negatives", "false negatives")
+_PR_COLUMNS = ("threshold", *_COUNTS, "precision", "recall")
 
 
 class SummaryWriter:
@@ -118,7 +113,7 @@ class SummaryWriter:
         self._lock = threading.RLock()
         self._run: Run | None = None
         # That of the call in progress, if it was given.
-        self._walltime: float | None = None
+        self._walltime: _Seconds = None
         self._has_hparams = False
         self._told: set[str] = set()
         self._opened()
@@ -133,7 +128,7 @@ class SummaryWriter:
         metric_dict: Mapping[str, Any],
         hparam_domain_discrete: Mapping[str, Sequence[Any]] | None = None,
         run_name: str | None = None,
-        global_step: int | None = None,
+        global_step: _Step = None,
     ) -> None:
         """Logs hyperparameters, and metrics that belong to them.
 
@@ -146,26 +141,23 @@ class SummaryWriter:
             raise TypeError(f"hparam_dict and metric_dict must be dicts, got {given}.")
         if hparam_domain_discrete:
             self._say_not_kept("the domain of hyperparameters")
-        is_own = not self._has_hparams if run_name is None else self._is_own_folder(run_name)
-        if is_own:
+        folder = Path(self.log_dir)
+        below = folder / (run_name or str(time.time()))
+        if below.resolve() == folder.resolve() or not (run_name or self._has_hparams):
             self._has_hparams = True
             self._call("log_hyperparameters", dict(hparam_dict))
             for tag, value in metric_dict.items():
                 self.add_scalar(tag, value, global_step)
             return
-        folder = Path(self.log_dir) / (run_name or str(time.time()))
-        with SummaryWriter(folder, event_files=self._event_files) as below:
-            below.add_hparams(hparam_dict, metric_dict, global_step=global_step)
-
-    def _is_own_folder(self, run_name: str) -> bool:
-        return (Path(self.log_dir) / run_name).resolve() == Path(self.log_dir).resolve()
+        with SummaryWriter(below, event_files=self._event_files) as other:
+            other.add_hparams(hparam_dict, metric_dict, global_step=global_step)
 
     def add_scalar(
         self,
         tag: str,
         scalar_value: Any,
-        global_step: int | None = None,
-        walltime: float | None = None,
+        global_step: _Step = None,
+        walltime: _Seconds = None,
         new_style: bool = False,
         double_precision: bool = False,
     ) -> None:
@@ -176,16 +168,14 @@ class SummaryWriter:
         self,
         main_tag: str,
         tag_scalar_dict: Mapping[str, Any],
-        global_step: int | None = None,
-        walltime: float | None = None,
+        global_step: _Step = None,
+        walltime: _Seconds = None,
     ) -> None:
         """Logs scalars as "main_tag/tag", in one row."""
         values = {f"{main_tag}/{tag}": _scalar(value, walltime) for tag, value in tag_scalar_dict.items()}
         self._log("log_metrics", values, global_step, walltime)
 
-    def add_tensor(
-        self, tag: str, tensor: Any, global_step: int | None = None, walltime: float | None = None
-    ) -> None:
+    def add_tensor(self, tag: str, tensor: Any, global_step: _Step = None, walltime: _Seconds = None) -> None:
         """Logs the shape and the values of a tensor, up to 10,000, as a table of one row."""
 
         def rows() -> list[list[Any]]:
@@ -198,9 +188,9 @@ class SummaryWriter:
         self,
         tag: str,
         values: Any,
-        global_step: int | None = None,
+        global_step: _Step = None,
         bins: Any = "tensorflow",
-        walltime: float | None = None,
+        walltime: _Seconds = None,
         max_bins: int | None = None,
     ) -> None:
         """Logs a histogram.
@@ -241,8 +231,8 @@ class SummaryWriter:
         sum_squares: float,
         bucket_limits: Any,
         bucket_counts: Any,
-        global_step: int | None = None,
-        walltime: float | None = None,
+        global_step: _Step = None,
+        walltime: _Seconds = None,
     ) -> None:
         """Logs a histogram of counts; each limit is the upper edge of its bin, the lowest edge is `min`."""
 
@@ -268,8 +258,8 @@ class SummaryWriter:
         self,
         tag: str,
         img_tensor: Any,
-        global_step: int | None = None,
-        walltime: float | None = None,
+        global_step: _Step = None,
+        walltime: _Seconds = None,
         dataformats: str = "CHW",
     ) -> None:
         """Logs an image; several, with an "N" in `dataformats`, as a grid of eight columns.
@@ -281,14 +271,14 @@ class SummaryWriter:
             walltime: as for all.
             dataformats: a letter for each dimension, of N, C, H and W.
         """
-        self._log_pixels(tag, lambda: _pixels(img_tensor, dataformats), global_step, walltime)
+        self._log_pixels(tag, lambda: pixels_of(img_tensor, dataformats), global_step, walltime)
 
     def add_images(
         self,
         tag: str,
         img_tensor: Any,
-        global_step: int | None = None,
-        walltime: float | None = None,
+        global_step: _Step = None,
+        walltime: _Seconds = None,
         dataformats: str = "NCHW",
     ) -> None:
         """Logs images as one grid of eight columns; see `add_image`."""
@@ -299,8 +289,8 @@ class SummaryWriter:
         tag: str,
         img_tensor: Any,
         box_tensor: Any,
-        global_step: int | None = None,
-        walltime: float | None = None,
+        global_step: _Step = None,
+        walltime: _Seconds = None,
         rescale: float = 1,
         dataformats: str = "CHW",
         labels: Any = None,
@@ -310,7 +300,7 @@ class SummaryWriter:
         def drawn() -> Array:
             from PIL import Image, ImageDraw
 
-            image = Image.fromarray(_pixels(img_tensor, dataformats))
+            image = Image.fromarray(pixels_of(img_tensor, dataformats))
             draw, boxes = ImageDraw.Draw(image), to_numpy(box_tensor).astype(float).tolist()
             texts = [labels] if isinstance(labels, str) else labels
             for index, (left, top, right, bottom) in enumerate(boxes):
@@ -323,18 +313,13 @@ class SummaryWriter:
         self._log_pixels(tag, drawn, global_step, walltime)
 
     def add_figure(
-        self,
-        tag: str,
-        figure: Any,
-        global_step: int | None = None,
-        close: bool = True,
-        walltime: float | None = None,
+        self, tag: str, figure: Any, global_step: _Step = None, close: bool = True, walltime: _Seconds = None
     ) -> None:
         """Logs a figure of matplotlib, or a list of them as one grid, and closes them unless told not to."""
         figures = figure if isinstance(figure, list) else [figure]
 
         def drawn() -> Array:
-            return _grid(np.stack([_figure_pixels(one) for one in figures]))
+            return grid_of(np.stack([figure_pixels(one) for one in figures]))
 
         self._log_pixels(tag, drawn, global_step, walltime)
         if close and (pyplot := sys.modules.get("matplotlib.pyplot")) is not None:
@@ -342,18 +327,13 @@ class SummaryWriter:
                 pyplot.close(one)
 
     def add_video(
-        self,
-        tag: str,
-        vid_tensor: Any,
-        global_step: int | None = None,
-        fps: float = 4,
-        walltime: float | None = None,
+        self, tag: str, vid_tensor: Any, global_step: _Step = None, fps: float = 4, walltime: _Seconds = None
     ) -> None:
         """Logs videos `(N, T, C, H, W)`, side by side as one."""
 
         def frames() -> Array:
-            videos = _bytes(to_numpy(vid_tensor))
-            grids = [_grid(np.moveaxis(frame, 1, -1)) for frame in np.moveaxis(videos, 1, 0)]
+            videos = as_bytes(to_numpy(vid_tensor))
+            grids = [grid_of(np.moveaxis(frame, 1, -1)) for frame in np.moveaxis(videos, 1, 0)]
             return np.moveaxis(np.stack(grids), -1, 1)
 
         self._log("log_video", frames, global_step, walltime, fps=fps, name=tag)
@@ -362,9 +342,9 @@ class SummaryWriter:
         self,
         tag: str,
         snd_tensor: Any,
-        global_step: int | None = None,
+        global_step: _Step = None,
         sample_rate: int = 44100,
-        walltime: float | None = None,
+        walltime: _Seconds = None,
     ) -> None:
         """Logs audio `(1, L)` or `(L,)`, float in [-1, 1]; what is beyond is clipped."""
 
@@ -377,7 +357,7 @@ class SummaryWriter:
         self._log("log_audio", samples, global_step, walltime, sample_rate=sample_rate, name=tag)
 
     def add_text(
-        self, tag: str, text_string: str, global_step: int | None = None, walltime: float | None = None
+        self, tag: str, text_string: str, global_step: _Step = None, walltime: _Seconds = None
     ) -> None:
         """Logs a text."""
         self._log("log_text", text_string, global_step, walltime, name=tag)
@@ -387,10 +367,10 @@ class SummaryWriter:
         tag: str,
         labels: Any,
         predictions: Any,
-        global_step: int | None = None,
+        global_step: _Step = None,
         num_thresholds: int = _MAX_THRESHOLDS,
         weights: Any = None,
-        walltime: float | None = None,
+        walltime: _Seconds = None,
     ) -> None:
         """Logs a precision-recall curve as a table, with a row for each of at most 127 thresholds.
 
@@ -417,7 +397,7 @@ class SummaryWriter:
             missed = positives[0] - positives
             precision = positives / np.maximum(positives + negatives, 1e-7)
             recall = positives / np.maximum(positives + missed, 1e-7)
-            return _pr_rows(positives, negatives, negatives[0] - negatives, missed, precision, recall)
+            return curve_rows(positives, negatives, negatives[0] - negatives, missed, precision, recall)
 
         self._log("log_table", _PR_COLUMNS, global_step, walltime, rows=rows, name=tag)
 
@@ -430,16 +410,16 @@ class SummaryWriter:
         false_negative_counts: Any,
         precision: Any,
         recall: Any,
-        global_step: int | None = None,
+        global_step: _Step = None,
         num_thresholds: int = _MAX_THRESHOLDS,
         weights: Any = None,
-        walltime: float | None = None,
+        walltime: _Seconds = None,
     ) -> None:
         """Logs a precision-recall curve that is computed already, as `add_pr_curve` does."""
         counts = (true_positive_counts, false_positive_counts, true_negative_counts, false_negative_counts)
 
         def rows() -> list[list[float]]:
-            return _pr_rows(*map(to_numpy, (*counts, precision, recall)))
+            return curve_rows(*map(to_numpy, (*counts, precision, recall)))
 
         self._log("log_table", _PR_COLUMNS, global_step, walltime, rows=rows, name=tag)
 
@@ -450,8 +430,8 @@ class SummaryWriter:
         colors: Any = None,
         faces: Any = None,
         config_dict: Mapping[str, Any] | None = None,
-        global_step: int | None = None,
-        walltime: float | None = None,
+        global_step: _Step = None,
+        walltime: _Seconds = None,
     ) -> None:
         """Logs the vertices `(B, N, 3)` of meshes as point clouds, with their colours."""
         if faces is not None:
@@ -480,7 +460,7 @@ class SummaryWriter:
         mat: Any,
         metadata: Any = None,
         label_img: Any = None,
-        global_step: int | None = None,
+        global_step: _Step = None,
         tag: str = "default",
         metadata_header: Any = None,
     ) -> None:
@@ -558,13 +538,11 @@ class SummaryWriter:
         return time.time() if self._walltime is None else float(self._walltime)
 
     def _log_pixels(
-        self, tag: str, pixels: Callable[[], Array], global_step: int | None, walltime: float | None
+        self, tag: str, pixels: Callable[[], Array], global_step: _Step, walltime: _Seconds
     ) -> None:
         self._log("log_images", pixels, global_step, walltime, name=tag, channels_last=True)
 
-    def _log(
-        self, method: str, value: Any, global_step: int | None, walltime: float | None, **others: Any
-    ) -> None:
+    def _log(self, method: str, value: Any, global_step: _Step, walltime: _Seconds, **others: Any) -> None:
         """Logs a record of a step; the logger calls a value that is a function, and reports its errors."""
         step = 0 if global_step is None else int(global_step)
         with self._lock:
@@ -588,7 +566,7 @@ class SummaryWriter:
                 _log.warning("SummaryWriter: %s is not kept in a run folder. This is said once.", what)
 
 
-def _scalar(value: Any, walltime: float | None) -> Any:
+def _scalar(value: Any, walltime: _Seconds) -> Any:
     """Returns a string that holds a number as that; with a time, a number that need not be waited for."""
     if isinstance(value, str):
         try:
@@ -596,59 +574,3 @@ def _scalar(value: Any, walltime: float | None) -> Any:
         except ValueError:
             return value
     return value.item() if walltime is not None and getattr(value, "is_cpu", True) is False else value
-
-
-def _bytes(pixels: Array) -> Array:
-    """Returns pixels as uint8: those of other types are taken to be in [0, 1], and clipped."""
-    if pixels.dtype == np.uint8:
-        return pixels
-    return (pixels.astype(np.float32) * 255).clip(0, 255).astype(np.uint8)
-
-
-def _pixels(image: Any, dataformats: str) -> Array:
-    """Returns an image as `(H, W, C)` uint8, several as a grid; C is 3 or 4."""
-    array, letters = to_numpy(image), dataformats.upper()
-    if (
-        len(letters) != array.ndim
-        or len(set(letters)) != len(letters)
-        or not {*"HW"} <= {*letters} <= {*"NCHW"}
-    ):
-        raise RecordError(
-            f"dataformats must have one letter of N, C, H and W for each dimension, got {dataformats!r} for "
-            f"shape {array.shape}."
-        )
-    if "C" not in letters:
-        array, letters = array[..., None], f"{letters}C"
-    array = array.transpose([letters.index(one) for one in "NHWC" if one in letters])
-    pixels = _bytes(array)
-    if pixels.shape[-1] == 1:
-        pixels = np.repeat(pixels, _COLORS, axis=-1)
-    return _grid(pixels) if "N" in letters else pixels
-
-
-def _grid(images: Array) -> Array:
-    """Returns images `(N, H, W, C)` as one, eight in a row, without gaps."""
-    count, height, width, channels = images.shape
-    columns = min(count, _GRID_COLUMNS)
-    rows = -(-count // columns)
-    padded = np.zeros((rows * columns, height, width, channels), images.dtype)
-    padded[:count] = images
-    tiles = padded.reshape(rows, columns, height, width, channels).swapaxes(1, 2)
-    return tiles.reshape(rows * height, columns * width, channels)
-
-
-def _figure_pixels(figure: Any) -> Array:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    return np.asarray(canvas.buffer_rgba())[..., :_COLORS].copy()
-
-
-def _pr_rows(*columns: Array) -> list[list[float]]:
-    """Returns a row for each threshold, from the columns behind it."""
-    table = np.stack([np.asarray(column, np.float64).ravel() for column in columns], axis=1)
-    return [
-        [float(threshold), *row]
-        for threshold, row in zip(np.linspace(0, 1, len(table)), table.tolist(), strict=True)
-    ]
