@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from .trainer.checkpoint.load_callback import LoadCheckpoint
     from .trainer.checkpoint.reading import read_checkpoint
     from .trainer.checkpoint.saver import CheckpointSaver
+    from .trainer.checkpoint.schedule import AutoInterval
     from .trainer.evaluator import Evaluator
     from .trainer.schedulers import (
         ConstantScheduler,
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ActivationMonitor",
     "Aggregation",
+    "AutoInterval",
     "BinnedValues",
     "Callback",
     "CallbackInUseError",
@@ -166,6 +168,7 @@ _TORCH_EXPORTS = {
     ".trainer.trainer": ("Trainer",),
     ".trainer.evaluator": ("Evaluator",),
     ".trainer.checkpoint.saver": ("CheckpointSaver",),
+    ".trainer.checkpoint.schedule": ("AutoInterval",),
     ".trainer.checkpoint.load_callback": ("LoadCheckpoint",),
     ".trainer.checkpoint.export": ("export_weights",),
     ".trainer.checkpoint.reading": ("read_checkpoint",),

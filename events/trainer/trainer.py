@@ -35,6 +35,7 @@ from .batches import move, samples_in, split
 from .checkpoint.contents import load_checkpoint, load_weights
 from .checkpoint.reading import find_checkpoint
 from .checkpoint.saver import CheckpointSaver
+from .checkpoint.schedule import AutoInterval
 from .evaluator import ComposerSteps, Evaluator, as_evaluators
 from .metrics import WeightedMeans, as_metrics, log_values, scalars, total_loss
 from .random_state import seed_all
@@ -181,7 +182,7 @@ class Trainer:
         save_latest_filename: str | EllipsisType | None = ...,
         save_overwrite: bool | EllipsisType = ...,
         save_weights_only: bool | EllipsisType = ...,
-        save_interval: str | int | Time | EllipsisType = ...,
+        save_interval: str | int | Time | AutoInterval | EllipsisType = ...,
         save_num_checkpoints_to_keep: int | EllipsisType | None = ...,
         save_sharded: bool | EllipsisType | None = ...,
         load_path: str | Path | None = None,
@@ -212,6 +213,7 @@ class Trainer:
         weights = weights_options(load_path, load_exclude, weights_only=load_weights_only, strict=load_strict)
         if autoresume and savers[0].weights_only:
             raise ValueError("autoresume needs whole checkpoints. Leave out save_weights_only.")
+        self._savers = savers
         self._eval_interval = Interval(eval_interval, default_unit="ep")
         self._iteration_length = None if iteration_length is None else Time.from_input(iteration_length, "ep")
         check_iterations(
@@ -532,9 +534,14 @@ class Trainer:
                 "time/sample": state.timestamp.sample.value,
             }
         )
-        seconds, samples, tokens = distributed.sum_numbers(
-            self._seconds(), own_samples, self.tokens_in(state.batch)
+        seconds, samples, tokens, *due = distributed.sum_numbers(
+            self._seconds(),
+            own_samples,
+            self.tokens_in(state.batch),
+            *(one.is_due() for one in self._savers),
         )
+        for saver, is_due in zip(self._savers, due, strict=True):
+            saver.agree(is_due=is_due > 0)
         state.batch_samples = int(samples)
         lap = timedelta(seconds=seconds / distributed.ranks())
         state.timestamp = state.timestamp.to_next_batch(state.batch_samples, int(tokens), lap)

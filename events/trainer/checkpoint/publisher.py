@@ -243,6 +243,8 @@ class Publisher:
         self._store: StoreFolder | None = None
         # Checkpoints in shards, each of which waits for the files of all ranks, oldest first.
         self._uploads: deque[_Upload] = deque()
+        # Of the newest that is one file: where it is uploaded, and its names; None once it is there.
+        self._newest: tuple[_Target, list[str]] | None = None
         # What is deleted when the pointer moves next.
         self._surplus: tuple[SavedCheckpoint, ...] = ()
 
@@ -250,6 +252,16 @@ class Publisher:
     def is_waiting(self) -> bool:
         """Whether there are checkpoints in shards of which not all files are there."""
         return bool(self._uploads)
+
+    def has_arrived(self) -> bool:
+        """Returns whether no upload of the newest checkpoint is waited for: it is there, or never will be."""
+        if self._newest is not None:
+            target, names = self._newest
+            with contextlib.suppress(OSError):
+                if not target.has_uploaded(names):
+                    return False
+            self._newest = None
+        return not self._uploads
 
     def open(self, state: State) -> None:
         """Opens the queue to a store, which uploads what an earlier process left."""
@@ -403,6 +415,7 @@ class Publisher:
         state.last_checkpoint = str(here) if self._store is None else state.last_checkpoint_uris[0]
         latest = self._place.pointer_name(state)
         if not is_sharded:
+            self._newest = target, list(files)
             target.finish(path.name, latest, surplus)
             return
         names = tuple(start + file for file in files)

@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +32,7 @@ from .folder import OwnFolder
 from .place import SavePlace, is_uri
 from .publisher import CheckpointCounts, Publisher, Save, in_folder
 from .retention import KeptCheckpoints, Retention, SavedCheckpoint
+from .schedule import AutoInterval, AutoSchedule
 from .writing import PROCESS_BYTES, ShardedWriting, WholeWriting, WritingOptions
 
 __all__ = ["CheckpointCounts", "CheckpointSaver"]
@@ -80,12 +82,14 @@ class CheckpointSaver(Callback):
             "s3://bucket/{run_name}", to which an upload queue of its own brings them; destinations do not get
             those. May contain placeholders such as `{run_name}`.
         filename: the name of a checkpoint in it; must be unique, for example by `{batch}`.
-        save_interval: how often, such as "1ep", "500ba" or "30m".
+        save_interval: how often, such as "1ep", "500ba" or "30m"; "auto", or an `AutoInterval`, for as often
+            as it costs little and the store takes them.
         latest_filename: the name of the pointer to the newest, which may contain placeholders, and gets the
             ending ".symlink" if it has another; None for no pointer.
         keep: how many of the newest to keep locally, in `folder` and in a `RunDirectory`; None for all, or
-            for one where `folder` is in a store. While uploads to that store fail, one that is not kept is
-            not uploaded, and counted as withdrawn, unless `keep_in_store` says so.
+            for one where `folder` is in a store, else for two where `save_interval` is "auto" or an
+            `AutoInterval`. While uploads to that store fail, one that is not kept is not uploaded, and
+            counted as withdrawn, unless `keep_in_store` says so.
         keep_best: the name of a metric or loss of the evaluation, such as "metrics/eval/accuracy" or
             "loss/eval/total": the best checkpoints stay too, of equal ones the older. A value is that of the
             batch that was evaluated: a checkpoint of another batch has none, and NaN is never best.
@@ -126,7 +130,7 @@ class CheckpointSaver(Callback):
         folder: str | Path = "{run_name}/checkpoints",
         filename: str = "ep{epoch}-ba{batch}.pt",
         *,
-        save_interval: str | int | Time = "1ep",
+        save_interval: str | int | Time | AutoInterval = "1ep",
         latest_filename: str | None = f"latest{POINTER_SUFFIX}",
         keep: int | None = None,
         keep_best: str | None = None,
@@ -158,7 +162,15 @@ class CheckpointSaver(Callback):
             open_store(folder)  # Reports a mistake here, not with the first checkpoint.
             keep = 1 if keep is None else keep
         self.counts = CheckpointCounts()
-        self._interval = Interval(save_interval, default_unit="ep")
+        if isinstance(save_interval, str) and save_interval == "auto":
+            save_interval = AutoInterval()
+        self._interval: Interval | AutoSchedule
+        if isinstance(save_interval, AutoInterval):
+            self._interval = AutoSchedule(save_interval)
+            # All of them would fill the disk.
+            keep = 2 if keep is None else keep
+        else:
+            self._interval = Interval(save_interval, default_unit="ep")
         self._when_busy = when_busy
         self._close_seconds = close_seconds
         self._weights_only = weights_only
@@ -195,9 +207,9 @@ class CheckpointSaver(Callback):
         return self._place
 
     @property
-    def interval(self) -> Time:
-        """How often it saves."""
-        return self._interval.time
+    def interval(self) -> Time | None:
+        """How often it saves; None where that depends on what it costs."""
+        return None if isinstance(self._interval, AutoSchedule) else self._interval.time
 
     @property
     def weights_only(self) -> bool:
@@ -274,12 +286,29 @@ class CheckpointSaver(Callback):
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         """Saves if the interval has passed, and hands on the checkpoint before once it is complete."""
-        self._writing.advance(state, logger)
-        self._publisher.move_pointers(state)
-        if self._interval.passed(state):
-            self._save(state, logger)
-        else:
-            self._writing.prepare(state)
+        interval = self._interval
+        with interval.measured() if isinstance(interval, AutoSchedule) else nullcontext():
+            self._writing.advance(state, logger)
+            self._publisher.move_pointers(state)
+            if interval.passed(state):
+                self._save(state, logger)
+            else:
+                self._writing.prepare(state)
+
+    def is_due(self) -> bool:
+        """Returns whether to save at the next `BATCH_CHECKPOINT`, where this rank decides that: rank 0.
+
+        No collective; what it returns must be given to `agree` on all ranks.
+        """
+        interval = self._interval
+        if not isinstance(interval, AutoSchedule) or self._options.rank != 0:
+            return False
+        return interval.is_due(lambda: self._writing.pending is None and self._publisher.has_arrived())
+
+    def agree(self, *, is_due: bool) -> None:
+        """Takes what rank 0 has decided."""
+        if isinstance(self._interval, AutoSchedule):
+            self._interval.is_agreed = is_due
 
     def eval_end(self, state: State, logger: Logger) -> None:
         """Notes the value of weights that were saved before they were evaluated."""
