@@ -39,6 +39,7 @@ __all__ = [
     "HEARTBEAT_SECONDS",
     "HPARAMS",
     "JOURNAL_FOLDER",
+    "MARKED_TAIL_BYTES",
     "MAX_LINE_BYTES",
     "MEDIA_FOLDER",
     "OWN_COLUMNS",
@@ -53,6 +54,7 @@ __all__ = [
     "Position",
     "append_record",
     "column_of",
+    "csv_mark",
     "format_cell_rows",
     "format_cells",
     "header_end",
@@ -116,6 +118,8 @@ HEARTBEAT_SECONDS = 180.0
 minutes, as does the scanner of stable-pretraining.
 """
 
+MARKED_TAIL_BYTES = 256
+
 _HEADER_BYTES = 64 << 10
 _MAX_NAME_BYTES = 120
 _DEEPEST = 100
@@ -131,6 +135,17 @@ def metrics_name(rank: int) -> str:
 def summary_name(rank: int) -> str:
     """Returns the name of a rank's summary."""
     return SUMMARY if rank == 0 else f"summary.rank{rank}.json"
+
+
+def csv_mark(header: bytes, tail: bytes, size: int) -> dict[str, int]:
+    """Returns what `summary.json` says of the part of the CSV that it covers.
+
+    Args:
+        header: the first line of the CSV, with its line end.
+        tail: the last bytes of that part, `MARKED_TAIL_BYTES` of them if there are so many.
+        size: of that part, in bytes.
+    """
+    return {"bytes": size, "tail_crc32": zlib.crc32(tail), "header_crc32": zlib.crc32(header)}
 
 
 def lock_name(rank: int) -> str:

@@ -10,7 +10,6 @@ import os
 import socket
 import threading
 import time
-import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -31,6 +30,8 @@ from .layout import (
     ABANDONED_FOLDER,
     ENVIRONMENT,
     HEARTBEAT,
+    MARKED_TAIL_BYTES,
+    csv_mark,
     journal_path,
     metrics_name,
     parse_header,
@@ -55,7 +56,6 @@ _APPENDED = "run folder %s %s: rows are written by system calls, some microsecon
 JournalKind = Literal["auto", "mapped", "appended"]
 
 _DOCUMENT_SECONDS = 5.0
-_TAIL_BYTES = 256
 _LAST_TRIES = 5
 _FLUSH_SECONDS = 10.0
 # Makes room for the final documents on a full disk.
@@ -297,8 +297,8 @@ class RankWriter:
         """Returns a fingerprint of the first `size` bytes of the CSV, to match a summary with it."""
         if not len(self._csv.header) <= size <= self._csv.size:
             return None
-        tail = self._csv.read(max(0, size - _TAIL_BYTES), min(size, _TAIL_BYTES))
-        return {"bytes": size, "tail_crc32": zlib.crc32(tail), "header_crc32": zlib.crc32(self._csv.header)}
+        tail = self._csv.read(max(0, size - MARKED_TAIL_BYTES), min(size, MARKED_TAIL_BYTES))
+        return csv_mark(self._csv.header, tail, size)
 
     # The writer thread.
 

@@ -19,11 +19,13 @@ from uploads.disk import end_of_last_line, open_regular, read_regular
 
 from .frames import MAGIC, Boundary, Resume
 from .layout import (
+    MARKED_TAIL_BYTES,
     MAX_LINE_BYTES,
     OWN_COLUMNS,
     POSITION,
     Position,
     column_of,
+    csv_mark,
     header_end,
     header_line,
     journal_path,
@@ -150,6 +152,13 @@ class CsvSnapshot:
         """Returns up to `length` bytes before an offset, without the first line."""
         start = max(len(self.header), end - length)
         return self._piece(start, end - start)
+
+    def mark(self, size: int) -> dict[str, int] | None:
+        """Returns the `csv_mark` of the first `size` bytes; None if there are not so many."""
+        if not len(self.header) <= size <= self.end:
+            return None
+        start = max(0, size - MARKED_TAIL_BYTES)
+        return csv_mark(self.header, self._piece(start, size - start), size)
 
     def take(self) -> int:
         """Hands the descriptor over to the caller; this object cannot read any more."""

@@ -7,12 +7,9 @@ metrics does.
 from __future__ import annotations
 
 import importlib
-import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
-
-import attrs
 
 from destinations.kinds import RecordAccess
 from destinations.run_directory.layout import (
@@ -23,14 +20,13 @@ from destinations.run_directory.layout import (
     column_of,
     is_shallow,
     metrics_name,
-    summary_name,
     trusted_heartbeat,
 )
-from uploads.disk import read_regular
 
 from .errors import RunNotFoundError
-from .files import metric_of, read_object, read_object_file, whole_of
-from .record import Extremes, RunKind, RunRecord, Scalar, is_alive, shown_status
+from .files import read_object_file
+from .record import RunKind, RunRecord, Scalar, is_alive, shown_status
+from .summary import MetricSummary, summary_of
 
 if TYPE_CHECKING:
     import threading
@@ -45,32 +41,7 @@ if TYPE_CHECKING:
     from .content.records import RecordCount, Records
     from .content.series import Block, Series
 
-__all__ = ["MetricSummary", "Run", "computed_summary", "read_extremes"]
-
-
-@attrs.frozen
-class MetricSummary:
-    """The statistics of a metric. Min, max and mean are those of the finite values.
-
-    Attributes:
-        last: the last value.
-        min: None if no value is finite.
-        max: None if no value is finite.
-        min_step: the step of the first minimum; None if unknown.
-        max_step: the step of the first maximum; None if unknown.
-        count: number of values.
-        non_finite: number of values that are NaN or infinite.
-        mean: None if unknown.
-    """
-
-    last: float | None
-    min: float | None
-    max: float | None
-    min_step: int | None
-    max_step: int | None
-    count: int
-    non_finite: int
-    mean: float | None
+__all__ = ["MetricSummary", "Run"]
 
 
 class Run(RecordAccess):
@@ -222,18 +193,12 @@ class Run(RecordAccess):
 
     @property
     def summary(self) -> dict[str, MetricSummary]:
-        """The statistics of each metric from `summary.json`, or computed from the rows if there is none.
-
-        While a run is being written, the file is a few seconds behind.
-        """
+        """The statistics of each metric: those of `summary.json`, with the rows that were logged after it."""
         return self.summary_of(0)
 
     def summary_of(self, rank: int) -> dict[str, MetricSummary]:
         """Returns the `summary` of a rank."""
-        metrics = _summary_document(self.path, rank)
-        if not metrics:
-            return computed_summary(self.path, rank)
-        return {str(name): _metric_summary(one) for name, one in metrics.items() if isinstance(one, dict)}
+        return summary_of(self.path, rank)
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -489,77 +454,3 @@ class Run(RecordAccess):
                 continue
             return trusted_heartbeat(self.path, at, self._clock())
         return None
-
-
-def read_extremes(run_dir: str, metric: str) -> Extremes:
-    """Returns the smallest and largest value of a metric of a run, each with its step; as `Run.summary`."""
-    metrics = _summary_document(run_dir, 0)
-    if metrics:
-        one = metrics.get(metric)
-        found = _metric_summary(one) if isinstance(one, dict) else None
-    else:
-        found = computed_summary(Path(run_dir), 0).get(metric)
-    return (None,) * 4 if found is None else (found.min, found.min_step, found.max, found.max_step)
-
-
-def _summary_document(run_dir: str | Path, rank: int) -> dict[str, Any]:
-    """Returns the metrics of `summary.json`; empty if it is missing or damaged."""
-    try:
-        # A text: to make and join a Path takes as long as to read the file.
-        metrics = read_object(read_regular(f"{run_dir}/{summary_name(rank)}")).get("metrics")
-    except (OSError, ValueError):
-        return {}
-    return metrics if isinstance(metrics, dict) else {}
-
-
-def _metric_summary(record: Mapping[str, Any]) -> MetricSummary:
-    """Returns an entry of `summary.json`; those of stable-pretraining lack steps and mean."""
-    # A metric of bools is 0 and 1 to the reader, as in `metrics.csv`.
-    numbers = {name: metric_of(record.get(name)) for name in ("last", "min", "max", "mean")}
-    # stable-pretraining keeps a NaN that was logged first as min and max.
-    bounds = {
-        name: value if value is not None and math.isfinite(value) else None for name, value in numbers.items()
-    }
-    return MetricSummary(
-        last=numbers["last"],
-        min=bounds["min"],
-        max=bounds["max"],
-        min_step=whole_of(record.get("min_step")),
-        max_step=whole_of(record.get("max_step")),
-        count=whole_of(record.get("count")) or 0,
-        non_finite=whole_of(record.get("non_finite")) or 0,
-        mean=numbers["mean"],
-    )
-
-
-def computed_summary(run_dir: Path, rank: int) -> dict[str, MetricSummary]:
-    """Computes the summary of a rank from its rows."""
-    import numpy as np
-
-    from .content.series import MISSING_STEP, run_blocks
-
-    parts: dict[str, list[tuple[Any, Any]]] = {}
-    for block in run_blocks(run_dir, rank):
-        for name, (values, present) in block.columns.items():
-            if present.any():
-                parts.setdefault(name, []).append((values[present], block.step[present]))
-    found = {}
-    for name, pieces in parts.items():
-        value, step = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
-        places = np.flatnonzero(np.isfinite(value))
-        finite = value[places]
-        extremes = [int(places[index]) for index in (finite.argmin(), finite.argmax())] if len(finite) else []
-        at = [None if step[place] == MISSING_STEP else int(step[place]) for place in extremes]
-        with np.errstate(over="ignore"):
-            mean = float(finite.mean()) if len(finite) else None
-        found[name] = MetricSummary(
-            last=float(value[-1]),
-            min=float(value[extremes[0]]) if extremes else None,
-            max=float(value[extremes[1]]) if extremes else None,
-            min_step=at[0] if at else None,
-            max_step=at[1] if at else None,
-            count=len(value),
-            non_finite=len(value) - len(finite),
-            mean=mean,
-        )
-    return found

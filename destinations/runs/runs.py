@@ -26,7 +26,8 @@ from .index.root import Root
 from .index.scan import RUNNING, ScanChange, ScanReport
 from .order import MISSING, label_of, same_values, sort_rows
 from .record import FIELDS, Extremes, RunRecord, flat_record, is_terminal
-from .run import Run, read_extremes
+from .run import Run
+from .summary import read_extremes
 
 __all__ = ["BestRun", "RunLike", "Runs", "differing", "matches"]
 

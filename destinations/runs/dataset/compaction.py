@@ -25,7 +25,8 @@ from destinations.runs.content.rank_reader import stamps_of
 from destinations.runs.content.series import MISSING_STEP, Block, run_blocks
 from destinations.runs.errors import DatasetError, RunsError
 from destinations.runs.record import RunRecord, is_terminal
-from destinations.runs.run import Run, computed_summary
+from destinations.runs.run import Run
+from destinations.runs.summary import computed_summary
 from uploads import Store, one_line, open_store
 
 from .reading import DatasetRun

@@ -29,10 +29,11 @@ from destinations.run_directory.layout import (
     SESSIONS,
     SIDECAR,
     SUMMARY,
+    TERMINAL_STATUSES,
     trusted_heartbeat,
 )
 from destinations.runs.files import clean_text, read_object
-from destinations.runs.record import is_terminal, read_sidecar
+from destinations.runs.record import is_alive, is_terminal, read_sidecar
 from uploads.disk import read_with_status
 
 from .edits import apply_edits
@@ -171,6 +172,10 @@ _COARSE_NS = 2_000_000_000
 _NO_SUBFOLDERS = 2
 # In what is compared of a run's files; not equal to itself.
 _UNKNOWN = "?"
+# After it: the rows were read when the heartbeat was stale, so that they are all there will be.
+_SETTLED = " settled"
+# Statuses that the writer sets together with the summary of all rows.
+_SUMMARIZED = TERMINAL_STATUSES - {"failed to write"}
 
 
 class FileSystem:
@@ -376,7 +381,7 @@ class Scanner:
         is_csv = run[4].startswith("csv ")
         if self._full or run[3] & DAMAGED or is_csv or not is_same_folder:
             files = None if self._full else self._files(path)
-            if files is None or _UNKNOWN in files or files != run[4]:
+            if files is None or _UNKNOWN in files or files != run[4].removesuffix(_SETTLED):
                 found = self._read(path, state) or self._classify(path, state)
                 if found is not None:
                     if not found.is_orphan and found.files[:4] != "csv ":
@@ -389,6 +394,10 @@ class Scanner:
         elif path in self._known.children:
             self._pending.extend(self._known.children[path])
         heartbeat_at = self._heartbeat(path) if run[3] & RUNNING and not is_csv else run[5]
+        if run[3] == RUNNING and not is_csv:
+            is_settled = run[4].endswith(_SETTLED) or is_alive("running", heartbeat_at, self._now)
+            if heartbeat_at != run[5] or not is_settled:
+                return self._read(path, state)
         trusted = self._trusted_ns(state)
         if heartbeat_at == run[5] and (trusted, state.st_ino) == (run[1], run[2]):
             self.unchanged += 1
@@ -416,6 +425,15 @@ class Scanner:
             heartbeat_at, flags = fields.get("ended_at") or fields.get("updated_at"), 0
         else:
             heartbeat_at, flags = self._heartbeat(path), RUNNING
+        files = f"{files} {edits}"
+        if flags and not is_alive("running", heartbeat_at, self._now):
+            files += _SETTLED
+        if fields["kind"] == "run-directory" and fields.get("status") not in _SUMMARIZED:
+            try:
+                # A folder that lost its rows has the summary of the sidecar only.
+                fields["summary"] = _last_values(base) or fields.get("summary", {})
+            except (OSError, ValueError) as error:
+                problem = problem or f"{METRICS} cannot be read: {error}"
         return ScanChange(
             path,
             fields,
@@ -423,7 +441,7 @@ class Scanner:
             heartbeat_at,
             self._trusted_ns(state),
             state.st_ino,
-            f"{files} {edits}",
+            files,
             flags if problem is None else flags | DAMAGED,
         )
 
@@ -528,3 +546,10 @@ class Scanner:
 
     def _fingerprint(self, state: os.stat_result) -> str:
         return f"{self._trusted_ns(state) or _UNKNOWN}-{state.st_size}-{state.st_ino}"
+
+
+def _last_values(run_dir: str) -> dict[str, float]:
+    # It reads rows, which finding runs that ended does not need.
+    from destinations.runs.summary import last_values
+
+    return last_values(Path(run_dir))

@@ -138,3 +138,67 @@ def test_a_killed_run_is_not_alive_once_its_heart_stood_still(killed, tmp_path):
         assert (runs.report.runs, runs.report.alive) == (4, 0)
         assert {run.record.status for run in runs.query(where="not alive")} == {"running"}
         assert {run.record.hparams["kind"] for run in runs} == {"crash"}
+
+
+KILLED_BETWEEN_FLUSHES = """
+import os
+import signal
+import sys
+from destinations import RunDirectory
+from events import Engine, Logger, State
+
+state = State("test")
+logger = Logger(state, [RunDirectory(sys.argv[1], flush_seconds=3600.0)], raise_errors=True)
+engine = Engine(state, logger)
+engine.run_event("init")
+logger.log_metrics({"acc": 0.5, "early": 1.0}, 1)
+logger.flush()
+print("flushed", flush=True)
+sys.stdin.readline()
+for step in range(2, 50):
+    logger.log_metrics({"acc": step / 100}, step)
+logger.log_metrics({"late": 0.25}, 50)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_summary_of_a_killed_run_is_that_of_its_rows(tmp_path):
+    """The record, the statistics and the best runs have the rows after the last flush, and nothing is written."""
+    root, hours = tmp_path / "runs", [0.0]
+    folder = root / "killed"
+    root.mkdir()
+    command = [sys.executable, "-c", KILLED_BETWEEN_FLUSHES, str(folder)]
+    with (
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        ) as process,
+        open_runs(root, cache=tmp_path / "cache", clock=lambda: time.time() + hours[0]) as runs,
+    ):
+        assert process.stdout.readline() == "flushed\n"
+        beats = folder.joinpath("heartbeat").stat()
+        for path in (folder / "sidecar.json", folder):
+            os.utime(path, (1e9, 1e9))  # An older time is trusted.
+        runs.scan()
+        before = runs.best("acc", is_max=True)[0].value
+        process.communicate("go\n", WAIT_SECONDS)
+        os.utime(folder / "heartbeat", ns=(beats.st_atime_ns, beats.st_mtime_ns))
+        files = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+        hours[0] = HOUR
+
+        runs.scan()
+
+        (run,) = runs
+        assert run.record.summary == {"acc": 0.49, "early": 1.0, "late": 0.25}
+        assert (run.summary["acc"].last, run.summary["acc"].count, run.summary["acc"].min_step) == (
+            0.49,
+            49,
+            2,
+        )
+        best = runs.best("acc", is_max=True)[0]
+        assert (before, best.value, best.step, runs.best("acc", is_max=False)[0].value) == (0.5, 0.5, 1, 0.02)
+        assert runs.scan().unchanged == 1
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == files

@@ -1,0 +1,186 @@
+"""The statistics of each metric of a run: those of `summary.json`, and of the rows after it.
+
+Never writes into the run.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from destinations.run_directory.layout import JOURNAL_FOLDER, metrics_name, summary_name
+from uploads.disk import read_regular
+
+from .files import metric_of, read_object, whole_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .record import Extremes
+
+__all__ = ["MetricSummary", "computed_summary", "last_values", "read_extremes", "summary_of"]
+
+
+@attrs.frozen
+class MetricSummary:
+    """The statistics of a metric. Min, max and mean are those of the finite values.
+
+    Attributes:
+        last: the last value.
+        min: None if no value is finite.
+        max: None if no value is finite.
+        min_step: the step of the first minimum; None if unknown.
+        max_step: the step of the first maximum; None if unknown.
+        count: number of values.
+        non_finite: number of values that are NaN or infinite.
+        mean: None if unknown.
+    """
+
+    last: float | None
+    min: float | None
+    max: float | None
+    min_step: int | None
+    max_step: int | None
+    count: int
+    non_finite: int
+    mean: float | None
+
+
+def summary_of(run_dir: Path, rank: int) -> dict[str, MetricSummary]:
+    """Returns the statistics of each metric of a rank, as its rows have them."""
+    metrics = _summary_document(run_dir, rank)
+    if not metrics:
+        return computed_summary(run_dir, rank)
+    return {str(name): _metric_summary(one) for name, one in metrics.items() if isinstance(one, dict)}
+
+
+def read_extremes(run_dir: str, metric: str) -> Extremes:
+    """Returns the smallest and largest value of a metric of a run, each with its step; as `Run.summary`."""
+    metrics = _summary_document(run_dir, 0)
+    if metrics:
+        one = metrics.get(metric)
+        found = _metric_summary(one) if isinstance(one, dict) else None
+    else:
+        found = computed_summary(Path(run_dir), 0).get(metric)
+    return (None,) * 4 if found is None else (found.min, found.min_step, found.max, found.max_step)
+
+
+def _summary_document(run_dir: str | Path, rank: int) -> dict[str, Any]:
+    """Returns the `metrics` of `summary.json`, with the rows that were logged after it was written.
+
+    The file of a run that ended is returned as it is: it covers the whole CSV, and there is no journal.
+    Empty if it is missing or damaged, or of other rows than there are.
+    """
+    try:
+        # A text: to make and join a Path takes as long as to read the file.
+        document = read_object(read_regular(f"{run_dir}/{summary_name(rank)}"))
+    except (OSError, ValueError):
+        return {}
+    metrics, mark = document.get("metrics"), document.get("csv")
+    if not isinstance(metrics, dict):
+        return {}
+    if not isinstance(mark, dict) or _is_all(run_dir, rank, mark):
+        return metrics
+    try:
+        return _with_later_rows(Path(run_dir), rank, document, mark)
+    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, csv.Error):
+        return {}  # Damaged; the rows have all that it said.
+
+
+def _is_all(run_dir: str | Path, rank: int, mark: Mapping[str, Any]) -> bool:
+    """Returns whether a summary with this mark covers all rows, for all that their files' sizes tell."""
+    if os.path.exists(f"{run_dir}/{JOURNAL_FOLDER}"):  # noqa: PTH110  # as above
+        return False
+    rows = f"{run_dir}/{metrics_name(rank)}"
+    try:
+        return os.stat(rows).st_size == mark.get("bytes")  # noqa: PTH116  # as above
+    except OSError:
+        return True
+
+
+def _with_later_rows(
+    run_dir: Path, rank: int, document: Mapping[str, Any], mark: Mapping[str, Any]
+) -> dict[str, Any]:
+    from destinations.run_directory.reader import merge_journal
+    from destinations.run_directory.statistics import Statistics
+
+    from .content.rank_reader import RankReader
+
+    with RankReader(run_dir, rank).look() as look:
+        snapshot = look.snapshot
+        now = snapshot.csv.mark(mark["bytes"])
+        if snapshot.resumes or now is None or any(mark[name] != now[name] for name in now):
+            return {}
+        statistics = Statistics.from_summary(document)
+        later = itertools.chain(snapshot.csv.rows(mark["bytes"]), merge_journal([], snapshot.records))
+        statistics.add_mixed((row.step, row.epoch, row.metrics) for row in later)
+    return {name: metric.to_json() for name, metric in statistics.metrics.items()}
+
+
+def last_values(run_dir: Path) -> dict[str, float]:
+    """Returns the last value of each metric of rank 0 as its rows have it, in the journal too.
+
+    Raises:
+        OSError: the rows cannot be read.
+    """
+    lasts = {name: one.last for name, one in summary_of(run_dir, 0).items()}
+    return {name: last for name, last in lasts.items() if last is not None}
+
+
+def _metric_summary(record: Mapping[str, Any]) -> MetricSummary:
+    """Returns an entry of `summary.json`; those of stable-pretraining lack steps and mean."""
+    # A metric of bools is 0 and 1 to the reader, as in `metrics.csv`.
+    numbers = {name: metric_of(record.get(name)) for name in ("last", "min", "max", "mean")}
+    # stable-pretraining keeps a NaN that was logged first as min and max.
+    bounds = {
+        name: value if value is not None and math.isfinite(value) else None for name, value in numbers.items()
+    }
+    return MetricSummary(
+        last=numbers["last"],
+        min=bounds["min"],
+        max=bounds["max"],
+        min_step=whole_of(record.get("min_step")),
+        max_step=whole_of(record.get("max_step")),
+        count=whole_of(record.get("count")) or 0,
+        non_finite=whole_of(record.get("non_finite")) or 0,
+        mean=numbers["mean"],
+    )
+
+
+def computed_summary(run_dir: Path, rank: int) -> dict[str, MetricSummary]:
+    """Computes the summary of a rank from its rows."""
+    import numpy as np
+
+    from .content.series import MISSING_STEP, run_blocks
+
+    parts: dict[str, list[tuple[Any, Any]]] = {}
+    for block in run_blocks(run_dir, rank):
+        for name, (values, present) in block.columns.items():
+            if present.any():
+                parts.setdefault(name, []).append((values[present], block.step[present]))
+    found = {}
+    for name, pieces in parts.items():
+        value, step = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
+        places = np.flatnonzero(np.isfinite(value))
+        finite = value[places]
+        extremes = [int(places[index]) for index in (finite.argmin(), finite.argmax())] if len(finite) else []
+        at = [None if step[place] == MISSING_STEP else int(step[place]) for place in extremes]
+        with np.errstate(over="ignore"):
+            mean = float(finite.mean()) if len(finite) else None
+        found[name] = MetricSummary(
+            last=float(value[-1]),
+            min=float(value[extremes[0]]) if extremes else None,
+            max=float(value[extremes[1]]) if extremes else None,
+            min_step=at[0] if at else None,
+            max_step=at[1] if at else None,
+            count=len(value),
+            non_finite=len(value) - len(finite),
+            mean=mean,
+        )
+    return found
