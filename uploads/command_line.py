@@ -14,6 +14,7 @@ import math
 import shutil
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
@@ -362,14 +363,23 @@ def _problem(store: Store, outcome: Outcome) -> str:
         return "missing"
     if found.size != outcome.size:
         return f"expected {outcome.size} bytes, found {found.size}"
-    if outcome.sha256 is None:
+    if outcome.sha256 is None and outcome.crc32 is None:
         return ""
-    if found.sha256 is None and outcome.crc32 is not None:
+    if outcome.crc32 is not None and (found.sha256 is None or outcome.sha256 is None):
         crc32 = with_checksum(store, found).crc32
+        if crc32 is None and outcome.sha256 is None:
+            crc32 = _crc32_in_store(store, outcome.remote_name)
         if crc32 is not None:
             return "" if crc32 == outcome.crc32 else f"expected CRC-32 {outcome.crc32:08x}, found {crc32:08x}"
     sha256 = found.sha256 or _digest_in_store(store, outcome.remote_name)
     return "" if sha256 == outcome.sha256 else f"expected SHA-256 {outcome.sha256}, found {sha256}"
+
+
+def _crc32_in_store(store: Store, name: str) -> int:
+    crc32 = 0
+    for chunk in store.get(name):
+        crc32 = zlib.crc32(chunk, crc32)
+    return crc32
 
 
 def _digest_in_store(store: Store, name: str) -> str:

@@ -82,7 +82,7 @@ class Outcome:
         state: One of the final states.
         uri: Of the object.
         size: Bytes.
-        sha256: Hexadecimal digest of the bytes, if they were read.
+        sha256: Hexadecimal digest of the bytes, if it was computed: a folder has none of a file above 8 MiB.
         reason: Why it failed; empty if it did not.
         superseded_by: The identifier of the entry that replaced it.
         crc32: Of the bytes, if they were read.

@@ -180,6 +180,21 @@ def test_verify_compares_what_was_delivered(make_queue, make_file, tmp_path, cap
     assert main(["verify", str(queue.spool.path)]) == EXIT_FAILED
 
 
+def test_verify_of_a_large_file_in_a_folder_compares_its_checksum(make_queue, make_file, tmp_path):
+    """No SHA-256 of it was computed: the CRC-32 of what was delivered finds one changed byte."""
+    queue = make_queue()
+    for name in ("right", "changed"):
+        queue.submit(make_file(content=bytes(9 << 20)), name)
+    queue.close(LIMIT_SECONDS)
+    with (tmp_path / "store/changed").open("r+b") as stream:
+        stream.write(b"1")
+
+    (found,) = verify(queue.spool.path)
+
+    assert found.uri.endswith("/changed")
+    assert found.problem.startswith("expected CRC-32 ")
+
+
 def test_verify_of_an_object_of_parts_asks_the_store_for_its_checksum(
     proxy, moto, prefix, make_queue, make_file
 ):

@@ -199,7 +199,7 @@ class CloudStore:
             self._backend,
             key,
             body.chunks(self._part_bytes) if is_large else body.read(0, body.digest.size),
-            attributes={"entry-id": body.identifier, "sha256": body.digest.sha256},
+            attributes={"entry-id": body.identifier, "sha256": body.sha256},
             mode="create" if create_only else "overwrite",
             use_multipart=is_large,
             chunk_size=self._part_bytes,

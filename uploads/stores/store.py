@@ -39,10 +39,10 @@ _HELD_BYTES = 8 << 20
 
 @attrs.frozen
 class Digest:
-    """Size, SHA-256 (hexadecimal) and CRC-32 of some bytes."""
+    """Size, SHA-256 (hexadecimal; None where the store needs none of a large file) and CRC-32 of bytes."""
 
     size: int
-    sha256: str
+    sha256: str | None
     crc32: int
 
 
@@ -110,6 +110,13 @@ class Body:
             self.accept(self.measure())
         assert self._digest is not None  # noqa: S101  # accept() returned
         return self._digest
+
+    @property
+    def sha256(self) -> str:
+        """The SHA-256 of all the bytes, for a store that sends it; see `digest`."""
+        sha256 = self.digest.sha256
+        assert sha256 is not None  # noqa: S101  # only a store that sends none accepts a digest without it
+        return sha256
 
     def accept(self, digest: Digest) -> None:
         """Keeps the digest that a store computed while it sent the bytes.
@@ -319,7 +326,7 @@ class Replacing(Protocol):
 
 @runtime_checkable
 class Checksumming(Protocol):
-    """A store that computes the CRC-32 of an object, compares it before the object appears, and keeps it."""
+    """A store that compares the CRC-32 of an object before it appears, and keeps it where it can."""
 
     def checks_whole(self, size: int) -> bool:
         """Returns whether it does so for a file of this size.

@@ -9,6 +9,7 @@ import os
 import pkgutil
 import re
 import threading
+import zlib
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
@@ -474,3 +475,19 @@ def test_sftp_reads_small_files_back(sshd_login, make_file, tmp_path, read_back_
 
     assert [found.name for found in store.list()] == (["a"] if read_back_bytes == 0 else [])
     store.renew()
+
+
+def test_a_folder_compares_a_large_file_in_the_pass_that_copies_it(tmp_path, make_file):
+    """Bytes with another CRC-32 than expected never appear; the right ones do, and no SHA-256 is computed."""
+    store, content = LocalStore(tmp_path / "store"), bytes(9 << 20)
+    path = make_file(content=content)
+    assert store.checks_whole(len(content))
+
+    with Body(path, "bad", crc32=zlib.crc32(content) ^ 1) as body, pytest.raises(BytesCorruptError):
+        store.put("bad", body, overwrite=True)
+    with Body(path, "good", crc32=zlib.crc32(content)) as body:
+        put = store.put("good", body, overwrite=True)
+
+    assert [found.name for found in store.list()] == ["good"]
+    assert (put.size, put.sha256, body.digest.crc32) == (len(content), None, zlib.crc32(content))
+    assert sorted(found.name for found in (tmp_path / "store").iterdir()) == ["good"]

@@ -211,7 +211,7 @@ class Requests:
         data = body.read_whole()
         headers = dict(condition)
         if self.checksum == "aws":
-            headers["ChecksumSHA256"] = base64.b64encode(bytes.fromhex(body.digest.sha256)).decode()
+            headers["ChecksumSHA256"] = base64.b64encode(bytes.fromhex(body.sha256)).decode()
         elif self.checksum == "md5":
             headers["ContentMD5"] = _md5(data)
         answer = self._client.put_object(
@@ -348,9 +348,9 @@ class Requests:
         with contextlib.closing(answer["Body"]) as stream:
             while chunk := stream.read(_SEND_BYTES):
                 sha256.update(chunk)
-        if sha256.hexdigest() != body.digest.sha256:
+        if sha256.hexdigest() != body.sha256:
             raise BytesCorruptError(
-                f"{key} has SHA-256 {sha256.hexdigest()} in the store, expected {body.digest.sha256}"
+                f"{key} has SHA-256 {sha256.hexdigest()} in the store, expected {body.sha256}"
             )
 
     def head(self, key: str, *, with_checksum: bool = False) -> dict[str, Any]:
@@ -445,7 +445,7 @@ def _encoded(crc32: int) -> str:
 
 
 def _metadata(body: Body) -> dict[str, str]:
-    sha256 = {"sha256": body.digest.sha256} if body.is_measured else {}
+    sha256 = {"sha256": body.sha256} if body.is_measured else {}
     return {"entry-id": body.identifier, **sha256}
 
 
