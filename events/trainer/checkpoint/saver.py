@@ -315,14 +315,11 @@ class CheckpointSaver(Callback):
         self._kept.evaluated(state)
 
     def epoch_checkpoint(self, state: State, logger: Logger) -> None:
-        """Saves if the interval has passed."""
+        """Saves if the interval has passed; an iteration counts where it ends, after its last epoch."""
         if self._interval.passed(state):
             self._save(state, logger)
 
-    def iteration_checkpoint(self, state: State, logger: Logger) -> None:
-        """Saves if the interval has passed: iterations count when they end, after their last epoch."""
-        if self._interval.passed(state):
-            self._save(state, logger)
+    iteration_checkpoint = epoch_checkpoint
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Saves the final state; an error is raised here, as no later checkpoint replaces this one."""
