@@ -15,6 +15,9 @@ from typing import Any, Literal
 
 import attrs
 
+# Kinds import it in the call that needs it, which a signal handler that logs may interrupt: in one thread,
+# that one would see half of the module. Imported here, it is whole before a run can be open.
+import destinations.media  # noqa: F401
 from destinations.background import Lane, RetryLaterError
 from destinations.kinds import indexes
 from destinations.kinds.artifacts import ARTIFACTS_INDEX

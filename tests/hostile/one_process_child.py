@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,35 @@ def signals(isolation):
     return counts
 
 
+def imported_by_calls():
+    """Returns the modules that the calls of a run import in the thread that makes them."""
+    thread, seen = threading.get_ident(), []
+
+    class Watching:
+        def find_spec(self, name, *_):
+            if threading.get_ident() == thread:
+                seen.append(name)
+
+    with Run(RunDirectory(FOLDER / "run"), run_name="mine", raise_errors=True) as run:
+        sys.meta_path.insert(0, Watching())
+        run.log_hyperparameters({"lr": 0.1})
+        run.log_metrics({"loss": 0.5}, 0)
+        run.log_text("text", name="text", step=0)
+        run.log_table(["a"], [[1]], name="table", step=0)
+        run.log_histogram(np.zeros(8), "histogram", step=0)
+        run.log_images(
+            np.zeros((4, 4, 3), np.uint8),
+            "image",
+            masks={"mask": np.zeros((4, 4), np.uint8)},
+            channels_last=True,
+        )
+        run.log_audio(np.zeros(800, np.float32), 8000, "audio", step=0)
+        run.log_video(np.zeros((4, 3, 16, 16), np.uint8), 2, "video", step=0)
+        run.log_point_cloud(np.zeros((5, 3)), "points", step=0)
+        run.batch_end()
+        return list(seen)
+
+
 def until_told():
     """Logs until standard input ends, and says which row was taken."""
     with Run(RunDirectory(FOLDER / "run", flush_seconds=0.01), run_name="mine") as run:
@@ -121,4 +151,5 @@ def notebook():
 
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(LIMIT_SECONDS, exit=True)
-    print(json.dumps({"signals": signals, "until told": until_told, "notebook": notebook}[MODE](*OPTIONS)))
+    modes = [signals, imported_by_calls, until_told, notebook]
+    print(json.dumps({mode.__name__.replace("_", " "): mode for mode in modes}[MODE](*OPTIONS)))

@@ -79,6 +79,11 @@ def test_a_signal_handler_that_logs_and_uploads_neither_hangs_nor_loses(child, t
     )
 
 
+def test_calls_of_an_open_run_import_nothing(child):
+    """A handler that comes in the middle of an import would find half of a module, and the call takes its time."""
+    assert answer(child("imported by calls")) == []
+
+
 def test_rows_of_several_threads_are_there_once_each(tmp_path):
     """Four threads with steps of their own, beside the thread that trains."""
     memory = InMemory()
