@@ -53,17 +53,17 @@ _OF_RANK = re.compile(r"\.\w+\.rank(\d+)\.")
 
 
 class RunDirectoryError(RecordError):
-    """The base class of the errors of this package.
-
-    Attributes:
-        is_same_process: whether the folder has another run of this process.
-    """
-
-    is_same_process = False
+    """The base class of the errors of this package."""
 
 
 class RunInUseError(RunDirectoryError):
-    """Another process writes to this folder, or another run of this process."""
+    """Another process writes to this folder, or another run of this process.
+
+    Attributes:
+        is_same_process: whether it is another run of this process.
+    """
+
+    is_same_process = False
 
 
 class RunExistsError(RunDirectoryError, FileExistsError):

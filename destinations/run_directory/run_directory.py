@@ -56,9 +56,6 @@ __all__ = ["RunDirectory"]
 
 _log = logging.getLogger("destinations")
 
-# The ids of the runs that this process has written.
-_written_here: set[str] = set()
-
 _MAX_EARLY_RECORDS = 1000
 _MAX_NAMES_BESIDE = 10_000
 
@@ -78,10 +75,9 @@ class RunDirectory(RecordDestination):
     records or 256 MiB), a call waits one second at most, then the record is dropped, counted and reported.
 
     **Resume.** A folder that holds a run is continued: rows of steps that training repeats are moved from
-    `metrics.csv` to `abandoned/`. A run that another process completed is refused, unless it was asked to
-    be continued; see `if_exists`. One process writes at a time; a second one is refused. Where another
-    process is refused, a second run of the same process, such as a notebook cell that is run again, gets a
-    free name beside the first, "digits-2", and a warning that says so.
+    `metrics.csv` to `abandoned/`. A run that was completed stays as it is: a script or a notebook cell that
+    is run again gets a free name beside it, "digits-2", and a warning that says so; see `if_exists`. One
+    process writes at a time; a second one is refused.
 
     **Disk failures** do not reach training: rows are buffered in memory, up to 64 MiB, and written when the
     disk works again.
@@ -97,10 +93,10 @@ class RunDirectory(RecordDestination):
             costs.
         if_exists: what to do if the folder holds a run: "resume" continues it, "error" refuses it, "new"
             takes a free name beside it, "digits-2"; `run_dir` tells which. "new" needs a single writing rank.
-            Default, "auto": a completed run is refused, or where it is of this process, the second takes a
-            free name beside it; any other is continued. A completed one is continued too, with a warning,
-            where that was asked for: `Trainer(autoresume=True)` or with a `load_path`, and in the adapters
-            for other trainers.
+            Default, "auto": beside a completed run, or one that this process is writing, a free name is
+            taken; any other is continued. A completed one is continued too, with a warning, where that was
+            asked for: `Trainer(autoresume=True)` or with a `load_path`, and in the adapters for other
+            trainers.
         all_ranks: also writes the metrics of ranks other than 0, one CSV per rank.
         keep_files: what to do with files given to `upload_file`: "copy", "link" (hard links; do not modify
             the file in place), "off", or "auto": "copy", but "off" if another destination takes files.
@@ -261,11 +257,13 @@ class RunDirectory(RecordDestination):
         try:
             self._open(run_dir, state)
         except (RunExistsError, RunInUseError) as error:
-            is_again = error.is_same_process and not self._all_ranks
-            if self._if_exists != "new" and not (is_again and self._if_exists in {"auto", "resume"}):
+            is_completed = self._if_exists == "auto" and isinstance(error, RunExistsError)
+            is_again = (
+                isinstance(error, RunInUseError) and error.is_same_process and self._if_exists != "error"
+            )
+            if self._if_exists != "new" and (self._all_ranks or not (is_completed or is_again)):
                 raise
             taken: Exception = error
-            is_completed = self._if_exists == "auto" and isinstance(error, RunExistsError)
             hint = ' Pass if_exists="resume" to continue the completed run instead.' if is_completed else ""
         else:
             return
@@ -293,8 +291,6 @@ class RunDirectory(RecordDestination):
             elif self._if_exists == "auto" and state.rank == 0:
                 self._check_not_completed(run_dir, state)
             self._start(run_dir, state, lock)
-            if self._documents is not None:
-                _written_here.add(self._documents.run_id)
         except BaseException as error:
             # All or nothing: a half-opened folder would accept records and lose them.
             if self._writer is not None:
@@ -307,14 +303,11 @@ class RunDirectory(RecordDestination):
 
     @staticmethod
     def _check_not_completed(run_dir: Path, state: State) -> None:
-        """Refuses a run that was completed, by whatever process, unless it was asked to be continued."""
-        sidecar = read_json(run_dir / SIDECAR)
-        if sidecar.get("status") != "completed":
+        """Raises if a run was completed, by whatever process, unless it was asked to be continued."""
+        if read_json(run_dir / SIDECAR).get("status") != "completed":
             return
         if not state.continues_run:
-            error = run_exists_error(run_dir, "a run that was completed")
-            error.is_same_process = sidecar.get("run_id") in _written_here
-            raise error
+            raise run_exists_error(run_dir, "a run that was completed")
         _log.warning(
             "run folder %s holds a run that was completed: it is continued. Pass "
             'if_exists="new" for a folder beside it, or "error" to refuse it.',

@@ -245,7 +245,7 @@ def test_a_second_run_of_one_process_is_kept_beside_the_first(tmp_path, caplog):
 
 
 def test_what_is_done_with_a_folder_that_holds_a_completed_run(tmp_path, caplog):
-    """It is refused, continued, or left alone, as asked; by default, this process takes a name beside it."""
+    """It is refused, continued, or left alone, as asked; by default, a name beside it is taken."""
 
     def log(value, **options):
         with Run(RunDirectory(tmp_path / "run", **options), run_name="mine") as run:
@@ -312,19 +312,20 @@ def log_in_another_process(folder, *more):
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_a_run_that_another_process_completed_is_refused_with_the_choices(tmp_path):
-    """A script that is started again by mistake changes nothing."""
+def test_a_script_that_is_run_again_writes_beside_the_run_that_it_completed(tmp_path):
+    """The first stays as it is; a warning says where the second is, and how to continue the first instead."""
     folder = tmp_path / "run"
     assert log_in_another_process(folder).returncode == 0
 
     again = log_in_another_process(folder)
 
-    assert again.returncode == 1
-    assert f"RunExistsError: run folder {str(folder)!r} holds a run that was completed." in again.stderr
-    assert 'if_exists="resume"' in again.stderr
-    assert 'if_exists="new"' in again.stderr
-    assert sidecar(tmp_path)["status"] == "completed"
-    assert [row.metrics for row in read_rows(folder)] == [{"loss": 1.0}]
+    assert again.returncode == 0
+    assert again.stderr.strip() == (
+        f"run folder {folder} is taken: this run is written to {folder}-2. "
+        'Pass if_exists="resume" to continue the completed run instead.'
+    )
+    for one in (folder, tmp_path / "run-2"):
+        assert [row.metrics for row in read_rows(one)] == [{"loss": 1.0}]
 
 
 def test_a_run_that_failed_in_another_process_is_continued(tmp_path):
