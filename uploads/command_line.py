@@ -16,6 +16,7 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
@@ -66,6 +67,7 @@ EXIT_FAILED = 4
 
 _ENTRIES_SHOWN = 20
 _SPOOLS_NAMED = 5
+_VERIFIED_AT_ONCE = 8
 _Answer: TypeAlias = tuple[int, Any, Iterable[str]]  # The exit code, the JSON, and the lines of text.
 
 
@@ -164,9 +166,9 @@ def resume(
 def verify(path: str | Path, *, store: Store | None = None, trust: bool = False) -> list[Finding]:
     """Compares the last delivery of each name with the object in the store, by size and SHA-256.
 
-    The SHA-256 is that of the metadata. Where there is none, the CRC-32 that the store computed is compared
-    instead, and else the object, which is downloaded for it. What was delivered
-    to another store is compared only if `store` is given.
+    The SHA-256 is that of the metadata. Where there is none, the CRC-32 of the metadata or the one that the
+    store computed is compared instead, and else the object, which is downloaded for it. Several objects are
+    asked for at the same time. What was delivered to another store is compared only if `store` is given.
     """
     spool = existing(path, trust=trust)
     given = store is not None
@@ -176,10 +178,15 @@ def verify(path: str | Path, *, store: Store | None = None, trust: bool = False)
         for outcome in spool.delivered()
         if outcome.state is UploadState.DONE and (given or _is_at(store, outcome))
     }
-    problems = ((outcome, _problem(store, outcome)) for outcome in latest.values())
+    with ThreadPoolExecutor(_VERIFIED_AT_ONCE) as pool:
+        try:
+            problems = list(pool.map(functools.partial(_problem, store), latest.values()))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return [
         Finding(outcome.uri or store.uri(outcome.remote_name), problem)
-        for outcome, problem in problems
+        for outcome, problem in zip(latest.values(), problems, strict=True)
         if problem
     ]
 
@@ -366,7 +373,7 @@ def _problem(store: Store, outcome: Outcome) -> str:
     if outcome.sha256 is None and outcome.crc32 is None:
         return ""
     if outcome.crc32 is not None and (found.sha256 is None or outcome.sha256 is None):
-        crc32 = with_checksum(store, found).crc32
+        crc32 = with_checksum(store, found).crc32 if found.noted_crc32 is None else found.noted_crc32
         if crc32 is None and outcome.sha256 is None:
             crc32 = _crc32_in_store(store, outcome.remote_name)
         if crc32 is not None:

@@ -18,6 +18,7 @@ Calls that only Linux has, and `/proc`, are replaced by slower ones elsewhere.
 import contextlib
 import ctypes
 import errno
+import functools
 import itertools
 import json
 import os
@@ -59,6 +60,7 @@ __all__ = [
     "closing",
     "copy_all",
     "crc32_of",
+    "crc32_of_both",
     "duplicate_above",
     "end_of_last_line",
     "exists",
@@ -95,6 +97,7 @@ __all__ = [
     "unlink",
     "unlock",
     "write_all",
+    "write_at",
     "write_new",
 ]
 
@@ -267,7 +270,7 @@ class Disk:
 
     def write(self, fd: int, data: bytes, offset: int) -> None:
         """Writes all of the data at an offset."""
-        _write_at(fd, memoryview(data), offset)
+        write_at(fd, memoryview(data), offset)
 
     def truncate(self, fd: int, size: int) -> None:
         """Truncates a file."""
@@ -285,6 +288,10 @@ class Disk:
     def replace(self, source: Path | str, target: Path) -> None:
         """Renames a file, replacing an existing target."""
         Path(source).replace(target)
+
+    def link(self, source: Path, target: Path) -> None:
+        """Gives a file one more name; raises FileExistsError if that is taken."""
+        os.link(source, target)
 
     def unlink(self, path: Path | str) -> None:
         """Removes a file."""
@@ -540,8 +547,13 @@ def is_open_file(descriptor: int) -> Callable[[str], bool]:
     return is_it
 
 
-def link_open(descriptor: int, target: str | Path) -> None:
+def link_open(descriptor: int, target: str | Path, folder: int | None = None) -> None:
     """Gives an open file one more name, whatever has become of the one that it was opened by.
+
+    Args:
+        descriptor: The file.
+        target: Its new name.
+        folder: The descriptor of the folder that a relative name is in.
 
     Raises:
         FileExistsError: The target exists.
@@ -550,7 +562,7 @@ def link_open(descriptor: int, target: str | Path) -> None:
     """
     # Only with a descriptor of a folder, which an absolute path does not use, does Python call linkat(2),
     # which follows the link in /proc to the open file.
-    os.link(f"/proc/self/fd/{descriptor}", target, src_dir_fd=descriptor)
+    os.link(f"/proc/self/fd/{descriptor}", target, src_dir_fd=descriptor, dst_dir_fd=folder)
 
 
 def rename_new(source: str, target: str) -> None:
@@ -639,6 +651,39 @@ def crc32_of(descriptor: int) -> int:
     return crc32
 
 
+def crc32_of_both(first: int, second: int, size: int) -> int:
+    """Returns the CRC-32 of two pieces of bytes one after the other, as zlib's crc32_combine does.
+
+    Args:
+        first: The CRC-32 of the first.
+        second: The CRC-32 of the second.
+        size: Bytes of the second.
+    """
+    return _product(first, _shift(size)) ^ second
+
+
+@functools.lru_cache(maxsize=16)  # All parts of a file have one size, but the last.
+def _shift(size: int) -> int:
+    """Returns x to the power of the number of bits, in the field of the CRC-32: what appending does."""
+    power, square = 1 << 31, 1 << 23  # 1, and x to the power of 8; the highest bit is that of x to 0.
+    while size:
+        if size & 1:
+            power = _product(power, square)
+        square = _product(square, square)
+        size >>= 1
+    return power
+
+
+def _product(left: int, right: int) -> int:
+    product = 0
+    while right:
+        if right & 1 << 31:
+            product ^= left
+        right = right << 1 & 0xFFFFFFFF
+        left = left >> 1 ^ (0xEDB88320 if left & 1 else 0)
+    return product
+
+
 def copy_all(source: int, target: int) -> tuple[int, int | None]:
     """Copies a whole file and returns its size in bytes and its CRC-32.
 
@@ -648,7 +693,7 @@ def copy_all(source: int, target: int) -> tuple[int, int | None]:
     buffer = _buffer()
     count = os.preadv(source, [buffer], 0)
     if count < READ_BYTES:
-        _write_at(target, buffer[:count], 0)
+        write_at(target, buffer[:count], 0)
         return count, zlib.crc32(buffer[:count])
     total = 0
     while copied := _copy_stride(source, target, total):
@@ -667,12 +712,13 @@ def _copy_stride(source: int, target: int, offset: int) -> int:
             raise
     buffer = _buffer()
     count = os.preadv(source, [buffer], offset)
-    _write_at(target, buffer[:count], offset)
+    write_at(target, buffer[:count], offset)
     return count
 
 
-def _write_at(target: int, data: memoryview, offset: int) -> None:
-    view = data
+def write_at(target: int, data: bytes | memoryview, offset: int) -> None:
+    """Writes all of the data at an offset, whatever the position of the file."""
+    view = memoryview(data)
     while view:
         view = view[os.pwrite(target, view, offset + len(data) - len(view)) :]
 

@@ -4,15 +4,20 @@ import contextlib
 import hashlib
 import os
 import re
+import threading
 import time
 import uuid
+import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from .disk import (
     closing,
-    crc32_of,
+    crc32_of_both,
     is_open_file,
     link_open,
     open_regular,
@@ -20,18 +25,20 @@ from .disk import (
     rename,
     rename_new,
     try_lock,
-    write_all,
+    write_at,
 )
 from .drain.retry import RetryPolicy
 from .errors import BytesCorruptError, InvalidRemoteNameError, RemoteNotFoundError, TransientStoreError
 from .names import check_remote_name
 from .stores.registry import open_object, open_store
-from .stores.store import RemoteObject, Store, with_checksum
+from .stores.store import Ranging, RemoteObject, Store, with_checksum
 
 __all__ = ["POINTER_SUFFIX", "download_file", "read_pointer"]
 
 POINTER_SUFFIX = ".symlink"
 
+_PIECE_BYTES = 16 << 20
+_CONNECTIONS = 4
 _MAX_POINTERS = 10
 _MAX_FOLDERS = 16
 _TRIES_WITHOUT_PROGRESS = 8
@@ -89,13 +96,13 @@ def download_file(
     elif isinstance(store, str | Path):
         store = open_store(store)
     found = _resolve(store, name)
-    if found.sha256 is None:
+    if found.sha256 is None and found.noted_crc32 is None:
         found = with_checksum(store, found)
     destination.parent.mkdir(parents=True, exist_ok=True)
     with _new_file(destination, overwrite=overwrite) as descriptor:
         with _bar(found, shown=progress_bar) as bar:
-            _fetch(store, found, descriptor, bar, policy or RetryPolicy(), sleep)
-        _verify(found, descriptor)
+            crc32 = _Download(store, found, descriptor, bar, policy or RetryPolicy(), sleep).run()
+        _verify(found, descriptor, crc32)
     return destination
 
 
@@ -252,47 +259,106 @@ def _exists(destination: Path) -> FileExistsError:
     return FileExistsError(f"{destination} exists. Use overwrite=True to replace it.")
 
 
-def _fetch(
-    store: Store,
-    found: RemoteObject,
-    descriptor: int,
-    bar: Any,
-    policy: RetryPolicy,
-    sleep: Callable[[float], None],
-) -> None:
-    failures = done = 0
-    while True:
-        before = done
-        try:
-            for chunk in store.get(found.name, offset=before, version=found.version):
-                write_all(descriptor, chunk)
-                done += len(chunk)
-                bar.update(len(chunk))
-        except TransientStoreError as error:
-            failures = failures + 1 if done == before else 1
-            if failures >= _TRIES_WITHOUT_PROGRESS:
+@attrs.frozen
+class _Download:
+    """An object on its way into a file. The lock guards the bar; `stop` ends the threads early."""
+
+    store: Store
+    found: RemoteObject
+    descriptor: int
+    bar: Any
+    policy: RetryPolicy
+    sleep: Callable[[float], None]
+    lock: threading.Lock = attrs.field(factory=threading.Lock)
+    stop: threading.Event = attrs.field(factory=threading.Event)
+
+    def run(self) -> int:
+        """Fetches all of it, a large object over several connections; returns the CRC-32 of what came."""
+        crc32 = None
+        if isinstance(self.store, Ranging) and self.found.version and self.found.size > _PIECE_BYTES:
+            with contextlib.suppress(NotImplementedError):
+                crc32 = self._fetch_pieces(self.store, self.found.version)
+        if crc32 is None:
+            self.stop.clear()
+            crc32 = self._fetch(0, self._get_from)
+        os.fsync(self.descriptor)
+        return crc32
+
+    def _check_stopped(self) -> None:
+        if self.stop.is_set():
+            raise TransientStoreError("another piece failed")
+
+    def _get_from(self, offset: int) -> Iterator[bytes]:
+        return self.store.get(self.found.name, offset=offset, version=self.found.version)
+
+    def _fetch_pieces(self, store: Ranging, version: str) -> int:
+        def fetch(start: int) -> int:
+            end = min(start + _PIECE_BYTES, self.found.size)
+            return self._fetch(start, lambda at: store.get_range(self.found.name, at, end - at, version), end)
+
+        starts = range(0, self.found.size, _PIECE_BYTES)
+        with ThreadPoolExecutor(_CONNECTIONS, "uploads-download") as pool:
+            try:
+                try:
+                    pieces = [pool.submit(fetch, start) for start in starts]
+                except RuntimeError as error:  # Out of threads, or at interpreter exit.
+                    raise NotImplementedError from error
+                crc32s = [piece.result() for piece in pieces]
+            except BaseException:
+                self.stop.set()
+                pool.shutdown(wait=False, cancel_futures=True)
                 raise
-            sleep(policy.delay_seconds(failures, error.retry_after_seconds))
-        else:
-            if done >= found.size or done == before:
-                break  # Complete, or no progress: see _verify.
-    os.fsync(descriptor)
+        crc32 = 0
+        for start, piece in zip(starts, crc32s, strict=True):
+            crc32 = crc32_of_both(crc32, piece, min(_PIECE_BYTES, self.found.size - start))
+        return crc32
+
+    def _fetch(self, start: int, get: Callable[[int], Iterator[bytes]], end: int | None = None) -> int:
+        """Writes the bytes from `start` on, to `end` or what the store says is the end; returns their CRC-32.
+
+        A broken connection is continued where it broke.
+        """
+        failures = crc32 = 0
+        done = start
+        limit = self.found.size if end is None else end
+        while True:
+            before = done
+            try:
+                for chunk in get(before):
+                    self._check_stopped()
+                    write_at(self.descriptor, chunk, done)
+                    crc32 = zlib.crc32(chunk, crc32)
+                    done += len(chunk)
+                    with self.lock:
+                        self.bar.update(len(chunk))
+            except TransientStoreError as error:
+                failures = failures + 1 if done == before else 1
+                if failures >= _TRIES_WITHOUT_PROGRESS or self.stop.is_set():
+                    raise
+                self.sleep(self.policy.delay_seconds(failures, error.retry_after_seconds))
+            else:
+                if done >= limit or done == before:
+                    break  # Complete, or no progress: see _verify.
+        if end is not None and done != end:
+            raise BytesCorruptError(
+                f"{self.found.name!r} has {done - start} bytes at {start}, expected {end - start}"
+            )
+        return crc32
 
 
-def _verify(found: RemoteObject, descriptor: int) -> None:
+def _verify(found: RemoteObject, descriptor: int, crc32: int) -> None:
     size = os.fstat(descriptor).st_size
     if size != found.size:
         raise BytesCorruptError(f"{found.name!r} has {size} bytes, expected {found.size}")
+    expected = found.noted_crc32 if found.crc32 is None else found.crc32
     if found.sha256 is not None:
         with open(descriptor, "rb", closefd=False) as stream:
             stream.seek(0)
             sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
         if sha256 != found.sha256:
             raise BytesCorruptError(f"{found.name!r} has SHA-256 {sha256}, expected {found.sha256}")
-    elif found.crc32 is not None:
-        crc32 = crc32_of(descriptor)
-        if crc32 != found.crc32:
-            raise BytesCorruptError(f"{found.name!r} has CRC-32 {crc32:08x}, expected {found.crc32:08x}")
+    elif expected not in {None, crc32}:
+        raise BytesCorruptError(f"{found.name!r} has CRC-32 {crc32:08x}, expected {expected:08x}")
 
 
 def _bar(found: RemoteObject, *, shown: bool) -> Any:

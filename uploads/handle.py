@@ -82,7 +82,8 @@ class Outcome:
         state: One of the final states.
         uri: Of the object.
         size: Bytes.
-        sha256: Hexadecimal digest of the bytes, if it was computed: a folder has none of a file above 8 MiB.
+        sha256: Hexadecimal digest of the bytes, if it was computed: a folder has none of a file above 8 MiB,
+            S3 none of one above `part_bytes`.
         reason: Why it failed; empty if it did not.
         superseded_by: The identifier of the entry that replaced it.
         crc32: Of the bytes, if they were read.
@@ -138,7 +139,7 @@ class Backlog:
 
     Attributes:
         spool: The folder of the spool.
-        remaining: Names of pending uploads; `python -m uploads resume SPOOL` finishes them.
+        remaining: Names of pending uploads; `destinations uploads resume SPOOL` finishes them.
         failures: Outcomes of failed uploads, which are in `failed/` of the spool or were never staged.
         left_behind: Backlogs of earlier processes in other default spools for the same store.
     """
@@ -156,7 +157,7 @@ class Backlog:
     @property
     def resume_command(self) -> str:
         """The shell command that finishes the rest."""
-        return f"python -m uploads resume {self.spool}"
+        return f"destinations uploads resume {self.spool}"
 
     def __str__(self) -> str:
         lines = []
@@ -168,7 +169,7 @@ class Backlog:
         if self.failures:
             failures = tuple(f"{one.remote_name} ({one.state}: {one.reason})" for one in self.failures)
             lines.append(f"{len(failures)} failed: {_shorten(failures)}")
-            lines.append(f"for details: python -m uploads status {self.spool}")
+            lines.append(f"for details: destinations uploads status {self.spool}")
         lines += [f"left by an earlier process: {backlog}" for backlog in self.left_behind]
         return "\n".join(lines) or "everything was uploaded"
 

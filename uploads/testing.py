@@ -16,7 +16,7 @@ from typing import Any
 
 from .errors import RemoteExistsError, RemoteNotFoundError, TransientStoreError
 from .stores.registry import open_object, open_store
-from .stores.store import Body, RemoteObject, Store
+from .stores.store import Body, Ranging, RemoteObject, Store
 
 __all__ = ["StoreContract"]
 
@@ -154,6 +154,18 @@ class StoreContract:
 
         with _must_raise(TransientStoreError, "get of a version that is gone"):
             list(store.get("a", offset=2, version=version))
+
+    def test_gives_parts_of_an_object(self, store: Store, tmp_path: Path) -> None:
+        """A store with `get_range` gives exactly the bytes that were asked for, or says that it cannot."""
+        put(store, tmp_path, "a", b"0123456789")
+        version = _head(store, "a").version
+        if version is None or not isinstance(store, Ranging):
+            return
+
+        for offset, size in ((0, 4), (4, 6), (0, 10)):
+            with contextlib.suppress(NotImplementedError):
+                found = b"".join(store.get_range("a", offset, size, version))
+                assert found == b"0123456789"[offset : offset + size]
 
     def test_is_opened_by_its_uris(self, store: Store, tmp_path: Path) -> None:
         """The URI of an object opens the object, that of the store the store."""

@@ -344,6 +344,7 @@ class UploadQueue:
         self._is_child = False
         self._left_behind: list[Spool] = []
         self.spool, self._owner = take_spool(spool, store, options)
+        self._earlier_status = self.spool.read_status()
         try:
             self.spool.sweep_tmp()
             if spool is None:
@@ -433,7 +434,8 @@ class UploadQueue:
             link: Takes the file by hard link: instant but for one reading, without it if `crc32` is given.
                 **Dangerous** where the file is
                 later rewritten in place (as `torch.save` to the same path does): the upload then fails as
-                corrupt. Safe for writers that replace by rename.
+                corrupt, and what a store in a folder of the same file system has is rewritten too, for it is
+                the same file. Safe for writers that replace by rename.
             crc32: The CRC-32 of a file to move or to link, where the caller computed it while writing: saves
                 reading the file. Where it is wrong, the upload fails as corrupt. Ignored for copies.
             after: Handles of uploads of this queue that must be in the store first. If one was refused, so is
@@ -619,6 +621,15 @@ class UploadQueue:
     def unsettled(self) -> int:
         """Returns the number of entries that have not ended, with those in leftover default spools."""
         return self._ledger.count() + sum(len(_left_in(spool)) for spool in self._left_behind)
+
+    @property
+    def paused_because(self) -> str:
+        """Why the store takes nothing until somebody mends it, such as missing credentials; else empty.
+
+        As the draining process said last, at most five seconds ago.
+        """
+        status = self.spool.read_status()
+        return "" if status == self._earlier_status else str(status.get("parked_because") or "")
 
     def backlog(self) -> Backlog:
         """Returns what is not delivered yet, and what failed."""

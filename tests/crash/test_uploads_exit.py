@@ -89,7 +89,7 @@ def test_the_exit_has_a_deadline_and_names_what_is_left(start, tmp_path, ending)
 
     assert _left(tmp_path) == 4
     assert "n0, n1, n2, n3" in errors
-    assert f"python -m uploads resume {tmp_path / 'spool'}" in errors
+    assert f"destinations uploads resume {tmp_path / 'spool'}" in errors
 
 
 @pytest.mark.parametrize("turn", range(2))
@@ -107,7 +107,7 @@ def test_a_second_ctrl_c_ends_at_once(start, tmp_path, turn):
 
     errors = process.stderr.read()
     assert process.wait(LIMIT_SECONDS) == -signal.SIGINT
-    assert "python -m uploads resume" in errors
+    assert "destinations uploads resume" in errors
     assert _left(tmp_path) == 4
 
 

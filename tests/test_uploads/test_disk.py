@@ -1,11 +1,12 @@
-"""Removing and renaming what is held, and not whatever has its name."""
+"""Removing and renaming what is held, and not whatever has its name; checksums of pieces."""
 
 import os
+import zlib
 from pathlib import Path
 
 import pytest
 
-from uploads.disk import closing, is_open_file, remove_if, rename_new
+from uploads.disk import closing, crc32_of_both, is_open_file, remove_if, rename_new
 
 
 def _names_in(folder):
@@ -134,3 +135,11 @@ def test_a_rename_replaces_nothing(tmp_path, monkeypatch, make, has_renameat2):
     rename_new(str(source), str(free))
 
     assert _names_in(tmp_path) == ["free", "taken"]
+
+
+@pytest.mark.parametrize("size", [0, 1, 255, 65_537, 1 << 20])
+def test_the_crc32_of_a_whole_follows_from_those_of_its_parts(size):
+    """No byte is read again, whatever the length of the second piece."""
+    first, second = os.urandom(1000), os.urandom(size)
+
+    assert crc32_of_both(zlib.crc32(first), zlib.crc32(second), size) == zlib.crc32(first + second)

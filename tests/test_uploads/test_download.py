@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import zlib
 
 import pytest
 from moto.core import DEFAULT_ACCOUNT_ID
@@ -101,6 +102,58 @@ def test_a_broken_connection_continues_where_it_broke(proxy, moto, prefix, make_
     assert ranges[0] is None
     assert ranges[1] is not None
     assert int(ranges[1].removeprefix("bytes=").removesuffix("-")) > 0
+
+
+def test_a_large_object_comes_over_several_connections(proxy, moto, prefix, make_file, tmp_path):
+    """Each range continues where it broke, and the CRC-32 of the whole is that of what came."""
+    content = os.urandom(1 << 20) * 33
+    _put(open_store(moto.uri(prefix)), make_file, "a", content)
+    proxy.fail_first(1, Truncate(1_500_000), method="GET", part="/a")
+
+    store = open_store(moto.at(proxy.url).uri(prefix))
+    download_file("a", tmp_path / "file", store=store, progress_bar=False, policy=AT_ONCE)
+
+    ranges = {request.headers.get("Range") for request in proxy.seen if request.method == "GET"}
+    whole = {"bytes=0-16777215", "bytes=16777216-33554431", "bytes=33554432-34603007"}
+    assert (tmp_path / "file").read_bytes() == content
+    assert len(ranges) == 4
+    assert whole < ranges
+
+
+class StoreOfRanges(MemoryStore):
+    """Has versions, and gives ranges as a function says."""
+
+    def __init__(self, content, give):
+        super().__init__()
+        self.objects["a"], self.give = content, give
+
+    def head(self, name):
+        return RemoteObject(name, len(self.objects[name]), version="1", noted_crc32=zlib.crc32(b""))
+
+    def get_range(self, name, offset, size, version):
+        yield self.give(self.objects[name][offset : offset + size], offset)
+
+
+def _ignore(*_):
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("give", "message"),
+    [
+        (lambda data, offset: data, "has CRC-32"),
+        (_ignore, "has CRC-32"),
+        (lambda data, offset: data[offset > 0 :], "expected 1048576"),
+        (lambda data, offset: data + b"more", "expected 16777216"),
+    ],
+    ids=["ranges", "ignored", "short", "long"],
+)
+def test_what_arrives_in_ranges_is_verified(tmp_path, give, message):
+    """Each range has its length, and together they have the CRC-32; where there are none, the whole has."""
+    with pytest.raises(BytesCorruptError, match=message):
+        download_file("a", tmp_path / "file", store=StoreOfRanges(bytes(17 << 20), give), progress_bar=False)
+
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("fault", [Answer(503, "SlowDown"), Reset()], ids=["503", "reset"])

@@ -118,7 +118,7 @@ def test_a_second_sigterm_ends_the_drain_at_once(tmp_path, make_file):
     finally:
         process.kill()
         process.wait()
-    assert "python -m uploads resume" in errors
+    assert "destinations uploads resume" in errors
     assert "Traceback" not in errors
     assert process.returncode == 143
     # The upload may not have begun on a busy machine.

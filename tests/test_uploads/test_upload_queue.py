@@ -114,6 +114,22 @@ def test_an_in_place_rewrite_of_a_linked_file_is_detected(make_queue, make_file,
     assert "a" not in store.objects
 
 
+def test_a_large_file_is_written_once_to_a_folder_beside_the_spool(make_queue, make_file, tmp_path):
+    """A linked or moved file is the object; of a copied one the copy in the spool is, and never the source."""
+    content = bytes(range(256)) * (36 << 10)
+    queue = make_queue(tmp_path / "store")
+    sources = {how: make_file(how, content) for how in ("copy", "link", "move", "move-shared")}
+    inodes = {how: path.stat().st_ino for how, path in sources.items()}
+    (tmp_path / "another name").hardlink_to(sources["move-shared"])
+
+    for how, path in sources.items():
+        queue.submit(path, how, link=how == "link", move="move" in how).result(LIMIT_SECONDS)
+
+    taken = {how for how in sources if (tmp_path / "store" / how).stat().st_ino == inodes[how]}
+    assert taken == {"link", "move"}
+    assert all((tmp_path / "store" / how).read_bytes() == content for how in sources)
+
+
 def test_staged_bytes_that_rot_are_quarantined(make_queue, make_file, gate):
     """A flipped bit in the spool is noticed before anything is sent; the entry is kept apart."""
     store = StoreThatWaits(gate)
@@ -479,7 +495,7 @@ def test_closing_names_what_was_not_delivered(make_queue, make_file, gate, caplo
     backlog = queue.close(timeout_seconds=0.05)
 
     assert backlog.remaining == ("a", "b", "c")
-    assert backlog.resume_command == f"python -m uploads resume {queue.spool.path}"
+    assert backlog.resume_command == f"destinations uploads resume {queue.spool.path}"
     assert all(text in caplog.text for text in ("a, b, c", backlog.resume_command))
 
 
@@ -963,7 +979,7 @@ def test_ctrl_c_at_any_moment_of_the_exit_ends_the_queue_in_order(tmp_path, make
 
     queue._close_at_exit()
 
-    assert f"python -m uploads resume {queue.spool.path}" in caplog.text
+    assert f"destinations uploads resume {queue.spool.path}" in caplog.text
     assert owner_of(queue.spool.queue_lock) is None
     gate.set()
     for thread in queue._drainer._threads:

@@ -13,7 +13,7 @@ from uploads.disk import IRREGULAR, read_json, replace_json
 from uploads.errors import RemoteExistsError, StoreParkedError, TransientStoreError
 from uploads.handle import Outcome, UploadState
 from uploads.messages import log_warning
-from uploads.spool.entry import CHECKSUM_FILE, DATA_FILE, Entry, note_crc32
+from uploads.spool.entry import CHECKSUM_FILE, DATA_FILE, Entry
 from uploads.stores.store import (
     Body,
     Checksumming,
@@ -90,12 +90,11 @@ def deliver(
         OSError: The spool could not be read.
     """
     crc32 = _noted_crc32(folder) if entry.crc32 is None else entry.crc32
-    # A first attempt need not read a file before its first part: what it sends is compared with the CRC-32
-    # before the object appears. Later attempts, which may find parts sent, read it as for other stores.
+    # A first attempt need not read a file before its first part: what it sends is compared with the CRC-32,
+    # if one was noted, before the object appears. Later attempts, which may find parts sent, read it as for
+    # other stores.
     is_read_once = not (retried or suspect) and checks_whole(store, entry.size)
-    if is_read_once and crc32 is None:
-        crc32 = note_crc32(folder)
-    opened = _opened(folder, entry, crc32 if is_read_once else None)
+    opened = _opened(folder, entry, crc32 if is_read_once else None, is_read_once=is_read_once)
     if isinstance(opened, str):
         return outcome_of(entry, store, UploadState.CORRUPT, opened)
     with opened as body:
@@ -132,14 +131,23 @@ def _put(
     return outcome_of(entry, store, UploadState.DONE, body=body)
 
 
-def _opened(folder: Path, entry: Entry, crc32: int | None) -> Body | str:
-    """Returns the staged bytes, read before unless a CRC-32 is given; or a description of the damage."""
+def _opened(folder: Path, entry: Entry, crc32: int | None, *, is_read_once: bool) -> Body | str:
+    """Returns the staged bytes, read now unless they are read once; or a description of the damage."""
     try:
-        size = (folder / DATA_FILE).lstat().st_size
-        if size != entry.size:  # It is not read, since it may be of any size.
-            return _wrong_size(entry, size)
+        about = (folder / DATA_FILE).lstat()
+        if about.st_size != entry.size:  # It is not read, since it may be of any size.
+            return _wrong_size(entry, about.st_size)
         known = _remembered_digest(folder) if entry.size >= _REMEMBER_DIGEST_BYTES else None
-        return Body(f"{folder}/{DATA_FILE}", entry.identifier, known, crc32=crc32)
+        # Who has a file linked promises not to write to it; what has one name is the spool's alone.
+        is_final = entry.staging == "linked" or about.st_nlink == 1
+        return Body(
+            f"{folder}/{DATA_FILE}",
+            entry.identifier,
+            known,
+            crc32=crc32,
+            is_final=is_final,
+            is_read_once=is_read_once,
+        )
     except FileNotFoundError:
         if not folder.is_dir():
             raise

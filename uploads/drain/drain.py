@@ -425,6 +425,7 @@ class Drain:
             )
             self._schedule.pause(probe_seconds, probing_only=True)
             self._return(folder, counts, decision, probe_seconds)
+            self._spool.write_status(self.status())
         else:
             self._slow_down(decision)
             self._return(

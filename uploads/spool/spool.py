@@ -252,7 +252,7 @@ class Spool:
         if known and theirs != ours and any(True for place in self._active_places for _ in _entries(place)):
             raise SpoolUnusableError(
                 f"spool {self.path} has entries for another store, {theirs}; asked for {ours}. "
-                f"Choose another spool, or upload them first: python -m uploads resume {self.path}"
+                f"Choose another spool, or upload them first: destinations uploads resume {self.path}"
             )
         if known != store:
             with self.writing():

@@ -134,7 +134,19 @@ class CloudStore:
             return None
 
     def get(self, name: str, offset: int = 0, version: str | None = None) -> Iterator[bytes]:
-        options: Any = {"range": {"offset": offset}} if offset else {}
+        yield from self._get(name, {"range": {"offset": offset}} if offset else {}, version)
+
+    def get_range(self, name: str, offset: int, size: int, version: str) -> Iterator[bytes]:
+        try:
+            yield from self._get(name, {"range": (offset, offset + size)}, version)
+        except TransientStoreError as error:
+            if "NotPartial" in str(
+                error
+            ):  # Also rclone's answer, which sends the range with a status of 200.
+                raise NotImplementedError(f"{self.uri(name)}: the server ignores ranges") from error
+            raise
+
+    def _get(self, name: str, options: Any, version: str | None) -> Iterator[bytes]:
         if version is not None and can_match(version):
             options["if_match"] = version
         with self._translated(f"get {self._key(name)}"):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
-from uploads.disk import NO_LINKS, closing, rename_without_replacing, try_lock
+from uploads.disk import NO_LINKS, closing, crc32_of, link_open, rename_without_replacing, try_lock
 from uploads.errors import (
     BytesCorruptError,
     RejectedByStoreError,
@@ -45,8 +45,9 @@ class LocalStore:
     ```
 
     A put writes beside its target, syncs, and renames (or, create-only, links: the file system refuses the
-    second of two). Every folder on the way is opened without following links, so that nothing is read or
-    written outside the root.
+    second of two). A file above 8 MiB that nobody writes to any more is not copied where the spool is on the
+    store's file system: the object is another name of it, and it is read once for its CRC-32. Every folder on
+    the way is opened without following links, so that nothing is read or written outside the root.
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -60,7 +61,8 @@ class LocalStore:
             partial = PARTIAL_PREFIX + body.identifier
             self._sweep(folder)
             try:
-                self._write(folder, partial, body)
+                if not self._link_staged(folder, partial, body):
+                    self._write(folder, partial, body)
                 if overwrite:
                     os.replace(partial, leaf, src_dir_fd=folder, dst_dir_fd=folder)
                 else:
@@ -194,10 +196,38 @@ class LocalStore:
                 stream.write(chunk)
             stream.flush()
             os.fsync(descriptor)
-        if not body.is_measured:
-            body.accept(Digest(size, None, crc32))
-        elif (size, crc32) != (body.digest.size, body.digest.crc32):
-            raise BytesCorruptError(f"the spool's bytes of {leaf} are not those that were staged")
+        _compare(body, Digest(size, None, crc32))
+
+    def _link_staged(self, folder: int, leaf: str, body: Body) -> bool:
+        """Gives a large staged file that is final a name here, and reads it once; False where it cannot."""
+        if not body.is_final or not self.checks_whole(body.size):
+            return False
+        try:
+            with contextlib.suppress(FileNotFoundError):  # Left by an attempt that was killed.
+                os.unlink(leaf, dir_fd=folder)
+            # Without the lock, which is of the file and not of a name, another store might sweep an old file.
+            if not try_lock(body.descriptor):
+                return False
+            link_open(body.descriptor, leaf, folder)
+        except OSError:  # Another file system, no links or locks here: a copy reports all else.
+            return False
+        _compare(body, Digest(os.fstat(body.descriptor).st_size, None, crc32_of(body.descriptor)))
+        os.fsync(body.descriptor)
+        return True
+
+
+def _compare(body: Body, digest: Digest) -> None:
+    """Compares what was read with what was staged.
+
+    Raises:
+        BytesCorruptError: They are not the same bytes.
+    """
+    if not body.is_measured:
+        body.accept(digest)
+    elif (digest.size, digest.crc32) != (body.digest.size, body.digest.crc32):
+        raise BytesCorruptError(
+            f"the spool's bytes of entry {body.identifier} are not those that were staged"
+        )
 
 
 def _remove_unlocked(folder: int, partial: str) -> None:

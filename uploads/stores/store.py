@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import stat
 import zlib
 from collections.abc import Iterator
@@ -11,13 +12,14 @@ from typing import Protocol, Self, runtime_checkable
 
 import attrs
 
-from uploads.disk import open_regular
+from uploads.disk import crc32_of, open_regular
 from uploads.errors import BytesCorruptError, TransientStoreError
 
 __all__ = [
     "Body",
     "Checksumming",
     "Digest",
+    "Ranging",
     "RemoteObject",
     "Renewable",
     "Replacing",
@@ -29,6 +31,7 @@ __all__ = [
     "checks_whole",
     "has_md5",
     "md5_of",
+    "noted_crc32",
     "strong_etag",
     "with_checksum",
 ]
@@ -54,11 +57,16 @@ class Body:
     Args:
         path: The file.
         identifier: The entry's.
-        digest: Known from an earlier attempt; else the file is read at once, unless its CRC-32 is given.
+        digest: Known from an earlier attempt; else the file is read at once, unless one of the two below says
+            that it is read once.
         crc32: The expected CRC-32 of a file that is not read before it is sent; see `Checksumming`.
+        is_final: Whether nobody writes to the file any more: a store on its file system may link it.
+        is_read_once: Whether it is not read before it is sent, with whatever CRC-32.
 
     Attributes:
         identifier: The entry's.
+        descriptor: The open file.
+        is_final: As given.
         size: Bytes.
         mode: The permission bits of the file.
     """
@@ -70,20 +78,23 @@ class Body:
         digest: Digest | None = None,
         *,
         crc32: int | None = None,
+        is_final: bool = False,
+        is_read_once: bool = False,
     ) -> None:
         self.identifier = identifier
+        self.is_final = is_final
         self._held: bytes | None = None
         self._digest = digest
         self._crc32 = crc32
-        self._descriptor = open_regular(path)
+        self.descriptor = open_regular(path)
         try:
-            about = os.fstat(self._descriptor)
+            about = os.fstat(self.descriptor)
             self.mode = stat.S_IMODE(about.st_mode) & 0o777
-            if digest is None and crc32 is None:
+            if digest is None and crc32 is None and not is_read_once:
                 self._digest = self.measure()
             self.size = about.st_size if self._digest is None else self._digest.size
         except BaseException:
-            os.close(self._descriptor)
+            os.close(self.descriptor)
             raise
 
     def __enter__(self) -> Self:
@@ -92,12 +103,26 @@ class Body:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self._descriptor)
+        os.close(self.descriptor)
 
     @property
     def is_measured(self) -> bool:
         """Whether the digest is known."""
         return self._digest is not None
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether the CRC-32 is known, of the digest or as the one to expect."""
+        return self._digest is not None or self._crc32 is not None
+
+    @property
+    def crc32(self) -> int:
+        """The CRC-32 of all the bytes, or the one to expect; reads the whole file where it is not known."""
+        if self._digest is not None:
+            return self._digest.crc32
+        if self._crc32 is None:
+            self._crc32 = crc32_of(self.descriptor)
+        return self._crc32
 
     @property
     def digest(self) -> Digest:
@@ -124,12 +149,14 @@ class Body:
         Raises:
             BytesCorruptError: It is not the expected one.
         """
-        if (digest.size, digest.crc32) != (self.size, self._crc32):
+        expected = self.crc32 if self.is_summed else digest.crc32
+        if (digest.size, digest.crc32) != (self.size, expected):
             raise BytesCorruptError(
                 f"the bytes of entry {self.identifier} have CRC-32 {digest.crc32:08x}, "
-                f"expected {self._crc32:08x}"
+                f"expected {expected:08x}"
             )
-        self._digest = digest
+        if self._digest is None:
+            self._digest = digest
 
     def read(self, offset: int, count: int) -> bytes:
         """Returns up to `count` bytes from `offset`; fewer only at the end."""
@@ -139,12 +166,12 @@ class Body:
                 if offset == 0 and count >= len(self._held)
                 else self._held[offset : offset + count]
             )
-        chunk = os.pread(self._descriptor, count, offset)
+        chunk = os.pread(self.descriptor, count, offset)
         if len(chunk) == count or not chunk:
             return chunk
         pieces = [chunk]  # One read returns at most 2 GiB, or less after a signal.
         done = len(chunk)
-        while done < count and (chunk := os.pread(self._descriptor, count - done, offset + done)):
+        while done < count and (chunk := os.pread(self.descriptor, count - done, offset + done)):
             pieces.append(chunk)
             done += len(chunk)
         return b"".join(pieces)
@@ -169,16 +196,16 @@ class Body:
 
     def measure(self) -> Digest:
         """Returns the digest; reads the whole file."""
-        size = os.fstat(self._descriptor).st_size
+        size = os.fstat(self.descriptor).st_size
         if size <= _HELD_BYTES:
-            data = os.pread(self._descriptor, size + 1, 0)
+            data = os.pread(self.descriptor, size + 1, 0)
             if len(data) == size:
                 self._held = data
                 return Digest(size, hashlib.sha256(data).hexdigest(), zlib.crc32(data))
         sha256, crc32, total = hashlib.sha256(), 0, 0
         # One buffer for all: new memory for each piece costs as much as its CRC.
         buffer = memoryview(bytearray(_READ_BYTES))
-        while count := os.preadv(self._descriptor, [buffer], total):
+        while count := os.preadv(self.descriptor, [buffer], total):
             sha256.update(buffer[:count])
             crc32 = zlib.crc32(buffer[:count], crc32)
             total += count
@@ -201,6 +228,7 @@ class RemoteObject:
         sha256: Hexadecimal digest of its bytes, where the metadata says so.
         version: Changes with the bytes (an ETag), where the store has it.
         crc32: Of its bytes, where the store computed it; only from `head_with_checksum`.
+        noted_crc32: Of the bytes that were sent, where the metadata says so.
     """
 
     name: str
@@ -209,6 +237,7 @@ class RemoteObject:
     sha256: str | None = None
     version: str | None = None
     crc32: int | None = None
+    noted_crc32: int | None = None
 
 
 # Versions. Most are ETags, which a proxy may make weak.
@@ -232,6 +261,11 @@ def md5_of(data: bytes) -> bytes:
 def has_md5(etag: str, md5: bytes) -> bool:
     """Returns whether an ETag is this MD5."""
     return strong_etag(etag).strip('"') == md5.hex()
+
+
+def noted_crc32(text: str | None) -> int | None:
+    """Returns the CRC-32 in the metadata of an object, eight hexadecimal digits; None for any other text."""
+    return int(text, 16) if text and re.fullmatch(r"[0-9a-f]{8}", text) else None
 
 
 def check_version(found: str | None, version: str | None, uri: str) -> None:
@@ -326,18 +360,32 @@ class Replacing(Protocol):
 
 @runtime_checkable
 class Checksumming(Protocol):
-    """A store that compares the CRC-32 of an object before it appears, and keeps it where it can."""
+    """A store that compares the CRC-32 of what it sends before the object appears, and may keep it."""
 
     def checks_whole(self, size: int) -> bool:
         """Returns whether it does so for a file of this size.
 
         Then `put` takes a body that was not read before: the digest is computed while the bytes are sent, and
-        BytesCorruptError is raised before the object appears if they are not the expected ones.
+        BytesCorruptError is raised before the object appears if they are not the expected ones, where those
+        are known.
         """
         ...
 
     def head_with_checksum(self, name: str) -> RemoteObject | None:
         """As `head`, with the CRC-32 where the store has it."""
+        ...
+
+
+@runtime_checkable
+class Ranging(Protocol):
+    """A store that gives a part of an object, so that a large one is read over several connections."""
+
+    def get_range(self, name: str, offset: int, size: int, version: str) -> Iterator[bytes]:
+        """Yields `size` bytes from an offset on, in chunks; otherwise as `get`.
+
+        Raises:
+            NotImplementedError: The server ignores ranges.
+        """
         ...
 
 

@@ -7,7 +7,7 @@ until then. One is kept for the whole run, and replaced when it dies.
 The two talk over a pair of sockets, by `multiprocessing.connection`. To the process: `("buffer", identifier,
 bytes)` followed by the descriptor of the memory, once for each buffer, and `("write", Request)`. From the
 process, for each request: a `Written`, or an `OSError`, or another exception as text. The process ends with
-the socket, and writes nothing more once the training process has ended.
+the socket, and writes nothing more once the training process has ended. It gives way to training (`nice`).
 """
 
 import concurrent.futures
@@ -44,6 +44,7 @@ _END_SECONDS = 5.0
 _KILL_SECONDS = 1.0
 _LOOK_SECONDS = 0.5
 _TRIES = 2
+_NICE = 10
 
 
 def in_thread(name: str, call: Callable[[], Any]) -> "concurrent.futures.Future[Any]":
@@ -321,6 +322,7 @@ def main(arguments: list[str]) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
+    _give_way()
     connection, parent = Connection(int(arguments[0])), int(arguments[1])
     memory = torch.empty(0, dtype=torch.uint8)
     # A forked sibling may keep the socket open after the death of the parent.
@@ -334,6 +336,16 @@ def main(arguments: list[str]) -> None:
             os.close(descriptor)
         else:
             connection.send(_answer_to(message[1], memory, lambda: os.getppid() == parent))
+
+
+def _give_way() -> None:
+    """Leaves a processor that both want to training, nine parts of ten; the disk follows the same number.
+
+    Where the kernel groups processes by session (autogroup), `nice` alone says nothing to another session.
+    """
+    os.nice(_NICE)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(_NICE))
 
 
 def _answer_to(request: Request, memory: torch.Tensor, is_wanted: Callable[[], bool]) -> object:

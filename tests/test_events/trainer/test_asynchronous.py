@@ -193,6 +193,23 @@ class TestTheProcessThatWrites:
         assert read_checkpoint(tmp_path / "saved" / "ep0-ba3.pt")["timestamp"]["batch"] == 3
         assert "ended with exit code -9; the checkpoint is written again" in caplog.text
 
+    def test_it_gives_way_to_training(self, make_run):
+        """It has a lower priority once it writes, within its session and against others."""
+        found = []
+
+        def look():
+            until(lambda: saver.counts.saved or saver._writing.pending.future.done())
+            group = Path(f"/proc/{saver.writer_pid}/autogroup")
+            group_nice = int(group.read_text().split()[-1]) if group.exists() else 10
+            found.append((os.getpriority(os.PRIO_PROCESS, saver.writer_pid), group_nice))
+
+        saver, trainer = make_run(At(ba4=look), trainer={"max_duration": "5ba"})
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+
+        trainer.fit()
+
+        assert found == [(min(own + 10, 19), 10)]
+
     def test_killed_between_two_saves(self, make_run, tmp_path):
         """The next save starts another."""
         pids = []

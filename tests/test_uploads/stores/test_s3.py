@@ -53,7 +53,7 @@ def at_proxy(proxy, moto, prefix):
 def test_a_file_arrives_whole_with_our_mark_on_it(s3, prefix, make_queue, make_file, content):
     """The entry id and a checksum are kept with objects of none, one and many parts.
 
-    SHA-256 in the metadata, except where the server has the CRC-32 of an object made of parts.
+    SHA-256 in the metadata; of an object made of parts the CRC-32, which the server may have by itself.
     """
     outcome = (
         make_queue(s3.uri(prefix) + SMALL_PARTS)
@@ -65,8 +65,10 @@ def test_a_file_arrives_whole_with_our_mark_on_it(s3, prefix, make_queue, make_f
     sha256, crc32 = hashlib.sha256(content).hexdigest(), zlib.crc32(content)
     assert s3.objects(prefix) == {"ünï/a b.bin": content}
     assert (found.size, found.entry_id) == (len(content), outcome.identifier)
-    assert (found.sha256, found.crc32) in {(sha256, None), (None, crc32)}
-    assert (outcome.sha256, outcome.crc32) == (sha256, crc32)
+    if content == LARGE:
+        assert {found.crc32, found.noted_crc32} - {None} == {crc32}
+    assert found.sha256 == outcome.sha256 == (None if content == LARGE else sha256)
+    assert outcome.crc32 == crc32
     assert s3.open_uploads(prefix) == 0
 
 
@@ -557,15 +559,15 @@ def test_an_object_of_proven_parts_needs_no_head(proxy, at_proxy, moto, prefix, 
 
 
 def test_the_first_part_is_sent_before_the_file_was_read(moto, prefix, make_queue, make_file):
-    """The metadata, which go first, have no SHA-256: it is computed while the parts are read."""
+    """Each byte is read once: the CRC-32 of the whole is that of the parts, and no SHA-256 is computed."""
     queue = make_queue(moto.uri(prefix) + SMALL_PARTS)
 
     outcome = queue.submit(make_file(content=LARGE), "a").result(LIMIT_SECONDS)
 
     answer = moto.client().head_object(Bucket=BUCKET, Key=f"{prefix}/a", ChecksumMode="ENABLED")
-    assert answer["Metadata"] == {"entry-id": outcome.identifier}
+    assert answer["Metadata"]["entry-id"] == outcome.identifier
     assert base64.b64decode(answer["ChecksumCRC32"]) == zlib.crc32(LARGE).to_bytes(4, "big")
-    assert outcome.sha256 == hashlib.sha256(LARGE).hexdigest()
+    assert (outcome.sha256, outcome.crc32) == (None, zlib.crc32(LARGE))
 
 
 def test_other_bytes_than_were_staged_never_become_an_object(
@@ -585,7 +587,7 @@ def test_other_bytes_than_were_staged_never_become_an_object(
     assert (moto.objects(prefix), moto.open_uploads(prefix)) == ({}, 0)
 
 
-def test_a_server_without_checksums_of_the_whole_gets_metadata_with_sha256(
+def test_a_server_without_checksums_of_the_whole_gets_metadata_with_crc32(
     rclone, prefix, make_queue, make_file
 ):
     """It is found out with the first large file, before a part is sent; no upload stays open."""
@@ -594,7 +596,7 @@ def test_a_server_without_checksums_of_the_whole_gets_metadata_with_sha256(
     for name in ("a", "b"):
         queue.submit(make_file(content=LARGE), name, overwrite=True).result(LIMIT_SECONDS)
 
-    assert {queue._store.head(name).sha256 for name in ("a", "b")} == {hashlib.sha256(LARGE).hexdigest()}
+    assert {queue._store.head(name).noted_crc32 for name in ("a", "b")} == {zlib.crc32(LARGE)}
     assert rclone.objects(prefix) == {"a": LARGE, "b": LARGE}
     assert rclone.open_uploads(prefix) == 0
 

@@ -4,12 +4,14 @@ import contextlib
 import itertools
 import json
 import os
+import zlib
 
 import pytest
 
 from tests.servers.fault_proxy import Answer, Corrupt, FaultProxy, Rewrite, Truncate, weak_etags
 from tests.servers.s3_servers import BUCKET
 from uploads import RetryPolicy, UploadState, download_file, open_store
+from uploads.command_line import verify
 from uploads.errors import BytesCorruptError, StoreError, StoreParkedError, TransientStoreError
 from uploads.stores import Body
 
@@ -168,6 +170,70 @@ def test_a_server_that_refuses_the_checksum_at_the_end_gets_the_parts_again(
 
     assert moto.objects(prefix) == {"large": LARGE}
     assert moto.open_uploads(prefix) == 0
+
+
+@pytest.mark.parametrize("kind", ["aws", "md5", "none"])
+@pytest.mark.parametrize("content", [b"small", LARGE], ids=["whole", "parts"])
+def test_bytes_whose_checksum_is_signed_are_not_signed_too(proxy, at_proxy, make_file, kind, content):
+    """Botocore would read them once more for SHA-256, without https; with no checksum of ours it does."""
+    put(open_store(f"{at_proxy}&checksum={kind}"), make_file, "a", content)
+
+    headers = [
+        {name.lower(): value for name, value in request.headers.items()}
+        for request in proxy.seen
+        if request.method == "PUT"
+    ]
+    signed = {one["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD" for one in headers}
+    assert signed == {kind != "none"}
+    sums = {"aws": "x-amz-checksum-", "md5": "content-md5", "none": ""}[kind]
+    names = [one["authorization"].partition("SignedHeaders=")[2].partition(",")[0] for one in headers]
+    assert all(sums in text for text in names)
+
+
+def test_a_server_that_wants_the_bytes_signed_gets_them_signed(
+    proxy, at_proxy, moto, prefix, make_queue, make_file
+):
+    """It takes no request without the SHA-256 of its body, so no checksum of ours is sent instead."""
+
+    def plan(request):
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        is_unsigned = headers.get("x-amz-content-sha256") == "UNSIGNED-PAYLOAD"
+        return Answer(400, "XAmzContentSHA256Mismatch") if is_unsigned else None
+
+    proxy.plan = plan
+    queue = make_queue(at_proxy)
+
+    for name, content in (("small", b"small"), ("large", LARGE)):
+        queue.submit(make_file(name, content), name).result(LIMIT_SECONDS)
+
+    assert moto.objects(prefix) == {"small": b"small", "large": LARGE}
+
+
+@pytest.mark.parametrize("kind", ["aws", "md5", "none"])
+def test_verify_reads_no_object(proxy, at_proxy, make_queue, make_file, kind):
+    """Of small and large files the metadata, or the server, say the sum that was noted here."""
+    queue = make_queue(f"{at_proxy}&checksum={kind}")
+    for name, content in (("small", b"small"), ("large", LARGE)):
+        queue.submit(make_file(name, content), name).result(LIMIT_SECONDS)
+    queue.close(LIMIT_SECONDS)
+    asked = proxy.count("HEAD")
+
+    assert verify(queue.spool.path) == []
+
+    assert proxy.count("GET") == 0
+    assert proxy.count("HEAD") - asked in {2, 3}
+
+
+def test_a_download_is_compared_with_the_crc32_in_the_metadata(moto, prefix, tmp_path):
+    """A large file that was sent to a server without checksums has that one."""
+    store = open_store(moto.uri(prefix))
+    for name, crc32 in (("good", zlib.crc32(b"content")), ("bad", 0)):
+        metadata = {"crc32": f"{crc32:08x}"}
+        moto.client().put_object(Bucket=BUCKET, Key=f"{prefix}/{name}", Body=b"content", Metadata=metadata)
+
+    assert download_file("good", tmp_path / "good", store=store).read_bytes() == b"content"
+    with pytest.raises(BytesCorruptError, match="expected 00000000"):
+        download_file("bad", tmp_path / "bad", store=store)
 
 
 def test_a_kind_of_checksum_that_is_asked_for_is_required(proxy, at_proxy, make_file):

@@ -477,17 +477,46 @@ def test_sftp_reads_small_files_back(sshd_login, make_file, tmp_path, read_back_
     store.renew()
 
 
-def test_a_folder_compares_a_large_file_in_the_pass_that_copies_it(tmp_path, make_file):
-    """Bytes with another CRC-32 than expected never appear; the right ones do, and no SHA-256 is computed."""
+@pytest.mark.parametrize("is_final", [False, True])
+def test_a_folder_compares_a_large_file_in_the_pass_that_reads_it(tmp_path, make_file, is_final):
+    """Bytes with another CRC-32 than expected never appear; the right ones do, and no SHA-256 is computed.
+
+    A final file on the same file system is not copied: the object is another name of it.
+    """
     store, content = LocalStore(tmp_path / "store"), bytes(9 << 20)
     path = make_file(content=content)
     assert store.checks_whole(len(content))
 
-    with Body(path, "bad", crc32=zlib.crc32(content) ^ 1) as body, pytest.raises(BytesCorruptError):
+    right = zlib.crc32(content)
+    bad = Body(path, "bad", crc32=right ^ 1, is_final=is_final)
+    with bad as body, pytest.raises(BytesCorruptError):
         store.put("bad", body, overwrite=True)
-    with Body(path, "good", crc32=zlib.crc32(content)) as body:
-        put = store.put("good", body, overwrite=True)
+    for overwrite in (False, True):
+        with Body(path, "good", crc32=right, is_final=is_final) as body:
+            put = store.put("good", body, overwrite=overwrite)
 
     assert [found.name for found in store.list()] == ["good"]
     assert (put.size, put.sha256, body.digest.crc32) == (len(content), None, zlib.crc32(content))
     assert sorted(found.name for found in (tmp_path / "store").iterdir()) == ["good"]
+    assert path.samefile(tmp_path / "store" / "good") is is_final
+
+
+class _BodyThatMeetsAnother(Body):
+    """Has another process begin to write to the folder when it was read."""
+
+    def accept(self, digest):
+        super().accept(digest)
+        self.meet()
+
+
+def test_an_old_file_that_is_linked_is_not_swept(tmp_path, make_file):
+    """What another store finds half way stays, however long ago the file was written."""
+    path = make_file(content=bytes(9 << 20))
+    os.utime(path, (0, 0))
+
+    large = _BodyThatMeetsAnother(path, "id", crc32=zlib.crc32(bytes(9 << 20)), is_final=True)
+    with large, Body(make_file("small"), "other") as small:
+        large.meet = lambda: LocalStore(tmp_path / "store").put("small", small, overwrite=True)
+        LocalStore(tmp_path / "store").put("large", large, overwrite=True)
+
+    assert sorted(found.name for found in (tmp_path / "store").iterdir()) == ["large", "small"]

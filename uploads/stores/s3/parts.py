@@ -1,7 +1,6 @@
 """Multipart uploads to S3: parallel, resumed after a restart, completed only if whole."""
 
 import contextlib
-import hashlib
 import json
 import threading
 import zlib
@@ -10,7 +9,7 @@ from typing import Any, get_args
 
 import attrs
 
-from uploads.disk import read_regular, replace_json
+from uploads.disk import crc32_of_both, read_regular, replace_json
 from uploads.errors import BytesCorruptError, RejectedByStoreError, RemoteExistsError, StoreError
 from uploads.stores.store import Body, Digest, has_md5, md5_of
 
@@ -31,7 +30,7 @@ def part_bytes_for(size: int, part_bytes: int) -> int:
 
 @attrs.define(eq=False, slots=False, repr=False)
 class PartsUpload:
-    """The multipart upload of one file. Used by one thread, which reads and checksums while others send.
+    """The multipart upload of one file. Used by one thread; one for each part reads, checksums and sends it.
 
     Args:
         requests: Makes the requests.
@@ -59,8 +58,9 @@ class PartsUpload:
     def __attrs_post_init__(self) -> None:
         self._upload_id = ""
         self.is_whole_checked: bool | None = None
-        self._lock = threading.Lock()  # Guards the two below.
+        self._lock = threading.Lock()  # Guards the three below.
         self._sent: dict[int, Part] = {}
+        self._crc32s: dict[int, int] = {}
         self._error: BaseException | None = None
 
     @property
@@ -134,77 +134,76 @@ class PartsUpload:
         self._note({})
         with translated(f"create upload of {self._key}"):
             self._upload_id, self.is_whole_checked = self._requests.create_upload(self._key, self._body)
-            if not self.is_whole_checked and (self._otherwise or not self._body.is_measured):
-                # Then SHA-256 has to be in the metadata, which go first.
+            if not self.is_whole_checked and (self._otherwise or not self._body.is_summed):
+                # Then a sum has to be in the metadata, which go first.
                 self._requests.abort(self._key, self._upload_id)
-                self._body.digest  # noqa: B018  # reads the file
-                if self._otherwise is not None:
-                    self._requests = attrs.evolve(self._requests, checksum=self._otherwise)
+                self._requests = attrs.evolve(
+                    self._requests, checksum=self._otherwise or self._requests.checksum
+                )
+                self._body.crc32  # noqa: B018  # reads the file
                 self._upload_id, _ = self._requests.create_upload(self._key, self._body)
         self._note({"upload_id": self._upload_id, "is_whole_checked": self.is_whole_checked})
         return {}
 
     def _send_missing(self) -> None:
-        sha256 = None if self._body.is_measured else hashlib.sha256()
-        crc32 = 0
         senders: list[threading.Thread] = []
         try:
             for number in range(1, self._count() + 1):
-                crc32 = self._send_part(number, crc32, sha256, senders)
+                self._slots.acquire()  # noqa: SIM115, RUF100  # given back by `_send`
+                if self._error is not None:
+                    self._slots.release()
+                    break
+                sender = threading.Thread(
+                    target=self._send, args=(number,), name=f"uploads-part-{number}", daemon=True
+                )
+                try:
+                    sender.start()
+                except RuntimeError:  # Out of threads, or at interpreter exit.
+                    self._send(number)
+                else:
+                    senders.append(sender)
         finally:
             for sender in senders:
                 sender.join()
         if self._error is not None:
             raise self._error
-        if sha256 is not None:
-            self._body.accept(Digest(self._body.size, sha256.hexdigest(), crc32))
-        if crc32 != self._body.digest.crc32:
-            raise BytesCorruptError(f"the bytes of {self._key} changed between the check and the upload")
+        crc32 = 0
+        for number in range(1, self._count() + 1):
+            crc32 = crc32_of_both(crc32, self._crc32s[number], self._length(number))
+        self._body.accept(Digest(self._body.size, None, crc32))
 
-    def _send_part(self, number: int, crc32: int, sha256: Any, senders: list[threading.Thread]) -> int:
-        """Reads a part and sends it in a thread, if it is missing; returns the CRC-32 of all bytes so far."""
-        with contextlib.ExitStack() as stack:
-            self._slots.acquire()  # noqa: SIM115, RUF100  # given back below, also if the part cannot be read
-            stack.callback(self._slots.release)
-            data = self._body.read((number - 1) * self._part_bytes, self._length(number))
-            crc32 = zlib.crc32(data, crc32)
-            if sha256 is not None:
-                sha256.update(data)
-            if number in self._sent:
-                self._prove(self._sent[number], data)
-                return crc32
-            if self._failed():
-                return crc32
-            sender = threading.Thread(
-                target=self._send, args=(number, data), name=f"uploads-part-{number}", daemon=True
-            )
-            stack.pop_all()  # From here on `_send` gives the slot back.
-            try:
-                sender.start()
-            except RuntimeError:  # Out of threads, or at interpreter exit.
-                self._send(number, data)
-            else:
-                senders.append(sender)
-        return crc32
-
-    def _prove(self, part: Part, data: bytes) -> None:
-        """Compares a part that an earlier attempt sent, unless the server compares the whole."""
-        if not self.is_whole_checked:
-            self._sent[part.number] = attrs.evolve(part, is_proven=has_md5(part.etag, md5_of(data)))
-
-    def _send(self, number: int, data: bytes) -> None:
+    def _send(self, number: int) -> None:
+        """Reads a part and sends it, or compares it with what an earlier attempt sent."""
         try:
-            with translated(f"part {number} of {self._key}"):
-                part = self._requests.put_part(
-                    self._key, self._upload_id, number, data, is_checked_later=bool(self.is_whole_checked)
-                )
+            data = self._data(number)
+            crc32 = zlib.crc32(data)
+            part = self._sent.get(number)
+            if part is None:
+                with translated(f"part {number} of {self._key}"):
+                    part = self._requests.put_part(
+                        self._key,
+                        self._upload_id,
+                        number,
+                        data,
+                        crc32,
+                        is_checked_later=bool(self.is_whole_checked),
+                    )
+            elif not self.is_whole_checked:
+                part = attrs.evolve(part, is_proven=has_md5(part.etag, md5_of(data)))
             with self._lock:
                 self._sent[number] = part
+                self._crc32s[number] = crc32
         except BaseException as error:  # noqa: BLE001  # raised again by the thread that waits
             with self._lock:
                 self._error = error if self._error is None else self._error
         finally:
             self._slots.release()
+
+    def _data(self, number: int) -> bytes:
+        data = self._body.read((number - 1) * self._part_bytes, self._length(number))
+        if len(data) != self._length(number):
+            raise BytesCorruptError(f"the bytes of {self._key} became fewer while they were sent")
+        return data
 
     def _complete(self, condition: dict[str, str]) -> None:
         parts = [self._sent[number] for number in range(1, self._count() + 1)]
@@ -219,10 +218,6 @@ class PartsUpload:
     def _forget(self) -> None:
         if self._notes is not None:
             self._notes.unlink(missing_ok=True)
-
-    def _failed(self) -> bool:
-        with self._lock:
-            return self._error is not None
 
     def _count(self) -> int:
         return max(1, -(-self._body.size // self._part_bytes))

@@ -7,7 +7,6 @@ import io
 import re
 import socket
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, cast
 
@@ -235,6 +234,8 @@ class Requests:
         headers = self._extra("CreateMultipartUpload")
         if self.checksum == "aws":
             headers |= {"ChecksumAlgorithm": "CRC32", "ChecksumType": "FULL_OBJECT"}
+        else:
+            body.crc32  # noqa: B018  # for the metadata: reads the file, where it is not known
         answer = self._client.create_multipart_upload(
             Bucket=self._bucket, Key=key, Metadata=_metadata(body), **headers
         )
@@ -242,7 +243,14 @@ class Requests:
         return upload_id, "ChecksumType" in headers and answer.get("ChecksumType") == headers["ChecksumType"]
 
     def put_part(
-        self, key: str, upload_id: str, number: int, data: bytes, *, is_checked_later: bool = False
+        self,
+        key: str,
+        upload_id: str,
+        number: int,
+        data: bytes,
+        crc32: int,
+        *,
+        is_checked_later: bool = False,
     ) -> Part:
         """Sends one part.
 
@@ -251,11 +259,12 @@ class Requests:
             upload_id: From `create_upload`.
             number: From 1.
             data: The bytes.
+            crc32: Their CRC-32.
             is_checked_later: Whether the server compares the whole object: no MD5 is computed here then.
         """
         headers = self._extra("UploadPart")
         if self.checksum == "aws":
-            headers["ChecksumCRC32"] = _encoded(zlib.crc32(data))
+            headers["ChecksumCRC32"] = _encoded(crc32)
         elif self.checksum == "md5":
             headers["ContentMD5"] = _md5(data)
         answer = self._client.upload_part(
@@ -445,8 +454,11 @@ def _encoded(crc32: int) -> str:
 
 
 def _metadata(body: Body) -> dict[str, str]:
-    sha256 = {"sha256": body.sha256} if body.is_measured else {}
-    return {"entry-id": body.identifier, **sha256}
+    """Returns what is known of the bytes before they are sent: metadata go first."""
+    sums = {"crc32": f"{body.crc32:08x}"} if body.is_summed else {}
+    if body.is_measured and body.digest.sha256 is not None:
+        sums = {"sha256": body.digest.sha256}
+    return {"entry-id": body.identifier, **sums}
 
 
 def _to_send(data: bytes) -> bytearray | DeadlineBody:

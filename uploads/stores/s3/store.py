@@ -14,6 +14,7 @@ from typing import Any, get_args
 import attrs
 
 from uploads.errors import (
+    BytesCorruptError,
     RejectedByStoreError,
     RemoteExistsError,
     RemoteNotFoundError,
@@ -23,7 +24,7 @@ from uploads.errors import (
 )
 from uploads.messages import log_warning
 from uploads.stores.create_only import CreateOnlySupport
-from uploads.stores.store import Body, RemoteObject, Store, can_match, check_version
+from uploads.stores.store import Body, RemoteObject, Store, can_match, check_version, noted_crc32
 from uploads.stores.uri import StoreLocation, compose_uri
 
 from .errors import check_page, check_removed, check_sender, code_of, required, translated
@@ -39,6 +40,8 @@ _NAMES_NOTED = 10_000
 _PATIENCE_LIMITS = 5  # S3 may take minutes to complete an upload in parts, and sends a space now and then.
 # How servers refuse a header that they do not know.
 _NOT_KNOWN = {"400", "501", "InvalidArgument", "InvalidRequest", "MalformedXML", "NotImplemented"}
+# As above, and how one refuses a payload that only its checksum signs, see `_sign_checksum_only`.
+_NOT_TAKEN = {*_NOT_KNOWN, "XAmzContentSHA256Mismatch"}
 _USER_AGENT = "training-destinations"
 
 
@@ -78,7 +81,6 @@ class S3Store:
         self._slots = threading.BoundedSemaphore(self._options.part_threads)
         self._takes_conditions = True  # Until the server refuses If-Match.
         self._present: set[str] = set()  # Names that exist, or that a put of ours may create.
-        self._keeps_crc32 = True  # The server does so for objects of parts, until it says otherwise.
         self._lock = threading.Lock()  # Guards the client, and what checksums are left to try.
         self._client: Any = None
         self._descriptions: Any = None  # What botocore knows of S3.
@@ -161,8 +163,8 @@ class S3Store:
         for number in range(len(choice)):
             try:
                 left = self._send(name, body, condition, notes, choice[number:], overwrite=overwrite)
-            except (RejectedByStoreError, StoreParkedError) as error:
-                if code_of(error) not in _NOT_KNOWN:
+            except (BytesCorruptError, RejectedByStoreError, StoreParkedError) as error:
+                if code_of(error) not in _NOT_TAKEN:
                     raise
                 refusal = error if refusal is None else refusal
             else:
@@ -217,18 +219,16 @@ class S3Store:
         try:
             upload.run(condition, overwrite=overwrite)
         except StoreError as error:
-            if code_of(error) in _NOT_KNOWN:  # What it was begun with is not taken to the end.
+            if code_of(error) in _NOT_TAKEN:  # What it was begun with is not taken to the end.
                 upload.abort()
             raise
         finally:
-            if upload.is_whole_checked is not None:
-                self._keeps_crc32 = upload.is_whole_checked
-                if checksums[0] == "aws" and not self._keeps_crc32:
-                    self._keep_checksums(checksums[1:], None, in_parts=True)
+            if upload.is_whole_checked is False and checksums[0] == "aws":
+                self._keep_checksums(checksums[1:], None, in_parts=True)
         return (upload.checksum,)
 
     def checks_whole(self, size: int) -> bool:
-        return self._keeps_crc32 and self._checksums[True][0] == "aws" and size > self._part_bytes
+        return size > self._part_bytes
 
     def head(self, name: str) -> RemoteObject | None:
         return self._head(name, with_checksum=False)
@@ -253,10 +253,18 @@ class S3Store:
             metadata.get("sha256"),
             answer.get("ETag") or None,
             whole_crc32(answer),
+            noted_crc32(metadata.get("crc32")),
         )
 
     def get(self, name: str, offset: int = 0, version: str | None = None) -> Iterator[bytes]:
-        headers = {"Range": f"bytes={offset}-"} if offset else {}
+        yield from self._get(name, offset, None, version)
+
+    def get_range(self, name: str, offset: int, size: int, version: str) -> Iterator[bytes]:
+        yield from self._get(name, offset, size, version)
+
+    def _get(self, name: str, offset: int, size: int | None, version: str | None) -> Iterator[bytes]:
+        last = "" if size is None else offset + size - 1
+        headers = {"Range": f"bytes={offset}-{last}"} if offset or size else {}
         if version is not None and can_match(version):
             headers["IfMatch"] = version
         try:
@@ -267,7 +275,11 @@ class S3Store:
         with contextlib.closing(answer["Body"]) as stream, translated(f"get {self._key(name)}"):
             # Some servers ignore If-Match.
             check_version(answer.get("ETag"), version, self.uri(name))
-            if offset and not str(answer.get("ContentRange", "")).startswith(f"bytes {offset}-"):
+            if size and not answer.get("ContentRange"):
+                raise NotImplementedError(f"{self.uri(name)}: the server ignores ranges")
+            if headers.get("Range") and not str(answer.get("ContentRange", "")).startswith(
+                f"bytes {offset}-{last}"
+            ):
                 raise TransientStoreError(
                     f"{self.uri(name)}: the server sent another range than from byte {offset} on"
                 )
@@ -351,6 +363,8 @@ class S3Store:
         client = session.client("s3", endpoint_url=self._options.endpoint_url, config=config)
         limit_waits(client, _PATIENCE_LIMITS * self._options.read_timeout_seconds)
         client.meta.events.register("before-call.s3.HeadBucket", _follow_no_redirect)
+        for operation in ("PutObject", "UploadPart"):
+            client.meta.events.register(f"before-call.s3.{operation}", _sign_checksum_only)
         return client
 
     def put_probe(self, name: str) -> None:
@@ -373,6 +387,19 @@ def _follow_no_redirect(context: dict[str, Any], **_: Any) -> None:
     It would ask again, without end: https://github.com/boto/botocore/blob/1.44.5/botocore/utils.py#L1651
     """
     context["s3_redirect"]["redirected"] = True
+
+
+def _sign_checksum_only(params: dict[str, Any], context: dict[str, Any], **_: Any) -> None:
+    """Spares the SHA-256 of a payload whose checksum is in a header, which is signed.
+
+    botocore does so with https alone, and for http reads every byte once more.
+    """
+    from botocore.config import Config
+
+    names = {name.lower() for name in params["headers"]}
+    if "content-md5" in names or any(name.startswith("x-amz-checksum-") for name in names):
+        unsigned = Config(s3={"payload_signing_enabled": False})
+        context["client_config"] = context["client_config"].merge(unsigned)
 
 
 def _extra_args(given: dict[str, Any]) -> dict[str, Any]:
