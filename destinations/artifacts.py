@@ -5,6 +5,7 @@
 
 import inspect
 import logging
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ _log = logging.getLogger("destinations")
 
 _FILES_LISTED = 1000
 _LOOK_SECONDS = 0.2
+# A store that takes nothing for so long, until something is mended, is not waited for.
+_PAUSED_SECONDS = 3.0
 _SECONDS_BEFORE_A_BAR = 1.0
 # Fewer files or bytes are no progress to watch.
 _FILES_OF_A_BAR = 3
@@ -55,8 +58,8 @@ class Artifacts(LoggerDestination):
 
     Args:
         store: a URI or path for `uploads.open_store`, in which `{run_name}` and `{rank}` are filled in,
-            whatever characters the name has; or a `Store`. With `{run_name}` in it, files whose name begins
-            with the name of the run, as those of checkpoints do, are put there without it.
+            whatever characters the name has; or a `Store`. Files are put below the name of the run, as those
+            of checkpoints are, unless `{run_name}` is in the store or in `remote_file_name`.
         remote_file_name: what a file is called there, around the name it was given:
             "checkpoints/{remote_file_name}".
         wait: what the end of `fit` means: that files are safe in the spool ("spooled"), or that they are in
@@ -77,6 +80,9 @@ class Artifacts(LoggerDestination):
         ValueError: the store's URI is none, `remote_file_name` does not hold the name, or another argument
             has a wrong value.
     """
+
+    # Whether files have the name of their run before their own, unless the store has it.
+    _is_below_run = True
 
     def __init__(
         self,
@@ -165,10 +171,17 @@ class Artifacts(LoggerDestination):
     def download_file(
         self, remote_file_name: str, destination: str, overwrite: bool = False, progress_bar: bool = True
     ) -> None:
+        queue = self._open().queue
+        options = {"overwrite": overwrite, "progress_bar": progress_bar}
+        name, as_given = self._name(remote_file_name), self._called(remote_file_name)
         try:
-            self._open().queue.download_file(
-                self._name(remote_file_name), destination, overwrite=overwrite, progress_bar=progress_bar
-            )
+            try:
+                queue.download_file(name, destination, **options)
+            except FileNotFoundError:
+                # A file of another run, with whose name it begins.
+                if as_given == name:
+                    raise
+                queue.download_file(as_given, destination, **options)
         except UploadError as error:
             if isinstance(error, FileNotFoundError | FileExistsError):
                 raise
@@ -181,12 +194,15 @@ class Artifacts(LoggerDestination):
 
     def list_files(self, prefix: str) -> Sequence[str]:
         end = self._remote_file_name.partition("{remote_file_name}")[2]
-        there = self._name(prefix).removesuffix(end)
-        try:
-            names = self._open().queue.names(there, _FILES_LISTED)
-        except UploadError as error:
-            raise OSError(f"cannot list {self._open().queue.uri(there)}: {error}") from error
-        return [prefix + name.removeprefix(there).removesuffix(end) for name in names]
+        for name in dict.fromkeys([self._name(prefix), self._called(prefix)]):
+            there = name.removesuffix(end)
+            try:
+                names = self._open().queue.names(there, _FILES_LISTED)
+            except UploadError as error:
+                raise OSError(f"cannot list {self._open().queue.uri(there)}: {error}") from error
+            if names:
+                return [prefix + name.removeprefix(there).removesuffix(end) for name in names]
+        return []
 
     def file_uri(self, remote_file_name: str) -> str | None:
         return self._open().file_uris(remote_file_name)[0]
@@ -240,12 +256,20 @@ class Artifacts(LoggerDestination):
         return self._folder
 
     def _name(self, remote_file_name: str) -> str:
-        state = self._state
-        if state is not None and "{run_name}" in str(self._store):
-            # A store of this run alone: a folder called after it, as checkpoints have, would be there twice.
-            remote_file_name = remote_file_name.removeprefix(f"{state.run_name}/")
+        """Returns what a file of this run is called in the store: below the name of the run, once."""
+        if self._state is None:
+            return self._called(remote_file_name)
+        own = f"{self._state.run_name}/"
+        if any("{run_name}" in place for place in (str(self._store), self._remote_file_name)):
+            return self._called(remote_file_name.removeprefix(own))
+        # Other runs have files of the same names.
+        return self._called(
+            own + remote_file_name.removeprefix(own) if self._is_below_run else remote_file_name
+        )
+
+    def _called(self, remote_file_name: str) -> str:
         name = self._remote_file_name.replace("{remote_file_name}", remote_file_name)
-        return name if state is None else format_run_name(name, state)
+        return name if self._state is None else format_run_name(name, self._state)
 
     def _is_beside_spool(self, file_path: Path, queue: UploadQueue) -> bool:
         """Returns whether a file can be linked into the spool; says once what it costs where it cannot."""
@@ -268,7 +292,8 @@ class Artifacts(LoggerDestination):
         if not is_empty and queue.unsettled():
             self._show_uploads(queue, deadline)
         # Deletions too.
-        queue.drain(max(0.0, deadline - time.monotonic()))
+        if not queue.unsettled():
+            queue.drain(max(0.0, deadline - time.monotonic()))
 
     def _show_uploads(self, queue: UploadQueue, deadline: float) -> None:
         from tqdm import tqdm
@@ -276,9 +301,14 @@ class Artifacts(LoggerDestination):
         total = queue.unsettled()
         is_shown = self._progress_bar and total >= _FILES_OF_A_BAR and self._bytes >= _BYTES_OF_A_BAR
         with tqdm(total=total, desc="Uploads", unit=" file", disable=not is_shown) as bar:
+            paused_since = math.inf
             while (left := queue.unsettled()) and (remaining := deadline - time.monotonic()) > 0:
                 queue.drain(min(_LOOK_SECONDS, remaining))
                 bar.update(total - left - bar.n)
+                # Credentials that are missing or may not write: somebody has to mend that, and it was said.
+                paused_since = min(paused_since, time.monotonic()) if queue.paused_because else math.inf
+                if time.monotonic() - paused_since > _PAUSED_SECONDS:
+                    break
             bar.update(total - queue.unsettled() - bar.n)
 
 

@@ -9,14 +9,14 @@ bfloat16, without importing torch. Arguments are neither kept nor changed.
 |---|---|
 | uint8 | unchanged |
 | bool | 0 and 255 |
-| float in [0, 1] | times 255, rounded |
+| float | clipped to [0, 1], which is said once, times 255, rounded; NaN becomes 0 |
 | integers in [0, 255] | unchanged |
-| others | scaled linearly from min and max to 0 and 255; see `Pixels.value_range` |
-
-NaN becomes 0, infinities become the min and max finite value.
+| other integers | scaled linearly from min and max to 0 and 255; see `Pixels.value_range` |
 """
 
 import io
+import logging
+import threading
 import wave
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
@@ -50,6 +50,12 @@ __all__ = [
 ]
 
 Array = np.ndarray[Any, Any]
+_log = logging.getLogger("destinations")
+
+# Whether it was said in this process that floats are clipped.
+_has_said_clipping = threading.Event()
+# Whether it was said that four grey pictures would be one with opacity.
+_has_said_opacity = threading.Event()
 
 _CHANNELS = (1, 3, 4)
 # Browsers replace shorter durations by 100 ms.
@@ -68,7 +74,7 @@ class Pixels:
     Attributes:
         array: the pixels.
         shape: the original shape of the image.
-        value_range: the values mapped to 0 and 255, if values were scaled.
+        value_range: the values mapped to 0 and 255, if integers were scaled.
     """
 
     array: Array
@@ -165,6 +171,14 @@ def _pixels(array: Array, channels_last: bool) -> Pixels:
     shape = tuple(array.shape)
     if array.ndim == 3:  # noqa: PLR2004  # one image with channels
         array = array if channels_last else np.moveaxis(array, 0, -1)
+        if not channels_last and array.shape[-1] == 4 and not _has_said_opacity.is_set():  # noqa: PLR2004
+            _has_said_opacity.set()
+            _log.warning(
+                "an image of shape %s is one picture with opacity (RGBA). Four grey pictures have the shape "
+                "(4, 1, %d, %d). Said once.",
+                shape,
+                *shape[1:],
+            )
         if array.shape[-1] == 1:
             array = array[..., 0]
     has_channels = array.ndim == 3  # noqa: PLR2004  # rows, columns, channels
@@ -181,21 +195,23 @@ def _to_uint8(array: Array) -> tuple[Array, tuple[float, float] | None]:
         return array.astype(np.uint8) * 255, None
     if array.dtype.kind not in "iuf":
         raise RecordError(f"image must hold numbers, got dtype {array.dtype}.")
-    is_float = array.dtype.kind == "f"
-    values = array.astype(np.float64)
-    finite = np.isfinite(values)
-    if not finite.any():
-        return np.zeros(array.shape, np.uint8), None
-    low, high = float(values[finite].min()), float(values[finite].max())
-    values = np.nan_to_num(values, nan=0.0, posinf=high, neginf=low)
-    if is_float and low >= 0.0 and high <= 1.0:
-        return np.round(values * 255.0).astype(np.uint8), None
-    if not is_float and low >= 0 and high <= 255:  # noqa: PLR2004  # the range of uint8
-        return values.astype(np.uint8), None
-    if high == low:
-        return np.zeros(array.shape, np.uint8), (low, high)
-    scaled = np.clip((values - low) / (high - low), 0.0, 1.0)
-    return np.round(scaled * 255.0).astype(np.uint8), (low, high)
+    if array.dtype.kind == "f":
+        # Numbers that are compared with NaN are not less, and not more.
+        if not _has_said_clipping.is_set() and ((array < 0) | (array > 1)).any():
+            _has_said_clipping.set()
+            _log.warning(
+                "pixels must be floats in [0, 1], got some from %.4g to %.4g: they are clipped. Scale them "
+                "first, or log uint8. Said once.",
+                np.nanmin(array),
+                np.nanmax(array),
+            )
+        unit = np.clip(np.nan_to_num(array.astype(np.float64), nan=0.0), 0.0, 1.0)
+        return np.round(unit * 255.0).astype(np.uint8), None
+    low, high = int(array.min()), int(array.max())
+    if low >= 0 and high <= 255:  # noqa: PLR2004  # the range of uint8
+        return array.astype(np.uint8), None
+    scaled = (array.astype(np.float64) - low) / max(1, high - low)
+    return np.round(np.clip(scaled, 0.0, 1.0) * 255.0).astype(np.uint8), (float(low), float(high))
 
 
 def rgb_of(pixels: Array) -> Array:

@@ -3,13 +3,22 @@
 import difflib
 import logging
 import re
+from collections.abc import Iterable, Mapping
+from typing import Any
 from urllib.parse import quote
 
 from .errors import RecordError
 from .state import State
 from .timestamp import Timestamp
 
-__all__ = ["check_placeholders", "check_run_name", "format_name", "format_run_name", "format_store"]
+__all__ = [
+    "check_placeholders",
+    "check_run_name",
+    "check_unknown",
+    "format_name",
+    "format_run_name",
+    "format_store",
+]
 
 _log = logging.getLogger("events")
 
@@ -130,3 +139,11 @@ def _fill(template: str, values: dict[str, object]) -> str:
         return format(values[name], (spec or ":")[1:]) if name in values else match[0]
 
     return _PLACEHOLDER.sub(value, template)
+
+
+def check_unknown(owner: str, others: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raises TypeError for arguments that a call does not have; the message names the nearest one."""
+    for name in others:
+        near = difflib.get_close_matches(name, [one for one in known if one != "unknown"], n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise TypeError(f"{owner} has no argument {name!r}.{hint}")

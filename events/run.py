@@ -1,6 +1,8 @@
 """`Run`: state, logger and engine as one context manager, for a training loop of your own."""
 
+import difflib
 import functools
+import inspect
 import itertools
 import logging
 import os
@@ -9,9 +11,10 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from .callback import Callback
 from .engine import Engine
@@ -20,6 +23,7 @@ from .logger.destination import Destination
 from .logger.device import DeviceCopies
 from .logger.logger import Logger
 from .logger.records import RecordMethods
+from .names import check_unknown
 from .state import Phase, State
 from .timestamp import Time, Timestamp
 
@@ -100,6 +104,28 @@ _LOGGER_METHODS = (
 )
 
 
+# What other loggers call it.
+_OTHER_NAMES = {
+    "add_audio": "log_audio",
+    "add_histogram": "log_histogram",
+    "add_image": "log_images",
+    "add_scalar": "log_scalar",
+    "add_scalars": "log_metrics",
+    "add_text": "log_text",
+    "config": "log_hyperparameters",
+    "finish": "close",
+    "log": "log_metrics",
+    "log_artifact": "upload_file",
+    "log_dict": "log_metrics",
+    "log_image": "log_images",
+    "log_metric": "log_scalar",
+    "log_param": "log_hyperparameters",
+    "log_params": "log_hyperparameters",
+    "save": "upload_file",
+    "stop": "state.stop_training",
+}
+
+
 def _warn_unclosed(state: State, owner_pid: int) -> None:
     if os.getpid() == owner_pid:
         _log.warning(
@@ -148,11 +174,15 @@ class Run(RecordMethods):
         strict: raises `RecordError` for values that cannot be logged, for tests and notebooks.
         namespace: prefixes the names of all metrics and records; see `Logger`.
         device_copies: how values are copied from a device.
+        unknown: none: an argument that is not known is a `TypeError` that names the nearest one.
 
     Raises:
         ValueError: there are several ranks, no `run_name`, and nothing through which to agree on one.
         TimeoutError: the store of torchrun did not answer within a minute.
     """
+
+    # Whether it says so if it is not closed; not for programs that were written for loggers without a close.
+    warns_of_close: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -168,7 +198,9 @@ class Run(RecordMethods):
         strict: bool = False,
         namespace: str = "",
         device_copies: DeviceCopies = DeviceCopies(),  # noqa: B008  # frozen
+        **unknown: Any,
     ) -> None:
+        check_unknown("Run", unknown, [*inspect.signature(type(self)).parameters])
         name_given = run_name or agreed_run_name()
         self.state = State(
             name_given or new_run_name(),
@@ -211,20 +243,46 @@ class Run(RecordMethods):
         # How often each name was logged while no batch has ended and no step was given; None afterwards.
         self._first_step: Counter[str] | None = Counter()
 
+    def span(self, name: str) -> AbstractContextManager[None]:
+        """Keeps the time of a block for the trace of the run; see `Logger.span`."""
+        return self.logger.span(name)
+
     def run_event(self, event: Event | str) -> None:
         """Runs any event; see `Engine.run_event`."""
         self._begin()
         if event != Event.INIT:
             self.engine.run_event(event)
 
-    def fit_start(self) -> None:
+    def fit_start(self, *, epoch: int = 0, batch: int = 0) -> None:
         """Begins training; a second call does nothing. `epoch_start`, `batch_start` and `batch_end` call it.
 
-        Needed only by a loop that calls none of these: destinations that resume a run remove the records here
-        that training will produce again.
+        Needed by a loop that calls none of these, and by one that continues where a checkpoint was saved:
+        destinations that resume a run remove the records here that training will produce again.
+
+        ```python
+        with Run(loggers=[RunDirectory("runs/mine")], run_name="mine", max_duration="5ep") as run:
+            run.fit_start(epoch=saved["epoch"], batch=saved["batch"])
+            for epoch in range(saved["epoch"], 5):
+                run.epoch_start()
+        ```
+
+        Args:
+            epoch: how many epochs are done.
+            batch: how many batches are done, in all epochs: the step of the next record.
+
+        Raises:
+            ValueError: training has begun already, or a count is negative.
         """
+        if min(epoch, batch) < 0:
+            raise ValueError(f"epoch and batch must be 0 or more, got epoch={epoch}, batch={batch}.")
+        if self._has_begun and (epoch or batch):
+            raise ValueError(
+                "training has begun: call fit_start(epoch=..., batch=...) before its first batch."
+            )
         self._begin()
         if not self._has_begun:
+            if epoch or batch:
+                self.state.timestamp = Timestamp.from_state_dict({"epoch": epoch, "batch": batch})
             self._has_begun = True
             self.engine.run_event(Event.FIT_START)
             self._lap()
@@ -319,12 +377,22 @@ class Run(RecordMethods):
         self._bind_logger()
         self.engine.close(exception)
 
+    if not TYPE_CHECKING:  # which would then take any name
+
+        def __getattr__(self, name: str) -> Any:
+            """Says what a method of another logger is called here."""
+            known = [one for one in dir(type(self)) if not one.startswith("_")] + [*_LOGGER_METHODS]
+            near = _OTHER_NAMES.get(name) or next(iter(difflib.get_close_matches(name, known, 1, 0.7)), "")
+            hint = f" Did you mean run.{near}?" if near and not name.startswith("_") else ""
+            raise AttributeError(f"a Run has no {name!r}.{hint}", name=name, obj=self)
+
     def _begin(self) -> None:
         """Runs `INIT`, once."""
         if self._is_open:
             return
         self._is_open = True
-        self._unclosed = weakref.finalize(self, _warn_unclosed, self.state, os.getpid())
+        if self.warns_of_close:
+            self._unclosed = weakref.finalize(self, _warn_unclosed, self.state, os.getpid())
         self._bind_logger()
         try:
             self._set_dataloader(self.state.train_dataloader, Phase.TRAIN, "train", None)

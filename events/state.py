@@ -168,6 +168,21 @@ def _accessors(key: Any) -> tuple[Callable[..., Any], Callable[..., Any]] | None
     return None
 
 
+# What code for Composer asks of its state, and where that is here.
+_ELSEWHERE = {
+    "state_dict": "Save with a CheckpointSaver, or torch.save(state.model.state_dict(), path).",
+    "load_state_dict": "Load with Trainer(load_path=...), or state.model.load_state_dict(...).",
+    "previous_timestamp": 'Make an Interval("10ba"), and ask interval.passed(state).',
+    "device_train_microbatch_size": "It is known to the Trainer alone.",
+    "algorithms": "There are none: write a Callback.",
+    "profiler": "Pass a callback that starts torch.profiler.",
+}
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
 def length_of(state: State) -> Time | None:
     """Returns how long training is, or None if that is unknown: no maximum, or a share of one."""
     longest = state.max_duration
@@ -203,8 +218,8 @@ class State:
         local_world_size: the number of ranks on this node.
         node_rank: the index of this node.
         model: the model, without the wrapper for distributed training.
-        optimizers: the optimizers.
-        schedulers: the learning-rate schedulers.
+        optimizers: the optimizers; one that is assigned becomes a tuple.
+        schedulers: the learning-rate schedulers; one that is assigned becomes a tuple.
         device: the device of the model.
         precision: a `Precision`, which equals its string: "fp32", "amp_bf16".
         seed: the seed of this rank, or None.
@@ -234,9 +249,10 @@ class State:
             dataset; checkpoints hold it, so that a run can resume within an epoch with the remaining batches.
         last_checkpoint: the path of the newest complete checkpoint, or None.
         last_checkpoint_uris: where destinations put that file, or will.
-        callbacks: every callback of the run, destinations included.
+        callbacks: every callback of the run, destinations included. Before there is an engine, a list to
+            which callbacks for it may be appended; then a tuple, and `logger.attach` adds one.
         evaluators: the evaluators of `Trainer`, one per evaluation dataloader.
-        status: whether the run is running, or how it ended.
+        status: whether the run is running, or how it ended: a `RunStatus`, or the word of another trainer.
         exception: the exception that ended the run, or None.
         stop_reason: why training was stopped early, or None.
         continues_run: whether the run was asked to continue an earlier one, if there is one.
@@ -255,8 +271,8 @@ class State:
     node_rank: int = _environment_int("NODE_RANK", "GROUP_RANK", default=0)
     # `Any` beside it: in a trainer there is one, and a hook need not ask.
     model: torch.nn.Module | Any = attrs.field(default=None, kw_only=True)
-    optimizers: tuple[torch.optim.Optimizer, ...] = attrs.field(default=(), kw_only=True)
-    schedulers: tuple[Any, ...] = attrs.field(default=(), kw_only=True)
+    optimizers: tuple[torch.optim.Optimizer, ...] = attrs.field(default=(), kw_only=True, converter=_several)
+    schedulers: tuple[Any, ...] = attrs.field(default=(), kw_only=True, converter=_several)
     device: Any = attrs.field(default=None, kw_only=True, converter=attrs.converters.optional(Device))
     precision: Precision = attrs.field(default=Precision.FP32, kw_only=True, converter=Precision)
     seed: int | None = attrs.field(default=None, kw_only=True)
@@ -282,9 +298,9 @@ class State:
     random_at_epoch_start: dict[str, Any] | None = attrs.field(default=None, kw_only=True)
     last_checkpoint: str | None = attrs.field(default=None, kw_only=True)
     last_checkpoint_uris: tuple[str, ...] = attrs.field(default=(), kw_only=True)
-    callbacks: Any = attrs.field(default=(), kw_only=True)
+    callbacks: Any = attrs.field(factory=list, kw_only=True)
     evaluators: tuple[Any, ...] = attrs.field(default=(), kw_only=True)
-    status: RunStatus = attrs.field(default=RunStatus.RUNNING, kw_only=True)
+    status: RunStatus | str = attrs.field(default=RunStatus.RUNNING, kw_only=True)
     exception: BaseException | None = attrs.field(default=None, kw_only=True)
     stop_reason: str | None = attrs.field(default=None, init=False)
     continues_run: bool = attrs.field(default=False, kw_only=True)
@@ -371,6 +387,25 @@ class State:
         if not length:
             return None
         return min(self.timestamp.get(length.unit) / length, Time(1.0, TimeUnit.DURATION))
+
+    @property
+    def rank_zero_seed(self) -> int | None:
+        """The seed of rank 0, or None."""
+        return None if self.seed is None else self.seed - self.rank
+
+    @property
+    def fsdp_enabled(self) -> bool:
+        """Whether the parameters of the model are divided among ranks."""
+        from .trainer.distributed import is_sharded
+
+        return self.model is not None and is_sharded(self.model)
+
+    if not TYPE_CHECKING:  # which would then take any name
+
+        def __getattr__(self, name: str) -> Any:
+            """Says where that is which code for Composer asks for."""
+            hint = _ELSEWHERE.get(name, "")
+            raise AttributeError(f"State has no {name!r}. {hint}".rstrip(), name=name, obj=self)
 
     def __repr__(self) -> str:
         """Shows the run and its progress, not the model, which would fill the screen."""

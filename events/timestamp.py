@@ -13,7 +13,7 @@ from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from numbers import Integral, Real
 from types import GenericAlias
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -143,6 +143,54 @@ class Time:
                 'Write "10ep", "500ba", "1e6sp", "4_000tok", "0.5dur", "30sec", "2iter" or "1h30m".'
             )
         return cls(_number(number, unit), unit)
+
+    @classmethod
+    def from_iteration(cls, iteration: int) -> "Time":
+        """Returns `Time(iteration, "iter")`."""
+        return cls(iteration, TimeUnit.ITERATION)
+
+    @classmethod
+    def from_epoch(cls, epoch: int) -> "Time":
+        """Returns `Time(epoch, "ep")`."""
+        return cls(epoch, TimeUnit.EPOCH)
+
+    @classmethod
+    def from_batch(cls, batch: int) -> "Time":
+        """Returns `Time(batch, "ba")`."""
+        return cls(batch, TimeUnit.BATCH)
+
+    @classmethod
+    def from_sample(cls, sample: int) -> "Time":
+        """Returns `Time(sample, "sp")`."""
+        return cls(sample, TimeUnit.SAMPLE)
+
+    @classmethod
+    def from_token(cls, token: int) -> "Time":
+        """Returns `Time(token, "tok")`."""
+        return cls(token, TimeUnit.TOKEN)
+
+    @classmethod
+    def from_duration(cls, duration: float) -> "Time":
+        """Returns `Time(duration, "dur")`, a share of the run from 0 to 1."""
+        return cls(duration, TimeUnit.DURATION)
+
+    @classmethod
+    def from_timedelta(cls, duration: timedelta | str) -> "Time":
+        """Returns a time in seconds, of a `timedelta` or a string such as "1h20m40s".
+
+        Raises:
+            TimeStringError: it is a string in another unit than seconds.
+        """
+        time = cls.from_input(duration)
+        if time.unit is not TimeUnit.SECOND:
+            raise TimeStringError(
+                f'duration must be in hours, minutes and seconds, "1h30m", got {duration!r}.'
+            )
+        return time
+
+    def to_timestring(self) -> str:
+        """Returns the string that `from_timestring` reads, as `str` does."""
+        return str(self)
 
     @classmethod
     def from_input(
@@ -418,10 +466,16 @@ class Timestamp:
         time = Time.from_input(other)
         return self.get(time.unit) < time
 
+    def get_state(self) -> dict[str, Time | timedelta]:
+        """Returns all counts and durations by field name."""
+        return attrs.asdict(self, recurse=False)
+
     def state_dict(self) -> dict[str, Any]:
         """Returns counts as numbers and durations as `timedelta`, by field name."""
-        values = attrs.asdict(self, recurse=False)
-        return {name: value if _is_duration(name) else value.value for name, value in values.items()}
+        return {
+            name: value if isinstance(value, timedelta) else value.value
+            for name, value in self.get_state().items()
+        }
 
     def to_numbers(self) -> dict[str, int | float]:
         """Returns plain numbers by field name: counts as they are, durations in seconds."""
@@ -441,6 +495,17 @@ class Timestamp:
             if _is_duration(name) and not isinstance(value, timedelta):
                 known[name] = timedelta(seconds=value)
         return cls(**known)
+
+    if not TYPE_CHECKING:  # which would then take any name
+
+        def __getattr__(self, name: str) -> Any:
+            """Says how a timestamp is restored, which does not change."""
+            hint = (
+                " Write state.timestamp = Timestamp.from_state_dict(...)."
+                if name == "load_state_dict"
+                else ""
+            )
+            raise AttributeError(f"a Timestamp has no {name!r}.{hint}", name=name, obj=self)
 
 
 def _is_duration(field: str) -> bool:

@@ -4,6 +4,7 @@
 inherit from both. Everything runs in the training thread.
 """
 
+import contextlib
 import importlib
 import importlib.util
 import logging
@@ -12,17 +13,18 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from destinations.base import LoggerDestination
+from destinations.compat.summary_calls import SummaryCalls
 from destinations.run_directory import RunDirectory
 from events import Callback, Destination, Event, Logger, RunStatus, Time, Timestamp, TimeUnit
 
 from .media import WandbMedia
-from .session import Session, SessionContext, log_values, missing_package_error, samples_in
+from .session import Session, SessionContext, as_tuple, log_values, missing_package_error, samples_in
 from .watch import ModelHistograms
 
-__all__ = ["LightningEvents", "LightningLogger", "RegistryLogger"]
+__all__ = ["Experiment", "LightningEvents", "LightningLogger", "RegistryLogger"]
 
 
 def _class_trees() -> tuple[tuple[type, ...], tuple[type, ...]]:
@@ -301,6 +303,36 @@ def _length(batches: float) -> int | None:
     return int(batches) if math.isfinite(batches) else None
 
 
+class Experiment(SummaryCalls, Logger):
+    """The `Logger` of a run, for programs that expect a `SummaryWriter` in its place.
+
+    ```python
+    logger = LightningLogger(RunDirectory("runs/digits"))
+    logger.experiment.add_scalar("loss/train", 0.5, global_step=1)
+    print(logger.experiment.log_dir)
+    ```
+
+    All calls of `destinations.compat.SummaryWriter` that log are here. Without `global_step` a record has the
+    step of the run, and a `walltime` that is given is ignored.
+    """
+
+    @property
+    def log_dir(self) -> str | None:
+        """The folder of the run, where one of its destinations has one."""
+        found = (one.run_dir for one in self.destinations if isinstance(one, RunDirectory))
+        return next((str(folder) for folder in found if folder is not None), None)
+
+    def get_logdir(self) -> str | None:
+        """Returns `log_dir`."""
+        return self.log_dir
+
+    def put(self, method: str, value: Any, step: int | None, walltime: float | None, **others: Any) -> None:
+        """Logs one record."""
+        if method != "log_hyperparameters":
+            others["step"] = step
+        getattr(self, method)(value, **others)
+
+
 class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
     """Logs the records of a Lightning `Trainer` to destinations.
 
@@ -319,11 +351,12 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
 
     **Ranks.** Each rank has its own logger; rank 0, as of Lightning's `rank_zero_only`, writes shared files.
 
-    **Without `callback()`** destinations receive records, but no events of the training loop, and the batch
-    count of the run is the largest step logged.
+    **Without `callback()`** destinations receive records, but of the events only `INIT`, `FIT_START` at the
+    first record of a `fit`, and `FIT_END`; the batch count of the run is the largest step logged. A `fit`
+    that begins at an earlier step than the rows of the run replaces those, as with a callback.
 
     Args:
-        given: destinations that receive the records.
+        given: destinations that receive the records, or lists of them.
         destinations: more of them, as a list; for configuration files.
         callbacks: callbacks of this project.
         run_name: name of the run. Default: environment variable `RUN_NAME`, else the folder name of a
@@ -336,9 +369,14 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
         raise_errors: raise errors of destinations instead of reporting them; for tests.
     """
 
+    # The status of a run whose job SLURM is about to queue again.
+    _requeued_status: RunStatus | str = RunStatus.PREEMPTED
+    # Whether the run names the best checkpoint, where there is one, instead of the newest.
+    _names_best_checkpoint = False
+
     def __init__(
         self,
-        *given: Destination,
+        *given: Destination | Sequence[Destination],
         destinations: Sequence[LoggerDestination] = (),
         callbacks: Callback | Sequence[Callback] = (),
         run_name: str | None = None,
@@ -350,7 +388,13 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
         super().__init__()
         if log_model not in {True, False, "all"}:
             raise ValueError(f'log_model must be True, False or "all", got {log_model!r}.')
-        self._session = Session((*given, *destinations), callbacks, run_name, raise_errors=raise_errors)
+        self._session = Session(
+            (*(one for some in given for one in as_tuple(some)), *destinations),
+            callbacks,
+            run_name,
+            raise_errors=raise_errors,
+            logger_type=Experiment,
+        )
         self._save_dir = save_dir
         self._upload_checkpoints = upload_checkpoints or log_model == "all"
         self._upload_last = log_model is True
@@ -358,6 +402,11 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
         self._is_watch_due = False
         self._events: LightningEvents | None = None
         self._is_requeued = False
+        # What is known without a callback: whether a trainer is at work; whether a `fit` has completed; and,
+        # where the first record of a `fit` is due, whether it may go on from one.
+        self._is_in_stage = False
+        self._has_fitted = False
+        self._due_fit: bool | None = None
 
     # Properties for Lightning.
 
@@ -388,10 +437,10 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
         return self._session.state.run_name
 
     @property
-    def experiment(self) -> Logger:
-        """The `Logger` of the run, with all its methods: `logger.experiment.log_histogram(...)`."""
+    def experiment(self) -> Experiment:
+        """The `Logger` of the run, which also has `log_dir`, `add_scalar` and others of `SummaryWriter`."""
         self._read_rank()
-        return self._session.logger
+        return cast("Experiment", self._session.logger)
 
     def callback(self) -> LightningEvents:
         """Returns the callback that fires our events, always the same object, for the same trainer."""
@@ -418,10 +467,12 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
         session = self._session
         if not session.is_open:
             self._read_rank()
+        if self._due_fit is not None and step is not None:
+            self._begin_fit(int(step))
         try:
             log_values(session.logger, metrics, step)
         finally:
-            if self._events is None or not self._events.is_attached:
+            if not self._has_events:
                 epoch = metrics.get("epoch")
                 session.advance_to(step, epoch if isinstance(epoch, int | float) else None)
                 if self._is_watch_due:
@@ -476,10 +527,35 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
 
     def log_graph(self, model: Any, input_array: Any = None) -> None:
         """Marks the run as running: Lightning calls this at the start of each stage. The graph is ignored."""
+        is_completed = self._session.is_open and self._session.state.status is RunStatus.COMPLETED
         self._session.begin_stage()
+        self._is_in_stage = True
+        is_fit = False
+        with contextlib.suppress(AttributeError, RuntimeError):  # The model has no trainer.
+            is_fit = model.trainer.state.fn == "fit"
+        self._due_fit = is_completed and self._has_fitted if is_fit and not self._has_events else None
+
+    @property
+    def _has_events(self) -> bool:
+        return self._events is not None and self._events.is_attached
+
+    def _begin_fit(self, step: int) -> None:
+        """Fires `FIT_START` at the first record of a `fit` without a callback."""
+        session, goes_on = self._session, self._due_fit
+        self._due_fit = None
+        if goes_on and step >= session.state.timestamp.batch.value:
+            session.begin_fit()
+            session.run_event(Event.FIT_START)
+        else:
+            session.fit_start(session.state.timestamp.copy(batch=step))
 
     def save(self) -> None:
-        """Does nothing: Lightning calls it after each record, and records are already safe then."""
+        """Waits until everything logged is written; does nothing while a trainer is at work.
+
+        A trainer calls it after each record, which is already safe then.
+        """
+        if self._session.is_open and not self._is_in_stage and not self._has_events:
+            self._session.logger.flush()
 
     def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
         """Records the newest checkpoint, and uploads it with `upload_checkpoints`."""
@@ -492,7 +568,9 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
         if self._upload_last:
             self._checkpoint_callbacks[id(checkpoint_callback)] = checkpoint_callback
         self._session.open()
-        self._session.state.last_checkpoint = str(path)
+        named = checkpoint_callback.best_model_path if self._names_best_checkpoint else ""
+        self._session.state.last_checkpoint = str(named or path)
+        self.save()
         if self._upload_checkpoints and Path(path).exists():
             # What has the name "last" is written in place where /tmp is on another disk; a link that
             # Lightning makes comes after this call.
@@ -520,25 +598,36 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
 
         Args:
             status: "success", "failed", or "finished", passed from a signal handler when SLURM is about to
-                requeue the job, before the checkpoint is saved.
+                requeue the job, before the checkpoint is saved. Any other word becomes the status of the
+                run, which is closed.
         """
         if status == "finished":
             # In a signal handler the interrupted code may hold any lock, so this must not block.
             self._is_requeued = True
-            self._session.state.status = RunStatus.PREEMPTED
-        elif status == "success":
-            self._is_requeued = False
+            self._session.state.status = self._requeued_status
+            return
+        is_requeued, self._is_requeued = self._is_requeued, False
+        self._is_in_stage, self._due_fit = False, None
+        if status == "success":
             if self._upload_last:
                 self._upload_kept_checkpoints()
+            if not self._has_events:
+                self._has_fitted |= self._session.is_fitting
+                self._session.fit_end()
             self._session.succeed()
+            return
+        self._has_fitted = False
+        # Lightning calls this while handling the exception, but does not pass it.
+        exception = sys.exc_info()[1]
+        if is_requeued:
+            word: RunStatus | str | None = self._requeued_status
         else:
-            # Lightning calls this while handling the exception, but does not pass it.
-            exception = sys.exc_info()[1]
-            self._session.close(exception, _status_after(exception, is_requeued=self._is_requeued))
-            self._is_requeued = False
+            word = _status_after(exception) if status == "failed" else status
+        self._session.close(exception, word)
 
     def close(self) -> None:
         """Ends the run: flushes and closes the destinations. Also done at interpreter exit."""
+        self._has_fitted = False
         self._session.close()
 
     def _end(self, exception: BaseException | None) -> None:
@@ -552,11 +641,11 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
             self._session.state.rank = getattr(rank_zero_only, "rank", None) or 0
 
 
-def _status_after(exception: BaseException | None, *, is_requeued: bool = False) -> RunStatus | None:
+def _status_after(exception: BaseException | None) -> RunStatus | None:
     """Returns the run status for an exception; None if the exception itself determines it."""
     # SIGTERMException is a SystemExit without a code, which would otherwise mean success.
     names = {kind.__name__ for kind in type(exception).__mro__}
-    if is_requeued or "SIGTERMException" in names:
+    if "SIGTERMException" in names:
         return RunStatus.PREEMPTED
     # A SystemExit during fit is a failure whatever its code; so is a failure without an exception.
     if exception is None or (isinstance(exception, SystemExit) and not exception.code):
@@ -572,16 +661,21 @@ class RegistryLogger(LightningLogger):
     trainer = Trainer(logger=logger)
     ```
 
-    A drop-in replacement: only the import changes, and the files are readable by its reader.
+    A drop-in replacement: only the import changes, and the files are readable by its reader. As there, the
+    run names the best checkpoint before the last one, and "finished" stays the status of a job that SLURM
+    queues again.
 
     Args:
         run_dir: the folder of the run.
         run_id: the id of a new run.
-        tags: tags of the run.
+        tags: tags of the run; in a SLURM array, "sweep:" with the id of the array is added.
         notes: notes of the run.
         flush_logs_every_n_steps: ignored; a row is safe when its call returns.
         destinations: further destinations.
     """
+
+    _requeued_status = "finished"
+    _names_best_checkpoint = True
 
     def __init__(
         self,
@@ -595,9 +689,10 @@ class RegistryLogger(LightningLogger):
     ) -> None:
         self._run_dir = Path(run_dir).expanduser().resolve()
         self._run_id = str(run_id)
-        directory = RunDirectory(
-            self._run_dir, run_id=self._run_id, tags=tuple(tags or ()), notes=notes or ""
-        )
+        # As it is now: the environment may be another one when the run begins.
+        array = os.environ.get("SLURM_ARRAY_JOB_ID")
+        self._tags = list(dict.fromkeys([*(tags or ()), *([f"sweep:{array}"] if array else [])]))
+        directory = RunDirectory(self._run_dir, run_id=self._run_id, tags=self._tags, notes=notes or "")
         super().__init__(directory, *destinations)
 
     @property

@@ -1,20 +1,22 @@
-"""`MlLogger`: the calls of `ml.loggers` (ml-starter, mlfab) on our destinations.
+"""`MlLogger`: the calls of `ml.loggers` (ml-starter) on our destinations; `FromMl`: its loggers as one.
 
 Everything runs in the thread that trains. The package `ml` is not needed.
 """
 
 import contextlib
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
 
-from events import Callback, Destination, Logger, Phase, State
+from destinations.base import LoggerDestination
+from events import Callback, Destination, Logger, Phase, State, Timestamp
 
 from .session import Session, SessionMixin, as_tuple
 
-__all__ = ["MlLogger"]
+__all__ = ["FromMl", "MlLogger"]
 
 _CHANNELS = frozenset({1, 3})
 _LONG_RUN_STEPS = 5000
@@ -51,6 +53,12 @@ class _PendingPhases(Callback):
         self.phases: dict[str, _PendingWrite] = {}
         self.last_step = 0
 
+    def of(self, state: Any) -> _PendingWrite:
+        """Returns where a record of a state of `ml` waits; without a state, `write` says its phase."""
+        if state is None:
+            return self.logged
+        return self.phases.setdefault(str(state.phase), _PendingWrite())
+
     def collect(self, phase: str) -> bool:
         """Adds what was logged to a phase; returns whether the phase has pending records."""
         logged, self.logged = self.logged, _PendingWrite()
@@ -79,6 +87,24 @@ class _PendingPhases(Callback):
             self.write(phase, self.last_step, state, logger)
 
 
+@attrs.frozen(eq=False)
+class _Shared:
+    """What the loggers on the same destinations share."""
+
+    session: Session
+    pending: _PendingPhases
+    given: tuple[Any, ...]
+    last_writes: dict[str, float] = attrs.field(factory=dict)
+
+
+_in_use: "weakref.WeakSet[_Shared]" = weakref.WeakSet()
+
+
+def _shared_by(given: tuple[Any, ...]) -> _Shared | None:
+    """Returns what loggers that are not closed share on these destinations; None if there are none."""
+    return next((one for one in _in_use if given and list(map(id, one.given)) == list(map(id, given))), None)
+
+
 class MlLogger(SessionMixin):
     """A logger with the method names and argument order of the loggers of `ml`.
 
@@ -96,8 +122,15 @@ class MlLogger(SessionMixin):
 
     **Names** are `<namespace>/<key>`; inside `namespace_context("a")`, `<namespace>_a/<key>`.
 
+    **Several** of them on the same destinations share one run: what all have logged is written by the first
+    call of `write` that is due, and the first call of `close` ends the run.
+
+    **As a logger of `ml`** it has the calls of a `BaseLogger`: `log_scalar(key, value, state, namespace)`,
+    `should_write(state)`, `write(state)`.
+
     Args:
-        destinations: destinations that receive the records.
+        destinations: destinations that receive the records; loggers of `ml`, subclasses of its `BaseLogger`,
+            become `FromMl`.
         default_namespace: the namespace of calls without one.
         num_steps: length of the run: above 5000 steps the default interval is 10 s, else 1 s.
         write_every_n_seconds: the interval of all phases.
@@ -112,7 +145,7 @@ class MlLogger(SessionMixin):
 
     def __init__(
         self,
-        *destinations: Destination,
+        *destinations: Any,
         default_namespace: str = "value",
         num_steps: int | None = None,
         write_every_n_seconds: float | None = None,
@@ -123,14 +156,19 @@ class MlLogger(SessionMixin):
         raise_errors: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._pending_phases = _PendingPhases()
-        self._session = Session(
-            destinations,
-            (*as_tuple(callbacks), self._pending_phases),
-            run_name,
-            raise_errors=raise_errors,
-            is_end_reported=False,
-        )
+        shared = _shared_by(destinations)
+        if shared is None:
+            pending = _PendingPhases()
+            session = Session(
+                [_as_destination(one) for one in destinations],
+                (*as_tuple(callbacks), pending),
+                run_name,
+                raise_errors=raise_errors,
+                is_end_reported=False,
+            )
+            shared = _Shared(session, pending, destinations)
+            _in_use.add(shared)
+        self._shared, self._session = shared, shared.session
         self._default_namespace = default_namespace
         is_long = num_steps is not None and num_steps > _LONG_RUN_STEPS
         default = _LONG_RUN_SECONDS if is_long else _SHORT_RUN_SECONDS
@@ -139,7 +177,18 @@ class MlLogger(SessionMixin):
         self._val_seconds = every if write_val_every_n_seconds is None else write_val_every_n_seconds
         self._clock = clock
         self._stack: tuple[str, ...] = ()
-        self._last_writes: dict[str, float] = {}
+
+    def initialize(self, log_directory: Any) -> None:
+        """Does nothing: `ml` calls it with the folder of the run, and destinations have their own."""
+
+    def _end(self, exception: BaseException | None) -> None:
+        _in_use.discard(self._shared)
+        super()._end(exception)
+
+    def close(self) -> None:
+        """Ends the run, also for those that share it: writes the rest, and closes the destinations."""
+        _in_use.discard(self._shared)
+        super().close()
 
     # Names.
 
@@ -159,16 +208,22 @@ class MlLogger(SessionMixin):
 
     # Records.
 
-    def log_scalar(self, key: str, value: Any, *, namespace: str | None = None) -> None:
+    def log_scalar(self, key: str, value: Any, state: Any = None, namespace: str | None = None) -> None:
         """Logs a number, a tensor of one element, or a function that returns one."""
-        self._pending_phases.logged.scalars[self._name(key, namespace)] = value
+        self._shared.pending.of(state).scalars[self._name(key, namespace)] = value
 
-    def log_string(self, key: str, value: Any, *, namespace: str | None = None) -> None:
+    def log_string(self, key: str, value: Any, state: Any = None, namespace: str | None = None) -> None:
         """Logs a text, or a function that returns one."""
-        self._keep("text", key, namespace, value, Logger.log_text)
+        self._keep("text", key, value, (state, namespace), Logger.log_text)
 
     def log_image(
-        self, key: str, value: Any, *, namespace: str | None = None, keep_resolution: bool = False
+        self,
+        key: str,
+        value: Any,
+        state: Any = None,
+        namespace: str | None = None,
+        *,
+        keep_resolution: bool = False,
     ) -> None:
         """Logs an image.
 
@@ -176,6 +231,7 @@ class MlLogger(SessionMixin):
             key: the name.
             value: `(C, H, W)`, `(H, W, C)` or `(H, W)`, with 1 or 3 channels; floats beyond [0, 1] are scaled
                 into it. Or a function that returns one.
+            state: of `ml`, whose phase the record belongs to.
             namespace: the namespace.
             keep_resolution: ignored: the resolution is always kept.
         """
@@ -183,14 +239,15 @@ class MlLogger(SessionMixin):
         def write(logger: Logger, image: Any, name: str, step: int) -> None:
             logger.log_images(_image(image), name, step=step)
 
-        self._keep("image", key, namespace, value, write)
+        self._keep("image", key, value, (state, namespace), write)
 
     def log_images(
         self,
         key: str,
         value: Any,
-        *,
+        state: Any = None,
         namespace: str | None = None,
+        *,
         keep_resolution: bool = False,
         max_images: int | None = None,
         sep: int = 0,
@@ -200,15 +257,23 @@ class MlLogger(SessionMixin):
         Args:
             key: the name.
             value: the images, or a function that returns them.
+            state: of `ml`, whose phase the record belongs to.
             namespace: the namespace.
             keep_resolution: ignored.
             max_images: the largest number of images; further ones are left out.
             sep: pixels between two images.
         """
-        self._keep("image", key, namespace, value, _grid(max_images, sep))
+        self._keep("image", key, value, (state, namespace), _grid(max_images, sep))
 
     def log_labeled_image(
-        self, key: str, value: Any, *, namespace: str | None = None, keep_resolution: bool = False, **_: Any
+        self,
+        key: str,
+        value: Any,
+        state: Any = None,
+        namespace: str | None = None,
+        *,
+        keep_resolution: bool = False,
+        **_: Any,
     ) -> None:
         """Logs `(image, label)`, with the label below the image."""
         write = _grid(None, 0, has_labels=True)
@@ -217,28 +282,30 @@ class MlLogger(SessionMixin):
             image, label = labelled
             write(logger, ([image], [label]), name, step)
 
-        self._keep("image", key, namespace, value, write_one)
+        self._keep("image", key, value, (state, namespace), write_one)
 
     def log_labeled_images(
         self,
         key: str,
         value: Any,
-        *,
+        state: Any = None,
         namespace: str | None = None,
+        *,
         keep_resolution: bool = False,
         max_images: int | None = None,
         sep: int = 0,
         **_: Any,
     ) -> None:
         """Logs `(images, labels)` as one grid, with the labels below the images."""
-        self._keep("image", key, namespace, value, _grid(max_images, sep, has_labels=True))
+        self._keep("image", key, value, (state, namespace), _grid(max_images, sep, has_labels=True))
 
     def log_audio(
         self,
         key: str,
         value: Any,
-        *,
+        state: Any = None,
         namespace: str | None = None,
+        *,
         sample_rate: int = _SAMPLE_RATE,
         **_: Any,
     ) -> None:
@@ -248,6 +315,7 @@ class MlLogger(SessionMixin):
             key: the name.
             value: `(samples,)` or `(channels, samples)`; or a function that returns it, or it and its sample
                 rate.
+            state: of `ml`, whose phase the record belongs to.
             namespace: the namespace.
             sample_rate: samples per second, where the function returns none.
         """
@@ -256,10 +324,17 @@ class MlLogger(SessionMixin):
             sound, rate = audio if isinstance(audio, tuple) else (audio, sample_rate)
             logger.log_audio(sound, rate, name, step)
 
-        self._keep("audio", key, namespace, value, write)
+        self._keep("audio", key, value, (state, namespace), write)
 
     def log_video(
-        self, key: str, value: Any, *, namespace: str | None = None, fps: int | None = None, **_: Any
+        self,
+        key: str,
+        value: Any,
+        state: Any = None,
+        namespace: str | None = None,
+        *,
+        fps: int | None = None,
+        **_: Any,
     ) -> None:
         """Logs a video `(T, C, H, W)`, `(T, H, W, C)` or `(T, H, W)`, or a function that returns one.
 
@@ -269,14 +344,14 @@ class MlLogger(SessionMixin):
         def write(logger: Logger, video: Any, name: str, step: int) -> None:
             logger.log_video(_frames(video), fps or _FPS, name, step)
 
-        self._keep("video", key, namespace, value, write)
+        self._keep("video", key, value, (state, namespace), write)
 
-    def log_histogram(self, key: str, value: Any, *, namespace: str | None = None) -> None:
+    def log_histogram(self, key: str, value: Any, state: Any = None, namespace: str | None = None) -> None:
         """Logs a histogram of values in any shape, or of what a function returns."""
-        self._keep("histogram", key, namespace, value, Logger.log_histogram)
+        self._keep("histogram", key, value, (state, namespace), Logger.log_histogram)
 
     def log_point_cloud(
-        self, key: str, value: Any, *, namespace: str | None = None, max_points: int = 1000
+        self, key: str, value: Any, state: Any = None, namespace: str | None = None, *, max_points: int = 1000
     ) -> None:
         """Logs points `(N, 3)` or `(B, ..., 3)`, or what a function returns.
 
@@ -289,7 +364,7 @@ class MlLogger(SessionMixin):
             stride = -(-points.shape[-2] // max_points)
             logger.log_point_cloud(points[..., ::stride, :], name, step)
 
-        self._keep("points", key, namespace, value, write)
+        self._keep("points", key, value, (state, namespace), write)
 
     def log_config(self, config: Any, metrics: Mapping[str, Any] | None = None) -> None:
         """Logs hyperparameters at once, and metrics with them at step 0."""
@@ -297,14 +372,20 @@ class MlLogger(SessionMixin):
         if metrics:
             self.logger.log_metrics(metrics, 0)
 
-    def _keep(self, kind: str, key: str, namespace: str | None, value: Any, write: Write) -> None:
-        self._pending_phases.logged.records[kind, self._name(key, namespace)] = write, value
+    def _keep(self, kind: str, key: str, value: Any, place: tuple[Any, str | None], write: Write) -> None:
+        state, namespace = place
+        self._shared.pending.of(state).records[kind, self._name(key, namespace)] = write, value
 
     # Writing.
 
-    def should_write(self, phase: str = "train") -> bool:
-        """Returns whether the interval of a phase has passed since its last write; changes nothing."""
-        last = self._last_writes.get(phase)
+    def should_write(self, phase: Any = "train") -> bool:
+        """Returns whether the interval of a phase has passed since its last write; changes nothing.
+
+        Args:
+            phase: its label, or a state of `ml`.
+        """
+        phase = str(getattr(phase, "phase", phase))
+        last = self._shared.last_writes.get(phase)
         seconds = self._train_seconds if phase == "train" else self._val_seconds
         return last is None or self._clock() - last >= seconds
 
@@ -316,12 +397,12 @@ class MlLogger(SessionMixin):
             phase: "train", or the label of another phase. Default: that of the state, else "train".
         """
         phase = phase or getattr(step, "phase", None) or "train"
-        step = self._pending_phases.last_step = int(getattr(step, "num_steps", step))
-        logger = self.logger
-        if self._pending_phases.collect(phase) and self.should_write(phase):
-            self._last_writes[phase] = self._clock()
+        pending, logger = self._shared.pending, self.logger
+        step = pending.last_step = int(getattr(step, "num_steps", step))
+        if pending.collect(phase) and self.should_write(phase):
+            self._shared.last_writes[phase] = self._clock()
             try:
-                self._pending_phases.write(phase, step, self._session.state, logger)
+                pending.write(phase, step, self._session.state, logger)
             finally:
                 self._session.advance_to(step)
 
@@ -340,6 +421,166 @@ def _grid(max_images: int | None, separator_pixels: int, *, has_labels: bool = F
         logger.log_images(grid, name, channels_last=True, step=step)
 
     return write
+
+
+def _as_destination(given: Any) -> Destination:
+    """Returns a logger of `ml` as a destination, and anything else as it is."""
+    is_theirs = all(callable(getattr(given, name, None)) for name in ("log_scalar", "should_write", "write"))
+    return FromMl(given) if is_theirs and not isinstance(given, MlLogger) else given
+
+
+@attrs.frozen(kw_only=True)
+class _MlState:
+    """What loggers of `ml` ask of its state."""
+
+    num_steps: int
+    num_epochs: int
+    num_epoch_steps: int
+    num_samples: int
+    num_epoch_samples: int
+    num_valid_steps: int
+    num_test_steps: int
+    phase: str
+
+    @property
+    def raw_phase(self) -> str:
+        return self.phase
+
+    @property
+    def training(self) -> bool:
+        return self.phase == "train"
+
+    def num_phase_steps(self, phase: str) -> int:
+        return {"train": self.num_steps, "valid": self.num_valid_steps}.get(phase, self.num_test_steps)
+
+    @classmethod
+    def of(cls, state: State | None, step: int | None) -> "_MlState":
+        """Returns the state of a record.
+
+        Args:
+            state: of the run; None before it has begun.
+            step: of the record. Default: that of the run.
+        """
+        at = Timestamp() if state is None else state.timestamp
+        evaluated = int((Timestamp() if state is None else state.eval_timestamp).batch)
+        is_train = state is None or state.phase is Phase.TRAIN
+        is_test = state is not None and (state.dataloader_label or "").startswith("test")
+        return cls(
+            num_steps=int(at.batch) if step is None else step,
+            num_epochs=int(at.epoch),
+            num_epoch_steps=int(at.batch_in_epoch),
+            num_samples=int(at.sample),
+            num_epoch_samples=int(at.sample_in_epoch),
+            num_valid_steps=0 if is_test else evaluated,
+            num_test_steps=evaluated if is_test else 0,
+            phase="train" if is_train else "test" if is_test else "valid",
+        )
+
+
+class FromMl(LoggerDestination):
+    """Wraps a logger of `ml`, a subclass of its `BaseLogger`, for our `Trainer`, `Run` or `MlLogger`.
+
+    ```python
+    Trainer(..., loggers=[FromMl(StdoutLogger(StdoutLoggerConfig()))])
+    ```
+
+    It gets the records of one step together, and writes them where `should_write` says so; the rest waits
+    for a later step, and is written at the end. A name is split at its first "/" into namespace and key. Its
+    calls block the training thread.
+
+    Args:
+        logger: a logger of `ml`; its `initialize` has been called, or is not needed.
+    """
+
+    def __init__(self, logger: Any) -> None:
+        super().__init__()
+        self.wrapped = logger
+        self._state: State | None = None
+        self._pending: _MlState | None = None
+
+    def init(self, state: State, logger: Any) -> None:
+        self._state = state
+
+    def _log(self, method: str, name: str, value: Any, step: int | None) -> None:
+        """Passes a value on, as the function that loggers of `ml` expect."""
+        state = _MlState.of(self._state, step)
+        pending = self._pending
+        if pending is not None and (pending.num_steps, pending.phase) != (state.num_steps, state.phase):
+            self._write()
+        self._pending = state
+        namespace, _, key = name.partition("/") if "/" in name else ("value", "", name)
+        getattr(self.wrapped, method)(key, lambda: value, state, namespace)
+
+    def _write(self, *, is_last: bool = False) -> None:
+        state, self._pending = self._pending, None
+        if state is not None and (self.wrapped.should_write(state) or is_last):
+            self.wrapped.write(state)
+
+    def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
+        self.wrapped.log_config(hyperparameters)
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        for name, value in metrics.items():
+            self._log("log_scalar", name, value, step)
+
+    def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
+        self._log("log_string", name, text, step)
+
+    def log_images(  # type: ignore[override]  # it takes no captions
+        self,
+        images: Any,
+        name: str = "Images",
+        channels_last: bool = False,
+        step: int | None = None,
+        masks: Any = None,
+        mask_class_labels: Any = None,
+        use_table: bool = True,
+    ) -> None:
+        import torch
+
+        from destinations.media import iter_images
+
+        for index, one in enumerate(iter_images(images, channels_last)):
+            pixels = torch.as_tensor(one.array)
+            pixels = pixels[None] if pixels.ndim == _IMAGE_DIMENSIONS - 1 else pixels.permute(2, 0, 1)
+            self._log("log_image", f"{name}/{index}" if index else name, pixels / 255, step)
+
+    def log_audio(  # type: ignore[override]  # it takes no caption
+        self, audio: Any, sample_rate: int, name: str = "Audio", step: int | None = None
+    ) -> None:
+        self._log("log_audio", name, (_tensor(audio), sample_rate), step)
+
+    def log_video(  # type: ignore[override]  # it takes no caption
+        self, video: Any, fps: float | None = None, name: str = "Video", step: int | None = None
+    ) -> None:
+        if hasattr(video, "shape"):  # Encoded videos are for others.
+            self._log("log_video", name, _tensor(video), step)
+
+    def log_histogram(
+        self, values: Any, name: str = "Histogram", step: int | None = None, bins: Any = 64
+    ) -> None:
+        self._log("log_histogram", name, _tensor(values), step)
+
+    def log_point_cloud(  # type: ignore[override]  # it takes no caption
+        self, points: Any, name: str = "Points", step: int | None = None, colors: Any = None
+    ) -> None:
+        cloud = _tensor(points)
+        self._log("log_point_cloud", name, cloud if cloud.ndim == _CLOUD_DIMENSIONS else cloud[None], step)
+
+    def batch_end(self, state: State, logger: Any) -> None:
+        self._write()
+
+    def flush(self) -> None:
+        self._write()
+
+    def post_close(self) -> None:
+        self._write(is_last=True)
+
+
+def _tensor(value: Any) -> Any:
+    import torch
+
+    return torch.as_tensor(value).detach().cpu()
 
 
 def _result(value: Any) -> Any:

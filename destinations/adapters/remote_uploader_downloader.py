@@ -84,6 +84,9 @@ class RemoteUploaderDownloader(Artifacts):
         ValueError: the URI is none, or an argument of the backend has no equivalent.
     """
 
+    # Composer's puts a file where it is told.
+    _is_below_run = False
+
     def __init__(
         self,
         bucket_uri: str,

@@ -225,6 +225,7 @@ class Session:
         raise_errors: raise errors of destinations instead of reporting them; for tests.
         is_end_reported: whether the trainer reports the end of training. If it does, a run that is closed
             before counts as failed; else only an exception counts as a failure.
+        logger_type: the class of the run's logger.
     """
 
     def __init__(
@@ -235,7 +236,9 @@ class Session:
         *,
         raise_errors: bool = False,
         is_end_reported: bool = True,
+        logger_type: type[Logger] = Logger,
     ) -> None:
+        self._logger_type = logger_type
         self._destinations = tuple(destinations)
         # Raises for what is no destination: here, and not when training begins.
         Logger(State(""), self._destinations)
@@ -321,7 +324,7 @@ class Session:
                 'your trainer is made, such as RunDirectory("runs/{run_name}").',
                 state.run_name,
             )
-        self._logger = Logger(state, self._destinations, raise_errors=self._raise_errors)
+        self._logger = self._logger_type(state, self._destinations, raise_errors=self._raise_errors)
         self._engine = Engine(state, self._logger, (*self._callbacks, self._fit_guard))
         self._thread, self._uncaught_before = threading.get_ident(), id(getattr(sys, "last_value", None))
         _opened.add(self)
@@ -349,7 +352,7 @@ class Session:
                 "the run in %s was still open, and is closed (%s): another logger of this process has begun "
                 "a run in the same folder.",
                 folder,
-                other.state.status.value,
+                other.state.status,
             )
 
     def run_event(self, event: Event) -> None:
@@ -402,7 +405,7 @@ class Session:
             self.state.status = RunStatus.COMPLETED
         self._was_completed = False
 
-    def close(self, exception: BaseException | None = None, status: RunStatus | None = None) -> None:
+    def close(self, exception: BaseException | None = None, status: RunStatus | str | None = None) -> None:
         """Closes the destinations; does nothing if they are not open.
 
         Args:

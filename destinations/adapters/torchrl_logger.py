@@ -123,14 +123,15 @@ class TorchRLLogger(SessionContext, TorchRLBase):
 
     def log_scalar(self, name: str, value: Any, step: int | None = None, **kwargs: Any) -> None:
         """Logs one scalar."""
-        self.log_metrics({name: value}, step)
+        self._log({name: value}, step)
 
     def log_metrics(
         self, metrics: Mapping[str, Any] | TensorDictBase, step: int | None = None, *, keys_sep: str = "/"
     ) -> Mapping[str, Any]:
         """Logs scalars as one record of metrics, other tensors as histograms, strings as texts.
 
-        A value that cannot be logged costs itself.
+        A value that cannot be logged costs itself. In a subclass with a `log_scalar` of its own, that is
+        called for each value, as by torchrl: with numbers and lists, so that it waits for the device.
 
         Args:
             metrics: values by name; a TensorDict or a dict may be nested.
@@ -146,14 +147,21 @@ class TorchRLLogger(SessionContext, TorchRLBase):
             if isinstance(metrics, TensorDictBase)
             else flat_values(metrics, keys_sep)
         )
+        host = HostMetrics(flat)
+        if type(self).log_scalar is not TorchRLLogger.log_scalar:
+            for name, value in host.items():
+                self.log_scalar(name, value, step=step)
+        else:
+            self._log(flat, step)
+        return host if any(map(_is_on_device, flat.values())) else dict(host)
+
+    def _log(self, values: Mapping[str, Any], step: int | None) -> None:
         logger = self.experiment
-        step = self._step(list(flat), step)
+        step = self._step(list(values), step)
         try:
-            log_values(logger, flat, step, are_histograms=True)
+            log_values(logger, values, step, are_histograms=True)
         finally:
             self._session.advance_to(step)
-        host = HostMetrics(flat)
-        return host if any(map(_is_on_device, flat.values())) else dict(host)
 
     def _step(self, names: Sequence[str], step: int | None) -> int:
         if step is None:

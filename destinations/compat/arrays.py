@@ -7,7 +7,7 @@ import numpy as np
 from destinations.media import to_numpy
 from events import RecordError
 
-__all__ = ["as_bytes", "curve_rows", "figure_pixels", "grid_of", "pixels_of"]
+__all__ = ["as_bytes", "curve_rows", "figure_pixels", "grid_of", "pixels_of", "videos_side_by_side"]
 
 Array = np.ndarray[Any, Any]
 
@@ -52,6 +52,12 @@ def grid_of(images: Array) -> Array:
     padded[:count] = images
     tiles = padded.reshape(rows, columns, height, width, channels).swapaxes(1, 2)
     return tiles.reshape(rows * height, columns * width, channels)
+
+
+def videos_side_by_side(videos: Array) -> Array:
+    """Returns videos `(N, T, C, H, W)` as one `(T, C, H, W)`, each frame a grid."""
+    grids = [grid_of(np.moveaxis(frame, 1, -1)) for frame in np.moveaxis(videos, 1, 0)]
+    return np.moveaxis(np.stack(grids), -1, 1)
 
 
 def figure_pixels(figure: Any) -> Array:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     import numpy as np
     import PIL.Image
 
+    from destinations.media import Pixels
+    from events import RecordError
+
 __all__ = ["IMAGE", "Image", "Mask", "open_image", "read_pixels"]
 
 # Pillow starts external programs for some others.
@@ -75,7 +78,7 @@ class Image(Medium):
     Attributes:
         masks: by name.
         class_labels: names of the class indices.
-        value_range: min and max of the logged values, if the pixels were rescaled.
+        value_range: min and max of the logged integers, if they were scaled to pixels.
     """
 
     masks: Mapping[str, Mask] = attrs.field(factory=dict)
@@ -105,7 +108,8 @@ def _write(
 ) -> tuple[int, Work]:
     """Copies images; each becomes a PNG, and each mask another, with an overlay."""
     from destinations.copies import size_in_bytes
-    from destinations.media import copy_value, iter_images, iter_masks, mask_png, overlay_png, png_bytes
+    from destinations.media import copy_value, iter_masks, mask_png, overlay_png, png_bytes
+    from events import RecordError
 
     images = copy_value(images)
     masks = {key: copy_value(mask) for key, mask in (masks or {}).items()}
@@ -128,7 +132,11 @@ def _write(
             }
 
         by_mask = {key: list(iter_masks(mask)) for key, mask in masks.items()}
-        for index, pixels in enumerate(iter_images(images, channels_last)):
+        failures = []
+        for index, pixels in enumerate(_decoded(images, channels_last)):
+            if isinstance(pixels, RecordError):
+                failures.append(f"image {index} of {name!r} was left out: {pixels}")
+                continue
             caption = texts[index] if index < len(texts) else None
             more: dict[str, Any] = {"caption": caption or None, "shape": list(pixels.shape)}
             if pixels.value_range is not None:
@@ -139,8 +147,22 @@ def _write(
                 }
                 more["mask_class_labels"] = labels
             output.add_medium(".png", png_bytes(pixels.array), index=index, **more)
+        if failures:
+            raise RecordError("; ".join(failures))
 
     return size_in_bytes([images, masks]), work
+
+
+def _decoded(images: Any, channels_last: bool) -> "Iterator[Pixels | RecordError]":
+    """Yields each image; of one that cannot be decoded, such as a file that was cut, the error."""
+    from destinations.media import iter_images
+    from events import RecordError
+
+    for one in images if isinstance(images, list) else [images]:
+        try:
+            yield from iter_images(one, channels_last)
+        except RecordError as error:
+            yield error
 
 
 def _parse(line: Line) -> Image:

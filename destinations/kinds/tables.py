@@ -2,20 +2,23 @@
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from destinations.run_directory.layout import TABLES_FOLDER
-from uploads.disk import read_regular
 
 from .kind import FileOf, Kind, RecordOutput, Work
 from .line import Line, whole_of
-from .media import MAX_MEDIUM_BYTES
+from .media import MAX_MEDIUM_BYTES, open_file
 
-__all__ = ["TABLE", "Table", "TableEntry", "read_table"]
+__all__ = ["TABLE", "Table", "TableEntry", "read_table", "table_rows"]
+
+_MAX_LINE = 16 << 20
 
 
 @attrs.frozen
@@ -79,19 +82,48 @@ def read_table(path: Path, types: Sequence[str]) -> tuple[list[str], list[list[A
     Raises:
         ValueError: it is not a CSV; the message has its path.
     """
-    text = read_regular(path, MAX_MEDIUM_BYTES).decode("utf-8-sig", "replace")
-    reader = csv.reader(io.StringIO(text, newline=""))
-    try:
-        columns = next(reader, [])
-        kinds = [*types, *["str"] * (len(columns) - len(types))]
-        rows = [
-            # An empty line is a row of one empty value.
-            [_typed(cell, kind) for cell, kind in zip(cells or [""], kinds, strict=False)] if columns else []
-            for cells in reader
-        ]
-    except csv.Error as error:
-        raise ValueError(f"table {path} is not a CSV ({error}). Open its path.") from error
-    return columns, rows
+    rows = table_rows(path, types)
+    columns = next(rows, [])
+    return columns, list(rows)
+
+
+def table_rows(
+    path: Path, types: Sequence[str], start: int = 0, end: float = math.inf
+) -> Iterator[list[Any]]:
+    """Yields the names of the columns, then each row of a table, as `read_table` has them.
+
+    Args:
+        path: the file.
+        types: as for `read_table`.
+        start: of the rows with typed cells; those outside are empty lists.
+        end: of these rows.
+
+    Raises:
+        ValueError: it is not a CSV; the message has its path.
+    """
+    with open_file(path) as raw:
+        if os.fstat(raw.fileno()).st_size > MAX_MEDIUM_BYTES:
+            raise ValueError(f"table {path} has more than {MAX_MEDIUM_BYTES >> 20} MiB. Open its path.")
+        text = io.TextIOWrapper(raw, "utf-8-sig", "replace", newline="")
+        reader = csv.reader(_lines(text))
+        try:
+            columns = next(reader, [])
+            kinds = [*types, *["str"] * (len(columns) - len(types))]
+            yield columns
+            for place, cells in enumerate(reader):
+                # An empty line is a row of one empty value.
+                is_wanted = columns and start <= place < end
+                pairs = zip(cells or [""], kinds, strict=False) if is_wanted else ()
+                yield [_typed(cell, kind) for cell, kind in pairs]
+        except csv.Error as error:
+            raise ValueError(f"table {path} is not a CSV ({error}). Open its path.") from error
+
+
+def _lines(text: io.TextIOWrapper) -> Iterator[str]:
+    while line := text.readline(_MAX_LINE):
+        if len(line) == _MAX_LINE:
+            raise csv.Error(f"a line has more than {_MAX_LINE >> 20} Mi characters")
+        yield line
 
 
 def _typed(text: str, kind: str) -> Any:

@@ -17,7 +17,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -40,6 +40,8 @@ from .layout import (
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from events import State
 
     from .statistics import Statistics
 
@@ -117,6 +119,8 @@ class Documents:
         }
         self._checkpoint_path = existing.get("checkpoint_path")
         self._checkpoint_uris = _texts(existing.get("checkpoint_uris"))
+        # The checkpoint of this session that was noted last.
+        self._followed: str | None = None
         try:
             self.hyperparameters = read_hparams(run_dir / HPARAMS)
         except (OSError, ValueError):  # Replaced by those of this session.
@@ -155,20 +159,17 @@ class Documents:
         # Made plain here too, for calls without a logger: one value that YAML refuses would cost all others.
         self.hyperparameters = merged(self.hyperparameters, plain_config(hyperparameters))
 
-    def set_checkpoint(self, path: str | None, uris: Sequence[str]) -> None:
-        """Sets the path of the newest checkpoint, and the URIs of its copies in stores."""
-        if path is not None:
-            self._checkpoint_path, self._checkpoint_uris = str(path), list(uris)
-
-    def follow(self, status: str, stop_reason: str | None) -> bool:
-        """Updates the status of an open run, which has ended only if training has; True if it changed."""
-        is_over = status in {"completed", "stopped"}
-        status = status if is_over else "running"
-        self.stop_reason = None if stop_reason is None else redact_text(stop_reason)
-        if self.ended_at is not None or status == self.live_status[0]:
-            return False
-        self.live_status = status, time.time() if is_over else None
-        return True
+    def follow(self, state: State) -> bool:
+        """Updates the newest checkpoint and the status of an open run; returns whether one has changed."""
+        self.stop_reason = None if state.stop_reason is None else redact_text(state.stop_reason)
+        checkpoint, status = state.last_checkpoint, str(state.status)
+        has_new = checkpoint is not None and checkpoint != self._followed
+        if checkpoint is not None and has_new:
+            self._followed = checkpoint
+            self._checkpoint_path, self._checkpoint_uris = str(checkpoint), list(state.last_checkpoint_uris)
+        if self.ended_at is None and status != self.live_status[0]:
+            self.live_status, has_new = (status, None if status == "running" else time.time()), True
+        return has_new
 
     def rewrite_files(self) -> None:
         """Schedules every file to be written again, after the folder was recreated."""

@@ -51,19 +51,19 @@ https://packaging.python.org/specifications/recording-installed-packages/
 
 
 def write_environment(
-    run_dir: Path, ranks: dict[str, int], on_error: Callable[[Exception], None]
+    run_dir: Path, describe: Callable[[], dict[str, Any]], on_error: Callable[[Exception], None]
 ) -> threading.Thread:
     """Writes `environment.json` in a thread, which it starts and returns.
 
     Args:
         run_dir: the folder of the run.
-        ranks: the result of `rank_layout`.
+        describe: returns its content; called in that thread.
         on_error: called with an exception, in that thread.
     """
 
     def write() -> None:
         try:
-            content = strict_json(describe_environment(ranks), indent=2)
+            content = strict_json(describe(), indent=2)
             replace_file(run_dir / ENVIRONMENT, content.encode(), durable=True)
         except Exception as error:  # noqa: BLE001  # passed on
             on_error(error)

@@ -5,6 +5,8 @@ a lane (one background thread). A writer thread moves rows from the journal to `
 documents of the run up to date.
 """
 
+import difflib
+import inspect
 import logging
 import mmap
 import os
@@ -34,6 +36,8 @@ from events import (
 from uploads.disk import call_in_forked_children, read_json, stop_calling_in_forked_children
 
 from .documents import Documents
+from .drain import PART_BYTES
+from .environment import describe_environment
 from .folder import (
     HeldFolder,
     RunExistsError,
@@ -45,7 +49,6 @@ from .folder import (
     check_path,
     run_exists_error,
 )
-from .journal import Journal
 from .layout import ARTIFACTS_FOLDER, SIDECAR, lock_name
 from .media_writer import FileKeeping, MediaWriter, artifact_path
 from .rank_writer import JournalKind, RankWriter, loss_text
@@ -105,10 +108,11 @@ class RunDirectory(RecordDestination):
         close_seconds: the timeout for writing the rest at close.
         write_rate: limits how often metrics are taken. Default: every call.
         clock: the current time in seconds since 1970; called in the thread that logs. For replayed runs.
+        unknown: none: an argument that is not known is a `TypeError` that names the nearest one.
 
     Raises:
-        RunPathError: the path is a file, is not writable, or the run name leads out of the folder. Raised by
-            the constructor if it can tell, else at `init`.
+        RunPathError: the path is a URI or a file, is not writable, or the run name leads out of the folder.
+            Raised by the constructor if it can tell, else at `init`.
         RunExistsError: at `init`, with `if_exists="error"`, or "auto" and a completed run.
         RunInUseError: at `init`, another process writes to the folder.
         ValueError: an argument has none of the values above, or `if_exists="new"` with `all_ranks`.
@@ -116,6 +120,7 @@ class RunDirectory(RecordDestination):
     """
 
     keeps_files_here = True
+    _part_bytes = PART_BYTES
 
     def __init__(
         self,
@@ -132,7 +137,12 @@ class RunDirectory(RecordDestination):
         close_seconds: float = 60.0,
         write_rate: WriteRate | None = None,
         clock: Callable[[], float] = time.time,
+        **unknown: Any,
     ) -> None:
+        for name in unknown:
+            near = difflib.get_close_matches(name, inspect.signature(RunDirectory).parameters, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"RunDirectory has no argument {name!r}.{hint}")
         super().__init__(write_rate=write_rate)
         _check_choice("if_exists", if_exists, ("auto", "resume", "error", "new"))
         if if_exists == "new" and all_ranks:
@@ -165,8 +175,8 @@ class RunDirectory(RecordDestination):
         self._run_dir: Path | None = None
         self._state: State | None = None
         self._writer: RankWriter | None = None
-        # Takes rows without `log_metrics`; None where each has to pass there.
-        self._packer: Journal | None = None
+        # Called in the place of `log_metrics`. An attribute: a call more would cost it some microseconds.
+        self.try_log_metrics: Callable[[Mapping[str, Any], int], bool] = _takes_none
         self._documents: Documents | None = None
         self._media: MediaWriter | None = None
         self._lane: Lane | None = None
@@ -179,7 +189,6 @@ class RunDirectory(RecordDestination):
         # The rows of this session while a resume is due, which must not abandon them.
         self._before_resume: deque[tuple[dict[str, float], int]] = deque(maxlen=_MAX_EARLY_RECORDS)
         self._checkpoint_time: float | None = None
-        self._checkpoint: str | None = None
         self._early: list[Callable[[], None]] = []
         self._early_lost = 0
 
@@ -339,8 +348,10 @@ class RunDirectory(RecordDestination):
             run_folder=folder,
             make_segment=self._make_segment,
             clock=self._clock,
+            describe=self._describe_environment,
+            part_bytes=self._part_bytes,
         )
-        self._packer = self._packer_of(self._writer)
+        self.try_log_metrics = self._packer_of(self._writer)
         if self._writer.had_rows:
             self._expect_resume()
         self._told_of_child = mmap.mmap(-1, 1)
@@ -359,7 +370,7 @@ class RunDirectory(RecordDestination):
         self._is_resume_due = True
         self._before_resume.clear()
         # Until then `log_metrics` takes all rows.
-        self._packer = None
+        self.try_log_metrics = _takes_none
 
     def fit_start(self, state: State, logger: Any) -> None:
         """Abandons the rows that training will repeat."""
@@ -378,7 +389,7 @@ class RunDirectory(RecordDestination):
             if at >= step:
                 journal.append(row, at)
         self._before_resume.clear()
-        self._packer = self._packer_of(self._writer)
+        self.try_log_metrics = self._packer_of(self._writer)
 
     def _resume_at_first_row(self, step: int) -> int:
         is_counted = self._state is not None and step == int(self._state.timestamp.batch)
@@ -391,19 +402,6 @@ class RunDirectory(RecordDestination):
             self._writer.journal.mark_resume(step, at)
         if self._documents is not None:
             self._documents.sessions.current["resume_step"] = step
-
-    def batch_checkpoint(self, state: State, logger: Any) -> None:
-        """Notes the newest checkpoint for the sidecar."""
-        checkpoint = getattr(state, "last_checkpoint", None)
-        if checkpoint != self._checkpoint:
-            self._checkpoint = checkpoint
-            if self._documents is not None and self._writer is not None:
-                self._documents.set_checkpoint(checkpoint, getattr(state, "last_checkpoint_uris", ()))
-                self._writer.changed()
-
-    epoch_checkpoint = batch_checkpoint
-    iteration_checkpoint = batch_checkpoint
-    fit_end = batch_checkpoint
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the time of the checkpoint: rows of its step that were logged before belong to it."""
@@ -418,8 +416,7 @@ class RunDirectory(RecordDestination):
 
     def close(self, state: State, logger: Any) -> None:
         """Records how the run ended; what is logged until `post_close` is still written."""
-        self.batch_checkpoint(state, logger)
-        status = "completed" if state.status is RunStatus.RUNNING else state.status.value
+        status = "completed" if state.status is RunStatus.RUNNING else str(state.status)
         text = None
         if state.exception is not None and status == "failed":
             text = f"{type(state.exception).__name__}: {redact_text(str(state.exception))}"
@@ -466,11 +463,6 @@ class RunDirectory(RecordDestination):
             writer.timer.wake()
 
     # Records.
-
-    def try_log_metrics(self, metrics: Mapping[str, Any], step: int) -> bool:
-        """Packs one row of plain numbers into the journal; False if it needs `log_metrics`."""
-        packer = self._packer
-        return packer is not None and packer.try_append(metrics, step)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Packs one row into the journal; buffers it before `init`."""
@@ -607,9 +599,14 @@ class RunDirectory(RecordDestination):
         """Makes a segment of a mapped journal; raises OSError if the file system maps no files."""
         return MappedSegment(path, number, size)
 
-    def _packer_of(self, writer: RankWriter) -> Journal | None:
-        """Returns the journal of a writer, or None if a subclass overrides `log_metrics`."""
-        return writer.journal if type(self).log_metrics is RunDirectory.log_metrics else None
+    def _packer_of(self, writer: RankWriter) -> Callable[[Mapping[str, Any], int], bool]:
+        """Returns what packs rows into the journal; takes none if a subclass overrides `log_metrics`."""
+        is_ours = type(self).log_metrics is RunDirectory.log_metrics
+        return writer.journal.try_append if is_ours else _takes_none
+
+    def _describe_environment(self, ranks: dict[str, int]) -> dict[str, Any]:
+        """Returns the content of `environment.json`; called in a thread of its own."""
+        return describe_environment(ranks)
 
     def _media_stats(self) -> dict[str, Any]:
         if self._lane is None or self._media is None:
@@ -629,7 +626,8 @@ class RunDirectory(RecordDestination):
     def forget_in_child(self) -> None:
         """Silences a forked child: threads, lock and files belong to its parent."""
         writer = self._writer
-        self._writer = self._packer = self._documents = self._media = self._lane = None
+        self._writer = self._documents = self._media = self._lane = None
+        self.try_log_metrics = _takes_none
         self._is_silent = True
         if writer is not None:
             writer.forget_in_child()
@@ -638,6 +636,10 @@ class RunDirectory(RecordDestination):
 
     def __repr__(self) -> str:
         return f"RunDirectory({self._template!r})"
+
+
+def _takes_none(_metrics: Mapping[str, Any], _step: int) -> bool:
+    return False
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
@@ -651,6 +653,11 @@ def _checked_template(run_dir: str | os.PathLike[str]) -> str:
         raise TypeError(f'run_dir must be a path, got {run_dir!r}. Write RunDirectory("runs/{{run_name}}").')
     template = os.path.expanduser(run_dir)  # noqa: PTH111  # Path raises without a home
     check_placeholders(template)
+    if "://" in template:
+        raise RunPathError(
+            f"run_dir must be a local folder, got the URI {redact_text(template)!r}. "
+            'Write RunDirectory("runs/{run_name}"); Artifacts(uri) sends files to a store.'
+        )
     if "{" not in template:
         check_path(Path(template))
     return template

@@ -172,7 +172,7 @@ def _headline(state: State) -> str:
     seconds = timestamp.total_wct.total_seconds()
     if seconds >= 1:
         parts.append(elapsed_text(seconds))
-    status = "completed" if state.status is RunStatus.RUNNING else state.status.value
+    status = "completed" if state.status is RunStatus.RUNNING else str(state.status)
     text = f"{state.run_name} {status}"
     if parts:
         text += f": {', '.join(parts)}"

@@ -820,7 +820,7 @@ class Tracker(RecordDestination):
         feed = self._feed
         if feed is None:
             return
-        status = "completed" if state.status is RunStatus.RUNNING else state.status.value
+        status = "completed" if state.status is RunStatus.RUNNING else str(state.status)
         text = None
         if state.exception is not None:
             text = redact_text(f"{type(state.exception).__name__}: {state.exception}")

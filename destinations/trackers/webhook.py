@@ -439,7 +439,7 @@ class Webhook(LoggerDestination):
             state.run_name,
             state.rank,
             state.world_size,
-            state.status.value,
+            str(state.status),
             now,
             now - self._started,
             int(state.timestamp.epoch),

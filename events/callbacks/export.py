@@ -18,6 +18,10 @@ __all__ = ["ExportForInferenceCallback"]
 _log = logging.getLogger("events")
 
 _FORMAT = "torch.export"
+_OTHER_FORMATS = {
+    "onnx": " Call torch.onnx.export(model, inputs, path) after fit, or in the hook fit_end of a callback.",
+    "torchscript": " TorchScript is deprecated: torch.export.load reads the file of this format.",
+}
 
 
 class ExportForInferenceCallback(Callback):
@@ -57,7 +61,8 @@ class ExportForInferenceCallback(Callback):
     ) -> None:
         super().__init__()
         if save_format != _FORMAT:
-            raise ValueError(f"save_format must be {_FORMAT!r}, got {save_format!r}.")
+            hint = _OTHER_FORMATS.get(save_format, "")
+            raise ValueError(f"save_format must be {_FORMAT!r}, got {save_format!r}.{hint}")
         self._save_path = save_path
         self._sample = sample_input
         self._transforms = tuple(transforms)

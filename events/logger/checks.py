@@ -1,7 +1,8 @@
 """Checks of records other than metrics, at the call, before any destination gets them.
 
 They check types and shapes, never the values of arrays: a check takes microseconds, and does not wait for a
-device. Each raises `RecordError`; `valid_images` and `valid_table` leave out what is invalid.
+device. Of an image file they read the first bytes. Each raises `RecordError`; `valid_images` and
+`valid_table` leave out what is invalid.
 """
 
 import itertools
@@ -84,11 +85,11 @@ def valid_images(
     """
     what = f"images {name!r}"
     if not isinstance(images, list | tuple) or not images:
-        sizes = _image_sizes(images, what, channels_last=channels_last)
-        captions = _valid_captions(captions, name, sizes, (), refuse)
-        return images, _valid_masks(masks, name, sizes, (), refuse), captions
+        of_one = _image_sizes(images, what, channels_last=channels_last)
+        captions = _valid_captions(captions, name, of_one, (), refuse)
+        return images, _valid_masks(masks, name, of_one, (), refuse), captions
     valid: list[Any] = []
-    sizes = []
+    sizes: list[tuple[int, int] | None] = []
     left_out: list[int] = []
     for index, image in enumerate(images):
         try:
@@ -111,7 +112,7 @@ def valid_images(
 def _valid_captions(
     captions: Any,
     name: str,
-    sizes: list[tuple[int, int] | None],
+    sizes: Sequence[tuple[int, int] | None],
     left_out: Sequence[int],
     refuse: Refuse,
 ) -> list[str] | None:
@@ -137,7 +138,7 @@ def valid_caption(caption: Any, name: str, refuse: Refuse) -> str | None:
 
 
 def _valid_masks(
-    masks: Any, name: str, sizes: list[tuple[int, int] | None], left_out: Sequence[int], refuse: Refuse
+    masks: Any, name: str, sizes: Sequence[tuple[int, int] | None], left_out: Sequence[int], refuse: Refuse
 ) -> dict[str, Any] | None:
     """Returns the masks that fit, without those of the images that are left out."""
     if masks is None:
@@ -169,8 +170,8 @@ def _without_channel(mask: Any) -> Any:
     return mask[:, 0] if shape is not None and len(shape) == 4 and shape[1] == 1 else mask  # noqa: PLR2004
 
 
-def _image_sizes(images: Any, what: str, *, channels_last: bool) -> list[tuple[int, int] | None]:
-    """Returns height and width of each image, None for a file."""
+def _image_sizes(images: Any, what: str, *, channels_last: bool) -> list[tuple[int, int]]:
+    """Returns height and width of each image."""
     if isinstance(images, list | tuple):
         if not images:
             raise RecordError(f"{what} must have at least one image, got an empty {type(images).__name__}.")
@@ -180,8 +181,7 @@ def _image_sizes(images: Any, what: str, *, channels_last: bool) -> list[tuple[i
             for size in _image_sizes(image, f"image {index} of {what}", channels_last=channels_last)
         ]
     if isinstance(images, str | PurePath):
-        check_file(images, what)
-        return [None]
+        return [_size_of_file(images, what)]
     shape = _shape(images)
     if shape is None:
         if hasattr(images, "getbands"):  # PIL has (width, height).
@@ -193,7 +193,20 @@ def _image_sizes(images: Any, what: str, *, channels_last: bool) -> list[tuple[i
     return _array_sizes(shape, what, channels_last=channels_last)
 
 
-def _array_sizes(shape: tuple[int, ...], what: str, *, channels_last: bool) -> list[tuple[int, int] | None]:
+def _size_of_file(path: Any, what: str) -> tuple[int, int]:
+    """Returns height and width of an image file, of which the first bytes are read."""
+    import PIL.Image
+
+    check_file(path, what)
+    try:
+        with PIL.Image.open(path) as image:
+            return image.height, image.width
+    except Exception as error:  # what a decoder makes of foreign bytes
+        reason = str(error) or type(error).__name__
+        raise RecordError(f"{what} must be a file that Pillow can read: {reason}.") from error
+
+
+def _array_sizes(shape: tuple[int, ...], what: str, *, channels_last: bool) -> list[tuple[int, int]]:
     layout = "(N, H, W, C)" if channels_last else "(N, C, H, W)"
     if len(shape) not in {2, 3, 4} or 0 in shape:
         raise RecordError(
@@ -216,7 +229,7 @@ def _array_sizes(shape: tuple[int, ...], what: str, *, channels_last: bool) -> l
     return [(height, width)] * math.prod(batch)
 
 
-def _check_mask(mask: Any, what: str, sizes: list[tuple[int, int] | None]) -> None:
+def _check_mask(mask: Any, what: str, sizes: Sequence[tuple[int, int] | None]) -> None:
     masks = list(mask) if isinstance(mask, list | tuple) else [mask]
     shapes: list[tuple[int, ...]] = []
     for one in masks:

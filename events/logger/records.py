@@ -202,8 +202,9 @@ class RecordMethods:
 
         Args:
             images: one array or tensor, `(H, W)`, `(C, H, W)` or `(N, C, H, W)`, uint8 or float in [0, 1],
-                with 1, 3 or 4 channels; or a list of them, of PIL images, or of paths. A dict from name to
-                any of these is logged as one record for each name.
+                with 1, 3 or 4 channels; or a list of them, of PIL images, or of paths. Floats beyond are
+                clipped; in a list, an image that is invalid, or a file that cannot be read, is left out. A
+                dict from name to any of these is logged as one record for each name.
             name: the name of the images; for a dict, its names follow after a "/", unless this is the
                 default.
             channels_last: the shapes are `(H, W, C)` and `(N, H, W, C)`.

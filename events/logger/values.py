@@ -454,6 +454,9 @@ def host_metrics(metrics: Mapping[str, Any], *, keys_sep: str = "/") -> tuple[di
     print(metrics)  # {'loss': 0.5, 'eval/top1': 0.25}
     ```
 
+    What is no number, such as a string, None or an array of several values, is left out, with a message;
+    torchrl's own loggers pass it on.
+
     Args:
         metrics: as for `Logger.log_metrics`; nested mappings and TensorDicts are flattened.
         keys_sep: what joins the names of nested metrics.

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
+from torch.utils.data import DataLoader
 
 from events.interval import Interval
 from events.state import State
@@ -84,7 +85,9 @@ class Evaluator:
 
 
 def as_evaluators(eval_dataloader: Any) -> tuple[Evaluator, ...]:
-    """Returns evaluators for a dataloader (labelled "eval"), several by label, or evaluators.
+    """Returns evaluators for a dataloader, several by label, or a list of dataloaders and evaluators.
+
+    A dataloader without a label is "eval", the next ones in a list "eval_1", "eval_2".
 
     Raises:
         ValueError: two have the same label.
@@ -94,11 +97,16 @@ def as_evaluators(eval_dataloader: Any) -> tuple[Evaluator, ...]:
     if isinstance(eval_dataloader, Mapping):
         return tuple(_as_evaluator(one, label) for label, one in eval_dataloader.items())
     several = isinstance(eval_dataloader, list | tuple) and eval_dataloader
-    if several and all(isinstance(one, Evaluator) for one in eval_dataloader):
-        labels = [one.label for one in eval_dataloader]
+    # A list of anything else is a dataloader itself, one of batches.
+    if several and all(isinstance(one, Evaluator | DataLoader) for one in eval_dataloader):
+        found = tuple(
+            _as_evaluator(one, f"eval_{index}" if index else "eval")
+            for index, one in enumerate(eval_dataloader)
+        )
+        labels = [one.label for one in found]
         if len(set(labels)) < len(labels):
             raise ValueError(f"labels of evaluators must differ, got {labels}.")
-        return tuple(eval_dataloader)
+        return found
     return (_as_evaluator(eval_dataloader, "eval"),)
 
 

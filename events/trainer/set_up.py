@@ -1,9 +1,10 @@
 """Checks and normalizes the arguments of the trainer."""
 
+import difflib
 import inspect
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from numbers import Integral
 from pathlib import Path
@@ -25,6 +26,7 @@ __all__ = [
     "check_choices",
     "check_iterations",
     "check_progress",
+    "check_unknown",
     "closure_optimizer",
     "find_device",
     "learning_rates",
@@ -42,6 +44,45 @@ AUTOCAST_DTYPES = {
     Precision.FP16: torch.float16,
     Precision.AMP_FP16: torch.float16,
 }
+
+
+_COMPOSERS = {
+    "algorithms": "There are none: write a Callback.",
+    "compile_config": "Give torch.compile(model).",
+    "console_log_interval": 'Pass loggers=[Console("1ba")].',
+    "console_stream": "Pass loggers=[Console(stream=sys.stdout)].",
+    "ddp_sync_strategy": "Gradients are summed with the last microbatch of a batch.",
+    "deterministic_mode": "Call torch.use_deterministic_algorithms(True).",
+    "dist_timeout": "Call torch.distributed.init_process_group(timeout=...) before.",
+    "load_ignore_keys": "Pass load_exclude=, with load_weights_only=True.",
+    "load_object_store": "Pass the URI as load_path=.",
+    "load_strict_model_weights": "Pass load_strict=, with load_weights_only=True.",
+    "log_to_console": "Pass loggers=[Console()].",
+    "parallelism_config": "Give a model that fully_shard has divided.",
+    "profiler": "Pass a callback that starts torch.profiler.",
+    "progress_bar": "Pass loggers=[ProgressBar()].",
+    "python_log_level": "Call logging.basicConfig(level=...).",
+    "save_ignore_keys": "Pass load_exclude= where the checkpoint is loaded.",
+    "save_metrics": "Checkpoints hold the metrics that the model has.",
+}
+
+
+def check_unknown(others: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Raises TypeError for arguments that the trainer does not have, and says what to use if that is known.
+
+    Args:
+        others: the arguments by name; None for one of Composer's is what that means here.
+        known: the names of the trainer's own.
+    """
+    hints = []
+    for name, value in others.items():
+        if value is None and name in _COMPOSERS:
+            continue
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+        did_you_mean = f"Did you mean {near[0]!r}?" if near else ""
+        hints.append(f"Trainer has no argument {name!r}. {_COMPOSERS.get(name, did_you_mean)}".rstrip())
+    if hints:
+        raise TypeError(" ".join(hints))
 
 
 def check_choices(

@@ -1,5 +1,6 @@
 """Artifacts: files of a run in a store, in the order that pointers need, and back again."""
 
+import math
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import torch
 
 from destinations import Artifacts, LoggerDestination
 from destinations.testing import DestinationContract, DryRun, RecordingDestination
-from events import Logger, State, Trainer, read_checkpoint
+from events import Logger, Run, State, Trainer, read_checkpoint
 from tests.servers import s3_servers
 from uploads import LocalStore, Timeouts
 
@@ -143,7 +144,7 @@ def test_the_end_of_fit_means_uploaded_where_that_is_asked(make_artifacts, tmp_p
 
     run.fit()
 
-    assert files_in(tmp_path / "store") == {"one.bin": b"content"}
+    assert files_in(tmp_path / "store") == {"dry-run/one.bin": b"content"}
     run.close()
 
 
@@ -157,12 +158,12 @@ def test_what_is_not_out_when_the_run_is_closed_is_named_and_kept(make_artifacts
 
     run.close()
 
-    assert "1 submitted files are not uploaded yet: one.bin" in caplog.text
-    assert f"python -m uploads resume {tmp_path / 'spool'}" in caplog.text
+    assert "1 submitted files are not uploaded yet: dry-run/one.bin" in caplog.text
+    assert f"destinations uploads resume {tmp_path / 'spool'}" in caplog.text
     again = DryRun(make_artifacts())
     again.init()
     again.close()
-    assert files_in(tmp_path / "store") == {"one.bin": b"content"}
+    assert files_in(tmp_path / "store") == {"dry-run/one.bin": b"content"}
 
 
 def test_other_destinations_files_find_it_wherever_it_stands(make_artifacts, tmp_path):
@@ -178,7 +179,7 @@ def test_other_destinations_files_find_it_wherever_it_stands(make_artifacts, tmp
 
     run.close()
 
-    assert files_in(tmp_path / "store") == {"last.txt": b"the end"}
+    assert files_in(tmp_path / "store") == {"dry-run/last.txt": b"the end"}
 
 
 @pytest.mark.parametrize(("interval", "steps"), [("2ba", [2, 4]), ("1ep", [5])])
@@ -210,7 +211,7 @@ def test_another_rank_has_a_queue_when_it_has_a_file(make_artifacts, tmp_path, m
     run.logger.upload_file("rank{rank}.bin", tmp_path / "file")
     run.close()
 
-    assert files_in(tmp_path / "store") == {"rank1.bin": b"content"}
+    assert files_in(tmp_path / "store") == {"dry-run/rank1.bin": b"content"}
 
 
 @pytest.mark.parametrize(
@@ -280,7 +281,7 @@ def test_files_arrive_at_a_server_that_ignores_create_only(make_artifacts, tmp_p
             run.logger.upload_file(name, tmp_path / name)
         run.close()
 
-        assert rclone.objects("plain") == contents
+        assert rclone.objects("plain/dry-run") == contents
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 1
     assert "ignores If-None-Match" in warnings[0]
@@ -302,7 +303,7 @@ run.logger.log_metrics({{"loss": 0.5}})
         [sys.executable, "-c", code], check=True, timeout=300, env=os.environ | {"PYTHONPATH": str(root)}
     )
 
-    assert files_in(tmp_path / "store") == {"log.txt": b"[metric][batch=0]: loss: 0.5\n"}
+    assert files_in(tmp_path / "store") == {"dry-run/log.txt": b"[metric][batch=0]: loss: 0.5\n"}
 
 
 def test_a_file_without_a_destination_is_not_found(make_artifacts, tmp_path):
@@ -348,3 +349,47 @@ def test_a_bar_of_uploads_is_for_many_files_and_bytes(tmp_path, capsys, monkeypa
     run.close()
 
     assert ("Uploads:" in capsys.readouterr().err) == is_shown
+
+
+def test_files_of_runs_in_one_store_do_not_meet(tmp_path):
+    """Each run has its files below its name, as its checkpoints are; one reads those of another by that name."""
+    for name in ("first", "second"):
+        (tmp_path / "ep1.pt").write_text(name)
+        artifacts = Artifacts(tmp_path / "store", spool=tmp_path / "spool", wait="uploaded")
+        with Run(loggers=[artifacts], run_name=name) as run:
+            run.upload_file("checkpoints/ep1.pt", tmp_path / "ep1.pt")
+            run.upload_file("{run_name}/own.pt", tmp_path / "ep1.pt")
+            artifacts.queue.drain(60)
+            run.download_file("checkpoints/ep1.pt", tmp_path / f"own of {name}")
+            run.download_file("first/checkpoints/ep1.pt", tmp_path / f"first for {name}")
+            listed = artifacts.list_files("checkpoints/"), artifacts.list_files("first/checkpoints/")
+
+    assert files_in(tmp_path / "store") == {
+        f"{name}/{file}": name.encode()
+        for name in ("first", "second")
+        for file in ("checkpoints/ep1.pt", "own.pt")
+    }
+    assert [(tmp_path / f"{what} second").read_text() for what in ("own of", "first for")] == [
+        "second",
+        "first",
+    ]
+    assert listed == (["checkpoints/ep1.pt"], ["first/checkpoints/ep1.pt"])
+
+
+def test_a_store_without_credentials_is_not_waited_for(tmp_path, caplog, monkeypatch):
+    """The reason is said, the files stay in the spool, and the end of the run does not take its half minute."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model.pt").write_bytes(b"weights")
+    # For ever, were it waited for.
+    artifacts = Artifacts(
+        "s3://bucket/x", spool=tmp_path / "spool", isolation="threads", close_seconds=math.inf
+    )
+
+    with caplog.at_level("WARNING"), Run(loggers=[artifacts], run_name="mine") as run:
+        run.upload_file("model.pt", tmp_path / "model.pt")
+
+    assert "Unable to locate credentials" in caplog.text
+    assert f"destinations uploads resume {tmp_path / 'spool'}" in caplog.text

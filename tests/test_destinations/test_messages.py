@@ -205,8 +205,8 @@ MISTAKES = {
     ),
     "sort by a metric": (queried(sort_by="loss"), "did you mean 'summary.loss'"),
     "filter by a metric": (
-        queried(where="loss < 1"),
-        "unknown field 'loss'. For a metric write summary.loss",
+        queried(where="los < 1"),
+        "unknown field 'los'. For a metric write summary.los",
     ),
     "one equals sign": (queried(where="summary.loss = 1"), "got =. Write =="),
     "--sort loss": (commanded("ls", "--sort", "loss"), "unknown metric 'loss'; did you mean 'summary.loss'"),

@@ -1,12 +1,14 @@
 """What a run is: complete from its name alone, placed by the environment, stopped on request."""
 
+import copy
+import pickle
 from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from events import Phase, RunStatus, State, Time, Timestamp, TimeStringError
+from events import Callback, Engine, Logger, Phase, RunStatus, State, Time, Timestamp, TimeStringError
 
 RANK_VARIABLES = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"]
 
@@ -33,7 +35,7 @@ def test_a_name_is_enough():
     assert _ranks(state) == (0, 0, 1, 1, 0)
     assert (state.model, state.optimizers, state.schedulers) == (None, (), ())
     assert (state.batch, state.outputs, state.loss, state.exception) == (None, None, None, None)
-    assert (state.train_metrics, state.eval_metrics, state.callbacks) == ({}, {}, ())
+    assert (state.train_metrics, state.eval_metrics, state.callbacks) == ({}, {}, [])
 
 
 def test_ranks_come_from_the_environment_of_torchrun(monkeypatch):
@@ -252,3 +254,58 @@ def test_precision_and_length_have_values_as_in_composer():
     assert (state.dataloader_len.value, state.dataloader_len, int(state.dataloader_len)) == (5, 5, 5)
     with pytest.raises(ValueError, match=r"precision must be one of fp32, .*, got 'int4'"):
         state.precision = "int4"
+
+
+def test_one_optimizer_and_one_scheduler_need_no_list():
+    """As in Composer, also where they are assigned later."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3)
+    state = State("mine", optimizers=optimizer)
+
+    state.schedulers = scheduler
+
+    assert (state.optimizers, state.schedulers) == ((optimizer,), (scheduler,))
+    state.schedulers = [scheduler]
+    assert state.schedulers == (scheduler,)
+
+
+def test_callbacks_may_be_appended_before_there_is_an_engine():
+    """As code for Composer's engine does."""
+    heard = []
+
+    class Listener(Callback):
+        def init(self, state, logger):
+            heard.append(state.run_name)
+
+    state = State("mine")
+
+    state.callbacks.append(Listener())
+    engine = Engine(state, Logger(state))
+    engine.run_event("init")
+    engine.close()
+
+    assert heard == ["mine"]
+
+
+def test_the_seed_of_rank_0_and_whether_the_model_is_divided_are_known():
+    """Composer's OptimizerMonitor asks for the latter."""
+    state = State("mine", model=torch.nn.Linear(2, 1))
+    assert (state.rank_zero_seed, state.fsdp_enabled, State("mine").fsdp_enabled) == (None, False, False)
+
+    state.rank, state.seed = 3, 20
+
+    assert state.rank_zero_seed == 17
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("state_dict", "CheckpointSaver"), ("previous_timestamp", "Interval"), ("lodel", "has no 'lodel'")],
+)
+def test_what_a_state_does_not_have_is_named(name, hint):
+    """With what to use where that is known; `hasattr` and copies are as ever."""
+    state = State("mine")
+
+    with pytest.raises(AttributeError, match=hint):
+        getattr(state, name)
+    assert not hasattr(state, name)
+    assert copy.copy(state).run_name == pickle.loads(pickle.dumps(state)).run_name == "mine"  # noqa: S301  # ours

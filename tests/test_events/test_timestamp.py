@@ -494,3 +494,39 @@ def test_the_type_of_the_value_may_be_named():
 
     assert later(Time(2, "ep")) == "4ep"
     assert isinstance(Time[int](3, "ba"), Time)
+
+
+@pytest.mark.parametrize(
+    ("time", "text"),
+    [
+        (Time.from_iteration(1), "1iter"),
+        (Time.from_epoch(2), "2ep"),
+        (Time.from_batch(3), "3ba"),
+        (Time.from_sample(4), "4sp"),
+        (Time.from_token(5), "5tok"),
+        (Time.from_duration(0.5), "0.5dur"),
+        (Time.from_timedelta("1h20m40s"), "4840sec"),
+        (Time.from_timedelta(timedelta(seconds=1.5)), "1.5sec"),
+    ],
+)
+def test_each_unit_has_a_constructor_as_in_composer(time, text):
+    """And a string, which is read back as the same time."""
+    assert time.to_timestring() == str(time) == text
+    assert Time.from_timestring(text) == time
+
+
+def test_a_timedelta_is_no_count():
+    """A string in another unit is an error."""
+    with pytest.raises(TimeStringError, match="'3ep'"):
+        Time.from_timedelta("3ep")
+
+
+def test_a_timestamp_says_how_it_is_restored():
+    """It does not change; all of its fields can be read at once."""
+    timestamp = Timestamp(batch=3, total_wct=timedelta(seconds=2))
+
+    assert timestamp.get_state()["batch"] == Time(3, "ba")
+    assert timestamp.get_state()["total_wct"] == timedelta(seconds=2)
+    with pytest.raises(AttributeError, match="from_state_dict"):
+        timestamp.load_state_dict({"batch": 4})
+    assert pickle.loads(pickle.dumps(timestamp)) == timestamp  # noqa: S301  # made here

@@ -18,13 +18,16 @@ from destinations.kinds.artifacts import Deletion
 from destinations.kinds.kind import Kind
 from destinations.kinds.line import Line
 from destinations.kinds.media import parse_medium
-from destinations.kinds.tables import Table, TableEntry, read_table
+from destinations.kinds.tables import Table, TableEntry, read_table, table_rows
+from destinations.runs.budget import spend
 from destinations.runs.errors import MetricNotFoundError
 from destinations.runs.files import json_lines
 
 __all__ = ["RecordCount", "Records"]
 
 _MAX_NAMES = 1000
+# Of a cell in memory, with its text.
+_CELL_BYTES = 100
 
 
 @attrs.define
@@ -69,16 +72,36 @@ class Records:
             MetricNotFoundError: no table has this name, or none has it at this step.
             FileNotFoundError: its file is missing.
         """
+        entry = self._table(name, step)
+        columns, rows = read_table(entry.path, [kind for _, kind in entry.columns])
+        return _table_of(entry, columns, rows)
+
+    def table_part(
+        self, name: str, step: int | None, offset: int, limit: int
+    ) -> tuple[Table, dict[str, str], int]:
+        """Reads some rows of a table, in memory for these; returns types of columns and number of rows too.
+
+        Raises:
+            MetricNotFoundError: no table has this name, or none has it at this step.
+            FileNotFoundError: its file is missing.
+        """
+        entry = self._table(name, step)
+        every = table_rows(entry.path, [kind for _, kind in entry.columns], offset, offset + limit)
+        columns, rows, total = next(every, []), [], 0
+        for total, row in enumerate(every, 1):
+            spend(_CELL_BYTES * len(row))
+            if offset < total <= offset + limit:
+                rows.append(row)
+        return _table_of(entry, columns, rows), dict(entry.columns), total
+
+    def _table(self, name: str, step: int | None) -> TableEntry:
         entries: list[TableEntry] = self.of("tables", name)
         found = [entry for entry in entries if step is None or entry.step == step]
         if not found:
             raise MetricNotFoundError(
                 f"{name} at step {step}", [f"{name} at step {entry.step}" for entry in entries]
             )
-        entry = found[-1]
-        columns, rows = read_table(entry.path, [kind for _, kind in entry.columns])
-        names = tuple(columns) or tuple(name for name, _ in entry.columns)
-        return Table(entry.name, entry.step, names, tuple(map(tuple, rows)))
+        return found[-1]
 
     def damaged_lines(self) -> dict[str, int]:
         """Returns the number of damaged lines of each index that has any."""
@@ -118,6 +141,11 @@ class Records:
                 except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
                     found = None
             yield kind, found
+
+
+def _table_of(entry: TableEntry, columns: list[str], rows: list[list[Any]]) -> Table:
+    names = tuple(columns) or tuple(name for name, _ in entry.columns)
+    return Table(entry.name, entry.step, names, tuple(map(tuple, rows)))
 
 
 def _without_deleted(records: list[Any]) -> list[Any]:

@@ -237,7 +237,7 @@ def test_each_trial_of_a_search_is_a_run(tmp_path, sidecar):
 def test_checkpoints_are_uploaded_without_a_second_copy(tmp_path, slow_store, inodes):
     """Each file by a link, the one that says where training stood last; rotated ones are whole."""
     artifacts = Artifacts(slow_store, spool=tmp_path / "spool", free_bytes=0, progress_bar=False)
-    with make_callback(artifacts, upload_checkpoints=True, raise_errors=True) as callback:
+    with make_callback(artifacts, upload_checkpoints=True, raise_errors=True, run_name="mine") as callback:
         settings = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1, "max_steps": 2}
         make_trainer(callback, tmp_path, **settings).train()
 
@@ -247,7 +247,7 @@ def test_checkpoints_are_uploaded_without_a_second_copy(tmp_path, slow_store, in
 
     names = [one.name for one in slow_store.list("")]
     saved = sorted(path.name for path in (tmp_path / "out/checkpoint-2").iterdir())
-    assert names == [f"checkpoints/checkpoint-{step}/{name}" for step in (1, 2) for name in saved]
+    assert names == [f"mine/checkpoints/checkpoint-{step}/{name}" for step in (1, 2) for name in saved]
     for step in (1, 2):
-        folder = slow_store.root / f"checkpoints/checkpoint-{step}"
+        folder = slow_store.root / f"mine/checkpoints/checkpoint-{step}"
         assert json.loads((folder / "trainer_state.json").read_text())["global_step"] == step

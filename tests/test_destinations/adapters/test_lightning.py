@@ -13,9 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from destinations import Artifacts, InMemory, LoggerDestination, RunDirectory
 from destinations.adapters.lightning_logger import LightningEvents, LightningLogger, RegistryLogger
+from destinations.run_directory import read_rows
 from destinations.testing import RecordingDestination
 from events import Event
 
@@ -420,7 +422,7 @@ def test_resume_from_a_checkpoint_without_our_callback(tmp_path, listener):
 
 
 def test_without_the_callback_records_move_the_run(tmp_path, listener):
-    """INIT comes, batches and epochs follow the largest step logged."""
+    """INIT, FIT_START and FIT_END come, batches and epochs follow the largest step logged."""
     memory = InMemory()
     logger = LightningLogger(memory, callbacks=listener, raise_errors=True)
     trainer = make_trainer("lightning.pytorch", logger, tmp_path, callbacks=[], max_epochs=2)
@@ -428,22 +430,146 @@ def test_without_the_callback_records_move_the_run(tmp_path, listener):
     trainer.fit(make_model("lightning.pytorch"), loader())
     logger.close()
 
-    assert listener.names == ["init"]
+    assert listener.names == ["init", "before_load", "after_load", "fit_start", "fit_end"]
     assert [record.step for record in memory.records if record.kind == "metrics"] == [0, 1, 2, 3]
     assert (int(memory.records[-1].timestamp.batch), int(memory.records[-1].timestamp.epoch)) == (2, 1)
 
 
-def test_save_is_free():
-    """Lightning calls it after each record: no destination is called."""
+def test_save_is_free_while_a_trainer_is_at_work(tmp_path):
+    """Lightning calls it after each record: no destination is called. Before and after, it flushes."""
     destination = RecordingDestination()
     logger = LightningLogger(destination, raise_errors=True)
     logger.log_metrics(metrics={"loss": 1.0}, step=0)
-    before = list(destination.calls)
+    logger.save()
+    model = make_model("lightning.pytorch", on_train_end=lambda _: flushes.append(count()))
 
-    for _ in range(1000):
-        logger.save()
+    def count():
+        return sum(call.method == "flush" for call in destination.calls)
 
-    assert destination.calls == before
+    flushes = [count()]
+    make_trainer("lightning.pytorch", logger, tmp_path, callbacks=[], max_epochs=3).fit(model, loader())
+    flushes.append(count())
+    logger.save()
+
+    assert flushes == [1, 1, 2]
+    assert count() == 3
+
+
+@pytest.mark.parametrize("has_callback", [True, False])
+def test_a_failed_fit_that_is_run_again_replaces_its_rows(tmp_path, has_callback):
+    """A second program finds the run by its folder; training that begins anew is noticed, also without a callback."""
+
+    def fit(model, **options):
+        logger = LightningLogger(RunDirectory(tmp_path / "run"), raise_errors=True)
+        if not has_callback:
+            options["callbacks"] = []
+        make_trainer("lightning.pytorch", logger, tmp_path, max_epochs=2, **options).fit(model, loader())
+        make_trainer("lightning.pytorch", logger, tmp_path, **options).test(model, loader(), verbose=False)
+        logger.close()
+
+    def on_train_batch_start(self, batch, batch_idx):
+        if self.global_step == 3:
+            raise RuntimeError("once")
+
+    with pytest.raises(RuntimeError, match="once"):
+        fit(make_model("lightning.pytorch", on_train_batch_start=on_train_batch_start))
+    fit(make_model("lightning.pytorch"))
+
+    rows = read_rows(tmp_path / "run")
+    assert [row.step for row in rows if "loss" in row.metrics] == [0, 1, 2, 3]
+    assert [row.step for row in rows if "test" in row.metrics] == [0]
+    assert list((tmp_path / "run" / "abandoned").iterdir()) != []
+
+
+def test_a_fit_that_goes_on_keeps_all_rows(tmp_path):
+    """A trainer that fits further, without a callback, moves no row aside."""
+    logger = LightningLogger(RunDirectory(tmp_path / "run"), raise_errors=True)
+    trainer = make_trainer("lightning.pytorch", logger, tmp_path, callbacks=[])
+    model = make_model("lightning.pytorch")
+
+    for _ in range(3):
+        trainer.fit(model, loader(), loader())
+        trainer.fit_loop.max_epochs += 1
+    logger.close()
+
+    rows = read_rows(tmp_path / "run")
+    assert [row.step for row in rows if "loss" in row.metrics] == [0, 1, 2, 3, 4, 5]
+    assert sum("val" in row.metrics for row in rows) == 3
+    assert not (tmp_path / "run" / "abandoned").exists()
+
+
+def test_a_fit_that_resumes_after_a_test_keeps_the_rows_before_it(tmp_path):
+    """Without a callback; the test, in a program of its own before, has logged a row of step 0."""
+
+    def begin(**options):
+        logger = LightningLogger(RunDirectory(tmp_path / "run"), raise_errors=True)
+        return logger, make_trainer("lightning.pytorch", logger, tmp_path, callbacks=[], **options)
+
+    logger, trainer = begin(max_epochs=2)
+    trainer.fit(make_model("lightning.pytorch"), loader())
+    checkpoint = trainer.checkpoint_callback.best_model_path
+    logger.log_metrics({"loss": 9.0}, step=5)
+    logger.close()
+
+    logger, trainer = begin(max_epochs=3)
+    trainer.test(make_model("lightning.pytorch"), loader(), verbose=False)
+    trainer.fit(make_model("lightning.pytorch"), loader(), ckpt_path=checkpoint)
+    logger.close()
+
+    rows = read_rows(tmp_path / "run")
+    assert [row.step for row in rows if "loss" in row.metrics] == [0, 1, 2, 3, 4, 5]
+    assert 9.0 not in [row.metrics.get("loss") for row in rows]
+
+
+def test_the_best_checkpoint_is_in_the_sidecar_while_training_runs(tmp_path, sidecar):
+    """RegistryLogger, without a callback: a program that is killed then has named its best checkpoint."""
+    seen = []
+
+    def on_train_epoch_start(self):
+        logger.experiment.flush()
+        seen.append(sidecar(tmp_path / "run")["checkpoint_path"])
+
+    def training_step(self, batch, batch_idx):
+        self.log("score", float(self.current_epoch))
+        return self.layer(batch).mean()
+
+    logger = RegistryLogger(tmp_path / "run", "abc123")
+    best = ModelCheckpoint(monitor="score", mode="min", save_top_k=2, filename="{epoch}")
+    trainer = make_trainer("lightning.pytorch", logger, tmp_path, callbacks=[best], max_epochs=3)
+
+    trainer.fit(
+        make_model(
+            "lightning.pytorch", on_train_epoch_start=on_train_epoch_start, training_step=training_step
+        ),
+        loader(),
+    )
+    logger.close()
+
+    first = str(tmp_path / "run" / "checkpoints" / "epoch=0.ckpt")
+    assert seen == [None, first, first]
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        (["failed"], "failed"),
+        (["diverged"], "diverged"),
+        (["finished"], "finished"),
+        (["success"], "completed"),
+    ],
+)
+def test_what_a_program_finalizes_with_is_the_status(tmp_path, sidecar, words, kept):
+    """RegistryLogger: Lightning's words are translated as by stable-pretraining, others pass."""
+    logger = RegistryLogger(tmp_path / "run", "abc123")
+    logger.log_metrics({"loss": 1.0}, step=0)
+
+    for word in words:
+        logger.finalize(word)
+    logger.save()
+
+    written = sidecar(tmp_path / "run")
+    assert (written["status"], written["summary"]) == (kept, {"loss": 1.0})
+    logger.close()
 
 
 def test_images_videos_and_tables_in_the_shapes_that_callbacks_use(tmp_path):
@@ -601,7 +727,9 @@ def save_each_epoch(**options):
 def test_checkpoints_are_uploaded_without_a_second_copy(tmp_path, slow_store, inodes, save_last):
     """The spool has the files that Lightning wrote, not copies, and they are whole though it deletes them."""
     artifacts = Artifacts(slow_store, spool=tmp_path / "spool", free_bytes=0, progress_bar=False)
-    logger = LightningLogger(artifacts, upload_checkpoints=True, save_dir=tmp_path, raise_errors=True)
+    logger = LightningLogger(
+        artifacts, upload_checkpoints=True, save_dir=tmp_path, raise_errors=True, run_name="mine"
+    )
     options = {"max_epochs": 3, "callbacks": [logger.callback(), save_each_epoch(save_last=save_last)]}
     trainer = make_trainer("lightning.pytorch", logger, tmp_path, **options)
 
@@ -616,8 +744,8 @@ def test_checkpoints_are_uploaded_without_a_second_copy(tmp_path, slow_store, in
     slow_store.may_put.set()
     logger.close()
 
-    names = [f"checkpoints/epoch={epoch}.ckpt" for epoch in range(3)]
-    last = "checkpoints/last.ckpt.symlink" if save_last == "link" else "checkpoints/last.ckpt"
+    names = [f"mine/checkpoints/epoch={epoch}.ckpt" for epoch in range(3)]
+    last = "mine/checkpoints/last.ckpt.symlink" if save_last == "link" else "mine/checkpoints/last.ckpt"
     assert [one.name for one in slow_store.list("")] == [*names, last]
     for name in names:
         torch.load(slow_store.root / name, weights_only=False)
@@ -638,3 +766,14 @@ def test_a_run_directory_keeps_the_checkpoints_that_lightning_keeps(tmp_path, in
     kept = tmp_path / "run/artifacts/checkpoints"
     assert sorted(path.name for path in kept.iterdir()) == ["epoch=2.ckpt", "epoch=3.ckpt"]
     assert inodes(tmp_path / "run/checkpoints") <= inodes(kept)
+
+
+def test_destinations_may_come_as_a_list():
+    """As loggers do elsewhere; several lists and single ones are one list."""
+    one, two, three = InMemory(), InMemory(), InMemory()
+
+    with LightningLogger([one, two], three, run_name="list") as logger:
+        logger.log_metrics({"loss": 0.5}, 3)
+
+    for memory in (one, two, three):
+        assert memory.get_timeseries("loss")["loss"].tolist() == [0.5]

@@ -10,6 +10,7 @@ import torch
 
 from destinations import InMemory, RunDirectory
 from destinations.adapters.lightning_logger import LightningEvents, LightningLogger
+from destinations.runs import Run as ReadRun
 
 pytestmark = [
     pytest.mark.xdist_group("lightning"),
@@ -268,3 +269,42 @@ def test_destinations_and_callbacks_from_a_configuration_file(tmp_path, monkeypa
     header, *lines = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
     assert "throughput/batches_per_sec" in header
     assert len(lines) >= 2
+
+
+def test_the_experiment_takes_calls_of_a_summary_writer(tmp_path):
+    """A module that was written for TensorBoardLogger logs through it, also without a step."""
+
+    class Drawn(Tiny):
+        def training_step(self, batch, batch_idx):
+            writer = self.logger.experiment
+            writer.add_scalar("norm", batch.norm(), self.global_step)
+            writer.add_histogram("inputs", batch)
+            assert writer.log_dir == writer.get_logdir() == self.logger.log_dir
+            return super().training_step(batch, batch_idx)
+
+    logger = LightningLogger(RunDirectory(tmp_path / "run"))
+    fit(logger, tmp_path, Drawn())
+    logger.experiment.add_hparams({"lr": 0.001}, {"hparam/loss": 0.5})
+    logger.close()
+
+    run = ReadRun.open(tmp_path / "run")
+    want = [(step, DATA[2 * step : 2 * step + 2].norm().item()) for step in range(2)]
+    assert list(zip(run.series("norm").step, run.series("norm").value, strict=True)) == want
+    assert [found.step for found in run.records("histograms", "inputs")] == [0, 1]
+    assert (run.hyperparameters["lr"], run.series("hparam/loss").value) == (0.001, [0.5])
+
+
+def test_fabric_logs_to_it(tmp_path):
+    """Fabric passes numbers on, and its programs ask the experiment for the rest."""
+    from lightning.fabric import Fabric
+
+    logger = LightningLogger(InMemory(), RunDirectory(tmp_path / "run"))
+    fabric = Fabric(accelerator="cpu", loggers=logger)
+
+    fabric.log("loss", torch.tensor(0.5), step=3)
+    fabric.logger.experiment.add_scalar("rate", 0.1, 3)
+    logger.close()
+
+    run = ReadRun.open(tmp_path / "run")
+    points = {name: (run.series(name).step, run.series(name).value) for name in ("loss", "rate")}
+    assert points == {"loss": ([3], [0.5]), "rate": ([3], [0.1])}

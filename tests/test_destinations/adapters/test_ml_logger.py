@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from destinations import InMemory
-from destinations.adapters.ml_logger import MlLogger
+from destinations.adapters.ml_logger import FromMl, MlLogger
+from events import Run
 
 
 class Clock:
@@ -89,6 +90,109 @@ def test_each_label_has_its_own_clock_and_the_last_value_waits():
         "train 4",
         "valid 2",
     ]
+
+
+class Collecting:
+    """Has the calls of a subclass of ml's BaseLogger: it keeps functions by phase and key, until it writes."""
+
+    def __init__(self, every=1):
+        self.every = every
+        self.asked = 0
+        self.config = None
+        self.values = {}
+        self.lines = []
+
+    def _keep(self, key, value, state, namespace):
+        self.values.setdefault(state.phase, {})[f"{namespace}/{key}"] = value
+
+    log_scalar = log_string = log_image = log_audio = log_video = log_histogram = log_point_cloud = _keep
+
+    def log_config(self, config):
+        self.config = config
+
+    def should_write(self, state):
+        self.asked += 1
+        return self.asked % self.every == 0
+
+    def write(self, state):
+        kept = {name: value() for name, value in self.values.pop(state.phase, {}).items()}
+        self.lines.append((state.phase, state.num_steps, kept))
+
+
+def test_a_logger_of_ml_is_a_destination():
+    """It gets each step once, in the shapes that ml promises, and writes where it is due, and the rest at the end."""
+    logger = Collecting(every=2)
+    with Run(loggers=[FromMl(logger)], raise_errors=True) as run:
+        run.log_hyperparameters({"lr": 0.1})
+        for loss in (3.0, 2.0, 1.0):
+            run.batch_start()
+            run.log_metrics({"loss/total": loss})
+            run.log_metrics({"speed": 2 * loss})
+            run.batch_end()
+        run.eval_start("test")
+        run.log_metrics({"accuracy": 0.5})
+        run.eval_end()
+        run.log_images(np.full((4, 6, 3), 255, np.uint8), "a/view", channels_last=True)
+        run.log_audio(np.zeros((1, 8)), 8000, "sound")
+        run.log_point_cloud(np.zeros((5, 3)), "points")
+
+    assert logger.config == {"lr": 0.1}
+    scalars = [
+        (phase, step, {name: one for name, one in kept.items() if isinstance(one, float)})
+        for phase, step, kept in logger.lines
+    ]
+    assert scalars == [
+        ("train", 1, {"loss/total": 2.0, "value/speed": 4.0}),
+        ("test", 3, {"value/accuracy": 0.5}),
+        ("train", 3, {"loss/total": 1.0, "value/speed": 2.0}),
+    ]
+    media = logger.lines[-1][2]
+    assert (tuple(media["a/view"].shape), float(media["a/view"].min())) == ((3, 4, 6), 1.0)
+    assert (tuple(media["value/sound"][0].shape), media["value/sound"][1]) == ((1, 8), 8000)
+    assert tuple(media["value/points"].shape) == (1, 5, 3)
+
+
+def test_loggers_on_the_same_destinations_share_a_run():
+    """What model and task have logged is written together, also to a logger of ml; close ends it once."""
+    memory, theirs = InMemory(), Collecting()
+    model, task = (
+        MlLogger(memory, theirs, default_namespace=name, write_every_n_seconds=0, raise_errors=True)
+        for name in ("model", "task")
+    )
+    for step in range(2):
+        model.log_scalar("loss", float(step))
+        task.log_scalar("loss", 10.0 + step)
+        for logger in (model, task):
+            logger.write(step)
+    task.close()
+    model.close()
+    again = MlLogger(memory, theirs, raise_errors=True)
+    again.close()
+
+    expected = [{"model/loss": float(step), "task/loss": 10.0 + step} for step in range(2)]
+    assert [(step, value) for _, step, value in of_kind(memory, "metrics")] == list(enumerate(expected))
+    assert theirs.lines == [("train", step, values) for step, values in enumerate(expected)]
+
+
+def test_it_has_the_calls_of_a_logger_of_ml():
+    """A state tells the phase of a record, and whether it is due."""
+    memory, clock = InMemory(), Clock()
+    logger = MlLogger(memory, clock=clock, write_every_n_seconds=10, raise_errors=True)
+    train, valid = (SimpleNamespace(num_steps=7, phase=phase) for phase in ("train", "valid"))
+
+    logger.initialize("somewhere")
+    for state in (train, valid):
+        logger.log_scalar("loss", lambda: 0.5, state, "model")
+        logger.log_string("note", lambda: "fine", state, "model")
+    seen = [logger.should_write(train)]
+    logger.write(train)
+    seen += [logger.should_write(train), logger.should_write(valid)]
+    logger.write(valid)
+    logger.close()
+
+    assert seen == [True, False, True]
+    assert [(step, value) for _, step, value in of_kind(memory, "metrics")] == [(7, {"model/loss": 0.5})] * 2
+    assert of_kind(memory, "text") == [("model/note", 7, "fine")] * 2
 
 
 def test_the_interval_depends_on_the_length_of_the_run():

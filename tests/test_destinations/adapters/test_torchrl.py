@@ -273,3 +273,29 @@ def test_their_loggers_are_destinations_of_ours(tmp_path, caplog):
     assert tuple(torch.load(tmp_path / "run" / "videos" / "clip_3.pt").shape) == (1, 2, 3, 4, 4)
     assert not theirs.is_alive
     assert caplog.text.count("CSVLogger has no log_histogram") == 1
+
+
+def test_an_overridden_log_scalar_gets_each_value_of_log_metrics():
+    """With its own way to the records, and strings and lists too, as in torchrl."""
+    seen = []
+
+    class Renaming(TorchRLLogger):
+        def log_scalar(self, name, value, step=None, **kwargs):
+            seen.append((name, value, step))
+            if isinstance(value, float):
+                super().log_scalar(f"mine/{name}", value, step)
+
+    memory = InMemory()
+    logger = Renaming(memory, raise_errors=True)
+
+    returned = logger.log_metrics(
+        {"loss": torch.tensor(0.5), "note": "blue", "all": torch.tensor([1.0, 2.0]), "none": None}, step=3
+    )
+    logger.close()
+
+    values = {"loss": 0.5, "note": "blue", "all": [1.0, 2.0], "none": None}
+    assert returned == values
+    assert seen == [(name, value, 3) for name, value in values.items()]
+    assert [(one.step, one.value) for one in memory.records if one.kind == "metrics"] == [
+        (3, {"mine/loss": 0.5})
+    ]

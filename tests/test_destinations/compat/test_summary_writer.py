@@ -1,5 +1,6 @@
 """`destinations.compat.SummaryWriter` beside `torch.utils.tensorboard.SummaryWriter`, each read by its own reader."""
 
+import gc
 import inspect
 import io
 import logging
@@ -279,12 +280,27 @@ def test_a_closed_writer_opens_its_run_again(tmp_path):
     for _ in range(2):
         writer.add_scalar("loss", 1.0, 1)
         writer.flush()
+        assert writer.file_writer.get_logdir() == str(tmp_path / "run")
         writer.close()
         writer.close()
+        assert writer.file_writer is None
 
     run = Run.open(tmp_path / "run")
     assert _points(run, "loss") == [(1, 1.0), (1, 1.0)]
     assert run.status == "completed"
+
+
+def test_a_writer_that_is_not_closed_ends_its_run_without_a_word(tmp_path, caplog):
+    """Programs that were written for theirs need not close it."""
+    writer = SummaryWriter(tmp_path / "run")
+    writer.add_scalar("loss", 1.0, 1)
+
+    with caplog.at_level(logging.WARNING):
+        del writer
+        gc.collect()
+
+    assert Run.open(tmp_path / "run").status == "completed"
+    assert caplog.text == ""
 
 
 def test_an_exception_ends_the_run_as_failed(tmp_path):
@@ -418,3 +434,46 @@ def test_a_program_of_reinforcement_learning_runs_with_one_import_changed(tmp_pa
     want = theirs.Tensors("hyperparameters/text_summary")[0].tensor_proto.string_val[0].decode()
     assert text.text == want
     assert ours.status == "completed"
+
+
+# Programs of others, which find ours where they look for PyTorch's.
+
+
+def test_the_callback_of_transformers_logs_to_it(tmp_path):
+    """Its `TensorBoardCallback` takes a writer: it logs the arguments, and the loss of each step."""
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+    from transformers.integrations import TensorBoardCallback
+
+    arguments = TrainingArguments(str(tmp_path / "out"), use_cpu=True, report_to=[])
+    state, control = TrainerState(is_world_process_zero=True), TrainerControl()
+    callback = TensorBoardCallback(SummaryWriter(tmp_path / "run"))
+
+    callback.on_train_begin(arguments, state, control)
+    for state.global_step in range(3):
+        callback.on_log(arguments, state, control, logs={"loss": 0.5**state.global_step, "eval_loss": 2.0})
+    callback.on_train_end(arguments, state, control)
+
+    run = Run.open(tmp_path / "run")
+    assert _points(run, "train/loss") == [(0, 1.0), (1, 0.5), (2, 0.25)]
+    assert _points(run, "eval/loss") == [(0, 2.0), (1, 2.0), (2, 2.0)]
+    assert run.records("texts")[0].name == "args"
+    assert run.status == "completed"
+
+
+@pytest.mark.xdist_group("lightning")
+def test_the_logger_of_lightning_logs_to_it(tmp_path, monkeypatch):
+    """Its `TensorBoardLogger` makes a writer, and logs numbers to it."""
+    from lightning.pytorch.loggers import TensorBoardLogger
+
+    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter", SummaryWriter)
+    logger = TensorBoardLogger(tmp_path, name="digits", version="first", default_hp_metric=False)
+
+    for step in range(3):
+        logger.log_metrics({"loss": torch.tensor(0.5**step)}, step)
+    logger.experiment.add_histogram("weights", torch.arange(4.0), 2)
+    logger.finalize("success")
+
+    assert isinstance(logger.experiment, SummaryWriter)
+    run = Run.open(tmp_path / "digits/first")
+    assert _points(run, "loss") == [(0, 1.0), (1, 0.5), (2, 0.25)]
+    assert run.records("histograms", "weights")[0].step == 2

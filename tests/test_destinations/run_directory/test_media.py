@@ -4,6 +4,8 @@ import io
 import json
 import logging
 import math
+import subprocess
+import sys
 import wave
 
 import av
@@ -13,9 +15,9 @@ import pytest
 import torch
 from PIL import Image
 
-from destinations import media
+from destinations import RunDirectory, media
 from destinations.background import Lane
-from events import BinnedValues, RecordError
+from events import BinnedValues, RecordError, Run
 
 
 def index_of(tmp_path, name="media.jsonl"):
@@ -40,15 +42,30 @@ RAMP = np.arange(12, dtype=np.uint8).reshape(3, 4) * 20
         (RAMP.astype(np.int16), RAMP),
         (RAMP.astype(np.int64), RAMP),
         (RAMP.astype(np.uint16) * 257, np.round(RAMP / 220 * 255)),
-        (RAMP.astype(np.float64) * 10 - 5, np.round(RAMP / 220 * 255)),
-        (np.full((2, 2), 7.0), np.zeros((2, 2))),
+        (RAMP.astype(np.int32) * 10 - 5, np.round(RAMP / 220 * 255)),
+        (np.array([[-0.5, 0.2], [2.0, 1.0]], np.float16), np.array([[0, 51], [255, 255]])),
+        (np.full((2, 2), 2.0), np.full((2, 2), 255)),
+        (np.full((2, 2), 700), np.zeros((2, 2))),
         (np.array([[0.0, math.nan], [1.0, math.inf]]), np.array([[0, 0], [255, 255]])),
         (np.array([[math.nan]]), np.array([[0]])),
     ],
-    ids=["uint8", "bool", "float", "int16", "int64", "uint16", "stretched", "flat", "nan", "only nan"],
+    ids=[
+        "uint8",
+        "bool",
+        "float",
+        "int16",
+        "int64",
+        "uint16",
+        "stretched",
+        "clipped",
+        "white",
+        "flat",
+        "nan",
+        "only nan",
+    ],
 )
 def test_pixels_are_scaled_as_documented(image, expected):
-    """uint8 and small integers stay, bools and floats in [0, 1] fill the range, all else is stretched to it."""
+    """uint8 and small integers stay, bools fill the range, floats are clipped, other integers stretched to it."""
     (pixels,) = media.iter_images(image)
 
     assert pixels.array.dtype == np.uint8
@@ -341,7 +358,7 @@ def test_any_other_name_has_a_folder(drive, tmp_path, name):
         (lambda log: log.log_video(np.zeros((2, 3, 4, 4))), "fps"),
         (lambda log: log.log_video(np.zeros((0, 3, 4, 4)), fps=3), "frames"),
         (lambda log: log.log_images(np.zeros((2, 5, 6))), "1, 3 or 4 channels"),
-        (lambda log: log.log_images("/no/such/file.png"), "media file .* does not exist"),
+        (lambda log: log.log_images("/no/such/file.png"), "No such file"),
         (lambda log: log.log_histogram(np.array(["a"])), "needs numbers"),
     ],
 )
@@ -351,6 +368,44 @@ def test_bad_media_are_refused_at_the_call(drive, call, message):
 
     with pytest.raises(RecordError, match=message):
         call(run.logger)
+
+
+def test_a_bad_image_costs_itself(tmp_path, caplog):
+    """In a list: a file that is missing, no image or cut is left out, with its caption and mask; the others stay."""
+    whole, cut, no_image = (tmp_path / name for name in ("whole.png", "cut.png", "text.png"))
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 30), np.uint8)).save(whole)
+    cut.write_bytes(whole.read_bytes()[:700])
+    no_image.write_text("a text")
+    images = [RAMP, tmp_path / "missing.png", no_image, cut, whole]
+    masks = [
+        np.full(shape, index) for index, shape in enumerate([(3, 4), (1, 1), (1, 1), (40, 30), (40, 30)])
+    ]
+
+    with Run(loggers=[RunDirectory(tmp_path / "run")]) as run:
+        run.log_images(images, "x", step=0, captions=list("abcde"), masks={"classes": masks})
+
+    lines = index_of(tmp_path)
+    assert [(line["caption"], line["shape"]) for line in lines] == [("a", [3, 4]), ("e", [40, 30])]
+    of_masks = [Image.open(tmp_path / "run" / line["masks"]["classes"]["path"]) for line in lines]
+    assert [np.unique(mask).tolist() for mask in of_masks] == [[0], [4]]
+    assert sum("can read" in message for message in caplog.messages) == 1  # more of the same are counted
+    assert sum("image 1 of 'x' was left out" in message for message in caplog.messages) == 1
+
+
+def test_clipping_is_said_once():
+    """Of a program that logs many images and videos beyond [0, 1], in one line, with their range."""
+    program = (
+        "import numpy as np\n"
+        "from destinations.media import gif_bytes, iter_images\n"
+        "for _ in range(3):\n"
+        "    list(iter_images(np.array([[-0.5, 0.5], [np.nan, 3.0]])))\n"
+        "    gif_bytes(np.full((2, 1, 4, 4), 2.0), 1)\n"
+    )
+
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr
+
+    assert said.count("clipped") == 1
+    assert "from -0.5 to 3" in said
 
 
 def test_a_failure_in_the_background_is_counted_reported_once_and_shown(drive, tmp_path, caplog):
@@ -413,3 +468,19 @@ def test_a_lane_waits_no_longer_than_it_may():
     assert (taken, flushed, stopped) == ([True, False, False], False, False)
     assert lane.counts.dropped == 3
     assert lane.put(lambda: None) is False
+
+
+def test_four_grey_pictures_that_are_taken_for_one_are_said_once():
+    """The shape of one picture with opacity is that of four grey ones without channels."""
+    code = (
+        "import numpy as np\n"
+        "from destinations.media import iter_images\n"
+        "grey = np.zeros((4, 5, 6), np.uint8)\n"
+        "for images in (grey, grey, grey[:, None], grey[:3]):\n"
+        "    print(len(list(iter_images(images))))\n"
+    )
+
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert finished.stdout.split() == ["1", "1", "4", "1"]
+    assert finished.stderr.count("Four grey pictures have the shape (4, 1, 5, 6)") == 1

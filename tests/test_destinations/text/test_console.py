@@ -336,7 +336,7 @@ def test_files_that_did_not_arrive_are_counted(tmp_path):
     run.close()
 
     place = next(line for line in console._stream.getvalue().splitlines() if "Artifacts" in line)
-    assert re.search(r"1 file, 1 (failed|not uploaded yet; finish with: python -m uploads resume )", place)
+    assert re.search(r"1 file, 1 (failed|not uploaded yet; finish with: destinations uploads resume )", place)
 
 
 def test_only_one_destination_prints_the_summary():

@@ -324,3 +324,27 @@ def test_two_ranks_refuse_auto(monkeypatch):
 
     with pytest.raises(ValueError, match="'auto' needs a single rank"):
         Trainer(Shaped(), TensorDataset(), device_train_microbatch_size="auto", run_name="r")
+
+
+def test_several_dataloaders_need_no_labels(make_trainer, make_dataloader):
+    """The first is "eval"; an evaluator among them has its own label."""
+    data = make_dataloader()
+    trainer = make_trainer(eval_dataloader=(data, Evaluator(label="far", dataloader=data), data))
+
+    assert [one.label for one in trainer.state.evaluators] == ["eval", "far", "eval_2"]
+    assert list(trainer.eval()) == ["eval", "far", "eval_2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("console_stream", r"Console\(stream=sys.stdout\)"),
+        ("algorithms", "Callback"),
+        ("save_foldr", "'save_folder'"),
+    ],
+)
+def test_an_argument_that_the_trainer_lacks_is_named(make_trainer, name, hint):
+    """With what to use instead; Composer's None for it is no error."""
+    make_trainer(algorithms=None)
+    with pytest.raises(TypeError, match=f"no argument '{name}'.*{hint}"):
+        make_trainer(**{name: True})

@@ -30,7 +30,7 @@ def run(tmp_path_factory):
             masks=masks,
             mask_class_labels={0: "ground", 2: "sky"},
         )
-        logger.log_images(PIXELS[:1] * 2.0, "Stretched", channels_last=True, step=4)
+        logger.log_images(PIXELS[:1] * np.int64(9), "Stretched", channels_last=True, step=4)
         logger.log_audio(SOUND, 8000, "Sound", step=1)
         logger.log_video(b"GIF89a...", fps=4, name="Video", step=2)
         logger.log_point_cloud(POINTS, "Cloud", step=5, colors=COLORS)

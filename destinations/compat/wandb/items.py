@@ -1,0 +1,93 @@
+"""`Items`: the configuration and the summary of a run, as W&B has them; and what is said once."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from pathlib import Path, PurePath
+from typing import Any
+
+import yaml
+
+__all__ = ["Items", "as_dict", "flat", "say_not_kept"]
+
+_log = logging.getLogger("destinations")
+
+_told: set[str] = set()
+
+
+def say_not_kept(what: str, hint: str = "") -> None:
+    """Says once that something is not kept."""
+    if what not in _told:
+        _told.add(what)
+        _log.warning("wandb: %s is not kept in a run folder.%s This is said once.", what, hint)
+
+
+def as_dict(config: Any) -> dict[str, Any]:
+    """Returns a configuration as a dict: of a mapping, a namespace, flags of absl, or a path of YAML."""
+    if isinstance(config, str | PurePath):
+        read = yaml.safe_load(Path(config).read_text(encoding="utf-8")) or {}
+        values = {key: value for key, value in read.items() if key != "wandb_version"}
+        return {
+            key: one["value"] if isinstance(one, dict) and "value" in one else one
+            for key, one in values.items()
+        }
+    if hasattr(config, "flag_values_dict"):
+        return dict(config.flag_values_dict())
+    return (
+        dict(config) if isinstance(config, Mapping) or not hasattr(config, "__dict__") else dict(vars(config))
+    )
+
+
+class Items(MutableMapping[str, Any]):
+    """Values by name, also as attributes; changes are passed on."""
+
+    def __init__(self, changed: Callable[[dict[str, Any]], None]) -> None:
+        self.__dict__.update(_values={}, _changed=changed)
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._values[name]
+        return value.item() if hasattr(value, "item") else value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.update({name: value})
+
+    def __delitem__(self, name: str) -> None:
+        del self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"there is no {name!r} among {list(self)}.") from None
+
+    __setattr__ = __setitem__
+
+    def update(  # type: ignore[override]  # as theirs
+        self, values: Any = (), allow_val_change: bool | None = None, **more: Any
+    ) -> None:
+        given = as_dict(values) | more
+        self._values.update(given)
+        self._changed(given)
+
+    def setdefaults(self, values: Any) -> None:
+        self.update({name: value for name, value in as_dict(values).items() if name not in self})
+
+    def as_dict(self) -> dict[str, Any]:
+        return dict(self)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+def flat(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields values by name; names of nested mappings are joined with a "."."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -1,0 +1,89 @@
+"""`Run`: where a loop of one's own begins, and what is said of names that it does not have."""
+
+import io
+
+import pytest
+
+from destinations import Console, InMemory, ProgressBar, RunDirectory
+from destinations.run_directory import read_rows
+from events import Run
+
+
+def train(folder, epochs, *, begin=0, fails=False):
+    """Runs epochs of two batches; returns what the console printed."""
+    text = io.StringIO()
+    loggers = [RunDirectory(folder), Console(stream=text), ProgressBar(stream=io.StringIO())]
+    with Run(loggers=loggers, run_name="own", max_duration="6ep") as run:
+        if begin:
+            run.fit_start(epoch=begin, batch=2 * begin)
+        for epoch in range(begin, epochs):
+            run.epoch_start(length=2)
+            for _ in range(2):
+                run.batch_start()
+                run.log_metrics({"loss": epoch})
+                run.batch_end()
+            run.epoch_end()
+        if fails:
+            raise RuntimeError("gone")
+    return text.getvalue()
+
+
+def test_a_loop_of_ones_own_continues_where_it_says(tmp_path):
+    """Epochs, steps and the summary count from there, and rows of later steps are taken back."""
+    with pytest.raises(RuntimeError):
+        train(tmp_path / "own", 4, fails=True)
+
+    said = train(tmp_path / "own", 6, begin=3)
+
+    assert [(row.step, row.metrics["loss"]) for row in read_rows(tmp_path / "own")] == [
+        (step, step // 2) for step in range(12)
+    ]
+    assert [line.split(",")[0] for line in said.splitlines() if line.startswith("Epoch")] == [
+        "Epoch 4/6",
+        "Epoch 5/6",
+        "Epoch 6/6",
+    ]
+    assert "own completed: 6 epochs, 12 batches" in said
+
+
+def test_where_a_loop_begins_is_said_before_it_begins():
+    """Later, and for less than nothing, it is an error."""
+    with Run(loggers=[InMemory()], run_name="own") as run:
+        with pytest.raises(ValueError, match="epoch and batch must be 0 or more, got epoch=-1, batch=0"):
+            run.fit_start(epoch=-1)
+        run.fit_start(batch=3)
+        run.fit_start()
+        with pytest.raises(ValueError, match="training has begun"):
+            run.fit_start(batch=4)
+
+        assert int(run.state.timestamp.batch) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("log", "run.log_metrics?"),
+        ("log_image", "run.log_images?"),
+        ("add_scalar", "run.log_scalar?"),
+        ("stop", "run.state.stop_training?"),
+        ("log_metric", "run.log_scalar?"),
+        ("log_hyperparameter", "run.log_hyperparameters?"),
+    ],
+)
+def test_names_of_other_loggers_lead_to_ours(name, hint):
+    """What somebody writes from habit is answered with the name that it has here."""
+    run = Run(run_name="own")
+
+    with pytest.raises(AttributeError, match=f"a Run has no {name!r}. Did you mean {hint[:-1]}"):
+        getattr(run, name)
+
+    assert not hasattr(run, "_private")
+    run.close()
+
+
+def test_arguments_that_are_nearly_right_are_named(tmp_path):
+    """`logger` and `tag` are `loggers` and `tags`."""
+    with pytest.raises(TypeError, match=r"Run has no argument 'logger'\. Did you mean 'loggers'"):
+        Run(logger=InMemory())
+    with pytest.raises(TypeError, match=r"RunDirectory has no argument 'tag'\. Did you mean 'tags'"):
+        RunDirectory(tmp_path / "own", tag=["a"])
