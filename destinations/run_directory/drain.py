@@ -2,7 +2,8 @@
 
 The order of writes guarantees it: lines are appended to the CSV, then `position.json` is replaced by one that
 covers them. In between, readers ignore the new lines and find their rows in the journal. A replacement of the
-CSV (new columns, abandoned rows removed) is announced in the position first; see `Position`.
+CSV (new columns, abandoned rows removed, the next one after it was closed as a part) is announced in the
+position first; see `Position`.
 
 Runs in the writer thread.
 """
@@ -12,10 +13,10 @@ import errno
 import itertools
 import os
 import time
-import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import numpy as np
@@ -37,6 +38,7 @@ from .frames import (
 from .journal import SegmentReader
 from .layout import (
     ABANDONED_FOLDER,
+    OWN_COLUMNS,
     POSITION,
     CsvState,
     Position,
@@ -45,16 +47,16 @@ from .layout import (
     segment_number,
     segment_paths,
 )
-from .metrics_csv import ChangedError, MetricsCsv, Replacement
+from .metrics_csv import AbandonedRows, ChangedError, MetricsCsv, Replacement
+from .part_index import IndexBuilder, PartIndex, is_cut
 from .segments import FIRST_BYTES, continues_from
 from .statistics import Statistics
 
 if TYPE_CHECKING:
     from .journal import Journal
 
-__all__ = ["AbandonedRows", "JournalDrain", "RowBuffer"]
+__all__ = ["PART_BYTES", "JournalDrain", "RowBuffer"]
 
-_LINES_AT_ONCE = 1000
 # Chunks hold the interpreter lock for less than a millisecond with ten floats a row. Smaller ones would cost
 # more in total: each has an overhead of some hundred microseconds.
 CHUNK_ROWS = 256 if orjson else 64
@@ -62,64 +64,19 @@ _READ_BYTES = 256 << 10
 _POSITION_BYTES = 1 << 20
 _MOST_FOREIGN_FILES = 10
 _TRIES = 5
+PART_BYTES = 64 << 20
+"""The size of `metrics.csv` at which it is closed as a part."""
 _REWRITE_BYTES_PER_SECOND = 4 << 20
 _REWRITE_SHARE_OF_NEW = 4
+# A file of so many bytes, or of twice its header, is written again for each new name, whatever else was.
+_SMALL_BYTES = 64 << 10
+# So many rows may bring new names before a file of mostly empty cells is closed; as many names as are looked
+# for in advance.
+_MOST_LATE = 64
+_EMPTY_SHARE = 3
 _Names = tuple[str, ...]
 _Values = tuple[float, ...]
-
-
-class AbandonedRows:
-    """The file of an abandoned branch, named by its checksum: repeating it after a crash is idempotent.
-
-    Args:
-        folder: the folder of the file.
-        stem: the start of its name.
-        step: the step that training resumed from.
-        header: its first line.
-        disk: the disk operations.
-    """
-
-    def __init__(self, folder: Path, stem: str, step: int, header: bytes, disk: Disk = DISK) -> None:
-        self._folder = folder
-        self._disk = disk
-        self._name = f"{stem}.step{step}"
-        self._temporary = folder / f".{self._name}.tmp"
-        self._fd = disk.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        self._size = 0
-        self._pending = [header]
-        self._crc32 = zlib.crc32(header)
-        self.count = 0
-        """The number of rows."""
-
-    def write(self, line: bytes) -> None:
-        """Appends a line."""
-        self._pending.append(line)
-        if len(self._pending) >= _LINES_AT_ONCE:
-            self._write()
-        self._crc32 = zlib.crc32(line, self._crc32)
-        self.count += 1
-
-    def keep(self) -> Path:
-        """Makes the file permanent and returns its path; otherwise it is removed on exit."""
-        self._write()
-        self._disk.sync(self._fd)
-        path = self._folder / f"{self._name}.{self._crc32:08x}.csv"
-        self._disk.replace(self._temporary, path)
-        self._disk.sync_folder(self._folder)
-        return path
-
-    def _write(self) -> None:
-        data, self._pending = b"".join(self._pending), []
-        self._disk.write(self._fd, data, self._size)
-        self._size += len(data)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
-        with contextlib.suppress(OSError):
-            self._temporary.unlink()
+Result = TypeVar("Result")
 
 
 @attrs.frozen
@@ -149,6 +106,10 @@ class RowBuffer:
         self._steps: dict[_Names, list[int | None]] = {}
         self._values: dict[_Names, list[Any]] = {}
         self._last_epoch: int | None = None
+        self.logged: Counter[_Names] = Counter()
+        """The number of rows by their names, since the file was begun or opened."""
+        self.index: IndexBuilder | None = None
+        """Indexes the rows of a file that was begun here, and that has only these."""
 
     @property
     def is_empty(self) -> bool:
@@ -171,8 +132,12 @@ class RowBuffer:
         if self._joins(block.steps[0], block.epochs[0], names):
             return False
         self.finish_line()
-        self._lines.append(self._csv.formatter(names).lines(block, len(block.steps) - 1))
-        self.line_count += len(block.steps) - 1
+        before = len(block.steps) - 1
+        self._lines.append(self._csv.formatter(names).lines(block, before))
+        if self.index is not None and before:
+            rows = block.steps[:before], block.epochs[:before], block.times[:before], block.values[:before]
+            self.index.add(names, *rows)
+        self.line_count += before
         last = (block.steps[-1], block.epochs[-1], float(block.times[-1]))
         self._pending = (*last, names, tuple(block.values[-1].tolist()))
         self._count(names, block.steps, block.values, block.epochs[-1])
@@ -183,6 +148,8 @@ class RowBuffer:
         if self._pending is not None:
             step, epoch, at, names, values = self._pending
             self._lines.append(self._csv.formatter(names).line(step, epoch, at, values).encode())
+            if self.index is not None:
+                self.index.add(names, [step], [epoch], [at], [values])
             self.line_count += 1
             self._pending = None
 
@@ -211,8 +178,22 @@ class RowBuffer:
 
     def clear(self) -> None:
         """Discards everything."""
+        self.index = None
         self._lines, self.line_count, self._pending = [], 0, None
         self._steps, self._values = {}, {}
+
+    def columns_in_use(self) -> list[str]:
+        """Returns the columns of several rows of the file, in its order; of a single one it is not known."""
+        rows: Counter[str] = Counter()
+        for names, count in self.logged.items():
+            for name in names:
+                rows[column_of(name)] += count
+        return [column for column in self._csv.columns if rows[column] > 1]
+
+    def empty_cells(self) -> int:
+        """Returns how many cells are empty of the rows that were added since the file was begun or opened."""
+        width = len(self._csv.columns) - len(OWN_COLUMNS)
+        return sum(count * (width - len(names)) for names, count in self.logged.items())
 
     def _joins(self, step: int | None, epoch: int | None, names: _Names) -> bool:
         pending = self._pending
@@ -228,6 +209,7 @@ class RowBuffer:
         self._steps.setdefault(names, []).extend(steps)
         self._values.setdefault(names, []).append(values)
         self._last_epoch = epoch
+        self.logged[names] += len(steps)
 
 
 def _merged_blocks(values: list[Any]) -> list[Any]:
@@ -252,6 +234,7 @@ class JournalDrain:
         between: called after each chunk of rows.
         clock: monotonic seconds.
         disk: the disk operations.
+        part_bytes: the size at which the CSV is closed as a part.
     """
 
     _run_dir: Path
@@ -263,6 +246,7 @@ class JournalDrain:
     _between: Callable[[], None] = attrs.field(default=lambda: None, kw_only=True)
     _clock: Callable[[], float] = attrs.field(default=time.monotonic, kw_only=True)
     _disk: Disk = attrs.field(default=DISK, kw_only=True)
+    _part_bytes: int = attrs.field(default=PART_BYTES, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         self.statistics = Statistics()
@@ -276,6 +260,12 @@ class JournalDrain:
         self._opened_at = self._clock()
         self._drained_bytes = 0
         self._rewritten_bytes = 0
+        # Of those that this object has closed.
+        self._rows_of_parts: dict[int, int] = {}
+        # Whether there may be parts that do not count; a journal that says so must not end before they do.
+        self._has_surplus = False
+        # How many rows have brought new names to the present file.
+        self._late = 0
         self.rows = 0
         """Rows drained by this object."""
         self.rewrites = 0
@@ -322,6 +312,7 @@ class JournalDrain:
         self._begin_base()
         if self._csv.exists:
             self._write_position()
+            self._remove_surplus()
         return self._csv.exists
 
     def is_fully_drained(self) -> bool:
@@ -336,7 +327,11 @@ class JournalDrain:
     def lost_rows(self) -> int:
         """Returns how many rows are gone, or only in deleted files; for use when logging has ended."""
         lost = self.missing
-        lost += self.rows if self._csv.exists and not self._csv.is_in_place() else 0
+        if self._csv.exists and not self._csv.is_in_place():
+            lost += self.rows
+        else:
+            there = {part.number for part in self._csv.parts()}
+            lost += sum(rows for number, rows in self._rows_of_parts.items() if number not in there)
         for segment in [] if self._journal is None else list(self._journal.segments):
             if segment.number >= self._segment and not segment.is_at(segment.path):
                 lost += self._rows_left(segment.number, segment.path)
@@ -367,11 +362,8 @@ class JournalDrain:
 
     # One pass.
 
-    def run(self, *, final: bool = False) -> int:
+    def run(self) -> int:
         """Drains all rows available.
-
-        Args:
-            final: add new columns at once, whatever that costs.
 
         Returns:
             The number of rows drained.
@@ -385,7 +377,9 @@ class JournalDrain:
         for _ in range(_TRIES):
             self._restore_if_changed()
             try:
-                self._run(final=final)
+                if self._has_surplus:
+                    self._remove_surplus()
+                self._run()
             except ChangedError:
                 self._discard_unwritten()
             except BaseException:
@@ -397,7 +391,7 @@ class JournalDrain:
                 return self.rows - before
         raise OSError(errno.EBUSY, "another program keeps changing the file", str(self._csv.path))
 
-    def _run(self, *, final: bool) -> None:
+    def _run(self) -> None:
         since_position = 0
         while True:
             segments = self._segments()
@@ -409,17 +403,15 @@ class JournalDrain:
                 self._segment, self._offset = number, len(MAGIC)
                 self._note_committed()
             start = self._offset
-            is_done = self._drain_segment(path, live, final=final)
+            self._drain_segment(path, live)
             since_position += self._offset - start
-            following = self._next_segment(segments, number + 1) if is_done else None
+            following = self._next_segment(segments, number + 1)
             if following is not None:
                 self._segment, self._offset = following[0], len(MAGIC)
                 since_position += _POSITION_BYTES
             if since_position >= _POSITION_BYTES:
                 self._commit()
                 since_position = 0
-            if not is_done:
-                self._sync_waiting()
             if following is None:
                 break
         if since_position or not self._buffer.is_empty:
@@ -472,28 +464,27 @@ class JournalDrain:
         journal = self._journal
         return {} if journal is None else {item.number: item.path for item in list(journal.segments)}
 
-    def _drain_segment(self, path: Path, live: bool, *, final: bool) -> bool:
-        """Drains one segment; False if it stopped early because of new columns."""
+    def _drain_segment(self, path: Path, live: bool) -> None:
+        """Drains one segment."""
         with SegmentReader(path, self._journal if live else None, self._segment) as reader:
             if not _is_segment(reader):
                 if live and self._journal is not None:
                     self.missing += self._journal.rows_of_closed(self._segment)
-                return True
+                return
             self._read_names(reader)
             length = _READ_BYTES
             while True:
                 data = reader.read(self._offset, length)
                 base = self._offset
-                if not self._take_frames(data, final=final):
-                    return False
+                self._take_frames(data)
                 if self._offset == base:
                     if len(data) < length or not any(data[:8]):
                         self._count_damage(data)
-                        return True
+                        return
                     length *= 2  # The frame is larger.
 
-    def _take_frames(self, data: bytes, *, final: bool) -> bool:
-        """Applies the frames at the offset; False if one must be deferred."""
+    def _take_frames(self, data: bytes) -> None:
+        """Applies the frames at the offset."""
         base, at = self._offset, 0
         while True:
             block = read_row_block(data, at, CHUNK_ROWS)
@@ -502,25 +493,23 @@ class JournalDrain:
             else:
                 at, record = next(iter_frames(data, at), (0, None))
                 if record is None or self._lacks_names(record):
-                    return True
-                if not self._apply(record, base + at, final=final):
-                    return False
+                    return
+                self._apply(record, base, data, at)
             self._offset = base + at
             if self._buffer.line_count >= CHUNK_ROWS - 1:
                 self._write_lines()
 
-    def _apply(self, record: Record, end: int, *, final: bool) -> bool:
-        """Applies a record; False if it must be deferred."""
+    def _apply(self, record: Record, base: int, data: bytes, at: int) -> None:
+        """Applies a record, which ends at a place of the data, of which the first byte is at `base`."""
         match record:
             case tuple():
-                return self._take(record, final=final)
+                self._take(record, data, at)
             case Keys():
                 self._names[record.schema] = record.names
             case Resume():
-                self._move_abandoned_rows(record, end)
+                self._move_abandoned_rows(record, base + at)
             case Boundary():
                 self._buffer.finish_line()
-        return True
 
     def _lacks_names(self, record: Record) -> bool:
         """Returns whether a record is a row whose names were lost in a power loss; the segment ends there."""
@@ -545,15 +534,14 @@ class JournalDrain:
 
     # Rows.
 
-    def _take(self, row: Row, *, final: bool) -> bool:
-        """Buffers a row; False if it is deferred until its columns are worth a new file."""
+    def _take(self, row: Row, data: bytes, at: int) -> None:
+        """Buffers a row, after which others follow in the data."""
         names = self._names[row[0]]
         if names is not self._last_names:
-            if self._csv.formatter(names).missing and not self._add_columns(names, final=final):
-                return False
+            if self._csv.formatter(names).missing:
+                self._add_columns(names, data, at)
             self._last_names = names
         self._buffer.add(names, row)
-        return True
 
     def _add_block(self, block: RowBlock) -> bool:
         """Buffers many rows; False if the first one must be handled by itself."""
@@ -568,7 +556,17 @@ class JournalDrain:
             before = self._csv.size
             self._csv.append(lines)
             self._drained_bytes += self._csv.size - before
+            self._index(lambda index: index.written(self._csv.size))
         self._between()
+
+    def _index(self, act: Callable[[IndexBuilder], Result]) -> Result | None:
+        """Acts on the index of the file; gives it up where a number or a step is beyond those of floats."""
+        index = self._buffer.index
+        try:
+            return None if index is None else act(index)
+        except (OverflowError, TypeError, ValueError):
+            self._buffer.index = None
+            return None
 
     def _discard_unwritten(self) -> None:
         """Returns to the last position after an error; everything since is read again.
@@ -593,6 +591,8 @@ class JournalDrain:
         self._csv.sync()
         self._write_position()
         self._remove_drained()
+        if self._csv.size >= self._part_bytes:
+            self._close_part(self._buffer.columns_in_use())
 
     def _write_position(self, *following: CsvState) -> None:
         states = (self._csv.state(self._segment, self._offset), *following)
@@ -629,45 +629,93 @@ class JournalDrain:
 
     # Replacing the file.
 
-    def _add_columns(self, names: tuple[str, ...], *, final: bool) -> bool:
-        """Adds the columns of a row and of all known pending rows; False if that must be deferred.
-
-        Rewriting is rationed: the total is bounded by a multiple of the bytes of rows, plus
-        `_REWRITE_BYTES_PER_SECOND`.
-        """
-        wanted = dict.fromkeys(map(column_of, names))
-        if self._journal is not None:
-            wanted.update(dict.fromkeys(map(column_of, list(self._journal.names))))
+    def _add_columns(self, names: tuple[str, ...], data: bytes, at: int) -> None:
+        """Adds the columns of a row, and of the next rows with other names, to the file or to a new one."""
+        schemas = [names]
+        for _, record in iter_frames(data, at):
+            if isinstance(record, Keys):
+                schemas.append(record.names)
+                if len(schemas) == _MOST_LATE:
+                    break
+        wanted = dict.fromkeys(column_of(name) for schema in schemas for name in schema)
         if not self._csv.exists:
             self._csv.begin(wanted)
+            self._buffer.index = IndexBuilder()
             self._begin_base()
             self._write_position()
+            return
+        self._buffer.finish_line()
+        self._write_lines()
+        if self._is_better_closed():
+            self._close_part([*self._buffer.columns_in_use(), *wanted])
+            self._late = len(schemas)
+            return
+        self._late += sum(bool(self._csv.formatter(schema).missing) for schema in schemas)
+        self._rewritten_bytes += self._csv.size
+        index, header, width = self._buffer.index, len(self._csv.header), len(self._csv.columns)
+        self._replace(self._csv.prepare_columns([*wanted]), self._offset)
+        if index is not None:
+            index.widen(len(self._csv.header) - header, len(self._csv.columns) - width)
+            self._buffer.index = index
+
+    def _is_better_closed(self) -> bool:
+        """Returns whether the file is closed as a part instead of being written again with new columns.
+
+        It is where most of its cells would be empty, and where it is large and so much was written again
+        lately: that is rationed to a multiple of the bytes of rows plus `_REWRITE_BYTES_PER_SECOND`.
+        """
+        size = self._csv.size
+        if self._late >= _MOST_LATE and self._buffer.empty_cells() > size // _EMPTY_SHARE:
             return True
         earned = (self._clock() - self._opened_at) * _REWRITE_BYTES_PER_SECOND
         earned += self._drained_bytes * _REWRITE_SHARE_OF_NEW
-        if not final and self._rewritten_bytes + self._csv.size > earned + (1 << 16):
-            return False
-        self._buffer.finish_line()
-        self._write_lines()
-        self._rewritten_bytes += self._csv.size
-        self._replace(self._csv.prepare_columns([*wanted]), self._offset)
-        return True
+        is_small = size <= max(_SMALL_BYTES, 2 * len(self._csv.header))
+        return not is_small and self._rewritten_bytes + size > earned
+
+    def _close_part(self, columns: list[str]) -> None:
+        """Closes the file as a part, and begins the next one with some columns."""
+        rows = self._csv.rows
+        index = self._index(lambda index: index.finish(self._csv.size, list(self._csv.columns)))
+        self._replace(self._csv.prepare_next(columns, index), self._offset)
+        self._buffer.index = IndexBuilder()
+        self._rows_of_parts[self._csv.closed] = rows
+        self._late = 0
+        self._buffer.logged.clear()
 
     def _move_abandoned_rows(self, resume: Resume, end: int) -> None:
-        """Moves abandoned rows out of the CSV into a file in `abandoned/`."""
+        """Moves abandoned rows out of the CSV and the last parts into files in `abandoned/`."""
         self._buffer.finish_line()
         self._write_lines()
         if not self._csv.exists:
             return
-        folder = self._run_dir / ABANDONED_FOLDER
+        folder, stem = self._run_dir / ABANDONED_FOLDER, self._csv.path.stem
         self._disk.make_folder(folder)
-        with AbandonedRows(folder, self._csv.path.stem, resume.step, self._csv.header, self._disk) as aside:
-            shorter = self._csv.prepare_without(resume.drops, aside.write)
-            if not aside.count:
-                shorter.discard()
-                return
-            path = aside.keep()
-        self._replace(shorter, end, lambda: self._on_rollback(aside.count, resume.step, path))
+
+        def aside(header: bytes) -> AbandonedRows:
+            return AbandonedRows(folder, stem, resume.step, header, self._disk)
+
+        shorter, left = self._csv.prepare_without(resume.drops, aside, self._first_cut(resume))
+        if not left:
+            shorter.discard()
+            return
+        count = sum(one.count for one in left)
+        self._replace(shorter, end, lambda: self._on_rollback(count, resume.step, left[-1].path))
+        self._remove_surplus()
+
+    def _remove_surplus(self) -> None:
+        self._has_surplus = True
+        self._csv.remove_surplus()
+        self._rows_of_parts = {n: rows for n, rows in self._rows_of_parts.items() if n <= self._csv.closed}
+        self._has_surplus = False
+
+    def _first_cut(self, resume: Resume) -> int:
+        """Returns the number of the first part that a resume may have abandoned rows of."""
+        for part in self._csv.parts():
+            with contextlib.closing(part.open()) as file:
+                index = PartIndex.read(part.index_path, file) or PartIndex.of(file)
+            if is_cut(index, resume):
+                return part.number
+        return self._csv.closed + 1
 
     def _replace(self, new: Replacement, offset: int, then: Callable[[], object] = lambda: None) -> None:
         """Announces the new version in the position, renames it into place, then drops the old state.
@@ -680,6 +728,7 @@ class JournalDrain:
         self._csv.sync()
         self._write_position(new.state(self._segment, offset))
         self._csv.accept(new)
+        self._buffer.index = None
         self._offset = offset
         self._generation += 1
         self.rewrites += 1

@@ -43,6 +43,7 @@ __all__ = [
     "MAX_LINE_BYTES",
     "MEDIA_FOLDER",
     "OWN_COLUMNS",
+    "PARTS_FOLDER",
     "POSITION",
     "SEGMENT_SUFFIX",
     "SESSIONS",
@@ -50,6 +51,7 @@ __all__ = [
     "SUMMARY",
     "TABLES_FOLDER",
     "TERMINAL_STATUSES",
+    "TIME_FOLDER",
     "CsvState",
     "Position",
     "append_record",
@@ -67,6 +69,9 @@ __all__ = [
     "orjson",
     "parse_header",
     "parse_number",
+    "part_numbers",
+    "part_path",
+    "parts_path",
     "read_header",
     "safe_name",
     "segment_number",
@@ -84,7 +89,8 @@ try:
 except ImportError:
     orjson = None
 
-FORMAT_VERSION = 1
+# 2: a CSV may have closed parts before it.
+FORMAT_VERSION = 2
 
 SIDECAR = "sidecar.json"
 SUMMARY = "summary.json"
@@ -99,6 +105,8 @@ TABLES_FOLDER = "tables"
 ARTIFACTS_FOLDER = "artifacts"
 ABANDONED_FOLDER = "abandoned"
 JOURNAL_FOLDER = "journal"
+TIME_FOLDER = "time"
+PARTS_FOLDER = "parts"
 POSITION = "position.json"
 SEGMENT_SUFFIX = ".journal"
 
@@ -124,6 +132,7 @@ _HEADER_BYTES = 64 << 10
 _MAX_NAME_BYTES = 120
 _DEEPEST = 100
 _SEGMENT = re.compile(rf"[0-9]+{re.escape(SEGMENT_SUFFIX)}")
+_PART = re.compile(r"([0-9]{8})\.csv")
 _UNSAFE = re.compile(r"[^\w .,=+@()\[\]-]")
 
 
@@ -132,20 +141,40 @@ def metrics_name(rank: int) -> str:
     return "metrics.csv" if rank == 0 else f"metrics.rank{rank}.csv"
 
 
+def parts_path(csv: Path) -> Path:
+    """Returns the folder of the closed parts of a CSV: `parts/metrics` for `metrics.csv`."""
+    return csv.parent / PARTS_FOLDER / csv.stem
+
+
+def part_path(parts: Path, number: int) -> Path:
+    """Returns the path of a closed part, of which the first has the number 1."""
+    return parts / f"{number:08d}.csv"
+
+
+def part_numbers(parts: Path) -> list[int]:
+    """Returns the numbers of the closed parts that are there, ascending."""
+    try:
+        return sorted(int(found[1]) for path in parts.iterdir() if (found := _PART.fullmatch(path.name)))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 def summary_name(rank: int) -> str:
     """Returns the name of a rank's summary."""
     return SUMMARY if rank == 0 else f"summary.rank{rank}.json"
 
 
-def csv_mark(header: bytes, tail: bytes, size: int) -> dict[str, int]:
-    """Returns what `summary.json` says of the part of the CSV that it covers.
+def csv_mark(header: bytes, tail: bytes, size: int, closed: int) -> dict[str, int]:
+    """Returns what `summary.json` says of the rows that it covers: the closed parts, then some of the CSV.
 
     Args:
         header: the first line of the CSV, with its line end.
-        tail: the last bytes of that part, `MARKED_TAIL_BYTES` of them if there are so many.
-        size: of that part, in bytes.
+        tail: the last bytes of what it covers, `MARKED_TAIL_BYTES` of them if there are so many.
+        size: of what it covers of the CSV, in bytes.
+        closed: the number of the last part.
     """
-    return {"bytes": size, "tail_crc32": zlib.crc32(tail), "header_crc32": zlib.crc32(header)}
+    mark = {"bytes": size, "tail_crc32": zlib.crc32(tail), "header_crc32": zlib.crc32(header)}
+    return {**mark, "parts": closed} if closed else mark
 
 
 def lock_name(rank: int) -> str:
@@ -403,15 +432,17 @@ def append_record(path: Path, record: dict[str, Any]) -> None:
 
 @attrs.frozen
 class CsvState:
-    """The valid size of one version of a CSV, and the place where the journal continues.
+    """The valid size of one version of a CSV, the parts before it, and where the journal continues.
 
-    Bytes beyond `csv_bytes` were being written when the writer ended; their rows are in the journal.
+    Bytes beyond `csv_bytes` were being written when the writer ended; their rows are in the journal. Parts of
+    a higher number than `parts` do not count: their rows are in the CSV, in `abandoned/`, or in both.
     """
 
     header_crc32: int
     csv_bytes: int
     segment: int
     offset: int
+    parts: int = 0
 
     def fits(self, header: bytes, size: int) -> bool:
         """Returns whether a file with this header line and size can be this version."""

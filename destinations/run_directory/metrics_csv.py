@@ -1,4 +1,4 @@
-"""Writes `metrics.csv`: appends rows, and replaces the file to add columns.
+"""Writes `metrics.csv`: appends rows, replaces the file to add columns, and closes it as a part.
 
 Runs in the writer thread. Appended rows count only once `drain` has written a position that covers them.
 """
@@ -8,11 +8,11 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from uploads.disk import DISK, Disk, end_of_last_line, open_temporary
+from uploads.disk import DISK, NO_LINKS, Disk, end_of_last_line, open_temporary, replacement
 
 from .layout import (
     OWN_COLUMNS,
@@ -24,14 +24,19 @@ from .layout import (
     header_line,
     parse_header,
     parse_number,
+    part_numbers,
+    part_path,
+    parts_path,
     read_header,
 )
-from .reader import CsvSnapshot
+from .part_index import PartIndex
+from .reader import CsvSnapshot, Part
 
 if TYPE_CHECKING:
     from .frames import RowBlock
 
 __all__ = [
+    "AbandonedRows",
     "ChangedError",
     "MetricsCsv",
     "Replacement",
@@ -39,6 +44,7 @@ __all__ = [
 ]
 
 _COPY_BYTES = 128 << 10
+_LINES_AT_ONCE = 1000
 
 Line = Callable[[int | None, int | None, float, tuple[float, ...]], str]
 
@@ -110,7 +116,11 @@ class MetricsCsv:
 
     def __init__(self, path: Path, disk: Disk = DISK) -> None:
         self.path = path
+        self.folder = parts_path(path)
+        """The folder of the closed parts."""
         self._disk = disk
+        self.closed = 0
+        """The number of the last closed part, after which this file begins; 0 if there is none."""
         self.size = 0
         self.rows = 0
         """The number of rows; of a file that was opened, those added since, until it is set."""
@@ -127,6 +137,10 @@ class MetricsCsv:
         Returns:
             The state of the file, or None if the position does not match it: then all complete lines count.
         """
+        numbers = part_numbers(self.folder)
+        self.closed = numbers[-1] if numbers else 0
+        if position is not None:
+            self.closed = position.states[-1].parts
         try:
             self._fd = self._disk.open(self.path, os.O_RDWR)
         except FileNotFoundError:
@@ -134,6 +148,10 @@ class MetricsCsv:
         file_size = os.fstat(self._fd).st_size
         header = read_header(self._fd, file_size)
         state = None if position is None else position.state_of(header, file_size)
+        if state is not None:
+            self.closed = state.parts
+        elif position is None and self._is_last_part(file_size):
+            self.closed -= 1
         end = end_of_last_line(self._fd, file_size) if state is None else state.csv_bytes
         if end < len(header) or not header:
             self.close()
@@ -149,7 +167,7 @@ class MetricsCsv:
 
     def state(self, segment: int, offset: int) -> CsvState:
         """Returns the current state of the file for the position."""
-        return CsvState(zlib.crc32(self._header), self.size, segment, offset)
+        return CsvState(zlib.crc32(self._header), self.size, segment, offset, self.closed)
 
     def formatter(self, names: tuple[str, ...]) -> RowFormatter:
         """Returns the formatter of rows of these names, which knows the columns they lack."""
@@ -261,22 +279,121 @@ class MetricsCsv:
         return self._prepare(header, self._padded(b"," * added))
 
     def prepare_without(
-        self, is_dropped: Callable[[int | None, float], bool], aside: Callable[[bytes], object]
-    ) -> "Replacement":
-        """Writes a copy without some rows, whose lines are passed to `aside`."""
-        columns = list(self.columns)
-        step_at = columns.index("step") if "step" in self.columns else None
-        time_at = columns.index("time") if "time" in self.columns else None
+        self,
+        is_dropped: Callable[[int | None, float], bool],
+        aside: Callable[[bytes], "AbandonedRows"],
+        first: int,
+    ) -> tuple["Replacement", list["AbandonedRows"]]:
+        """Writes a copy without some rows; it takes the place of the last parts too.
 
-        def kept() -> Iterator[bytes]:
-            for line in self._lines():
-                cells = line.decode("utf-8", "replace").rstrip("\n").split(",")
-                if is_dropped(_integer(cells, step_at), _float(cells, time_at)):
-                    aside(line)
-                else:
-                    yield line
+        Args:
+            is_dropped: whether the row of a step and a time is left out.
+            aside: returns what takes the lines that are left out, for each file that has such lines.
+            first: the number of the first part that it takes the place of; `closed + 1` for none.
 
-        return self._prepare(self._header, kept())
+        Returns:
+            The copy, and what took the lines; their files are permanent.
+        """
+        left: list[AbandonedRows] = []
+        with contextlib.ExitStack() as opened:
+            files = [opened.enter_context(contextlib.closing(one.open())) for one in self.parts(first)]
+            files.append(CsvSnapshot(self._fd, self._header, self.size))
+            header = header_line(dict.fromkeys(name for file in files for name in parse_header(file.header)))
+            header = self._header if len(files) == 1 else header
+
+            def kept() -> Iterator[bytes]:
+                for file in files:
+                    with contextlib.ExitStack() as one:
+                        dropped: AbandonedRows | None = None
+                        rearranged = _rearranged(file.header, header)
+                        columns = {name: at for at, name in enumerate(parse_header(file.header))}
+                        step_at, time_at = columns.get("step"), columns.get("time")
+                        for line in (
+                            line for chunk in file.chunks() for line in chunk.splitlines(keepends=True)
+                        ):
+                            cells = line.decode("utf-8", "replace").rstrip("\n").split(",")
+                            if not is_dropped(_integer(cells, step_at), _float(cells, time_at)):
+                                yield rearranged(line)
+                                continue
+                            if dropped is None:
+                                dropped = one.enter_context(aside(file.header))
+                            dropped.write(line)
+                        if dropped is not None:
+                            dropped.keep()
+                            left.append(dropped)
+
+            return self._prepare(header, kept(), min(first - 1, self.closed)), left
+
+    # Parts.
+
+    def parts(self, first: int = 1) -> list[Part]:
+        """Returns the closed parts from a number on that are there."""
+        numbers = (number for number in part_numbers(self.folder) if first <= number <= self.closed)
+        return [Part(part_path(self.folder, number), number) for number in numbers]
+
+    def prepare_next(self, columns: Iterable[str], index: PartIndex | None = None) -> "Replacement":
+        """Closes the file as a part, and writes a file without rows that takes its place.
+
+        The part counts once the position says so: until then its rows are those of this file.
+
+        Args:
+            columns: of the new file.
+            index: of the part; computed from its rows if None.
+        """
+        for folder in (self.folder.parent, self.folder):
+            self._disk.make_folder(folder)
+            self._disk.sync_folder(folder.parent)
+        number = self.closed + 1
+        path = part_path(self.folder, number)
+        with contextlib.suppress(FileNotFoundError):
+            self._disk.unlink(path)
+        try:
+            self._disk.link(self.path, path)
+            if not os.path.samestat(path.stat(), os.fstat(self._fd)):
+                raise ChangedError
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            with replacement(path, durable=True, disk=self._disk) as fd:
+                size = 0
+                for chunk in self._chunks(0):
+                    self._disk.write(fd, chunk, size)
+                    size += len(chunk)
+        index = index or PartIndex.of(CsvSnapshot(self._fd, self._header, self.size))
+        index.write(Part(path, number).index_path, self._disk)
+        self._disk.sync_folder(self.folder)
+        return self._prepare(header_line(dict.fromkeys((*OWN_COLUMNS, *columns))), (), number)
+
+    def remove_surplus(self) -> None:
+        """Removes the parts beyond the last that counts: their rows are in this file, or in `abandoned/`.
+
+        Raises:
+            OSError: one cannot be removed.
+        """
+        surplus = [number for number in part_numbers(self.folder) if number > self.closed]
+        for number in surplus:
+            path = part_path(self.folder, number)
+            with contextlib.suppress(FileNotFoundError):
+                self._disk.unlink(Part(path, number).index_path)
+            self._disk.unlink(path)
+        if surplus:
+            # Without a position, parts that a power loss restores would count again.
+            self._disk.sync_folder(self.folder)
+
+    def _is_last_part(self, size: int) -> bool:
+        """Returns whether the last part is this file: it was being closed when the position was lost."""
+        path = part_path(self.folder, self.closed)
+        try:
+            if os.path.samestat(path.stat(), os.fstat(self._fd)):
+                return True
+            if path.stat().st_size != size:
+                return False
+            with path.open("rb") as file:
+                return os.pread(file.fileno(), _COPY_BYTES, max(0, size - _COPY_BYTES)) == os.pread(
+                    self._fd, _COPY_BYTES, max(0, size - _COPY_BYTES)
+                )
+        except FileNotFoundError:
+            return False
 
     @property
     def header(self) -> bytes:
@@ -328,24 +445,82 @@ class MetricsCsv:
         for chunk in self._chunks(len(self._header)):
             yield chunk.replace(b"\n", commas + b"\n")
 
-    def _prepare(self, header: bytes, body: Iterable[bytes]) -> "Replacement":
-        return Replacement(self.path, header, body, self._disk)
+    def _prepare(self, header: bytes, body: Iterable[bytes], closed: int | None = None) -> "Replacement":
+        return Replacement(self.path, header, body, self._disk, self.closed if closed is None else closed)
 
     def accept(self, replacement: "Replacement") -> None:
         """Renames a replacement into place and continues with it."""
         fd = replacement.take()
         self.close()
         self._fd, self.size, self.rows, self._is_torn = fd, replacement.size, replacement.rows, False
+        self.closed = replacement.closed
         self._take_header(replacement.header)
+
+
+class AbandonedRows:
+    """The file of an abandoned branch, named by its checksum: repeating it after a crash is idempotent.
+
+    Args:
+        folder: the folder of the file.
+        stem: the start of its name.
+        step: the step that training resumed from.
+        header: its first line.
+        disk: the disk operations.
+    """
+
+    def __init__(self, folder: Path, stem: str, step: int, header: bytes, disk: Disk = DISK) -> None:
+        self._folder = folder
+        self._disk = disk
+        self._name = f"{stem}.step{step}"
+        self._temporary = folder / f".{self._name}.tmp"
+        self._fd = disk.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        self._size = 0
+        self._pending = [header]
+        self._crc32 = zlib.crc32(header)
+        self.count = 0
+        """The number of rows."""
+        self.path = folder
+        """The permanent file, once there is one."""
+
+    def write(self, line: bytes) -> None:
+        """Appends a line."""
+        self._pending.append(line)
+        if len(self._pending) >= _LINES_AT_ONCE:
+            self._write()
+        self._crc32 = zlib.crc32(line, self._crc32)
+        self.count += 1
+
+    def keep(self) -> None:
+        """Makes the file permanent; otherwise it is removed on exit."""
+        self._write()
+        self._disk.sync(self._fd)
+        self.path = self._folder / f"{self._name}.{self._crc32:08x}.csv"
+        self._disk.replace(self._temporary, self.path)
+        self._disk.sync_folder(self._folder)
+
+    def _write(self) -> None:
+        data, self._pending = b"".join(self._pending), []
+        self._disk.write(self._fd, data, self._size)
+        self._size += len(data)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+        with contextlib.suppress(OSError):
+            self._temporary.unlink()
 
 
 class Replacement:
     """A complete new version of a file, in a temporary file beside it."""
 
-    def __init__(self, path: Path, header: bytes, body: Iterable[bytes], disk: Disk) -> None:
+    def __init__(self, path: Path, header: bytes, body: Iterable[bytes], disk: Disk, closed: int) -> None:
         self._path = path
         self._disk = disk
         self.header = header
+        self.closed = closed
+        """The number of the last part before it."""
         self._fd, self._name = open_temporary(path, disk)
         self.size = 0
         self.rows = 0
@@ -361,7 +536,7 @@ class Replacement:
 
     def state(self, segment: int, offset: int) -> CsvState:
         """Returns the state of the new version for the position."""
-        return CsvState(zlib.crc32(self.header), self.size, segment, offset)
+        return CsvState(zlib.crc32(self.header), self.size, segment, offset, self.closed)
 
     def take(self) -> int:
         """Renames the file into place durably, and returns its descriptor."""
@@ -378,6 +553,22 @@ class Replacement:
     def _write(self, chunk: bytes) -> None:
         self._disk.write(self._fd, chunk, self.size)
         self.size += len(chunk)
+
+
+def _rearranged(header: bytes, wanted: bytes) -> Callable[[bytes], bytes]:
+    """Returns what turns lines of one header into lines of another one, which has its columns too."""
+    if header == wanted:
+        return lambda line: line
+    places = {name: at for at, name in enumerate(parse_header(wanted))}
+    targets = [places[name] for name in parse_header(header)]
+
+    def rearrange(line: bytes) -> bytes:
+        found = [b""] * len(places)
+        for target, cell in zip(targets, line.rstrip(b"\n").split(b","), strict=False):
+            found[target] = cell or found[target]
+        return b",".join(found) + b"\n"
+
+    return rearrange
 
 
 def _integer(cells: list[str], index: int | None) -> int | None:

@@ -22,8 +22,8 @@ from events import redact_text
 from uploads.disk import file_system_of, is_network_file_system, read_json
 
 from .documents import Documents, write_summary
-from .drain import JournalDrain
-from .environment import rank_layout, write_environment
+from .drain import PART_BYTES, JournalDrain
+from .environment import describe_environment, rank_layout, write_environment
 from .folder import HeldFolder, RunInUseError, WriterLock, holds_run, remove_temporaries, with_user_paths
 from .journal import Journal, MakeSegment, make_journal, remove_journal, sync_journal
 from .layout import (
@@ -39,6 +39,7 @@ from .layout import (
     summary_name,
 )
 from .metrics_csv import MetricsCsv
+from .part_index import PartIndex
 from .reader import parse_rows
 from .segments import AppendedSegment, MappedSegment, allocate
 from .statistics import Statistics
@@ -93,6 +94,8 @@ class RankWriter:
         run_folder: the same folder, open.
         make_segment: makes the segments of a mapped journal.
         clock: the time of rows, in seconds since 1970.
+        describe: takes the ranks, and returns the content of `environment.json`.
+        part_bytes: the size at which the CSV is closed as a part.
     """
 
     _run_dir: Path
@@ -105,6 +108,8 @@ class RankWriter:
     _run_folder: HeldFolder
     _make_segment: MakeSegment = MappedSegment
     _clock: Callable[[], float] = time.time
+    _describe: Callable[[dict[str, int]], dict[str, Any]] = describe_environment
+    _part_bytes: int = PART_BYTES
 
     def __attrs_post_init__(self) -> None:
         self._root = self._run_folder.path
@@ -124,10 +129,10 @@ class RankWriter:
         # The kinds of errors reported since the last recovery.
         self._reported: set[tuple[str, int | None]] = set()
         self._refusals: set[str] = set()
-        self.had_rows = (self._root / metrics_name(self._rank)).exists() or bool(segment_paths(self._folder))
+        self._csv = MetricsCsv(self._root / metrics_name(self._rank))
+        self.had_rows = self._csv.path.exists() or bool(segment_paths(self._folder))
         """Whether earlier sessions left rows."""
         self.journal = self._open_journal(self._make_segment if self._is_mapped() else AppendedSegment)
-        self._csv = MetricsCsv(self._root / metrics_name(self._rank))
         self._drain = JournalDrain(
             self._root,
             self._folder,
@@ -136,6 +141,7 @@ class RankWriter:
             on_rollback=self._report_rollback,
             on_change=self._report_change,
             between=self._between_chunks,
+            part_bytes=self._part_bytes,
         )
         self._is_open = False
         self._is_well = False
@@ -279,15 +285,19 @@ class RankWriter:
         self._are_documents_due = True
 
     def _compute_statistics(self) -> int:
-        """Recomputes the statistics from the whole CSV, and returns the number of its rows."""
-        self._drain.statistics = Statistics()
+        """Recomputes the statistics from all rows, and returns the number of those of the CSV."""
+        statistics = self._drain.statistics = Statistics()
+        for part in self._csv.parts():
+            with contextlib.closing(part.open()) as file:
+                statistics.add_index(PartIndex.read(part.index_path, file) or PartIndex.of(file))
+            self._between_chunks()
         return self._add_rows_from(len(self._csv.header))
 
     def _add_rows_from(self, start: int) -> int:
         count = 0
         columns = parse_header(self._csv.header)
         for block in self._csv.blocks(start):
-            rows = parse_rows(columns, block)
+            rows = parse_rows(columns, [block])
             count += block.count(b"\n")
             self._drain.statistics.add_mixed((row.step, row.epoch, row.metrics) for row in rows)
             self._between_chunks()
@@ -298,7 +308,7 @@ class RankWriter:
         if not len(self._csv.header) <= size <= self._csv.size:
             return None
         tail = self._csv.read(max(0, size - MARKED_TAIL_BYTES), min(size, MARKED_TAIL_BYTES))
-        return csv_mark(self._csv.header, tail, size)
+        return csv_mark(self._csv.header, tail, size, self._csv.closed)
 
     # The writer thread.
 
@@ -336,8 +346,7 @@ class RankWriter:
             is_well = False
             self._failed(error)
         self._write_environment(is_last)
-        state = self._state
-        if self._documents is not None and self._documents.follow(state.status.value, state.stop_reason):
+        if self._documents is not None and self._documents.follow(self._state):
             self._are_documents_due, self._documents_at = True, -math.inf
         now = time.monotonic()
         is_time = now - self._documents_at >= _DOCUMENT_SECONDS or (is_well and self._is_failing)
@@ -359,7 +368,9 @@ class RankWriter:
             self._environment_due |= not (self._root / ENVIRONMENT).exists()
         if self._environment_due:
             self._environment_due = False
-            self._environment = write_environment(self._root, rank_layout(self._state), self._failed)
+            self._environment = write_environment(
+                self._root, lambda: self._describe(rank_layout(self._state)), self._failed
+            )
 
     def _write_last_documents(self) -> None:
         """Writes the final documents; on a full disk, frees the reserve for them."""
@@ -385,13 +396,13 @@ class RankWriter:
         self._restore_if_deleted()
         if not self._is_open:
             self._open()
-        drained = self._drain.run(final=is_last)
+        drained = self._drain.run()
         if is_last and self.journal.counts.pending:
             # Draining may have freed space.
             self.journal.write_pending()
-            drained += self._drain.run(final=True)
+            drained += self._drain.run()
         if is_last and not self._drain.verify():
-            drained += self._drain.run(final=True)
+            drained += self._drain.run()
         self.journal.retire()
         if not is_last:
             self.journal.prepare()
@@ -524,7 +535,8 @@ class RankWriter:
             "samples": len(samples),
             "p50_us": _percentile(samples, 0.5),
             "p99_us": _percentile(samples, 0.99),
-            "csv_bytes": self._csv.size,
+            "csv_bytes": self._csv.size + sum(part.path.stat().st_size for part in self._csv.parts()),
+            "csv_parts": self._csv.closed,
             "csv_rewrites": drain.rewrites,
             "waiting_rows": counts.pending,
             "dropped": counts.dropped,

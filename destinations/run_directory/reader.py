@@ -4,9 +4,12 @@ Never writes. Returns no row twice, and every row whose call had returned before
 writer does meanwhile and however it ended.
 """
 
+import contextlib
 import csv
 import errno
+import functools
 import io
+import itertools
 import os
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -32,6 +35,9 @@ from .layout import (
     metrics_name,
     parse_header,
     parse_number,
+    part_numbers,
+    part_path,
+    parts_path,
     read_header,
 )
 from .segments import JournalRecord, journal_records
@@ -40,9 +46,10 @@ __all__ = [
     "CsvSnapshot",
     "MetricRow",
     "MetricsSnapshot",
+    "Part",
     "clamp_to_float",
     "has_any_metric",
-    "last_csv_rows",
+    "last_file_rows",
     "last_rows",
     "merge_journal",
     "metric_columns",
@@ -92,20 +99,24 @@ class CsvSnapshot:
         """Returns the descriptor; -1 if there is no file."""
         return self._fd
 
-    def chunks(self, start: int | None = None, chunk_bytes: int = _CHUNK_BYTES) -> Iterator[bytes]:
+    def chunks(
+        self, start: int | None = None, chunk_bytes: int = _CHUNK_BYTES, *, end: int | None = None
+    ) -> Iterator[bytes]:
         """Yields the rows in chunks of complete lines.
 
         Args:
             start: the offset of a line in the file. Default: the first row.
             chunk_bytes: the size of a read; a longer line is one chunk.
+            end: the offset after a line in the file. Default: that of the last row.
         """
         at = len(self.header) if start is None else start
+        end = self.end if end is None else end
         length = chunk_bytes
-        while at < self.end:
-            piece = self._piece(at, min(length, self.end - at))
+        while at < end:
+            piece = self._piece(at, min(length, end - at))
             if not piece:
                 return
-            whole = len(piece) if at + len(piece) >= self.end else piece.rfind(b"\n") + 1
+            whole = len(piece) if at + len(piece) >= end else piece.rfind(b"\n") + 1
             if whole == 0:
                 if length >= MAX_LINE_BYTES:
                     raise OSError(errno.EFBIG, f"a line has more than {MAX_LINE_BYTES >> 20} MiB")
@@ -146,19 +157,19 @@ class CsvSnapshot:
         """Yields the rows one chunk at a time; see `chunks` and `parse_rows`."""
         columns = parse_header(self.header)
         for chunk in self.chunks(start):
-            yield from parse_rows(columns, chunk)
+            yield from parse_rows(columns, [chunk])
 
     def before(self, end: int, length: int) -> bytes:
         """Returns up to `length` bytes before an offset, without the first line."""
         start = max(len(self.header), end - length)
         return self._piece(start, end - start)
 
-    def mark(self, size: int) -> dict[str, int] | None:
-        """Returns the `csv_mark` of the first `size` bytes; None if there are not so many."""
+    def mark(self, size: int, closed: int = 0) -> dict[str, int] | None:
+        """Returns the `csv_mark` of the first `size` bytes, after some parts; None if there are fewer."""
         if not len(self.header) <= size <= self.end:
             return None
         start = max(0, size - MARKED_TAIL_BYTES)
-        return csv_mark(self.header, self._piece(start, size - start), size)
+        return csv_mark(self.header, self._piece(start, size - start), size, closed)
 
     def take(self) -> int:
         """Hands the descriptor over to the caller; this object cannot read any more."""
@@ -172,32 +183,80 @@ class CsvSnapshot:
             os.close(fd)
 
 
-@attrs.frozen(eq=False, repr=False)
-class MetricsSnapshot:
-    """The metrics of a rank at one moment.
+@attrs.frozen
+class Part:
+    """A closed part of the rows of a rank, a CSV that never changes.
 
     Attributes:
-        csv: the rows of the CSV.
+        path: of the CSV.
+        number: of the part, from 1 on.
+    """
+
+    path: Path
+    number: int
+
+    def open(self) -> CsvSnapshot:
+        """Opens the part; the caller closes it.
+
+        Raises:
+            OSError: it cannot be read, or a resume has removed it.
+        """
+        fd = open_regular(self.path)
+        try:
+            size = os.fstat(fd).st_size
+            return CsvSnapshot(fd, read_header(fd, size), end_of_last_line(fd, size))
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @property
+    def index_path(self) -> Path:
+        """The path of its index, see `part_index`."""
+        return self.path.with_suffix(".npy")
+
+
+@attrs.frozen(eq=False, repr=False)
+class MetricsSnapshot:
+    """The metrics of a rank at one moment: the closed parts, then the CSV, then the journal.
+
+    Attributes:
+        parts: the closed parts, oldest first.
+        csv: the rows of the CSV, which begins after the parts.
         records: the records of the journal beyond it, see `segments.journal_records`.
         place: segment and offset where the journal continues; None without a position.
     """
 
+    parts: tuple[Part, ...]
     csv: CsvSnapshot
     records: tuple[JournalRecord, ...]
     place: tuple[int, int] | None
 
     @property
     def resumes(self) -> "list[Resume]":
-        """The resumes whose abandoned rows the CSV still has."""
+        """The resumes whose abandoned rows the files still have."""
         return [record for record in self.records if isinstance(record, Resume)]
 
+    @property
+    def closed(self) -> int:
+        """The number of the last closed part; 0 if there is none."""
+        return self.parts[-1].number if self.parts else 0
+
+    def files(self, first: int = 0) -> "Iterator[CsvSnapshot]":
+        """Yields the parts of at least this number, each open until the next one, then the CSV."""
+        for part in self.parts:
+            if part.number >= first:
+                with contextlib.closing(part.open()) as piece:
+                    yield piece
+        yield self.csv
+
     def rows(self) -> "Iterator[MetricRow]":
-        """Yields the rows of CSV and journal; holds those of the CSV only if a resume may remove some."""
-        if self.resumes:
-            yield from merge_journal(list(self.csv.rows()), self.records)
-        else:
-            yield from self.csv.rows()
-            yield from merge_journal([], self.records)
+        """Yields all rows; holds none of the files."""
+        resumes = self.resumes
+        for file in self.files():
+            for row in file.rows():
+                if not _is_dropped(row, resumes):
+                    yield row
+        yield from merge_journal([], self.records)
 
     def __enter__(self) -> Self:
         return self
@@ -208,10 +267,17 @@ class MetricsSnapshot:
 
 def metric_columns(snapshot: MetricsSnapshot) -> list[str]:
     """Returns the columns of all metrics, in the order of first appearance."""
-    names = [name for name in parse_header(snapshot.csv.header) if name not in OWN_COLUMNS]
+    names: list[str] = []
+    header = b""
+    for file in snapshot.files():
+        if file.header != header:
+            header = file.header
+            names += [name for name in parse_header(header) if name not in OWN_COLUMNS]
+    before = None
     for record in snapshot.records:
         match record:
-            case (logged, *_):
+            case (logged, *_) if logged is not before:
+                before = logged
                 names += [column for column in map(column_of, logged) if column != "epoch"]
     return list(dict.fromkeys(names))
 
@@ -252,11 +318,12 @@ def _try(run_dir: Path, rank: int, with_records: bool) -> MetricsSnapshot | None
     return snapshot
 
 
-def _read(
+def _read(  # one look, step by step
     folder: Path, path: Path, fd: int, position: Position | None, *, with_records: bool
 ) -> MetricsSnapshot | None:
     size = 0 if fd < 0 else os.fstat(fd).st_size
     header = b"" if fd < 0 else read_header(fd, size)
+    parts = _parts(path)
     held: bytes | None = None
     end = size
     segment, offset = 0, len(MAGIC)
@@ -266,6 +333,7 @@ def _read(
         if state is None and size and Position.read(folder / POSITION) != position:
             return None
         known = state or position.states[-1]
+        parts = tuple(part for part in parts if part.number <= known.parts)
         segment, offset = known.segment, known.offset
         if state is not None:
             end = state.csv_bytes
@@ -285,13 +353,28 @@ def _read(
     csv = CsvSnapshot(fd, header, end, held)
     if after is None and position is None:
         # A new CSV, or one of another program; unless a whole session took place meanwhile.
-        return MetricsSnapshot(csv, tuple(records), None) if _size(path) == size else None
+        is_as_before = _size(path) == size and _parts(path) == parts
+        parts = parts[:-1] if parts and _is_copy_of(parts[-1], csv) else parts
+        return MetricsSnapshot(parts, csv, tuple(records), None) if is_as_before else None
     if after is None or position is None or after.generation != position.generation:
         return None
     if not is_whole and after != position:
         return None  # A segment was drained and removed before it was read: its rows are in newer lines.
     drained_beyond = with_records and any(state.segment > last for state in after.states)
-    return None if drained_beyond else MetricsSnapshot(csv, tuple(records), (segment, offset))
+    return None if drained_beyond else MetricsSnapshot(parts, csv, tuple(records), (segment, offset))
+
+
+def _parts(csv: Path) -> tuple[Part, ...]:
+    folder = parts_path(csv)
+    return tuple(Part(part_path(folder, number), number) for number in part_numbers(folder))
+
+
+def _is_copy_of(part: Part, csv: CsvSnapshot) -> bool:
+    """Returns whether a part is the CSV itself: it was being closed when the position was lost."""
+    if csv.fileno() < 0 or _size(part.path) != csv.end:
+        return False
+    with contextlib.closing(part.open()) as piece:
+        return piece.mark(csv.end) == csv.mark(csv.end) is not None
 
 
 def open_existing(path: Path) -> int:
@@ -378,14 +461,24 @@ def last_rows(
     """
     with take_snapshot(Path(run_dir), rank) as snapshot:
         found = deque(_wanted(merge_journal([], snapshot.records), wanted, ()), maxlen=count)
-        in_csv = last_csv_rows(snapshot.csv, count - len(found), wanted, snapshot.resumes)
-        return [*in_csv, *found]
+        return [*last_file_rows(snapshot, count - len(found), wanted), *found]
 
 
-def last_csv_rows(
-    csv_part: CsvSnapshot, count: int, wanted: Collection[str] = (), resumes: Sequence[Resume] = ()
+def last_file_rows(snapshot: MetricsSnapshot, count: int, wanted: Collection[str] = ()) -> list[MetricRow]:
+    """Returns the last rows of the CSV and of the parts, without abandoned ones; see `last_rows`."""
+    found = _last_csv_rows(snapshot.csv, count, wanted, snapshot.resumes)
+    for part in reversed(snapshot.parts):
+        if len(found) >= count:
+            break
+        with contextlib.closing(part.open()) as piece:
+            if not wanted or not frozenset(wanted).isdisjoint(parse_header(piece.header)):
+                found = [*_last_csv_rows(piece, count - len(found), wanted, snapshot.resumes), *found]
+    return found
+
+
+def _last_csv_rows(
+    csv_part: CsvSnapshot, count: int, wanted: Collection[str], resumes: Sequence[Resume]
 ) -> list[MetricRow]:
-    """Returns the last rows of a CSV, oldest first, without abandoned ones; see `last_rows`."""
     if count <= 0:
         return []
     columns = parse_header(csv_part.header)
@@ -394,7 +487,7 @@ def last_csv_rows(
         for chunk in csv_part.chunks_from_end():
             if b'"' in chunk:
                 break  # A quoted cell may hold the end of a line.
-            pieces.append(list(_wanted(parse_rows(list(columns), chunk), wanted, resumes)))
+            pieces.append(list(_wanted(parse_rows(list(columns), [chunk]), wanted, resumes)))
             if sum(map(len, pieces)) >= count:
                 return [row for piece in reversed(pieces) for row in piece][-count:]
         else:
@@ -415,15 +508,16 @@ def has_any_metric(row: MetricRow, wanted: Collection[str]) -> bool:
     return not wanted or any(name in row.metrics for name in wanted)
 
 
-def parse_rows(columns: list[str], body: bytes) -> Iterator[MetricRow]:
+def parse_rows(columns: list[str], pieces: Iterable[bytes]) -> Iterator[MetricRow]:
     """Yields the rows of complete lines; invalid lines become rows without metrics, or are skipped.
 
     Args:
         columns: the columns of the header. Some programs repeat the header when they continue a file; such a
             line replaces the content of this list.
-        body: the lines.
+        pieces: the lines, in pieces of complete ones.
     """
-    reader = csv.reader(io.StringIO(body.decode("utf-8", "replace"), newline=""))
+    lines = (io.StringIO(piece.decode("utf-8", "replace"), newline="") for piece in pieces)
+    reader = csv.reader(itertools.chain.from_iterable(lines))
     while True:
         try:
             cells = next(reader)
@@ -461,13 +555,18 @@ def _whole_step(step: float | None) -> int | None:
         return None
 
 
+@functools.lru_cache(maxsize=64)
+def _columns_of(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(map(column_of, names))
+
+
 def row_of(
     names: Sequence[str], step: int | None, epoch: float | None, time: float, values: Sequence[float]
 ) -> MetricRow:
     """Returns a row of the journal as it will be in the CSV."""
     # True is 1 there.
     numbers = [int(value) if type(value) is bool else value for value in values]
-    metrics = dict(zip(map(column_of, names), numbers, strict=True))
+    metrics = dict(zip(_columns_of(tuple(names)), numbers, strict=True))
     return MetricRow(step, metrics.pop("epoch", epoch), time, metrics)
 
 

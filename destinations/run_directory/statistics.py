@@ -15,6 +15,8 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from .part_index import PartIndex
+
 __all__ = ["MetricStatistics", "Statistics"]
 
 _EXACT_FLOAT = float(1 << 53)
@@ -167,9 +169,39 @@ class Statistics:
             values = [tuple(by_name.values()) for _, _, by_name in found]
             self.add(names, [step for step, _, _ in found], values, found[-1][1])
 
+    def add_index(self, index: PartIndex) -> None:
+        """Adds the rows that an index is of."""
+        steps = index.of_rows("last_step")
+        known = steps[~np.isnan(steps)]
+        self.last_step = int(known[-1]) if len(known) else self.last_step
+        for name in index.columns:
+            count, finite, low, low_step, high, high_step, mean, last = index.of_column(name)
+            there = np.flatnonzero(count)
+            if not len(there):
+                continue
+            if name == "epoch":
+                self.last_epoch = float(last[there[-1]])
+                continue
+            metric = self.metrics.get(name) or self._new(name)
+            metric.last = float(last[there[-1]])
+            metric.count += int(count.sum())
+            metric.non_finite += int(count.sum() - finite.sum())
+            places = np.flatnonzero(finite)
+            if len(places):
+                with np.errstate(over="ignore", invalid="ignore"):
+                    metric.total += float((mean[places] * finite[places]).sum())
+                least, most = places[low[places].argmin()], places[high[places].argmax()]
+                metric.add_extremes(
+                    float(low[least]), _step(low_step[least]), float(high[most]), _step(high_step[most])
+                )
+
     def _new(self, name: str) -> MetricStatistics:
         metric = self.metrics[name] = MetricStatistics()
         return metric
+
+
+def _step(step: float) -> int | None:
+    return None if math.isnan(step) else int(step)
 
 
 def _is_finite(value: float) -> bool:

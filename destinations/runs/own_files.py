@@ -10,9 +10,11 @@ from destinations.run_directory.layout import (
     HEARTBEAT,
     HPARAMS,
     JOURNAL_FOLDER,
+    PARTS_FOLDER,
     SESSIONS,
     SIDECAR,
     SUMMARY,
+    TIME_FOLDER,
 )
 
 __all__ = ["FOLDERS", "KNOWN", "LOCK"]
@@ -28,6 +30,8 @@ KNOWN = re.compile(
             r"(metrics|summary)(\.rank\d+)?\.(csv|json)",
             LOCK.pattern,
             rf"{ABANDONED_FOLDER}/\.?metrics(\.rank\d+)?\.step-?\d+(\.[0-9a-f]+\.csv|\.tmp)",
+            rf"{TIME_FOLDER}/(rank|spans)-\d+\.csv",
+            rf"{PARTS_FOLDER}/metrics(\.rank\d+)?/(\d+\.(csv|npy)|\.[\w.-]+\.tmp)",
             rf"{JOURNAL_FOLDER}/rank\d+/(\d+\.journal|position\.json|spare[\w.-]*|\.[\w.-]+\.tmp)",
             r"\.(sidecar|summary|hparams|environment|sessions|edits|metrics|reserve)[\w.-]*\.tmp",
         )
@@ -37,6 +41,6 @@ KNOWN = re.compile(
 
 FOLDERS = re.compile(
     rf"({'|'.join(record_folders())})(/.*)?"
-    rf"|{ABANDONED_FOLDER}|{JOURNAL_FOLDER}(/rank\d+)?"
+    rf"|{ABANDONED_FOLDER}|{JOURNAL_FOLDER}(/rank\d+)?|{TIME_FOLDER}|{PARTS_FOLDER}(/metrics(\.rank\d+)?)?"
 )
 """Folders of a run."""

@@ -114,7 +114,7 @@ def _with_later_rows(
 
     with RankReader(run_dir, rank).look() as look:
         snapshot = look.snapshot
-        now = snapshot.csv.mark(mark["bytes"])
+        now = snapshot.csv.mark(mark["bytes"], snapshot.closed)
         if snapshot.resumes or now is None or any(mark[name] != now[name] for name in now):
             return {}
         statistics = Statistics.from_summary(document)
@@ -155,32 +155,20 @@ def _metric_summary(record: Mapping[str, Any]) -> MetricSummary:
 
 def computed_summary(run_dir: Path, rank: int) -> dict[str, MetricSummary]:
     """Computes the summary of a rank from its rows."""
-    import numpy as np
+    from destinations.run_directory.blocks import read_blocks, without_abandoned
+    from destinations.run_directory.part_index import PartIndex, indexed_files, is_cut
+    from destinations.run_directory.reader import merge_journal, take_snapshot
+    from destinations.run_directory.statistics import Statistics
 
-    from .content.series import MISSING_STEP, run_blocks
-
-    parts: dict[str, list[tuple[Any, Any]]] = {}
-    for block in run_blocks(run_dir, rank):
-        for name, (values, present) in block.columns.items():
-            if present.any():
-                parts.setdefault(name, []).append((values[present], block.step[present]))
-    found = {}
-    for name, pieces in parts.items():
-        value, step = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
-        places = np.flatnonzero(np.isfinite(value))
-        finite = value[places]
-        extremes = [int(places[index]) for index in (finite.argmin(), finite.argmax())] if len(finite) else []
-        at = [None if step[place] == MISSING_STEP else int(step[place]) for place in extremes]
-        with np.errstate(over="ignore"):
-            mean = float(finite.mean()) if len(finite) else None
-        found[name] = MetricSummary(
-            last=float(value[-1]),
-            min=float(value[extremes[0]]) if extremes else None,
-            max=float(value[extremes[1]]) if extremes else None,
-            min_step=at[0] if at else None,
-            max_step=at[1] if at else None,
-            count=len(value),
-            non_finite=len(value) - len(finite),
-            mean=mean,
-        )
-    return found
+    statistics = Statistics()
+    with take_snapshot(run_dir, rank) as snapshot:
+        resumes = snapshot.resumes
+        for file, index in indexed_files(snapshot):
+            if index is not None and not any(is_cut(index, resume) for resume in resumes):
+                statistics.add_index(index)
+                continue
+            for block in read_blocks(file.header, file.chunks()):
+                statistics.add_index(PartIndex.of_block(without_abandoned(block, resumes)))
+        later = merge_journal([], snapshot.records)
+        statistics.add_mixed((row.step, row.epoch, row.metrics) for row in later)
+    return {name: _metric_summary(metric.to_json()) for name, metric in statistics.metrics.items()}

@@ -1,27 +1,34 @@
 """Answers with curves: series of metrics, and bands over groups of runs or over ranks."""
 
+import contextvars
+import functools
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import attrs
 import numpy as np
 
+from destinations.run_directory.blocks import MISSING_STEP
+from destinations.run_directory.part_index import OF_COLUMN
 from destinations.runs import MetricNotFoundError, Run, RunsError
+from destinations.runs.budget import spend
 from destinations.runs.content.ranks import band_of, furthest
-from destinations.runs.content.series import MISSING_STEP
 from destinations.runs.content.sources import branches_of
 
-from .columns import ColumnCache, MetricRows, read_branch
-from .downsampling import Array, Curve, downsample, window
+from .columns import MAX_HELD_BYTES, ClosedPart, ColumnCache, MetricRows, joined, read_branch
+from .downsampling import Array, Curve, Spans, downsample, window
 
 __all__ = ["AXES", "Axis", "ChartReader", "Rows", "rows_of", "series_answer"]
 
 AXES = ("step", "epoch", "time", "relative")
 _METRIC_AXIS = "metric:"
 _MAX_BRANCHES = 100
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @attrs.frozen
@@ -73,12 +80,31 @@ class Rows:
         y: float64 `(n,)`.
         token: another one where earlier values are gone or may have changed.
         error: why they cannot be read; there are none then.
+        spans: what each value stands for in a long run, where it may be the mean of a thousand; else None.
+        entries: of the leading values, which entries of the indexes of closed parts they are of.
+        within: returns the values themselves of some of these; to be called for few of them.
     """
 
     x: Array = attrs.field(factory=lambda: np.empty(0))
     y: Array = attrs.field(factory=lambda: np.empty(0))
     token: str = ""
     error: str | None = None
+    spans: Spans | None = None
+    entries: "Sequence[Entry]" = ()
+    within: "Callable[[Sequence[Entry]], Rows]" = attrs.field(default=lambda _: Rows(), repr=False)
+
+    @property
+    def count(self) -> int:
+        """The number of values."""
+        return len(self.y) if self.spans is None else int(self.spans.count.sum())
+
+
+class Entry(NamedTuple):
+    """An entry of the index of a closed part: the place of the part, its own, and the bytes of its rows."""
+
+    part: int
+    place: int
+    nbytes: int
 
 
 class ChartReader:
@@ -131,6 +157,7 @@ class ChartReader:
             run_id, run = item
             answers = []
             for metric, rows in zip(metrics, rows_of(self.cache, run, metrics, axis, rank), strict=True):
+                spend()
                 named = {"run": run_id, "metric": metric, "rank": rank}
                 cursor = after.get((run_id, metric), "")
                 answers.append({**named, "branch": None, **series_answer(rows, axis, points, cursor)})
@@ -141,7 +168,12 @@ class ChartReader:
                     ]
             return answers
 
-        return [one for found in self._pool.map(of_run, runs) for one in found]
+        return [one for found in self._map(of_run, runs) for one in found]
+
+    def _map(self, read: Callable[[Item], Result], items: Sequence[Item]) -> Iterable[Result]:
+        """Reads in the threads, within the budget of the caller."""
+        contexts = [contextvars.copy_context() for _ in items]
+        return self._pool.map(lambda context, item: context.run(read, item), contexts, items)
 
     def bands(
         self,
@@ -166,7 +198,7 @@ class ChartReader:
 
         bands = []
         for label, members in groups:
-            found = list(self._pool.map(read, members))
+            found = list(self._map(read, members))
             rows = [one for one in found if one.error is None]
             kept = [member for member, one in zip(members, found, strict=True) if one.error is None]
             errors = [one.error for one in found if one.error is not None]
@@ -217,6 +249,82 @@ def _rows_of_frame(frame: MetricRows, metric: str, axis: Axis, began_at: float |
     column = frame.column(metric)
     if column is None:
         raise MetricNotFoundError(metric, frame.known)
+    if not frame.closed:
+        return _rows_of_block(frame, column, axis, began_at)
+    if axis.kind == "relative" and began_at is None:
+        began_at = float(frame.closed[0].index.of_rows("first_time")[0])
+    live = _rows_of_block(frame, column, axis, began_at)
+    return _with_closed(frame, column, axis, began_at, live)
+
+
+def _with_closed(frame: MetricRows, column: str, axis: Axis, began_at: float | None, live: Rows) -> Rows:
+    """Returns the rows behind those of closed parts, of which each stands for an entry of the index."""
+    fields, firsts, lasts, entries = [], [], [], []
+    x_column = frame.column(axis.columns[0]) if axis.columns else None
+    for number, one in enumerate(frame.closed):
+        if column not in one.index.columns:
+            continue
+        of_column = np.asarray(one.index.of_column(column))
+        first, last = _extent_of(one, axis, began_at, x_column)
+        ends = np.asarray(one.index.of_rows("end"))
+        sizes = np.diff(ends, prepend=len(one.header))
+        there = np.flatnonzero((of_column[0] > 0) & ~np.isnan(first))
+        fields.append(of_column[:, there])
+        firsts.append(first[there])
+        lasts.append(last[there])
+        entries += [Entry(number, int(place), int(sizes[place])) for place in there]
+    if not entries:
+        return live
+    count, finite, low, _, high, _, mean, _ = np.concatenate(fields, axis=1)
+    ones, is_finite = np.ones(len(live.y), np.int64), np.isfinite(live.y)
+    own = np.where(is_finite, live.y, np.nan)
+    spans = Spans(
+        np.concatenate([count.astype(np.int64), ones]),
+        np.concatenate([finite.astype(np.int64), is_finite.astype(np.int64)]),
+        np.concatenate([low, own]),
+        np.concatenate([high, own]),
+        np.concatenate([*lasts, live.x]),
+    )
+
+    def within(chosen: Sequence[Entry]) -> Rows:
+        blocks = []
+        columns = list(frame.block.columns)
+        for number, of_part in itertools.groupby(chosen, lambda entry: entry.part):
+            places = [entry.place for entry in of_part]
+            part, entry_slice = frame.closed[number], slice(places[0], places[-1] + 1)
+            blocks += part.read(entry_slice, columns, with_time=axis.has_time)
+        found = functools.reduce(joined, blocks)
+        return _rows_of_block(attrs.evolve(frame, block=found, closed=()), column, axis, began_at)
+
+    return Rows(
+        np.concatenate([*firsts, live.x]),
+        np.concatenate([mean, live.y]),
+        live.token,
+        spans=spans,
+        entries=entries,
+        within=within,
+    )
+
+
+def _extent_of(
+    one: ClosedPart, axis: Axis, began_at: float | None, x_column: str | None
+) -> tuple[Array, Array]:
+    """Returns the first and last x of each entry of a closed part; NaN where there is none."""
+    match axis.kind:
+        case "step":
+            return np.asarray(one.index.of_rows("first_step")), np.asarray(one.index.of_rows("last_step"))
+        case "time" | "relative":
+            start = (began_at or 0.0) if axis.kind == "relative" else 0.0
+            first, last = one.index.of_rows("first_time"), one.index.of_rows("last_time")
+            return np.asarray(first) - start, np.asarray(last) - start
+    if x_column not in one.index.columns:
+        return np.full(len(one.index), np.nan), np.full(len(one.index), np.nan)
+    of_column = np.asarray(one.index.of_column(x_column))
+    return of_column[OF_COLUMN.index("min")], of_column[OF_COLUMN.index("max")]
+
+
+def _rows_of_block(frame: MetricRows, column: str, axis: Axis, began_at: float | None) -> Rows:
+    """Returns the rows that are in memory."""
     block = frame.block
     y, present = block.columns[column]
     x: Array
@@ -274,25 +382,49 @@ def _rows_of_run(run: Run, metric: str, axis: Axis, rank: int) -> Rows:
 def series_answer(rows: Rows, axis: Axis, points: int, cursor: str = "") -> dict[str, Any]:
     """Returns the points of a series of `/api/series`, or why it cannot be read."""
     start = _place_after(cursor, rows, points)
-    x, y = rows.x[start or 0 :], rows.y[start or 0 :]
-    places, count = window(x, axis.start, axis.end)
+    if start is not None:
+        shown = Rows(rows.x[start:], rows.y[start:])
+        places, count = window(shown.x, axis.start, axis.end)
+    else:
+        shown = rows if rows.spans is None else _closer(rows, axis)
+        until = None if shown.spans is None else shown.spans.until
+        places, count = window(shown.x, axis.start, axis.end, until)
+    x, y, spans = shown.x, shown.y, shown.spans
     if len(places) < len(x):
-        x, y = x[places], y[places]
+        x, y, spans = x[places], y[places], None if spans is None else spans.at(places)
     return {
-        **_points(downsample(x, y, points)),
-        "rows": count,
-        "cursor": f"{rows.token}:{len(rows.y)}" if rows.error is None else "",
+        **_points(downsample(x, y, points, spans)),
+        "rows": count if spans is None else int(spans.count.sum()),
+        "cursor": f"{rows.token}:{rows.count}" if rows.error is None else "",
         "append": start is not None,
         "error": rows.error,
     }
 
 
+def _closer(rows: Rows, axis: Axis) -> Rows:
+    """Returns the values themselves where few enough are shown, else the rows as they are."""
+    assert rows.spans is not None  # noqa: S101  # the caller has looked
+    places, _ = window(rows.x, axis.start, axis.end, rows.spans.until)
+    closed = places[places < len(rows.entries)]
+    chosen = [rows.entries[place] for place in closed]
+    if sum(entry.nbytes for entry in chosen) > MAX_HELD_BYTES:
+        return rows
+    live = places[len(closed) :]
+    if not chosen:
+        return Rows(rows.x[live], rows.y[live], rows.token)
+    found = rows.within(chosen)
+    x, y = np.concatenate([found.x, rows.x[live]]), np.concatenate([found.y, rows.y[live]])
+    return Rows(x, y, rows.token)
+
+
 def _place_after(cursor: str, rows: Rows, points: int) -> int | None:
-    """Returns how many values the reader has; None if it has to read all of them."""
+    """Returns the place of the first value that the reader does not have; None if it has to read all."""
     token, _, count = cursor.rpartition(":")
     if token != rows.token or not count.isdecimal():
         return None
-    return int(count) if 0 <= len(rows.y) - int(count) <= points else None
+    new = rows.count - int(count)
+    # The last values are those of the live file, each by itself.
+    return len(rows.y) - new if 0 <= new <= min(points, len(rows.y) - len(rows.entries)) else None
 
 
 def _points(curve: Curve) -> dict[str, Any]:
@@ -308,31 +440,34 @@ def _band(
 ) -> dict[str, Any]:
     curves = [_between(one, axis) for one in rows]
     grid = _grid([x for x, _ in curves], points)
-    # A curve of many values is read at the mean of the values that a point of the grid stands for.
-    table = np.array([_resampled(x, y, grid) for x, y in curves]).reshape(len(curves), len(grid))
-    is_there = ~np.isnan(table).all(axis=0)
-    table, grid = table[:, is_there], grid[is_there]
+    spend(3 * 8 * len(curves) * len(grid))
+    # Of the values that a point of the grid stands for: their mean, min and max.
+    tables = np.array([_resampled(x, found, grid) for x, found in curves]).reshape(len(curves), 3, len(grid))
+    is_there = ~np.isnan(tables[:, 0]).all(axis=0)
+    grid, (table, low, high) = grid[is_there], tables[:, :, is_there].swapaxes(0, 1)
     band = band_of(table)
     return {
         "members": [{"run": run_id, "rank": rank, "name": run.name} for run_id, run, rank in members],
         "x": grid,
-        "low": band.low,
+        "low": np.fmin.reduce(low, axis=0),
         "median": band.median,
-        "high": band.high,
+        "high": np.fmax.reduce(high, axis=0),
         "count": band.count,
         "straggler": _straggler(members, table, band.median),
     }
 
 
 def _between(rows: Rows, axis: Axis) -> tuple[Array, Array]:
+    """Returns the part of the axis that is shown, ascending: x, and mean, min and max `(3, n)`."""
     keep = np.isfinite(rows.y)
     if axis.start is not None:
         keep &= rows.x >= axis.start
     if axis.end is not None:
         keep &= rows.x <= axis.end
-    x, y = rows.x[keep].astype(np.float64), rows.y[keep]
+    low, high = (rows.y, rows.y) if rows.spans is None else (rows.spans.low, rows.spans.high)
+    x, values = rows.x[keep].astype(np.float64), np.stack([rows.y, low, high])[:, keep]
     order = np.argsort(x, kind="stable")
-    return x[order], y[order]
+    return x[order], values[:, order]
 
 
 def _grid(axes: Sequence[Array], points: int) -> Array:
@@ -341,18 +476,19 @@ def _grid(axes: Sequence[Array], points: int) -> Array:
     return places if len(places) <= points else np.linspace(places[0], places[-1], points)
 
 
-def _resampled(x: Array, y: Array, grid: Array) -> Array:
-    """Returns a curve on a grid: the mean of the values nearest to a place, interpolated between places."""
+def _resampled(x: Array, found: Array, grid: Array) -> Array:
+    """Returns mean, min and max `(3, places)` of the values nearest to each place, interpolated between."""
     if not len(x):
-        return np.full(len(grid), np.nan)
+        return np.full((3, len(grid)), np.nan)
     if len(grid) > 1 and len(x) > len(grid):
+        # In the order of x, so that the values of a place follow one another.
         cells = np.searchsorted((grid[1:] + grid[:-1]) / 2, x)
-        counts = np.bincount(cells, minlength=len(grid))
-        sums = np.bincount(cells, y, minlength=len(grid))
-        filled = counts > 0
-        x, y = grid[filled], sums[filled] / counts[filled]
-    found: Array = np.interp(grid, x, y, left=np.nan, right=np.nan)
-    return found
+        starts = np.flatnonzero(np.diff(cells, prepend=-1))
+        mean, low, high = found
+        mean = np.add.reduceat(mean, starts) / np.diff(starts, append=len(x))
+        found = np.stack([mean, np.minimum.reduceat(low, starts), np.maximum.reduceat(high, starts)])
+        x = grid[cells[starts]]
+    return np.stack([np.interp(grid, x, one, left=np.nan, right=np.nan) for one in found])
 
 
 def _straggler(members: Sequence[tuple[str, Run, int]], table: Array, median: Array) -> dict[str, Any] | None:

@@ -6,27 +6,39 @@ the columns of the runs that were asked for least recently are dropped.
 **Threading.** Any thread may call any method; calls for the same run take turns.
 """
 
+import contextlib
 import functools
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 import numpy as np
 
+from destinations.run_directory.blocks import Block, block_of_rows, read_blocks, without_abandoned
 from destinations.run_directory.layout import OWN_COLUMNS, column_of, parse_header
-from destinations.run_directory.reader import CsvSnapshot, merge_journal, metric_columns, read_whole
+from destinations.run_directory.part_index import PartIndex, is_cut
+from destinations.run_directory.reader import (
+    CsvSnapshot,
+    MetricsSnapshot,
+    Part,
+    merge_journal,
+    metric_columns,
+    read_whole,
+)
+from destinations.runs.budget import spend
 from destinations.runs.content.rank_reader import Look, RankReader
-from destinations.runs.content.series import Block, block_of_rows, read_blocks, without_abandoned
 from destinations.runs.content.sources import Branch
 
-__all__ = ["ColumnCache", "MetricRows", "read_branch"]
+__all__ = ["MAX_HELD_BYTES", "ClosedPart", "ColumnCache", "MetricRows", "joined", "read_branch"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+MAX_HELD_BYTES = 64 << 20
+"""The rows of larger closed parts are not held, nor read at once: charts take their indexes."""
 _CACHE_BYTES = 256 << 20
 _FIRST_ROWS = 1024
 _MAX_BRANCH_BYTES = 256 << 20
@@ -37,19 +49,61 @@ class MetricRows:
     """Rows of a rank, with some of its metrics.
 
     Attributes:
-        block: the rows; `columns` has those of the wanted metrics that exist, by column.
+        block: the rows, less those of `closed`; `columns` has those of the wanted metrics that exist, by
+            column.
         known: all metrics of the rank, in the order of first appearance.
         token: another one where rows that were there before are gone or may have changed; rows are only
             added while it is the same.
+        closed: the parts whose rows are not in `block`, because there are too many: their indexes are here.
     """
 
     block: Block
     known: list[str]
     token: str
+    closed: "tuple[ClosedPart, ...]" = ()
 
     def column(self, name: str) -> str | None:
         """Returns the column of a metric, or None if there is none."""
         return next((one for one in (column_of(name), name) if one in self.block.columns), None)
+
+
+@attrs.frozen(eq=False)
+class ClosedPart:
+    """A closed part of a long run, with its index.
+
+    Attributes:
+        part: where it is.
+        header: its first line.
+        nbytes: of the CSV.
+        names: of its metrics.
+        index: of its rows.
+    """
+
+    part: Part
+    header: bytes
+    nbytes: int
+    names: list[str]
+    index: PartIndex
+
+    @classmethod
+    def of(cls, part: Part) -> "ClosedPart":
+        """Opens a part."""
+        with contextlib.closing(part.open()) as file:
+            index = PartIndex.read(part.index_path, file) or PartIndex.of(file)
+            names = [name for name in parse_header(file.header) if name not in OWN_COLUMNS]
+            return cls(part, file.header, file.end, names, index)
+
+    def read(self, entries: slice, columns: Sequence[str], *, with_time: bool) -> Iterator[Block]:
+        """Yields the rows of some entries of the index.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        ends = self.index.of_rows("end")
+        start = int(ends[entries.start - 1]) if entries.start else len(self.header)
+        with contextlib.closing(self.part.open()) as file:
+            chunks = _within_budget(file.chunks(start, end=int(ends[entries.stop - 1])))
+            yield from read_blocks(self.header, chunks, columns, with_time=with_time)
 
 
 class ColumnCache:
@@ -135,7 +189,7 @@ def read_branch(branch: Branch, names: Sequence[str]) -> MetricRows:
     known = [name for name in parse_header(csv.header) if name not in OWN_COLUMNS]
     wanted = _columns_of(names, known)
     blocks = [block_of_rows([], wanted), *read_blocks(csv.header, csv.chunks(chunk_bytes=csv.size), wanted)]
-    return MetricRows(functools.reduce(_joined, blocks), known, branch.name)
+    return MetricRows(functools.reduce(joined, blocks), known, branch.name)
 
 
 def _columns_of(names: Sequence[str], known: Sequence[str]) -> list[str]:
@@ -154,10 +208,16 @@ class _RankColumns:
         self._reader = RankReader(run_dir, rank)
         self._lock = threading.Lock()  # Guards everything but `_announced`, which only grows by whole sets.
         self._announced: frozenset[str] = frozenset()
+        self._closed: dict[tuple[int, int, int], ClosedPart] = {}
+        # The number of the part where the rows begin that are held.
+        self._first = 1
         self._clear()
 
     def _clear(self) -> None:
         self._token = next(_tokens)
+        self._drop_rows()
+
+    def _drop_rows(self) -> None:
         self._step = _Growing(np.int64)
         # None until it is needed.
         self._time: _Growing | None = None
@@ -185,36 +245,65 @@ class _RankColumns:
     def read(self, names: Sequence[str], *, with_time: bool) -> MetricRows:
         with self._lock, self._reader.look() as look:
             snapshot = look.snapshot
-            known = metric_columns(snapshot)
+            closed = self._update_closed(snapshot)
+            open_part = attrs.evolve(snapshot, parts=()) if closed else snapshot
+            known = list(
+                dict.fromkeys([*(n for one in closed for n in one.names), *metric_columns(open_part)])
+            )
             wanted = _columns_of(names, known)
             # One that is announced between these two lines is read when it is asked for.
             announced, self._announced = self._announced, frozenset()
             resumes = snapshot.resumes
             with_time = with_time or bool(resumes)
-            self._update(look, _columns_of([*names, *announced], known), with_time=with_time)
+            try:
+                every = _columns_of([*names, *announced], known)
+                self._update(look, every, with_time=with_time, has_closed=bool(closed))
+            except BaseException:
+                self._clear()  # Some columns may have rows that others do not have.
+                raise
             self._reader.note(look)
             block = without_abandoned(self._block(wanted), resumes)
             rows = merge_journal([], snapshot.records)
             if rows:
-                block = _joined(block, block_of_rows(rows, wanted))
-            return MetricRows(block, known, f"{self._token}.{len(resumes)}")
+                block = joined(block, block_of_rows(rows, wanted))
+            return MetricRows(block, known, f"{self._token}.{len(resumes)}", closed)
 
-    def _update(self, look: Look, wanted: Sequence[str], *, with_time: bool) -> None:
-        """Reads new rows of the CSV, for all columns that are held; all rows, for the others."""
+    def _update_closed(self, snapshot: MetricsSnapshot) -> tuple[ClosedPart, ...]:
+        """Returns the closed parts if there are so many that their rows are not held, else none."""
+        sizes = {}
+        for part in snapshot.parts:
+            state = part.path.stat()
+            sizes[part.number, state.st_mtime_ns, state.st_size] = part
+        if sum(size for _, _, size in sizes) <= MAX_HELD_BYTES:
+            return ()
+        self._closed = {key: self._closed.get(key) or ClosedPart.of(part) for key, part in sizes.items()}
+        closed = tuple(self._closed.values())
+        # Until the writer has cut them, which takes it a second, the indexes have rows that were abandoned.
+        is_cut_now = any(is_cut(one.index, resume) for resume in snapshot.resumes for one in closed)
+        return () if is_cut_now else closed
+
+    def _update(self, look: Look, wanted: Sequence[str], *, with_time: bool, has_closed: bool) -> None:
+        """Reads new rows, for all columns that are held; all rows, for the others."""
         csv = look.snapshot.csv
-        is_grown = csv.end > look.start
+        first = look.snapshot.closed + 1 if has_closed else 1
+        if first != self._first:
+            wanted = [*dict.fromkeys([*self._columns, *wanted])]
+            with_time = with_time or self._time is not None
+            self._first = first
+            self._drop_rows()
+        is_grown = look.first <= look.snapshot.closed or csv.end > max(look.start, len(csv.header))
         # Another program may change what it has written, or rename the columns in the middle.
         if not look.is_continued or (is_grown and not csv.is_own):
             wanted = [*dict.fromkeys([*self._columns, *wanted])]
             with_time = with_time or self._time is not None
             self._clear()
         elif is_grown and self._columns:
-            _read_into(csv, look.start, self._columns, self._step, self._time)
+            _read_into(look.pieces(), self._columns, self._step, self._time)
         missing = [name for name in wanted if name not in self._columns]
         if missing or (with_time and self._time is None and wanted):
-            self._add_columns(csv, missing, with_time=with_time and self._time is None)
+            self._add_columns(look.snapshot, missing, with_time=with_time and self._time is None)
 
-    def _add_columns(self, csv: CsvSnapshot, names: Sequence[str], *, with_time: bool) -> None:
+    def _add_columns(self, snapshot: MetricsSnapshot, names: Sequence[str], *, with_time: bool) -> None:
         """Reads columns of all rows; other columns are up to date."""
         added = {name: (_Growing(np.float64), _Growing(np.bool_)) for name in names}
         step: _Growing | None = None
@@ -223,7 +312,7 @@ class _RankColumns:
             with_time = with_time or self._time is not None
             step = self._step = _Growing(np.int64)
         time = _Growing(np.float64) if with_time else None
-        _read_into(csv, None, added, step, time)
+        _read_into(((file, len(file.header)) for file in snapshot.files(self._first)), added, step, time)
         self._time = self._time if time is None else time
         self._columns |= added
 
@@ -238,14 +327,18 @@ class _RankColumns:
 
 
 def _read_into(
-    csv: CsvSnapshot,
-    start: int | None,
+    pieces: Iterable[tuple[CsvSnapshot, int]],
     columns: "Mapping[str, tuple[_Growing, _Growing]]",
     step: "_Growing | None",
     time: "_Growing | None",
 ) -> None:
-    """Appends the rows of a CSV from an offset on to columns, and to steps and times where wanted."""
-    for block in read_blocks(csv.header, csv.chunks(start), list(columns), with_time=time is not None):
+    """Appends the rows of files, each from an offset on, to columns, and to steps and times where wanted."""
+    blocks = (
+        read_blocks(csv.header, _within_budget(csv.chunks(start)), list(columns), with_time=time is not None)
+        for csv, start in pieces
+    )
+    for block in itertools.chain.from_iterable(blocks):
+        spend(block.nbytes)
         if step is not None:
             step.append(block.step)
         if time is not None:
@@ -255,7 +348,14 @@ def _read_into(
                 array.append(new)
 
 
-def _joined(first: Block, second: Block) -> Block:
+def _within_budget(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    for chunk in chunks:
+        spend()
+        yield chunk
+
+
+def joined(first: Block, second: Block) -> Block:
+    """Returns the rows of two blocks of the same columns."""
     names = first.columns
     return Block(
         np.concatenate([first.step, second.step]),

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-__all__ = ["Curve", "downsample", "window"]
+__all__ = ["Curve", "Spans", "downsample", "window"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -39,14 +39,40 @@ class Curve:
     inf: Array
 
 
-def downsample(x: Array, y: Array, points: int) -> Curve:
+@attrs.frozen(eq=False)
+class Spans:
+    """Values that stand for several consecutive ones, of which a y is the mean.
+
+    Attributes:
+        count: how many, int64 `(n,)`, at least 1.
+        finite: how many of them are finite.
+        low: their min, float64 `(n,)`; NaN where none is finite.
+        high: their max.
+        until: x of the last of them `(n,)`; where a y is a value itself, its x.
+    """
+
+    count: Array
+    finite: Array
+    low: Array
+    high: Array
+    until: Array
+
+    def at(self, places: Any) -> "Spans":
+        """Returns those at some places."""
+        return Spans(*(one[places] for one in attrs.astuple(self, recurse=False)))
+
+
+def downsample(x: Array, y: Array, points: int, spans: Spans | None = None) -> Curve:
     """Returns a curve of at most so many points.
 
     Args:
         x: `(n,)`; its order is kept.
         y: float64 `(n,)`.
         points: at least 1.
+        spans: what each of them stands for; None for itself.
     """
+    if spans is not None:
+        return _downsampled_spans(x, y, points, spans)
     are_nan, are_inf = np.isnan(y), np.isinf(y)
     nan, inf = x[are_nan][:_MAX_MARKS], x[are_inf][:_MAX_MARKS]
     finite = np.where(are_inf, np.nan, y) if len(inf) else y
@@ -66,26 +92,45 @@ def downsample(x: Array, y: Array, points: int) -> Curve:
     return Curve(x[starts], np.clip(mean, low, high), low, high, merged, nan, inf)
 
 
-def window(x: Array, start: float | None, end: float | None) -> tuple[Array, int]:
+def _downsampled_spans(x: Array, y: Array, points: int, spans: Spans) -> Curve:
+    """Returns a curve of which each point stands for as many values; one span stays in one point."""
+    nan = x[spans.finite < spans.count][:_MAX_MARKS]
+    before = np.cumsum(spans.count) - spans.count
+    merged = math.ceil((before[-1] + spans.count[-1]) / points) if len(x) else 1
+    starts = np.flatnonzero(np.diff(before // merged, prepend=-1))
+    if not len(x):
+        return Curve(x, y, None, None, 1, nan, nan)
+    low, high = np.fmin.reduceat(spans.low, starts), np.fmax.reduceat(spans.high, starts)
+    counts = np.add.reduceat(spans.finite, starts)
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = np.add.reduceat(np.where(spans.finite > 0, y * spans.finite, 0.0), starts)
+        mean = np.divide(sums, counts, out=np.full(len(starts), np.nan), where=counts > 0)
+    mean = np.where(np.isfinite(mean) | np.isnan(low), mean, low / 2 + high / 2)
+    return Curve(x[starts], np.clip(mean, low, high), low, high, merged, nan, nan[:0])
+
+
+def window(x: Array, start: float | None, end: float | None, until: Array | None = None) -> tuple[Array, int]:
     """Returns the places of a part of the x axis with one neighbour on each side, and the size of the part.
 
     Args:
         x: `(n,)`, in any order.
         start: of the part; None for the beginning.
         end: of the part; None for the end.
+        until: x of the last value that each place stands for, if that is not its own.
     """
+    last = x if until is None else until
     if start is None and end is None:
         return np.arange(len(x)), len(x)
     inside = np.ones(len(x), np.bool_)
     if start is not None:
-        inside &= x >= start
+        inside &= last >= start
     if end is not None:
         inside &= x <= end
     places = np.flatnonzero(inside)
     if len(places):
         before, after = places[0] - 1, places[-1] + 1
     else:
-        earlier = np.flatnonzero(x < start) if start is not None else places
+        earlier = np.flatnonzero(last < start) if start is not None else places
         before = int(earlier[-1]) if len(earlier) else -1
         after = before + 1
     ends = [[before] if before >= 0 else [], [after] if after < len(x) else []]

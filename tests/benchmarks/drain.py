@@ -29,7 +29,7 @@ def seconds_to_drain(rows: int, metrics: int) -> float:
             journal.append(values[step % 16], step)
         drain = Drain(run_dir, folder, MetricsCsv(run_dir / "metrics.csv"), journal)
         start = time.thread_time()
-        drained = drain.run(final=True)
+        drained = drain.run()
         taken = time.thread_time() - start
         assert drained == rows
         journal.close()

@@ -63,7 +63,7 @@ def main(scale: float = SCALE) -> bool:
 
 # Name and unit.
 FIGURES = (
-    ("size of metrics.csv", "MiB"),
+    ("size of metrics.csv and its parts", "MiB"),
     ("size of the rest of the folder", "MiB"),
     ("processor time of the writing process", "s"),
     ("first scan of the folder", "s"),
@@ -135,13 +135,14 @@ def write(folder: Path, scale: float) -> dict:
             directory.flush()
             memory.append(_own_mib())
     sizes = {path: path.stat().st_size for path in (folder / "run").rglob("*") if path.is_file()}
-    csv = sizes.pop(folder / "run" / "metrics.csv")
+    rows_in = [path for path in sizes if path.name == "metrics.csv" or "parts" in path.parts]
+    csv = sum(sizes.pop(path) for path in rows_in)
     return {
         "rows": rows,
         "checkpoints": checkpoints,
         "pictures": pictures,
         "writer": memory,
-        "size of metrics.csv": csv / (1 << 20),
+        "size of metrics.csv and its parts": csv / (1 << 20),
         "size of the rest of the folder": sum(sizes.values()) / (1 << 20),
         "processor time of the writing process": time.process_time() - started,
     }
@@ -150,7 +151,7 @@ def write(folder: Path, scale: float) -> dict:
 def _forget(folder: Path) -> None:
     """Has the run on the disk only: else the memory of the machine would decide how much of it is read from there."""
     os.sync()
-    for path in (folder / "run").iterdir():
+    for path in (folder / "run").rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -6,6 +6,7 @@ Files and folders are apart: a file may be there without its content, and a name
 were changed with it.
 """
 
+import errno
 import hashlib
 import itertools
 import os
@@ -83,6 +84,10 @@ class RecordingDisk(Disk):
         super().replace(source, target)
         self.changes.append(("rename", self._name(source), self._name(target)))
 
+    def link(self, source: Path, target: Path) -> None:
+        super().link(source, target)
+        self.changes.append(("name", self._name(target), self._files[target.stat().st_ino]))
+
     def unlink(self, path: Path | str) -> None:
         super().unlink(path)
         self.changes.append(("unlink", self._name(path)))
@@ -95,6 +100,14 @@ class RecordingDisk(Disk):
     def remove_folder(self, path: Path) -> None:
         super().remove_folder(path)
         self.changes.append(("unlink", self._name(path)))
+
+
+class DiskWithoutLinks(RecordingDisk):
+    """A file system on which each file has one name."""
+
+    def link(self, source: Path, target: Path) -> None:
+        """Raises OSError."""
+        raise OSError(errno.EPERM, "no hard links", str(source))
 
 
 class CrashedDisk:
@@ -111,6 +124,8 @@ class CrashedDisk:
         match change:
             case ("link", path, number):
                 self._synced[number], self._writes[number] = bytearray(), []
+                self._rename(path, ("set", number))
+            case ("name", path, number):
                 self._rename(path, ("set", number))
             case ("folder", path):
                 self._names[path], self._renames[path] = {}, []
@@ -250,9 +265,13 @@ def fates_to_try(source: random.Random) -> Iterator[tuple[dict[str, str], dict[s
             for folder_fate in FOLDER_FATES:
                 yield {"": rest}, {"": folder_rest, "rank0": folder_fate}
                 yield {"": rest}, {"": folder_rest, "run": folder_fate}
+                yield {"": rest}, {"": folder_rest, "metrics": folder_fate}
     for _ in range(5):
         files = {suffix: source.choice(FILE_FATES) for suffix in ("", ".csv", ".journal", ".json", ".tmp")}
-        yield files, {name: source.choice(FOLDER_FATES) for name in ("", "rank0", "run", "abandoned")}
+        yield (
+            files,
+            {name: source.choice(FOLDER_FATES) for name in ("", "rank0", "run", "abandoned", "metrics")},
+        )
 
 
 def put(files: dict[str, bytes | None], root: Path) -> None:

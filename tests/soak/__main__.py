@@ -97,7 +97,7 @@ def _soak(folder, chance, deadline, moto, proxy, faults) -> list[str]:
         long_run.end()
     finally:
         long_run.kill()
-    problems += long_run.problems(moto.objects("long"))
+    problems += long_run.problems(moto.objects("long/soak"))
     _say(long_run.figures())
     _say(f"{rounds} rounds of {TRAINERS} trainers that were killed")
     return problems
@@ -140,7 +140,7 @@ def _round(parent, chance, number, moto, proxy) -> list[str]:
         kills.append(chance.choice(["trainer", "worker", "both"]))
         _train(chance, folder, uri, kills[-1], rows, files)
     code = _resume(folder / "spool")
-    objects = _in_folder(folder / "store") if moto is None else moto.objects(prefix)
+    objects = _in_folder(folder / "store" / "soak") if moto is None else moto.objects(f"{prefix}/soak")
     problems = [
         f"file n{step} {text}, in {folder}"
         for step in sorted(files)

@@ -10,7 +10,7 @@ file beyond its own end, so `send` counts the values that it passed on; see `sou
 
 import contextlib
 import os
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -27,8 +27,9 @@ _TAIL_BYTES = 256
 
 @attrs.frozen
 class _SeenCsv:
-    """A CSV up to where it was read; `tail` are the bytes before that."""
+    """A CSV up to where it was read: `tail` are the bytes before that, `closed` is the part before it."""
 
+    closed: int
     device: int
     inode: int
     header: bytes
@@ -36,10 +37,10 @@ class _SeenCsv:
     tail: bytes
 
     @classmethod
-    def of(cls, csv: CsvSnapshot, end: int) -> Self:
+    def of(cls, csv: CsvSnapshot, end: int, closed: int) -> Self:
         """Returns what tells a CSV from others up to an offset."""
         state = os.fstat(csv.fileno())
-        return cls(state.st_dev, state.st_ino, csv.header, end, csv.before(end, _TAIL_BYTES))
+        return cls(closed, state.st_dev, state.st_ino, csv.header, end, csv.before(end, _TAIL_BYTES))
 
 
 @attrs.frozen(eq=False)
@@ -49,14 +50,24 @@ class Look:
     Attributes:
         snapshot: the metrics at this moment.
         is_same_file: whether the CSV is the file of the last look.
-        is_continued: whether all that the last look saw of the CSV is still there; also where it saw none.
-        start: the offset in the CSV where the rows begin that the last look did not see.
+        is_continued: whether all that the last look saw is still there; also where it saw nothing.
+        first: the number of the part, or of the one that the CSV will become, where the rows begin that the
+            last look did not see.
+        start: the offset there; 0 for all rows.
     """
 
     snapshot: MetricsSnapshot
     is_same_file: bool
     is_continued: bool
-    start: int
+    first: int = 1
+    start: int = 0
+
+    def pieces(self) -> Iterator[tuple[CsvSnapshot, int]]:
+        """Yields each file with rows that the last look did not see, and the offset where these begin."""
+        start = self.start
+        for file in self.snapshot.files(self.first):
+            yield file, start or len(file.header)
+            start = 0
 
     def __enter__(self) -> Self:
         return self
@@ -93,19 +104,26 @@ class RankReader:
         csv, seen = snapshot.csv, self._seen
         try:
             if seen is None:
-                return Look(snapshot, is_same_file=False, is_continued=True, start=len(csv.header))
-            now = None if csv.fileno() < 0 else _SeenCsv.of(csv, min(seen.end, csv.end))
+                return Look(snapshot, is_same_file=False, is_continued=True)
+            now = None
+            for file in snapshot.files(seen.closed + 1):
+                # The CSV of the last look, or the part that it has become.
+                if file.fileno() >= 0:
+                    now = _SeenCsv.of(file, min(seen.end, file.end), seen.closed)
+                break
+            is_in_place = snapshot.closed == seen.closed
         except BaseException:
             csv.close()
             raise
         is_same = now is not None and (now.device, now.inode) == (seen.device, seen.inode)
-        is_continued = now == seen
-        return Look(snapshot, is_same, is_continued, seen.end if is_continued else len(csv.header))
+        if now != seen:
+            return Look(snapshot, is_same and is_in_place, is_continued=False)
+        return Look(snapshot, is_in_place, is_continued=True, first=seen.closed + 1, start=seen.end)
 
     def note(self, look: Look) -> None:
         """Remembers that all rows of a look were read; before its end, as the CSV must be open."""
         csv = look.snapshot.csv
-        self._seen = None if csv.fileno() < 0 else _SeenCsv.of(csv, csv.end)
+        self._seen = None if csv.fileno() < 0 else _SeenCsv.of(csv, csv.end, look.snapshot.closed)
 
     def extent(self) -> Hashable:
         """Returns a value that changes with the rows; reads none of them.
@@ -120,7 +138,7 @@ class RankReader:
                 return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
         with take_snapshot(self._run_dir, self._rank, with_records=False) as snapshot:
             csv = snapshot.csv
-            seen = None if csv.fileno() < 0 else _SeenCsv.of(csv, csv.end)
+            seen = None if csv.fileno() < 0 else _SeenCsv.of(csv, csv.end, snapshot.closed)
             return seen, journal_extent(journal, snapshot.place)
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import attrs
 import numpy as np
 
+from destinations.run_directory.blocks import MISSING_STEP
 from destinations.runs.errors import MetricNotFoundError
 
-from .series import MISSING_STEP, Series
+from .series import Series
 
 __all__ = ["Band", "RankMetric", "band_of", "furthest", "read_ranks"]
 

@@ -21,8 +21,9 @@ from typing import Any, Literal, TypeVar
 import attrs
 import numpy as np
 
+from destinations.run_directory.blocks import MISSING_STEP, Block
 from destinations.runs.content.rank_reader import stamps_of
-from destinations.runs.content.series import MISSING_STEP, Block, run_blocks
+from destinations.runs.content.series import run_blocks
 from destinations.runs.errors import DatasetError, RunsError
 from destinations.runs.record import RunRecord, is_terminal
 from destinations.runs.run import Run

@@ -37,7 +37,8 @@ from destinations.runs.runs import Result, Runs
 from .tables import COLUMNS, Location, TableVersions, delta_errors, load, scalar_of
 
 if TYPE_CHECKING:
-    from destinations.runs.content.series import Block, Series
+    from destinations.run_directory.blocks import Block
+    from destinations.runs.content.series import Series
 
 __all__ = ["Dataset", "DatasetRun", "SqlResult", "open_dataset", "sql"]
 
@@ -132,7 +133,8 @@ class DatasetRun(Run):
 
     def series(self, name: str, rank: int = 0) -> "Series":
         """Returns all values of a metric; as `Run.series`, but for the epoch."""
-        from destinations.runs.content.series import MISSING_STEP, Series
+        from destinations.run_directory.blocks import MISSING_STEP
+        from destinations.runs.content.series import Series
 
         arrays = self._dataset.arrays(
             """SELECT coalesce(step, ?) AS step, coalesce(epoch_us(time) / 1e6, 'NaN') AS time, value
@@ -147,7 +149,7 @@ class DatasetRun(Run):
         """Returns the rows of each metric, one metric after the other."""
         import numpy as np
 
-        from destinations.runs.content.series import Block
+        from destinations.run_directory.blocks import Block
 
         for name in self.metric_names(rank):
             series = self.series(name, rank)

@@ -98,7 +98,7 @@ def test_rows_wait_for_space_and_come_in_order(tmp_path):
     journal.write_pending()
     journal.append({"m0": 20_000.0}, 20_000)
     drain = JournalDrain(tmp_path, folder, MetricsCsv(tmp_path / "metrics.csv"), journal)
-    drained = drain.run(final=True)
+    drained = drain.run()
 
     assert waiting > 5000
     assert told
@@ -227,13 +227,13 @@ def rows_after_a_deletion(run_dir, at=None, disk=None):
     journal = Journal(folder, State("x"))
     drain = JournalDrain(run_dir, folder, MetricsCsv(run_dir / "metrics.csv", disk), journal, disk=disk)
     journal.append({"a": 0.0}, 0)
-    drain.run(final=True)
+    drain.run()
     before = disk.count
     journal.append({"a": 1.0, "b": 1.0}, 1)
     disk.at = None if at is None else at + before
     for _ in range(3):
         with contextlib.suppress(OSError):
-            drain.run(final=True)
+            drain.run()
     journal.close()
     return read_series(run_dir, "a"), drain.statistics.metrics["a"].count, drain.rows, disk.count - before
 

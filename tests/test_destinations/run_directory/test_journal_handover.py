@@ -55,7 +55,7 @@ class Written:
         """Drains and closes; returns what the CSV has."""
         self.journal.write_pending()
         self.journal.start_new_segment()
-        self.drain.run(final=True)
+        self.drain.run()
         self.journal.close()
         return self.on_disk()
 

@@ -91,7 +91,7 @@ def test_what_is_left_out_is_counted_as_damage_once(tmp_path):
     write(tmp_path / "journal", s1=one[: -len(row(2))], s2=two)
     drain = JournalDrain(tmp_path, tmp_path / "journal", MetricsCsv(tmp_path / "metrics.csv"))
 
-    assert [drain.run(final=True) for _ in range(2)] == [1, 0]
+    assert [drain.run() for _ in range(2)] == [1, 0]
     assert drain.damaged_bytes == len(two.rstrip(b"\0"))
 
 

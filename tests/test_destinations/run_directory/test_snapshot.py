@@ -69,7 +69,7 @@ def test_a_journal_that_is_taken_away_at_the_end_is_not_taken_for_an_empty_one(t
     drain.run()
     before = Position.read(tmp_path / "journal" / "rank0" / POSITION)
     log(journal, range(100, 200))
-    drain.run(final=True)
+    drain.run()
     for path in segment_paths(tmp_path / "journal" / "rank0"):
         path.unlink()
 

@@ -11,10 +11,12 @@ from events import Engine, Logger, State, Timestamp
 class Written:
     """A run that a test moves: `log`, `flush`, `close`; with a `batch`, a resume of the run at that step."""
 
+    kind = RunDirectory
+
     def __init__(self, run_dir, *, rank=0, batch=0, **options):
         if_exists = "resume" if batch else "auto"
         options = {"flush_seconds": 0.05, "if_exists": if_exists, **options}
-        self.destination = RunDirectory(run_dir, **options)
+        self.destination = self.kind(run_dir, **options)
         self.state = State("test", rank=rank, world_size=rank + 1, timestamp=Timestamp(batch=batch))
         self.logger = Logger(self.state, [self.destination], raise_errors=True)
         self.engine = Engine(self.state, self.logger)

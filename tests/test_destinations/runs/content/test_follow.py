@@ -254,7 +254,7 @@ def test_a_clock_that_is_set_back_hides_no_row(tmp_path, ends):
         writer.now = 500.0
         for step in range(10, 150):
             writer.log({"loss": step / 2, "late": 1.0}, step)
-        writer.drain.run(final=True)
+        writer.drain.run()
         if ends:
             writer.close()
             remove_journal(writer.folder)
@@ -282,7 +282,7 @@ def test_a_branch_with_an_earlier_clock_comes_whole(tmp_path):
         writer.journal.mark_resume(45, None)
         for step in range(45, 150):
             writer.log({"loss": step / 2, "late": 1.0}, step)
-        writer.drain.run(final=True)
+        writer.drain.run()
         second = follower.poll()
         third = follower.poll()
 
@@ -310,7 +310,7 @@ def test_a_row_that_is_known_by_half(tmp_path, is_left):
             writer.log({"acc": 0.25}, 1)
         for step in range(2, 80):
             writer.log({"loss": step / 2}, step)
-        writer.drain.run(final=True)
+        writer.drain.run()
         # So that it looks at the CSV: what it had open is gone, and so is what came next.
         follower._leave_segment()
         second = follower.poll()
@@ -355,7 +355,7 @@ def test_rows_behind_a_gap_do_not_come(tmp_path):
             writer.log({"loss": step / 2}, step)
         found += follower.poll()
         read = read_rows(tmp_path)
-        writer.drain.run(final=True)
+        writer.drain.run()
         found += follower.poll()
 
     assert len(segments) > 1

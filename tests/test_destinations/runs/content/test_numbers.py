@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from destinations.runs.content import series
-from destinations.runs.content.series import read_blocks, read_by_arrow, read_by_float
+from destinations.run_directory import blocks
+from destinations.run_directory.blocks import read_blocks, read_by_arrow, read_by_float
 
 READERS = {
     "arrow": lambda chunk, columns: read_by_arrow(chunk, range(columns), columns),
@@ -107,7 +107,7 @@ def test_a_line_that_lacks_cells_is_left_to_the_reader_of_rows(reader):
 )
 def test_a_cell_is_what_the_reader_of_rows_makes_of_it(monkeypatch, limit, cells, values):
     """Signs of integers, numbers beyond floats, words and quotes have one meaning, whichever reader meets them."""
-    monkeypatch.setattr(series, "_ARROW_BYTES", limit)
+    monkeypatch.setattr(blocks, "_ARROW_BYTES", limit)
     chunk = "".join(f"{step},{cell}\n" for step, cell in enumerate(cells)).encode()
 
     (block,) = read_blocks(b"step,loss\n", [chunk], ["loss"])
@@ -120,12 +120,12 @@ def test_a_cell_is_what_the_reader_of_rows_makes_of_it(monkeypatch, limit, cells
 def test_a_large_file_is_read_where_pyarrow_is_not_installed(monkeypatch):
     """`float` reads all numbers then."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.setattr(series, "_has_arrow", series._has_arrow.__wrapped__)
+    monkeypatch.setattr(blocks, "_has_arrow", blocks._has_arrow.__wrapped__)
     chunk = b"".join(b"%d,0.1\n" % step for step in range(60_000))
 
     (block,) = read_blocks(b"step,loss\n", [chunk])
 
-    assert len(chunk) > series._ARROW_BYTES
+    assert len(chunk) > blocks._ARROW_BYTES
     assert block.columns["loss"][0].tolist() == [0.1] * 60_000
 
 

@@ -168,3 +168,40 @@ def test_the_command_line_shows_flights(run, capsys):
     assert "train.py:40 main" in out
     assert "last steps of rank 0" in out
     assert [one["rank"] for one in documents] == [0, 1]
+
+
+def collectives(*numbers, group=("0", "default_pg")):
+    """Returns the last collectives of a rank, as torch's recorder knows them."""
+    return [
+        {"profiling_name": "nccl:all_reduce", "collective_seq_id": one, "process_group": group}
+        for one in numbers
+    ]
+
+
+def test_ranks_that_have_not_entered_a_collective_are_named(tmp_path):
+    """With what they do instead; a group that all have entered is not named."""
+    doing = {"bucket": "data", "seconds": 3.0, "spans": ["epoch", "tokenize"]}
+    for rank in (0, 2, 3):
+        write_flight(tmp_path, rank, collectives=collectives(6, 7) + collectives(2, group="tp"))
+    write_flight(
+        tmp_path,
+        1,
+        line=40,
+        function="",
+        doing=doing,
+        collectives=collectives(6) + collectives(2, group="tp"),
+    )
+
+    assert describe_flights(read_flights(tmp_path))[0] == (
+        "rank 1 has not entered nccl:all_reduce (number 7), where ranks 0, 2, 3 wait: it is at train.py:40 "
+        "(data, in 'tokenize')"
+    )
+
+
+@pytest.mark.parametrize("damaged", [3, [3], [{"collective_seq_id": "x"}], [{"collective_seq_id": 1e30}]])
+def test_damaged_collectives_are_left_out(tmp_path, damaged):
+    """As is what a rank does."""
+    for rank in range(2):
+        write_flight(tmp_path, rank, world_size=2, collectives=damaged, doing=damaged)
+
+    assert describe_flights(read_flights(tmp_path)) == ["ranks 0, 1: hang, wait in all_reduce at train.py:42"]

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from destinations.run_directory import blocks as blocks_module
 from destinations.run_directory import read_rows, read_series
+from destinations.run_directory.blocks import MISSING_STEP, block_of_rows, read_blocks
 from destinations.run_directory.layout import header_line, parse_header
 from destinations.run_directory.reader import parse_rows
 from destinations.runs import MetricNotFoundError, Run
-from destinations.runs.content import series as series_module
-from destinations.runs.content.series import MISSING_STEP, block_of_rows, read_blocks
 from tests.test_destinations.runs.written import Written, write_csv
 
 # Neither a slow machine nor a busy one makes a property wrong.
@@ -82,14 +82,14 @@ def csv_texts(draw, cells, ragged):
 def arrow_from(size):
     """Lets pyarrow read chunks of this size and more."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(series_module, "_ARROW_BYTES", size)
+        patch.setattr(blocks_module, "_ARROW_BYTES", size)
         yield
 
 
 def assert_blocks_are_rows(columns, body, chunk_bytes, wanted):
     """Reads in all ways, and compares every bit."""
     header = header_line(columns)
-    rows = list(parse_rows(parse_header(header), body))
+    rows = list(parse_rows(parse_header(header), [body]))
     chunks = [line + b"\n" for line in body.split(b"\n")[:-1]]
     size = max(1, chunk_bytes)
     pieces = [b"".join(chunks[start : start + size]) for start in range(0, len(chunks), size)]

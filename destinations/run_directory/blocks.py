@@ -1,0 +1,248 @@
+"""Blocks: rows of metrics as numpy arrays, read from the text of a CSV.
+
+Numbers are read by the CSV reader of pyarrow, where it is installed, and by `float` otherwise, with the same
+results. Chunks of less than half a MiB, also of large files, always take `float`, for importing pyarrow costs
+50 ms. docs/performance.md has what both take.
+"""
+
+import functools
+import itertools
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from .frames import Resume
+from .layout import OWN_COLUMNS, parse_header
+from .reader import MetricRow, clamp_to_float, parse_rows
+
+__all__ = [
+    "MISSING_STEP",
+    "Block",
+    "Floats",
+    "Steps",
+    "block_of_rows",
+    "read_blocks",
+    "read_by_arrow",
+    "read_by_float",
+    "without_abandoned",
+]
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+_Bools = np.ndarray[Any, np.dtype[np.bool_]]
+Steps = np.ndarray[Any, np.dtype[np.int64]]
+_Cells = dict[int, tuple[Floats, _Bools]]
+"""Values and which are present, by the index of their column."""
+
+MISSING_STEP = int(np.iinfo(np.int64).min)
+"""The step of a row without one, or with one beyond 64 bits."""
+
+_EXACT_FLOAT = float(1 << 53)
+# What lines of numbers consist of, with "nan" and "inf"; among other letters, `float` takes "1_0" and " 1".
+_PLAIN = b"0123456789+-.einfa,\n"
+_NEGATIVE_ZERO = re.compile(rb"(?:^|[,\n])-0+[,\n]")
+# Importing pyarrow takes as long as `float` for the numbers of so many bytes.
+_ARROW_BYTES = 512 << 10
+_BATCH_ROWS = 10_000
+
+
+@attrs.frozen(eq=False)
+class Block:
+    """Consecutive rows of metrics.
+
+    Attributes:
+        step: int64 `(rows,)`; `MISSING_STEP` if missing.
+        time: float64 `(rows,)`, seconds since 1970; NaN if missing.
+        columns: by name, values as float64 `(rows,)` and a mask of present values, bool `(rows,)`.
+    """
+
+    step: Steps
+    time: Floats
+    columns: dict[str, tuple[Floats, _Bools]]
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that the rows take."""
+        arrays = [self.step, self.time, *(one for pair in self.columns.values() for one in pair)]
+        return sum(one.nbytes for one in arrays)
+
+
+def read_blocks(
+    header: bytes,
+    chunks: Iterable[bytes],
+    wanted: Collection[str] | None = None,
+    *,
+    with_time: bool = True,
+) -> Iterator[Block]:
+    """Yields the rows of a CSV in blocks.
+
+    Args:
+        header: the first line.
+        chunks: the other lines, in pieces of whole lines.
+        wanted: columns; None for all metrics.
+        with_time: whether the times are needed; otherwise they may be NaN, which takes a fifth less time.
+    """
+    columns = parse_header(header)
+    pieces = iter(chunks)
+    for chunk in pieces:
+        others = chunk.translate(None, _PLAIN)
+        if b'"' in others:
+            # A quoted cell may contain a line feed: chunks are no longer whole lines.
+            rows = parse_rows(columns, itertools.chain([chunk], pieces))
+            while batch := list(itertools.islice(rows, _BATCH_ROWS)):
+                yield block_of_rows(batch, wanted)
+            return
+        block = None if others else _block_of_numbers(columns, chunk, wanted, with_time=with_time)
+        yield block_of_rows(parse_rows(columns, [chunk]), wanted) if block is None else block
+
+
+def block_of_rows(rows: Iterable[MetricRow], wanted: Collection[str] | None = None) -> Block:
+    """Returns rows as a block."""
+    rows = list(rows)
+    names = dict.fromkeys(name for row in rows for name in row.metrics) if wanted is None else wanted
+    step = np.fromiter((_step(row.step) for row in rows), np.int64, len(rows))
+    time = np.fromiter(
+        (np.nan if row.time is None else clamp_to_float(row.time) for row in rows), np.float64, len(rows)
+    )
+    columns = {}
+    for name in names:
+        cells = [row.epoch if name == "epoch" else row.metrics.get(name) for row in rows]
+        values = np.fromiter(
+            (np.nan if cell is None else clamp_to_float(cell) for cell in cells), np.float64, len(rows)
+        )
+        columns[name] = values, np.fromiter((cell is not None for cell in cells), np.bool_, len(rows))
+    return Block(step, time, columns)
+
+
+def _step(step: int | None) -> int:
+    return step if step is not None and -MISSING_STEP > step > MISSING_STEP else MISSING_STEP
+
+
+# Chunks of plain numbers.
+
+
+def _block_of_numbers(
+    columns: list[str], chunk: bytes, wanted: Collection[str] | None, *, with_time: bool
+) -> Block | None:
+    """Returns the rows of a chunk of plain numbers; None if only `parse_rows` can tell what it means."""
+    names = [name for name in columns if name not in OWN_COLUMNS] if wanted is None else wanted
+    places: dict[str, list[int]] = {name: [] for name in ("step", "time", *names)}
+    for index, column in enumerate(columns):
+        if column in places and (with_time or column != "time"):
+            places[column].append(index)
+    needed = sorted({index for found in places.values() for index in found})
+    if len(chunk) >= _ARROW_BYTES and needed and _has_arrow():
+        cells = read_by_arrow(chunk, needed, len(columns))
+    else:
+        cells = read_by_float(chunk, needed)
+    if cells is None or (_has_negative_zero(cells) and _NEGATIVE_ZERO.search(chunk)):
+        return None  # "-0" is an integer, which has no negative zero; "-0.0" is a float.
+    count = len(cells[needed[0]][0]) if needed else chunk.count(b"\n")
+
+    def column_named(name: str) -> tuple[Floats, _Bools]:
+        values, present = np.full(count, np.nan), np.zeros(count, np.bool_)
+        for place, index in enumerate(places[name]):
+            if place == 0:
+                values, present = cells[index]
+            else:  # A duplicate column: the last present cell counts.
+                later, there = cells[index]
+                values, present = np.where(there, later, values), present | there
+        return values, present
+
+    steps, has_step = column_named("step")
+    has_step = has_step & np.isfinite(steps)
+    steps = np.where(has_step, steps, 0.0)
+    if (np.abs(steps) >= _EXACT_FLOAT).any():
+        return None
+    step = np.where(has_step, steps.astype(np.int64), MISSING_STEP)
+    return Block(step, column_named("time")[0], {name: column_named(name) for name in names})
+
+
+@functools.cache
+def _has_arrow() -> bool:
+    try:
+        import pyarrow.csv  # noqa: F401  # takes 50 ms, so only once there is something to read by it
+    except ImportError:
+        return False
+    return True
+
+
+def _has_negative_zero(cells: _Cells) -> bool:
+    return any(bool((np.signbit(values) & (values == 0)).any()) for values, _ in cells.values())
+
+
+def read_by_float(chunk: bytes, indices: Sequence[int]) -> _Cells | None:
+    """Returns numbers of whole lines; None if a cell is neither empty nor a number, or is missing.
+
+    Args:
+        chunk: the lines, of the characters of numbers alone.
+        indices: of the columns to return.
+    """
+    lines = chunk.split(b"\n")[:-1]
+    rows = [line.split(b",", max(indices, default=0) + 1) for line in lines]
+    found = {}
+    try:
+        for index in indices:
+            cells = [row[index] for row in rows]
+            values = np.array([float(cell) if cell else np.nan for cell in cells], np.float64)
+            found[index] = values, np.array([cell != b"" for cell in cells], np.bool_)
+    except (ValueError, IndexError):
+        return None
+    return found
+
+
+def read_by_arrow(chunk: bytes, indices: Sequence[int], columns: int) -> _Cells | None:
+    """Returns what `read_by_float` does, by the CSV reader of pyarrow; lines have so many columns.
+
+    Raises:
+        ImportError: pyarrow is not installed.
+    """
+    import pyarrow as pa
+    from pyarrow import csv
+
+    names = [str(index) for index in range(columns)]
+    try:
+        table = csv.read_csv(
+            pa.BufferReader(chunk),
+            csv.ReadOptions(column_names=names, use_threads=False, block_size=len(chunk) + 1),
+            csv.ParseOptions(quote_char=False, ignore_empty_lines=False),
+            csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.float64()),
+                include_columns=[str(index) for index in indices],
+                null_values=[""],
+                check_utf8=False,
+            ),
+        )
+    except pa.ArrowInvalid:
+        return None
+    return {index: _from_arrow(table.column(str(index)).chunk(0)) for index in indices}
+
+
+def _from_arrow(column: Any) -> tuple[Floats, _Bools]:
+    """Returns a column without its own `to_numpy`, which imports pandas: half a second."""
+    count = len(column)
+    bits, numbers = column.buffers()
+    values = np.frombuffer(numbers, np.float64, count)
+    if not column.null_count:
+        return values, np.ones(count, np.bool_)
+    present = np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little").astype(np.bool_)
+    return np.where(present, values, np.nan), present
+
+
+def without_abandoned(block: Block, resumes: Sequence[Resume]) -> Block:
+    """Drops the rows that a resume abandoned, which the CSV still has."""
+    for resume in resumes:
+        at = resume.time
+        is_later = np.True_ if at is None else ~(block.time <= at)
+        drops = (block.step > resume.step) | ((block.step == resume.step) & is_later)
+        drops &= block.step != MISSING_STEP
+        if drops.any():
+            keep = ~drops
+            columns = {name: (values[keep], there[keep]) for name, (values, there) in block.columns.items()}
+            block = Block(block.step[keep], block.time[keep], columns)
+    return block

@@ -1,0 +1,156 @@
+"""`Where`: a condition on values of a metric, such as `value > 10 and step >= 5000`.
+
+The index of a part tells which of its rows may fulfil it, so that the others are not read. Importing this
+module imports numpy.
+"""
+
+import operator
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from destinations.run_directory.blocks import (
+    MISSING_STEP,
+    Block,
+    Floats,
+    block_of_rows,
+    read_blocks,
+    without_abandoned,
+)
+from destinations.run_directory.layout import column_of, parse_header
+from destinations.run_directory.part_index import OF_COLUMN, PartIndex, indexed_files
+from destinations.run_directory.reader import merge_journal, metric_columns, take_snapshot
+from destinations.runs.errors import FilterError, MetricNotFoundError
+
+from .series import Series
+
+__all__ = ["Where", "values_where"]
+
+_Bools = np.ndarray[Any, np.dtype[np.bool_]]
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+_TEST = re.compile(rf"\s*(value|step)\s*({'|'.join(_OPERATORS)}|=)\s*(\S+)\s*")
+
+
+@attrs.frozen
+class Where:
+    """Comparisons of which all must hold.
+
+    Attributes:
+        tests: "value" or "step", an operator, a number.
+    """
+
+    tests: tuple[tuple[str, str, float], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> "Where":
+        """Returns the condition of a text, such as "value > 10 and step < 500" or "value == nan".
+
+        Raises:
+            FilterError: it is none.
+        """
+        tests = []
+        for part in re.split(r"\band\b", text):
+            found = _TEST.fullmatch(part)
+            try:
+                number = float(found[3]) if found else np.nan
+            except ValueError:
+                found = None
+            if not found:
+                raise FilterError(
+                    f"{part.strip()!r} is no condition. Compare value or step with a number: "
+                    "'value > 10 and step < 500', 'value == nan'.",
+                    text,
+                    text.index(part),
+                )
+            tests.append((found[1], "==" if found[2] == "=" else found[2], number))
+        return cls(tuple(tests))
+
+    def holds(self, step: Floats, value: Floats) -> _Bools:
+        """Returns which values fulfil it; `step` is NaN where there is none."""
+        found = np.ones(len(value), np.bool_)
+        for name, sign, number in self.tests:
+            of = value if name == "value" else step
+            if np.isnan(number):
+                found &= np.isnan(of) if sign == "==" else ~np.isnan(of) & (sign == "!=")
+            else:
+                found &= np.asarray(_OPERATORS[sign](of, number)) & ~(np.isnan(of) & (name == "step"))
+        return found
+
+    def may_hold(self, index: PartIndex, column: str) -> _Bools:
+        """Returns which entries of an index may have such values."""
+        stats = dict(zip(OF_COLUMN, index.of_column(column), strict=True))
+        found = stats["count"] > 0
+        has_others = stats["count"] > stats["finite"]
+        for name, sign, number in self.tests:
+            is_value = name == "value"
+            low = stats["min"] if is_value else index.of_rows("min_step")
+            high = stats["max"] if is_value else index.of_rows("max_step")
+            may: Any = True
+            if np.isnan(number):
+                may = has_others if is_value and sign == "==" else True
+            elif sign in {">", ">="}:
+                may = _OPERATORS[sign](high, number)
+            elif sign in {"<", "<="}:
+                may = _OPERATORS[sign](low, number)
+            elif sign == "==":
+                may = (low <= number) & (number <= high)
+            found = found & (may | (has_others if is_value else False))
+        return np.asarray(found)
+
+
+def values_where(run_dir: Path, name: str, where: Where, rank: int = 0) -> Iterator[Series]:
+    """Yields the values of a metric that fulfil a condition, oldest first, some at a time.
+
+    Args:
+        run_dir: the folder of the run.
+        name: of the metric, as logged or as in the CSV.
+        where: the condition.
+        rank: of the rows.
+
+    Raises:
+        MetricNotFoundError: the run has no such metric; the message suggests the closest.
+    """
+    with take_snapshot(run_dir, rank) as snapshot:
+        known = metric_columns(snapshot)
+        column = next((one for one in (column_of(name), name) if one in known), None)
+        if column is None:
+            raise MetricNotFoundError(name, known)
+        for file, index in indexed_files(snapshot):
+            if column in parse_header(file.header):
+                for start, end in _spans(index, column, where, len(file.header), file.end):
+                    for block in read_blocks(file.header, file.chunks(start, end=end), [column]):
+                        yield _chosen(name, without_abandoned(block, snapshot.resumes), column, where)
+        rows = merge_journal([], snapshot.records)
+        if rows:
+            yield _chosen(name, block_of_rows(rows, [column]), column, where)
+
+
+def _spans(
+    index: PartIndex | None, column: str, where: Where, start: int, end: int
+) -> Iterator[tuple[int, int]]:
+    """Yields from where to where the rows may fulfil the condition."""
+    if index is None:
+        yield start, end
+        return
+    ends = index.of_rows("end").astype(np.int64).tolist()
+    for before, after, may in zip([start, *ends[:-1]], ends, where.may_hold(index, column), strict=True):
+        if may:
+            yield before, after
+
+
+def _chosen(name: str, block: Block, column: str, where: Where) -> Series:
+    value, present = block.columns[column]
+    step = np.where(block.step == MISSING_STEP, np.nan, block.step.astype(np.float64))
+    keep = present & where.holds(step, value)
+    return Series(name, block.step[keep], block.time[keep], value[keep])

@@ -1,0 +1,471 @@
+"""A metrics.csv that has grown is closed as a part, and every reader sees the rows as if it had not."""
+
+import itertools
+import json
+import math
+import random
+import shutil
+
+import numpy as np
+import pytest
+
+from destinations import RunDirectory
+from destinations.run_directory import read_rows
+from destinations.run_directory.blocks import read_blocks
+from destinations.run_directory.drain import JournalDrain
+from destinations.run_directory.journal import Journal
+from destinations.run_directory.layout import journal_path, part_numbers, part_path, parts_path
+from destinations.run_directory.metrics_csv import MetricsCsv
+from destinations.run_directory.part_index import PartIndex, indexed_files
+from destinations.run_directory.reader import last_rows, take_snapshot
+from destinations.runs import open_runs
+from destinations.runs.content.follow import Follower
+from destinations.runs.content.rank_reader import RankReader
+from destinations.runs.content.series import run_blocks
+from destinations.runs.content.sources import ReadPosition, items_of
+from destinations.runs.content.where import Where, values_where
+from destinations.runs.errors import FilterError
+from destinations.runs.summary import computed_summary
+from destinations.viewer.columns import ColumnCache
+from events import State
+from tests.test_destinations.runs.written import Written
+from uploads.disk import Disk
+
+
+class Rolling(RunDirectory):
+    """Closes a part of some kilobytes."""
+
+    _part_bytes = 4000
+
+
+class WrittenInParts(Written):
+    """A run with small parts."""
+
+    kind = Rolling
+
+
+class Hasty(Disk):
+    """Waits for nothing."""
+
+    def sync(self, fd):
+        """Does nothing."""
+
+    def sync_folder(self, path):
+        """Does nothing."""
+
+
+class Writer:
+    """A journal and its drain, without the thread."""
+
+    def __init__(self, run_dir, part_bytes=600):
+        self.folder = journal_path(run_dir, 0)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        times = itertools.count(1000)
+        self.journal = Journal(self.folder, State("x"), segment_bytes=4096, clock=lambda: float(next(times)))
+        disk = Hasty()
+        csv = MetricsCsv(run_dir / "metrics.csv", disk)
+        self.drain = JournalDrain(run_dir, self.folder, csv, self.journal, part_bytes=part_bytes, disk=disk)
+
+    def log(self, steps, **more):
+        for step in steps:
+            self.journal.append({"loss": step / 8, **more}, step)
+
+    def log_and_drain(self, steps):
+        """Drains after every ten rows, which is where a part may be closed."""
+        for step in steps:
+            self.log([step])
+            if step % 10 == 9:
+                self.drain.run()
+        self.drain.run()
+
+    def die(self):
+        self.journal.close()
+        for segment in list(self.journal.segments):
+            segment.close()
+        self.drain._csv.close()
+
+
+def numbers(run_dir):
+    """Returns the numbers of the closed parts."""
+    return part_numbers(parts_path(run_dir / "metrics.csv"))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Two runs of the same rows: in parts, and in one file. The metric `acc` is there now and then, `late` late."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, written in (("parts", WrittenInParts), ("whole", Written)):
+        with written(folder / name, run_id=name, flush_seconds=1000) as run:
+            for step in range(400):
+                more = {"acc": step / 4} if step % 7 == 0 else {}
+                late = {"late": float("nan") if step == 333 else -step / 3} if step >= 300 else {}
+                run.log({"loss": 1 / (step + 1), **more, **late}, step)
+                if step % 20 == 19:
+                    run.flush()
+    assert len(numbers(folder / "parts")) > 3
+    assert numbers(folder / "whole") == []
+    return folder
+
+
+def rows_of_items(run_dir):
+    """Returns the rows that `send` passes on."""
+    return [(item.step, item.metrics) for item in items_of(run_dir, ReadPosition())]
+
+
+def rows_of_blocks(run_dir):
+    """Returns the rows that a compaction writes."""
+    return [
+        (int(step), {name: float(value[at]) for name, (value, there) in block.columns.items() if there[at]})
+        for block in run_blocks(run_dir)
+        for at, step in enumerate(block.step)
+    ]
+
+
+def rows_followed(run_dir):
+    """Returns the rows that `follow` yields."""
+    with Follower(run_dir) as follower:
+        return [(row.step, row.metrics) for row in follower.poll()]
+
+
+def chart(run_dir):
+    """Returns the columns that the page draws."""
+    found = ColumnCache().read(run_dir, 0, ["acc", "late"])
+    return found.known, found.block.step.tolist(), [found.block.columns[name] for name in ("acc", "late")]
+
+
+def summaries(run_dir):
+    """Returns what a run of the index has."""
+    with open_runs(run_dir.parent, scan=True) as runs:
+        run = next(one for one in runs.query() if one.path == run_dir)
+        return run.summary, run.metric_names(), run.series("late").value.tolist()
+
+
+READERS = [
+    lambda run_dir: [(row.step, row.metrics) for row in read_rows(run_dir)],
+    lambda run_dir: [(row.step, row.metrics) for row in last_rows(run_dir, 150)],
+    lambda run_dir: [(row.step, row.metrics) for row in last_rows(run_dir, 50, wanted=["acc"])],
+    rows_of_items,
+    rows_of_blocks,
+    rows_followed,
+    chart,
+    summaries,
+]
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_a_reader_sees_the_rows_of_all_parts(written, read):
+    """Rows, columns, last rows, summaries and charts are those of a run in one file."""
+    np.testing.assert_equal(read(written / "parts"), read(written / "whole"))
+
+
+def test_a_summary_is_computed_from_the_indexes(written):
+    """What summary.json says is what the indexes and the last file say; where an index is missing, what its part does."""
+    kept = computed_summary(written / "whole", 0)
+    with_indexes = computed_summary(written / "parts", 0)
+    copy = written / "copy"
+    shutil.copytree(written / "parts", copy)
+    first, second, *_ = sorted((copy / "parts" / "metrics").glob("*.npy"))
+    first.unlink()
+    second.write_bytes(second.read_bytes()[:-8])
+
+    without = computed_summary(copy, 0)
+
+    for found in (with_indexes, without):
+        assert found.keys() == kept.keys()
+        for name, one in kept.items():
+            assert found[name].mean == pytest.approx(one.mean, rel=1e-14)
+            np.testing.assert_equal(
+                [
+                    found[name].last,
+                    found[name].min,
+                    found[name].max,
+                    found[name].count,
+                    found[name].non_finite,
+                ],
+                [one.last, one.min, one.max, one.count, one.non_finite],
+            )
+            assert (found[name].min_step, found[name].max_step) == (one.min_step, one.max_step)
+
+
+def test_an_index_is_that_of_the_rows_of_its_part(written):
+    """The index that the writer leaves is the one that a reader computes."""
+    with take_snapshot(written / "parts", 0) as snapshot:
+        checked = [check_index(file, index) for file, index in indexed_files(snapshot) if index is not None]
+
+    assert len(checked) == len(numbers(written / "parts"))
+
+
+def check_index(file, index):
+    """Checks each entry with what its lines are."""
+    start = len(file.header)
+    for entry, end in enumerate(index.of_rows("end").astype(int)):
+        (block,) = read_blocks(file.header, [file.before(end, end - start)], index.columns)
+        computed = PartIndex.of_block(block)
+        assert computed.columns == index.columns
+        found, expected = np.array(index.array[1:, entry]), computed.array[1:, 0]
+        # The writer rounds times to microseconds by numpy and by Python, which differ in the last one.
+        np.testing.assert_allclose(found[5:9], expected[5:9], rtol=0, atol=2e-6)
+        np.testing.assert_equal(np.delete(found, range(5, 9)), np.delete(expected, range(5, 9)))
+        start = end
+    assert start == file.end
+
+
+NUMBERS = [1.5, float("nan"), float("inf"), True, -0.0, 7, 2**53 + 1, 1 / 3, 10**400, 5e-324]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_index_made_on_the_way_is_that_of_the_file(tmp_path, seed):
+    """Whatever rows there are, merged, late, without a step or of any numbers, the index is that of the lines."""
+    source = random.Random(seed)
+    writer = Writer(tmp_path, part_bytes=120_000)
+    for step in range(6000):
+        row = {"loss": source.random()}
+        if step % 5 == 0:
+            row["acc"] = source.choice(NUMBERS[:-2]) if step > 2500 else 0.25
+        if step > 3000:
+            row[f"new{step // 1000}"] = float(step)
+        if step % 50 == 0:
+            row["epoch"] = step / 7
+        writer.journal.append(row, step)
+        if step % 11 == 0:
+            writer.journal.append({"other": source.random(), "time": 1.0}, step)
+        if source.random() < 0.002 or step % 1000 == 999:
+            writer.drain.run()
+    if seed == 2:
+        writer.journal.append({"huge": 10**400}, 6000)
+    writer.drain.run()
+    writer.die()
+
+    with take_snapshot(tmp_path, 0) as snapshot:
+        checked = [check_index(file, index) for file, index in indexed_files(snapshot) if index is not None]
+    assert len(checked) == len(numbers(tmp_path)) > 1
+
+
+CONDITIONS = [
+    "value > 90",
+    "value >= 99.75 and step < 399",
+    "value < 0.5 and step >= 100",
+    "value == 1.75",
+    "value != 1.75 and step <= 14",
+    "value == nan",
+    "value != nan and step > 390",
+    "step == 203",
+]
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_a_condition_finds_its_values_by_the_index(written, condition):
+    """What a condition finds in parts is what it finds in all rows, for metrics that are there now and then too."""
+    where = Where.parse(condition)
+    names = {"value": 0.0, "step": 0}
+    python = condition.replace("== nan", "!= value").replace("value != nan and", "")
+    for metric in ("acc", "late"):
+        expected = [
+            row.step
+            for row in read_rows(written / "whole")
+            if metric in row.metrics
+            and eval(python, {}, {**names, "value": row.metrics[metric], "step": row.step})  # noqa: S307
+            and not ("!= nan" in condition and math.isnan(row.metrics[metric]))
+        ]
+        found = [one.step.tolist() for one in values_where(written / "parts", metric, where)]
+        assert list(itertools.chain.from_iterable(found)) == expected
+
+
+def test_a_condition_reads_only_what_may_hold(written):
+    """Where no entry of an index may have such a value, its rows are not read."""
+    with take_snapshot(written / "parts", 0) as snapshot:
+        may = [
+            bool(Where.parse("value > 99").may_hold(index, "acc").any())
+            for _, index in indexed_files(snapshot)
+            if index is not None
+        ]
+    assert may.count(True) <= 1
+    with pytest.raises(FilterError, match="is no condition"):
+        Where.parse("value is large")
+
+
+def test_a_run_in_parts_is_continued(tmp_path):
+    """A session that resumes writes behind the parts, and its summary covers them."""
+    with WrittenInParts(tmp_path / "run") as run:
+        for step in range(200):
+            run.log({"loss": float(step)}, step)
+            if step % 50 == 49:
+                run.flush()
+    before = numbers(tmp_path / "run")
+
+    with WrittenInParts(tmp_path / "run", batch=200) as run:
+        run.log({"loss": 1000.0}, 200)
+
+    assert numbers(tmp_path / "run")[: len(before)] == before
+    assert [row.step for row in read_rows(tmp_path / "run")] == list(range(201))
+    summary = json.loads((tmp_path / "run" / "summary.json").read_bytes())
+    assert (summary["metrics"]["loss"]["count"], summary["metrics"]["loss"]["max"]) == (201, 1000.0)
+    assert summary["metrics"]["loss"]["min"] == 0.0
+
+
+def test_a_resume_cuts_the_last_parts(tmp_path):
+    """Rows beyond the checkpoint go to abandoned/, with what was behind them; the parts before stay as they are."""
+    with WrittenInParts(tmp_path / "run") as run:
+        for step in range(400):
+            run.log({"loss": float(step)}, step)
+            if step % 50 == 49:
+                run.flush()
+    before = part_path(tmp_path / "run/parts/metrics", 1).read_bytes()
+    assert len(numbers(tmp_path / "run")) > 1
+
+    with WrittenInParts(tmp_path / "run", batch=210) as run:
+        for step in range(210, 220):
+            run.log({"loss": -float(step)}, step)
+
+    folder = tmp_path / "run"
+    assert part_path(folder / "parts/metrics", 1).read_bytes() == before
+    assert [(row.step, row.metrics["loss"]) for row in read_rows(folder)] == [
+        *((step, float(step)) for step in range(210)),
+        *((step, -float(step)) for step in range(210, 220)),
+    ]
+    left = [
+        line for path in (folder / "abandoned").glob("*.csv") for line in path.read_text().splitlines()[1:]
+    ]
+    assert sorted(int(line.split(",")[0]) for line in left) == list(range(210, 400))
+    summary = json.loads((folder / "summary.json").read_bytes())["metrics"]["loss"]
+    assert (summary["count"], summary["max"], summary["min"], summary["last"]) == (220, 209.0, -219.0, -219.0)
+
+
+def test_a_follower_sees_each_row_once_while_parts_are_closed(tmp_path):
+    """A follower that looks now and then, or missed several parts, gets every row once, in order."""
+    writer = Writer(tmp_path)
+    with Follower(tmp_path) as often, Follower(tmp_path) as rarely:
+        seen, seldom = [], []
+        for start in range(0, 800, 40):
+            writer.log_and_drain(range(start, start + 40))
+            seen += [row.step for row in often.poll()]
+            if start in {40, 400}:
+                seldom += [row.step for row in rarely.poll()]
+        seldom += [row.step for row in rarely.poll()]
+    writer.die()
+
+    assert len(numbers(tmp_path)) > 10
+    assert seen == seldom == list(range(800))
+
+
+def test_a_follower_that_missed_a_cut_yields_what_is_new(tmp_path):
+    """Where a resume took parts away between two looks, only rows that were logged since are new."""
+    writer = Writer(tmp_path)
+    with Follower(tmp_path) as follower:
+        writer.log_and_drain(range(300))
+        first = [row.step for row in follower.poll()]
+        closed = numbers(tmp_path)
+        writer.journal.mark_resume(150, None)
+        writer.log_and_drain(range(150, 400))
+        second = [row.step for row in follower.poll()]
+    writer.die()
+
+    assert len(closed) > 3
+    assert first == list(range(300))
+    assert second == list(range(150, 400))
+
+
+def test_only_rows_of_a_new_part_are_new_to_a_look(tmp_path):
+    """A look after a part was closed begins where the last one ended, within the part."""
+    writer = Writer(tmp_path, part_bytes=2000)
+    reader = RankReader(tmp_path, 0)
+    writer.log_and_drain(range(25))
+    with reader.look() as look:
+        reader.note(look)
+
+    writer.log_and_drain(range(25, 225))
+
+    with reader.look() as look:
+        found = [row.step for file, start in look.pieces() for row in file.rows(start)]
+    writer.die()
+    assert len(numbers(tmp_path)) > 1
+    assert found == list(range(25, 225))
+
+
+def test_names_that_are_not_used_any_more_are_not_columns_of_the_next_part(tmp_path):
+    """The file that follows a part has the columns that several rows of the part had."""
+    writer = Writer(tmp_path, part_bytes=1500)
+    writer.log([0], once=1.0)
+    writer.log(range(1, 100))
+    writer.drain.run()
+    writer.log([100])
+    writer.drain.run()
+    writer.die()
+
+    assert numbers(tmp_path) == [1]
+    assert (tmp_path / "metrics.csv").read_text().splitlines()[0] == "step,epoch,time,loss"
+    assert read_rows(tmp_path)[0].metrics == {"loss": 0.0, "once": 1.0}
+
+
+def test_rows_come_once_to_a_reader_while_parts_are_closed(tmp_path):
+    """A reader that reads all the time while files become parts sees each row once, in order, and ever more of them."""
+    seen = []
+    with WrittenInParts(tmp_path / "run", flush_seconds=0.001) as run:
+        for step in range(1500):
+            run.log(
+                {"a": float(step)} if step % 250 < 125 else {"a": float(step), f"b{step // 250}": 1}, step
+            )
+            if step % 25 == 0:
+                seen.append((step + 1, [row.step for row in read_rows(tmp_path / "run")]))
+            if step % 200 == 199:
+                run.flush()
+
+    assert len(numbers(tmp_path / "run")) > 3
+    for count, steps in seen:
+        assert steps == list(range(count))
+
+
+def test_a_part_that_is_deleted_during_the_run_is_a_loss_that_is_said(tmp_path, caplog):
+    """Rows of a part that another program removed are counted, and the run says so at its end."""
+    with WrittenInParts(tmp_path / "run", flush_seconds=1000) as run:
+        for step in range(300):
+            run.log({"loss": 1 / (step + 1)}, step)
+            if step % 100 == 99:
+                run.flush()
+        path = part_path(tmp_path / "run" / "parts" / "metrics", 1)
+        rows = path.read_bytes().count(b"\n") - 1
+        path.unlink()
+
+    assert json.loads((tmp_path / "run" / "sidecar.json").read_bytes())["lost"] == {"rows": rows}
+    assert f"{rows} rows of metrics are lost" in caplog.text
+    assert len(read_rows(tmp_path / "run")) == 300 - rows
+
+
+def test_a_part_that_is_the_file_itself_does_not_count(tmp_path):
+    """Where a run was killed while it closed a part, and its journal was removed by hand, no row is there twice."""
+    writer = Writer(tmp_path)
+    writer.log_and_drain(range(100))
+    writer.die()
+    shutil.rmtree(tmp_path / "journal")
+    folder = parts_path(tmp_path / "metrics.csv")
+    before = numbers(tmp_path)
+    with (tmp_path / "metrics.csv").open("a") as file:
+        file.write("100,0,2000.0,1.0\n")
+    (folder / f"{before[-1] + 1:08d}.csv").hardlink_to(tmp_path / "metrics.csv")
+
+    assert [row.step for row in read_rows(tmp_path)] == list(range(101))
+    with Written(tmp_path, batch=101) as run:
+        run.log({"loss": 0.5}, 101)
+    assert numbers(tmp_path) == before
+    assert [row.step for row in read_rows(tmp_path)] == list(range(102))
+
+
+def test_a_folder_of_the_version_before_is_continued(tmp_path):
+    """A position without a number of parts is that of a run in one file."""
+    writer = Writer(tmp_path)
+    writer.log(range(5))
+    writer.drain.run()
+    writer.log(range(5, 8))
+    writer.die()
+    path = journal_path(tmp_path, 0) / "position.json"
+    position = json.loads(path.read_bytes())
+    for state in position["states"]:
+        del state["parts"]
+    path.write_text(json.dumps({**position, "format_version": 1}))
+
+    assert [row.step for row in read_rows(tmp_path)] == list(range(8))
+    again = Writer(tmp_path)
+    again.log([8])
+    again.drain.run()
+    again.die()
+    assert [row.step for row in read_rows(tmp_path)] == list(range(9))

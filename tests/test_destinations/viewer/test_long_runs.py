@@ -1,0 +1,152 @@
+"""Charts of a run in parts are drawn from the indexes of these, and are right at every zoom."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from destinations.run_directory.drain import JournalDrain
+from destinations.run_directory.journal import Journal
+from destinations.run_directory.layout import journal_path, part_numbers, parts_path
+from destinations.run_directory.metrics_csv import MetricsCsv
+from destinations.runs import open_runs
+from destinations.viewer import charts, columns
+from destinations.viewer.charts import Axis, ChartReader
+from destinations.viewer.columns import ColumnCache
+from events import State
+
+ROWS = 30_000
+SPIKE = 12_345
+
+
+def write(run_dir, steps, **options):
+    """Writes rows with a spike, a metric of every tenth row and one that comes late."""
+    folder = journal_path(run_dir, 0)
+    folder.mkdir(parents=True, exist_ok=True)
+    times = itertools.count(1000 + steps.start)
+    journal = Journal(folder, State("x"), clock=lambda: float(next(times)))
+    drain = JournalDrain(run_dir, folder, MetricsCsv(run_dir / "metrics.csv"), journal, **options)
+    for step in steps:
+        row = {"loss": 1e6 if step == SPIKE else step % 97 / 7}
+        if step % 10 == 0:
+            row["acc"] = float("nan") if step == 20_000 else step / 3
+        if step >= 25_000:
+            row["late"] = -step / 3
+        journal.append(row, step)
+        if step % 500 == 499:
+            drain.run()
+    drain.run()
+    journal.close()
+    for segment in list(journal.segments):
+        segment.close()
+    drain._csv.close()
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The same rows, in parts of 100 kB and in one file."""
+    folder = tmp_path_factory.mktemp("runs")
+    write(folder / "parts", range(ROWS), part_bytes=100_000)
+    write(folder / "whole", range(ROWS))
+    assert len(part_numbers(parts_path(folder / "parts" / "metrics.csv"))) > 5
+    return folder
+
+
+@pytest.fixture
+def small_limit(monkeypatch):
+    """Rows of closed parts count as many from 200 kB on."""
+    for module in (charts, columns):
+        monkeypatch.setattr(module, "MAX_HELD_BYTES", 200_000)
+
+
+def answer(folder, name, metric, axis, points=50, **options):
+    """Returns the series of a metric as the page gets it."""
+    with open_runs(folder / name, cache=folder / f"cache-{name}") as runs:
+        reader = ChartReader()
+        try:
+            (run,) = runs.query()
+            (found,) = reader.series([("x", run)], [metric], axis, points=points, **options)
+        finally:
+            reader.close()
+    return found
+
+
+@pytest.mark.usefixtures("small_limit")
+@pytest.mark.parametrize("metric", ["loss", "acc", "late"])
+@pytest.mark.parametrize("kind", ["step", "time", "relative", "epoch", "metric:loss"])
+def test_a_chart_of_everything_has_the_extremes_and_the_number_of_values(written, metric, kind):
+    """Min, max and number of values are those of the rows; means differ by how values are grouped."""
+    axis = Axis.parse(kind)
+    of_rows, of_indexes = (answer(written, name, metric, axis) for name in ("whole", "parts"))
+
+    assert of_indexes["error"] is None
+    assert of_indexes["rows"] == of_rows["rows"]
+    assert 0 < len(of_indexes["x"]) <= 50
+    assert np.nanmin(of_indexes["low"]) == np.nanmin(of_rows["low"])
+    assert np.nanmax(of_indexes["high"]) == np.nanmax(of_rows["high"])
+    assert len(of_indexes["nan"]) == len(of_rows["nan"])
+
+
+@pytest.mark.usefixtures("small_limit")
+def test_a_zoom_shows_the_values_themselves(written):
+    """A part of the axis with few rows is read from the rows, with one neighbour on each side."""
+    for start, end in [(SPIKE - 20, SPIKE + 20), (0, 3), (29_990, 40_000), (9_990, 10_010)]:
+        axis = Axis("step", "", start, end)
+        of_rows, of_indexes = (answer(written, name, "loss", axis, points=100) for name in ("whole", "parts"))
+        for field in ("x", "y", "rows"):
+            np.testing.assert_array_equal(of_indexes[field], of_rows[field])
+
+
+@pytest.mark.usefixtures("small_limit")
+def test_a_spike_is_there_at_every_zoom(written):
+    """One value of thirty thousand is the greatest of its point, however much is shown."""
+    for half in (10, 1000, 5000, 30_000):
+        found = answer(written, "parts", "loss", Axis("step", "", SPIKE - half, SPIKE + half))
+        assert np.nanmax(found["y"] if found["high"] is None else found["high"]) == 1e6
+
+
+@pytest.mark.usefixtures("small_limit")
+def test_a_band_has_the_extremes_of_a_long_run(written):
+    """The band over a run in parts shows its spike too."""
+    with open_runs(written / "parts", cache=written / "cache-band") as runs:
+        reader = ChartReader()
+        (run,) = runs.query()
+        (band,) = reader.bands([("one", [("x", run, 0)])], "loss", Axis(), points=30)
+        reader.close()
+
+    assert np.nanmax(band["high"]) == 1e6
+
+
+@pytest.mark.usefixtures("small_limit")
+def test_only_rows_of_the_last_file_are_held(written):
+    """The memory of a run in parts is that of its last file, and all its metrics are known."""
+    parts, whole = ColumnCache(), ColumnCache()
+    frame = parts.read(written / "parts", 0, ["loss"])
+    whole.read(written / "whole", 0, ["loss"])
+
+    assert frame.known == ["loss", "acc", "late"]
+    assert parts.nbytes < whole.nbytes / 4
+
+
+@pytest.mark.usefixtures("small_limit")
+def test_what_is_appended_follows_also_where_a_part_was_closed(tmp_path):
+    """A cursor of an earlier answer brings only new values; where these are in a closed part, all come again."""
+    write(tmp_path / "run", range(20_000), part_bytes=100_000)
+    reader = ChartReader()
+    with open_runs(tmp_path / "run", cache=tmp_path / "cache") as runs:
+        (run,) = runs.query()
+
+        def ask(cursor):
+            (found,) = reader.series([("x", run)], ["loss"], Axis(), points=60, cursors=[cursor])
+            return found
+
+        first = ask("")
+        write(tmp_path / "run", range(20_000, 20_030), part_bytes=1 << 20)
+        second = ask(first["cursor"])
+        write(tmp_path / "run", range(20_030, 23_000), part_bytes=100_000)
+        third = ask(second["cursor"])
+    reader.close()
+
+    assert (first["append"], second["append"], third["append"]) == (False, True, False)
+    assert list(second["x"]) == list(range(20_000, 20_030))
+    assert (first["rows"], third["rows"]) == (20_000, 23_000)
