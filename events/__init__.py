@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         SystemMonitor,
         ThresholdStopper,
         Throughput,
+        TimeLedger,
         Timer,
     )
     from .trainer.checkpoint.export import export_weights
@@ -134,6 +135,7 @@ __all__ = [
     "ThresholdStopper",
     "Throughput",
     "Time",
+    "TimeLedger",
     "TimeStringError",
     "TimeUnit",
     "TimeUnitError",

@@ -10,6 +10,7 @@ import functools
 import logging
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterable
 from enum import IntEnum
@@ -86,6 +87,10 @@ class Engine:
         callbacks = tuple(callbacks)
         for callback in (*callbacks, *logger.destinations):
             _require_callback(callback)
+        ledger = _ledger_of(callbacks)
+        if ledger is not None:
+            # The first one, so that the hooks of the others are charged to their own buckets.
+            callbacks = (ledger, *(one for one in callbacks if one is not ledger))
         uploads = [(one, one.can_upload_files()) for one in logger.destinations]
         uploaders = tuple(one for one, does_upload in uploads if does_upload)
         others = tuple(one for one, does_upload in uploads if not does_upload)
@@ -95,19 +100,23 @@ class Engine:
         self._logger = logger
         self._hooks: dict[str, tuple[Hook, ...]] = {
             event: (
-                _hooks_of(event, logger, at_init)
+                _hooks_of(event, logger, at_init, ledger)
                 if event is Event.INIT
                 else (
-                    *_hooks_of(event, logger, callbacks),
+                    *_hooks_of(event, logger, callbacks, ledger),
                     *_DELIVERIES.get(event, ()),
-                    *_hooks_of(event, logger, (*others, *uploaders)),
+                    *_hooks_of(event, logger, (*others, *uploaders), ledger),
                 )
             )
             for event in Event
         }
+        if ledger is not None:
+            ledger.follow(self._hooks)
         # Last of what may fail: a failed constructor must claim nothing.
         _claim(ordered)
         state.callbacks = ordered
+        if ledger is not None:
+            logger.charge_time(ledger)
         # Refers to what closing needs, not to the engine itself, which can therefore be garbage-collected.
         self._finalizer = weakref.finalize(
             self, _close_unclosed, state, logger, ordered, os.getpid(), id(_uncaught_exception())
@@ -218,13 +227,22 @@ def _holds(callbacks: Iterable[object], callback: object) -> bool:
     return any(callback is one for one in callbacks)
 
 
-def _hooks_of(event: Event, logger: Logger, callbacks: tuple[Any, ...]) -> tuple[Hook, ...]:
+def _ledger_of(callbacks: Iterable[Any]) -> Any:
+    """Returns the callback that charges time to buckets, `TimeLedger`, or None."""
+    return next((one for one in callbacks if hasattr(one, "charge_hook")), None)
+
+
+def _hooks_of(event: Event, logger: Logger, callbacks: tuple[Any, ...], ledger: Any) -> tuple[Hook, ...]:
     hooks = []
     for callback in callbacks:
-        hook = _overridden_hook(callback, event)
+        hook = ledger.hook_of(event) if callback is ledger else _overridden_hook(callback, event)
         if hook is not None:
             guarded = _holds(logger.destinations, callback)
-            hooks.append(logger.faults.guard(callback, event.value, hook) if guarded else hook)
+            if guarded:
+                hook = logger.faults.guard(callback, event.value, hook)
+            if ledger is not None and callback is not ledger:
+                hook = ledger.charge_hook(callback, hook, is_destination=guarded)
+            hooks.append(hook)
     return tuple(hooks)
 
 
@@ -260,10 +278,14 @@ def _close_all(state: State, logger: Logger, callbacks: tuple[Any, ...]) -> Base
     destinations = [callback for callback in callbacks if _holds(logger.destinations, callback)]
     others = [callback for callback in callbacks if not _holds(logger.destinations, callback)]
     attached, logger.attached = logger.attached, ()
-    # Those that print a summary of the run do so when the others have finished.
+    # Those that print a summary of the run do so when the others have finished; a ledger counts all of it.
+    ledger = _ledger_of(others)
     ordered = sorted(
         (*attached, *others, *destinations),
-        key=lambda callback: getattr(type(callback), "summary_priority", None) is not None,
+        key=lambda callback: (
+            callback is ledger,
+            getattr(type(callback), "summary_priority", None) is not None,
+        ),
     )
 
     def attempt(callback: Any, action: str, *arguments: Any) -> None:
@@ -320,4 +342,9 @@ def _close_unclosed(
         return
     uncaught = _uncaught_exception()
     _set_status(state, None if id(uncaught) == uncaught_before else uncaught)
+    if threading.current_thread().daemon:
+        # The garbage collector runs in any thread: this one may be a destination's, which close waits for.
+        closing = functools.partial(_close_all, state, logger, callbacks)
+        threading.Thread(target=closing, name=f"close-{state.run_name}", daemon=False).start()
+        return
     _close_all(state, logger, callbacks)

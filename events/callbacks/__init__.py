@@ -14,6 +14,7 @@ from .speed import RuntimeEstimator, SpeedMonitor, Throughput
 from .stats_monitor import StatsMonitor
 from .stopping import EarlyStopper, LossSpike, NaNMonitor, ThresholdStopper
 from .system_monitor import SystemMonitor
+from .time_ledger import TimeLedger
 from .timer import Timer
 from .visualizers import EvalOutputLogging, ImageVisualizer
 
@@ -40,5 +41,6 @@ __all__ = [
     "SystemMonitor",
     "ThresholdStopper",
     "Throughput",
+    "TimeLedger",
     "Timer",
 ]

@@ -38,13 +38,24 @@ from events.names import check_run_name, format_run_name
 from events.redaction import error_text, redact_text
 from events.state import RunStatus, State, read_part
 
+from .folder import run_folder
 from .norms import l2_norms, stacked
+from .time_ledger import TimeLedger
 
 __all__ = ["FlightRecorder", "StallClock"]
 
 _log = logging.getLogger("events")
 
 _FORMAT_VERSION = 1
+_MAX_COLLECTIVES = 16
+_OF_COLLECTIVE = (
+    "profiling_name",
+    "collective_seq_id",
+    "process_group",
+    "input_sizes",
+    "retired",
+    "time_created_ns",
+)
 _MAX_NAMES = 10_000
 _MAX_IDS = 64
 _MAX_TEXT = 200
@@ -193,6 +204,8 @@ class FlightRecorder(Callback):
     **What.** `flight/rank-N.json`, one file per rank, replaced in one step; docs/ranks.md describes it.
     `destinations runs show NAME --flight` merges the files: "rank 1 waits in all_reduce at train.py:42".
     Values on a device are kept when they have been copied, which is not waited for.
+
+    **Where else.** Destinations that send files away, as `Artifacts`, get the file too.
 
     **Threading.** A daemon thread waits, from `INIT` to close. It needs the GIL: of a thread that hangs
     while it holds the GIL, nothing is written.
@@ -513,14 +526,9 @@ class FlightRecorder(Callback):
             template = os.fspath(self._given_folder)
             check_run_name(template, state)
             return Path(format_run_name(template, state)).absolute()
-        for one in state.callbacks:
-            run_dir = getattr(one, "run_dir", None)
-            if isinstance(run_dir, Path):
-                return run_dir / "flight"
-            given = getattr(one, "template", None)
-            if isinstance(given, str) and hasattr(one, "run_dir"):
-                # A rank that does not write to the folder of the run itself.
-                return Path(format_run_name(given, state)).absolute() / "flight"
+        folder = run_folder(state)
+        if folder is not None:
+            return folder / "flight"
         raise ValueError(
             'FlightRecorder needs a folder. Pass folder="...", or add a RunDirectory to loggers.'
         )
@@ -539,6 +547,7 @@ class FlightRecorder(Callback):
             del self._reasons[:-_MAX_REASONS]
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, self._document(state, error))
+            self._upload(state, path)
         except Exception as failure:  # noqa: BLE001  # a full disk must not stop training
             if not self._has_failed:
                 self._has_failed = True
@@ -548,6 +557,18 @@ class FlightRecorder(Callback):
             return True
         finally:
             self._lock.release()
+
+    def _upload(self, state: State, path: Path) -> None:
+        """Gives the file to the destinations that send files away: the machine may go with the run."""
+        name = f"{state.run_name}/flight/{path.name}"
+        for one in state.callbacks:
+            takes_files = getattr(one, "can_upload_files", None)
+            if takes_files is None or not takes_files() or getattr(one, "keeps_files_here", False):
+                continue
+            try:
+                one.upload_file(state, name, path, overwrite=True)
+            except Exception as failure:  # noqa: BLE001  # a destination must not stop training
+                _log.warning("flight recorder: could not upload %s: %s", path, error_text(failure))
 
     def _document(self, state: State, error: BaseException | None) -> bytes:
         timestamp = state.timestamp
@@ -569,6 +590,8 @@ class FlightRecorder(Callback):
                 **{name: getattr(timestamp, name).value for name in ("epoch", "batch", "sample", "token")},
             },
             "threads": self._threads(),
+            "doing": next((one.doing() for one in state.callbacks if isinstance(one, TimeLedger)), None),
+            "collectives": _collectives(),
         }
         if error is not None:
             frames = _frames_of(traceback.walk_tb(error.__traceback__))
@@ -609,6 +632,26 @@ class FlightRecorder(Callback):
             for ident in idents[:_MAX_THREADS]
             if ident != own
         ]
+
+
+def _collectives() -> list[dict[str, Any]]:
+    """Returns the last collectives of this rank, oldest first, as torch's own recorder knows them."""
+    if not _is_distributed():
+        return []
+    try:
+        # As it has no public name: "Flight Recorder" in torch's documentation.
+        from torch._C import _distributed_c10d as c10d
+
+        dump = getattr(c10d, "_dump_fr_trace_json")  # noqa: B009  # torch does not list it
+        entries = json.loads(dump())["entries"][-_MAX_COLLECTIVES:]
+        return [{name: one.get(name) for name in _OF_COLLECTIVE} for one in entries]
+    except (ImportError, RuntimeError, ValueError, LookupError, TypeError, AttributeError):
+        return []  # Of another version of torch.
+
+
+def _is_distributed() -> bool:
+    torch = sys.modules.get("torch.distributed")
+    return torch is not None and torch.is_available() and torch.is_initialized()
 
 
 def _encoded(value: Any) -> bytes:

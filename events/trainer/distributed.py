@@ -3,10 +3,11 @@
 With a single rank, every function returns its argument. All ranks must call each of them.
 """
 
+import functools
 import os
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 __all__ = [
     "any_rank",
+    "charge_waiting",
     "check_rank",
     "check_sampler",
     "from_rank_zero",
@@ -33,7 +35,28 @@ __all__ = [
     "wrap",
 ]
 
+_Collective = TypeVar("_Collective", bound=Callable[..., Any])
 _LEAVE_SECONDS = 0.1
+
+# Wraps a collective, to charge its time: `TimeLedger.timed` with "waiting". Of the newest trainer.
+_charge: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+
+
+def charge_waiting(ledger: Any) -> None:
+    """Lets a `TimeLedger` charge the time of collectives from here on; None ends it."""
+    global _charge  # noqa: PLW0603  # a process has one process group
+    _charge = None if ledger is None else functools.partial(ledger.timed, bucket="waiting")
+
+
+def _meets(collective: _Collective) -> _Collective:
+    """Marks a function in which a rank waits for the others."""
+
+    @functools.wraps(collective)
+    def meet(*args: Any, **kwargs: Any) -> Any:
+        charged = collective if _charge is None or is_alone() else _charge(collective)
+        return charged(*args, **kwargs)
+
+    return meet  # type: ignore[return-value]  # with the signature of the collective
 
 
 def join(device: torch.device) -> bool:
@@ -158,6 +181,7 @@ def check_sampler(dataloader: Any) -> None:
         )
 
 
+@_meets
 def from_rank_zero(value: Any) -> Any:
     """Returns the value of rank 0."""
     if is_alone():
@@ -167,6 +191,7 @@ def from_rank_zero(value: Any) -> Any:
     return box[0]
 
 
+@_meets
 def gather(value: Any) -> list[Any]:
     """Returns the values of all ranks, in their order."""
     if is_alone():
@@ -176,6 +201,7 @@ def gather(value: Any) -> list[Any]:
     return values
 
 
+@_meets
 def gather_parts(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
     """Returns the tensors of all ranks, of any shapes and types; of those without elements at most one.
 
@@ -197,6 +223,7 @@ def least(*numbers: float) -> list[float]:
     return _reduced(numbers, distributed.ReduceOp.MIN)
 
 
+@_meets
 def _reduced(numbers: Sequence[float], how: Any) -> list[float]:
     if is_alone():
         return list(numbers)
@@ -205,6 +232,7 @@ def _reduced(numbers: Sequence[float], how: Any) -> list[float]:
     return reduced.tolist()
 
 
+@_meets
 def sum_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Adds up a tensor over ranks, in place, on its device; it must have the same shape on all."""
     if not is_alone():

@@ -3,6 +3,7 @@
 It gives the events a loop to run in and does not compete with larger trainers. Use it from one thread.
 """
 
+import inspect
 import itertools
 import logging
 import sys
@@ -13,13 +14,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from types import EllipsisType, TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Never, Self
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import IterableDataset
 
 from events.callback import Callback
+from events.callbacks.time_ledger import TimeLedger
 from events.engine import Engine
 from events.event import Event
 from events.interval import Interval
@@ -48,6 +50,7 @@ from .set_up import (
     check_choices,
     check_iterations,
     check_progress,
+    check_unknown,
     closure_optimizer,
     find_device,
     learning_rates,
@@ -101,7 +104,8 @@ class Trainer:
     Args:
         model: the model; moved to the device, not copied.
         train_dataloader: yields training batches.
-        eval_dataloader: yields evaluation batches; or several dataloaders by label, or `Evaluator`s.
+        eval_dataloader: yields evaluation batches; or several dataloaders by label; or a list of dataloaders
+            ("eval", "eval_1" and so on) and `Evaluator`s.
         max_duration: when training ends, such as "5ep", "1000ba" or "2h"; a bare integer counts epochs.
         loss_fn: takes outputs and targets, returns the mean loss of a (micro)batch. Not needed for a model
             with `loss(outputs, batch)` and `eval_forward(batch, outputs)`, such as Composer's.
@@ -146,6 +150,7 @@ class Trainer:
         skip_by: how a run that resumes within an epoch passes over the batches trained on: "index" asks the
             sampler and reads none of them, "reading" reads them; "auto": by index where random numbers are
             the same then, as they are without workers.
+        time_ledger: whether to add a `TimeLedger` to the callbacks, where they have none.
         raise_errors, strict, namespace, device_copies: those of the `Logger`.
 
     Raises:
@@ -191,11 +196,14 @@ class Trainer:
         load_exclude: Sequence[str] = (),
         autoresume: bool = False,
         skip_by: SkipBy = "auto",
+        time_ledger: bool = True,
         raise_errors: bool = False,
         strict: bool = False,
         namespace: str = "",
         device_copies: DeviceCopies = DeviceCopies(),  # noqa: B008  # frozen
+        **others: Never,
     ) -> None:
+        check_unknown(others, [*inspect.signature(type(self)).parameters])
         own_saver = _saver_of(
             saver,
             save_folder=("folder", ... if save_folder is None else save_folder),
@@ -270,7 +278,13 @@ class Trainer:
             device_copies=device_copies,
         )
         # The saver comes last: a checkpoint includes what other callbacks do at its events.
-        self.engine = Engine(self.state, self.logger, (*as_tuple(callbacks), *own_savers))
+        several = (*as_tuple(callbacks), *own_savers)
+        ledger = next((one for one in several if isinstance(one, TimeLedger)), None)
+        if ledger is None and time_ledger:
+            ledger = TimeLedger()
+            several = (*several, ledger)
+        self.engine = Engine(self.state, self.logger, several)
+        distributed.charge_waiting(ledger)
         self._data = TrainData(
             self.state,
             self.engine,
@@ -321,6 +335,8 @@ class Trainer:
             "device": str(self._device),
             "precision": state.precision,
             "world_size": state.world_size,
+            "num_nodes": max(1, state.world_size // state.local_world_size),
+            "rank_zero_seed": state.rank_zero_seed,
             "torch": torch.__version__,
         }
 
@@ -975,6 +991,7 @@ class Trainer:
         try:
             self.engine.close(exception)
         finally:
+            distributed.charge_waiting(None)
             if self._leave_ranks is not None:
                 self._leave_ranks()
 

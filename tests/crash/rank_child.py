@@ -15,7 +15,7 @@ from torch import distributed
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from destinations import Artifacts, Console, ProgressBar, RunDirectory
-from events import Callback, FlightRecorder, Run, Trainer
+from events import Callback, FlightRecorder, Run, TimeLedger, Trainer
 from events.trainer.distributed import join
 
 MODE, FOLDER = sys.argv[1], Path(sys.argv[2])
@@ -115,12 +115,13 @@ def hang():
     """Rank 1 never enters the collective; the others wait for it."""
     distributed.init_process_group("gloo")
     recorder = FlightRecorder(hang_seconds=2)
-    run = Run(RunDirectory(FOLDER / "run"), recorder, run_name="hangs")
+    run = Run(RunDirectory(FOLDER / "run"), [recorder, TimeLedger()], run_name="hangs")
     for step in range(3):
         run.log_metrics({"loss": 1.0 / (step + 1)})
         run.batch_end()
         if step == 2 and RANK == 1:
-            time.sleep(3600)
+            with run.span("tokenize"):
+                time.sleep(3600)
         distributed.all_reduce(torch.ones(1))
 
 

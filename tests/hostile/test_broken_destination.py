@@ -171,10 +171,10 @@ def test_a_file_name_that_is_taken_or_refused_does_not_park_a_destination(tmp_pa
         run.upload_file("last.pt", tmp_path / "model.pt")
 
     assert "Traceback" not in caplog.text
-    assert "a remote name must have no empty part, '.' or '..', got '../x.pt'" in caplog.text
+    assert "a remote name must have no empty part, '.' or '..', got 'r/../x.pt'" in caplog.text
     assert "artifact 'first.pt' exists already. Pass overwrite=True" in caplog.text
     assert (tmp_path / "run/artifacts/last.pt").read_text() == "weights"
-    assert (tmp_path / "store/last.pt").read_text() == "weights"
+    assert (tmp_path / "store/r/last.pt").read_text() == "weights"
 
 
 def test_a_required_destination_that_cannot_be_set_up_stops_the_run_before_training():

@@ -71,7 +71,7 @@ def test_a_signal_handler_that_logs_and_uploads_neither_hangs_nor_loses(child, t
     assert counts["handler"] >= 200
     for name in ("handler", "loop"):
         assert logged(tmp_path / "run", name) == list(range(counts[name]))
-        stored = {path.name for path in (tmp_path / "store").glob(f"{name}-*")}
+        stored = {path.name for path in (tmp_path / "store/signals").glob(f"{name}-*")}
         assert stored == {f"{name}-{step}" for step in range(counts[name])}
     lines = (tmp_path / "log.jsonl").read_text(encoding="utf-8").splitlines()
     assert sum(f"text of {name} " in line for line in lines for name in ("handler", "loop")) == (

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import weakref
 
 import pytest
@@ -671,6 +672,35 @@ def test_an_engine_that_is_forgotten_is_closed():
 
     assert callback.calls == [("callback", "close"), ("callback", "post_close")]
     _engine([callback]).close()
+
+
+def test_an_engine_that_is_collected_in_a_thread_of_a_destination_is_closed_in_another(tmp_path):
+    """The garbage collector runs in any thread, also in one that `close` waits for."""
+    from destinations import RunDirectory
+    from destinations.runs import Run as ReadRun
+    from events import Run
+
+    def forget_a_run():
+        folder = RunDirectory(tmp_path / "run")
+        run = Run(loggers=[folder], run_name="forgotten")
+        run.log_metrics({"loss": 1.0}, step=1)
+        run.itself = run  # only the collector finds it
+        return folder._writer.timer, folder._lane
+
+    gc.disable()
+    try:
+        timer, lane = forget_a_run()
+        lane.put(gc.collect)
+        lane.flush(60)
+    finally:
+        gc.enable()
+    for thread in threading.enumerate():
+        if thread.name == "close-forgotten":
+            thread.join()
+
+    assert (timer._thread.is_alive(), lane._thread.is_alive()) == (False, False)
+    run = ReadRun.open(tmp_path / "run")
+    assert (run.status, run.series("loss").value.tolist()) == ("completed", [1.0])
 
 
 def test_several_engines_share_nothing():

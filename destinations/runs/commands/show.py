@@ -29,6 +29,7 @@ from .screen import (
     table_lines,
     value_text,
 )
+from .time import goodput_text
 
 __all__ = ["diff", "differing_fields", "show"]
 
@@ -87,8 +88,10 @@ def _show_head(run: Run, session: CommandContext) -> None:
     elif since is not None:
         times += f"took {cell_of(record, 'duration', now).text}"
     sessions = len(run.sessions)
+    spent = run.time_report()
     for text in (
         times + (f", in {sessions} sessions" if sessions > 1 else ""),
+        "" if spent is None else goodput_text(spent),
         f"tags: {', '.join(record.tags)}" if record.tags else "",
         f"notes: {value_text(record.notes)}" if record.notes else "",
         "archived" if record.archived else "",

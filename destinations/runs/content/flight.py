@@ -21,6 +21,7 @@ FLIGHT_FOLDER = "flight"
 _FILE = re.compile(r"rank-(\d{1,6})\.json", re.ASCII)
 _MAX_FILES = 10_000
 _MAX_RANKS_NAMED = 16
+_MAX_NAME = 100
 _MAX_WITH_STEPS = 64
 
 
@@ -76,6 +77,28 @@ class Flight:
         return _objects(self.document.get("steps"))
 
     @property
+    def doing(self) -> str:
+        """What the time ledger charged, and the innermost span of the user: "data, in 'tokenize'"."""
+        doing = self.document.get("doing")
+        if not isinstance(doing, Mapping):
+            return ""
+        spans = doing.get("spans")
+        inside = f", in {str(spans[-1])[:_MAX_NAME]!r}" if isinstance(spans, list) and spans else ""
+        return str(doing.get("bucket") or "")[:_MAX_NAME] + inside
+
+    @property
+    def last_collectives(self) -> dict[str, tuple[int, str]]:
+        """The number and the name of the last collective of each process group that the rank entered."""
+        last: dict[str, tuple[int, str]] = {}
+        for one in _objects(self.document.get("collectives")):
+            number = whole_of(one.get("collective_seq_id"))
+            if number is not None:
+                group = str(one.get("process_group"))
+                found = number, str(one.get("profiling_name") or "a collective")[:_MAX_NAME]
+                last[group] = max(last.get(group, found), found)
+        return last
+
+    @property
     def waits_at(self) -> str:
         """Where the main thread is: "in all_reduce at train.py:42", or "at train.py:42"; "" if unknown.
 
@@ -115,15 +138,18 @@ def read_flights(folder: str | os.PathLike[str]) -> list[Flight]:
 def describe_flights(flights: Iterable[Flight]) -> list[str]:
     """Returns a line for each group of ranks that wrote for the same reason at the same place.
 
+    Before them, where torch's own recorder knows it, which ranks have not entered a collective that others
+    wait in: "rank 1 has not entered gloo:all_reduce (number 41), where ranks 0, 2, 3 wait: it is at
+    train.py:40 (data, in 'tokenize')".
     The smallest group comes first: "rank 1: hang, waits at train.py:40", then "ranks 0, 2, 3: hang, wait in
     all_reduce at train.py:42". Ranks that wrote nothing come last.
     """
     flights = list(flights)
+    lines = _late(flights)
     groups: dict[tuple[str, str, str], list[Flight]] = {}
     for one in flights:
         detail = "" if one.reason in {"hang", "sigterm"} else one.detail
         groups.setdefault((one.reason, one.waits_at, detail), []).append(one)
-    lines = []
     for (reason, place, detail), members in sorted(groups.items(), key=lambda item: len(item[1])):
         verb = "" if reason == "exception" else "waits " if len(members) == 1 else "wait "
         parts = [reason, f"{verb}{place}" if place else "", detail]
@@ -132,6 +158,26 @@ def describe_flights(flights: Iterable[Flight]) -> list[str]:
     world_size = min(max((one.world_size or 0 for one in flights), default=0), _MAX_FILES)
     if silent := [rank for rank in range(world_size) if rank not in known]:
         lines.append(f"{_ranks(silent)}: wrote nothing")
+    return lines
+
+
+def _late(flights: list[Flight]) -> list[str]:
+    """Returns a line for each process group of which some ranks have not entered the last collective."""
+    lines = []
+    for group in sorted({group for one in flights for group in one.last_collectives}):
+        members = [one for one in flights if group in one.last_collectives]
+        number, name = max(one.last_collectives[group] for one in members)
+        late = [one for one in members if one.last_collectives[group][0] < number]
+        if late:
+            waiting = [one.rank for one in members if one not in late]
+            places = dict.fromkeys(f"{one.waits_at} ({one.doing})" for one in late if one.waits_at)
+            verb, they = ("has", "it is") if len(late) == 1 else ("have", "they are")
+            wait = "waits" if len(waiting) == 1 else "wait"
+            lines.append(
+                f"{_ranks([one.rank for one in late])} {verb} not entered {name} (number {number}), where "
+                f"{_ranks(waiting)} {wait}"
+                + (f": {they} {'; '.join(places)}".replace(" ()", "") if places else "")
+            )
     return lines
 
 

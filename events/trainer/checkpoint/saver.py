@@ -125,6 +125,8 @@ class CheckpointSaver(Callback):
             where another saver has the folder.
     """
 
+    time_bucket = "checkpoint"
+
     def __init__(
         self,
         folder: str | Path = "{run_name}/checkpoints",

@@ -11,7 +11,7 @@ from pathlib import Path, PurePath
 import pytest
 import torch
 
-from destinations import InMemory, RunDirectory
+from destinations import Artifacts, InMemory, RunDirectory
 from events import Callback, Run
 from events.callbacks import FlightRecorder
 from events.callbacks.flight_recorder import StallClock
@@ -336,3 +336,20 @@ def test_another_rank_writes_into_the_folder_of_the_run_of_rank_0(tmp_path, monk
         raise ZeroDivisionError
 
     assert [path.name for path in (tmp_path / "mine/flight").iterdir()] == ["rank-2.json"]
+
+
+def test_a_file_is_uploaded_with_the_run(tmp_path):
+    """By destinations that send files away: the machine may go before anybody looks."""
+    store = tmp_path / "store"
+    with (
+        pytest.raises(ValueError, match="no"),
+        Run(
+            [RunDirectory(tmp_path / "run"), Artifacts(store, spool=tmp_path / "spool")],
+            FlightRecorder(),
+            "mine",
+        ),
+    ):
+        raise ValueError("no")
+
+    uploaded = json.loads((store / "mine/flight/rank-0.json").read_bytes())
+    assert uploaded["reason"] == "exception"

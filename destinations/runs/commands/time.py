@@ -1,0 +1,84 @@
+"""`time`: on what the time of a run was spent. `trace`: its spans, for Perfetto."""
+
+import argparse
+import os
+from pathlib import Path
+
+from destinations.run_directory.layout import TIME_FOLDER
+from destinations.runs.content.ledger import TimeReport, write_trace
+from destinations.runs.files import written_beside
+
+from .fields import local_time
+from .running import EXIT_OK, find_runs
+from .screen import Column, CommandContext, duration_text, table_lines
+
+__all__ = ["goodput_text", "time", "trace"]
+
+_A_MINUTE = 60
+
+
+def time(options: argparse.Namespace, session: CommandContext) -> int:
+    """Shows on what the time of a run was spent."""
+    (run,) = find_runs([options.run_name], options, session)
+    report, screen = run.time_report(), session.screen
+    if options.json:
+        screen.json(None if report is None else report.to_json())
+        return EXIT_OK
+    if report is None:
+        session.note(
+            f"no time was recorded in {run.path / TIME_FOLDER}: Trainer does it, other loops with "
+            "callbacks=[TimeLedger()]"
+        )
+        return EXIT_OK
+    screen.line(goodput_text(report))
+    screen.line()
+    columns = [Column("bucket"), Column("time", is_right=True), Column("share", is_right=True)]
+    rows = [
+        [name, _seconds_text(seconds), f"{seconds / report.wall:.1%}" if report.wall else ""]
+        for name, seconds in report.seconds.items()
+        if seconds
+    ]
+    for line in table_lines(columns, rows, screen):
+        screen.line(line)
+    if report.faults:
+        screen.line()
+        names = ("lost", "gone", "start", "restore", "repeated")
+        columns = [Column("ended"), Column("when"), Column("at step", is_right=True)]
+        columns += [Column(name, is_right=True) for name in names]
+        rows = [
+            [one.status or "?", local_time(one.at), f"{one.step:,}"]
+            + [_seconds_text(value) for value in (one.cost, one.gone, one.start, one.restore, one.repeated)]
+            for one in report.faults
+        ]
+        for line in table_lines(columns, rows, screen):
+            screen.line(line)
+    if report.slow_rank is not None:
+        screen.line()
+        screen.line(report.slow_text)
+    return EXIT_OK
+
+
+def trace(options: argparse.Namespace, session: CommandContext) -> int:
+    """Writes the spans of a run."""
+    (run,) = find_runs([options.run_name], options, session)
+    path = Path(options.output)
+    with (
+        written_beside(path, overwrite=options.overwrite) as beside,
+        beside.open("w", encoding="utf-8") as file,
+    ):
+        uploads = {one.name: one.time for one in run.artifacts() if one.time is not None}
+        count = write_trace(run.path / TIME_FOLDER, file, name=run.name, uploads=uploads)
+    session.note(f"{count:,} events in {os.fspath(path)}: open it at https://ui.perfetto.dev")
+    return EXIT_OK
+
+
+def goodput_text(report: TimeReport) -> str:
+    """Returns the share of the time in which the model was trained: "goodput 87.1 % of 3h20m, 2 faults"."""
+    share = "?" if report.goodput is None else f"{report.goodput:.1%}"
+    count = len(report.faults)
+    faults = f", {count} fault{'s' if count > 1 else ''}" if count else ""
+    return f"goodput {share} of {_seconds_text(report.wall)}{faults}"
+
+
+def _seconds_text(seconds: float) -> str:
+    return f"{seconds:.2f}s" if seconds < _A_MINUTE else duration_text(seconds)

@@ -1,0 +1,86 @@
+/** On what the time of a run was spent: a band of its buckets, and what each fault cost. */
+
+import { el, formatDuration, formatNumber, formatTime } from "./dom.js";
+import { plainTable } from "./table.js";
+
+/** The buckets that are one part of the band, and its colour; what is not named is "other". */
+const PARTS = {
+  training: ["batch", "forward", "backward", "optimizer"],
+  data: ["data"],
+  evaluation: ["evaluation"],
+  checkpoints: ["checkpoint"],
+  waiting: ["waiting"],
+  starting: ["start", "restore"],
+  repeated: ["repeated"],
+  gone: ["gone", "stopped"],
+};
+/** Parts of less than this share have no room in the band. */
+const LEAST_SHARE = 0.002;
+
+/** Returns the seconds of each part of the band, in its order; none of those that took next to none. */
+export function partsOf(time) {
+  const left = { ...time.seconds };
+  const parts = Object.entries(PARTS).map(([part, buckets]) => {
+    const seconds = buckets.reduce((sum, name) => sum + (left[name] ?? 0), 0);
+    for (const name of buckets) delete left[name];
+    return { part, seconds };
+  });
+  const other = Object.values(left).reduce((sum, seconds) => sum + seconds, 0);
+  return [...parts, { part: "other", seconds: other }].filter(
+    ({ seconds }) => seconds >= time.wall * LEAST_SHARE && seconds > 0,
+  );
+}
+
+/** Returns the content of the panel "Time". */
+export function timeBand(time) {
+  const parts = partsOf(time);
+  const text = ({ part, seconds }) =>
+    `${part} ${((100 * seconds) / time.wall).toFixed(1)} %, ${formatDuration(seconds)}`;
+  const buckets = Object.entries(time.seconds)
+    .filter(([, seconds]) => seconds > 0)
+    .map(([name, seconds]) => `${name} ${formatDuration(seconds)}`);
+  return el(
+    "div",
+    { class: "body" },
+    el(
+      "p",
+      { title: buckets.join("\n") },
+      "Goodput ",
+      el("b", {}, `${(100 * time.goodput).toFixed(1)} %`),
+      ` of ${formatDuration(time.wall)}`,
+    ),
+    el(
+      "div",
+      { class: "time-band", role: "img", "aria-label": parts.map(text).join("; ") },
+      parts.map((one) =>
+        el("span", {
+          class: `time-${one.part}`,
+          style: { "flex-grow": String(one.seconds) },
+          title: text(one),
+        }),
+      ),
+    ),
+    el(
+      "ul",
+      { class: "time-legend" },
+      parts.map((one) => el("li", {}, el("i", { class: `time-${one.part}` }), text(one))),
+    ),
+    time.slow && el("p", { class: "bad" }, time.slow),
+    time.faults.length > 0 &&
+      el(
+        "div",
+        { class: "scroll", tabIndex: 0 },
+        plainTable(
+          time.faults.map((one) => [
+            el("td", {}, one.status || "ended"),
+            el("td", {}, formatTime(one.at)),
+            el("td", { class: "number" }, formatNumber(one.step)),
+            ...["cost", "gone", "start", "restore", "repeated"].map((name) =>
+              el("td", { class: "number" }, formatDuration(one[name])),
+            ),
+          ]),
+          ["Ended", "When", "At step", "Lost", "Gone", "Start", "Restore", "Repeated"],
+        ),
+      ),
+  );
+}

@@ -1,0 +1,94 @@
+"""The program of test_time_ledger.py: `time_child.py FAULT FOLDER`.
+
+A loop of 60 batches of some 10 ms, without torch, in which one thing takes 0.6 s more than it should. It
+prints when its loop began and ended, by the system's clock.
+"""
+
+import gc
+import os
+import signal
+import sys
+import time
+
+from destinations import InMemory, RunDirectory
+from events import Callback, Event, Run, TimeLedger
+
+FAULT, FOLDER = sys.argv[1], sys.argv[2]
+BATCHES, MORE = 60, 0.01
+
+
+class Slow(Callback):
+    """Takes long after each batch."""
+
+    def batch_end(self, state, logger):
+        time.sleep(MORE)
+
+
+class SlowSaver(Slow):
+    """As a saver that stalls."""
+
+    time_bucket = "checkpoint"
+
+
+class Blocked(InMemory):
+    """A destination that blocks."""
+
+    def log_metrics(self, metrics, step=None):
+        time.sleep(MORE)
+
+
+class Garbage:
+    """Takes a millisecond to be collected."""
+
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        time.sleep(MORE / 10)
+
+
+def slow(name):
+    """Takes long if this is the fault."""
+    if name == FAULT:
+        time.sleep(MORE)
+
+
+def train(run):
+    """The batches that are left."""
+    for batch in range(int(run.state.timestamp.batch), BATCHES):
+        slow("data")
+        run.batch_start()
+        time.sleep(0.002)
+        slow("batch")
+        run.run_event(Event.BEFORE_FORWARD)
+        time.sleep(0.004)
+        slow("forward")
+        run.run_event(Event.AFTER_FORWARD)
+        run.run_event(Event.BEFORE_BACKWARD)
+        slow("backward")
+        run.run_event(Event.AFTER_BACKWARD)
+        run.run_event(Event.AFTER_TRAIN_BATCH)
+        slow("optimizer")
+        run.log_metrics({"loss": 1.0})
+        run.batch_end()
+        if FAULT == "garbage":
+            [Garbage() for _ in range(10)]
+            gc.collect()
+        if batch == BATCHES // 2:
+            if FAULT == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if FAULT == "stopped":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            run.eval_start()
+            time.sleep(0.65 if FAULT == "evaluation" else 0.05)
+            run.eval_end()
+
+
+loggers = [RunDirectory(FOLDER, if_exists="resume"), *([Blocked()] if FAULT == "logging" else [])]
+callbacks = [TimeLedger(), *([Slow()] if FAULT == "callbacks" else [])]
+callbacks += [SlowSaver()] if FAULT == "checkpoint" else []
+with Run(loggers, callbacks, "mine") as run:
+    if FAULT == "start":
+        time.sleep(0.6)
+    train(run)
+print(time.time())

@@ -1,0 +1,345 @@
+"""Every moment of a session is charged to one bucket; the files that say so, by a clock that is set."""
+
+import contextlib
+import csv
+import gc
+import logging
+
+import pytest
+import torch
+
+from destinations import InMemory, RunDirectory
+from events import Callback, CheckpointSaver, Event, Run, TimeLedger
+from events.callbacks import time_ledger
+
+
+class Clock:
+    """A clock of nanoseconds that is set, and counts how often it is read."""
+
+    def __init__(self):
+        self.seconds = 5.0
+        self.reads = 0
+
+    def __call__(self):
+        self.reads += 1
+        return round(self.seconds * 1e9)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Gives a clock; the beginning of this process does not count."""
+    monkeypatch.setattr(time_ledger, "_has_counted_start", True)
+    return Clock()
+
+
+class Takes(Callback):
+    """Takes some seconds at one event."""
+
+    def __init__(self, clock, **seconds):
+        super().__init__()
+        self.clock, self.seconds = clock, seconds
+
+    def run_event(self, event, state, logger):
+        self.clock.seconds += self.seconds.get(event.value, 0.0)
+
+
+class SlowDestination(InMemory):
+    """A destination that takes a second for each call, and two at the end of each batch."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock = clock
+
+    def log_metrics(self, metrics, step=None):
+        self.clock.seconds += 1
+
+    def batch_end(self, state, logger):
+        self.clock.seconds += 2
+
+
+def charged(ledger):
+    """Returns the seconds of the buckets that have any."""
+    _, totals = ledger.snapshot()
+    grown = ledger.divided(totals, [0] * len(totals))
+    return {name: one / 1e9 for name, one in zip(time_ledger.BUCKETS, grown, strict=True) if one}
+
+
+def rows(path):
+    """Returns the rows of a file of a ledger, without spaces."""
+    with path.open(newline="") as file:
+        return [{name: text.strip() for name, text in row.items()} for row in csv.DictReader(file)]
+
+
+def test_moments_of_a_loop_are_charged(clock):
+    """Reading, a batch, its passes, an evaluation, and what follows: each second is in one bucket."""
+    ledger = TimeLedger(clock=clock)
+    with Run(None, ledger, "mine") as run:
+        clock.seconds += 1
+        run.epoch_start()
+        for _ in range(2):
+            clock.seconds += 2
+            run.batch_start()
+            clock.seconds += 3
+            run.run_event(Event.BEFORE_FORWARD)
+            clock.seconds += 4
+            run.run_event(Event.AFTER_FORWARD)
+            run.run_event(Event.AFTER_LOSS)
+            run.run_event(Event.BEFORE_BACKWARD)
+            clock.seconds += 5
+            run.run_event(Event.AFTER_BACKWARD)
+            run.run_event(Event.AFTER_TRAIN_BATCH)
+            clock.seconds += 6
+            run.batch_end()
+        run.eval_start()
+        clock.seconds += 7
+        run.eval_end()
+        clock.seconds += 8
+        # The first reading comes before this loop is known to tell where its batches begin.
+        assert charged(ledger) == {
+            "start": 1,
+            "data": 2 + 8,
+            "batch": 2 + 2 * 3,
+            "forward": 2 * 4,
+            "backward": 2 * 5,
+            "optimizer": 2 * 6,
+            "evaluation": 7,
+        }
+
+
+def test_a_loop_that_tells_of_ends_alone(clock):
+    """Without the beginnings of batches, all of their time is theirs."""
+    ledger = TimeLedger(clock=clock)
+    with Run(None, ledger, "mine") as run:
+        run.fit_start()
+        for _ in range(3):
+            clock.seconds += 2
+            run.batch_end()
+
+        assert charged(ledger) == {"start": 2, "batch": 4}
+
+
+def test_hooks_are_charged_to_their_callbacks(clock):
+    """A destination, another callback and a saver have buckets of their own, wherever they are called."""
+
+    class Saves(Takes):
+        time_bucket = CheckpointSaver.time_bucket
+
+    ledger = TimeLedger(clock=clock)
+    slow = Takes(clock, batch_end=3, eval_batch_end=4)
+    with Run(SlowDestination(clock), [slow, Saves(clock, batch_checkpoint=5), ledger], "mine") as run:
+        run.batch_start()
+        run.log_metrics({"loss": 1.0})
+        clock.seconds += 10
+        run.batch_end()
+        run.eval_start()
+        run.eval_batch_end()
+        clock.seconds += 20
+        run.eval_end()
+
+        assert charged(ledger) == {
+            "batch": 10,
+            "logging": 1 + 2,
+            "callbacks": 3 + 4,
+            "checkpoint": 5,
+            "evaluation": 20,
+        }
+
+
+def test_an_exception_of_a_hook_ends_its_bucket(clock):
+    """What follows is not charged to the callback that raised."""
+
+    class Raises(Callback):
+        def batch_start(self, state, logger):
+            clock.seconds += 1
+            raise ZeroDivisionError
+
+    ledger = TimeLedger(clock=clock)
+    with Run(None, [Raises(), ledger], "mine") as run:
+        with contextlib.suppress(ZeroDivisionError):
+            run.batch_start()
+        clock.seconds += 2
+
+        assert charged(ledger) == {"callbacks": 1, "batch": 2}
+
+
+def test_collections_of_garbage_are_charged(clock):
+    """Those of older generations, in the thread that trains."""
+    ledger = TimeLedger(clock=clock)
+
+    def collecting(phase, info):
+        clock.seconds += 3 if phase == "stop" and info["generation"] == 2 else 0
+
+    gc.callbacks.insert(0, collecting)
+    try:
+        with Run(None, ledger, "mine") as run:
+            run.fit_start()
+            before = charged(ledger).get("garbage", 0)
+            gc.collect()
+            assert charged(ledger)["garbage"] - before == 3
+    finally:
+        gc.callbacks.remove(collecting)
+    assert not any(getattr(one, "__self__", None) is ledger for one in gc.callbacks)
+
+
+def test_a_device_divides_the_time_of_batches(clock, monkeypatch):
+    """What the host waits for in one place, the device did in another; batches that it has not done wait."""
+    now = [0.0]
+    is_done = [False]
+
+    class DeviceEvent:
+        """An event of a device with a clock of its own, in milliseconds."""
+
+        def __init__(self, *, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at = now[0]
+
+        def query(self):
+            return is_done[0]
+
+        def elapsed_time(self, end):
+            return end.at - self.at
+
+    monkeypatch.setattr(torch.cuda, "Event", DeviceEvent)
+    ledger = TimeLedger(clock=clock)
+    with Run(None, ledger, "mine") as run:
+        ledger._device = time_ledger.DeviceClock(time_ledger._PARTS)
+        for _ in range(2):
+            run.batch_start()
+            run.run_event(Event.BEFORE_FORWARD)
+            now[0] += 1
+            run.run_event(Event.BEFORE_BACKWARD)
+            now[0] += 3
+            run.run_event(Event.AFTER_TRAIN_BATCH)
+            clock.seconds += 4
+            run.batch_end()
+            is_done[0] = True
+
+        assert charged(ledger) == {"forward": 2, "backward": 6}
+
+
+def test_few_of_short_batches_are_divided(clock):
+    """Those between them read the clock at their beginning and end alone, and are divided as they are."""
+    ledger = TimeLedger(clock=clock)
+    reads = []
+    with Run(None, ledger, "mine") as run:
+        run.epoch_start()
+        for _ in range(40):
+            before = clock.reads
+            run.batch_start()
+            clock.seconds += 0.0002
+            run.run_event(Event.BEFORE_FORWARD)
+            clock.seconds += 0.0003
+            run.run_event(Event.AFTER_TRAIN_BATCH)
+            clock.seconds += 0.0005
+            run.batch_end()
+            reads.append(clock.reads - before)
+
+        assert reads == ([4] + 10 * [2]) * 3 + [4] + 6 * [2]
+        assert charged(ledger) == {
+            "batch": pytest.approx(40 * 0.0002),
+            "forward": pytest.approx(40 * 0.0003),
+            "optimizer": pytest.approx(40 * 0.0005),
+        }
+
+
+def test_an_event_reads_the_clock_once(clock):
+    """Also one with hooks of others to charge: those read it twice each."""
+    ledger = TimeLedger(clock=clock)
+    with Run(None, ledger, "mine") as run:
+        run.fit_start()
+        before = clock.reads
+        for _ in range(10):
+            run.run_event(Event.BEFORE_FORWARD)
+        assert clock.reads - before == 10
+
+
+def test_shares_are_metrics(clock):
+    """At a rate, those of the time since the last ones."""
+    kept = InMemory()
+    with Run(kept, TimeLedger(metrics_seconds=10, clock=clock), "mine") as run:
+        run.fit_start()
+        for _ in range(2):
+            run.batch_start()
+            clock.seconds += 6
+            run.batch_end()
+            clock.seconds += 2
+        run.batch_start()
+        run.batch_end()
+
+    assert [value for _, value in kept.data["time/batch"]] == [12 / 14]
+    assert [value for _, value in kept.data["time/data"]] == [2 / 14]
+
+
+def test_files_say_what_was_charged(clock, tmp_path):
+    """The rows of each session, and the spans of batches and of one's own."""
+    for _ in range(2):
+        with Run(RunDirectory(tmp_path / "run", if_exists="resume"), TimeLedger(clock=clock), "mine") as run:
+            run.batch_start()
+            clock.seconds += 1
+            with run.span('tokenize, "fast"'):
+                clock.seconds += 2
+            run.batch_end()
+    found = rows(tmp_path / "run/time/rank-0.csv")
+    spans = rows(tmp_path / "run/time/spans-0.csv")
+
+    assert len({row["session"] for row in found}) == 2
+    assert sum(float(row["batch"] or 0) for row in found) == 6
+    assert found[-1]["step"] == "1"
+    own = [span for span in spans if span["is_own"] == "1"]
+    assert [(span["name"], span["microseconds"]) for span in own] == [('tokenize, "fast"', "2000000")] * 2
+    assert ("batch", "3000000") in [(span["name"], span["microseconds"]) for span in spans]
+
+
+def test_without_a_folder_nothing_is_written(clock, tmp_path, monkeypatch):
+    """And a span costs nothing without a ledger."""
+    monkeypatch.chdir(tmp_path)
+    with Run(InMemory(), TimeLedger(clock=clock), "mine") as run, run.span("any"):
+        run.batch_end()
+    with Run(InMemory(), run_name="mine") as run, run.span("any"):
+        run.batch_end()
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_written_is_reported_once(tmp_path, caplog):
+    """Training continues."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/time").write_text("in the way")
+    with Run(RunDirectory(tmp_path / "run"), TimeLedger(), "mine") as run:
+        run.batch_end()
+
+    (said,) = [one for one in map(logging.LogRecord.getMessage, caplog.records) if "time ledger" in one]
+    assert said.startswith(f"time ledger: could not write to {tmp_path / 'run/time'}: FileExistsError")
+
+
+def test_a_last_line_is_replaced_in_place(tmp_path):
+    """A shorter one is filled up with spaces; a torn one of an earlier session ends before the next."""
+    path = tmp_path / "rank-0.csv"
+    path.write_text("name\ntor")
+    file = time_ledger.GrowingCsv(path, "name")
+    file.write("a long one", is_last=False)
+    file.write("short", is_last=True)
+    file.write("next", is_last=False)
+    file.close()
+
+    assert path.read_text() == "name\ntor\nshort     \nnext\n"
+
+
+def test_a_trainer_has_one(make_trainer):
+    """Unless there is one, or none is wanted."""
+    own = TimeLedger()
+
+    def ledgers(**arguments):
+        return [one for one in make_trainer(**arguments).state.callbacks if isinstance(one, TimeLedger)]
+
+    assert len(ledgers()) == 1
+    assert ledgers(callbacks=own) == [own]
+    assert ledgers(time_ledger=False) == []
+
+
+def test_metrics_seconds_is_positive():
+    """None is never."""
+    with pytest.raises(ValueError, match="metrics_seconds must be positive"):
+        TimeLedger(metrics_seconds=0)
