@@ -12,7 +12,6 @@ import json
 import logging
 import math
 import os
-import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from os import PathLike
 from pathlib import Path
@@ -21,14 +20,14 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 import attrs
 
 from destinations.run_directory.layout import format_cells, strict_json
-from uploads.disk import rename_new
 
-from .files import clean_text, number_of
+from .files import clean_text, number_of, written_beside
 from .record import FIELDS, flat_record
 from .run import Run
 
 if TYPE_CHECKING:
-    from .content.series import Block
+    from destinations.run_directory.blocks import Block
+
     from .record import RunRecord
 
 __all__ = ["ExportFormat", "export_metrics", "export_runs"]
@@ -198,7 +197,7 @@ class _Target:
         """Yields a stream of text."""
         if self.path is not None:
             with (
-                _beside(self.path, overwrite=self.overwrite) as path,
+                written_beside(self.path, overwrite=self.overwrite) as path,
                 path.open("w", encoding="utf-8", newline="", errors="backslashreplace") as file,
             ):
                 yield file
@@ -219,28 +218,8 @@ class _Target:
         if self.path is None:
             yield getattr(self.stream, "buffer", self.stream)  # Of a text stream such as sys.stdout.
         else:
-            with _beside(self.path, overwrite=self.overwrite) as path:
+            with written_beside(self.path, overwrite=self.overwrite) as path:
                 yield path
-
-
-@contextlib.contextmanager
-def _beside(path: Path, *, overwrite: bool) -> Iterator[Path]:
-    # A unique name: the folder may be shared, and two exports may run at once.
-    fd, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    os.close(fd)
-    temporary = Path(name)
-    try:
-        yield temporary
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
-        if overwrite:
-            temporary.replace(path)
-        else:
-            # What was written there meanwhile stays.
-            rename_new(name, os.fspath(path))
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 # Points.
@@ -282,7 +261,7 @@ def _lines(
 
 
 def _csv_lines(run_id: str, block: "Block") -> list[str]:
-    from .content.series import MISSING_STEP
+    from destinations.run_directory.blocks import MISSING_STEP
 
     def heads(names: list[str]) -> list[str]:
         run = _csv_text(run_id)
@@ -296,7 +275,7 @@ def _csv_lines(run_id: str, block: "Block") -> list[str]:
 
 
 def _json_lines(run_id: str, block: "Block") -> list[str]:
-    from .content.series import MISSING_STEP
+    from destinations.run_directory.blocks import MISSING_STEP
 
     def heads(names: list[str]) -> list[str]:
         return [f'{{"run_id": {json.dumps(run_id)}, "metric": {json.dumps(name)}, ' for name in names]
@@ -372,7 +351,7 @@ def _write_parquet_points(blocks: "Iterable[tuple[str, Block]]", target: Any) ->
 def _points_table(pa: Any, schema: Any, run_id: str, block: "Block") -> Any:
     import numpy as np
 
-    from .content.series import MISSING_STEP
+    from destinations.run_directory.blocks import MISSING_STEP
 
     names, rows, columns, values = _points(block)
     steps, times = block.step[rows], block.time[rows]

@@ -1,15 +1,18 @@
 """Reads untrusted files of JSON: one object, or one object per line, of which some may be torn or damaged."""
 
+import contextlib
 import functools
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from destinations.kinds.line import file_inside, number_of, path_inside, whole_of
 from destinations.run_directory.layout import is_shallow
-from uploads.disk import MAX_DOCUMENT_BYTES, open_regular, read_regular
+from destinations.runs.budget import spend
+from uploads.disk import MAX_DOCUMENT_BYTES, open_regular, read_regular, rename_new
 
 __all__ = [
     "clean_text",
@@ -22,9 +25,12 @@ __all__ = [
     "read_object_file",
     "whole_of",
     "write_json",
+    "written_beside",
 ]
 
 _TOO_LARGE = 1 << 63
+# A record takes some times the memory of its line.
+_RECORD_FACTOR = 4
 _BACKSLASH = ord("\\")
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -108,6 +114,7 @@ def json_lines(path: Path, *, with_torn: bool = False) -> Iterator[dict[str, Any
     with os.fdopen(fd, "rb") as file:
         is_beyond = False
         while line := file.readline(MAX_DOCUMENT_BYTES):
+            spend(_RECORD_FACTOR * len(line))
             is_whole = line.endswith(b"\n")
             is_long = is_beyond or (not is_whole and len(line) == MAX_DOCUMENT_BYTES)
             is_beyond = is_long and not is_whole
@@ -141,3 +148,32 @@ def read_object_file(path: Path) -> dict[str, Any]:
 def metric_of(value: Any) -> float | None:
     """Returns a value of a metric as a number, of which true is 1 and false 0; None if it is not one."""
     return float(value) if isinstance(value, bool) else number_of(value)
+
+
+@contextlib.contextmanager
+def written_beside(path: Path, *, overwrite: bool) -> Iterator[Path]:
+    """Gives a file to write, which takes its place at the end; it is removed after an exception.
+
+    Args:
+        path: its place.
+        overwrite: whether it replaces what is there.
+
+    Raises:
+        FileExistsError: there is something.
+    """
+    # A unique name: the folder may be shared, and two exports may run at once.
+    fd, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    os.close(fd)
+    temporary = Path(name)
+    try:
+        yield temporary
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)
+        if overwrite:
+            temporary.replace(path)
+        else:
+            # What was written there meanwhile stays.
+            rename_new(name, os.fspath(path))
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -42,11 +42,14 @@ _EXAMPLES = {
     "best": ("val/acc --max", "loss --min --tag sweep:7 --limit 3"),
     "diff": ("first second", "first second --json"),
     "show": ("digits", "digits --flight"),
+    "time": ("digits", "digits --json"),
+    "trace": ("digits -o trace.json", "digits -o trace.json --overwrite"),
     "checkpoints": (
         "digits",
         "get digits best --by loss/eval/total --mode min --to model.pt",
     ),
     "plot": ("loss", "loss 'val/*' first second -o plot.png"),
+    "series": ("digits loss --where 'value >= 10'", "digits loss --limit 10"),
     "tail": ("digits", "digits --metric loss --lines 100 --no-follow"),
     "wait": ("'not alive' digits", "'summary.loss < 0.1' digits --timeout 2h"),
     "export": ("-o runs.csv", "first second --metrics -o metrics.parquet"),
@@ -63,7 +66,7 @@ _EXAMPLES = {
         "'select run_id, min(value) from metrics group by run_id' --dataset dataset",
         "'select count(*) from runs' --dataset s3://bucket/dataset --json",
     ),
-    "migrate": ("lightning_logs runs", "~/.cache/stable-pretraining runs"),
+    "import": ("lightning_logs --from tensorboard --root runs", "history.csv --column step=iteration"),
     "send": ("digits --to tensorboard:tb", "digits --to wandb:my-team/my-project --follow"),
 }
 
@@ -181,6 +184,14 @@ def _add_reading(commands: _Commands) -> None:
     parser.add_argument(
         "--flight", action="store_true", help="what the flight recorders wrote: which rank waits where"
     )
+    parser = commands.add("time", "time.time", "show on what the time of a run was spent, and its goodput")
+    _add_run(parser)
+    parser = commands.add("trace", "time.trace", "write the spans of a run as a trace that Perfetto opens")
+    _add_run(parser)
+    parser.add_argument(
+        "--output", "-o", metavar="FILE", required=True, help=".json file, for ui.perfetto.dev"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     parser = commands.add(
         "checkpoints",
         "checkpoints.checkpoints",
@@ -220,6 +231,14 @@ def _add_reading(commands: _Commands) -> None:
     )
     parser.add_argument("--x", choices=("step", "time"), default="step", help="x axis (default: step)")
     parser.add_argument("--log", action="store_true", help="logarithmic y axis")
+    parser = commands.add("series", "series.series", "print the values of a metric, or some of them")
+    _add_run(parser)
+    parser.add_argument("metric", metavar="METRIC", help="metric name")
+    parser.add_argument(
+        "--where", metavar="CONDITION", help="only these: 'value > 10 and step < 500', 'value == nan'"
+    )
+    parser.add_argument("--limit", type=_count, metavar="N", help="only the first N")
+    parser.add_argument("--rank", type=_count, default=0, metavar="R", help="of this rank (default: 0)")
     parser = commands.add(
         "tail", "following.tail", "print the metric rows of a run as they are written, until it ends"
     )
@@ -335,10 +354,12 @@ def _add_upkeep(commands: _Commands) -> None:
     parser = commands.add(
         "send",
         "send.send",
-        "send a run to a tracker or to another folder; incremental when repeated",
+        "send runs to a tracker or to another folder; incremental when repeated",
         details=_targets,
     )
-    _add_run(parser)
+    _add_run(parser, nargs="*")
+    _add_selection(parser)
+    parser.add_argument("--all", action="store_true", help="all runs")
     parser.add_argument(
         "--to",
         required=True,
@@ -363,10 +384,29 @@ def _add_upkeep(commands: _Commands) -> None:
         help="include rows abandoned when training resumed from an earlier step",
     )
     parser = commands.add(
-        "migrate", "send.migrate", "copy the runs of a stable-pretraining registry or of CSVLogger into ours"
+        "import",
+        "importing.import_",
+        "write the runs of another logger as run folders; again, only what is new",
+        details=_sources,
     )
-    parser.add_argument("source", metavar="SOURCE", help="folder that holds them, at any depth")
-    parser.add_argument("target", metavar="DEST", help="folder for the copies, a subfolder for each run")
+    parser.add_argument("source", metavar="SOURCE", help="file, folder, or URI; see below")
+    parser.add_argument(
+        "--from", dest="from_source", metavar="NAME", help="kind of source, where several are recognised"
+    )
+    parser.add_argument(
+        "--column",
+        action="append",
+        default=[],
+        dest="columns",
+        metavar="ROLE=NAME",
+        help="column of a table that holds the step, time, epoch or run; repeatable",
+    )
+
+
+def _sources() -> str:
+    from destinations.runs.imports import SOURCES
+
+    return "".join(("sources:\n", *(f"  {one.name}: {one.place}\n" for one in SOURCES)))
 
 
 def _targets() -> str:

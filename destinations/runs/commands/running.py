@@ -29,6 +29,7 @@ __all__ = [
     "UsageError",
     "at_path",
     "find_runs",
+    "given_roots",
     "open_selected",
     "roots_of",
     "run_command",
@@ -71,17 +72,21 @@ def run_command(command: Command, options: argparse.Namespace, session: CommandC
 
 def roots_of(options: argparse.Namespace, session: CommandContext) -> list[str]:
     """Returns the roots given by `--root`, else by `DESTINATIONS_ROOT`, else `runs`."""
+    if roots := given_roots(options, session):
+        return roots
+    if not Path("runs").is_dir():
+        raise UsageError("no folder 'runs' here. Give --root FOLDER, or set DESTINATIONS_ROOT.")
+    return ["runs"]
+
+
+def given_roots(options: argparse.Namespace, session: CommandContext) -> list[str]:
+    """Returns the roots given by `--root`, else by `DESTINATIONS_ROOT`."""
     # `--root` may stand before the command and after it.
     if roots := [*(getattr(options, "roots_before", None) or ()), *(options.root or ())]:
         return roots
     # A colon before two slashes is part of a URI.
     given = session.environment.get("DESTINATIONS_ROOT", "")
-    named = [part for part in re.split(rf"{os.pathsep}(?!//)", given) if part]
-    if named:
-        return named
-    if not Path("runs").is_dir():
-        raise UsageError("no folder 'runs' here. Give --root FOLDER, or set DESTINATIONS_ROOT.")
-    return ["runs"]
+    return [part for part in re.split(rf"{os.pathsep}(?!//)", given) if part]
 
 
 def open_selected(options: argparse.Namespace, session: CommandContext) -> Runs:

@@ -1,40 +1,82 @@
-"""`send`: sends a run to a tracker or to another folder; `migrate`: copies runs of others into ours."""
+"""`send`: sends runs to a tracker or to another folder."""
 
 import argparse
 import json
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from destinations.runs import open_runs
+from destinations.runs import Run, RunsError
 from destinations.runs.send import TargetError
 from destinations.runs.send import send as send_run
 
-from .running import EXIT_FAILED, EXIT_OK, UsageError, find_runs
+from .fields import check_filter
+from .listing import selection_of
+from .running import EXIT_FAILED, EXIT_OK, UsageError, find_runs, open_selected
 from .screen import CommandContext
 
-__all__ = ["migrate", "send"]
+__all__ = ["send"]
 
 EXIT_INTERRUPTED = 130
 
 
 def send(options: argparse.Namespace, session: CommandContext) -> int:
-    """Sends the new records of a run."""
-    (run,) = find_runs([options.run_name], options, session)
-    try:
-        report = send_run(
-            run,
-            options.to,
-            follow=options.follow,
-            again=options.again,
-            abandoned=options.abandoned,
-            options=dict(map(_option, options.tracker_options)),
-            wait=session.wait,
-            now=session.clock,
-        )
-    except TargetError as error:
-        raise UsageError(str(error)) from None
+    """Sends the new records of runs, one after another, with one bar for all of them."""
+    from tqdm import tqdm
+
+    runs = _chosen(options, session)
+    if options.follow and len(runs) > 1:
+        raise UsageError(f"--follow takes one run, got {len(runs)}. Send the others without it.")
+    answers: list[dict[str, Any]] = []
+    code = EXIT_OK
+    is_hidden = len(runs) == 1 or not session.errors.isatty()
+    with tqdm(runs, unit=" run", file=session.errors, disable=is_hidden) as bar:
+        for run in bar:
+            try:
+                code = max(code, _send_one(run, options, session, answers))
+            except TargetError as error:
+                raise UsageError(str(error)) from None
+            except (RunsError, OSError, ValueError) as error:
+                if len(runs) == 1:
+                    raise
+                session.note(f"{run.name}: {error}")
+                code = max(code, EXIT_FAILED)
+            if code == EXIT_INTERRUPTED:
+                break
     if options.json:
-        session.screen.json(
+        is_one = len(options.run_name) == 1
+        session.screen.json(answers[0] if is_one and answers else answers)
+    return code
+
+
+def _chosen(options: argparse.Namespace, session: CommandContext) -> Sequence[Run]:
+    selection = [one for one in (options.where, options.tag, options.status) if one]
+    if bool(options.run_name) + bool(selection) + options.all != 1:
+        raise UsageError("give run names, or --where, --tag and --status, or --all.")
+    if options.run_name:
+        return find_runs(options.run_name, options, session)
+    with open_selected(options, session) as runs:
+        check_filter(options.where, runs, session)
+        found = runs.query(**selection_of(options))
+    if not found:
+        session.note("no runs match")
+    return found
+
+
+def _send_one(
+    run: Run, options: argparse.Namespace, session: CommandContext, answers: list[dict[str, Any]]
+) -> int:
+    report = send_run(
+        run,
+        options.to,
+        follow=options.follow,
+        again=options.again,
+        abandoned=options.abandoned,
+        options=dict(map(_option, options.tracker_options)),
+        wait=session.wait,
+        now=session.clock,
+    )
+    if options.json:
+        answers.append(
             {
                 "run_id": run.run_id,
                 "target": options.to,
@@ -78,38 +120,3 @@ def _option(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except ValueError:
         return name, value
-
-
-def migrate(options: argparse.Namespace, session: CommandContext) -> int:
-    """Copies runs that other loggers wrote to run folders; the originals stay as they are.
-
-    Repeated, it copies what is new.
-    """
-    if not Path(options.source).is_dir():
-        raise UsageError(f"no folder {options.source!r} to migrate runs from.")
-    if Path(options.target).resolve().is_relative_to(Path(options.source).resolve()):
-        raise UsageError(f"{options.target!r} is in {options.source!r}. Choose a folder beside it.")
-    copied, failed, rows = 0, 0, 0
-    with open_runs(options.source, clock=session.clock) as runs:
-        for path, problem in runs.report.problems:
-            session.note(f"{path}: {problem}")
-        found = [run for run in runs.query(archived=None) if run.record.kind != "run-directory"]
-    for run in found:
-        try:
-            report = send_run(
-                run, f"run:{options.target}", abandoned=True, wait=session.wait, now=session.clock
-            )
-        except Exception as error:  # noqa: BLE001  # whatever is wrong with this run, the others are wanted
-            session.note(f"skipped run {run.run_id} in {run.path}: {error}")
-            failed += 1
-            continue
-        for text in (*report.missing, *report.failed):
-            session.note(f"{run.run_id}: {text}")
-        failed += bool(report.failures)
-        copied += 1
-        rows += report.rows
-    if options.json:
-        session.screen.json({"runs": copied, "rows": rows, "failures": failed, "target": options.target})
-    else:
-        session.screen.line(f"copied {rows} new rows of {copied} runs to {options.target}")
-    return EXIT_FAILED if failed else EXIT_OK

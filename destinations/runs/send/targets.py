@@ -6,6 +6,7 @@ tracker is reached is said by the tracker: see `destinations.trackers.target`.
 
 import inspect
 import logging
+import os
 import re
 import shutil
 import textwrap
@@ -28,11 +29,21 @@ from uploads.disk import closing, copy_all, is_locked, open_regular, replacement
 
 from .ledger import SendingError, read_ledger
 
-__all__ = ["Place", "TargetError", "help_text", "place_of"]
+__all__ = [
+    "LEDGER",
+    "Place",
+    "RunPlace",
+    "TargetError",
+    "folder_place",
+    "has_content",
+    "help_text",
+    "place_of",
+]
 
 _log = logging.getLogger("destinations")
 
 LEDGER = ".sent.json"
+"""Name of the ledger in a folder that was sent to."""
 # Blocking is fine: no training is running in this process.
 _BLOCKING: dict[str, Any] = {"when_full": "wait", "wait_seconds": 600.0, "close_seconds": 3600.0}
 
@@ -164,7 +175,7 @@ class FolderPlace(Place):
             raise SendingError(f"the run folder has no name: {str(self.run.path)!r}.")
         run_id = re.sub(r"[^\w.-]", "_", self.run.run_id)
         plain = parent / name
-        return plain if not _has_content(plain) else parent / f"{name}-{run_id}"
+        return plain if not has_content(plain) else parent / f"{name}-{run_id}"
 
     @property
     def ledger_path(self) -> Path:
@@ -175,7 +186,7 @@ class FolderPlace(Place):
         """Rejects the folder of the run itself, and folders with files but no ledger."""
         if self.folder.resolve() == self.run.path.resolve():
             raise SendingError(f"cannot send a run to its own folder {str(self.folder)!r}.")
-        if _has_content(self.folder) and not self.ledger_path.exists():
+        if has_content(self.folder) and not self.ledger_path.exists():
             raise SendingError(
                 f"target {str(self.folder)!r} contains other files. "
                 "Use a new folder, or one that was sent to before."
@@ -207,10 +218,11 @@ class FolderPlace(Place):
         return [path for path in names if not path.name.startswith(LEDGER) and path.name != EDITS]
 
     def is_gone(self) -> bool:
-        return not _has_content(self.folder)
+        return not has_content(self.folder)
 
 
-def _has_content(folder: Path) -> bool:
+def has_content(folder: Path) -> bool:
+    """Returns whether there is anything in a folder but a ledger."""
     return folder.is_dir() and any(not path.name.startswith(LEDGER) for path in folder.iterdir())
 
 
@@ -268,9 +280,31 @@ class _RunFolder(Target):
         return tracker(self.place, **{**given, **self.options})
 
 
+_RUN = _Kind("run", RunDirectory, _RunFolder, RunPlace)
+
+
+def folder_place(
+    place: type[RunPlace],
+    tracker: type[RunDirectory],
+    folder: str | os.PathLike[str],
+    run: SentRun,
+    options: Mapping[str, Any],
+) -> RunPlace:
+    """Returns the place of a run in a folder of run folders.
+
+    Args:
+        place: its class.
+        tracker: the class of its destination.
+        folder: with a subfolder for each run.
+        run: the run.
+        options: further arguments of `RunDirectory`.
+    """
+    return place(attrs.evolve(_RUN, tracker=tracker), _RunFolder(os.fspath(folder), run, options), Path())
+
+
 def _kinds() -> dict[str, _Kind]:
     """Returns the kinds of targets by name: `run`, and every tracker."""
-    found = {"run": _Kind("run", RunDirectory, _RunFolder, RunPlace)}
+    found = {"run": _RUN}
     for name, tracker in trackers().items():
         place = Place if tracker.target.own_files is None else FolderPlace
         found.setdefault(name, _Kind(name, tracker, tracker.target, place))

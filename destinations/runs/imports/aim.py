@@ -1,0 +1,154 @@
+"""Runs of an Aim repository, by Aim's own package."""
+
+import importlib
+import io
+import math
+import wave
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from destinations.kinds.audio import AUDIO
+from destinations.kinds.histograms import HISTOGRAM
+from destinations.kinds.images import IMAGE
+from destinations.kinds.kind import Kind
+from destinations.kinds.texts import TEXT
+from destinations.trackers.names import short_hash
+
+from .source import Item, Logged, Source, SourceError, SourceRun, Values
+
+__all__ = ["AIM"]
+
+_FOLDER, _HPARAMS, _SYSTEM = ".aim", "hparams", "__system_params"
+
+
+def _claims(place: str) -> bool:
+    path = Path(place)
+    return (path.name == _FOLDER and path.is_dir()) or (path / _FOLDER).is_dir()
+
+
+def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
+    try:
+        aim: Any = importlib.import_module("aim")
+    except ImportError as error:
+        raise ImportError("runs of Aim need Aim: pip install aim") from error
+    path = Path(place).absolute()
+    repo = aim.Repo.from_path(str(path.parent if path.name == _FOLDER else path))
+    indexed = {run.hash: run for run in repo.iter_runs()}
+    if missing := set(repo.list_all_runs()) - indexed.keys():
+        raise SourceError(f"Aim has not indexed {len(missing)} runs of {place!r}: run `aim storage reindex`.")
+    return [_run_of(run) for run in indexed.values()]
+
+
+def _run_of(run: Any) -> SourceRun:
+    try:
+        params = dict(run[...])
+    except KeyError:
+        params = {}
+    system = params.pop(_SYSTEM, {})
+    nested = params.pop(_HPARAMS, {})
+    hparams = {**params, **(nested if isinstance(nested, Mapping) else {_HPARAMS: nested})}
+    series = run.collect_sequence_info(("metric", *_READERS, *_UNKNOWN))
+    ends = sorted((kind, str(one["name"]), str(one["context"])) for kind in series for one in series[kind])
+    steps = [(one["name"], one["values"].get("last_step")) for one in series.get("metric", ())]
+    return SourceRun(
+        run.hash,
+        run.name or run.hash,
+        f"aim {run.hash}",
+        short_hash(repr((run.end_time, hparams, run.tags, ends, sorted(map(str, steps)))), 16),
+        lambda found: _read(run, series, found),
+        created_at=run.creation_time,
+        ended_at=run.end_time,
+        status="" if run.active else "completed",
+        tags=tuple(run.tags or ()),
+        notes=run.description or "",
+        hyperparameters=hparams,
+        environment={"experiment": run.experiment, "system": system},
+    )
+
+
+def _read(run: Any, series: Mapping[str, list[Any]], found: SourceRun) -> Iterator[Item]:
+    points: list[tuple[float, int, str, float, float | None]] = []
+    metrics = list(run.metrics())
+    names = _names_of([(metric.name, metric.context.to_dict()) for metric in metrics])
+    for name, metric in zip(names, metrics, strict=True):
+        steps, (values, epochs, times) = metric.data.numpy()
+        for step, value, epoch, time in zip(steps, values, epochs, times, strict=True):
+            of_epoch = float(epoch) if math.isfinite(epoch) else None
+            points.append((float(time), int(step), name, float(value), of_epoch))
+    # By time, so that what was logged together comes together.
+    for time, step, name, value, of_epoch in sorted(points, key=lambda point: point[:2]):
+        yield Values({name: value}, step, time, of_epoch)
+    yield from _records(run, series, found)
+    for what in _UNKNOWN:
+        if series.get(what):
+            found.left_out[f"series of {what}"] += len(series[what])
+
+
+def _records(run: Any, series: Mapping[str, list[Any]], found: SourceRun) -> Iterator[Item]:
+    context_of = importlib.import_module("aim.storage.context").Context
+    for what, (getter, kind, read) in _READERS.items():
+        about = [(one["name"], one["context"]) for one in series.get(what, ())]
+        for name, (key, context) in zip(_names_of(about), about, strict=True):
+            sequence = getattr(run, getter)(key, context_of(context))
+            for step, (value, _epoch, time) in sequence.data.items():
+                values = value if isinstance(value, list) else [value]
+                try:
+                    for arguments in read(values):
+                        yield Logged(kind, name, int(step), float(time), arguments)
+                except (OSError, ValueError, EOFError, wave.Error):
+                    found.left_out[f"unreadable {what}"] += 1
+
+
+def _names_of(about: list[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """Returns a name for each series: the values of its context before its own name, "val/loss"."""
+    short = ["/".join([*map(str, context.values()), name]) for name, context in about]
+    whole = [
+        "/".join([*(f"{key}={value}" for key, value in context.items()), name]) for name, context in about
+    ]
+    counts = Counter(short)
+    return [one if counts[one] == 1 else other for one, other in zip(short, whole, strict=True)]
+
+
+_Read = Callable[[list[Any]], list[dict[str, Any]]]
+
+
+def _images(values: list[Any]) -> list[dict[str, Any]]:
+    captions = [value.caption or "" for value in values]
+    given = {"captions": captions} if any(captions) else {}
+    return [{"images": [value.to_pil_image() for value in values], **given}]
+
+
+def _sounds(values: list[Any]) -> list[dict[str, Any]]:
+    found = []
+    for value in values:
+        data = value.get().getvalue()
+        with wave.open(io.BytesIO(data)) as sound:
+            found.append({"audio": data, "sample_rate": sound.getframerate()})
+    return found
+
+
+def _histograms(values: list[Any]) -> list[dict[str, Any]]:
+    from events import BinnedValues
+
+    found = []
+    for value in values:
+        counts, edges = value.to_np_histogram()
+        found.append({"values": BinnedValues(counts.tolist(), edges.tolist())})
+    return found
+
+
+def _texts(values: list[Any]) -> list[dict[str, Any]]:
+    return [{"text": value.data} for value in values]
+
+
+_READERS: Mapping[str, tuple[str, Kind, _Read]] = {
+    "images": ("get_image_sequence", IMAGE, _images),
+    "audios": ("get_audio_sequence", AUDIO, _sounds),
+    "distributions": ("get_distribution_sequence", HISTOGRAM, _histograms),
+    "texts": ("get_text_sequence", TEXT, _texts),
+}
+_UNKNOWN = ("figures",)
+
+AIM = Source("aim", "a folder with Aim's repository .aim", _claims, _runs)

@@ -1,0 +1,57 @@
+"""Folders that this package reads as they are: stable-pretraining's registry, and Lightning's `CSVLogger`."""
+
+from pathlib import Path
+
+from destinations.runs.open import open_runs
+from destinations.runs.send import send
+
+from .source import ImportReport, Progress, Source, SourceError
+
+__all__ = ["LOGGERS"]
+
+
+def _claims(place: str) -> bool:
+    """Says whether a folder has such runs."""
+    if not Path(place).is_dir():
+        return False
+    with open_runs(place) as runs:
+        return any(run.record.kind != "run-directory" for run in runs.query(archived=None))
+
+
+def _copy(place: str, root: Path, report: ImportReport, progress: Progress) -> None:
+    """Copies the runs below a folder; repeated, it copies what is new.
+
+    Raises:
+        SourceError: the copies would be among the originals.
+    """
+    if root.resolve().is_relative_to(Path(place).resolve()):
+        raise SourceError(f"{str(root)!r} is in {place!r}. Choose a folder beside it.")
+    with open_runs(place) as runs:
+        for path, problem in runs.report.problems:
+            report.fail(f"{path}: {problem}")
+        found = [run for run in runs.query(archived=None) if run.record.kind != "run-directory"]
+    for done, run in enumerate(found):
+        progress(done, len(found), 0)
+        try:
+            sent = send(run, f"run:{root}", abandoned=True)
+        except Exception as error:  # noqa: BLE001  # whatever is wrong with this run, the others are wanted
+            report.fail(f"skipped run {run.run_id} in {run.path}: {error}")
+            continue
+        if sent.missing:
+            report.left_out["files that are missing"] += len(sent.missing)
+        for text in sent.failed:
+            report.fail(f"{run.run_id}: {text}")
+        report.failure_count += sent.failures - len(sent.failed)
+        is_new = bool(sent.rows or sent.records)
+        report.runs += is_new
+        report.unchanged += not is_new
+        report.rows += sent.rows
+        report.values += sent.values
+        report.records += sent.records
+        progress(done, len(found), sent.values + sent.records.total())
+    progress(len(found), len(found), 0)
+
+
+LOGGERS = Source(
+    "loggers", "a folder with runs of stable-pretraining or of Lightning's CSVLogger", _claims, copy=_copy
+)

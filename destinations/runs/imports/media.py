@@ -1,0 +1,80 @@
+"""Records as W&B and Trackio describe them: a mapping with a type, and the path of a file or the values."""
+
+import json
+import wave
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from destinations.kinds.audio import AUDIO
+from destinations.kinds.histograms import HISTOGRAM
+from destinations.kinds.images import IMAGE
+from destinations.kinds.kind import Kind
+from destinations.kinds.point_clouds import POINT_CLOUD
+from destinations.kinds.tables import TABLE
+from destinations.kinds.videos import VIDEO
+
+__all__ = ["READERS", "UNREADABLE", "ReadArguments"]
+
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, wave.Error)
+"""What a reader raises for a record that is damaged, or whose file is missing."""
+
+_XYZ, _XYZ_RGB = 3, 6
+
+
+def _caption(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"caption": fields["caption"]} if fields.get("caption") else {}
+
+
+_Path = Callable[[Any], Path]
+ReadArguments = Callable[[_Path, Mapping[str, Any]], dict[str, Any]]
+"""Takes what returns the file of a path, and the fields; returns the arguments of the method of the kind."""
+
+
+def _image(path: _Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+    captions = {"captions": [fields["caption"]]} if fields.get("caption") else {}
+    return {"images": [path(fields["path"])], **captions}
+
+
+def _sound(path: _Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+    file = path(fields["path"])
+    with wave.open(str(file)) as sound:
+        return {"audio": str(file), "sample_rate": sound.getframerate(), **_caption(fields)}
+
+
+def _video(path: _Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"video": str(path(fields["path"])), **_caption(fields)}
+
+
+def _histogram(_: _Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+    from events import BinnedValues
+
+    if "packedBins" in fields:
+        raise ValueError
+    return {"values": BinnedValues(fields["values"], fields["bins"])}
+
+
+def _table(path: _Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+    table = json.loads(path(fields["path"]).read_text(encoding="utf-8"))
+    return {"columns": [str(name) for name in table["columns"]], "rows": table["data"]}
+
+
+def _points(path: _Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+    import numpy as np
+
+    points = np.array(json.loads(path(fields["path"]).read_text(encoding="utf-8")), float)
+    if points.ndim != 2 or points.shape[1] < _XYZ:  # noqa: PLR2004  # rows and columns
+        raise ValueError
+    colors = {"colors": points[:, _XYZ:].astype(np.uint8)} if points.shape[1] == _XYZ_RGB else {}
+    return {"points": points[:, :_XYZ], **colors, **_caption(fields)}
+
+
+READERS: Mapping[str, tuple[Kind, ReadArguments]] = {
+    "image-file": (IMAGE, _image),
+    "audio-file": (AUDIO, _sound),
+    "video-file": (VIDEO, _video),
+    "histogram": (HISTOGRAM, _histogram),
+    "table-file": (TABLE, _table),
+    "object3D-file": (POINT_CLOUD, _points),
+}
+"""What reads each type of W&B."""

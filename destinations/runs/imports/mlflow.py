@@ -1,0 +1,200 @@
+"""Runs of MLflow, by its own client: a database, a folder of files, or a server."""
+
+import contextlib
+import json
+import os
+import re
+import sqlite3
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from destinations.kinds.images import IMAGE, open_image
+from destinations.trackers.names import short_hash
+
+from .source import File, Item, Logged, Source, SourceError, SourceRun, Values
+
+__all__ = ["MLFLOW", "has_tables"]
+
+_SCHEMES = re.compile(r"(sqlite|postgresql|mysql|mssql|https?|file|databricks)(\+\w+)?:")
+_DATABASE, _FILES = "mlflow.db", "mlruns"
+_STATUSES = {"FINISHED": "completed", "FAILED": "failed", "KILLED": "interrupted"}
+# The files that `log_image` writes beside a smaller copy of each.
+_IMAGE = re.compile(r"images/(?P<key>.+)[+%]step[+%](?P<step>\d+)[+%]timestamp[+%](?P<ms>\d+)[+%][\w-]+\.png")
+_COPY = re.compile(r"images/.+[+%]compressed\.webp")
+_OWN_FOLDER, _NOTE = "mlflow.", "mlflow.note.content"
+
+
+def has_tables(path: Path, *names: str) -> bool:
+    """Says whether a file is an SQLite database with these tables."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as database:
+            found = {name for (name,) in database.execute("select name from sqlite_master")}
+    except sqlite3.Error:
+        return False
+    return found >= set(names)
+
+
+def _uri_of(place: str) -> str:
+    """Returns the tracking URI of a place, "" if it is none of MLflow."""
+    if _SCHEMES.match(place):
+        return place
+    path = Path(place).absolute()
+    if path.is_dir() and (path / _DATABASE).is_file():
+        path /= _DATABASE
+    elif path.is_dir() and (path / _FILES).is_dir():
+        path /= _FILES
+    if path.is_file() and path.suffix in {".db", ".sqlite", ".sqlite3"}:
+        # Opened for reading alone.
+        is_ours = has_tables(path, "experiments", "runs")
+        return f"sqlite:///file:{quote(str(path))}?mode=ro&uri=true" if is_ours else ""
+    is_store = path.is_dir() and any("experiment_id" in _start_of(one) for one in path.glob("*/meta.yaml"))
+    return path.as_uri() if is_store else ""
+
+
+def _start_of(path: Path) -> str:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return file.read(10_000)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Lets MLflow read folders of files, which it asks to be allowed to, without warnings and bars."""
+    before = dict(os.environ)
+    os.environ |= {"MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        os.environ.clear()
+        os.environ |= before
+
+
+def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
+    """Returns the runs of all experiments, but for those that were deleted."""
+    uri = _uri_of(place)
+    if not uri:
+        raise SourceError(f"{place!r} is no database, folder or server of MLflow.")
+    with _quiet():
+        try:
+            from mlflow import MlflowClient
+            from mlflow.exceptions import MlflowException
+        except ImportError as error:
+            raise ImportError(
+                'runs of MLflow need MLflow: pip install "training-destinations[mlflow]"'
+            ) from error
+        try:
+            client = MlflowClient(tracking_uri=uri)
+            return [
+                _run_of(client, experiment.name, run)
+                for experiment in _pages(lambda token: client.search_experiments(page_token=token))
+                for run in _pages(
+                    lambda token, of=experiment.experiment_id: client.search_runs([of], page_token=token)
+                )
+            ]
+        except (MlflowException, sqlite3.Error) as error:
+            raise SourceError(f"MLflow cannot read {place!r}: {error}") from error
+
+
+def _pages(search: Any) -> Iterator[Any]:
+    token = None
+    while True:
+        page = search(token)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def _run_of(client: Any, experiment: str, run: Any) -> SourceRun:
+    info, tags = run.info, run.data.tags
+    own = {
+        name.removeprefix(_OWN_FOLDER): text for name, text in tags.items() if name.startswith(_OWN_FOLDER)
+    }
+    state = (info.status, info.end_time, sorted(tags.items()), sorted(run.data.params.items()))
+    return SourceRun(
+        info.run_id,
+        info.run_name or info.run_id,
+        f"mlflow {info.run_id}",
+        short_hash(repr((state, sorted(run.data.metrics.items()))), 16),
+        lambda found: _read(client, run, found),
+        created_at=(info.start_time or 0) / 1000,
+        ended_at=info.end_time / 1000 if info.end_time else None,
+        status=_STATUSES.get(info.status, ""),
+        tags=tuple(f"{name}:{text}" for name, text in tags.items() if not name.startswith(_OWN_FOLDER)),
+        notes=tags.get(_NOTE, ""),
+        hyperparameters={name: _typed(text) for name, text in run.data.params.items()},
+        environment={"experiment": experiment, **own},
+    )
+
+
+def _typed(text: str) -> Any:
+    """Returns a parameter, which MLflow keeps as text, as the number or truth value that it was."""
+    if text in {"True", "False"}:
+        return text == "True"
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, int | float) else text
+
+
+def _read(client: Any, run: Any, found: SourceRun) -> Iterator[Item]:
+    with _quiet():
+        points = [
+            (point.timestamp / 1000, point.step, point.key, point.value)
+            for name in run.data.metrics
+            for point in client.get_metric_history(run.info.run_id, name)
+        ]
+    # By time, so that what was logged together comes together.
+    for time, step, name, value in sorted(points, key=lambda point: point[:2]):
+        yield Values({name: float(value)}, step, time)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in _files_of(client, run.info.run_id, "", found):
+            if _COPY.fullmatch(name):
+                continue
+            try:
+                with _quiet():
+                    path = Path(client.download_artifacts(run.info.run_id, name, folder))
+            except Exception:  # noqa: BLE001  # of any store, whose packages raise what they like
+                found.left_out["artifacts that are missing"] += 1
+                continue
+            image = _IMAGE.fullmatch(name)
+            if image is None:
+                yield File(name, path)
+            else:
+                key, step, time = (
+                    re.sub("[#~]", "/", image["key"]),
+                    int(image["step"]),
+                    int(image["ms"]) / 1000,
+                )
+                with open_image(path) as pixels:
+                    # The file is gone when the record is written.
+                    pixels.load()
+                    yield Logged(IMAGE, key, step, time, {"images": [pixels]})
+
+
+def _files_of(client: Any, run_id: str, folder: str, found: SourceRun) -> Iterator[str]:
+    try:
+        with _quiet():
+            entries = client.list_artifacts(run_id, folder)
+    except Exception:  # noqa: BLE001  # as above
+        found.left_out["folders of artifacts that are missing"] += 1
+        return
+    for entry in entries:
+        if entry.is_dir:
+            yield from _files_of(client, run_id, entry.path, found)
+        else:
+            yield entry.path
+
+
+MLFLOW = Source(
+    "mlflow",
+    "MLflow's database or folder mlruns, a folder with either, or a tracking URI",
+    lambda place: bool(_uri_of(place)),
+    _runs,
+)

@@ -1,0 +1,148 @@
+"""What Neptune's exporter writes: a row of Parquet for each value, and downloaded files beside them.
+
+https://github.com/neptune-ai/neptune-exporter
+"""
+
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from destinations.kinds.histograms import HISTOGRAM
+from destinations.kinds.images import IMAGE
+from destinations.kinds.line import path_inside
+from destinations.kinds.texts import TEXT
+
+from .source import File, Item, Logged, Source, SourceRun, Values
+from .tables import parquet_batches, seconds_of, stamp_of
+
+__all__ = ["NEPTUNE"]
+
+_PART = re.compile(r"(?P<run>.+)_part_(?P<number>\d+)\.parquet")
+_DATA, _FILES = "data", "files"
+_SINGLE = {"float", "int", "string", "bool", "datetime", "string_set"}
+_WHOLE = {"file", "artifact", "file_set"}
+_OWN = "sys/"
+_IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"}
+
+
+def _parts_of(place: str) -> dict[tuple[Path, str], list[Path]]:
+    """Returns the parts of each run, in order; those of models have no steps, and are no runs."""
+    path = Path(place).absolute()
+    found: dict[tuple[Path, str], list[tuple[int, Path]]] = {}
+    for part in path.rglob("*_part_*.parquet") if path.is_dir() else ():
+        if match := _PART.fullmatch(part.name):
+            found.setdefault((part.parent, match["run"]), []).append((int(match["number"]), part))
+    return {key: [part for _, part in sorted(parts)] for key, parts in sorted(found.items())}
+
+
+def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
+    found = []
+    for (folder, name), parts in _parts_of(place).items():
+        first = next(_rows_of(parts[:1]), None)
+        if first is None:
+            continue
+        run_id, project = str(first["run_id"]), str(first["project_id"])
+        # The exporter has both folders side by side by default.
+        files = folder.parent.with_name(_FILES) if folder.parent.name == _DATA else folder.parent / _FILES
+        read = functools.partial(_read, parts, files / folder.name)
+        facts = functools.partial(_read_facts, parts)
+        identity = f"neptune {project} {run_id} {name}"
+        environment = {"project": project}
+        found.append(
+            SourceRun(run_id, run_id, identity, stamp_of(*parts), read, facts=facts, environment=environment)
+        )
+    return found
+
+
+def _rows_of(parts: list[Path]) -> Iterator[dict[str, Any]]:
+    for part in parts:
+        for batch in parquet_batches(part):
+            yield from batch.to_pylist()
+
+
+def _read_facts(parts: list[Path], run: SourceRun) -> None:
+    """Reads the values that have no steps: what Neptune says about the run, and hyperparameters."""
+    own: dict[str, Any] = {}
+    for row in _rows_of(parts):
+        kind, name = row["attribute_type"], row["attribute_path"]
+        if kind not in _SINGLE:
+            continue
+        value = row[f"{kind}_value"]
+        if name.startswith(_OWN):
+            own[name.removeprefix(_OWN)] = value
+        elif value is not None:
+            run.hyperparameters[name.replace("/", ".")] = value
+    run.created_at = seconds_of(own.pop("creation_time", None)) or parts[0].stat().st_mtime
+    run.name = own.get("name") or own.get("custom_run_id") or run.name
+    run.tags = (*(own.pop("tags", None) or ()), *(own.pop("group_tags", None) or ()))
+    run.notes = own.pop("description", None) or ""
+    if own.get("failed"):
+        run.status = "failed"
+    elif str(own.get("state", "")).lower() in {"inactive", "idle"}:
+        run.status = "completed"
+    run.environment |= {name: str(value) for name, value in own.items() if value is not None}
+
+
+def _read(parts: list[Path], files: Path, run: SourceRun) -> Iterator[Item]:
+    points: list[tuple[float, int, str, float]] = []
+    for row in _rows_of(parts):
+        kind, name, time = row["attribute_type"], row["attribute_path"], seconds_of(row["timestamp"])
+        step = int(row["step"] or 0)
+        if row["step"] is not None and row["step"] != step:
+            run.left_out["parts of steps, which are whole here"] += 1
+        if kind == "float_series":
+            if row["float_value"] is not None:
+                points.append((time or run.created_at, step, name, row["float_value"]))
+        elif kind == "string_series":
+            yield Logged(TEXT, name, step, time, {"text": row["string_value"] or ""})
+        elif kind == "histogram_series":
+            yield from _histogram(run, row, step, time)
+        elif kind in _WHOLE | {"file_series"}:
+            is_one = kind in _WHOLE
+            yield from _files(run, files, row, name if is_one else f"{name}/step_{step}", step, time)
+        elif kind not in _SINGLE:
+            run.left_out[str(kind)] += 1
+    # By time, so that what was logged together comes together.
+    for time, step, name, value in sorted(points, key=lambda point: point[:2]):
+        yield Values({name: value}, step, time)
+
+
+def _histogram(run: SourceRun, row: dict[str, Any], step: int, time: float | None) -> Iterator[Item]:
+    from events import BinnedValues
+
+    try:
+        values = BinnedValues(row["histogram_value"]["values"], row["histogram_value"]["edges"])
+    except (ValueError, TypeError):
+        run.left_out["unreadable histograms"] += 1
+        return
+    yield Logged(HISTOGRAM, row["attribute_path"], step, time, {"values": values})
+
+
+def _files(
+    run: SourceRun, files: Path, row: dict[str, Any], name: str, step: int, time: float | None
+) -> Iterator[Item]:
+    try:
+        path = path_inside(files, (row["file_value"] or {}).get("path") or "")
+    except ValueError:
+        path = files / "."
+    if path.is_symlink() or not path.exists() or path == files:
+        run.left_out["files that are missing"] += 1
+    elif path.is_dir():
+        for one in sorted(path.rglob("*")):
+            if one.is_file() and not one.is_symlink():
+                yield File(f"{name}/{one.relative_to(path).as_posix()}", one, time)
+    elif row["attribute_type"] == "file_series" and path.suffix.lower() in _IMAGES:
+        yield Logged(IMAGE, row["attribute_path"], step, time, {"images": [path]})
+    else:
+        has_suffix = name.lower().endswith(path.suffix.lower())
+        yield File(name if has_suffix else f"{name}{path.suffix}", path, time)
+
+
+NEPTUNE = Source(
+    "neptune",
+    "the folder that Neptune's exporter wrote, with data and files in it",
+    lambda place: bool(_parts_of(place)),
+    _runs,
+)

@@ -1,0 +1,226 @@
+"""CSV and Parquet files of one's own, whose columns the user names; and charts that W&B's page exported."""
+
+import csv
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from .source import ColumnsError, Item, Source, SourceError, SourceRun, Values
+
+__all__ = ["CHART", "TABLE", "parquet_batches", "seconds_of", "stamp_of"]
+
+_Rows = Callable[[], Iterable[list[Any]]]
+_SUFFIXES = {".csv": ",", ".tsv": "\t", ".parquet": ""}
+_ROLES = ("step", "time", "epoch", "run")
+# Names that a column has where the user names none: ours, and those of W&B.
+_DEFAULTS = {"step": ("step", "_step"), "time": ("time", "_timestamp"), "epoch": ("epoch",), "run": ()}
+
+
+def _claims(place: str) -> bool:
+    path = Path(place)
+    return path.is_file() and path.suffix in _SUFFIXES and not _is_chart(path)
+
+
+def stamp_of(*paths: Path) -> str:
+    """Returns what changes when files are written to."""
+    return " ".join(f"{path.name}:{path.stat().st_size}:{path.stat().st_mtime_ns}" for path in paths)
+
+
+def _read_rows(path: Path) -> tuple[list[str], list[list[Any]]]:
+    """Returns the names of the columns of a table, and its rows.
+
+    Raises:
+        SourceError: it cannot be read.
+    """
+    lines = _lines_of(path)
+    return next(lines, []), list(lines)
+
+
+def _lines_of(path: Path) -> Iterator[list[Any]]:
+    """Yields the names of the columns, then the rows."""
+    if path.suffix == ".parquet":
+        columns: list[str] = []
+        for batch in parquet_batches(path):
+            if not columns:
+                columns = batch.schema.names
+                yield list(columns)
+            yield from map(list, zip(*(column.to_pylist() for column in batch.columns), strict=True))
+        return
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        try:
+            yield from csv.reader(file, delimiter=_SUFFIXES.get(path.suffix, ","))
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise SourceError(f"{path} is not a table of texts and numbers: {error}.") from error
+
+
+def parquet_batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
+    """Yields the record batches of a Parquet file.
+
+    Raises:
+        ImportError: pyarrow is not installed.
+        SourceError: it is none.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ImportError(
+            'Parquet is read by the package pyarrow: pip install "training-destinations[query]"'
+        ) from error
+    try:
+        with pa.parquet.ParquetFile(path) as file:
+            yield from file.iter_batches(columns=columns)
+    except pa.ArrowException as error:
+        raise SourceError(f"{path} is not a Parquet file: {error}.") from error
+
+
+def _runs(place: str, columns: Mapping[str, str]) -> list[SourceRun]:
+    path = Path(place).absolute()
+    lines = _lines_of(path)
+    names = next(lines, [])
+    if unknown := columns.keys() - set(_ROLES):
+        raise SourceError(f"a column holds one of {', '.join(_ROLES)}, got {min(unknown)!r}.")
+    roles: dict[str, int] = {}
+    for role in _ROLES:
+        given = columns.get(role)
+        if given and given not in names:
+            raise SourceError(f"{place} has no column {given!r}. It has {', '.join(map(repr, names))}.")
+        for name in _DEFAULTS[role] if given is None else (given,):
+            if name in names:
+                roles.setdefault(role, names.index(name))
+    if "step" not in roles and columns.get("step") is None:
+        raise ColumnsError(place, names)
+    stamp, written_at = f"{stamp_of(path)} {roles}", path.stat().st_mtime
+    of_run = roles.get("run")
+    if of_run is None:
+        # Read when it is written: a table may be larger than the memory.
+        rows_of: dict[str, _Rows] = {path.stem: lambda: itertools.islice(_lines_of(path), 1, None)}
+    else:
+        by_run: dict[str, list[list[Any]]] = {}
+        for line in lines:
+            name = str(line[of_run]) if of_run < len(line) else ""
+            by_run.setdefault(name or path.stem, []).append(line)
+        rows_of = {name: rows.copy for name, rows in by_run.items()}
+    return [
+        _run_of_rows(f"table {path} {run}", run, stamp, names, rows, roles, written_at)
+        for run, rows in rows_of.items()
+    ]
+
+
+def _run_of_rows(
+    identity: str,
+    run_id: str,
+    stamp: str,
+    names: Sequence[str],
+    rows: _Rows,
+    roles: Mapping[str, int],
+    created_at: float,
+) -> SourceRun:
+    """Returns the run of the rows of a table.
+
+    Args:
+        identity: see `SourceRun`.
+        run_id: likewise.
+        stamp: likewise.
+        names: of the columns.
+        rows: returns them, a list of cells each; texts are read as numbers.
+        roles: the index of the column that holds "step", "time", "epoch" and "run", as far as there is one;
+            without a step, rows are counted.
+        created_at: when the run began, where the first row has no time.
+    """
+    metrics = {index: name for index, name in enumerate(names) if name and index not in roles.values()}
+
+    def cell(row: list[Any], role: str) -> Any:
+        index = roles.get(role)
+        return None if index is None or index >= len(row) else row[index]
+
+    def read(run: SourceRun) -> Iterator[Item]:
+        for number, row in enumerate(filter(None, rows())):
+            step = number if "step" not in roles else _number(cell(row, "step"))
+            if step is None or not float(step).is_integer():
+                run.left_out["rows without a whole step"] += 1
+                continue
+            values = {}
+            for index, name in metrics.items():
+                given = row[index] if index < len(row) else None
+                value = _number(given)
+                if value is not None:
+                    values[name] = value
+                elif given not in {None, ""}:
+                    run.left_out["cells that are no numbers"] += 1
+            epoch = _number(cell(row, "epoch"))
+            yield Values(values, int(step), seconds_of(cell(row, "time")), epoch)
+
+    began_at = seconds_of(cell(next(filter(None, rows()), []), "time"))
+    return SourceRun(run_id, run_id, identity, stamp, read, created_at=began_at or created_at)
+
+
+def _number(cell: Any) -> float | None:
+    if isinstance(cell, str):
+        try:
+            return float(cell)
+        except ValueError:
+            return None
+    return float(cell) if isinstance(cell, int | float) else None
+
+
+def seconds_of(cell: Any) -> float | None:
+    """Returns seconds since 1970, of a number, a datetime, or a text in ISO 8601; UTC without a zone."""
+    if isinstance(cell, str) and _number(cell) is None:
+        try:
+            cell = datetime.fromisoformat(cell)
+        except ValueError:
+            return None
+    if isinstance(cell, datetime):
+        return (cell if cell.tzinfo else cell.replace(tzinfo=UTC)).timestamp()
+    seconds = _number(cell)
+    return seconds if seconds is not None and math.isfinite(seconds) else None
+
+
+# A chart that was downloaded from W&B.
+
+
+def _is_chart(path: Path) -> bool:
+    """Says whether W&B's page downloaded a table: that of a chart has a column for each run and metric."""
+    if path.suffix != ".csv" or not path.is_file():
+        return False
+    try:
+        first, *others = next(_lines_of(path), []) or [""]
+    except (OSError, SourceError):
+        return False
+    return first in {"Step", "_step"} and bool(others) and all(" - " in name for name in others)
+
+
+def _exported_runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
+    path = Path(place).absolute()
+    (first, *names), rows = _read_rows(path)
+    by_run: dict[str, dict[int, str]] = {}
+    for index, name in enumerate(names, 1):
+        run, _separator, metric = name.rpartition(" - ")
+        by_run.setdefault(run, {})[index] = metric
+    found = []
+    for run, metrics in by_run.items():
+        # The page adds the smallest and the largest of the values that it shows as one point.
+        kept = {index: name for index, name in metrics.items() if not name.endswith(("__MIN", "__MAX"))}
+        of_run = [
+            [row[0], *(row[index] for index in kept)] for row in rows if len(row) > max(kept, default=0)
+        ]
+        of_run = [row for row in of_run if any(cell not in {None, ""} for cell in row[1:])]
+        identity, written_at = f"wandb-export {path} {run}", path.stat().st_mtime
+        made = _run_of_rows(
+            identity, run, stamp_of(path), [first, *kept.values()], of_run.copy, {"step": 0}, written_at
+        )
+        found.append(made)
+    return found
+
+
+TABLE = Source("table", "a .csv, .tsv or .parquet file with a column of steps", _claims, _runs)
+CHART = Source(
+    "wandb-export",
+    "a .csv of a chart, downloaded from W&B",
+    lambda place: _is_chart(Path(place)),
+    _exported_runs,
+)

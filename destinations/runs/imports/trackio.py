@@ -1,0 +1,169 @@
+"""Runs of Trackio, by its own storage: a database for each project, and media beside them."""
+
+import contextlib
+import importlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from destinations.kinds.line import number_of, path_inside
+from destinations.kinds.tables import TABLE
+from destinations.kinds.texts import TEXT
+from destinations.trackers.names import short_hash
+
+from .media import READERS, UNREADABLE
+from .mlflow import has_tables
+from .source import File, Item, Logged, Source, SourceRun, Values
+from .tables import seconds_of
+
+__all__ = ["TRACKIO"]
+
+_OWN_CONFIG = {"_Username": "user", "_Group": "group", "_Created": "created"}
+# Trackio's names of types, and those of W&B.
+_TYPES = {
+    "trackio.image": "image-file",
+    "trackio.audio": "audio-file",
+    "trackio.video": "video-file",
+    "trackio.histogram": "histogram",
+}
+_TEXTS = {"trackio.markdown"}
+
+
+def _databases(place: str) -> list[Path]:
+    path = Path(place).absolute()
+    paths = [path] if path.is_file() else sorted(path.glob("*.db"))
+    return [one for one in paths if one.suffix == ".db" and has_tables(one, "metrics", "configs")]
+
+
+def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
+    found = []
+    for database in _databases(place):
+        folder, project = database.parent, database.stem
+        with _storage(folder) as storage:
+            for record in storage.get_run_records(project):
+                name, run_id = str(record["name"]), record["id"]
+                config = dict(storage.get_run_config(project, name, run_id=run_id) or {})
+                reader = _Reader(folder, project, name, run_id)
+                rows = storage.get_log_count(project, name, run_id=run_id)
+                made = SourceRun(
+                    str(run_id or name),
+                    name,
+                    f"trackio {project} {run_id or name}",
+                    f"{rows} {short_hash(repr(sorted(map(str, config.items()))), 16)}",
+                    reader.read,
+                    created_at=seconds_of(record.get("created_at")) or database.stat().st_mtime,
+                    environment={"project": project}
+                    | {own: config[key] for key, own in _OWN_CONFIG.items() if config.get(key)},
+                    hyperparameters={key: value for key, value in config.items() if key not in _OWN_CONFIG},
+                )
+                found.append(made)
+    return found
+
+
+@contextlib.contextmanager
+def _storage(folder: Path) -> Iterator[Any]:
+    """Yields Trackio's storage of a folder; it knows only one, which the environment names."""
+    try:
+        storage: Any = importlib.import_module("trackio.sqlite_storage")
+    except ImportError as error:
+        raise ImportError(
+            'runs of Trackio need Trackio: pip install "training-destinations[trackio]"'
+        ) from error
+    before = storage.TRACKIO_DIR
+    storage.TRACKIO_DIR = folder
+    try:
+        yield storage.SQLiteStorage
+    finally:
+        storage.TRACKIO_DIR = before
+
+
+class _Reader:
+    """Reads one run.
+
+    Args:
+        folder: of Trackio.
+        project: its project.
+        name: of the run.
+        run_id: None in a database that has none yet.
+    """
+
+    def __init__(self, folder: Path, project: str, name: str, run_id: str | None) -> None:
+        self._folder = folder
+        self._run = {"project": project, "run": name, "run_id": run_id}
+
+    def read(self, run: SourceRun) -> Iterator[Item]:
+        with _storage(self._folder) as storage:
+            logs = storage.get_logs(**self._run)
+            system = storage.get_system_logs(**self._run)
+            run.left_out["alerts"] += len(
+                storage.get_alerts(self._run["project"], self._run["run"], run_id=self._run["run_id"])
+            )
+        if not run.left_out["alerts"]:
+            del run.left_out["alerts"]
+        by_time = [(seconds_of(log.pop("timestamp", None)) or 0.0, 1, log) for log in logs]
+        by_time += [(seconds_of(log.pop("timestamp", None)) or 0.0, 0, log) for log in system]
+        step = 0
+        for time, is_log, values in sorted(by_time, key=lambda one: one[:2]):
+            if is_log:
+                step = int(values.pop("step", step))
+                yield from self._items(run, "", values, step, time)
+            else:
+                yield from self._items(run, "system/", values, step, time)
+
+    def _items(
+        self, run: SourceRun, prefix: str, values: Mapping[str, Any], step: int, time: float
+    ) -> Iterator[Item]:
+        numbers: dict[str, float] = {}
+        for key, value in values.items():
+            name = prefix + key
+            number = float(value) if isinstance(value, bool) else number_of(value)
+            if number is not None:
+                numbers[name] = float(number)
+            elif isinstance(value, str):
+                yield Logged(TEXT, name, step, time, {"text": value})
+            elif isinstance(value, dict) and "_type" in value:
+                yield from self._medium(run, name, value, step, time)
+            elif isinstance(value, dict):
+                yield from self._items(run, f"{name}/", value, step, time)
+            elif value is not None:
+                run.left_out["lists"] += 1
+        yield Values(numbers, step, time)
+
+    def _medium(
+        self, run: SourceRun, name: str, fields: dict[str, Any], step: int, time: float
+    ) -> Iterator[Item]:
+        what = str(fields["_type"])
+        try:
+            if what in _TYPES:
+                kind, read = READERS[_TYPES[what]]
+                arguments = read(self._path, {**fields, "path": fields.get("file_path")})
+                yield Logged(kind, name, step, time, arguments)
+            elif what in _TEXTS:
+                yield Logged(TEXT, name, step, time, {"text": str(fields["_value"])})
+            elif what == "trackio.table":
+                yield Logged(TABLE, name, step, time, _table(fields["_value"]))
+            elif "file_path" in fields:
+                yield File(str(fields["file_path"]), self._path(fields["file_path"]), time)
+            else:
+                run.left_out[what] += 1
+        except UNREADABLE:
+            run.left_out[f"unreadable {what}"] += 1
+
+    def _path(self, relative: Any) -> Path:
+        path = path_inside(self._folder / "media", relative)
+        if path.is_symlink() or not path.is_file():
+            raise FileNotFoundError(path)
+        return path
+
+
+def _table(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    return {"columns": columns, "rows": [[row.get(key) for key in columns] for row in rows]}
+
+
+TRACKIO = Source(
+    "trackio",
+    "Trackio's folder, or the .db of a project in it",
+    lambda place: bool(_databases(place)),
+    _runs,
+)

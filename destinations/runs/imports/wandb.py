@@ -1,0 +1,272 @@
+"""W&B's local runs, by its own `leet inspect`, which prints the records of a log."""
+
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from destinations.kinds.images import IMAGE, read_pixels
+from destinations.kinds.line import number_of, path_inside, whole_of
+from destinations.kinds.texts import TEXT
+
+from .media import READERS, UNREADABLE
+from .source import File, Item, Logged, Source, SourceError, SourceRun, Values
+from .tables import seconds_of, stamp_of
+
+__all__ = ["WANDB"]
+
+_LOGS = "run-*.wandb"
+_FOLDER = re.compile(r"run-(\d{8}_\d{6})-")
+_SUMMARY_FIELDS = ("entity", "project")
+_RUN_FIELDS = ("host", "run_group", "job_type", "git", "sweep_id")
+
+
+def _claims(place: str) -> bool:
+    path = Path(place)
+    return path.suffix == ".wandb" if path.is_file() else next(path.rglob(_LOGS), None) is not None
+
+
+def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
+    """Returns a run for each id; one that was resumed has several logs."""
+    top = Path(place).absolute()
+    logs: dict[str, list[Path]] = {}
+    for path in [top] if top.is_file() else top.rglob(_LOGS):
+        logs.setdefault(path.stem.removeprefix("run-"), []).append(path)
+    found = []
+    for run_id, paths in sorted(logs.items(), key=lambda pair: min(map(_begun, pair[1]))):
+        paths.sort(key=_begun)
+        # The folder of the first log has its time and the id.
+        identity = f"wandb {run_id} {paths[0].parent.name}"
+        logs_of = _Logs(paths)
+        found.append(
+            SourceRun(run_id, run_id, identity, stamp_of(*paths), logs_of.read, facts=logs_of.read_facts)
+        )
+    return found
+
+
+def _begun(log: Path) -> str:
+    match = _FOLDER.search(log.parent.name)
+    return match[1] if match else log.parent.name
+
+
+def _inspect(log: Path, *options: str) -> Iterator[bytes]:
+    """Yields the lines that W&B's own reader prints.
+
+    Raises:
+        ImportError: W&B is not installed.
+        SourceError: it cannot read the log.
+    """
+    try:
+        from wandb.util import get_core_path
+    except ImportError as error:
+        raise ImportError('W&B\'s logs need W&B: pip install "training-destinations[wandb]"') from error
+    command = [get_core_path(), "leet", "inspect", "-json", "-no-observability", *options]
+    with tempfile.TemporaryFile() as errors:
+        with subprocess.Popen(  # noqa: S603  # W&B's own program
+            [*command, "-run-file", str(log)], stdout=subprocess.PIPE, stderr=errors
+        ) as process:
+            try:
+                yield from process.stdout or ()
+            except BaseException:
+                process.kill()
+                raise
+        if process.returncode > 0:
+            errors.seek(0)
+            said = errors.read(10_000).decode(errors="replace").strip().splitlines() or [""]
+            raise SourceError(
+                f"W&B's reader failed on {log} ({said[0]}). If it does not know `wandb leet inspect`, update "
+                "wandb."
+            )
+
+
+class _Logs:
+    """The logs of one run.
+
+    Args:
+        paths: of them, in order.
+    """
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._paths = paths
+        self._summary: dict[str, Any] = {}
+
+    def read_facts(self, run: SourceRun) -> None:
+        """Reads what W&B says about the run; the last log has the newest config, tags and notes."""
+        for path in self._paths:
+            facts = json.loads(b"".join(_inspect(path, "-summary")))
+            if not facts.get("run_id"):
+                raise SourceError(f"W&B's reader finds no run in {path}.")
+            begun_at = seconds_of(facts.get("start_time"))
+            if begun_at is not None:
+                run.created_at = min(run.created_at or begun_at, begun_at)
+            run.name = facts.get("name") or run.name
+            run.tags = tuple(facts.get("tags") or ())
+            run.notes = facts.get("notes") or ""
+            run.hyperparameters |= facts.get("config") or {}
+            run.environment |= {name: facts[name] for name in _SUMMARY_FIELDS if facts.get(name)}
+            self._summary |= facts.get("summary") or {}
+
+    def read(self, run: SourceRun) -> Iterator[Item]:
+        """Yields what is in the logs, then what only the summary has, at the last step."""
+        step, names = 0, set()
+        for path in self._paths:
+            log = _Log(run, path.parent / "files")
+            try:
+                for line in _inspect(path):
+                    yield from log.items_of(json.loads(line))
+            except SourceError:
+                if not log.has_records:
+                    raise
+                # The end of a log that was cut off.
+                run.left_out["damaged logs"] += 1
+            yield from log.files()
+            step = max(step, log.step)
+            names |= log.names
+        only = {name: value for name, value in _flat(self._summary) if name not in names}
+        yield Values(only, step)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Yields the numbers of a summary, but for W&B's own and those of media."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            if "_type" not in value:
+                yield from _flat(value, f"{prefix}{name}.")
+        elif not name.startswith("_") and (number := number_of(value)) is not None:
+            yield prefix + name, float(number)
+
+
+class _Log:
+    """Reads the records of one log.
+
+    Args:
+        run: its run.
+        folder: that of the files that the records name.
+    """
+
+    def __init__(self, run: SourceRun, folder: Path) -> None:
+        self._run = run
+        self._folder = folder
+        self.step = 0
+        self.names: set[str] = set()
+        self._labels: dict[str, dict[int, str]] = {}
+        self.has_records = False
+
+    def items_of(self, record: dict[str, Any]) -> Iterator[Item]:
+        self.has_records = True
+        kind = record.get("type", "")
+        fields = record.get(kind) or {}
+        if kind == "history":
+            yield from self._history(fields.get("item") or {})
+        elif kind == "stats":
+            values = {f"system/{name}": number_of(value) for name, value in fields.get("item", {}).items()}
+            numbers = {name: float(value) for name, value in values.items() if value is not None}
+            yield Values(numbers, self.step, seconds_of(fields.get("timestamp")))
+        elif kind in {"config", "run"}:
+            update = (fields.get("config", fields) if kind == "run" else fields).get("update") or {}
+            self._read_labels(update.get("_wandb") or {})
+            self._run.environment |= {name: fields[name] for name in _RUN_FIELDS if fields.get(name)}
+        elif kind == "environment":
+            self._run.environment |= {name: value for name, value in fields.items() if name != "writer_id"}
+        elif kind == "exit":
+            code = fields.get("exit_code") or 0
+            self._run.status = "failed" if code else "completed"
+            self._run.exception = f"Exit: code {code}" if code else ""
+            self._run.ended_at = None
+        elif kind == "artifact" and fields.get("type") != "run_table":
+            self._run.left_out["W&B artifacts"] += 1
+
+    def _read_labels(self, about: dict[str, Any]) -> None:
+        for key, label in (about.get("mask/class_labels") or {}).items():
+            self._labels[key] = {int(number): str(text) for number, text in label["value"].items()}
+
+    def _history(self, item: dict[str, Any]) -> Iterator[Item]:
+        self.step = step = whole_of(item.get("_step")) or 0
+        time = number_of(item.get("_timestamp"))
+        values: dict[str, float] = {}
+        # What is nested is flat here, its names joined with dots.
+        owners = sorted(key.removesuffix("._type") for key in item if key.endswith("._type"))
+        typed: dict[str, dict[str, Any]] = {}
+        for key in owners:
+            if not any(key.startswith(f"{other}.") for other in typed):
+                typed[key] = {}
+        for name, value in item.items():
+            owner = next((key for key in typed if name.startswith(f"{key}.")), None)
+            number = float(value) if isinstance(value, bool) else number_of(value)
+            if owner is not None:
+                typed[owner][name[len(owner) + 1 :]] = value
+            elif name in {"_step", "_timestamp", "_runtime"} or value is None:
+                pass
+            elif number is not None:
+                values[name] = float(number)
+            elif isinstance(value, str):
+                yield Logged(TEXT, name, step, time, {"text": value})
+            else:
+                self._run.left_out["lists"] += 1
+        self.names |= values.keys()
+        yield Values(values, step, time)
+        for name, fields in typed.items():
+            yield from self._medium(name, fields, step, time)
+
+    def _medium(self, name: str, fields: dict[str, Any], step: int, time: float | None) -> Iterator[Item]:
+        what = str(fields.get("_type"))
+        kind, read = READERS.get(what, (None, None))
+        try:
+            if what == "images/separated":
+                kind, arguments = IMAGE, self._images(name, fields)
+            elif kind is not None and read is not None:
+                arguments = read(self._path, fields)
+                if what == "image-file":
+                    parts = (re.fullmatch(r"masks\.(.+)\.path", key) for key in fields)
+                    masks = {part[1]: {"path": fields[part[0]]} for part in parts if part}
+                    arguments |= self._masks(name, [masks])
+            elif "path" in fields:
+                # Nothing else is lost: it is kept as a file.
+                yield File(str(fields["path"]), self._path(fields["path"]), time)
+                return
+            else:
+                self._run.left_out[what] += 1
+                return
+        except UNREADABLE:
+            self._run.left_out[f"unreadable {what}"] += 1
+            return
+        yield Logged(kind, name, step, time, arguments)
+
+    def _path(self, relative: Any) -> Path:
+        path = path_inside(self._folder, relative)
+        if path.is_symlink() or not path.is_file():
+            raise FileNotFoundError(path)
+        return path
+
+    def _images(self, name: str, fields: dict[str, Any]) -> dict[str, Any]:
+        paths = [self._path(path) for path in fields["filenames"]]
+        captions = [caption or "" for caption in fields.get("captions") or ()]
+        given = {"captions": captions} if any(captions) else {}
+        return {"images": paths, **given, **self._masks(name, fields.get("all_masks") or [])}
+
+    def _masks(self, name: str, masks: list[dict[str, Any] | None]) -> dict[str, Any]:
+        """Returns the masks of images; all of them need one of each name."""
+        names = list(masks[0] or ()) if masks else []
+        if not any(masks):
+            return {}
+        if not all(one is not None and list(one) == names for one in masks):
+            self._run.left_out["masks that not every image has"] += 1
+            return {}
+        read = {mask: [read_pixels(self._path(one[mask]["path"])) for one in masks if one] for mask in names}
+        labels = self._labels.get(f"{name}_wandb_delimeter_{names[0]}")
+        return {"masks": read} | ({"mask_class_labels": labels} if labels else {})
+
+    def files(self) -> Iterator[Item]:
+        """Yields the files beside the log, but for media, which their records have named."""
+        for path in sorted(self._folder.rglob("*")):
+            name = path.relative_to(self._folder).as_posix()
+            if path.is_symlink():
+                self._run.left_out["links"] += 1
+            elif path.is_file() and not name.startswith("media/"):
+                yield File(name, path)
+
+
+WANDB = Source("wandb", "W&B's folder, the folder of a run in it, or a .wandb file", _claims, _runs)

@@ -1,0 +1,272 @@
+"""Writes a run of a source as a run folder, once: a ledger in the folder says what was written of it."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from destinations.run_directory import RunDirectory
+from destinations.run_directory.layout import ENVIRONMENT, SESSIONS, SIDECAR, label_name, strict_json
+from destinations.runs.content.sources import ReadPosition
+from destinations.runs.files import read_object_file
+from destinations.runs.send.ledger import SendingError, SentLedger, read_ledger
+from destinations.runs.send.replay import RecordClock
+from destinations.runs.send.targets import LEDGER, RunPlace, folder_place, has_content
+from destinations.trackers.names import short_hash
+from destinations.trackers.target import SentRun
+from uploads.disk import replace_file
+
+from .source import File, ImportReport, Item, Logged, Restart, SourceRun, Values
+
+__all__ = ["Writer"]
+
+# Values of a step are one row, if they were logged within this time.
+_ROW_SECONDS = 1.0
+# A queue that is full would drop records.
+_RECORDS_BETWEEN_FLUSHES = 50
+_VERSION = 1
+
+
+class _Directory(RunDirectory):
+    """A run folder that says nothing about this process, which did not train."""
+
+    def _describe_environment(self, ranks: dict[str, int]) -> dict[str, Any]:
+        return {}
+
+
+class _Place(RunPlace):
+    """The folder of an imported run: that of its ledger, else a new one with its name."""
+
+    folders: dict[str, Path]
+
+    def _find_folder(self, parent: Path) -> Path:
+        identity = self.run.run_id
+        if identity in self.folders:
+            return self.folders[identity]
+        plain = parent / self.run.path.name
+        return plain if not has_content(plain) else parent / f"{plain.name}-{short_hash(identity, 8)}"
+
+
+class Writer:
+    """Writes runs into a folder of run folders.
+
+    Args:
+        root: the folder.
+        source: the name of the source.
+        report: what was written is added to it.
+        on_items: called with a number of values and records that were written.
+    """
+
+    def __init__(
+        self, root: Path, source: str, report: ImportReport, on_items: Callable[[int], object]
+    ) -> None:
+        self._root = root
+        self._source = source
+        self._report = report
+        self._on_items = on_items
+        ledgers = ((read_ledger(path), path.parent) for path in root.glob(f"*/{LEDGER}"))
+        self._folders = {str(ledger.get("run_id")): folder for ledger, folder in ledgers}
+
+    def write(self, run: SourceRun) -> None:
+        """Writes a run, unless it is there and has not changed.
+
+        Raises:
+            SendingError: its folder holds something else, or was written to since.
+        """
+        stamp = {"stamp": run.stamp, "version": _VERSION}
+        known = read_ledger(self._folders.get(run.identity, self._root) / LEDGER)
+        if known.get("state") == "done" and known.get("facts") == stamp:
+            self._report.unchanged += 1
+            return
+        run.facts(run)
+        name = label_name(run.name)[:200] or "run"
+        sent = SentRun(run.identity, name, Path(name))
+        given = {"run_id": run.run_id, "tags": run.tags, "notes": run.notes}
+        place = folder_place(self._place_class(), _Directory, self._root, sent, given)
+        place.check()
+        with SentLedger(place.ledger_path, run.identity, self._source) as ledger:
+            if ledger.state == "done" and (place.folder / SESSIONS).exists():
+                raise SendingError(
+                    f"run folder {str(place.folder)!r} was written to after it was imported. Move it "
+                    "elsewhere to import the run anew."
+                )
+            place.check_restart()
+            ledger.begin("")
+            place.restart()
+            clock = RecordClock()
+            failures = self._report.failure_count
+            self._log(run, place.make(clock), clock)
+            self._finish(run, place.folder)
+            if failures == self._report.failure_count:
+                ledger.finish(ReadPosition(), stamp)
+        self._folders[run.identity] = place.folder
+        self._report.runs += 1
+        self._report.left_out += run.left_out
+
+    def _place_class(self) -> type[_Place]:
+        return type("_PlaceHere", (_Place,), {"folders": self._folders})
+
+    def _log(self, run: SourceRun, destination: Any, clock: RecordClock) -> None:
+        """Logs everything, from `init` to `post_close`; reads the source to its end."""
+        from events import Engine, Logger, RunStatus, State
+
+        # Set explicitly: the environment of this process says nothing about the run.
+        state = State(run.name, rank=0, local_rank=0, world_size=1, local_world_size=1, node_rank=0)
+        logger = Logger(state, [destination], raise_errors=True, strict=True)
+        engine = Engine(state, logger)
+        clock.now = run.created_at
+        error: BaseException | None = None
+        engine.run_event("init")
+        try:
+            _Items(run, destination, clock, logger, engine, self._report, self._on_items).log_all()
+            if run.hyperparameters:
+                logger.log_hyperparameters(run.hyperparameters)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            if run.ended_at is not None:
+                clock.now = run.ended_at
+            state.status = RunStatus(run.status or "preempted")
+            if run.exception and run.status == "failed":
+                state.exception = _exception_of(run.exception)
+            engine.close(error)
+
+    def _finish(self, run: SourceRun, folder: Path) -> None:
+        """Replaces what `RunDirectory` says about this process by what the source says about the run's."""
+        from events import plain_config, redact
+
+        about = {"source": self._source, "run_id": run.run_id, "name": run.name}
+        environment = {"imported": about | redact(plain_config(run.environment))}
+        text = strict_json(environment, indent=2)
+        replace_file(folder / ENVIRONMENT, text.encode())
+        (folder / SESSIONS).unlink(missing_ok=True)
+        lost = read_object_file(folder / SIDECAR).get("lost") or {}
+        for what, count in lost.items() if isinstance(lost, dict) else ():
+            self._report.fail(f"{run.run_id}: {count} {what} could not be written", int(count))
+
+
+class _Items:
+    """Logs the items of one run."""
+
+    def __init__(
+        self,
+        run: SourceRun,
+        destination: Any,
+        clock: RecordClock,
+        logger: Any,
+        engine: Any,
+        report: ImportReport,
+        on_items: Callable[[int], object],
+    ) -> None:
+        self._run = run
+        self._destination = destination
+        self._clock = clock
+        self._logger = logger
+        self._engine = engine
+        self._report = report
+        self._on_items = on_items
+        self._last_step: int | None = None
+        self._unflushed = 0
+
+    def log_all(self) -> None:
+        for item in _rows_of(self._run.read(self._run)):
+            if item_time := getattr(item, "time", None):
+                self._clock.now = item_time if math.isfinite(item_time) else self._clock.now
+            if isinstance(item, Values):
+                self._log_row(item)
+            elif isinstance(item, Restart):
+                self._restart(item.step)
+            else:
+                self._log_record(item)
+
+    def _log_row(self, row: Values) -> None:
+        from events import Time, Timestamp
+
+        if row.epoch is not None and math.isfinite(row.epoch):
+            self._logger.state.timestamp = Timestamp(epoch=Time(max(0, int(row.epoch)), "ep"))
+        if row.step == self._last_step:
+            # Keeps the rows apart; `RunDirectory` merges the calls of a step.
+            self._destination.state_dict()
+        self._last_step = row.step
+        if self._attempt("metrics", lambda: self._logger.log_metrics(row.metrics, row.step)):
+            self._report.rows += 1
+            self._report.values += len(row.metrics)
+        self._on_items(len(row.metrics))
+
+    def _log_record(self, item: Logged | File) -> None:
+        if isinstance(item, File):
+            kind = "artifact"
+            done = self._attempt(
+                kind, lambda: self._logger.upload_file(_literal(item.name), str(item.path), overwrite=True)
+            )
+        else:
+            kind = item.kind.name
+            method = getattr(self._logger, item.kind.method)
+            done = self._attempt(kind, lambda: method(name=item.name, step=item.step, **item.arguments))
+        self._report.records[kind] += done
+        self._on_items(1)
+        self._unflushed += 1
+        if self._unflushed >= _RECORDS_BETWEEN_FLUSHES:
+            self._unflushed = 0
+            self._destination.flush()
+
+    def _restart(self, step: int) -> None:
+        from events import Time, Timestamp
+
+        state = self._logger.state
+        self._destination.after_load(state, self._logger)
+        state.timestamp = Timestamp(batch=Time(max(0, step), "ba"))
+        self._destination.fit_start(state, self._logger)
+        state.timestamp = Timestamp()
+        self._last_step = None
+
+    def _attempt(self, kind: str, call: Callable[[], object]) -> bool:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001  # a rejected record must not cost the others
+            self._report.fail(f"{self._run.run_id}: {kind}: {type(error).__name__}: {error}")
+            return False
+        return True
+
+
+def _rows_of(items: Iterable[Item]) -> Iterator[Item]:
+    """Joins consecutive values of a step to rows, with the time of the last one; leaves out empty ones."""
+    row: Values | None = None
+    began = 0.0
+    for item in items:
+        if not isinstance(item, Values):
+            if row is not None and isinstance(item, Restart):
+                yield row
+                row = None
+            yield item
+            continue
+        if not item.metrics:
+            continue
+        joins = (
+            row is not None
+            and (row.step, row.epoch) == (item.step, item.epoch)
+            and row.metrics.keys().isdisjoint(item.metrics)
+            and abs((item.time or began) - began) <= _ROW_SECONDS
+        )
+        if row is not None and joins:
+            row = Values({**row.metrics, **item.metrics}, row.step, item.time or row.time, row.epoch)
+            continue
+        if row is not None:
+            yield row
+        row, began = item, item.time or 0.0
+    if row is not None:
+        yield row
+
+
+def _literal(name: str) -> str:
+    """Returns a file name without placeholders."""
+    return name.replace("{", "_").replace("}", "_")
+
+
+def _exception_of(text: str) -> BaseException:
+    name, separator, rest = text.partition(": ")
+    if not separator or not name.isidentifier():
+        name, rest = "Exception", text
+    kind: type[Exception] = type(name, (Exception,), {})
+    return kind(rest)

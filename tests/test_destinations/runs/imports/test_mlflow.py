@@ -1,0 +1,137 @@
+"""Runs of MLflow: what is imported is what MLflow's own client finds, in a database and in files."""
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from destinations.run_directory import read_rows
+from destinations.runs import Run
+from destinations.runs.imports import SourceError, import_runs
+
+pytestmark = [
+    pytest.mark.xdist_group("mlflow"),
+    # Of MLflow's own code, when runs are written here.
+    pytest.mark.filterwarnings("ignore"),
+]
+
+
+@pytest.fixture(scope="module", params=["mlflow.db", "mlruns"])
+def store(request, tmp_path_factory):
+    """A store of each form with two runs, the client, and the ids of the runs."""
+    folder = tmp_path_factory.mktemp("mlflow")
+    path = folder / request.param
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+        patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+        from mlflow import MlflowClient
+
+        client = MlflowClient(f"sqlite:///{path}" if request.param == "mlflow.db" else path.as_uri())
+        experiment = client.create_experiment("digits", artifact_location=(folder / "artifacts").as_uri())
+        run = client.create_run(experiment, start_time=1000_000, run_name="first", tags={"stage": "tuning"})
+        first = run.info.run_id
+        client.set_tag(first, "mlflow.note.content", "a note")
+        for name, value in {"lr": 0.1, "epochs": 3, "name": "adam", "nesterov": True}.items():
+            client.log_param(first, name, value)
+        for step in range(4):
+            client.log_metric(first, "loss", 1 / (step + 1), timestamp=1000_000 + 5000 * step, step=step)
+            client.log_metric(first, "val/acc", step / 7, timestamp=1000_003 + 5000 * step, step=step)
+        client.log_metric(first, "loss", float("nan"), timestamp=1060_000, step=3)
+        client.log_text(first, "hello", "texts/hello.txt")
+        client.log_image(first, np.eye(4, 5, dtype=np.uint8)[..., None] * 200, key="eye/one", step=3)
+        client.set_terminated(first, status="FAILED", end_time=1070_000)
+        running = client.create_run(experiment, run_name="first").info.run_id
+        yield path, client, first, running
+
+
+@pytest.fixture(scope="module")
+def imported(store, tmp_path_factory):
+    """The report, and the runs by id."""
+    root = tmp_path_factory.mktemp("imported")
+    before = dict(os.environ)
+    report = import_runs(store[0], root)
+    assert dict(os.environ) == before
+    return report, {run.run_id: run for run in map(Run.open, root.iterdir())}
+
+
+def test_a_run_has_the_facts_of_mlflow(store, imported):
+    """Its id, times, status, tags and notes; parameters are numbers again."""
+    _, _, first, running = store
+    report, runs = imported
+    run = runs[first]
+
+    assert runs.keys() == {first, running}
+    assert (run.status, run.created_at, run.record.ended_at) == ("failed", 1000.0, 1070.0)
+    assert (run.record.tags, run.record.notes) == (("stage:tuning",), "a note")
+    assert run.hyperparameters == {"lr": 0.1, "epochs": 3, "name": "adam", "nesterov": True}
+    assert run.environment["imported"]["experiment"] == "digits"
+    assert runs[running].status == "preempted"
+    assert (report.runs, report.failures, report.left_out) == (2, [], Counter())
+
+
+@pytest.mark.parametrize("name", ["loss", "val/acc"])
+def test_metrics_are_those_of_mlflows_client(store, imported, name):
+    """Every value with its step; those of a step that were logged together are a row."""
+    _, client, first, _ = store
+    theirs = sorted((one.timestamp, one.step, one.value) for one in client.get_metric_history(first, name))
+
+    rows = [row for row in read_rows(imported[1][first].path) if name in row.metrics]
+
+    assert [row.step for row in rows] == [step for _, step, _ in theirs]
+    np.testing.assert_array_equal([row.metrics[name] for row in rows], [value for *_, value in theirs])
+    np.testing.assert_allclose([row.time for row in rows], [time / 1000 for time, *_ in theirs], atol=0.0031)
+
+
+def test_files_and_images_are_those_of_mlflow(store, imported):
+    """An image has its name, step and time; the smaller copy beside it is left out."""
+    _, _, first, _ = store
+    run = imported[1][first]
+
+    (image,) = run.images()
+    assert (image.name, image.step) == ("eye/one", 3)
+    np.testing.assert_array_equal(image.array().reshape(4, 5, -1)[..., 0], np.eye(4, 5) * 200)
+    assert [(one.name, one.path.read_bytes()) for one in run.artifacts()] == [("texts/hello.txt", b"hello")]
+
+
+def test_the_store_stays_as_it_is(store, tmp_path):
+    """And what did not change is not imported again; a metric more is."""
+    path, client, _, running = store
+    files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
+    before = {file: file.read_bytes() for file in files}
+
+    import_runs(path, tmp_path / "runs")
+    again = import_runs(path.parent, tmp_path / "runs")
+
+    assert {file: file.read_bytes() for file in files} == before
+    assert (again.runs, again.unchanged) == (0, 2)
+    client.log_metric(running, "loss", 1.0, step=0)
+    assert import_runs(path, tmp_path / "runs").runs == 1
+
+
+def test_artifacts_that_are_gone_are_counted(tmp_path):
+    """The rest is imported: a store is often moved without them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+        patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+        from mlflow import MlflowClient
+
+        client = MlflowClient((tmp_path / "mlruns").as_uri())
+        experiment = client.create_experiment("digits", artifact_location="nowhere://bucket/artifacts")
+        client.log_metric(client.create_run(experiment).info.run_id, "loss", 1.0)
+
+    report = import_runs(tmp_path, tmp_path / "runs")
+
+    assert (report.runs, report.rows, report.failures) == (1, 1, [])
+    assert dict(report.left_out) == {"folders of artifacts that are missing": 1}
+
+
+def test_a_database_of_another_kind_is_no_store(tmp_path):
+    """Whatever its name is."""
+    Path(tmp_path / "mlflow.db").write_bytes(b"not so")
+
+    with pytest.raises(SourceError, match="no runs were recognised"):
+        import_runs(tmp_path / "mlflow.db", tmp_path / "runs")
+    with pytest.raises(SourceError, match="is no database, folder or server of MLflow"):
+        import_runs(tmp_path / "mlflow.db", tmp_path / "runs", source="mlflow")

@@ -1,0 +1,87 @@
+"""CSV and Parquet: the user names the columns."""
+
+import pandas as pd
+import pytest
+
+from destinations.run_directory import read_rows
+from destinations.runs import Run
+from destinations.runs.imports import ColumnsError, SourceError, import_runs
+
+HISTORY = "iteration,loss,acc,when,who\n0,0.5,,2024-01-01T00:00:00+00:00,a\n10,0.25,1,2024-01-01T00:01:00,a\n"
+COLUMNS = {"step": "iteration", "time": "when", "run": "who"}
+
+
+@pytest.fixture(params=["csv", "tsv", "parquet"])
+def table(request, tmp_path):
+    """The same table in each format."""
+    path = tmp_path / f"history.{request.param}"
+    (tmp_path / "source").write_text(HISTORY)
+    frame = pd.read_csv(tmp_path / "source")
+    if request.param == "parquet":
+        frame.to_parquet(path)
+    else:
+        frame.to_csv(path, index=False, sep="," if request.param == "csv" else "\t")
+    return path
+
+
+def test_columns_are_what_the_user_says(table, tmp_path):
+    """Steps and times as given, a run for each name; an empty cell is no value."""
+    report = import_runs(table, tmp_path / "runs", columns=COLUMNS)
+
+    rows = [(row.step, row.time, dict(row.metrics)) for row in read_rows(tmp_path / "runs/a")]
+    assert rows == [(0, 1704067200.0, {"loss": 0.5}), (10, 1704067260.0, {"loss": 0.25, "acc": 1.0})]
+    assert Run.open(tmp_path / "runs/a").run_id == "a"
+    assert (report.runs, report.rows, dict(report.left_out)) == (1, 2, {})
+
+
+def test_a_table_without_a_step_asks_for_it(table, tmp_path):
+    """An empty name counts the rows; what is no number is counted."""
+    with pytest.raises(ColumnsError, match="Say which one it is: --column step=NAME") as asked:
+        import_runs(table, tmp_path / "runs")
+    report = import_runs(table, tmp_path / "runs", columns={"step": ""})
+
+    assert asked.value.columns == ("iteration", "loss", "acc", "when", "who")
+    assert [row.step for row in read_rows(tmp_path / "runs/history")] == [0, 1]
+    assert dict(report.left_out) == {"cells that are no numbers": 4}
+
+
+def test_the_columns_of_a_history_of_wandb_need_no_names(tmp_path):
+    """As `download_history_exports` of its API writes them."""
+    pd.DataFrame({"_step": [0, 5], "_timestamp": [1000.0, 1001.0], "loss": [0.5, None]}).to_parquet(
+        tmp_path / "history.parquet"
+    )
+
+    import_runs(tmp_path / "history.parquet", tmp_path / "runs")
+
+    rows = [(row.step, row.time, dict(row.metrics)) for row in read_rows(tmp_path / "runs/history")]
+    assert rows[0] == (0, 1000.0, {"loss": 0.5})
+    assert Run.open(tmp_path / "runs/history").created_at == 1000.0
+
+
+def test_rows_without_a_whole_step_are_counted(tmp_path):
+    """And short rows have what they have."""
+    (tmp_path / "history.csv").write_text("step,loss,acc\n0.5,1,1\n,1,1\n2,3\n")
+
+    report = import_runs(tmp_path / "history.csv", tmp_path / "runs")
+
+    assert [(row.step, dict(row.metrics)) for row in read_rows(tmp_path / "runs/history")] == [
+        (2, {"loss": 3})
+    ]
+    assert dict(report.left_out) == {"rows without a whole step": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "columns", "message"),
+    [
+        ("a.csv", b"step,loss\n0,1\n", {"stp": "step"}, "a column holds one of step, time, epoch, run"),
+        ("a.csv", b"step,loss\n0,1\n", {"step": "stp"}, "has no column 'stp'"),
+        ("a.csv", b"step,\xff\n0,1\n", {}, "is not a table"),
+        ("a.parquet", b"not so", {}, "is not a Parquet file"),
+    ],
+)
+def test_what_is_no_such_table_is_refused(tmp_path, name, content, columns, message):
+    """The message names the file, and what is wrong."""
+    (tmp_path / name).write_bytes(content)
+
+    with pytest.raises(SourceError, match=message):
+        import_runs(tmp_path / name, tmp_path / "runs", columns=columns)

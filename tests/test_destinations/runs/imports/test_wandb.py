@@ -1,0 +1,227 @@
+"""Runs of W&B: what is imported is what W&B's own reader finds in its log, and in a chart that was downloaded."""
+
+import json
+import subprocess
+import sys
+import textwrap
+import wave
+
+import numpy as np
+import pandas as pd
+import PIL.Image
+import pytest
+
+from destinations.run_directory import read_rows
+from destinations.runs import Run
+from destinations.runs.imports import SourceError, import_runs
+
+PROGRAM = """
+import wave
+import numpy as np, wandb
+with wave.open("tone.wav", "wb") as file:
+    file.setnchannels(1)
+    file.setsampwidth(2)
+    file.setframerate(8000)
+    file.writeframes(np.arange(100, dtype="<i2").tobytes())
+settings = wandb.Settings(silent=True, x_disable_stats=True, console="off")
+run = wandb.init(project="digits", name="The first", config={"lr": 0.1, "net": {"depth": 3}}, tags=["a"],
+                 notes="a note", settings=settings)
+for step in range(3):
+    run.log({"loss": 1 / (step + 1), "nested": {"x": step / 7}})
+images = [wandb.Image(np.full((4, 5, 3), shade, np.uint8), caption=f"shade {shade}",
+                      masks={"truth": {"mask_data": np.eye(4, 5, dtype=np.uint8), "class_labels": {1: "line"}}})
+          for shade in (10, 20)]
+run.log({"image": images[0], "images": images, "sound": wandb.Audio("tone.wav", caption="low"),
+         "histogram": wandb.Histogram(np_histogram=([1, 2], [0.0, 0.5, 1.0])), "text": "hello",
+         "table": wandb.Table(columns=["a", "b"], data=[[1, "x"], [2, None]]),
+         "points": wandb.Object3D(np.arange(9.0).reshape(3, 3)), "html": wandb.Html("<b>x</b>", inject=False),
+         "nan": float("nan"), "list": [1, 2]}, step=7)
+run.tags += ("later",)
+run.config.update({"added": 1})
+run.summary["best"] = 0.5
+run.finish()
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder in which W&B logged a run offline, in a process of its own."""
+    folder = tmp_path_factory.mktemp("wandb")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("DATA", "CACHE", "CONFIG"):
+            patch.setenv(f"WANDB_{name}_DIR", str(folder / name))
+        patch.setenv("WANDB_MODE", "offline")
+        patch.setenv("WANDB_ERROR_REPORTING", "false")
+        subprocess.run([sys.executable, "-c", textwrap.dedent(PROGRAM)], cwd=folder, check=True, timeout=300)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def log(folder):
+    """The log of the run."""
+    (log,) = (folder / "wandb").glob("offline-run-*/*.wandb")
+    return log
+
+
+@pytest.fixture(scope="module")
+def records(log):
+    """What W&B's own reader finds."""
+    from wandb.util import get_core_path
+
+    command = [get_core_path(), "leet", "inspect", "-json", "-no-observability", "-run-file", str(log)]
+    done = subprocess.run(command, check=True, capture_output=True, timeout=300)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def imported(folder, tmp_path_factory):
+    """The root, and the report."""
+    root = tmp_path_factory.mktemp("imported")
+    return root, import_runs(folder / "wandb", root)
+
+
+@pytest.fixture(scope="module")
+def run(imported):
+    """The run."""
+    return Run.open(imported[0] / "The first")
+
+
+def test_a_run_has_the_facts_of_its_log(run, imported, records):
+    """The last tags and config; what a run folder does not hold is counted."""
+    (begun,) = {record["run"]["start_time"] for record in records if record["type"] == "run"}
+    (run_id,) = {record["run"]["run_id"] for record in records if record["type"] == "run"}
+
+    assert (run.run_id, run.status, run.record.tags, run.record.notes) == (
+        run_id,
+        "completed",
+        ("a", "later"),
+        "a note",
+    )
+    assert run.created_at == pd.Timestamp(begun).timestamp()
+    assert run.hyperparameters == {"lr": 0.1, "net": {"depth": 3}, "added": 1}
+    assert run.environment["imported"]["project"] == "digits"
+    assert imported[1].failures == []
+    assert dict(imported[1].left_out) == {"lists": 1}
+
+
+def test_rows_are_those_of_the_history(run, records):
+    """Every number, with step and time; what only the summary has comes last."""
+    history = [record["history"]["item"] for record in records if record["type"] == "history"]
+    theirs = [(item["_step"], item["_timestamp"], item["loss"], item["nested.x"]) for item in history[:3]]
+
+    rows = list(read_rows(run.path))
+
+    assert [(row.step, row.metrics["loss"], row.metrics["nested.x"]) for row in rows[:3]] == [
+        (step, loss, x) for step, _, loss, x in theirs
+    ]
+    np.testing.assert_allclose([row.time for row in rows[:3]], [time for _, time, *_ in theirs], atol=1e-6)
+    assert rows[3].step == 7
+    assert np.isnan(rows[3].metrics["nan"])
+    assert rows[-1].metrics["best"] == 0.5
+
+
+def test_media_are_the_files_of_the_run(run, log):
+    """Every pixel, with masks, labels and captions; every sample."""
+    files = log.parent / "files/media"
+    single, several = run.images("image"), run.images("images")
+
+    assert [image.caption for image in single + several] == ["shade 10", "shade 10", "shade 20"]
+    assert [image.step for image in single + several] == [7, 7, 7]
+    theirs = {
+        path.name.split("_")[0]: np.array(PIL.Image.open(path)) for path in (files / "images").glob("image_*")
+    }
+    np.testing.assert_array_equal(single[0].array(), theirs["image"])
+    np.testing.assert_array_equal(several[1].array(), np.full((4, 5, 3), 20))
+    np.testing.assert_array_equal(single[0].masks["truth"].load(), np.eye(4, 5))
+    assert several[0].class_labels == {1: "line"}
+    (sound,) = run.audio("sound")
+    with wave.open(str(next((files / "audio").iterdir()))) as file:
+        samples = np.frombuffer(file.readframes(100), "<i2")
+    np.testing.assert_array_equal(sound.load()[0][:, 0], samples)
+    assert (sound.caption, sound.sample_rate) == ("low", 8000)
+
+
+def test_other_records_are_those_that_were_logged(run, log):
+    """Tables, histograms, points and texts; what has no kind is kept as a file."""
+    table, (histogram,), (text,) = run.table("table"), run.histograms("histogram"), run.texts("text")
+    html = next((log.parent / "files/media/html").iterdir())
+
+    assert (table.columns, table.rows) == (("a", "b"), ((1, "x"), (2, "")))
+    assert (histogram.counts.tolist(), histogram.edges.tolist()) == ([1, 2], [0.0, 0.5, 1.0])
+    assert (text.text, text.step) == ("hello", 7)
+    np.testing.assert_array_equal(run.point_clouds("points")[0].load()[0], np.arange(9.0).reshape(3, 3))
+    kept = {artifact.name: artifact.path.read_bytes() for artifact in run.artifacts()}
+    assert kept[f"media/html/{html.name}"] == html.read_bytes()
+
+
+def test_a_log_that_was_cut_off_costs_its_end(log, tmp_path):
+    """A run that did not end is preempted; a log of which nothing can be read is a failure."""
+    for name, data in (("offline-run-1-cut", log.read_bytes()[:2000]), ("offline-run-2-bad", b"not so")):
+        (tmp_path / f"wandb/{name}").mkdir(parents=True)
+        (tmp_path / f"wandb/{name}/run-{name[-3:]}.wandb").write_bytes(data)
+
+    report = import_runs(tmp_path / "wandb", tmp_path / "runs")
+    (folder,) = (path for path in (tmp_path / "runs").iterdir())
+
+    assert Run.open(folder).status == "preempted"
+    assert Run.open(folder).run_id == "cut"
+    assert (report.runs, report.failure_count) == (1, 1)
+    assert report.failures[0].startswith("bad: W&B's reader ")
+
+
+def test_a_run_that_was_resumed_is_one_run(log, tmp_path):
+    """Its logs are read in the order of their folders, whose names have the time."""
+    for name in ("run-20250102_000000", "offline-run-20250101_000000"):
+        folder = tmp_path / f"wandb/{name}-{log.stem.removeprefix('run-')}"
+        folder.mkdir(parents=True)
+        (folder / log.name).write_bytes(log.read_bytes())
+
+    report = import_runs(tmp_path / "wandb", tmp_path / "runs")
+
+    (folder,) = (tmp_path / "runs").iterdir()
+    steps = [row.step for row in read_rows(folder)]
+    assert (report.runs, steps) == (1, [0, 1, 2, 7, 0, 1, 2, 7])
+
+
+def test_a_path_out_of_the_folder_is_not_followed(imported, run):
+    """A record that names one costs itself."""
+    from collections import Counter
+
+    from destinations.runs.imports.source import SourceRun
+    from destinations.runs.imports.wandb import _Log
+
+    source = SourceRun("mine", "mine", "mine", "", lambda run: iter(()))
+    item = {"_step": 0, "x._type": "image-file", "x.path": "../../secret.png"}
+
+    found = list(_Log(source, run.path).items_of({"type": "history", "history": {"item": item}}))
+
+    assert [item.metrics for item in found] == [{}]
+    assert source.left_out == Counter({"unreadable image-file": 1})
+
+
+def test_a_downloaded_chart_has_a_run_for_each_line(tmp_path):
+    """The columns of the smallest and largest value of a point are left out."""
+    (tmp_path / "chart.csv").write_text(
+        '"Step","calm-1 - loss","calm-1 - loss__MIN","calm-1 - loss__MAX","wild - 2 - loss"\n'
+        '"0","0.5","0.5","0.5",""\n"1","0.25","0.2","0.3","0.75"\n'
+    )
+
+    report = import_runs(tmp_path / "chart.csv", tmp_path / "runs")
+
+    rows = {
+        path.name: [(row.step, dict(row.metrics)) for row in read_rows(path)]
+        for path in (tmp_path / "runs").iterdir()
+    }
+    assert rows == {
+        "calm-1": [(0, {"loss": 0.5}), (1, {"loss": 0.25})],
+        "wild - 2": [(1, {"loss": 0.75})],
+    }
+    assert report.failures == []
+
+
+def test_a_file_that_is_no_chart_is_no_such_source(tmp_path):
+    """It is a table instead."""
+    (tmp_path / "chart.csv").write_text("Step,loss\n0,1\n")
+
+    with pytest.raises(SourceError, match="has no column 'step'"):
+        import_runs(tmp_path / "chart.csv", tmp_path / "runs")

@@ -1,0 +1,252 @@
+"""Any source: a run is written once, again where it changed, and an interrupted import is continued."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from unittest.mock import ANY
+
+import attrs
+import pytest
+
+from destinations import RunDirectory
+from destinations.kinds.texts import TEXT
+from destinations.run_directory import read_rows
+from destinations.runs import Run
+from destinations.runs.imports import ImportReport, SendingError, SourceError, import_runs
+from destinations.runs.imports.source import File, Logged, Restart, SourceRun, Values
+from destinations.runs.imports.writing import Writer
+from events import Run as WritingRun
+
+ROOT = str(Path(__file__).parents[4])
+NOW = 1_600_000_000.0
+
+
+def source_run(*items, **given):
+    """Returns a run of an imagined source."""
+    given = {"identity": "test mine", "stamp": "1", "created_at": NOW, **given}
+    return SourceRun("mine", "mine", read=lambda run: iter(items), **given)
+
+
+def write(root, *runs):
+    """Writes runs; returns the report."""
+    report = ImportReport()
+    root.mkdir(exist_ok=True)
+    writer = Writer(root, "test", report, lambda items: None)
+    for run in runs:
+        writer.write(run)
+    return report
+
+
+def rows_of(folder):
+    """Returns step, time and values of each row."""
+    return [(row.step, row.time, dict(row.metrics)) for row in read_rows(folder)]
+
+
+def test_a_run_has_the_facts_of_its_source(tmp_path):
+    """Id, times, tags, notes, hyperparameters, status and environment, and nothing about this process."""
+    (tmp_path / "weights.bin").write_bytes(b"weights")
+    run = source_run(
+        Values({"loss": 0.5}, 3, NOW + 3, epoch=1.0),
+        Logged(TEXT, "words", 3, NOW + 4, {"text": "hello"}),
+        File("best{1}.bin", tmp_path / "weights.bin", NOW + 5),
+        ended_at=NOW + 9,
+        status="failed",
+        exception="ValueError: out of luck",
+        tags=("good",),
+        notes="a note",
+        hyperparameters={"optim": {"lr": 0.1}},
+        environment={"host": "theirs", "api_key": "sk-1234567890abcdef"},
+    )
+
+    report = write(tmp_path / "runs", run)
+
+    found = Run.open(tmp_path / "runs/mine")
+    assert (report.runs, report.rows, report.values) == (1, 1, 1)
+    assert report.records == Counter(text=1, artifact=1)
+    assert (found.run_id, found.status, found.created_at, found.record.ended_at) == (
+        "mine",
+        "failed",
+        NOW,
+        NOW + 9,
+    )
+    assert (found.record.tags, found.record.notes) == (("good",), "a note")
+    assert found.hyperparameters == {"optim": {"lr": 0.1}}
+    assert json.loads((found.path / "sidecar.json").read_text())["exception"] == "ValueError: out of luck"
+    assert rows_of(found.path) == [(3, NOW + 3, {"loss": 0.5})]
+    assert [row.epoch for row in read_rows(found.path)] == [1]
+    assert [(text.text, text.step, text.time) for text in found.texts("words")] == [("hello", 3, NOW + 4)]
+    assert found.artifacts("best_1_.bin")[0].path.read_bytes() == b"weights"
+    assert "1234567890" not in json.dumps(found.environment)
+    assert found.environment.keys() == {"imported"}
+    about = {"source": "test", "run_id": "mine", "name": "mine", "host": "theirs", "api_key": ANY}
+    assert found.environment["imported"] == about
+    assert not (found.path / "sessions.jsonl").exists()
+
+
+def test_values_of_a_step_share_a_row_where_they_were_logged_together(tmp_path):
+    """A name that comes again, a second between them or another step begin a row."""
+    run = source_run(
+        Values({"a": 1}, 0, NOW),
+        Values({"b": 2}, 0, NOW + 0.5),
+        Values({"a": 3}, 0, NOW + 0.6),
+        Values({"b": 4}, 0, NOW + 5),
+        Values({}, 1, NOW + 5),
+        Values({"b": 5}, 1, NOW + 5),
+    )
+
+    write(tmp_path / "runs", run)
+
+    assert rows_of(tmp_path / "runs/mine") == [
+        (0, NOW + 0.5, {"a": 1, "b": 2}),
+        (0, NOW + 0.6, {"a": 3}),
+        (0, NOW + 5, {"b": 4}),
+        (1, NOW + 5, {"b": 5}),
+    ]
+
+
+def test_rows_after_a_restart_replace_those_before(tmp_path):
+    """The earlier ones are abandoned, as those of a run that was resumed here."""
+    first = [Values({"a": step}, step, NOW + step) for step in range(4)]
+    again = [Values({"a": 10 + step}, step, NOW + 10 + step) for step in range(2, 5)]
+
+    write(tmp_path / "runs", source_run(*first, Restart(2), *again))
+
+    assert [(step, values["a"]) for step, _, values in rows_of(tmp_path / "runs/mine")] == [
+        (0, 0),
+        (1, 1),
+        (2, 12),
+        (3, 13),
+        (4, 14),
+    ]
+    assert len(list((tmp_path / "runs/mine/abandoned").glob("*.csv"))) == 1
+
+
+def test_a_run_is_written_once_and_again_where_it_changed(tmp_path):
+    """The edits of the user stay, wherever the folder is by then."""
+    runs = tmp_path / "runs"
+    write(runs, source_run(Values({"a": 1}, 0, NOW)))
+    (runs / "mine").rename(runs / "renamed")
+    (runs / "renamed/edits.json").write_text('{"display_name": "Mine"}')
+
+    again = write(runs, source_run(Values({"a": 1}, 0, NOW)))
+    changed = write(runs, source_run(Values({"a": 2}, 0, NOW), stamp="2"))
+
+    assert (again.runs, again.unchanged, changed.runs) == (0, 1, 1)
+    assert [path.name for path in runs.iterdir()] == ["renamed"]
+    assert rows_of(runs / "renamed") == [(0, NOW, {"a": 2})]
+    assert (runs / "renamed/edits.json").read_text() == '{"display_name": "Mine"}'
+
+
+def test_an_interrupted_import_is_continued(tmp_path):
+    """What was complete is left alone; the run in the middle is written anew, and none of its rows twice."""
+
+    def interrupted(run):
+        yield Values({"a": 1}, 0, NOW)
+        raise KeyboardInterrupt
+
+    first = source_run(Values({"a": 0}, 0, NOW))
+    second = attrs.evolve(first, run_id="second", name="second", identity="test second", read=interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "runs", first, second)
+
+    report = write(tmp_path / "runs", first, attrs.evolve(second, read=first.read))
+
+    assert (report.unchanged, report.runs) == (1, 1)
+    assert rows_of(tmp_path / "runs/second") == [(0, NOW, {"a": 0})]
+
+
+KILLED = """
+import os, signal, sys
+from destinations.runs.imports import ImportReport
+from destinations.runs.imports.source import SourceRun, Values
+from destinations.runs.imports.writing import Writer
+from pathlib import Path
+
+def killed(run):
+    for step in range(500):
+        yield Values({"a": step}, step, 1.6e9 + step)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+root = Path(sys.argv[1])
+root.mkdir()
+Writer(root, "test", ImportReport(), lambda items: None).write(
+    SourceRun("mine", "mine", "test mine", "1", killed, created_at=1.6e9)
+)
+"""
+
+
+def test_an_import_that_was_killed_is_continued(tmp_path):
+    """What it left of the run is replaced: every row is there once."""
+    process = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path / "runs")],
+        env=os.environ | {"PYTHONPATH": ROOT},
+        check=False,
+    )
+    left = [path.name for path in (tmp_path / "runs").iterdir()]
+
+    report = write(
+        tmp_path / "runs", source_run(*(Values({"a": step}, step, NOW + step) for step in range(600)))
+    )
+
+    assert (process.returncode, left) == (-signal.SIGKILL, ["mine"])
+    assert (report.runs, report.failure_count) == (1, 0)
+    assert [row.step for row in read_rows(tmp_path / "runs/mine")] == list(range(600))
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["mine"]
+
+
+def test_runs_of_one_name_have_folders_of_their_own(tmp_path):
+    """The id is that of the source for both, and neither replaces the other."""
+    runs = [source_run(Values({"a": number}, 0, NOW), identity=f"test {number}") for number in range(2)]
+
+    write(tmp_path / "runs", *runs)
+    report = write(tmp_path / "runs", *runs)
+
+    assert report.unchanged == 2
+    assert sorted(rows_of(path)[0][2]["a"] for path in (tmp_path / "runs").iterdir()) == [0, 1]
+
+
+def test_a_folder_that_was_trained_in_since_is_kept(tmp_path):
+    """A run that continues here is the user's: the changed source does not replace it."""
+    runs = tmp_path / "runs"
+    write(runs, source_run(Values({"a": 1}, 0, NOW)))
+    with WritingRun(loggers=[RunDirectory(runs / "mine", if_exists="resume")], run_name="mine") as run:
+        run.log_metrics({"a": 9.0}, step=7)
+
+    with pytest.raises(SendingError, match="was written to after it was imported"):
+        write(runs, source_run(Values({"a": 2}, 0, NOW), stamp="2"))
+
+    assert [values for *_, values in rows_of(runs / "mine")] == [{"a": 1}, {"a": 9}]
+
+
+def test_a_record_that_cannot_be_written_is_a_failure_and_is_tried_again(tmp_path):
+    """It costs itself; the run counts as incomplete, so that the next import writes it anew."""
+    bad = Logged(TEXT, "../outside", 0, NOW, {"text": "x"}), Logged(TEXT, "bad", 0, NOW, {"text": 3})
+
+    first = write(tmp_path / "runs", source_run(*bad, Values({"a": 1}, 0, NOW)))
+    again = write(tmp_path / "runs", source_run(Values({"a": 1}, 0, NOW)))
+
+    assert first.failure_count == 1
+    assert first.failures[0].startswith("mine: text: RecordError: ")
+    assert rows_of(tmp_path / "runs/mine") == [(0, NOW, {"a": 1})]
+    assert (again.runs, again.unchanged, again.failure_count) == (1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("place", "given", "message"),
+    [
+        ("nowhere", {}, "there is nothing at"),
+        ("empty", {}, "no runs were recognised in"),
+        ("empty", {"source": "neptune"}, "there are no runs of neptune in"),
+        ("empty", {"source": "tensorbord"}, "source must be one of tensorboard, "),
+    ],
+)
+def test_a_place_without_runs_says_what_can_be_imported(tmp_path, place, given, message):
+    """Nothing there, nothing recognised, nothing of the kind, no such kind."""
+    (tmp_path / "empty").mkdir()
+
+    with pytest.raises(SourceError, match=message):
+        import_runs(tmp_path / place, tmp_path / "runs", **given)
