@@ -232,6 +232,9 @@ def test_the_arguments_that_replace_composers_are_there_and_composers_own_are_no
         left = {one.partition("=")[0] for one in theirs.split(", ")} - named
         # Taken here too, with other values.
         assert left & set(ours) <= {"save_interval"}, (name, theirs)
+        for argument in left - set(ours) if name == "Trainer" else ():
+            with pytest.raises(TypeError, match=rf"no argument '{argument}'\. \w"):
+                events.Trainer(None, **{argument: True})
 
 
 def test_every_feature_of_others_is_shown_by_tests_that_are_there():

@@ -2,6 +2,7 @@
 
 from .errors import (
     AmbiguousRunError,
+    BudgetError,
     DatasetError,
     EditError,
     FilterError,
@@ -20,6 +21,7 @@ __all__ = [
     "HEARTBEAT_SECONDS",
     "AmbiguousRunError",
     "BestRun",
+    "BudgetError",
     "DatasetError",
     "EditError",
     "FilterError",

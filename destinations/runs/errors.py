@@ -9,6 +9,7 @@ RunsError
 ├── FilterError          (ValueError)   a filter does not parse
 ├── CheckpointNotFoundError (LookupError) a run has no such checkpoint, or none that is whole
 ├── EditError            (OSError)      an edit could not be written into the folder of the run
+├── BudgetError          (RuntimeError) an answer costs more than it may, or nobody waits for it any more
 └── DatasetError         (ValueError)   a compacted dataset cannot be read or written
 ```
 
@@ -20,6 +21,7 @@ from collections.abc import Iterable
 
 __all__ = [
     "AmbiguousRunError",
+    "BudgetError",
     "CheckpointNotFoundError",
     "DatasetError",
     "EditError",
@@ -38,6 +40,10 @@ class RunsError(Exception):
     # KeyError would show the text in quotes.
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
+
+
+class BudgetError(RunsError, RuntimeError):
+    """An answer costs more than it may, or nobody waits for it any more; see `Budget`."""
 
 
 class RootError(RunsError, OSError):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from destinations.run_directory.layout import metrics_name
+from destinations.run_directory.layout import metrics_name, part_numbers, parts_path
 from destinations.text.formatting import one_line
 
 from .commands.screen import age_text, duration_text, value_text
@@ -120,7 +120,8 @@ def sparks_of(path: Path, blocks: Iterable[Any], names: Iterable[str]) -> dict[s
     import numpy as np
 
     try:
-        if (path / metrics_name(0)).stat().st_size > _MAX_SPARK_BYTES:
+        csv = path / metrics_name(0)
+        if csv.stat().st_size > _MAX_SPARK_BYTES or part_numbers(parts_path(csv)):
             return {}
         parts: dict[str, list[Any]] = {name: [] for name in list(names)[:_MAX_METRICS]}
         for block in blocks:
@@ -210,11 +211,21 @@ def draw(
         x: "step", or "time" for seconds since the start of the run.
         is_logarithmic: use a logarithmic y axis.
     """
+    import io
+
     from matplotlib.figure import Figure
+
+    class Shown(Figure):
+        """A figure that a notebook shows, also where pyplot was never imported, which has it shown."""
+
+        def _repr_png_(self) -> bytes:
+            content = io.BytesIO()
+            self.savefig(content, format="png")
+            return content.getvalue()
 
     width, height = _SIZE_INCHES
     # Without pyplot, which would select a GUI backend and keep the figure alive.
-    figure = Figure(figsize=(width, height * len(charts)))
+    figure = Shown(figsize=(width, height * len(charts)))
     rows = figure.subplots(len(charts), squeeze=False)[:, 0]
     for axes, (label, series) in zip(rows, charts.items(), strict=True):
         for name, points, values in series:

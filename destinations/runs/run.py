@@ -17,6 +17,7 @@ from destinations.run_directory.layout import (
     HEARTBEAT,
     HPARAMS,
     SIDECAR,
+    TIME_FOLDER,
     column_of,
     is_shallow,
     metrics_name,
@@ -33,13 +34,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
     from destinations.kinds.tables import Table
+    from destinations.run_directory.blocks import Block
     from destinations.run_directory.reader import MetricRow
 
     from .content.flight import Flight
     from .content.follow import Point
+    from .content.ledger import TimeReport
     from .content.ranks import RankMetric
     from .content.records import RecordCount, Records
-    from .content.series import Block, Series
+    from .content.series import Series
 
 __all__ = ["MetricSummary", "Run"]
 
@@ -250,6 +253,17 @@ class Run(RecordAccess):
 
         return read_flights(self.path / FLIGHT_FOLDER)
 
+    def time_report(self) -> TimeReport | None:
+        """Returns on what the time of all sessions was spent, as `TimeLedger` wrote it; None without one."""
+        folder = self.path / TIME_FOLDER
+        if not folder.is_dir():
+            return None
+        from events import TimeLedger
+
+        from .content.ledger import read_time
+
+        return read_time(folder, self.sessions, TimeLedger.productive)
+
     def metric_names(self, rank: int = 0) -> list[str]:
         """Returns the names of all metrics of a rank, in order of first appearance."""
         from destinations.run_directory.reader import metric_columns, take_snapshot
@@ -356,7 +370,7 @@ class Run(RecordAccess):
             raise ImportError(
                 f"to_dataframe needs pandas ({error}). Install pandas, or use blocks()."
             ) from error
-        from .content.series import MISSING_STEP
+        from destinations.run_directory.blocks import MISSING_STEP
 
         frames = []
         for block in self.blocks(rank):
@@ -417,6 +431,12 @@ class Run(RecordAccess):
             MetricNotFoundError: no table has this name, or none has it at this step.
         """
         return self._records.table(name, step)
+
+    def table_part(
+        self, name: str, step: int | None, offset: int, limit: int
+    ) -> tuple[Table, dict[str, str], int]:
+        """Reads some rows of a table; see `Records.table_part`."""
+        return self._records.table_part(name, step, offset, limit)
 
     def record_counts(self) -> dict[str, RecordCount]:
         """Returns the number of records by kind ("images", "tables", …), in constant memory."""

@@ -16,11 +16,12 @@ from typing import Any, Self, TypeVar
 
 import attrs
 
+from .budget import spend
 from .errors import AmbiguousRunError, FilterError, MetricNotFoundError, RunNotFoundError, RunsError
 from .files import clean_text
 from .index.edits import edit_run
-from .index.filter_sql import Order, Query, compile_query
-from .index.filters import Chain, Field, Filter, In, Node, parse_field, parse_filter
+from .index.filter_sql import Order, Query
+from .index.filters import Chain, Field, In, Node, parse_field, parse_filter
 from .index.index import Index
 from .index.root import Root
 from .index.scan import RUNNING, ScanChange, ScanReport
@@ -64,10 +65,7 @@ def matches(record: RunRecord, where: str, now: float) -> bool:
     try:
         index.write([ScanChange(path, fields, record.problem, record.heartbeat_at, 0, 0, "", flags)])
         order = Order(Field("run", "run_id"), descending=False)
-        cells = index.numbers(parsed.fields())
-        return bool(
-            index.select(compile_query(parsed.node, order, cells, root="/", now=now, archived=None), 1)
-        )
+        return bool(index.select(index.compile(parsed.node, order, now=now, archived=None), 1))
     finally:
         index.close()
 
@@ -206,7 +204,7 @@ class Runs:
             archived=archived,
             limit=limit,
         )
-        return [self._run(record) for record in found]
+        return _RunList(self, map(self._run, found))
 
     def records(
         self,
@@ -392,18 +390,14 @@ class Runs:
     ) -> list[tuple[Root, Query]]:
         """Returns the query of each root."""
         now = self._clock()
-        nodes = (*(() if where is None else (parse_filter(where, now).node,)), *tests)
+        nodes = (*(() if where is None else (parse_filter(where, now, self._names).node,)), *tests)
         node = Chain("and", nodes) if nodes else None
         field = order.field
-        wanted = {*Filter("", node).fields(), field} if node is not None else {field}
-        cells = [root.index.numbers(wanted) for root in self._roots]
-        if field.group != "run" and not any(field in one for one in cells) and len(self):
+        is_known = field.group == "run" or any(root.index.numbers([field]) for root in self._roots)
+        if not is_known and len(self):
             names = [f"{field.group}.{name}" for name in self._names(field.group)]
             raise MetricNotFoundError(str(field), names)
-        return [
-            (root, compile_query(node, order, one, root=root.folder, now=now, archived=archived))
-            for root, one in zip(self._roots, cells, strict=True)
-        ]
+        return [(root, root.index.compile(node, order, now=now, archived=archived)) for root in self._roots]
 
     def __getitem__(self, wanted: str | os.PathLike[str]) -> Run:
         """Returns one run.
@@ -526,10 +520,16 @@ class Runs:
         # By its name: the page imports this module.
         return importlib.import_module("destinations.viewer").Viewer(self, port=port).start()
 
+    def __repr__(self) -> str:
+        return f"Runs({', '.join(repr(str(root)) for root in self.roots)})"
+
     def _repr_html_(self) -> str:
+        return self.html_of(*self.page(0, _SHOWN))
+
+    def html_of(self, records: Sequence[RunRecord], total: int) -> str:
+        """Returns records as a table for a notebook, which says how many more there are."""
         from .notebook import runs_html
 
-        records, total = self.page(0, _SHOWN)
         return runs_html(records, total, map(str, self.roots), self._clock())
 
     def edit(
@@ -540,6 +540,7 @@ class Runs:
         notes: str | None = None,
         display_name: str | None = None,
         archived: bool | None = None,
+        based_on: Mapping[str, Any] | None = None,
     ) -> Run:
         """Writes edits to `edits.json` in the folder of a run, and returns the edited run.
 
@@ -552,11 +553,13 @@ class Runs:
             notes: the notes.
             display_name: the name; "" for the name of its folder.
             archived: whether it is archived.
+            based_on: what `tags`, `notes` and `display_name` were when the edit was begun: tags that others
+                have added or removed since stay so, and a text that they have changed is not replaced.
 
         Raises:
             RunNotFoundError: no run matches.
             AmbiguousRunError: several runs match.
-            EditError: the folder is not writable.
+            EditError: the folder is not writable, or a text was changed meanwhile.
         """
         if isinstance(tags, str):
             raise TypeError(f"tags must be a list of strings, got {tags!r}. Write tags=[{tags!r}].")
@@ -570,6 +573,7 @@ class Runs:
                 notes=notes,
                 display_name=display_name,
                 archived=archived,
+                based_on=based_on,
                 clock=self._clock,
             )
             root.refresh(path)
@@ -601,6 +605,7 @@ class Runs:
                         ) from error
                     raise
                 except sqlite3.DatabaseError as error:
+                    spend()  # SQLite was interrupted where the budget is used up.
                     if attempt == _TRIES - 1:
                         raise
                     for root in self._roots:
@@ -735,3 +740,14 @@ def _more_tests(alive: bool | None, hparams: Mapping[str, Any] | None) -> Iterat
                 f"hparams must have numbers, texts or None as values, got {name}={value!r:.60}. "
                 "Use where= for other tests."
             )
+
+
+class _RunList(list[Run]):
+    """Runs that were found, as a list that a notebook shows as a table."""
+
+    def __init__(self, origin: Runs, found: Iterable[Run]) -> None:
+        super().__init__(found)
+        self._origin = origin
+
+    def _repr_html_(self) -> str:
+        return self._origin.html_of([run.record for run in self[:_SHOWN]], len(self))

@@ -1,5 +1,6 @@
 """The routes of the server: parameters in; answers of `catalog`, `details` and `charts` out, as JSON."""
 
+import asyncio
 import hashlib
 import json
 import math
@@ -13,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from destinations.runs import EditError, MetricNotFoundError, Run, RunNotFoundError, RunsError
+from destinations.runs import BudgetError, EditError, MetricNotFoundError, Run, RunNotFoundError, RunsError
+from destinations.runs.budget import Budget, Limits, points_each
 
 from . import details
 from .answers import encode
@@ -25,11 +27,13 @@ from .files import page_file, run_file
 __all__ = ["App"]
 
 _WAIT_SECONDS = 25.0
-_MAX_RUNS = 100
+_MAX_RUNS = 1000
 _MAX_SERIES = 2000
 _MAX_COMPARED = 20
 _MAX_POINTS = 10_000
 _MAX_BODY_BYTES = 1 << 20
+# Answers that are read at the same time; others wait for their turn.
+_AT_ONCE = 8
 
 _Answer = Callable[[Request], Any]
 
@@ -41,12 +45,17 @@ class App:
         catalog: the runs.
         charts: reads their curves.
         changes: knows what changed.
+        limits: what one answer may cost.
     """
 
-    def __init__(self, catalog: Catalog, charts: ChartReader, changes: Changes) -> None:
+    def __init__(
+        self, catalog: Catalog, charts: ChartReader, changes: Changes, limits: Limits | None = None
+    ) -> None:
         self.catalog = catalog
         self.charts = charts
         self.changes = changes
+        self._limits = limits
+        self._turns = asyncio.Semaphore(_AT_ONCE)
         self.asgi = Starlette(
             routes=[
                 Route("/", lambda _: page_file("index.html")),
@@ -57,6 +66,7 @@ class App:
                 self._get("/api/runs", self._runs),
                 self._get("/api/groups", self._groups),
                 self._get("/api/fields", lambda _: self.catalog.fields()),
+                self._get("/api/selected", self._selected),
                 self._get("/api/series", self._series),
                 self._get("/api/band", self._band),
                 self._get("/api/compare", self._compare),
@@ -76,10 +86,31 @@ class App:
         )
 
     def _get(self, path: str, answer: _Answer) -> Route:
-        def endpoint(request: Request) -> Response:
-            return _json(answer(request), request)
+        """Returns the route of an answer that is read within a budget, as long as its client is there.
 
-        return Route(path, _guarded(endpoint), methods=["GET"])
+        The body of a POST is the query: hundreds of names are too long for an address.
+        """
+
+        async def endpoint(request: Request) -> Response:
+            budget = Budget(self._limits)
+            if request.method == "POST":
+                body = await _body(request)
+                if body is None:
+                    return _failure(413, f"parameters must have at most {_MAX_BODY_BYTES >> 20} MiB.")
+                request = Request({**request.scope, "query_string": body}, request.receive)
+
+            def read(request: Request) -> Response:
+                with budget:
+                    return _json(answer(request), request)
+
+            async with self._turns:
+                waiting = asyncio.create_task(_end_without_client(budget, request))
+                try:
+                    return await run_in_threadpool(_guarded(read), request)
+                finally:
+                    waiting.cancel()
+
+        return Route(path, endpoint, methods=["GET", "POST"])
 
     # Runs.
 
@@ -88,14 +119,13 @@ class App:
 
     def _runs(self, request: Request) -> Any:
         parameters = request.query_params
-        columns = parameters.getlist("columns")
         # Asked for first: what changes meanwhile is then a change.
         version = self.changes.version
         page = self.catalog.page(
             where=parameters.get("where", ""),
             query=parameters.get("q", ""),
             sort=parameters.get("sort", ""),
-            columns=[one for one in (columns[0].split(",") if len(columns) == 1 else columns) if one],
+            columns=_columns(request),
             archived=_archived(request),
             offset=_whole(request, "offset", 0, 0, 10**9),
             limit=_whole(request, "limit", 100, 0, 1000),
@@ -108,6 +138,7 @@ class App:
             parameters.get("group", ""),
             where=parameters.get("where", ""),
             query=parameters.get("q", ""),
+            columns=_columns(request),
             archived=_archived(request),
         )
 
@@ -115,11 +146,9 @@ class App:
         return self.catalog.run(request.path_params["id"])
 
     async def _edit(self, request: Request) -> Response:
-        body = b""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > _MAX_BODY_BYTES:
-                return _failure(413, f"an edit must have at most {_MAX_BODY_BYTES >> 20} MiB.")
+        body = await _body(request)
+        if body is None:
+            return _failure(413, f"an edit must have at most {_MAX_BODY_BYTES >> 20} MiB.")
         try:
             changes = json.loads(body)
             if not isinstance(changes, dict):
@@ -190,6 +219,10 @@ class App:
             raise ValueError(f"run must be given 1 to {most} times, got {len(ids)}.")
         return [(run_id, self.catalog.run_or_none(run_id)) for run_id in ids]
 
+    def _selected(self, request: Request) -> Any:
+        runs = [run for _, run in self._asked_runs(request, _MAX_RUNS) if run is not None]
+        return {"runs": [self.catalog.selected(run) for run in runs]}
+
     def _series(self, request: Request) -> Any:
         runs = self._asked_runs(request, _MAX_RUNS)
         metrics = list(dict.fromkeys(request.query_params.getlist("metric")))
@@ -202,7 +235,7 @@ class App:
             runs,
             metrics,
             _axis(request),
-            points=_whole(request, "points", 1000, 1, _MAX_POINTS),
+            points=points_each(len(runs) * len(metrics), _whole(request, "points", 1000, 1, _MAX_POINTS)),
             rank=_whole(request, "rank", 0, 0, 10**9),
             cursors=request.query_params.getlist("after"),
             branches=request.query_params.get("branches", "0") == "1",
@@ -222,7 +255,7 @@ class App:
             groups,
             parameters.get("metric", ""),
             _axis(request),
-            points=_whole(request, "points", 1000, 1, _MAX_POINTS),
+            points=points_each(len(groups), _whole(request, "points", 1000, 1, _MAX_POINTS)),
         )
         return {"bands": bands}
 
@@ -231,6 +264,28 @@ class App:
         if len(runs) < 2:  # noqa: PLR2004  # runs
             raise ValueError("two runs or more must be given to compare.")
         return details.compare(runs, self.charts.cache)
+
+
+async def _body(request: Request) -> bytes | None:
+    """Returns the body of a request; None if it is too long."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _MAX_BODY_BYTES:
+            return None
+    return body
+
+
+async def _end_without_client(budget: Budget, request: Request) -> None:
+    """Ends a budget when the client is gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    budget.end()
+
+
+def _columns(request: Request) -> list[str]:
+    given = request.query_params.getlist("columns")
+    return [one for one in (given[0].split(",") if len(given) == 1 else given) if one]
 
 
 def _archived(request: Request) -> bool | None:
@@ -298,6 +353,8 @@ def _guarded(answer: Callable[[Request], Response]) -> Callable[[Request], Respo
             return _failure(409, _text_of(error))
         except MetricNotFoundError as error:
             return _failure(404 if "id" in request.path_params else 400, _text_of(error))
+        except BudgetError as error:
+            return _failure(413, _text_of(error))
         except (RunsError, ValueError, OSError) as error:
             return _failure(400, _text_of(error))
 

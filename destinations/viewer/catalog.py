@@ -4,7 +4,10 @@ Nothing here knows HTTP: the server and the exported site give the same answers.
 """
 
 import hashlib
+import math
+import os
 import re
+import statistics as statistics_module
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from destinations.kinds import KINDS
+from destinations.run_directory.layout import SUMMARY, metrics_name
 from destinations.runs import (
     HEARTBEAT_SECONDS,
     EditError,
@@ -22,14 +26,17 @@ from destinations.runs import (
     Runs,
     is_alive,
 )
+from destinations.runs.budget import spend
 from destinations.runs.commands.fields import OWN_FIELDS, check_fields, field_of
+from destinations.runs.files import read_object_file
 from destinations.runs.index.filters import parse_filter
-from destinations.runs.order import MISSING, label_of, orders_of, same_values, sort_rows
+from destinations.runs.order import MISSING, Kind, key_of, label_of, orders_of, same_values, sort_rows
 from destinations.runs.record import FIELDS, status_of, value_of
+from destinations.runs.run import MetricSummary
 
 from .answers import shown
 
-__all__ = ["Catalog"]
+__all__ = ["Catalog", "state_of", "statistics_of"]
 
 _MAX_QUERY = 1000
 _MAX_TAGS = 1000
@@ -39,6 +46,12 @@ _SEARCHED = ("name", "run_id", "tags", "notes")
 _ID = re.compile(r"[0-9a-f]{12}")
 # The names of the API for fields that have another one in the record.
 _ALIASES = {"note": "notes"}
+# Of so many runs at most the averages of groups are computed.
+_MAX_AVERAGED = 10_000
+# Columns of the API that are no fields: the smallest and the largest value of a metric at any step.
+_EXTREMES = {"min": False, "max": True}
+# Statistics of so many bytes of rows are computed within a request.
+_MAX_COMPUTED_BYTES = 4 << 20
 
 
 class Catalog:
@@ -146,16 +159,22 @@ class Catalog:
             UsageError: unknown column.
         """
         columns = [_ALIASES.get(name, name) for name in dict.fromkeys(columns)]
-        check_fields(columns, self.runs.hparam_names(), self.runs.metric_names())
+        metrics = self.runs.metric_names()
+        check_fields(map(_field_of, columns), self.runs.hparam_names(), metrics)
         name = sort.removeprefix("-")
-        records, total = self.runs.page(
-            offset,
-            limit,
-            where=self._where(where, query),
-            sort_by=_ALIASES.get(name, name) or None,
-            descending=sort.startswith("-") if name else None,
-            archived=archived,
-        )
+        is_descending = sort.startswith("-")
+        selected: dict[str, Any] = {"where": self._where(where, query), "archived": archived}
+        if _metric_of_extreme(name) is None:
+            records, total = self.runs.page(
+                offset,
+                limit,
+                sort_by=_ALIASES.get(name, name) or None,
+                descending=is_descending if name else None,
+                **selected,
+            )
+        else:
+            found = self._by_extreme(name, descending=is_descending, **selected)
+            records, total = found[offset : offset + limit], len(found)
         return {
             "total": total,
             "offset": offset,
@@ -163,8 +182,44 @@ class Catalog:
             "rows": [self.row(record, columns) for record in records],
         }
 
+    def _by_extreme(self, name: str, *, descending: bool, **selected: Any) -> list[RunRecord]:
+        """Returns all runs in the order of an extreme of a metric, as `destinations runs best` ranks them."""
+        metric, is_max = _metric_of_extreme(name) or "", _EXTREMES[name.partition(".")[0]]
+        best = {one.run.path: one.value for one in self.runs.best(metric, is_max=is_max, **selected)}
+        rows = [(best.get(one.path, MISSING), one.record) for one in self.runs.query(**selected)]
+        return [record for _, record in sort_rows(rows, descending=descending)]
+
+    def selected(self, run: Run) -> dict[str, Any]:
+        """Returns what `/api/selected` has of a run: its row, with what charts and legends need."""
+        record = run.record
+        row = self.row(record, [f"hparams.{name}" for name in record.hparams])
+        spend()
+        document = read_object_file(run.path / SUMMARY) if self.runs.roots and not row["alive"] else {}
+        statistics = document.get("metrics")
+        constant = [
+            name
+            for name, one in (statistics.items() if isinstance(statistics, dict) else ())
+            if isinstance(one, dict) and one.get("min") is not None and one.get("min") == one.get("max")
+        ]
+        return {**row, "metrics": self._metric_names(run, is_live=row["alive"]), "constant": constant}
+
+    def _metric_names(self, run: Run, *, is_live: bool) -> list[str]:
+        # All that has a last value; what a live run has begun to log since is read from its rows.
+        if run.record.summary and not is_live:
+            return list(run.record.summary)
+        try:
+            return run.metric_names()
+        except OSError:
+            return []
+
     def groups(
-        self, group: str, *, where: str = "", query: str = "", archived: bool | None = False
+        self,
+        group: str,
+        *,
+        where: str = "",
+        query: str = "",
+        columns: Sequence[str] = (),
+        archived: bool | None = False,
     ) -> dict[str, Any]:
         """Returns the answer of `/api/groups`.
 
@@ -172,10 +227,47 @@ class Catalog:
             FilterError: the filter does not parse.
             MetricNotFoundError: no run has the column to group by.
         """
-        found = self.runs.count_by(
-            _ALIASES.get(group, group), where=self._where(where, query), archived=archived
-        )
-        return {"groups": [{"label": label, "total": total} for label, total in found.items()]}
+        group = _ALIASES.get(group, group)
+        selected: dict[str, Any] = {"where": self._where(where, query), "archived": archived}
+        found = self.runs.count_by(group, **selected)
+        values: dict[str, dict[str, Any]] = {}
+        if columns and sum(found.values()) <= _MAX_AVERAGED:
+            columns = list(dict.fromkeys(columns))
+            check_fields(map(_field_of, columns), self.runs.hparam_names(), self.runs.metric_names())
+            records, _ = self.runs.page(0, _MAX_AVERAGED, **selected)
+            values = self._averages(records, group, columns)
+        return {
+            "groups": [
+                {"label": label, "total": total, "values": values.get(label, {})}
+                for label, total in found.items()
+            ]
+        }
+
+    def _averages(
+        self, records: Sequence[RunRecord], group: str, columns: Sequence[str]
+    ) -> dict[str, dict[str, Any]]:
+        """Returns mean, standard deviation and number of the finite values of each column of each group."""
+        now = self.clock()
+        cells: dict[str, dict[str, list[float]]] = {}
+        for record in records:
+            spend()
+            statistics = self._statistics(record, columns)
+            of_group = cells.setdefault(label_of(value_of(record, group, now)), {})
+            for name in columns:
+                kind, value = key_of(_cell_of(record, name, now, statistics))
+                if kind is Kind.NUMBER and math.isfinite(value):
+                    of_group.setdefault(name, []).append(value)
+        return {
+            label: {
+                name: {
+                    "mean": statistics_module.fmean(numbers),
+                    "std": statistics_module.stdev(numbers) if len(numbers) > 1 else None,
+                    "count": len(numbers),
+                }
+                for name, numbers in of_group.items()
+            }
+            for label, of_group in cells.items()
+        }
 
     def orders(self, records: Sequence[RunRecord], cells: Iterable[str]) -> dict[str, Any]:
         """Returns how an exported site sorts, groups and searches rows, which computes nothing of it itself.
@@ -187,8 +279,13 @@ class Catalog:
         now = self.clock()
         own = [name for name, field in FIELDS.items() if field.type != "texts"]
         columns = {}
+        cells = list(cells)
+        statistics = [self._statistics(record, cells) for record in records]
         for name in (*own, *_ALIASES, *cells):
-            values = [value_of(record, _ALIASES.get(name, name), now) for record in records]
+            field = _ALIASES.get(name, name)
+            values = [
+                _cell_of(record, field, now, one) for record, one in zip(records, statistics, strict=True)
+            ]
             columns[name] = {**orders_of(values), "labels": [label_of(value) for value in values]}
         texts = ((record.name, record.run_id, *record.tags, record.notes) for record in records)
         return {"columns": columns, "search": ["\n".join(found).lower() for found in texts]}
@@ -196,7 +293,8 @@ class Catalog:
     def row(self, record: RunRecord, columns: Sequence[str] = ()) -> dict[str, Any]:
         """Returns a row of the table."""
         now = self.clock()
-        values = {name: value_of(record, name, now) for name in columns}
+        statistics = self._statistics(record, columns)
+        values = {name: _cell_of(record, name, now, statistics) for name in columns}
         return {
             "id": self.id_of(record),
             "run_id": record.run_id,
@@ -212,6 +310,12 @@ class Catalog:
             "problem": record.problem,
             "values": {name: shown(value) for name, value in values.items() if value is not MISSING},
         }
+
+    def _statistics(self, record: RunRecord, columns: Iterable[str]) -> Mapping[str, MetricSummary]:
+        """Returns the statistics of the metrics of a run, where a column needs them."""
+        if not any(map(_metric_of_extreme, columns)):
+            return {}
+        return statistics_of(self.runs[record.path if self.runs.roots else record.run_id])
 
     def fields(self) -> dict[str, Any]:
         """Returns the answer of `/api/fields`."""
@@ -284,11 +388,15 @@ class Catalog:
 
         Raises:
             ValueError: a field is unknown or of a wrong type.
-            EditError: the edit cannot be written.
+            EditError: the edit cannot be written, or was based on what is there no more.
             RunNotFoundError: there is no such run.
         """
         names = {"tags": "tags", "note": "notes", "archived": "archived", "name": "display_name"}
-        for name, value in changes.items():
+        was = changes.get("was", {})
+        changes = {name: value for name, value in changes.items() if name != "was"}
+        if not isinstance(was, dict):
+            raise ValueError(f"was must be an object of fields, got {was!r:.100}.")  # noqa: TRY004  # of JSON
+        for name, value in [*changes.items(), *was.items()]:
             if name not in names:
                 raise ValueError(f"unknown field {name!r}. Fields to edit are {', '.join(names)}.")
             _check_edit(name, value)
@@ -298,6 +406,7 @@ class Catalog:
         edited = self.runs.edit(
             run.path,
             **{names[name]: value for name, value in changes.items()},
+            based_on={names[name]: value for name, value in was.items()},
         )
         return self.row(edited.record)
 
@@ -307,7 +416,8 @@ class Catalog:
             raise ValueError(f"q must have at most {_MAX_QUERY} characters, got {len(query)}.")
         if where:
             # By itself first, so that a message shows the filter as it was written.
-            parse_filter(where, self.clock())
+            names = {"hparams": self.runs.hparam_names, "summary": self.runs.metric_names}
+            parse_filter(where, self.clock(), lambda group: names[group]())
         if not query:
             return where or None
         quoted = re.escape(query).replace("\\", "\\\\").replace('"', '\\"')
@@ -319,12 +429,50 @@ class Catalog:
         return f"({where}) and ({found})" if where else found
 
 
+def statistics_of(run: Run) -> Mapping[str, MetricSummary]:
+    """Returns the statistics of metrics; only last values where all rows of a large run had to be read."""
+    state = state_of(run.path / metrics_name(0))
+    if state is None or state.st_size <= _MAX_COMPUTED_BYTES or state_of(run.path / SUMMARY) is not None:
+        return run.summary
+    return {
+        name: MetricSummary(last, None, None, None, None, 0, 0, None)
+        for name, last in run.record.summary.items()
+    }
+
+
+def state_of(path: Path) -> os.stat_result | None:
+    """Returns the state of a file or folder, and not of what a link leads to; None if there is none."""
+    try:
+        return path.stat(follow_symlinks=False)
+    except (OSError, ValueError):
+        return None
+
+
+def _metric_of_extreme(name: str) -> str | None:
+    """Returns the metric of a column such as `max.loss`; None for any other column."""
+    group, _, rest = name.partition(".")
+    return rest if group in _EXTREMES and rest else None
+
+
+def _field_of(name: str) -> str:
+    metric = _metric_of_extreme(name)
+    return name if metric is None else f"summary.{metric}"
+
+
+def _cell_of(record: RunRecord, name: str, now: float, statistics: Mapping[str, MetricSummary]) -> Any:
+    metric = _metric_of_extreme(name)
+    if metric is None:
+        return value_of(record, name, now)
+    found = getattr(statistics.get(metric), name.partition(".")[0], None)
+    return MISSING if found is None else found
+
+
 def _kind_of(name: str, records: Sequence[RunRecord]) -> str:
     """Returns the kind of a column: of its field, or of the values that some runs have."""
     if name in FIELDS:
         return {"texts": "tags"}.get(FIELDS[name].type, FIELDS[name].type)
     group, _, rest = name.partition(".")
-    if group == "summary":
+    if group == "summary" or group in _EXTREMES:
         return "number"
     kinds = {type(value) for record in records if (value := record.hparams.get(rest)) is not None}
     return "bool" if kinds == {bool} else "number" if kinds and kinds <= {int, float} else "text"

@@ -13,11 +13,12 @@ import attrs
 import numpy as np
 
 from destinations.kinds import kind_of
-from destinations.kinds.audio import read_sound
+from destinations.kinds.audio import open_sound
 from destinations.kinds.kind import Kind
 from destinations.kinds.point_clouds import read_points
-from destinations.run_directory.layout import SIDECAR, SUMMARY, metrics_name
+from destinations.run_directory.layout import SIDECAR
 from destinations.runs import Run
+from destinations.runs.budget import spend
 from destinations.runs.commands.show import differing_fields
 from destinations.runs.content.flight import describe_flights
 from destinations.runs.content.sources import branches_of
@@ -27,19 +28,18 @@ from destinations.runs.run import MetricSummary
 from uploads.disk import open_regular
 
 from .answers import plain
-from .catalog import Catalog
+from .catalog import Catalog, state_of, statistics_of
 from .charts import Axis, Rows, rows_of
 from .columns import ColumnCache
-from .downsampling import Array, downsample
+from .downsampling import Array
 
 __all__ = ["LOG_BYTES", "compare", "details", "log", "media", "points", "table", "wave"]
 
 _MAX_STEPS = 10_000
 _MAX_NAMES = 1000
 _MAX_BRANCHES = 100
-_MAX_COMPARED = 200
-# Statistics of so many bytes of rows are computed within a request.
-_MAX_COMPUTED_BYTES = 4 << 20
+# How many metrics of two runs are read at a time.
+_COMPARED_AT_ONCE = 200
 _MAX_LOGS = 100
 _MAX_STACKS = 64
 _MAX_FRAMES = 50
@@ -49,7 +49,9 @@ _MAX_SESSIONS = 1000
 LOG_BYTES = 256 << 10
 _LOG_SUFFIXES = (".log", ".txt", ".out", ".err")
 _CHECKPOINT_SUFFIXES = (".ckpt", ".pt", ".pth", ".safetensors", ".symlink")
-_MAX_SAMPLES = 1 << 26
+_MAX_CHANNELS = 64
+# Memory of a point cloud while it is read, by its file.
+_CLOUD_FACTOR = 3
 
 
 def details(catalog: Catalog, run: Run) -> dict[str, Any]:
@@ -77,6 +79,7 @@ def details(catalog: Catalog, run: Run) -> dict[str, Any]:
         "artifacts": _artifacts(run),
         "errors": _errors(run, sidecar),
         "flight": _flight(run),
+        "time": _time(run),
         "overhead": plain(run.receipt),
         "lost": plain(sidecar.get("lost") or {}),
         "media": _media_index(run),
@@ -87,23 +90,12 @@ def details(catalog: Catalog, run: Run) -> dict[str, Any]:
 
 def _summary(run: Run) -> dict[str, Any]:
     """Returns the statistics of metrics, and their orders by each column of a table of them."""
-    found = {name: attrs.asdict(one) for name, one in _statistics(run).items()}
+    found = {name: attrs.asdict(one) for name, one in statistics_of(run).items()}
     columns = {
         field.name: [one[field.name] for one in found.values()] for field in attrs.fields(MetricSummary)
     }
     orders = {name: orders_of(values) for name, values in {"metric": found, **columns}.items()}
     return {"summary": plain(found), "summary_orders": orders}
-
-
-def _statistics(run: Run) -> Mapping[str, MetricSummary]:
-    """Returns the statistics of metrics; only last values where all rows of a large run had to be read."""
-    state = _state(run.path / metrics_name(0))
-    if state is None or state.st_size <= _MAX_COMPUTED_BYTES or _state(run.path / SUMMARY) is not None:
-        return run.summary
-    return {
-        name: MetricSummary(last, None, None, None, None, 0, 0, None)
-        for name, last in run.record.summary.items()
-    }
 
 
 def _names_or_none(run: Run) -> list[str]:
@@ -139,13 +131,13 @@ def _checkpoints(run: Run) -> list[dict[str, Any]]:
         for path in _files_in(
             run.path / "checkpoints", _CHECKPOINT_SUFFIXES, _MAX_CHECKPOINTS, with_folders=True
         )
-        if (state := _state(path)) is not None
+        if (state := state_of(path)) is not None
     ]
     newest = run.checkpoint_path
     if newest and not any(one["path"] == newest for one in found):
         path = Path(newest)
         is_uri = "://" in newest
-        state = None if is_uri else _state(path)
+        state = None if is_uri else state_of(path)
         found.append(
             {
                 "name": newest.rstrip("/").rpartition("/")[2],
@@ -237,6 +229,17 @@ def _flight(run: Run) -> dict[str, Any]:
     return plain(found)  # type: ignore[no-any-return]  # of a dict, a dict
 
 
+def _time(run: Run) -> dict[str, Any] | None:
+    """Returns on what the time of the run was spent, and its last faults; None where no ledger wrote."""
+    report = run.time_report()
+    if report is None:
+        return None
+    found = report.to_json()
+    kept = {name: found[name] for name in ("wall", "goodput", "productive", "seconds")}
+    kept |= {"faults": found["faults"][-_MAX_SESSIONS:], "slow": report.slow_text}
+    return plain(kept)  # type: ignore[no-any-return]  # of a dict, a dict
+
+
 def log(run: Run, name: str = "", offset: int = 0, limit: int = LOG_BYTES) -> dict[str, Any]:
     """Returns the answer of `/api/runs/ID/log`.
 
@@ -292,13 +295,6 @@ def _files_in(folder: Path, suffixes: Sequence[str], limit: int, *, with_folders
     except OSError:
         return []
     return sorted(found)[:limit]
-
-
-def _state(path: Path) -> os.stat_result | None:
-    try:
-        return path.stat(follow_symlinks=False)
-    except (OSError, ValueError):
-        return None
 
 
 # Media.
@@ -378,10 +374,8 @@ def table(
     Raises:
         MetricNotFoundError: no table has this name, or none has it at this step.
     """
-    found = run.table(name, step)
-    entry = [one for one in run.tables(name) if one.step == found.step][-1]
-    kinds = dict(entry.columns)
-    rows = found.rows[offset : offset + limit]
+    found, kinds, total = run.table_part(name, step, offset, limit)
+    rows = found.rows
     return {
         "name": name,
         "step": found.step,
@@ -389,7 +383,7 @@ def table(
         "rows": plain(rows),
         "orders": [orders_of(row[place] for row in rows) for place in range(len(found.columns))],
         "offset": offset,
-        "total": len(found.rows),
+        "total": total,
     }
 
 
@@ -400,7 +394,9 @@ def points(run: Run, file: str, limit: int = 50_000) -> dict[str, Any]:
         OSError: the file cannot be read.
         ValueError: it is not a point cloud.
     """
-    places, colors = read_points(path_inside(run.path, file))
+    path = path_inside(run.path, file)
+    spend(_CLOUD_FACTOR * path.stat().st_size)
+    places, colors = read_points(path)
     total = len(places)
     if total > limit:
         chosen = np.linspace(0, total - 1, limit).round().astype(np.intp)
@@ -417,21 +413,19 @@ def wave(run: Run, file: str, count: int = 1000) -> dict[str, Any]:
         OSError: the file cannot be read.
         ValueError: it is not a WAV of 16 bits.
     """
-    samples, rate = read_sound(path_inside(run.path, file))
-    curves = [
-        downsample(np.arange(len(one)), one.astype(np.float64) / 32768.0, count)
-        for one in samples[:_MAX_SAMPLES].T
-    ]
+    with open_sound(path_inside(run.path, file)) as sound:
+        spend(2 * sound.frame_bytes * (sound.frames // count + 1))
+        low, high = [], []
+        for piece in sound.pieces(min(count, sound.frames)):
+            spend()
+            low.append(piece[:, :_MAX_CHANNELS].min(axis=0))
+            high.append(piece[:, :_MAX_CHANNELS].max(axis=0))
+    lows, highs = (np.array(found, np.float64).reshape(len(found), -1).T / 32768.0 for found in (low, high))
     return {
-        "sample_rate": rate,
-        "seconds": len(samples) / rate if rate else 0.0,
-        "channels": [
-            {
-                "low": curve.y if curve.low is None else curve.low,
-                "high": curve.y if curve.high is None else curve.high,
-            }
-            for curve in curves
-        ],
+        "sample_rate": sound.rate,
+        "seconds": sound.frames / sound.rate if sound.rate else 0.0,
+        "channels": [{"low": one, "high": other} for one, other in zip(lows, highs, strict=True)],
+        "total": sound.channels,
     }
 
 
@@ -454,26 +448,26 @@ def compare(runs: Sequence[tuple[str, Run]], cache: ColumnCache) -> dict[str, An
     return {
         "runs": ids,
         "fields": fields,
-        "parts": [{"a": first_id, "b": run_id, **_part(first, run, cache)} for run_id, run in runs[1:]],
+        "parts": [
+            {"a": first_id, "b": run_id, "metrics": _part(first, run, cache)} for run_id, run in runs[1:]
+        ],
     }
 
 
-def _part(one: Run, other: Run, cache: ColumnCache) -> dict[str, Any]:
-    """Returns the first step at which a metric of both runs differs."""
+def _part(one: Run, other: Run, cache: ColumnCache) -> dict[str, int | None]:
+    """Returns, for each metric of both runs, the first step at which it differs."""
     others = set(_names_or_none(other))
-    names = [name for name in _names_or_none(one) if name in others][:_MAX_COMPARED]
-    found, other_found = (rows_of(cache, run, names, Axis(), 0) for run in (one, other))
-    steps = {
-        name: _first_difference(rows, other_rows)
-        for name, rows, other_rows in zip(names, found, other_found, strict=True)
-        if rows.error is None and other_rows.error is None
-    }
-    first = min(((step, name) for name, step in steps.items() if step is not None), default=None)
-    return {
-        "step": None if first is None else first[0],
-        "metric": None if first is None else first[1],
-        "metrics": steps,
-    }
+    names = [name for name in _names_or_none(one) if name in others]
+    steps: dict[str, int | None] = {}
+    for at in range(0, len(names), _COMPARED_AT_ONCE):
+        some = names[at : at + _COMPARED_AT_ONCE]
+        found, other_found = (rows_of(cache, run, some, Axis(), 0) for run in (one, other))
+        steps |= {
+            name: _first_difference(rows, other_rows)
+            for name, rows, other_rows in zip(some, found, other_found, strict=True)
+            if rows.error is None and other_rows.error is None
+        }
+    return steps
 
 
 def _first_difference(one: Rows, other: Rows) -> int | None:

@@ -4,8 +4,9 @@ import os
 from pathlib import Path
 from urllib.parse import quote
 
+from starlette.datastructures import Headers
 from starlette.responses import FileResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from destinations.runs.files import path_inside
 from uploads.disk import open_regular
@@ -65,8 +66,25 @@ class OpenFile(FileResponse):
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        left: int | None = None
+
+        async def send_as_long(message: Message) -> None:
+            """Sends as many bytes as the header says, of a file that has grown since."""
+            nonlocal left
+            if message["type"] == "http.response.start":
+                left = int(Headers(raw=message["headers"])["content-length"])
+            elif left is not None:
+                body = message["body"][:left]
+                left -= len(body)
+                has_more = message.get("more_body", False) and left > 0
+                message = {**message, "body": body, "more_body": has_more}
+                left = left if has_more else None
+            else:
+                return
+            await send(message)
+
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, send_as_long)
         finally:
             os.close(self._fd)
 

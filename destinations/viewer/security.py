@@ -1,6 +1,7 @@
 """Who may talk to the server: this machine's browser, with the token, on our own page.
 
 - Another user or program of the machine: a random token, in the URL once, then in a cookie.
+- One that has no token and opens connections: of those that showed none, the oldest is closed.
 - A web page that the user visits, by a form or `fetch`: the cookie is SameSite=Strict, and `Sec-Fetch-Site`
   and `Origin` are checked.
 - DNS rebinding, a foreign name that resolves to this machine: `Host` must be an address, `localhost`, or a
@@ -13,6 +14,7 @@ The cookie is known to all ports of the same host, as browsers have it: the toke
 servers of that host are honest, if the user visits them with the same browser.
 """
 
+import html
 import ipaddress
 import secrets
 from collections.abc import Collection
@@ -20,10 +22,10 @@ from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["CONTENT_SECURITY_POLICY", "HEADERS", "Guard", "new_token"]
+__all__ = ["CONTENT_SECURITY_POLICY", "HEADERS", "IS_KNOWN", "Guard", "new_token"]
 
 # Plotly puts its rules into a style element.
 CONTENT_SECURITY_POLICY = (
@@ -39,6 +41,8 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
+IS_KNOWN = "is_known"
+"""Set in the state of a request that may be answered."""
 _READS = {"GET", "HEAD"}
 _YEAR_SECONDS = 365 * 24 * 3600
 
@@ -78,6 +82,8 @@ class Guard:
             await send(message)
 
         answer = self._refusal(scope) or self._entry(scope)
+        if answer is None:
+            scope.setdefault("state", {})[IS_KNOWN] = True
         await (answer or self._app)(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Scope) -> Response | None:
@@ -106,7 +112,12 @@ class Guard:
         given = [value for name, value in parameters if name == "token"]
         if given and scope["path"] == "/" and scope["method"] in _READS and self._is_token(given[-1]):
             rest = urlencode([(name, value) for name, value in parameters if name != "token"])
-            answer = RedirectResponse(f"/?{rest}" if rest else "/", status_code=303)
+            target = f"/?{rest}" if rest else "/"
+            answer: Response = RedirectResponse(target, status_code=303)
+            if Headers(scope=scope).get("sec-fetch-site", "none") != "none":
+                # A browser that comes from elsewhere, such as the file of `--open`, would not send the new
+                # cookie on a redirect: a page of ours that leads on is no elsewhere.
+                answer = HTMLResponse(f'<meta http-equiv="refresh" content="0; url={html.escape(target)}">')
             answer.set_cookie(
                 self._cookie, self._token, max_age=_YEAR_SECONDS, httponly=True, samesite="strict", path="/"
             )

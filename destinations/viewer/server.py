@@ -1,5 +1,6 @@
 """`Viewer`: the server of the page, in a thread of this process."""
 
+import asyncio
 import html
 import ipaddress
 import logging
@@ -10,15 +11,17 @@ from collections.abc import Callable, Collection
 from typing import Self
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from destinations.runs import Run, Runs, open_runs
+from destinations.runs.budget import Limits
 
 from .app import App
 from .catalog import Catalog
 from .changes import Changes
 from .charts import ChartReader
 from .files import plotly_file
-from .security import Guard, new_token
+from .security import IS_KNOWN, Guard, new_token
 
 __all__ = ["DEFAULT_PORT", "Viewer", "view_run"]
 
@@ -26,6 +29,9 @@ DEFAULT_PORT = 8377
 _START_SECONDS = 10.0
 _STOP_SECONDS = 5.0
 _BACKLOG = 2048
+_MAX_STRANGERS = 256
+# Of a request: its address and its headers.
+_MAX_HEADER_BYTES = 32 << 10
 _ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  # compared with what the user gave
 
 _log = logging.getLogger("destinations")
@@ -45,6 +51,27 @@ def view_run(run: Run, *, port: int | None = None) -> "Viewer":
     except BaseException:
         runs.close()
         raise
+
+
+class _Connection(H11Protocol):
+    """A connection; of those that have not shown the token, only the newest stay open."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        # In the order of their coming, unlike the set of the server.
+        strangers: dict[_Connection, None] = self.app_state.setdefault("strangers", {})
+        strangers[self] = None
+        for one in [one for one in strangers if one.is_known or one.transport.is_closing()]:
+            del strangers[one]
+        while len(strangers) > _MAX_STRANGERS:
+            oldest = next(iter(strangers))
+            del strangers[oldest]
+            oldest.transport.abort()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the latest request had the token."""
+        return bool(self.scope) and IS_KNOWN in self.scope["state"]
 
 
 class Viewer:
@@ -67,6 +94,7 @@ class Viewer:
         allowed_hosts: names by which the server may be asked for, beside addresses and `localhost`.
         source: where the runs come from, if they are copies: nothing can be edited then.
         owns_runs: whether `close` closes the runs.
+        limits: what one answer may cost.
         clock: returns the time in seconds since 1970.
 
     Raises:
@@ -83,6 +111,7 @@ class Viewer:
         allowed_hosts: Collection[str] = (),
         source: str = "",
         owns_runs: bool = False,
+        limits: Limits | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         if token is not None and len(token) < 16:  # noqa: PLR2004  # characters
@@ -95,6 +124,7 @@ class Viewer:
         self._allowed_hosts = allowed_hosts
         self._source = source
         self._owns_runs = owns_runs
+        self._limits = limits
         self._clock = clock
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
@@ -138,7 +168,7 @@ class Viewer:
         catalog = Catalog(self.runs, source=self._source, clock=self._clock)
         self._charts = ChartReader()
         self._changes = Changes(catalog, self._charts.cache)
-        app = App(catalog, self._charts, self._changes)
+        app = App(catalog, self._charts, self._changes, self._limits)
         hosts = [*self._allowed_hosts, *([] if self.is_local else [socket.gethostname(), socket.getfqdn()])]
         guard = Guard(app.asgi, token=self.token, port=self.port, hosts=hosts)
         config = uvicorn.Config(
@@ -146,7 +176,8 @@ class Viewer:
             lifespan="off",
             ws="none",
             # An HTTP server without options of its own: what is installed beside it makes no difference.
-            http="h11",
+            http=_Connection,
+            h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
             loop="asyncio",
             log_config=None,
             log_level="error",

@@ -50,6 +50,13 @@ _MAX_COMPARED = 20
 # All rows of all runs that are compared, where they fit.
 _CACHE_BYTES = 1 << 30
 _COPY_BYTES = 1 << 20
+# Answers with what was logged, which stays as it is.
+_LOGGED = ("series/", "media/", "table/", "points/", "wave/")
+# Of environments and sessions.
+_ORIGIN = {"host", "pid", "user", "argv", "executable", "working_directory", "slurm", "imported"}
+_FOLDERS = re.compile(
+    r"""(?<![\w.:/])(?:(?!https?:)[a-z][a-z0-9+]*:/)?(?:/[^\s/'"<>|:;,]+)+(?=/[^\s/'"<>|:;,])"""
+)
 _IMPORT = re.compile(r'^import\s*\{([^}]*)\}\s*from\s*"\./([\w-]+)\.js";[ \t]*$', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async function|function|const|let|class)\b)", re.MULTILINE)
 _EXPORTED = re.compile(r"^export (?:async function|function|const|let|class)\*?\s+([\w$]+)", re.MULTILINE)
@@ -81,6 +88,7 @@ def export_site(
     limit: int = 100,
     media_bytes: int = 200 << 20,
     overwrite: bool = False,
+    with_origin: bool = False,
 ) -> SiteReport:
     """Writes a site; it appears when it is complete.
 
@@ -93,6 +101,8 @@ def export_site(
         limit: the largest number of runs, the newest.
         media_bytes: the largest size of all media together.
         overwrite: whether to replace a site that is there, if nothing in it was added or changed.
+        with_origin: whether to write where and by whom runs were made: hosts, users, command lines, and the
+            folders of paths.
 
     Raises:
         FileExistsError: the folder has something in it, which is not a site or not to be replaced.
@@ -105,7 +115,7 @@ def export_site(
     folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
     try:
         folder.chmod(0o755)
-        report = Site(catalog, folder, media_bytes).write(where, limit)
+        report = Site(catalog, folder, media_bytes, with_origin=with_origin).write(where, limit)
         if not remove_if(target, lambda path: overwrite and _foreign_in(Path(path)) is None):
             _check_target(target, overwrite=overwrite)
     except BaseException:
@@ -160,6 +170,27 @@ def _size_and_digest(path: Path) -> list[Any]:
         return [error]
 
 
+def without_origin(answer: Any) -> Any:
+    """Returns an answer that does not tell where and by whom runs were made; of a path, its last name."""
+    if isinstance(answer, str):
+        return _FOLDERS.sub("…", answer)
+    if isinstance(answer, list | tuple):
+        return [without_origin(one) for one in answer]
+    if not isinstance(answer, dict):
+        return answer
+    found = {name: without_origin(value) for name, value in answer.items()}
+    if isinstance(environment := found.get("environment"), dict):
+        found["environment"] = {name: one for name, one in environment.items() if name not in _ORIGIN}
+    if isinstance(sessions := found.get("sessions"), list):
+        found["sessions"] = [
+            {name: value for name, value in one.items() if name not in _ORIGIN} for one in sessions
+        ]
+    if isinstance(fields := found.get("fields"), list):
+        hidden = tuple(f"environment.{name}." for name in _ORIGIN)
+        found["fields"] = [one for one in fields if not f"{one['name']}.".startswith(hidden)]
+    return found
+
+
 class Site:
     """A site that is being written.
 
@@ -167,12 +198,16 @@ class Site:
         catalog: the runs.
         folder: an empty folder.
         media_bytes: the largest size of all media together.
+        with_origin: see `export_site`.
     """
 
-    def __init__(self, catalog: Catalog, folder: Path, media_bytes: int) -> None:
+    def __init__(
+        self, catalog: Catalog, folder: Path, media_bytes: int, *, with_origin: bool = False
+    ) -> None:
         self._catalog = catalog
         self._folder = folder
         self._media_bytes = media_bytes
+        self._with_origin = with_origin
         self._keys: dict[str, str] = {}
         self._report = SiteReport()
         self._skipped_bytes = 0
@@ -191,7 +226,7 @@ class Site:
             for _, run in runs
             for name in (
                 *(f"hparams.{name}" for name in run.hparams),
-                *(f"summary.{name}" for name in run.record.summary),
+                *(f"{kind}.{name}" for name in run.record.summary for kind in ("summary", "min", "max")),
             )
         )
         named = [*OWN_FIELDS, *columns]
@@ -233,8 +268,12 @@ class Site:
         """Writes an answer; its file has no name from a run."""
         name = f"{len(self._keys):06}.js"
         self._keys[key] = name
-        text = b"destinationsSite.add(%s, %s);\n" % (json.dumps(key).encode(), encode(answer))
-        (self._folder / "data" / name).write_bytes(text)
+        if not self._with_origin and not key.startswith(_LOGGED):
+            answer = without_origin(answer)
+        # Parsed: in a literal of JavaScript, the name `__proto__` would be no property.
+        content = json.dumps(encode(answer).decode(), ensure_ascii=False)
+        text = f"destinationsSite.add({json.dumps(key)}, JSON.parse({content}));\n"
+        (self._folder / "data" / name).write_text(text, encoding="utf-8")
 
     def _write_page(self) -> None:
         static = self._folder / "static"
@@ -249,9 +288,9 @@ class Site:
         if _MODULE_TAG not in page:
             raise ValueError(f"index.html of the page must load its modules by {_MODULE_TAG}.")
         (self._folder / "index.html").write_text(page.replace(_MODULE_TAG, _SITE_TAGS), encoding="utf-8")
-        manifest = json.dumps({"keys": self._keys})
+        keys = json.dumps(json.dumps({"keys": self._keys}))
         (self._folder / _MANIFEST).write_text(
-            f"globalThis.destinationsSite = {manifest};\n", encoding="utf-8"
+            f"globalThis.destinationsSite = JSON.parse({keys});\n", encoding="utf-8"
         )
         written = [path for path in sorted(self._folder.rglob("*")) if path.is_file()]
         files = {path.relative_to(self._folder).as_posix(): _size_and_digest(path) for path in written}

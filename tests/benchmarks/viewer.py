@@ -102,15 +102,16 @@ class Server:
             env=environment,
         )
         self._process.stdout.readline()
-        url = self._process.stdout.readline().strip()
-        self._address, _, self._token = url.removeprefix("http://").partition("/?token=")
+        self.url = self._process.stdout.readline().strip()
+        self._address, _, self.token = self.url.removeprefix("http://").partition("/?token=")
+        self.address = f"http://{self._address}"
         self.bytes = 0
 
     def get(self, path, **parameters):
         """Returns the JSON of an answer."""
         connection = http.client.HTTPConnection(self._address, timeout=600)
         query = urlencode(parameters, doseq=True)
-        headers = {"Authorization": f"Bearer {self._token}"}
+        headers = {"Authorization": f"Bearer {self.token}"}
         connection.request("GET", f"{path}?{query}" if query else path, headers=headers)
         answer = connection.getresponse()
         content = answer.read()

@@ -52,16 +52,16 @@ test("a column that these runs do not have is left out, and is said to be", asyn
   view.leave();
 });
 
-test("groups are those of the server, and a folded one takes one line", async () => {
+test("groups are those of the server, and one that is not opened takes one line", async () => {
   const view = new View();
   const { rows } = rowsOf(view);
-  update({ column: ["ended_at"], sort: "-ended_at", group: "hparams.lr", fold: [] });
+  update({ column: ["ended_at"], sort: "-ended_at", group: "hparams.lr", unfold: [] });
 
   await rows.reload();
-  const open = rows.height;
-  update({ fold: ["1"] });
+  const folded = rows.height;
+  update({ unfold: ["1"] });
   rows.lay();
 
-  assert.deepEqual([open, rows.height], [4, 1]);
+  assert.deepEqual([folded, rows.height], [1, 4]);
   view.leave();
 });

@@ -16,7 +16,7 @@ test("the URL decides the view, and what it does not name has its default", () =
 
   page.readUrl();
 
-  assert.deepEqual([state.page, state.run, state.x, state.smooth], ["charts", ["a", "b"], "time", "0"]);
+  assert.deepEqual([state.page, state.run, state.x, state.smooth], ["charts", ["a", "b"], "time", ""]);
   assert.ok(!("unknown" in state));
 });
 

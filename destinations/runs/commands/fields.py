@@ -111,14 +111,16 @@ def check_filter(text: str | None, runs: Runs, session: CommandContext) -> None:
     if text is None or not len(runs):
         return
     known: dict[str, list[str]] = {}
-    for field in parse_filter(text, session.clock()).fields(with_exists=False):
+
+    def names(group: str) -> list[str]:
+        return runs.hparam_names() if group == "hparams" else runs.metric_names()
+
+    for field in parse_filter(text, session.clock(), names).fields(with_exists=False):
         if field.group == "run":
             continue
-        names = known.setdefault(
-            field.group, runs.hparam_names() if field.group == "hparams" else runs.metric_names()
-        )
-        if field.name not in names:
-            raise MetricNotFoundError(str(field), [f"{field.group}.{name}" for name in names])
+        found = known.setdefault(field.group, names(field.group))
+        if field.name not in found:
+            raise MetricNotFoundError(str(field), [f"{field.group}.{name}" for name in found])
 
 
 def as_json(record: RunRecord, now: float) -> dict[str, Any]:

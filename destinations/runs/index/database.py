@@ -2,13 +2,13 @@
 
 import contextlib
 import logging
-import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-from .filter_sql import FUNCTIONS, unescape_nul
+from destinations.runs.budget import seconds_left
+
+from .filter_sql import FUNCTIONS
 
 __all__ = ["CorruptIndexError", "Database"]
 
@@ -17,6 +17,8 @@ _log = logging.getLogger("destinations")
 # "runs": no database of another program is mistaken for an index and deleted.
 _APPLICATION_ID = 0x72756E73
 _BUSY_SECONDS = 10.0
+# Of the virtual machine of SQLite, between two looks at the budget: half a millisecond.
+_STEPS = 10_000
 
 
 class Database:
@@ -122,7 +124,8 @@ class Database:
             db.execute("PRAGMA synchronous = OFF")
             db.execute("PRAGMA cache_size = -65536")
             db.execute("PRAGMA temp_store = MEMORY")
-            db.create_function("matches_pattern", 2, _matches_pattern, deterministic=True)
+            # Within a budget, see `destinations.runs.budget`: all filters and scans of one request together.
+            db.set_progress_handler(_is_over, _STEPS)
             for name, (count, function) in FUNCTIONS.items():
                 db.create_function(name, count, function, deterministic=True)
             with _transaction(db):
@@ -198,5 +201,6 @@ def _is_damage(error: sqlite3.Error) -> bool:
     return code & 0xFF == sqlite3.SQLITE_ERROR and "no such" in str(error)
 
 
-def _matches_pattern(pattern: str, value: Any) -> bool:
-    return isinstance(value, str) and re.search(pattern, unescape_nul(value)) is not None
+def _is_over() -> bool:
+    """Returns whether SQLite is to stop, as the budget of the context is used up."""
+    return seconds_left() < 0

@@ -2,13 +2,13 @@
 
 The file is in the folder of the run and moves with it. It keeps added and removed tags, so that a tag which
 the run gives itself later appears too. Concurrent edits wait for each other if the file system supports
-flock(2); the last one wins.
+flock(2); the last one wins, unless an edit says what it was based on.
 """
 
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +29,18 @@ def apply_edits(fields: dict[str, Any], raw: bytes) -> dict[str, Any]:
         ValueError: the file is not a JSON object.
     """
     data = read_object(raw)
-    added, removed = (_texts(data.get(key)) for key in ("added_tags", "removed_tags"))
-    kept = [tag for tag in fields.get("tags", ()) if tag not in removed]
-    changes: dict[str, Any] = {"tags": tuple(dict.fromkeys([*kept, *added]))}
+    changes: dict[str, Any] = {"tags": _edited_tags(fields.get("tags", ()), data)}
     for name, kind in (("notes", str), ("display_name", str), ("archived", bool)):
         if isinstance(value := data.get(name), kind):
             changes[name] = value
     if changes.get("display_name") == "":
         changes["display_name"] = None
     return fields | changes
+
+
+def _edited_tags(own_tags: Sequence[str], edits: Mapping[str, Any]) -> tuple[str, ...]:
+    added, removed = (_texts(edits.get(key)) for key in ("added_tags", "removed_tags"))
+    return tuple(dict.fromkeys([*(tag for tag in own_tags if tag not in removed), *added]))
 
 
 def edit_run(
@@ -48,6 +51,7 @@ def edit_run(
     notes: str | None = None,
     display_name: str | None = None,
     archived: bool | None = None,
+    based_on: Mapping[str, Any] | None = None,
     clock: Callable[[], float] = time.time,
 ) -> None:
     """Writes the edits that are not None to the file; the others stay.
@@ -59,19 +63,31 @@ def edit_run(
         notes: the notes; "" for none.
         display_name: the name of the run; "" for the name of its folder.
         archived: whether the run is archived.
+        based_on: what the fields were when the edit was begun, by the names of the arguments. Tags that were
+            added or removed since stay so.
         clock: returns the time of the edit.
 
     Raises:
-        EditError: the folder is not writable.
+        EditError: the folder is not writable, or a text of `based_on` was changed by another edit since.
     """
     try:
         with _locked(run_dir):
             data = _content(run_dir / EDITS)
+            texts = {"notes": notes, "display_name": display_name}
+            based_on = based_on or {}
+            for key, text in texts.items():
+                # What the run itself says of it changes with the run, and is no edit.
+                if text is not None and key in based_on and data.get(key, text) not in {text, based_on[key]}:
+                    raise EditError(f"the {key} of this run were changed meanwhile, to {data[key]!r:.200}.")
             if tags is not None:
                 wanted = [clean_text(tag) for tag in tags]
+                if "tags" in based_on:
+                    now = _edited_tags(own_tags, data)
+                    dropped = set(based_on["tags"]) - set(wanted)
+                    added = [tag for tag in wanted if tag not in based_on["tags"]]
+                    wanted = [tag for tag in now if tag not in dropped] + added
                 data["added_tags"] = [tag for tag in dict.fromkeys(wanted) if tag not in own_tags]
                 data["removed_tags"] = [tag for tag in own_tags if tag not in wanted]
-            texts = {"notes": notes, "display_name": display_name}
             data |= {key: clean_text(text) for key, text in texts.items() if text is not None}
             if archived is not None:
                 data["archived"] = archived

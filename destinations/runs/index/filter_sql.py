@@ -14,7 +14,7 @@ before texts before blobs: `value < ''` selects numbers.
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -22,9 +22,19 @@ import attrs
 from destinations.runs.order import MISSING, Kind, key_of, sort_rows
 from destinations.runs.record import FIELDS, Scalar
 
-from .filters import Chain, Compare, Field, In, Match, Node, Not, Test
+from .filters import Chain, Compare, Field, Found, In, Match, Node, Not, Test
+from .patterns import matching
 
-__all__ = ["ESCAPE", "FUNCTIONS", "Order", "Query", "compile_query", "escape_nul", "unescape_nul"]
+__all__ = [
+    "ESCAPE",
+    "FUNCTIONS",
+    "Order",
+    "Query",
+    "compile_query",
+    "escape_nul",
+    "unescape_nul",
+    "with_found",
+]
 
 Sql = tuple[str, list[Any]]
 
@@ -68,6 +78,13 @@ class Query:
     values: tuple[Any, ...]
     order: Order
 
+    def texts(self, selected: Iterable[tuple[Any, ...]]) -> list[tuple[str, int]]:
+        """Returns the texts among the values of selected rows, each with the id of its run."""
+        found = [(value, number) for value, _, number in selected if isinstance(value, str)]
+        if self.order.field.type == "texts":
+            return [(text, number) for value, number in found for text in json.loads(value)]
+        return [(unescape_nul(value), number) for value, number in found]
+
     def rows(self, selected: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         """Returns selected rows in order, with what their values stand for; `MISSING` if a run has none."""
         kind = self.order.field.type
@@ -86,6 +103,28 @@ class Query:
         return found if self.order.is_newest_first else sort_rows(found, descending=self.order.descending)
 
 
+def with_found(node: Node, texts_of: Callable[[Field], Sequence[tuple[str, int]]]) -> Node:
+    """Returns a filter with the runs that each regular expression matches in its place.
+
+    Args:
+        node: the filter.
+        texts_of: returns the texts of a field, each with the id of its run.
+
+    Raises:
+        BudgetError: an expression takes too long.
+    """
+    match node:
+        case Not():
+            return Not(with_found(node.node, texts_of))
+        case Chain():
+            return Chain(node.word, tuple(with_found(one, texts_of) for one in node.nodes))
+        case Match():
+            texts = texts_of(node.field)
+            places = matching(node.pattern, [text for text, _ in texts])
+            return Found(tuple({texts[place][1]: None for place in places}))
+    return node
+
+
 def compile_query(
     node: Node | None,
     order: Order,
@@ -98,7 +137,7 @@ def compile_query(
     """Returns the statement of a query.
 
     Args:
-        node: the filter, or None for all runs.
+        node: the filter without regular expressions, see `with_found`; None for all runs.
         order: the field to sort by.
         cells: the numbers of hyperparameters and metrics that the filter and the order name; no run has the
             others.
@@ -162,6 +201,8 @@ class _Compiler:
                 parts = [self.node(one) for one in node.nodes]
                 joined = f" {node.word.upper()} ".join(f"({condition})" for condition, _ in parts)
                 return joined, [value for _, values in parts for value in values]
+            case Found():
+                return "r.id IN (SELECT value FROM json_each(?))", [json.dumps(node.runs)]
         if node.field.type == "texts":
             return _texts_test(node)
         column, more = self.column(node.field)
@@ -174,8 +215,6 @@ class _Compiler:
 def _texts_test(node: Test) -> Sql:
     items = f"SELECT value FROM json_each(r.{node.field.name})"
     match node:
-        case Match():
-            return f"EXISTS ({items} WHERE matches_pattern(?, value))", [node.pattern]
         case In():
             marks = ", ".join("?" * len(node.values))
             found = f"EXISTS ({items} WHERE value IN ({marks}))"
@@ -187,8 +226,6 @@ def _test(node: Test, column: str, more: list[Any]) -> Sql:
     """Returns a condition on a column that is not NULL, of which `more` are the values that it needs."""
     kind = node.field.type
     match node:
-        case Match():
-            return f"matches_pattern(?, {column})", [node.pattern, *more]
         case In():
             bound = [_bound(value, kind) for value in node.values]
             marks = ", ".join(mark for mark, _ in bound)

@@ -10,7 +10,7 @@ test       = field comparison value                    == != < <= > >=
            | field "~" text                            a regular expression that matches anywhere
            | "exists" "(" field ")"
            | field                                     is it true?
-field      = status | run_id | name | … | "hparams." name | "summary." name
+field      = status | run_id | name | … | "hparams." name | "summary." name | name
 value      = number | text | true | false | none | nan | inf | date | now | now-2d
 ```
 
@@ -21,7 +21,7 @@ Every test is true or false. A test of a field that a run does not have is false
 import datetime as dt
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Literal, cast
 
 import attrs
@@ -37,6 +37,7 @@ __all__ = [
     "Exists",
     "Field",
     "Filter",
+    "Found",
     "In",
     "Match",
     "Node",
@@ -93,6 +94,17 @@ class Match:
 
 
 @attrs.frozen
+class Found:
+    """The run is one of these: what a `Match` becomes once its texts were searched.
+
+    Attributes:
+        runs: their ids in the index.
+    """
+
+    runs: tuple[int, ...]
+
+
+@attrs.frozen
 class Exists:
     """The run has the field."""
 
@@ -115,7 +127,7 @@ class Chain:
 
 
 Test = Compare | In | Match | Exists
-Node = Test | Not | Chain
+Node = Test | Found | Not | Chain
 
 
 @attrs.frozen
@@ -144,6 +156,8 @@ class Filter:
                     pending.append(node.node)
                 case Chain():
                     pending.extend(node.nodes)
+                case Found():
+                    pass
                 case Exists() if not with_exists:
                     pass
                 case _:
@@ -177,19 +191,25 @@ _MAX_TOKENS = 20_000
 _MAX_INT = (1 << 63) - 1
 
 
-def parse_filter(text: str, now: float) -> Filter:
+Names = Callable[[str], Collection[str]]
+"""Returns the names of a group, "hparams" or "summary"."""
+
+
+def parse_filter(text: str, now: float, names: Names | None = None) -> Filter:
     """Parses a filter.
 
     Args:
         text: the filter.
         now: the value of `now`, in seconds since 1970.
+        names: those of hyperparameters and metrics, which may then be written without their group; called
+            only for a name that is no field.
 
     Raises:
         FilterError: it does not parse; the message shows the position.
     """
     # As in the names of records: an argument of a command may hold bytes that are not UTF-8.
     text = clean_text(text)
-    return Filter(text, _Parser(text, now).parse())
+    return Filter(text, _Parser(text, now, names).parse())
 
 
 def parse_field(text: str) -> Field:
@@ -298,7 +318,7 @@ def _date(found: str, text: str, start: int) -> float:
         raise FilterError(f"invalid date {found!r}: {error}", text, start) from None
 
 
-def _field(token: _Token, text: str) -> Field:
+def _field(token: _Token, text: str, names: Names | None = None) -> Field:
     word: str = token.value
     if token.quoted is not None:
         if word in _GROUPS:
@@ -309,6 +329,12 @@ def _field(token: _Token, text: str) -> Field:
             return Field(group, name)
         if word in FIELDS:
             return Field("run", word)
+        groups = [one for one in _GROUPS if names is not None and word in names(one)]
+        if len(groups) == 1:
+            return Field(groups[0], word)
+        if groups:
+            both = f"{word!r} is a hyperparameter and a metric: write hparams.{word} or summary.{word}."
+            raise FilterError(both, text, token.start)
     near = near_names(word, [*FIELDS, "hparams.", "summary."]) or (
         near_names(word.partition(".")[0], _GROUPS) if "." in word else ()
     )
@@ -325,8 +351,9 @@ def _field(token: _Token, text: str) -> Field:
 class _Parser:
     """A recursive-descent parser of one filter."""
 
-    def __init__(self, text: str, now: float) -> None:
+    def __init__(self, text: str, now: float, names: Names | None) -> None:
         self._text = text
+        self._names = names
         self._tokens: list[_Token] = []
         for token in _tokens(text, now):
             if len(self._tokens) == _MAX_TOKENS:
@@ -499,7 +526,7 @@ class _Parser:
         if token.kind != "word" or (token.quoted is None and token.value in _KEYWORDS | _CONSTANTS.keys()):
             raise self._error(f"expected a field, got {self._shown(token)}.")
         self._next()
-        return _field(token, self._text)
+        return _field(token, self._text, self._names)
 
     def _value(self, field: Field) -> Scalar:
         """Parses a value of the type of the field."""

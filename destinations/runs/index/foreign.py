@@ -93,7 +93,7 @@ def last_values(path: Path) -> dict[str, float]:
         # A line without a line feed is being written.
         rows = CsvSnapshot(fd, header, end_of_last_line(fd, os.fstat(fd).st_size))
         for chunk in rows.chunks_from_end():
-            for row in reversed(list(parse_rows(list(names), chunk))):
+            for row in reversed(list(parse_rows(list(names), [chunk]))):
                 for name in row.metrics.keys() & wanted:
                     found[name] = float(clamp_to_float(row.metrics[name]))
                     wanted.remove(name)

@@ -10,6 +10,7 @@ processes may scan at once: the last one to read a run wins, and the next scan c
 
 # ruff: noqa: S608  # Statements are built from names of our own columns, numbers and question marks only.
 
+import functools
 import hashlib
 import json
 import math
@@ -25,8 +26,8 @@ from destinations.runs.files import write_json
 from destinations.runs.record import Extremes, FieldType, RunRecord, Scalar, stored_fields
 
 from .database import CorruptIndexError, Database
-from .filter_sql import ESCAPE, Query, escape_nul, unescape_nul
-from .filters import Field
+from .filter_sql import ESCAPE, Order, Query, compile_query, escape_nul, unescape_nul, with_found
+from .filters import Field, Filter, Node
 from .scan import IndexState, ScanChange
 
 __all__ = ["VERSION", "Index", "cache_folder", "index_name"]
@@ -364,6 +365,23 @@ class Index:
         """Returns runs in order: value to sort by, time of creation, id; of equal values, newest first."""
         most = limit if limit is not None and query.order.is_newest_first else -1
         return query.rows(self._db.execute(f"{query.statement} LIMIT ?", (*query.values, most)))[:limit]
+
+    def compile(self, node: Node | None, order: Order, *, now: float, archived: bool | None) -> Query:
+        """Returns the query of a filter; searches the texts of its regular expressions.
+
+        Raises:
+            BudgetError: an expression takes too long.
+        """
+        fields = {order.field, *(() if node is None else Filter("", node).fields())}
+        compiled = functools.partial(
+            compile_query, cells=self.numbers(fields), root=self.root, now=now, archived=archived
+        )
+
+        def texts_of(field: Field) -> list[tuple[str, int]]:
+            query = compiled(None, Order(field, descending=True))
+            return query.texts(self._db.execute(query.statement, query.values))
+
+        return compiled(None if node is None else with_found(node, texts_of), order)
 
     def best(
         self, metric: str, query: Query, read: Callable[[str], Extremes | None], *, is_max: bool

@@ -8,7 +8,7 @@ import { showExplore } from "./explore.js";
 import { showMedia } from "./media.js";
 import { showRun } from "./run.js";
 import { showRuns } from "./runs.js";
-import { isShown, linkTo, onChange, readUrl, selectedRuns, state, update } from "./state.js";
+import { isShown, linkTo, onChange, readUrl, state, update, visibleRuns } from "./state.js";
 
 /** @type {Array<[string, string, (root: HTMLElement) => () => void]>} */
 const PAGES = [
@@ -132,7 +132,7 @@ function showPage() {
   main.scrollTop = 0;
   scrollTo(0, 0);
   drawHeader();
-  follow(selectedRuns());
+  follow(visibleRuns());
   const shown = state.page === "run" ? showRun : (PAGES.find(([page]) => page === state.page) ?? PAGES[0])[2];
   main.dataset.page = state.page;
   leave = shown(main);
@@ -179,7 +179,7 @@ async function begin() {
     if (changed.has("page") || changed.has("id")) showPage();
     else {
       drawHeader();
-      if (changed.has("run")) follow(selectedRuns());
+      if (changed.has("run") || changed.has("off")) follow(visibleRuns());
     }
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {

@@ -18,14 +18,22 @@ import {
   toast,
 } from "./dom.js";
 import { drawable, faded, PLOT_CONFIG, plotLayout, plotText, plotlyReady, savePlot } from "./plot.js";
-import { keepNumbers, numbersOf, selectedRuns, state, styleOf, toggle, visibleRuns } from "./state.js";
+import { keepNumbers, numbersOf, state, styleOf, styleOfSlot, toggle, visibleRuns } from "./state.js";
 
 const POINTS = 1000;
+/** Points of all lines of a chart together: what is finer than its pixels is not seen, and takes a second to draw. */
+const MOST_POINTS = 20000;
+const LEAST_POINTS = 200;
+/** More lines than these have no ranges of their own: those of all are one pale ground. */
+const MOST_RANGES = 10;
 const GROW_MS = 900;
 const AGAIN_MS = 3000;
 const MOST_IN_HOVER = 14;
-const MOST_RUNS = 100;
-const BAND_COLORS = 9;
+const MOST_RUNS = 200;
+/** The least share of noise in a line that is smoothed for the eye, and how much: gently. */
+const LEAST_NOISE = 0.5;
+const LEAST_NOISY = 50;
+const GENTLE = 0.8;
 
 /**
  * Returns the exponential moving average of values, corrected for its start (as Adam's moments are: Kingma and Ba,
@@ -45,6 +53,51 @@ function smoothed(values, weight) {
   });
 }
 
+/** Returns the weight of a smoothing as the URL has it; 0 for none. */
+function weightOf(text) {
+  return Math.min(0.999, Math.max(0, Number(text) || 0));
+}
+
+/** Returns the weight for a line: the chosen one, or where none is chosen a gentle one for a line that is mostly noise. */
+function weightFor(values, isMany) {
+  if (state.smooth !== "" || isMany) return weightOf(state.smooth);
+  const there = values.filter((value) => value !== null);
+  if (there.length < LEAST_NOISY) return 0;
+  const at = (sorted, share) => sorted[Math.floor(share * (sorted.length - 1))];
+  const sorted = there.toSorted((one, other) => one - other);
+  const changes = there.slice(1).map((value, index) => Math.abs(value - there[index]));
+  // Both are the deviation of a normal distribution, by quantiles: a spike is no noise.
+  const noise =
+    (at(
+      changes.sort((one, other) => one - other),
+      0.5,
+    ) *
+      1.48) /
+    Math.SQRT2;
+  const spread = (at(sorted, 0.9) - at(sorted, 0.1)) / 2.56;
+  return spread > 0 && noise / spread > LEAST_NOISE ? GENTLE : 0;
+}
+
+/** Returns the first and the last place of each stretch without a value in between. */
+function stretchEnds(places, { x, y }) {
+  const there = x.filter((_, index) => y[index] !== null);
+  const isApart = (one, other) => {
+    const at = nearest(there, (one + other) / 2);
+    return at >= 0 && there[at] > one && there[at] < other;
+  };
+  return places.filter(
+    (place, index) =>
+      index === 0 ||
+      index === places.length - 1 ||
+      isApart(places[index - 1], place) ||
+      isApart(place, places[index + 1]),
+  );
+}
+
+function nameOfStraggler({ run, rank }) {
+  return state.band === "ranks" ? `rank ${rank}` : shorten(runInfo(run).name, 40);
+}
+
 /** Returns the zoom of a metric that is in the URL: `[x0, x1, y0, y1]`, where a missing one is null. */
 function zoomOf(metric) {
   const zoom = numbersOf("zoom", metric);
@@ -53,8 +106,10 @@ function zoomOf(metric) {
 
 /** A chart of one metric, as a card. It asks for data when it comes into view, and is taken down when it leaves. */
 export class MetricChart {
-  constructor(metric) {
+  /** @param {(label: string, count: number) => number} bandStyle returns the number of the colour of a band. */
+  constructor(metric, bandStyle) {
     this.metric = metric;
+    this.bandStyle = bandStyle;
     this.series = [];
     this.bands = null;
     /** @type {any[]} What is drawn, in the coordinates of the axes. */
@@ -181,7 +236,7 @@ export class MetricChart {
           metric: this.metric,
           x: state.x,
           ...part,
-          points: POINTS,
+          points: pointsFor(runs.length),
           branches: true,
         });
       }
@@ -225,7 +280,8 @@ export class MetricChart {
       this.load();
       return;
     }
-    if (this.series.some((one) => one.x.length > 2 * POINTS)) {
+    const points = pointsFor(this.series.length);
+    if (this.series.some((one) => one.x.length > 2 * points)) {
       this.load();
       return;
     }
@@ -237,16 +293,20 @@ export class MetricChart {
         runs,
         metric: this.metric,
         x: state.x,
-        points: POINTS,
-        branches: true,
-        known: this.series,
+        points,
+        known: this.series.filter((one) => !isBranch(one)),
       });
       if (mine !== this.question) return;
-      const keyOf = (one) => JSON.stringify([one.run, one.rank, one.branch]);
-      const before = new Map(this.series.map((one) => [keyOf(one), one]));
-      this.series = news.map((one) => {
-        const old = before.get(keyOf(one));
-        return one.append && old ? joined(old, one) : one;
+      // Where rows are gone, a resume may have left a branch that is not here yet.
+      const hadRows = new Set(this.series.filter((one) => one.x.length).map((one) => one.run));
+      if (news.some((one) => !one.append && hadRows.has(one.run))) {
+        this.isStale = true;
+        return;
+      }
+      const newOf = new Map(news.map((one) => [one.run, one]));
+      this.series = this.series.map((one) => {
+        const more = newOf.get(one.run);
+        return isBranch(one) ? one : more.append ? joined(one, more) : more;
       });
       if (this.isVisible) await this.draw();
     } catch {
@@ -254,7 +314,8 @@ export class MetricChart {
     } finally {
       setTimeout(() => {
         this.isGrowing = false;
-        this.catchUp();
+        if (this.isStale) this.invalidate();
+        else this.catchUp();
       }, GROW_MS);
     }
   }
@@ -329,14 +390,15 @@ export class MetricChart {
 
   lineTraces() {
     this.chooseUnit(this.series.map((one) => one.x));
-    const weight = Math.min(0.999, Math.max(0, Number(state.smooth) || 0));
     const behind = [],
+      ranges = [],
       lines = [];
+    const isMany = this.series.length > MOST_RANGES;
     this.lines = [];
     // The last run that was selected is drawn first, so that the first is on top.
     for (const one of this.series.slice().reverse()) {
       const { color, dash } = styleOf(one.run, isDark());
-      const isLeft = one.branch !== null && one.branch !== undefined;
+      const isLeft = isBranch(one);
       const x = drawable(one.x.map((value) => this.toAxis(value)));
       const name = plotText(shorten(runInfo(one.run).name, 60));
       const base = {
@@ -346,7 +408,8 @@ export class MetricChart {
         name,
         meta: { run: one.run, branch: one.branch ?? null },
       };
-      if (one.low)
+      if (one.low && isMany) ranges.push(outline(x, drawable(one.low), drawable(one.high)));
+      else if (one.low)
         behind.push({
           ...base,
           ...outline(x, drawable(one.low), drawable(one.high)),
@@ -357,7 +420,8 @@ export class MetricChart {
           meta: { ...base.meta, part: "range" },
         });
       const line = { color, dash: isLeft ? "dot" : dash, width: isLeft ? 1.2 : 1.7 };
-      const isSmooth = weight > 0 && !isLeft;
+      const weight = isLeft ? 0 : weightFor(one.y, isMany);
+      const isSmooth = weight > 0;
       if (isSmooth)
         behind.push({
           ...base,
@@ -390,14 +454,26 @@ export class MetricChart {
             ...base,
             mode: "markers",
             yaxis: "y2",
-            x: drawable(list.map((value) => this.toAxis(value))),
-            y: list.map(() => 0.03),
+            x: drawable(stretchEnds(list, one).map((value) => this.toAxis(value))),
+            y: stretchEnds(list, one).map(() => 0.03),
             hoverinfo: "skip",
             marker: { symbol, size: 8, color, line: { color, width: 2 } },
             meta: { ...base.meta, part: kind },
           });
       }
     }
+    if (ranges.length)
+      behind.unshift({
+        type: "scatter",
+        mode: "lines",
+        hoverinfo: "skip",
+        x: ranges.flatMap((one) => [...one.x, null]),
+        y: ranges.flatMap((one) => [...one.y, null]),
+        line: { width: 0 },
+        fill: "toself",
+        fillcolor: isDark() ? "rgba(162, 165, 173, 0.14)" : "rgba(93, 95, 102, 0.1)",
+        meta: { run: null, branch: null, part: "ranges" },
+      });
     return [...behind, ...lines];
   }
 
@@ -405,12 +481,11 @@ export class MetricChart {
     this.chooseUnit(this.bands.map((one) => one.x));
     const traces = [];
     this.lines = [];
-    this.bands.forEach((band, index) => {
+    this.bands.forEach((band) => {
       const isRun = state.band === "ranks" && band.members.length;
-      const ids = selectedRuns();
-      const color = isRun
-        ? styleOf(band.members[0].run, isDark()).color
-        : styleOf(ids[index % Math.max(1, Math.min(ids.length, BAND_COLORS))], isDark()).color;
+      const { color, dash } = isRun
+        ? { ...styleOf(band.members[0].run, isDark()), dash: "solid" }
+        : styleOfSlot(this.bandStyle(band.label, band.members.length), isDark());
       const x = drawable(band.x.map((value) => this.toAxis(value)));
       const name = plotText(shorten(isRun ? runInfo(band.members[0].run).name : band.label, 60));
       const base = { type: "scatter", mode: "lines", name, meta: { band: band.label } };
@@ -426,8 +501,8 @@ export class MetricChart {
       traces.push({
         ...base,
         x,
-        y: drawable(band.median),
-        line: { color, width: 2 },
+        y: drawable(smoothed(band.median, weightOf(state.smooth))),
+        line: { color, dash, width: 2 },
         hoverinfo: "none",
         meta: { ...base.meta, part: "median" },
       });
@@ -437,6 +512,7 @@ export class MetricChart {
         x,
         y: band.median,
         raw: band.median,
+        straggler: band.straggler,
         low: band.low,
         high: band.high,
       });
@@ -500,7 +576,8 @@ export class MetricChart {
     const y = of("yaxis", state.logy === "1");
     if (!x && !y) return;
     const [x0, x1, y0, y1] = this.zoom ?? [null, null, null, null];
-    const round = (value) => (value === null ? null : Number(Number(value).toPrecision(10)));
+    // Thirteen digits are milliseconds since 1970.
+    const round = (value) => (value === null ? null : Number(Number(value).toPrecision(13)));
     keepNumbers(
       "zoom",
       this.metric,
@@ -515,7 +592,7 @@ export class MetricChart {
     const found = [];
     for (const line of this.lines) {
       const index = nearest(line.x, where);
-      if (index >= 0 && line.raw[index] !== null) found.push({ ...line, index, value: line.y[index] });
+      if (index >= 0 && line.raw[index] !== null) found.push({ ...line, index, value: line.raw[index] });
     }
     if (!found.length) {
       this.box.hidden = true;
@@ -556,6 +633,9 @@ export class MetricChart {
                   `${formatNumber(one.low[one.index])} – ${formatNumber(one.high[one.index])}`,
                 )
               : null,
+            one.straggler
+              ? el("small", { class: "muted" }, shorten(`furthest: ${nameOfStraggler(one.straggler)}`, 40))
+              : null,
           ),
         ),
       found.length > MOST_IN_HOVER &&
@@ -573,28 +653,23 @@ export class MetricChart {
   drawFoot() {
     const parts = [];
     const merged = Math.max(1, ...this.series.map((one) => one.merged ?? 1));
-    if (merged > 1)
-      parts.push(
-        `A point is the mean of up to ${formatNumber(merged)} values, the band their min and max. Zoom in for all.`,
-      );
     const missing = this.series.reduce((sum, one) => sum + (one.nan?.length ?? 0), 0),
       infinite = this.series.reduce((sum, one) => sum + (one.inf?.length ?? 0), 0);
     if (missing) parts.push(`× NaN at ${missing} ${missing === 1 ? "place" : "places"}.`);
     if (infinite) parts.push(`▲ infinite at ${infinite} ${infinite === 1 ? "place" : "places"}.`);
-    const left = this.series.filter(
-      (one) => one.branch !== null && one.branch !== undefined && one.x.length,
-    ).length;
-    if (left) parts.push("Dotted: left by a resume.");
-    for (const { label, straggler } of this.bands ?? []) {
-      if (straggler)
-        parts.push(
-          `${shorten(label, 40)}: the straggler is ${state.band === "ranks" ? `rank ${straggler.rank}` : shorten(runInfo(straggler.run).name, 40)}, ${formatNumber(straggler.distance)} from the median.`,
-        );
-    }
+    if (this.series.some((one) => isBranch(one) && one.x.length)) parts.push("Dotted: left by a resume.");
+    // Of more bands they are many lines: hovering names them.
+    const straggler = this.bands?.length === 1 ? this.bands[0].straggler : null;
+    if (straggler)
+      parts.push(
+        `The straggler is ${nameOfStraggler(straggler)}, ${formatNumber(straggler.distance)} from the median.`,
+      );
     if (visibleRuns().length > MOST_RUNS) parts.push(`The first ${MOST_RUNS} runs.`);
     fill(this.foot, parts.join(" "));
+    const about = `A point is the mean of up to ${formatNumber(merged)} values; what is pale behind are their min and max. Zoom in for all.`;
     fill(
       this.badge,
+      merged > 1 && el("span", { class: "means", title: about, role: "img", "aria-label": about }, "≈"),
       this.zoom
         ? el(
             "button",
@@ -645,6 +720,16 @@ export class MetricChart {
     if (this.isDrawn) globalThis.Plotly.purge(this.plot);
     this.element.remove();
   }
+}
+
+/** Returns how many points each of some lines has. */
+function pointsFor(count) {
+  return Math.max(LEAST_POINTS, Math.min(POINTS, Math.round(MOST_POINTS / Math.max(1, count))));
+}
+
+/** Whether a series has rows that a resume has left: they never change. */
+function isBranch(series) {
+  return series.branch !== null && series.branch !== undefined;
 }
 
 function joined(old, more) {

@@ -3,7 +3,9 @@
 import { MetricChart } from "./chart.js";
 import { isExported, listFields } from "./data.js";
 import { debounce, el, fill, icon, inTurn, shorten } from "./dom.js";
-import { ensureSelection, showBesideRuns, visibleDetails } from "./sidebar.js";
+import { CONSTANT_RANK, chartRank } from "./names.js";
+import { plotlyReady } from "./plot.js";
+import { bandSwatch, ensureSelection, showBesideRuns, visibleRows } from "./sidebar.js";
 import { linkTo, state, toggle, update, visibleRuns } from "./state.js";
 import { View } from "./view.js";
 
@@ -20,8 +22,13 @@ const GAP = 14;
 
 /** Shows the charts in an element until the returned function is called. */
 export function showCharts(root) {
+  // Its script is large: it is compiled while the server is asked.
+  plotlyReady().catch(() => {});
   const charts = new Map();
   let metrics = [];
+  /** Metrics that have one value throughout, in all visible runs. */
+  let constants = new Set();
+  const rankOf = (name) => (constants.has(name) ? CONSTANT_RANK : chartRank(name));
   let hparams = [];
   const view = new View("charts");
   let isBegun = false;
@@ -53,7 +60,7 @@ export function showCharts(root) {
       type: "button",
       class: "button",
       id: "log-x",
-      onclick: () => update({ logx: state.logx ? "" : "1", zoom: [] }),
+      onclick: () => update({ logx: state.logx === "1" ? "" : "1", zoom: [] }),
     },
     "log x",
   );
@@ -70,8 +77,13 @@ export function showCharts(root) {
     max: 0.99,
     step: 0.01,
     "aria-label": "Smoothing",
+    title: "Double-click for auto: lines that are mostly noise are smoothed, with the values behind",
     oninput: () => update({ smooth: String(Number(smooth.value)) }),
+    ondblclick: () => update({ smooth: "" }),
   });
+  const legend = el("ul", { class: "band-legend", "aria-label": "Bands", hidden: true });
+  /** Number of the colour and of the runs of each band, by its label. */
+  const bands = new Map();
   const hidden = el("button", { type: "button", class: "button quiet", onclick: () => update({ hide: [] }) });
   const leaveSidebar = showBesideRuns(
     root,
@@ -86,6 +98,7 @@ export function showCharts(root) {
       !isExported && band,
       hidden,
     ),
+    legend,
     sections,
   );
 
@@ -153,16 +166,47 @@ export function showCharts(root) {
     band.value = state.band;
     logX.setAttribute("aria-pressed", String(state.logx === "1"));
     logY.setAttribute("aria-pressed", String(state.logy === "1"));
-    smooth.value = state.smooth;
-    smooth.disabled = state.band !== "";
-    fill(said, Number(state.smooth) ? Number(state.smooth).toFixed(2) : "off");
+    smooth.value = state.smooth || "0";
+    fill(said, Number(state.smooth) ? Number(state.smooth).toFixed(2) : state.smooth ? "off" : "auto");
     hidden.hidden = !state.hide.length;
     fill(hidden, `Show ${state.hide.length} hidden`);
     if (document.activeElement !== find) find.value = state.find;
   }
 
+  /** Returns the number of the colour of a band, the same in all charts, and shows it in the legend. */
+  function bandStyle(label, count) {
+    if (!bands.has(label)) bands.set(label, { number: bands.size, count: 0 });
+    const band = bands.get(label);
+    if (count > band.count) {
+      band.count = count;
+      drawLegend();
+    }
+    return band.number;
+  }
+
+  function drawLegend() {
+    legend.hidden = !bands.size;
+    fill(
+      legend,
+      [...bands].map(([label, { number, count }]) =>
+        el(
+          "li",
+          {},
+          bandSwatch(number),
+          el("span", { title: shorten(label, 300), dir: "auto" }, shorten(label, 60)),
+          el("span", { class: "muted" }, count === 1 ? "1 run" : `${count} runs`),
+        ),
+      ),
+    );
+  }
+
+  function forgetBands() {
+    bands.clear();
+    drawLegend();
+  }
+
   function chartOf(metric) {
-    if (!charts.has(metric)) charts.set(metric, new MetricChart(metric));
+    if (!charts.has(metric)) charts.set(metric, new MetricChart(metric, bandStyle));
     return charts.get(metric);
   }
 
@@ -179,8 +223,9 @@ export function showCharts(root) {
       if (!groups.has(prefix)) groups.set(prefix, []);
       groups.get(prefix).push(name);
     }
-    const order = [...groups.keys()].sort((one, other) =>
-      one === PINNED ? -1 : other === PINNED ? 1 : one.localeCompare(other),
+    const placeOf = (prefix) => (prefix === PINNED ? -1 : Math.min(...groups.get(prefix).map(rankOf)));
+    const order = [...groups.keys()].sort(
+      (one, other) => placeOf(one) - placeOf(other) || one.localeCompare(other),
     );
     const kept = new Set(shown);
     for (const [name, chart] of charts)
@@ -253,17 +298,32 @@ export function showCharts(root) {
   /** Asks which metrics the visible runs have; returns whether there are others than before. */
   async function loadMetrics() {
     let isNew = false;
-    await view.ask(visibleDetails, ([, details, wrong]) => {
-      const wasWrong = problem !== "";
-      problem = wrong;
+    const wasWrong = problem !== "";
+    await view.ask(
+      visibleRows,
+      (rows) => {
+        const there = rows.filter(Boolean);
+        problem =
+          there.length || !rows.length
+            ? ""
+            : isExported
+              ? "These runs are not in the exported site."
+              : "These runs are not there any more.";
+        if (problem) return;
+        const moving = new Set(
+          there.flatMap(({ metrics, constant }) => metrics.filter((name) => !constant.includes(name))),
+        );
+        const found = [...new Set(there.flatMap((row) => row.metrics))];
+        constants = new Set(found.filter((name) => !moving.has(name)));
+        found.sort((one, other) => rankOf(one) - rankOf(other) || one.localeCompare(other));
+        isNew = wasWrong || JSON.stringify(found) !== JSON.stringify(metrics);
+        metrics = found;
+      },
       // Where no run answers, the charts stay.
-      if (problem) return;
-      const found = [...new Set(details.flatMap((detail) => detail?.metrics ?? []))].sort((one, other) =>
-        one.localeCompare(other),
-      );
-      isNew = wasWrong || JSON.stringify(found) !== JSON.stringify(metrics);
-      metrics = found;
-    });
+      (error) => {
+        problem = error.message;
+      },
+    );
     return isNew;
   }
 
@@ -293,6 +353,7 @@ export function showCharts(root) {
       arrange();
       for (const chart of charts.values()) if (chart.isVisible) chart.load();
     } else if (["find", "pin", "hide", "fold", "open"].some((name) => changed.has(name))) arrange();
+    if (changed.has("band") || changed.has("run") || changed.has("off")) forgetBands();
     if (changed.has("x") || changed.has("band")) for (const chart of charts.values()) chart.invalidate();
     else if (changed.has("zoom")) for (const chart of charts.values()) chart.followZoom();
     else if (["smooth", "logx", "logy"].some((name) => changed.has(name)))
@@ -313,6 +374,7 @@ export function showCharts(root) {
     if (ids.length) for (const chart of charts.values()) chart.grow(ids);
   });
   view.onTheme(() => {
+    drawLegend();
     for (const chart of charts.values()) if (chart.isVisible) chart.draw();
   });
   view.until(() => {

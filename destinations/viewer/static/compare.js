@@ -2,6 +2,7 @@
 
 import { compareRuns, loadInfos, runInfo } from "./data.js";
 import { el, fill, formatNumber, icon, shorten } from "./dom.js";
+import { isTiming } from "./names.js";
 import { ensureSelection, showBesideRuns, swatch } from "./sidebar.js";
 import { linkTo, visibleRuns } from "./state.js";
 import { plainTable } from "./table.js";
@@ -21,7 +22,8 @@ export function showCompare(root) {
   const content = el("div", { style: { display: "contents" } });
   const view = new View("compare");
   view.until(showBesideRuns(root, content));
-  let word = "";
+  let word = "",
+    withTimes = false;
 
   function load() {
     return view.ask(
@@ -58,6 +60,37 @@ export function showCompare(root) {
     );
   }
 
+  /** Says at which step the first metric of two runs differs, among those that are no times and speeds unless asked. */
+  function partingOf(a, b, metrics) {
+    const counted = Object.entries(metrics).filter(([name]) => withTimes || !isTiming(name));
+    const apart = counted.filter(([, step]) => step !== null);
+    const [metric, step] = apart.reduce(
+      (first, one) => (one[1] < first[1] ? one : first),
+      apart[0] ?? ["", null],
+    );
+    const same = counted.length - apart.length;
+    const left = Object.keys(metrics).length - counted.length;
+    return el(
+      "p",
+      { "data-step": step },
+      named(a),
+      " and ",
+      named(b),
+      !counted.length
+        ? " have no metric in common"
+        : step === null
+          ? ` agree in ${same === 1 ? "the one metric" : `all ${same} metrics`} that both have, at all common steps`
+          : [
+              " part at ",
+              el("strong", {}, `step ${formatNumber(step)}`),
+              `, in ${shorten(metric, 80)}`,
+              same ? `; ${same} ${same === 1 ? "metric agrees" : "metrics agree"} throughout` : "",
+            ],
+      left ? el("span", { class: "muted" }, ` (times and speeds left out: ${left})`) : null,
+      ".",
+    );
+  }
+
   function draw(ids, { fields, parts }) {
     const tables = el("div", { class: "panels", style: { "grid-template-columns": "minmax(0, 1fr)" } });
     const find = el("input", {
@@ -71,23 +104,15 @@ export function showCompare(root) {
         drawTables();
       },
     });
-    const parting = parts.map(({ a, b, step, metric, metrics }) => {
-      const same = Object.entries(metrics ?? {}).filter(([, one]) => one === null).length;
-      return el(
-        "p",
-        { "data-step": step },
-        named(a),
-        " and ",
-        named(b),
-        step === null || step === undefined
-          ? " agree in all steps that both have."
-          : [
-              " part at ",
-              el("strong", {}, `step ${formatNumber(step)}`),
-              `, in ${shorten(metric, 80)}`,
-              same ? `; ${same} ${same === 1 ? "metric agrees" : "metrics agree"} throughout.` : ".",
-            ],
-      );
+    const parting = el("div", { class: "parting" });
+    const timed = el("input", {
+      type: "checkbox",
+      id: "timed",
+      checked: withTimes,
+      onchange: () => {
+        withTimes = timed.checked;
+        drawParting();
+      },
     });
     fill(
       content,
@@ -95,22 +120,37 @@ export function showCompare(root) {
         "div",
         { class: "toolbar" },
         el("h1", {}, "What differs"),
-        el("label", { class: "field search", style: { "margin-left": "auto" } }, icon("search"), find),
+        el(
+          "label",
+          { class: "check", style: { "margin-left": "auto" }, title: "They differ between any two runs." },
+          timed,
+          "Times and speeds too",
+        ),
+        el("label", { class: "field search" }, icon("search"), find),
       ),
       visibleRuns().length > MOST_RUNS_COMPARED &&
         el("p", { class: "muted" }, `The first ${MOST_RUNS_COMPARED} runs.`),
-      el(
-        "section",
-        { class: "panel", "data-panel": "Parting" },
-        el("h2", {}, "Where they part"),
-        el("div", { class: "parting" }, parting),
-      ),
+      el("section", { class: "panel", "data-panel": "Parting" }, el("h2", {}, "Where they part"), parting),
       tables,
     );
-    drawTables();
+    drawParting();
+
+    function drawParting() {
+      fill(
+        parting,
+        parts.map(({ a, b, metrics }) => partingOf(a, b, metrics)),
+      );
+      drawTables();
+    }
 
     function drawTables() {
-      const left = new Set(fields.filter(({ name }) => name.toLowerCase().includes(word.toLowerCase())));
+      const left = new Set(
+        fields.filter(
+          ({ name }) =>
+            name.toLowerCase().includes(word.toLowerCase()) &&
+            (withTimes || !name.startsWith("summary.") || !isTiming(name.slice("summary.".length))),
+        ),
+      );
       tables.replaceChildren();
       for (const [prefix, title] of PARTS) {
         const own = [...left].filter(({ name }) => name.startsWith(prefix));
@@ -129,7 +169,7 @@ export function showCompare(root) {
                   .slice(0, 1000)
                   .map(({ name, values }) => [
                     el("th", { scope: "row", dir: "auto" }, shorten(name.slice(prefix.length), 120)),
-                    ids.map((id) => cell(values[id], Object.values(values))),
+                    ids.map((id) => cell(values[id])),
                   ]),
                 ["Field", ...ids.map((id) => el("th", { scope: "col" }, named(id)))],
               ),
@@ -141,22 +181,10 @@ export function showCompare(root) {
     }
   }
 
-  /** Returns a value; the greatest and the least of numbers are marked. */
-  function cell(value, all) {
+  function cell(value) {
     if (value === undefined) return el("td", { class: "muted" }, "–");
-    const numbers = all.filter((one) => typeof one === "number");
-    const isMost =
-      typeof value === "number" &&
-      numbers.length === all.length &&
-      numbers.length > 1 &&
-      value === Math.max(...numbers) &&
-      value !== Math.min(...numbers);
     const shown = Array.isArray(value) ? value.join(", ") : value;
-    return el(
-      "td",
-      { class: isMost ? "differs" : "", dir: "auto", title: isMost ? "The greatest" : null },
-      shorten(formatNumber(shown), 400),
-    );
+    return el("td", { dir: "auto" }, shorten(formatNumber(shown), 400));
   }
 
   view.onState((changed) => {

@@ -7,6 +7,8 @@
 
 const site = globalThis.destinationsSite;
 const MAX_ANSWERS = 500;
+/** Parameters of a longer address are sent as the body: servers bound what they take as an address. */
+const MAX_ADDRESS = 6000;
 const RETRY_MS = 3000;
 const MOST_RETRY_MS = 60000;
 /** The server answers a question for changes within 25 seconds. */
@@ -50,6 +52,11 @@ function pathOf(path, query = {}) {
 async function ask(path, options = {}) {
   let response;
   try {
+    if (path.length > MAX_ADDRESS) {
+      const [address, ...query] = path.split("?");
+      const headers = { "Content-Type": "application/x-www-form-urlencoded" };
+      [path, options] = [address, { method: "POST", headers, body: query.join("?"), ...options }];
+    }
     response = await fetch(path, { credentials: "same-origin", ...options });
   } catch (error) {
     if (error.name === "AbortError") throw error;
@@ -182,8 +189,8 @@ async function sitePlaces({ q, where, sort }) {
 }
 
 /** Returns the values of the column to group by, in the order of the sorted table, each with its number of runs. */
-export async function listGroups({ q, where, archived, group }) {
-  if (!isExported) return (await ask(pathOf("api/groups", { group, q, where, archived }))).groups;
+export async function listGroups({ q, where, archived, group, columns = [] }) {
+  if (!isExported) return (await ask(pathOf("api/groups", { group, q, where, archived, columns }))).groups;
   const places = await sitePlaces({ q, where, sort: group });
   const { labels } = (await fromSite("orders")).columns[group];
   const totals = new Map();
@@ -213,19 +220,37 @@ export function runInfo(id) {
   return infos.get(id) ?? { id, name: id, status: "unknown", alive: false, tags: [], values: {} };
 }
 
+/**
+ * Returns what legends and charts need of runs, in one answer: rows with all hyperparameters, `metrics`, and `constant`,
+ * the metrics that never change; null for a run that is gone.
+ */
+export async function selectedRows(ids) {
+  if (!ids.length) return [];
+  const found = isExported
+    ? await siteSelected()
+    : (await kept("selected", pathOf("api/selected", { run: ids }))).runs;
+  const rows = new Map(found.map((row) => [row.id, row]));
+  for (const id of ids) infos.set(id, rows.get(id) ?? { ...runInfo(id), status: "not found", alive: false });
+  return ids.map((id) => rows.get(id) ?? null);
+}
+
+async function siteSelected() {
+  const { rows } = await kept("runs", "", "runs");
+  return rows.map((row) => {
+    const metrics = Object.keys(row.values)
+      .filter((name) => name.startsWith("summary."))
+      .map((name) => name.slice("summary.".length));
+    const isConstant = (name) =>
+      row.values[`min.${name}`] !== undefined && row.values[`min.${name}`] === row.values[`max.${name}`];
+    return { ...row, metrics, constant: metrics.filter(isConstant) };
+  });
+}
+
 /** Loads name and status of runs that no table has brought yet. */
 export async function loadInfos(ids) {
-  await Promise.all(
-    ids
-      .filter((id) => !infos.has(id))
-      .map(async (id) => {
-        try {
-          await runDetail(id);
-        } catch {
-          if (!infos.has(id)) infos.set(id, { ...runInfo(id), status: "not found" });
-        }
-      }),
-  );
+  const missing = ids.filter((id) => !infos.has(id));
+  // What is wrong is said where the view asks.
+  if (missing.length) await selectedRows(missing).catch(() => {});
 }
 
 /** Returns everything about a run but its rows. */
@@ -291,14 +316,70 @@ export function fileUrl(id, file) {
  * Returns one series for each run, or with `known` what came since: see `after` of the API.
  *
  * @param {{runs: string[], metric: string, x: string, from?: number, to?: number, points?: number,
- *   branches?: boolean, known?: {cursor?: string}[], signal?: AbortSignal}} query as of `/api/series`.
+ *   branches?: boolean, known?: {cursor?: string}[]}} query as of `/api/series`.
  */
-export async function readSeries({ runs, metric, x, from, to, points, branches, known, signal }) {
+export async function readSeries({ runs, metric, x, from, to, points, branches, known }) {
   if (isExported) return Promise.all(runs.map((id) => siteSeries(id, metric, x, from, to)));
   const query = { run: runs, metric, x, from, to, points, branches: branches ? "1" : "" };
   let path = pathOf("api/series", query);
-  if (known) path += known.map((one) => `&after=${encodeURIComponent(one.cursor ?? "")}`).join("");
-  return (await ask(path, { signal })).series;
+  if (known) {
+    path += known.map((one) => `&after=${encodeURIComponent(one.cursor ?? "")}`).join("");
+    return (await newestFirst(() => ask(path))).series;
+  }
+  return (await keptCurves(path, runs)).series;
+}
+
+/** Curves that were asked for, by the request; those of runs that have ended are drawn again without asking. */
+const curves = new Map();
+const MOST_CURVES = 64;
+
+function keptCurves(path, runs) {
+  const held = curves.get(path);
+  curves.delete(path);
+  if (held) {
+    curves.set(path, held);
+    return held.answer;
+  }
+  const answer = newestFirst(() => ask(path));
+  const isLive = runs.some((id) => runInfo(id).alive || !infos.has(id));
+  if (!isLive) {
+    curves.set(path, { answer, runs: new Set(runs) });
+    answer.catch(() => curves.delete(path));
+    if (curves.size > MOST_CURVES) curves.delete(curves.keys().next().value);
+  }
+  return answer;
+}
+
+function forgetCurves(id) {
+  for (const [path, held] of curves) if (held.runs.has(id)) curves.delete(path);
+}
+
+/** How many curves are asked for at once: a browser has six connections for a server, and one waits for changes. */
+const MOST_ASKED = 3;
+const waiting = [];
+let asked = 0;
+
+/** Calls a function that asks, the newest first where many wait: it is of what has just come into view. */
+function newestFirst(act) {
+  return new Promise((resolve, reject) => {
+    waiting.push({ act, resolve, reject });
+    askNext();
+  });
+}
+
+async function askNext() {
+  if (asked >= MOST_ASKED) return;
+  const next = waiting.pop();
+  if (!next) return;
+  asked += 1;
+  try {
+    next.resolve(await next.act());
+  } catch (error) {
+    next.reject(error);
+  } finally {
+    asked -= 1;
+    askNext();
+  }
 }
 
 async function siteSeries(id, metric, x, from, to) {
@@ -342,8 +423,8 @@ async function siteSeries(id, metric, x, from, to) {
 /** Returns min, median and max over runs or ranks. */
 export async function readBands(query) {
   if (isExported) throw new DataError("Bands need the server: destinations view.");
-  const { runs, signal, ...rest } = query;
-  return (await ask(pathOf("api/band", { run: runs, ...rest }), { signal })).bands;
+  const { runs, ...rest } = query;
+  return (await keptCurves(pathOf("api/band", { run: runs, ...rest }), runs)).bands;
 }
 
 // --- live -----------------------------------------------------------------------------------------------------
@@ -386,7 +467,12 @@ export async function watchChanges(told) {
       told(null);
       isBehind = false;
       since = answer.version;
-      for (const [id, what] of Object.entries(answer.runs)) if (what.record || what.gone) forget(id);
+      for (const [id, what] of Object.entries(answer.runs)) {
+        if (what.record || what.gone) forget(id);
+        forgetCurves(id);
+      }
+      if (answer.all) curves.clear();
+      if (answer.table) forget("selected");
       if (answer.all) for (const mark of new Set([...answers.values()].map((one) => one.mark))) forget(mark);
       if (answer.table) forget("fields");
       const changed = {

@@ -5,13 +5,32 @@ import { listFields, listRuns } from "./data.js";
 import { debounce, download, el, fill, formatNumber, inTurn, isDark, shorten, svg, toCsv } from "./dom.js";
 import { FilterField } from "./filter.js";
 import { ramp } from "./points.js";
-import { keepNumbers, numbersOf, state, styleOf, update } from "./state.js";
+import { filterOf, keepNumbers, numbersOf, state, styleOf, update } from "./state.js";
 import { View } from "./view.js";
 
 const MOST_SHOWN = 1000;
 const MOST_AXES_SHOWN = 12;
 const HEIGHT = 340;
 const MARGIN = { top: 46, bottom: 24, side: 60 };
+
+const MOST_TICKS = 12;
+
+/** Whether an axis is logarithmic: as chosen, "0" or "1", or else where its positive values span two decades. */
+function isLog(chosen, values) {
+  if (chosen !== "") return chosen === "1";
+  const numbers = values.filter((value) => typeof value === "number");
+  const least = Math.min(...numbers);
+  return (
+    numbers.length > 1 && numbers.length === values.length && least > 0 && Math.max(...numbers) / least >= 100
+  );
+}
+
+/** Returns the ticks of an axis with few values: at these values. */
+function ticksAt(values) {
+  const found = [...new Set(values)].sort((one, other) => one - other);
+  if (!found.length || found.length > MOST_TICKS) return {};
+  return { tickmode: "array", tickvals: found, ticktext: found.map(formatNumber) };
+}
 
 /** Shows the plots in an element until the returned function is called. */
 export function showExplore(root) {
@@ -33,7 +52,11 @@ export function showExplore(root) {
   });
   const logX = el(
     "button",
-    { type: "button", class: "button", onclick: () => update({ logx: state.logx ? "" : "1" }) },
+    {
+      type: "button",
+      class: "button",
+      onclick: () => update({ logx: logX.getAttribute("aria-pressed") === "true" ? "0" : "1" }),
+    },
     "log x",
   );
   const logY = el(
@@ -162,7 +185,7 @@ export function showExplore(root) {
       async () => {
         fields = (await listFields()).fields;
         const names = [...metrics(), ...hparams()].slice(0, 300);
-        return listRuns({ where: state.where, columns: names, limit: MOST_SHOWN });
+        return listRuns({ where: filterOf(), columns: names, limit: MOST_SHOWN });
       },
       (answer) => {
         filter.complain(null);
@@ -186,7 +209,6 @@ export function showExplore(root) {
     fill(y, metrics().map(option));
     x.value = sx;
     y.value = sy;
-    logX.setAttribute("aria-pressed", String(state.logx === "1"));
     logY.setAttribute("aria-pressed", String(state.logy === "1"));
     fill(
       count,
@@ -223,9 +245,10 @@ export function showExplore(root) {
   async function drawScatter(sx, sy) {
     const Plotly = await plotlyReady();
     if (view.isGone) return;
-    const shown = rows.filter(
-      (row) => valueIn(row, sx) !== undefined && typeof valueIn(row, sy) === "number",
-    );
+    // What is drawn last is in front: the selected runs.
+    const shown = rows
+      .filter((row) => valueIn(row, sx) !== undefined && typeof valueIn(row, sy) === "number")
+      .sort((one, other) => Number(state.run.includes(one.id)) - Number(state.run.includes(other.id)));
     const isTime = sx === "created_at",
       isText = shown.some((row) => typeof valueIn(row, sx) !== "number");
     const xs = shown.map((row) =>
@@ -253,6 +276,8 @@ export function showExplore(root) {
         line: { width: 1, color: isDark() ? "#17181b" : "#ffffff" },
       },
     };
+    const isLogX = isLog(state.logx, xs);
+    logX.setAttribute("aria-pressed", String(!isTime && !isText && isLogX));
     const isNew = !plot.data;
     await Plotly.react(
       plot,
@@ -267,7 +292,8 @@ export function showExplore(root) {
           font: { color: isDark() ? "#ececef" : "#1a1b1e", size: 12 },
         },
         xaxis: {
-          type: isTime ? "date" : isText ? "category" : state.logx ? "log" : "linear",
+          type: isTime ? "date" : isText ? "category" : isLogX ? "log" : "linear",
+          ...ticksAt(isTime || isText ? [] : xs),
           title: { text: plotText(bare(sx)), standoff: 6 },
         },
         yaxis: { type: state.logy ? "log" : "linear", title: { text: plotText(bare(sy)), standoff: 6 } },
@@ -286,10 +312,10 @@ export function showExplore(root) {
       const finite = values.filter(Number.isFinite);
       const low = finite.length ? Math.min(...finite) : 0,
         high = finite.length ? Math.max(...finite) : 0;
-      const isLog = low > 0 && high / low >= 100;
+      const isLogAxis = isLog("", finite);
       // Halves: of two numbers at opposite ends of what a double holds, the distance is infinite.
-      const to = isLog ? Math.log10 : (value) => value;
-      const from = isLog ? (value) => 10 ** value : (value) => value;
+      const to = isLogAxis ? Math.log10 : (value) => value;
+      const from = isLogAxis ? (value) => 10 ** value : (value) => value;
       const share = (value) => (to(value) / 2 - to(low) / 2) / (to(high) / 2 - to(low) / 2);
       const place = (value) =>
         typeof value === "number" && Number.isFinite(value)
@@ -297,12 +323,19 @@ export function showExplore(root) {
             ? share(value)
             : 0.5
           : null;
+      // At the values themselves, unless they would lie on one another.
+      const few = [...new Set(finite)].sort((one, other) => one - other);
+      const isFew =
+        few.length <= MOST_TICKS &&
+        few.every((value, at) => !at || (place(value) ?? 0) - (place(few[at - 1]) ?? 0) > 0.04);
       return {
         place,
-        ticks: (high > low ? [0, 0.25, 0.5, 0.75, 1] : [0.5]).map((at) => [
-          at,
-          formatNumber(Number(from(to(low) * (1 - at) + to(high) * at).toPrecision(3))),
-        ]),
+        ticks: isFew
+          ? few.map((value) => [place(value), formatNumber(value)])
+          : (high > low ? [0, 0.25, 0.5, 0.75, 1] : [0.5]).map((at) => [
+              at,
+              formatNumber(Number(from(to(low) * (1 - at) + to(high) * at).toPrecision(3))),
+            ]),
       };
     }
     const words = [...new Set(values.map(String))].sort();
@@ -485,7 +518,7 @@ export function showExplore(root) {
   }
 
   view.onState((changed) => {
-    if (changed.has("where")) load();
+    if (changed.has("where") || changed.has("without")) load();
     else if (["sx", "sy", "logx", "logy", "hide", "run"].some((name) => changed.has(name))) draw();
     else if (changed.has("brush")) {
       const { sx, sy } = chosen();

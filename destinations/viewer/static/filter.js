@@ -1,8 +1,17 @@
 /** The field of the filter language: completes names of columns, and shows what is wrong with a filter. */
 
-import { debounce, el, fill, icon, shorten } from "./dom.js";
+import { debounce, el, fill, icon, popover, shorten } from "./dom.js";
 import { state, update } from "./state.js";
 
+const SYNTAX = [
+  ["val/acc > 0.8", "a metric's last value"],
+  ["lr in (0.1, 0.01)", "a hyperparameter"],
+  ['"baseline" in tags', "a tag"],
+  ['status == "completed" and created_at > now-2d', "and, or, not, ( )"],
+  ['name ~ "^resnet"', "a regular expression"],
+  ["exists(summary.loss)", "runs that have it"],
+  ['summary."odd name" < 1', "quotes for odd names"],
+];
 const MOST_HINTS = 8;
 const WORD = /[\w./@:%+$#-]*$/;
 const PLAIN = /^[\w./@:%+$#-]+$/;
@@ -23,7 +32,7 @@ export class FilterField {
       type: "text",
       class: "mono",
       id: "filter",
-      placeholder: "Filter, as in  summary.loss < 0.5 and hparams.lr >= 1e-3",
+      placeholder: "Filter, as in  loss < 0.5 and lr >= 1e-3",
       "aria-label": "Filter runs",
       "aria-describedby": "filter-error",
       spellcheck: false,
@@ -38,6 +47,13 @@ export class FilterField {
       this.showHints();
       applySoon();
     });
+    this.help = popover(["?"], { class: "button quiet", "aria-label": "How filters are written" }, () =>
+      el(
+        "dl",
+        { class: "syntax" },
+        SYNTAX.map(([example, meaning]) => [el("dt", { class: "mono" }, example), el("dd", {}, meaning)]),
+      ),
+    );
     this.element = el("div", { class: "field filter" }, icon("filter"), this.input, this.hints);
   }
 

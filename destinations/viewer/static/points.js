@@ -193,7 +193,7 @@ export function sound(id, file, source, color) {
     (found) => {
       wave = found;
       canvas.dataset.points = String(found.channels[0]?.low.length ?? 0);
-      caption.textContent = `${found.seconds.toFixed(2)} s, ${found.sample_rate} Hz${found.channels.length > 1 ? `, ${found.channels.length} channels` : ""}`;
+      caption.textContent = `${found.seconds.toFixed(2)} s, ${found.sample_rate} Hz${found.total > 1 ? `, ${found.total} channels` : ""}`;
       draw();
     },
     () => {

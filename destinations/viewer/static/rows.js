@@ -2,9 +2,9 @@
 
 import { listFields, listGroups, listRuns } from "./data.js";
 import { shorten } from "./dom.js";
-import { state } from "./state.js";
+import { filterOf, state } from "./state.js";
 
-export const BLOCK = 100;
+const BLOCK = 100;
 /** The columns that every run has, with their headings and widths. */
 export const FIXED = {
   status: { title: "Status", width: "118px" },
@@ -17,6 +17,27 @@ export const FIXED = {
 const SHOWN_ALWAYS = ["run", "name", "notes"];
 const MAX_AUTOMATIC = 4;
 const MAX_CANDIDATES = 100;
+
+/** What a column can show of a metric: its last value, the smallest, the largest. */
+const SHOWN_OF_METRIC = { summary: "last", min: "min", max: "max" };
+
+/** Returns what a column shows of a metric, "last", "min" or "max"; "" for other columns. */
+export function shownOfMetric(name) {
+  const group = name.split(".", 1)[0];
+  return name.includes(".") && Object.hasOwn(SHOWN_OF_METRIC, group) ? SHOWN_OF_METRIC[group] : "";
+}
+
+/** Returns the column that shows the next thing of the same metric. */
+export function nextOfMetric(name) {
+  const groups = Object.keys(SHOWN_OF_METRIC);
+  const [group] = name.split(".", 1);
+  return groups[(groups.indexOf(group) + 1) % groups.length] + name.slice(group.length);
+}
+
+/** Returns the field that `/api/fields` has for a column. */
+function fieldOf(name) {
+  return shownOfMetric(name) ? name.replace(/^(min|max)\./, "summary.") : name;
+}
 
 /** What the table knows. It asks through its view, and tells by `drawn` that there is something new to draw. */
 export class RunRows {
@@ -32,7 +53,7 @@ export class RunRows {
     this.fields = [];
     this.columns = [];
     this.total = 0;
-    /** @type {{label: string, total: number}[] | null} */
+    /** @type {{label: string, total: number, values?: Object<string, any>}[] | null} */
     this.groups = null;
     this.blocks = new Map();
     /** @type {Promise<boolean> | null} */
@@ -49,7 +70,7 @@ export class RunRows {
         if (!isOld()) this.fields = fields;
         const given = state.column.filter((name) => this.isKnown(name));
         const names = given.length ? given : await this.automaticColumns();
-        const [groups, first] = await Promise.all([this.askGroups(), this.askBlock(0, names)]);
+        const [groups, first] = await Promise.all([this.askGroups(names), this.askBlock(0, names)]);
         return { names, groups, first };
       },
       ({ names, groups, first }) => {
@@ -74,7 +95,11 @@ export class RunRows {
     const numbers = [...new Set(indexes().map((index) => Math.floor(index / BLOCK)))];
     if (!numbers.length) return;
     await this.view.ask(
-      () => Promise.all([this.askGroups(), ...numbers.map((number) => this.askBlock(number, this.columns))]),
+      () =>
+        Promise.all([
+          this.askGroups(this.columns),
+          ...numbers.map((number) => this.askBlock(number, this.columns)),
+        ]),
       ([groups, ...answers]) => {
         if (this.told.isHeld()) return;
         this.take(groups, new Map(numbers.map((number, at) => [number, answers[at]])));
@@ -128,12 +153,12 @@ export class RunRows {
   }
 
   isKnown(name) {
-    return name in FIXED || this.fields.some((field) => field.name === name);
+    return name in FIXED || this.fields.some((field) => field.name === fieldOf(name));
   }
 
   /** Returns the kind of the values of a column, as `/api/fields` has it; "" for those of every run. */
   kindOf(name) {
-    return name in FIXED ? "" : (this.fields.find((field) => field.name === name)?.kind ?? "");
+    return name in FIXED ? "" : (this.fields.find((field) => field.name === fieldOf(name))?.kind ?? "");
   }
 
   /** Returns the names of all columns that can be chosen. */
@@ -156,15 +181,21 @@ export class RunRows {
   question() {
     const group = this.isKnown(state.group) ? state.group : "";
     const sort = this.isKnown(state.sort.replace(/^-/, "")) ? state.sort : "";
-    return { q: state.q, where: state.where, sort: group || sort, group, archived: state.archived };
+    return { q: state.q, where: filterOf(), sort: group || sort, group, archived: state.archived };
   }
 
-  askGroups() {
-    return this.question().group ? listGroups(this.question()) : null;
+  askGroups(names) {
+    const columns = names.filter((name) => this.kindOf(name) === "number");
+    return this.question().group ? listGroups({ ...this.question(), columns }) : null;
   }
 
   askBlock(number, names) {
     return listRuns({ ...this.question(), columns: names, offset: number * BLOCK, limit: BLOCK });
+  }
+
+  /** Returns rows of the table, without values of columns; 1,000 at most. */
+  async ask(first, limit) {
+    return (await listRuns({ ...this.question(), columns: [], offset: first, limit })).rows;
   }
 
   /** Returns the usual columns: the metrics that say most, and the hyperparameters in which the first runs differ. */
@@ -204,7 +235,7 @@ export class RunRows {
     let top = 0,
       first = 0;
     for (const group of this.groups) {
-      const isFolded = state.fold.includes(group.label);
+      const isFolded = !state.unfold.includes(group.label);
       this.layout.push({ top, heading: group, rows: 0, first });
       top += 1;
       if (!isFolded) this.layout.push({ top, rows: group.total, first });

@@ -18,6 +18,7 @@ import {
 import { statusMark } from "./runs.js";
 import { linkTo, selectRuns, selectedRuns, state } from "./state.js";
 import { dataTable, flatten, pairTable, plainTable } from "./table.js";
+import { timeBand } from "./time.js";
 import { View } from "./view.js";
 
 /** The columns of the statistics of metrics, with their headings. */
@@ -129,6 +130,7 @@ export function showRun(root) {
       { class: "run-facts" },
       fact("Started", `${formatTime(detail.created_at)} (${formatAge(detail.created_at)})`),
       fact("Duration", formatDuration(detail.duration)),
+      fact("Id", detail.run_id),
       fact("Folder", detail.path),
       fact("Host", detail.environment?.host ?? detail.environment?.hostname),
       fact("Commit", shorten(detail.git?.commit ?? detail.git?.sha ?? "", 12)),
@@ -141,8 +143,14 @@ export function showRun(root) {
       el(
         "div",
         { class: "run-facts" },
-        editable("Tags", detail.tags.join(", "), "none", (text) => ({ tags: tagsIn(text) })),
-        editable("Note", detail.note ?? "", "none", (text) => ({ note: text })),
+        editable("Tags", detail.tags.join(", "), "none", (text) => ({
+          tags: tagsIn(text),
+          was: { tags: detail.tags },
+        })),
+        editable("Note", detail.note ?? "", "none", (text) => ({
+          note: text,
+          was: { note: detail.note ?? "" },
+        })),
       ),
     );
 
@@ -191,6 +199,7 @@ export function showRun(root) {
         ),
         "wide",
       );
+    if (detail.time?.wall) panel("Time", timeBand(detail.time), "wide");
     const fields = Object.keys(SUMMARY_COLUMNS);
     const summary = Object.entries(detail.summary ?? {}).map(([metric, one]) =>
       fields.map((name) => ({ metric, ...one })[name]),

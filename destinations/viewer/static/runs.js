@@ -1,6 +1,6 @@
 /** The table of runs: search, filter, columns, sort, groups, selection, tags and notes. Only rows in view exist. */
 
-import { editRun } from "./data.js";
+import { editRun, isExported, listGroups } from "./data.js";
 import {
   debounce,
   el,
@@ -19,12 +19,14 @@ import {
   toast,
 } from "./dom.js";
 import { FilterField } from "./filter.js";
-import { BLOCK, FIXED, RunRows } from "./rows.js";
-import { linkTo, selectRuns, selectedRuns, state, styleOf, toggle, update } from "./state.js";
+import { FIXED, nextOfMetric, RunRows, shownOfMetric } from "./rows.js";
+import { filterOf, linkTo, selectRuns, selectedRuns, state, styleOf, toggle, update } from "./state.js";
 import { View } from "./view.js";
 
 const OVERSCAN = 8;
 const MOST_TITLE = 16;
+/** What a link can hold. */
+const MOST_SELECTED = 1000;
 
 /** The class of the mark of a status. */
 const STATUS_MARKS = { running: "running", killed: "dead", completed: "done", finished: "done" };
@@ -38,7 +40,7 @@ export function statusMark({ status }) {
 
 /** Returns the heading of a column. */
 function titleOf(name) {
-  return FIXED[name]?.title ?? (name === "name" ? "Name" : name.replace(/^(summary|hparams)\./, ""));
+  return FIXED[name]?.title ?? (name === "name" ? "Name" : name.replace(/^(summary|min|max|hparams)\./, ""));
 }
 
 /** Returns the end of a long name, which says more than its beginning. */
@@ -52,6 +54,23 @@ function tailOf(title) {
 
 function rowHeight() {
   return matchMedia("(pointer: coarse)").matches ? 46 : 36;
+}
+
+/** Draws what the runs of a group have in a column: mean ± standard deviation. */
+function groupCell(name, found) {
+  const text = found ? formatNumber(roundedTo(found.mean, found.std)) : "";
+  const spread = found?.std ? ` ± ${formatNumber(Number(found.std.toPrecision(2)))}` : "";
+  const title = found
+    ? `${text}${spread}: mean and standard deviation of ${found.count} ${found.count === 1 ? "run" : "runs"}`
+    : null;
+  return el("div", { role: "gridcell", class: "number", "data-column": name, title }, text, spread);
+}
+
+/** Returns a mean with as many digits as two digits of its deviation have: it is no surer than that. */
+function roundedTo(mean, deviation) {
+  if (!deviation) return mean;
+  const digits = 1 - Math.floor(Math.log10(deviation));
+  return digits < 0 || digits > 12 ? mean : Number(mean.toFixed(digits));
 }
 
 /** The table: a grid in which only the rows in view exist; cursor, selection, and edits in place. */
@@ -71,6 +90,7 @@ class RunTable {
     });
     this.filter = new FilterField(() => this.rows.fields);
     this.count = el("span", { class: "muted count", "aria-live": "polite" });
+    this.chips = el("span", { class: "chips", role: "group", "aria-label": "Statuses" });
     this.actions = el("span", { class: "actions" });
     this.head = el("div", { class: "grid-row grid-head", role: "row" });
     this.body = el("div", { class: "grid-body", role: "rowgroup" });
@@ -105,6 +125,8 @@ class RunTable {
       { class: "toolbar" },
       el("label", { class: "field search" }, icon("search"), this.search),
       this.filter.element,
+      this.filter.help,
+      this.chips,
       popover([icon("columns"), "Columns"], { class: "button" }, () => this.chooseColumns()),
       popover([icon("chevron"), "Group"], { class: "button" }, (close) => this.chooseGroup(close)),
       el(
@@ -132,7 +154,38 @@ class RunTable {
     const text = total === 1 ? "1 run" : `${formatNumber(total)} runs`;
     if (this.count.textContent !== text) fill(this.count, text);
     if (isHead) this.drawHead();
+    this.drawChips();
     this.draw();
+  }
+
+  /** Draws a chip for each status of the runs that match, to leave its runs out and to take them back. */
+  async drawChips() {
+    if (isExported) return;
+    const asked = { q: state.q, where: state.where, archived: state.archived, group: "status" };
+    const groups = await listGroups(asked).catch(() => []);
+    const there = new Map(groups.map(({ label, total }) => [label, total]));
+    for (const label of state.without) if (!there.has(label)) there.set(label, 0);
+    const content = JSON.stringify([[...there], state.without]);
+    if (this.chips.dataset.content === content) return;
+    this.chips.dataset.content = content;
+    fill(
+      this.chips,
+      (there.size > 1 || state.without.length > 0) &&
+        [...there].map(([label, total]) => {
+          const isOut = state.without.includes(label);
+          return el(
+            "button",
+            {
+              type: "button",
+              class: "chip",
+              "aria-pressed": String(!isOut),
+              title: isOut ? `Show runs that are ${label}` : `Leave out runs that are ${label}`,
+              onclick: () => toggle("without", label),
+            },
+            `${shorten(label, 30)} ${total}`,
+          );
+        }),
+    );
   }
 
   /** Returns the places of the rows in the document; none while one of them is edited. */
@@ -147,13 +200,15 @@ class RunTable {
   }
 
   template() {
-    const width = (name) => FIXED[name]?.width ?? "minmax(118px, 140px)";
+    // The heading of a metric also says which of its values is shown.
+    const width = (name) =>
+      FIXED[name]?.width ?? (shownOfMetric(name) ? "minmax(156px, 170px)" : "minmax(118px, 140px)");
     return `42px minmax(170px, 1.3fr) ${this.rows.columns.map(width).join(" ")} 40px`;
   }
 
   drawHead() {
     this.grid.style.setProperty("--columns", this.template());
-    this.grid.style.setProperty("--least", `${260 + this.rows.columns.length * 112}px`);
+    this.grid.style.setProperty("--least", `${260 + this.rows.columns.length * 126}px`);
     const sorted = (name) =>
       state.sort === name ? "ascending" : state.sort === `-${name}` ? "descending" : "none";
     const heading = (name) => {
@@ -178,13 +233,14 @@ class RunTable {
               ),
             )
           : titleOf(name),
+        this.shownButton(name),
       );
     };
     const all = el("input", {
       type: "checkbox",
-      "aria-label": `Select the first ${BLOCK} runs`,
-      title: `Select the first ${BLOCK} runs`,
-      onclick: (event) => this.pickAll(event.target.checked),
+      "aria-label": "Select all runs",
+      title: "Select all runs that match",
+      onclick: (event) => this.pickRange(0, this.rows.total, event.target.checked),
     });
     fill(
       this.head,
@@ -194,6 +250,24 @@ class RunTable {
       el("div", { role: "columnheader", "aria-label": "Actions" }),
     );
     this.drawActions();
+  }
+
+  /** Makes the button of a column of a metric that says which of its values is shown, and shows the next. */
+  shownButton(name) {
+    const shown = shownOfMetric(name);
+    if (!shown) return null;
+    const next = nextOfMetric(name);
+    const change = () =>
+      update({
+        column: this.rows.columns.map((one) => (one === name ? next : one)),
+        sort: state.sort.replace(/^-/, "") === name ? state.sort.replace(name, () => next) : state.sort,
+      });
+    const title = `Shows the ${shown} value; click for the ${shownOfMetric(next)}`;
+    return el(
+      "button",
+      { type: "button", class: "shown", title, "aria-label": `${titleOf(name)}: ${title}`, onclick: change },
+      shown,
+    );
   }
 
   drawActions() {
@@ -241,7 +315,7 @@ class RunTable {
     for (const [at, node] of have) if (at < from || at >= to) node.remove();
     for (const part of this.rows.layout) {
       if (part.heading) {
-        const content = [part.heading, state.group, state.fold];
+        const content = [part.heading, part.first, state.group, state.unfold, this.rows.columns];
         if (part.top >= from && part.top < to) put(part.top, content, () => this.groupRow(part, height));
         continue;
       }
@@ -258,13 +332,21 @@ class RunTable {
       }
     }
     if (shown) return;
-    const text = state.where || state.q ? "No run matches." : "There are no runs here yet.";
+    const text = filterOf() || state.q ? "No run matches." : "There are no runs here yet.";
     this.body.append(el("p", { class: "empty", "data-at": -1 }, text));
   }
 
+  /** Draws the heading of a group: a box for all of its runs, how many they are, and the mean of each number. */
   groupRow(part, height) {
-    const { label, total: size } = part.heading;
-    const isFolded = state.fold.includes(label);
+    const { label, total, values = {} } = part.heading;
+    const isOpen = state.unfold.includes(label);
+    const box = el("input", {
+      type: "checkbox",
+      "aria-label": `Select the ${total} runs of ${titleOf(state.group)} ${shorten(label, 60)}`,
+      title: "Select the runs of this group",
+      tabIndex: -1,
+      onclick: (event) => this.pickRange(part.first, total, event.target.checked),
+    });
     return el(
       "div",
       {
@@ -272,20 +354,27 @@ class RunTable {
         role: "row",
         style: { transform: `translateY(${part.top * height}px)` },
         "data-at": part.top,
+        "data-group": label,
       },
+      el("div", { role: "gridcell", class: "pick" }, box),
       el(
-        "button",
-        {
-          type: "button",
-          role: "gridcell",
-          "aria-expanded": String(!isFolded),
-          onclick: () => toggle("fold", label),
-        },
-        icon("chevron"),
-        el("span", { class: "muted" }, titleOf(state.group)),
-        el("strong", {}, shorten(label, 60)),
-        el("span", { class: "muted" }, String(size)),
+        "div",
+        { role: "gridcell", class: "name" },
+        el(
+          "button",
+          {
+            type: "button",
+            "aria-expanded": String(isOpen),
+            title: shorten(`${titleOf(state.group)} ${label}`, 300),
+            onclick: () => toggle("unfold", label),
+          },
+          icon("chevron"),
+          el("span", { class: "muted" }, titleOf(state.group)),
+          el("strong", {}, shorten(label, 60)),
+          el("span", { class: "muted" }, total === 1 ? "1 run" : `${total} runs`),
+        ),
       ),
+      this.rows.columns.map((name) => groupCell(name, values[name])),
     );
   }
 
@@ -434,18 +523,19 @@ class RunTable {
 
   editTags(node, row) {
     this.editInPlace(node, "Tags, separated by commas", row.tags.join(", "), (text) =>
-      this.save(row, { tags: tagsIn(text) }),
+      this.save(row, { tags: tagsIn(text), was: { tags: row.tags } }),
     );
   }
 
   editNote(node, row) {
-    this.editInPlace(node, "Note", row.note || "", (text) => this.save(row, { note: text }));
+    this.editInPlace(node, "Note", row.note || "", (text) =>
+      this.save(row, { note: text, was: { note: row.note || "" } }),
+    );
   }
 
   async save(row, patch) {
     try {
-      await editRun(row.id, patch);
-      Object.assign(row, patch);
+      Object.assign(row, await editRun(row.id, patch), { values: row.values });
       if ("archived" in patch) {
         toast(
           patch.archived
@@ -491,14 +581,18 @@ class RunTable {
     this.cursorRun = this.rows.at(index)?.id ?? null;
   }
 
-  pickAll(isOn) {
-    const rows = Array.from({ length: Math.min(this.rows.total, BLOCK) }, (_, index) =>
-      this.rows.at(index),
-    ).filter(Boolean);
-    selectRuns(
-      rows.map(({ id }) => id),
-      isOn,
-    );
+  /** Selects the runs of a part of the table, or takes them out, as far as there may be many. */
+  async pickRange(first, total, isOn) {
+    try {
+      const rows = await this.rows.ask(first, Math.min(total, MOST_SELECTED));
+      selectRuns(
+        rows.map(({ id }) => id),
+        isOn,
+      );
+      if (total > rows.length) toast(`Selected ${rows.length} of ${formatNumber(total)} runs.`);
+    } catch (error) {
+      toast(error.message, "error");
+    }
   }
 
   chooseColumns() {
@@ -559,7 +653,7 @@ class RunTable {
             type: "button",
             class: `choice${state.group === name ? " on" : ""}`,
             onclick: () => {
-              update({ group: name, fold: [] });
+              update({ group: name, unfold: [] });
               close();
             },
           },
@@ -602,11 +696,11 @@ export function showRuns(root) {
   const table = new RunTable(view);
   fill(root, el("section", { class: "page runs-page" }, table.elements()));
   view.onState((changed) => {
-    if (["q", "where", "sort", "group", "archived", "column"].some((name) => changed.has(name))) {
+    if (["q", "where", "without", "sort", "group", "archived", "column"].some((name) => changed.has(name))) {
       if (document.activeElement !== table.search) table.search.value = state.q;
       table.filter.show();
       table.rows.reload();
-    } else if (changed.has("fold")) {
+    } else if (changed.has("unfold")) {
       table.rows.lay();
       table.draw();
     } else if (changed.has("run")) {

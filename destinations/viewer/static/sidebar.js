@@ -1,17 +1,38 @@
 /** The selected runs beside charts and media: colour, status, on or off. */
 
-import { listRuns, loadInfos, runDetail, runInfo } from "./data.js";
+import { listRuns, runDetail, runInfo, selectedRows } from "./data.js";
 import { el, fill, iconButton, inTurn, isDark, shorten, svg } from "./dom.js";
+import { cutNames, differingSettings } from "./names.js";
 import { statusMark } from "./runs.js";
-import { selectRuns, selectedRuns, state, styleOf, linkTo, toggle, update, visibleRuns } from "./state.js";
+import {
+  selectRuns,
+  selectedRuns,
+  state,
+  styleOf,
+  styleOfSlot,
+  linkTo,
+  toggle,
+  update,
+  visibleRuns,
+} from "./state.js";
 import { View } from "./view.js";
 
 const AT_FIRST = 5;
+/** How most runs stand: it is left out of a legend that has something better to say. */
+const QUIET = ["completed", "finished"];
 const DASH_OF = { solid: "", dash: "5 3", dot: "1.5 2.5" };
 
 /** Draws a piece of the line that stands for a run. */
 export function swatch(id) {
-  const { color, dash } = styleOf(id, isDark());
+  return pieceOf(styleOf(id, isDark()));
+}
+
+/** Draws a piece of the line that stands for a band. */
+export function bandSwatch(number) {
+  return pieceOf(styleOfSlot(number, isDark()));
+}
+
+function pieceOf({ color, dash }) {
   return svg(
     "svg",
     { class: "swatch", viewBox: "0 0 18 10", width: 18, height: 10, "aria-hidden": "true" },
@@ -49,6 +70,15 @@ export async function visibleDetails() {
   }
 }
 
+/** Returns rows of the visible runs with their metrics, null for those that are gone; see `selectedRows`. */
+export async function visibleRows() {
+  for (;;) {
+    const ids = visibleRuns();
+    const rows = await selectedRows(ids);
+    if (String(ids) === String(visibleRuns())) return rows;
+  }
+}
+
 /** Shows the selected runs beside what a view consists of, until the returned function is called. */
 export function showBesideRuns(root, ...content) {
   const aside = el("aside", { class: "sidebar" });
@@ -66,16 +96,19 @@ function showSidebar(root) {
   const view = new View();
 
   async function draw() {
-    await loadInfos(selectedRuns());
+    const rows = await selectedRows(selectedRuns()).catch(() => []);
     if (view.isGone) return;
     // Others may have been selected meanwhile.
     const ids = selectedRuns();
+    const names = cutNames(ids.map((id) => runInfo(id).name));
+    const settings = differingSettings(rows.filter(Boolean));
     fill(
       list,
-      ids.map((id) => {
+      ids.map((id, at) => {
         const info = runInfo(id);
         const isOff = state.off.includes(id);
         const name = shorten(info.name, 120);
+        const setting = settings.get(id);
         return el(
           "li",
           { class: isOff ? "off" : "", "data-run": id },
@@ -83,8 +116,19 @@ function showSidebar(root) {
           el(
             "div",
             { class: "who" },
-            el("a", { ...linkTo({ page: "run", id }), title: shorten(info.name, 300), dir: "auto" }, name),
-            statusMark(info),
+            el(
+              "a",
+              { ...linkTo({ page: "run", id }), title: shorten(info.name, 300), dir: "auto" },
+              shorten(names[at], 120),
+            ),
+            setting
+              ? el(
+                  "span",
+                  { class: "setting", title: shorten(setting, 500), dir: "auto" },
+                  shorten(setting, 200),
+                )
+              : null,
+            QUIET.includes(info.status) && setting ? null : statusMark(info),
           ),
           el(
             "span",
@@ -109,18 +153,11 @@ function showSidebar(root) {
   view.onState((changed) => {
     if (changed.has("run") || changed.has("off")) draw();
   });
-  const refresh = inTurn(async () => {
-    await refreshInfos();
-    await draw();
-  });
+  const refresh = inTurn(draw);
   view.onData((changed) => {
     if (changed.table || Object.values(changed.runs).some(({ record }) => record)) refresh();
   });
   view.onTheme(draw);
   draw();
   return () => view.leave();
-}
-
-async function refreshInfos() {
-  await Promise.all(selectedRuns().map((id) => runDetail(id).catch(() => {})));
 }

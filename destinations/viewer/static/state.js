@@ -4,22 +4,38 @@
  * The fragment is used (`#/charts?run=a&run=b&x=time`), so that it works from a file as well.
  */
 
-const LISTS = ["run", "column", "pin", "hide", "off", "zoom", "class", "open", "fold", "at", "brush"];
+const LISTS = [
+  "run",
+  "without",
+  "column",
+  "unfold",
+  "pin",
+  "hide",
+  "off",
+  "zoom",
+  "class",
+  "open",
+  "fold",
+  "at",
+  "brush",
+];
 
 const DEFAULTS = {
   q: "",
   where: "",
+  without: [],
   sort: "",
   group: "",
   archived: "",
   column: [],
   fold: [],
+  unfold: [],
   run: [],
   off: [],
   x: "step",
   logx: "",
   logy: "",
-  smooth: "0",
+  smooth: "",
   find: "",
   pin: [],
   hide: [],
@@ -175,6 +191,13 @@ export function onChange(listener) {
   return () => listeners.delete(listener);
 }
 
+/** Returns the filter of the view, with the statuses that are left out. */
+export function filterOf() {
+  const left = state.without.map((status) => JSON.stringify(status)).join(", ");
+  const parts = [state.where && left ? `(${state.where})` : state.where, left && `status not in (${left})`];
+  return parts.filter(Boolean).join(" and ");
+}
+
 /** Returns the ids of the selected runs. Their place among `state.run` decides their colour. */
 export function selectedRuns() {
   return state.run.filter(Boolean);
@@ -204,8 +227,12 @@ export function selectRuns(ids, isOn) {
 
 /** Returns colour and dash of a run, the same in every view. Runs beyond the palette repeat it with dashes. */
 export function styleOf(id, isDarkNow) {
+  return styleOfSlot(Math.max(0, state.run.indexOf(id)), isDarkNow);
+}
+
+/** Returns colour and dash of the line of a number. */
+export function styleOfSlot(slot, isDarkNow) {
   const palette = isDarkNow ? PALETTE_DARK : PALETTE_LIGHT;
-  const slot = Math.max(0, state.run.indexOf(id));
   return {
     color: palette[slot % palette.length],
     dash: DASHES[Math.floor(slot / palette.length) % DASHES.length],

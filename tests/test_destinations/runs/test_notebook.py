@@ -2,6 +2,8 @@
 
 import html
 import re
+import subprocess
+import sys
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -81,6 +83,21 @@ def test_runs_show_the_newest_twenty_and_say_how_many_are_left(tmp_path):
     assert f"destinations view {tmp_path}" in html.unescape(shown)
 
 
+def test_a_list_of_runs_is_shown_as_they_are_and_is_a_list(tmp_path):
+    """What a query finds is a table in the order of the list; what is printed of runs is their folders."""
+    for number in range(3):
+        write_run(tmp_path / f"run{number}", summary={"loss": float(number)})
+
+    with open_runs(tmp_path, clock=clock) as runs:
+        found = runs.query(where="summary.loss > 0", sort_by="summary.loss")
+        shown = found._repr_html_()
+
+        assert repr(runs) == f"Runs({str(tmp_path)!r})"
+    _, *rows = cells(re.sub(r"<p>.*?</p>", "", shown))
+    assert [row[0] for row in rows] == [run.path.name for run in found] == ["run2", "run1"]
+    assert isinstance(found, list)
+
+
 def test_a_run_that_is_written_or_was_killed_is_called_so(tmp_path):
     """The first while its heartbeat is there."""
     with WritingRun(loggers=[RunDirectory(tmp_path / "live")], run_name="live") as run:
@@ -146,3 +163,19 @@ def test_a_spike_of_one_value_is_seen():
 
     assert min(y for _, y in found) == 2.0
     assert sum(y < 22.0 for _, y in found) == 1
+
+
+def test_a_figure_is_a_picture_in_a_notebook_where_pyplot_was_never_imported(tmp_path):
+    """What shows figures of matplotlib in a notebook is otherwise set up by an import of pyplot."""
+    code = (
+        "import sys\n"
+        "from IPython.core.formatters import DisplayFormatter\n"
+        "from destinations.runs.notebook import draw\n"
+        "figure = draw({'loss': [('digits', [0, 1], [1.0, 0.5])]})\n"
+        "shown, _ = DisplayFormatter().format(figure)\n"
+        "print(shown['image/png'][:4], 'matplotlib.pyplot' in sys.modules)\n"
+    )
+
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert finished.stdout == "b'\\x89PNG' False\n"

@@ -11,14 +11,16 @@ import pytest
 from destinations.run_directory.layout import EDITS
 from destinations.runs import (
     AmbiguousRunError,
+    BudgetError,
     EditError,
     FilterError,
     MetricNotFoundError,
     RunNotFoundError,
     open_runs,
 )
+from destinations.runs.budget import Budget, Limits
 from destinations.runs.index.edits import edit_run
-from tests.test_destinations.runs.folders import NOW, age, clock, write_lightning, write_run
+from tests.test_destinations.runs.folders import HOUR, NOW, age, clock, write_lightning, write_run
 
 
 @pytest.fixture
@@ -646,3 +648,47 @@ def test_best_does_not_give_a_run_the_values_of_one_that_is_gone(opened, root):
 
     with pytest.raises(MetricNotFoundError, match="loss"):
         runs.best("loss", is_max=False)
+
+
+def test_a_regular_expression_of_too_many_ways_is_given_up(tmp_path):
+    """The pattern would be tried for years, while no other thread runs; the others of the filter hold."""
+    write_run(tmp_path / "runs" / ("a" * 60 + "!"))
+    write_run(tmp_path / "runs" / "b")
+    with open_runs(tmp_path / "runs", cache=tmp_path / "cache") as runs:
+        with Budget(Limits(seconds=0.5)), pytest.raises(BudgetError, match="takes too long"):
+            runs.query(where='name ~ "(a+)+$"')
+
+        found = runs.query(where='name ~ "^(a+)+!$" or name ~ "^B$" or name ~ "(?i)^B$"')
+
+    assert sorted(run.name[:1] for run in found) == ["a", "b"]
+
+
+def test_a_query_ends_with_its_budget(tmp_path):
+    """SQLite stops in the middle of a statement, and the index stays as it is."""
+    for number in range(50):
+        write_run(tmp_path / "runs" / f"run{number}", hparams={"lr": number})
+    times = iter([0.0, 0.0, *[10.0] * 1000])
+    slow = " or ".join(f"hparams.lr == {number}" for number in range(400))
+    with open_runs(tmp_path / "runs", cache=tmp_path / "cache") as runs:
+        budget = Budget(Limits(seconds=5), clock=lambda: next(times))
+        with budget, pytest.raises(BudgetError, match="takes longer than 5 s"):
+            runs.query(where=slow)
+
+        assert len(runs.query(where=slow)) == 50
+        assert not runs.report.warnings
+
+
+def test_runs_are_sorted_by_how_long_they_took(root, opened):
+    """Not by when they began; a live run counts until its heartbeat, and one without a beginning is last."""
+    write_run(root / "short", created_at=NOW - 3 * HOUR, ended_at=NOW - 3 * HOUR + 5)
+    write_run(root / "long", created_at=NOW - 9 * HOUR, ended_at=NOW - HOUR)
+    write_run(root / "live", status="running", created_at=NOW - 2 * HOUR, beat=NOW - 1)
+    write_run(root / "none", created_at=None)
+    runs = opened()
+
+    names = [
+        [run.name for run in runs.query(sort_by="duration", descending=descending)]
+        for descending in (False, True)
+    ]
+
+    assert names == [["short", "live", "long", "none"], ["long", "live", "short", "none"]]

@@ -174,7 +174,10 @@ def test_the_command_exports_from_a_bucket(moto, tmp_path, capsys, is_dataset):
     found = answers_of(tmp_path / "site")
     (row,) = found["runs"]["rows"]
     logged = {name: value for name, value in row["values"].items() if "." in name}
-    assert (row["name"], logged) == ("one", {"hparams.lr": 0.1, "summary.loss": 9.0})
+    assert (row["name"], logged) == (
+        "one",
+        {"hparams.lr": 0.1, "summary.loss": 9.0, "min.loss": 0.0, "max.loss": 9.0},
+    )
     curve = found[f"series/{row['id']}/loss"]
     assert (curve["step"], curve["y"]) == (list(range(10)), [float(step) for step in range(10)])
     assert found["info"]["writable"] is False
@@ -198,7 +201,7 @@ def test_a_dataset_is_served(moto, tmp_path):
 
     assert [len(one["x"]) for one in series] == [10, 10]
     assert "Use x=step" in epochs["error"]
-    assert compared["parts"][0]["step"] == 5
+    assert compared["parts"][0]["metrics"] == {"loss": 5}
     assert detail["summary"]["loss"]["last"] == 9.0
 
 

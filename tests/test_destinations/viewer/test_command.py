@@ -151,3 +151,25 @@ def test_a_negative_bound_is_wrong_usage(root, tmp_path, capsys, option):
 
     assert f"{option} must be 0 or more, got -1" in capsys.readouterr().err
     assert not (tmp_path / "site").exists()
+
+
+def test_the_token_is_no_argument_of_the_browser(root):
+    """The browser is given a file that only this user can read, and that leads to the page."""
+    seen = root.parent / "seen"
+    browser = root.parent / "browser"
+    browser.write_text(
+        f'#!/bin/sh\necho "$1" > {seen}\nstat -c %a "${{1#file://}}" >> {seen}\ncat "${{1#file://}}" >> {seen}\n'
+    )
+    browser.chmod(0o755)
+    process, (_, url) = start(root, "--port", "0", "--open", BROWSER=f"{browser} %s")
+    try:
+        status = status_of(url)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+
+    address, mode, content = seen.read_text().splitlines()
+    assert status == 200
+    assert address.startswith("file:///")
+    assert (mode, url in content) == ("600", True)
+    assert not Path(address.removeprefix("file://")).exists()

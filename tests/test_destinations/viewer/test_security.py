@@ -1,9 +1,11 @@
 """Who may talk to the page, and what it never shows as a document: asked over HTTP as an attacker would."""
 
+import contextlib
 import http.client
 import json
 import os
 import socket
+from urllib.parse import urlencode
 
 import pytest
 
@@ -304,3 +306,67 @@ def test_a_port_that_is_taken_is_named(root, tmp_path, capsys):
         assert cli.main(["view", str(root), "--port", str(port)]) == 1
 
     assert f"port {port} of 127.0.0.1 cannot be bound" in capsys.readouterr().err
+
+
+def test_connections_without_the_token_are_few(page):
+    """A program that opens many gets its oldest closed, and nobody else notices."""
+    known = http.client.HTTPConnection("127.0.0.1", page.viewer.port, timeout=60)
+    asked = {"Host": page.host, "Authorization": f"Bearer {page.viewer.token}"}
+    known.request("GET", "/api/info", headers=asked)
+    known.getresponse().read()
+    strangers = [socket.create_connection(("127.0.0.1", page.viewer.port)) for _ in range(600)]
+    try:
+        page.get("/api/info")
+        known.request("GET", "/api/info", headers=asked)
+        statuses = known.getresponse().status
+        strangers[0].settimeout(60)
+        with contextlib.suppress(ConnectionResetError):
+            assert strangers[0].recv(1) == b""
+        strangers[-1].settimeout(0)
+        with pytest.raises(BlockingIOError):
+            strangers[-1].recv(1)
+    finally:
+        known.close()
+        for one in strangers:
+            one.close()
+
+    assert statuses == 200
+
+
+def test_headers_have_a_limit(page):
+    """What is longer is refused before it is kept; parameters may come as the body instead."""
+    names = [f"hparams.{number:03}{'x' * 150}" for number in range(300)]
+    query = urlencode({"columns": names}, doseq=True)
+    connection = http.client.HTTPConnection("127.0.0.1", page.viewer.port, timeout=60)
+    asked = {"Host": page.host, "Authorization": f"Bearer {page.viewer.token}"}
+
+    long = page.request("GET", f"/api/runs?{query}")
+    connection.request("POST", "/api/runs", query, asked)
+    posted = connection.getresponse()
+
+    assert long.status == 400
+    assert posted.status == 400
+    assert json.loads(posted.read())["error"].startswith("unknown column 'hparams.000xxx")
+    connection.close()
+
+
+def test_a_file_that_grows_is_sent_as_long_as_it_was(page, run_id, root):
+    """The answer is as long as its header says, and the connection is good for the next one."""
+    log = root / "one" / "big.log"
+    with log.open("wb") as file:
+        file.truncate(32 << 20)
+    connection = http.client.HTTPConnection("127.0.0.1", page.viewer.port, timeout=60)
+    asked = {"Host": page.host, "Authorization": f"Bearer {page.viewer.token}"}
+    connection.request("GET", f"/api/runs/{run_id}/files/big.log", headers=asked)
+    answer = connection.getresponse()
+    with log.open("ab") as file:
+        file.write(b"later" * 1000)
+    content = answer.read()
+    log.unlink()
+    first = connection.sock
+    connection.request("GET", "/api/info", headers=asked)
+
+    assert connection.getresponse().status == 200
+    assert connection.sock is first
+    assert (len(content), content.count(b"later")) == (32 << 20, 0)
+    connection.close()

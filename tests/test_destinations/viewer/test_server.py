@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import math
 import re
 import shutil
 import threading
@@ -123,6 +124,49 @@ def test_fields_are_all_columns_with_their_kinds(page):
         "number",
     )
     assert sorted(found["metrics"]) == ["loss", "train/acc", "val/acc"]
+
+
+def test_groups_have_the_averages_of_their_runs(tmp_path):
+    """Mean, deviation and count of finite values; runs without one are not counted, and groups without any have none."""
+    root = tmp_path / "runs"
+    for name, lr, loss in [
+        ("a", 0.1, 1.0),
+        ("b", 0.1, 3.0),
+        ("c", 0.1, math.nan),
+        ("d", 1, 5.0),
+        ("e", "1", None),
+    ]:
+        with Written(root / name) as run:
+            run.logger.log_hyperparameters({"lr": lr})
+            run.log({"other": 0.0} if loss is None else {"loss": loss}, 0)
+    with served(root) as page:
+        asked = {"group": "hparams.lr", "columns": ["summary.loss", "max.loss"]}
+        groups = {one["label"]: one for one in page.get("/api/groups", asked)["groups"]}
+
+    assert list(groups) == ["0.1", "1", '"1"']
+    assert groups["0.1"]["values"]["summary.loss"] == {"mean": 2.0, "std": 2**0.5, "count": 2}
+    assert groups["0.1"]["total"] == 3
+    assert groups["1"]["values"]["max.loss"] == {"mean": 5.0, "std": None, "count": 1}
+    assert groups['"1"']["values"] == {}
+
+
+def test_a_filter_knows_metrics_and_hyperparameters_by_their_names(page, digits):
+    """A name that is one of them alone needs no prefix."""
+    found = page.get("/api/runs", {"where": "loss > 0.0 and optim.lr == 0.1"})["rows"]
+    wrong = page.get("/api/runs", {"where": "los > 0.0"}, status=400)
+
+    assert [row["id"] for row in found] == [digits]
+    assert "unknown field 'los'" in wrong["error"]
+
+
+def test_selected_runs_come_in_one_answer(page, digits):
+    """With hyperparameters, metrics and those of them that never change; what is gone is left out."""
+    found = page.get("/api/selected", {"run": [page.run_id("other"), "000000000000", digits]})["runs"]
+
+    assert [row["name"] for row in found] == ["other", "digits"]
+    assert found[1]["values"]["hparams.optim.lr"] == 0.1
+    assert sorted(found[1]["metrics"]) == ["loss", "train/acc", "val/acc"]
+    assert found[1]["constant"] == []
 
 
 def test_an_edit_goes_to_the_folder_of_the_run(tmp_path):
@@ -467,6 +511,67 @@ def test_a_band_has_median_extremes_and_straggler(tmp_path):
     assert "one of group, over and ranks" in wrong["error"]
 
 
+def test_the_extremes_of_a_band_are_those_of_the_values(tmp_path):
+    """A band of many values for each point has the largest of them, and not the largest mean."""
+    root = tmp_path / "runs"
+    for seed in range(2):
+        with Written(root / f"seed{seed}") as run:
+            run.logger.log_hyperparameters({"seed": seed})
+            for step in range(1000):
+                run.log({"loss": 100.0 if (seed, step) == (1, 503) else -7.0 if step == 77 else 1.0}, step)
+    with served(root) as page:
+        ids = [page.run_id(f"seed{seed}") for seed in range(2)]
+        asked = {"run": ids, "metric": "loss", "over": "hparams.seed", "points": 50}
+        (band,) = page.get("/api/band", asked)["bands"]
+
+    assert (len(band["x"]), max(band["high"]), min(band["low"])) == (50, 100.0, -7.0)
+    assert sorted(set(band["high"])) == [1.0, 100.0]
+    assert max(band["median"]) < 5.0
+
+
+def test_a_column_has_the_best_value_and_sorts_as_the_command_ranks(tmp_path):
+    """`max.NAME` and `min.NAME` are over all steps; runs without a finite value come last in both directions."""
+    root = tmp_path / "runs"
+    for name, values in {"late": [0.1, 0.9], "early": [0.95, 0.2], "low": [0.3], "nan": [math.nan]}.items():
+        with Written(root / name) as run:
+            for step, value in enumerate(values):
+                run.log({"acc": value}, step)
+    with Written(root / "without") as run:
+        run.log({"loss": 1.0}, 0)
+    with served(root) as page:
+        down, up, last = (
+            page.get("/api/runs", {"sort": sort, "columns": ["max.acc", "min.acc"]})["rows"]
+            for sort in ("-max.acc", "min.acc", "-summary.acc")
+        )
+        part = page.get("/api/runs", {"sort": "-max.acc", "offset": 1, "limit": 1, "where": "name != 'late'"})
+        wrong = page.get("/api/runs", {"columns": "max.ac"}, status=400)
+
+    assert [row["name"] for row in down] == ["early", "late", "low", "without", "nan"]
+    assert [row["values"].get("max.acc") for row in down] == [0.95, 0.9, 0.3, None, None]
+    assert [row["name"] for row in up] == ["late", "early", "low", "without", "nan"]
+    assert [row["values"].get("min.acc") for row in up] == [0.1, 0.2, 0.3, None, None]
+    assert [row["name"] for row in last] == ["late", "low", "early", "nan", "without"]
+    assert (part["total"], [row["name"] for row in part["rows"]]) == (4, ["low"])
+    assert "summary.ac" in wrong["error"]
+
+
+def test_an_edit_keeps_what_others_have_changed_since(tmp_path):
+    """Tags that were added elsewhere stay; a note that was changed elsewhere is not replaced."""
+    root = tmp_path / "runs"
+    write_run(root / "one", tags=["own"])
+    with served(root) as page:
+        path = f"/api/runs/{page.run_id('one')}"
+        with open_runs(root, cache=tmp_path / "shell") as shell:
+            shell.edit("one", tags=["own", "shell"], notes="of the shell")
+        tags = page.request("PATCH", path, body={"tags": ["page"], "was": {"tags": ["own"]}})
+        note = page.request("PATCH", path, body={"note": "of the page", "was": {"note": ""}})
+        again = page.request("PATCH", path, body={"note": "both", "was": {"note": "of the shell"}})
+
+    assert json.loads(tags.content)["tags"] == ["shell", "page"]
+    assert (note.status, "changed meanwhile, to 'of the shell'" in note.content.decode()) == (409, True)
+    assert json.loads(again.content)["note"] == "both"
+
+
 def test_a_band_over_ranks_names_the_slow_one(tmp_path):
     """Of a run that all ranks wrote to."""
     root = tmp_path / "runs"
@@ -493,9 +598,22 @@ def test_compare_says_what_differs_and_where_two_runs_part(page, digits):
     assert fields["hparams.optim.lr"] == {digits: 0.1, other: 0.2}
     assert fields["hparams.bad"] == {digits: {"number": "nan"}}
     assert "hparams.optim.name" not in fields
-    assert found["parts"] == [
-        {"a": digits, "b": other, "step": 40, "metric": "loss", "metrics": {"loss": 40}}
-    ]
+    assert found["parts"] == [{"a": digits, "b": other, "metrics": {"loss": 40}}]
+
+
+def test_compare_reads_all_metrics(tmp_path):
+    """Two runs of five hundred metrics that part in one of the last do not agree."""
+    root = tmp_path / "runs"
+    for number, name in enumerate(["one", "other"]):
+        with Written(root / name) as run:
+            for step in range(3):
+                run.log({f"layer/{at:03}": float(number * (at == 480)) for at in range(500)}, step)
+    with served(root) as page:
+        ids = [page.run_id("one"), page.run_id("other")]
+        (part,) = page.get("/api/compare", {"run": ids})["parts"]
+
+    assert len(part["metrics"]) == 500
+    assert [name for name, step in part["metrics"].items() if step is not None] == ["layer/480"]
 
 
 # Faults.
@@ -512,7 +630,7 @@ def test_what_is_not_there_is_404_with_a_text(page, digits):
         (f"/api/runs/{digits}/files/media/nothing.png", {}),
     ]:
         assert page.get(path, parameters, status=404)["error"]
-    assert page.request("POST", "/api/runs").status == 405
+    assert page.request("PUT", "/api/runs").status == 405
 
 
 def test_an_unchanged_answer_is_not_sent_again(page):
@@ -622,7 +740,8 @@ def test_each_address_of_the_api_is_documented(page):
         (method, route.path.replace("{id}", "ID"))
         for route in asgi.routes
         if route.path.startswith("/api/")
-        for method in route.methods - {"HEAD"}
+        # Whatever is read by GET may be asked for by POST.
+        for method in route.methods - {"HEAD", "POST"}
     }
     files = ("GET", "/api/runs/ID/files/{path:path}")
     assert routes - {files} == documented

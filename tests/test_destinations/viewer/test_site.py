@@ -11,7 +11,7 @@ import pytest
 from destinations import cli
 from destinations.runs import open_runs
 from destinations.viewer.catalog import Catalog
-from destinations.viewer.site import classic_script, export_site
+from destinations.viewer.site import classic_script, export_site, without_origin
 from tests.test_destinations.runs.folders import write_run
 from tests.test_destinations.runs.written import Written
 from tests.test_destinations.viewer.served import served, write_demo
@@ -44,13 +44,14 @@ def site(root, tmp_path_factory):
 def answers_of(site):
     """Returns the answers of a site by key, as its scripts hand them over."""
     manifest = (site / "data" / "manifest.js").read_text(encoding="utf-8")
-    keys = json.loads(re.fullmatch(r"globalThis\.destinationsSite = (.*);\n", manifest)[1])["keys"]
+    keys = json.loads(re.fullmatch(r"globalThis\.destinationsSite = JSON\.parse\((.*)\);\n", manifest)[1])
+    keys = json.loads(keys)["keys"]
     found = {}
     for key, name in keys.items():
         text = (site / "data" / name).read_text(encoding="utf-8")
-        call = re.fullmatch(r"destinationsSite\.add\((.*)\);\n", text, re.DOTALL)[1]
-        found[key] = json.loads(f"[{call}]")[1]
-        assert json.loads(f"[{call}]")[0] == key
+        call = re.fullmatch(r"destinationsSite\.add\((.*), JSON\.parse\((.*)\)\);\n", text)
+        found[key] = json.loads(json.loads(call[2]))
+        assert json.loads(call[1]) == key
     return found
 
 
@@ -72,9 +73,11 @@ def test_the_answers_of_a_site_are_those_of_the_server(root, site):
     assert {name: value for name, value in values.items() if "." in name} == {
         "hparams.optim.lr": 0.2,
         "summary.loss": 2.0,
+        "min.loss": 2.0,
+        "max.loss": 2.0,
     }
     assert (values["kind"], values["run_id"]) == ("run-directory", found["runs"]["rows"][0]["run_id"])
-    assert found[f"run/{digits}"] == detail
+    assert found[f"run/{digits}"] == without_origin(detail)
     assert found[f"media/{digits}/images/Inputs"] == image
     assert found[f"wave/{digits}/{tone['items'][0]['file']}"] == wave
     assert found[f"table/{digits}/Words/7"] == table
@@ -103,6 +106,75 @@ def test_media_are_files_beside_the_page(root, site):
     assert (
         path.read_bytes() == (root / "digits" / path.relative_to(site / "files" / detail["id"])).read_bytes()
     )
+
+
+def test_a_site_tells_nothing_of_where_and_by_whom_its_runs_were_made(tmp_path, capsys):
+    """No host, user, command line or folder, unless it is asked for; what was logged stays."""
+    home = tmp_path / "home" / "ada"
+    run = write_run(home / "runs" / "one", hparams={"data": "/srv/ada/images", "lr": 0.1})
+    origin = {"host": "box.ada.example", "user": "ada", "pid": 77, "argv": ["/home/ada/train.py"]}
+    environment = {
+        **origin,
+        "working_directory": str(home),
+        "executable": "/usr/bin/python",
+        "imported": {"source": "wandb", "host": "box.ada.example", "email": "ada@example.com"},
+        "python": "3.12",
+    }
+    (run / "environment.json").write_text(json.dumps(environment))
+    sidecar = json.loads((run / "sidecar.json").read_text())
+    session = {
+        "session": "1",
+        "host": origin["host"],
+        "pid": 77,
+        "exception": f"OSError: {home}/x.pt is gone",
+    }
+    sidecar |= {"sessions": [session], "checkpoint_path": "s3://adas-bucket/one/last.pt"}
+    (run / "sidecar.json").write_text(json.dumps(sidecar))
+    (run / "train.log").write_text(f'File "{home}/train.py", line 3; see https://example.com/a/b and a/b/c')
+
+    def exported(name, *options):
+        assert cli.main(["view", str(home / "runs"), "--export", str(tmp_path / name), *options]) == 0
+        return "".join(path.read_text() for path in sorted((tmp_path / name / "data").iterdir()))
+
+    with_nothing, with_all = exported("site"), exported("other", "--with-origin")
+
+    hidden = ["box.ada", "ada", "/srv", str(tmp_path), "/usr/bin", "adas-bucket"]
+    assert [text for text in hidden if text in with_nothing] == []
+    assert [text for text in hidden if text not in with_all] == []
+    found = answers_of(tmp_path / "site")
+    (detail,) = [answer for key, answer in found.items() if key.startswith("run/")]
+    assert (detail["environment"], detail["checkpoint_path"]) == ({"python": "3.12"}, "…/last.pt")
+    assert detail["hyperparameters"] == {"data": "…/images", "lr": 0.1}
+    (log,) = [answer["text"] for key, answer in found.items() if key.startswith("log/")]
+    assert log == 'File "…/train.py", line 3; see https://example.com/a/b and a/b/c'
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_names_that_javascript_takes_for_its_own_are_names(tmp_path):
+    """A metric may be called `__proto__`: a browser finds it among the values of the site."""
+    with Written(tmp_path / "runs" / "one") as run:
+        run.log({"__proto__": 0.5, "constructor": 0.25}, 0)
+    with open_runs(tmp_path / "runs", cache=tmp_path / "cache") as runs:
+        export_site(Catalog(runs), tmp_path / "site")
+    data = tmp_path / "site" / "data"
+    page = "".join(path.read_text() for path in [data / "manifest.js", *sorted(data.glob("0*.js"))])
+    script = tmp_path / "read.js"
+    script.write_text(
+        page.replace(
+            "\n", "\nglobalThis.found ??= {}; destinationsSite.add = (k, v) => { found[k] = v; };", 1
+        )
+        + "console.log(JSON.stringify(Object.keys(found.runs.rows[0].values).sort()));"
+        + "console.log(Object.keys(found.orders.columns).includes('summary.__proto__'));"
+        + "console.log(Object.values(found).some((one) => Object.hasOwn(one.summary ?? {}, '__proto__')));"
+    )
+
+    said = subprocess.run(
+        ["node", str(script)], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+
+    names, *there = said.splitlines()
+    assert {"summary.__proto__", "summary.constructor"} <= set(json.loads(names))
+    assert there == ["true", "true"]
 
 
 def test_the_page_of_a_site_loads_classic_scripts_only(site):
@@ -319,3 +391,12 @@ def test_a_module_that_cannot_be_joined_is_named(modules, error):
     """Rather than a page that does not work."""
     with pytest.raises(ValueError, match=re.escape(error)):
         classic_script(modules, "app")
+
+
+def test_fields_of_the_origin_are_hidden_in_a_comparison():
+    """Those inside of them too; a name that only begins alike stays."""
+    names = ["environment.host", "environment.imported.email", "environment.hosted", "hparams.host"]
+
+    found = without_origin({"fields": [{"name": name, "values": {}} for name in names]})
+
+    assert [field["name"] for field in found["fields"]] == ["environment.hosted", "hparams.host"]

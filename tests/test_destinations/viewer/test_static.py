@@ -11,6 +11,8 @@ import destinations.viewer
 STATIC = Path(destinations.viewer.__file__).parent / "static"
 MODULES = {path.name: path.read_text(encoding="utf-8") for path in sorted(STATIC.glob("*.js"))}
 IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([\w-]+\.js)";$', re.MULTILINE)
+TESTED = re.compile(r'const \{([^}]*)\} = await import\("[./]*destinations/viewer/static/([\w-]+\.js)"\)')
+PAGE_TESTS = Path(__file__).parents[2] / "page"
 COMMENT = re.compile(r"/\*.*?\*/|^\s*//.*$", re.DOTALL | re.MULTILINE)
 MARKUP = r"innerHTML|outerHTML\s*=|insertAdjacentHTML|document\.write|DOMParser|createContextualFragment|srcdoc|\beval\(|new Function"
 
@@ -47,11 +49,17 @@ def test_imports_are_there_and_used(name):
 
 
 def test_every_export_is_used_elsewhere():
-    """What only its own module uses is not exported."""
+    """What only its own module uses, and no test in node, is not exported."""
     imported = {
         (module, one.strip())
         for source in MODULES.values()
         for names, module in IMPORT.findall(source)
+        for one in names.split(",")
+    }
+    imported |= {
+        (module, one.strip())
+        for path in PAGE_TESTS.glob("*.test.js")
+        for names, module in TESTED.findall(path.read_text(encoding="utf-8"))
         for one in names.split(",")
     }
     spare = {(name, one) for name, source in MODULES.items() for one in exports(source)} - imported

@@ -411,7 +411,26 @@ def test_plot_refuses_a_picture_of_another_kind(runs, tmp_path):
     )
 
 
-# Tail and wait.
+# Series, tail and wait.
+
+
+def test_values_of_a_metric_that_fulfil_a_condition(runs):
+    """They are printed with their steps, in full; a condition that is none is refused with its place."""
+    _, every, _ = runs("series", "alpha", "loss")
+    _, some, _ = runs("series", "alpha", "loss", "--where", "value < 0.4 and step <= 4", "--limit", "1")
+    _, document, _ = runs("series", "alpha", "loss", "--where", "step == 4", "--json")
+    code, _, error = runs("series", "alpha", "loss", "--where", "value is small")
+    _, _, unknown = runs("series", "alpha", "los")
+
+    assert every.splitlines()[-2:] == ["step 3  0.375", "step 4  0.3125"]
+    assert some == "step 3  0.375\n"
+    assert json.loads(document) == {
+        "run_id": "id-alpha",
+        "metric": "loss",
+        "values": [{"step": 4, "time": NOW + 5, "value": 0.3125}],
+    }
+    assert (code, "'value is small' is no condition" in error) == (2, True)
+    assert "did you mean 'loss'?" in unknown
 
 
 def test_tail_of_a_run_that_has_ended(runs):
@@ -961,6 +980,25 @@ def test_send_says_what_was_sent(runs, root, tmp_path):
     assert json.loads(again)["is_over"] is True
 
 
+def test_send_takes_several_runs(runs, root, tmp_path):
+    """By name, by a filter, or all of them; one that cannot be sent does not keep the others."""
+    to = ("--to", f"run:{tmp_path / 'to'}")
+    (tmp_path / "to").mkdir()
+    (tmp_path / "to" / "alpha").write_text("is no folder")
+    named = runs("send", "alpha", "beta", *to)
+    filtered = runs("send", "--where", 'name == "beta"', *to, "--json")
+    neither = runs("send", *to)
+    both = runs("send", "alpha", "--all", *to)
+    every = runs("send", "--all", "--to", f"run:{tmp_path / 'all'}")
+
+    assert (named[0], "id-beta to" in named[1], named[2].startswith("alpha: ")) == (1, True, True)
+    assert [one["run_id"] for one in json.loads(filtered[1])] == ["id-beta"]
+    assert (neither[0], both[0]) == (2, 2)
+    assert neither[2] == "give run names, or --where, --tag and --status, or --all.\n"
+    assert {path.name for path in (tmp_path / "all").iterdir()} >= {"alpha", "beta"}
+    assert len(every[1].splitlines()) == len(runs("ls")[1].splitlines()) - 1
+
+
 def test_send_tells_what_did_not_arrive(runs, root, tmp_path):
     """A file that is gone is a message; what is refused is exit code 1."""
     (root / "alpha/artifacts/weights.bin").unlink()
@@ -977,10 +1015,10 @@ def test_send_tells_what_did_not_arrive(runs, root, tmp_path):
     assert refused[2].startswith("audio: RecordError: name '")
 
 
-# Migrate.
+# Import.
 
 
-def test_migrate_copies_the_runs_of_other_loggers(runs, tmp_path):
+def test_import_copies_the_runs_of_other_loggers(runs, tmp_path):
     """Rows, times and hyperparameters; repeated, it copies what is new, and the originals stay as they are."""
     theirs = tmp_path / "theirs"
     lightning = write_lightning(
@@ -990,15 +1028,26 @@ def test_migrate_copies_the_runs_of_other_loggers(runs, tmp_path):
     (spt / "metrics.csv").write_text("step,loss\n3,0.75\n")
     before = {path: path.read_bytes() for path in theirs.rglob("*") if path.is_file()}
 
-    first = runs("migrate", theirs, tmp_path / "ours")
-    again = runs("migrate", theirs, tmp_path / "ours", "--json")
+    first = runs("import", theirs, "--root", tmp_path / "ours")
+    again = runs("import", theirs, "--root", tmp_path / "ours", "--json")
     with (lightning / "metrics.csv").open("a") as file:
         file.write("0.125,3\r\n")
-    more = runs("migrate", theirs, tmp_path / "ours")
+    more = runs("import", theirs, "--root", tmp_path / "ours")
 
-    assert first == (0, f"copied 3 new rows of 2 runs to {tmp_path / 'ours'}\n", "")
-    assert json.loads(again[1]) == {"runs": 2, "rows": 0, "failures": 0, "target": str(tmp_path / "ours")}
-    assert more[1].startswith("copied 1 new rows of 2 runs")
+    said = f"imported 2 runs into {tmp_path / 'ours'}: 3 rows, 3 values; 0 were there already\n"
+    assert first == (0, said, "")
+    assert json.loads(again[1]) == {
+        "runs": 0,
+        "unchanged": 2,
+        "rows": 0,
+        "values": 0,
+        "records": {},
+        "left_out": {},
+        "failures": 0,
+        "failed": [],
+        "root": str(tmp_path / "ours"),
+    }
+    assert more[1].startswith("imported 1 runs into ")
     assert {path: path.read_bytes() for path in before} == before | {
         lightning / "metrics.csv": b"loss,step\r\n0.5,1\r\n0.25,2\r\n0.125,3\r\n"
     }
@@ -1011,7 +1060,7 @@ def test_migrate_copies_the_runs_of_other_loggers(runs, tmp_path):
     assert [row.step for row in read_rows(copied.path)] == [1, 2, 3]
 
 
-def test_a_run_that_cannot_be_migrated_costs_itself(runs, tmp_path):
+def test_a_run_that_cannot_be_imported_costs_itself(runs, tmp_path):
     """The others are copied; the exit code says it."""
     theirs = tmp_path / "theirs"
     for name in ("good", "taken"):
@@ -1020,21 +1069,78 @@ def test_a_run_that_cannot_be_migrated_costs_itself(runs, tmp_path):
     (tmp_path / "ours").mkdir()
     (tmp_path / "ours/taken").write_text("a file in its place")
 
-    code, out, err = runs("migrate", theirs, tmp_path / "ours")
+    code, out, err = runs("import", theirs, "--root", tmp_path / "ours")
 
     assert code == 1
-    assert out == f"copied 1 new rows of 1 runs to {tmp_path / 'ours'}\n"
+    assert out.startswith(f"imported 1 runs into {tmp_path / 'ours'}: 1 rows, ")
     assert err.startswith(f"skipped run taken in {theirs / 'taken'}: ")
     assert (tmp_path / "ours/taken").read_text() == "a file in its place"
 
 
+def test_import_says_what_it_left_out_and_which_column_it_needs(runs, tmp_path):
+    """A message each, and where there is nobody to ask, exit code 2."""
+    (tmp_path / "history.csv").write_text("iteration,loss\n0,0.5\n10,none\n")
+
+    asked = runs("import", tmp_path / "history.csv", "--root", tmp_path / "ours")
+    done = runs("import", tmp_path / "history.csv", "--root", tmp_path / "ours", "--column", "step=iteration")
+
+    assert asked[0] == 2
+    assert "has no column 'step'. Say which one it is" in asked[2]
+    assert done == (
+        0,
+        f"imported 1 runs into {tmp_path / 'ours'}: 1 rows, 1 values; 0 were there already\n",
+        "left out: 1 cells that are no numbers\n",
+    )
+
+
+def test_import_asks_for_the_step_in_a_terminal(tmp_path):
+    """The columns are shown before the question."""
+    (tmp_path / "history.csv").write_text("iteration,loss\n0,0.5\n10,0.25\n")
+    session = attrs.evolve(session_of(), ask=lambda question: " iteration ")
+    options = cli.build_parser().parse_args(
+        ["runs", "import", str(tmp_path / "history.csv"), "--root", str(tmp_path / "ours")]
+    )
+
+    code = options.run(options, session)
+
+    assert (code, session.errors.getvalue()) == (0, "its columns are iteration, loss\n")
+    assert [row.step for row in read_rows(tmp_path / "ours/history")] == [0, 10]
+
+
+def test_import_shows_a_bar_in_a_terminal(tmp_path):
+    """With how many runs are done, and how many values."""
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    (tmp_path / "history.csv").write_text("step,loss,acc\n0,0.5,1\n10,0.25,1\n")
+    session = attrs.evolve(session_of(), errors=Terminal())
+    options = cli.build_parser().parse_args(
+        ["runs", "import", str(tmp_path / "history.csv"), "--root", str(tmp_path / "ours")]
+    )
+
+    assert options.run(options, session) == 0
+    assert "1/1" in session.errors.getvalue()
+    assert "4 values" in session.errors.getvalue()
+
+
 @pytest.mark.parametrize(
-    ("source", "target", "message"),
-    [("nowhere", "ours", "no folder 'nowhere'"), ("runs", "runs/ours", "Choose a folder beside it")],
+    ("arguments", "message"),
+    [
+        (["nowhere"], "there is nothing at 'nowhere'"),
+        (["runs"], "no runs were recognised"),
+        (["theirs", "--root", "theirs/ours"], "Choose a folder beside it"),
+        (["theirs", "--root", "s3://bucket/runs"], "runs are imported into one folder"),
+        (["theirs", "--root", "ours", "--root", "theirs"], "runs are imported into one folder"),
+        (["history.csv", "--column", "step"], "--column must be ROLE=NAME"),
+    ],
 )
-def test_migrate_needs_a_folder_and_another(runs, source, target, message):
-    """Else it would copy what it has just copied."""
-    code, _, err = runs("migrate", source, target)
+def test_import_needs_a_place_with_runs(runs, tmp_path, arguments, message):
+    """And copies are not made among the originals, from where they would be copied again."""
+    write_lightning(tmp_path / "theirs/version_0")
+
+    code, _, err = runs("import", *arguments)
 
     assert code == 2
     assert message in err

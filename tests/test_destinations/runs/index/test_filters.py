@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from destinations.runs import FilterError
-from destinations.runs.index.filter_sql import Order, compile_query
+from destinations.runs.index.filter_sql import Order
 from destinations.runs.index.filters import Field, parse_field, parse_filter
 from destinations.runs.index.index import Index
 from destinations.runs.index.scan import RUNNING, ScanChange
@@ -471,8 +471,7 @@ def test_sql_agrees_with_the_plain_meaning(records, filters):
         expected = [bool(predicate(run)) for run in records]
         parsed = parse_filter(text, NOW)
 
-        cells = index.numbers(parsed.fields())
-        query = compile_query(parsed.node, order, cells, root=ROOT, now=NOW, archived=None)
+        query = index.compile(parsed.node, order, now=NOW, archived=None)
         numbers = {number for *_, number in index.select(query, None)}
         found = [number + 1 in numbers for number in range(len(records))]
 
@@ -495,8 +494,7 @@ def test_runs_are_sorted_by_any_cell_with_the_missing_last(records, name, group,
     """
     index = indexed(records)
     field = Field(group, name)
-    cells = index.numbers([field])
-    query = compile_query(None, Order(field, descending), cells, root=ROOT, now=NOW, archived=None)
+    query = index.compile(None, Order(field, descending), now=NOW, archived=None)
 
     found = [number for *_, number in index.select(query, limit)]
 
@@ -545,9 +543,8 @@ def test_a_filter_of_more_names_than_sqlite_joins_tables():
     index = indexed(records)
     parsed = parse_filter(" and ".join(f"hparams.{name} == 1" for name in names), NOW)
     order = Order(Field("hparams", "h99"), descending=True)
-    cells = index.numbers([*parsed.fields(), order.field])
 
-    query = compile_query(parsed.node, order, cells, root=ROOT, now=NOW, archived=None)
+    query = index.compile(parsed.node, order, now=NOW, archived=None)
     found = {records[number - 1].run_id for *_, number in index.select(query, None)}
 
     index.close()

@@ -54,7 +54,7 @@ def test_two_selected_runs_are_two_lines(opened):
         == lines[ids[0]]["color"]
     )
     sections = page.locator("[data-section] .section-head button").all_inner_texts()
-    assert sections == ["Metrics", "val"], "grouped by prefix"
+    assert sections == ["val", "Metrics"], "grouped by prefix, what evaluates the model first"
 
 
 def test_nan_is_marked(opened):
@@ -72,7 +72,7 @@ def test_merged_points_are_said_and_keep_spikes_and_zoom_loads_finer(opened):
     before = opened.drawn("loss")[long]
     assert len(before["x"]) <= 1000 < LONG
     assert max(opened.traces("loss", "range")[long]["y"]) == 1000.0
-    assert "mean of up to" in card(opened, "loss").locator(".card-foot").inner_text()
+    assert "mean of up to" in card(opened, "loss").locator(".means").get_attribute("title")
     box = card(opened, "loss").locator(".nsewdrag").bounding_box()
     left = box["x"] + box["width"] * (SPIKE_AT - 200) / LONG
     page.mouse.move(left, box["y"] + 60)
@@ -80,7 +80,7 @@ def test_merged_points_are_said_and_keep_spikes_and_zoom_loads_finer(opened):
     page.mouse.move(left + box["width"] * 400 / LONG, box["y"] + 62, steps=4)
     page.mouse.up()
     opened.until(
-        """(step) => { const line = document.querySelector('.chart .plot').data?.find((one) => one.meta.part === 'line');
+        """(step) => { const line = document.querySelector('.chart[data-metric=loss] .plot').data?.find((one) => one.meta.part === 'line');
             return line && line.x.includes(step) && line.y[line.x.indexOf(step)] === 1000; }""",
         SPIKE_AT,
     )
@@ -94,8 +94,20 @@ def test_merged_points_are_said_and_keep_spikes_and_zoom_loads_finer(opened):
     assert axis_range(opened, "loss") == pytest.approx(zoom)
     page.get_by_role("button", name="Reset zoom").click()
     opened.until(
-        "() => document.querySelector('.chart .plot').data?.find((one) => one.meta.part === 'line').x[0] === 0"
+        "() => document.querySelector('.chart[data-metric=loss] .plot').data?.find((one) => one.meta.part === 'line').x[0] === 0"
     )
+
+
+def test_a_zoom_on_wall_time_has_milliseconds(opened):
+    """The ends of a zoom are not rounded to seconds."""
+    show(opened, "alpha", more="&x=time")
+    opened.drawn("loss")
+    opened.page.evaluate(
+        """() => Plotly.relayout(document.querySelector('.chart[data-metric=loss] .plot'),
+            {'xaxis.range[0]': '2026-01-02 03:04:05.125', 'xaxis.range[1]': '2026-01-02 03:04:05.625'})"""
+    )
+    zoom = opened.until("() => decodeURIComponent(location.hash).match(/zoom=([^~]+)~([^~]+)/)?.slice(1)")
+    assert [float(end) % 1 for end in zoom] == pytest.approx([0.125, 0.625])
 
 
 def test_smoothing_keeps_the_raw_line_behind(opened):
@@ -103,7 +115,9 @@ def test_smoothing_keeps_the_raw_line_behind(opened):
     (alpha,) = show(opened, "alpha")
     raw = opened.drawn("loss")[alpha]["y"]
     opened.page.fill("#smooth", "0.9")
-    opened.until("() => document.querySelector('.chart .plot').data?.some((one) => one.meta.part === 'raw')")
+    opened.until(
+        "() => document.querySelector('.chart[data-metric=loss] .plot').data?.some((one) => one.meta.part === 'raw')"
+    )
     assert opened.traces("loss", "raw")[alpha]["y"] == raw
     last, expected = 0.0, []
     for count, value in enumerate(raw, 1):
@@ -119,13 +133,13 @@ def test_x_axes_and_log_scales(opened):
     opened.drawn("loss")
     page.select_option("#x-axis", "metric:val/acc")
     opened.until(
-        "() => Math.abs(document.querySelector('.chart .plot').data?.find((one) => one.meta.part === 'line').x[0] - 0.5) < 1e-9"
+        "() => Math.abs(document.querySelector('.chart[data-metric=loss] .plot').data?.find((one) => one.meta.part === 'line').x[0] - 0.5) < 1e-9"
     )
     assert opened.traces("loss")[alpha]["x"] == pytest.approx([1 - 1 / (2 + step) for step in range(200)])
     for axis in ("time", "relative"):
         page.select_option("#x-axis", axis)
         opened.until(
-            "(name) => document.querySelector('.chart .plot').layout?.xaxis.type === name",
+            "(name) => document.querySelector('.chart[data-metric=loss] .plot').layout?.xaxis.type === name",
             "date" if axis == "time" else "linear",
         )
         x = opened.traces("loss")[alpha]["x"]
@@ -134,7 +148,7 @@ def test_x_axes_and_log_scales(opened):
     page.click("#log-y")
     page.click("#log-x")
     opened.until(
-        "() => ['xaxis', 'yaxis'].every((axis) => document.querySelector('.chart .plot').layout?.[axis].type === 'log')"
+        "() => ['xaxis', 'yaxis'].every((axis) => document.querySelector('.chart[data-metric=loss] .plot').layout?.[axis].type === 'log')"
     )
 
 
@@ -146,7 +160,7 @@ def test_hover_compares_runs(opened):
     opened.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, steps=3)
     # In one look: where the chart is drawn again, the box is hidden.
     text = opened.until(
-        "() => { const box = document.querySelector('.hover-box'); return !box.hidden && box.innerText; }"
+        "() => { const box = document.querySelector('[data-metric=loss] .hover-box'); return !box.hidden && box.innerText; }"
     )
     step = int(re.search(r"step (\d+)", text)[1])
     assert 95 <= step <= 105
@@ -169,6 +183,7 @@ def test_band_over_seeds(opened):
     assert band["y"][:200] == pytest.approx([3 / (1 + step) for step in range(200)])
     assert band["y"][:-201:-1] == pytest.approx([1 / (1 + step) for step in range(200)])
     assert "straggler is" in card(opened, "loss").locator(".card-foot").inner_text()
+    assert opened.page.locator(".band-legend li").all_inner_texts() == ["all\n3 runs"]
 
 
 def test_band_over_ranks_names_the_straggler(tmp_path, new_page):
@@ -188,6 +203,71 @@ def test_band_over_ranks_names_the_straggler(tmp_path, new_page):
         (band,) = opened.traces("seconds", "range").values()
         assert (max(band["y"]), min(band["y"])) == (5.0, 1.0)
         assert "rank 2" in card(opened, "seconds").locator(".card-foot").inner_text()
+        opened.page.close()
+
+
+def test_charts_that_were_seen_are_drawn_from_memory(opened):
+    """Runs that have ended are asked for once, whatever view comes between; more lines have fewer points each."""
+    asked = []
+    opened.page.on("request", lambda request: asked.append(request.url))
+    show(opened, "alpha", "beta", "seed2")
+    before = opened.drawn("loss", 3)
+    opened.page.keyboard.press("1")
+    opened.page.wait_for_selector(".grid-row[data-run]")
+    asked.clear()
+    opened.page.keyboard.press("2")
+    assert opened.drawn("loss", 3) == before
+    assert [url for url in asked if "/api/series" in url or "/api/selected" in url] == []
+
+
+def test_a_noisy_line_is_smoothed_and_hovering_says_its_values(tmp_path, new_page):
+    """Without a choice, a line that is mostly noise is smoothed gently, with its values behind; "off" is a choice."""
+    server = pytest.importorskip("destinations.viewer.server")
+    with Written(tmp_path / "runs" / "noisy") as run:
+        for step in range(300):
+            run.log({"noise": float(step * 7919 % 101), "slope": float(step)}, step)
+    with (
+        open_runs(tmp_path / "runs", cache=tmp_path / "index") as runs,
+        server.Viewer(runs, port=0) as viewer,
+    ):
+        opened = Opened(new_page(), viewer)
+        opened.go("charts")
+        opened.drawn("noise")
+        opened.drawn("slope")
+        (raw,) = opened.traces("noise", "raw").values()
+        assert raw["y"] == [float(step * 7919 % 101) for step in range(300)]
+        assert opened.traces("slope", "raw") == {}
+        box = card(opened, "noise").locator(".nsewdrag").bounding_box()
+        opened.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, steps=3)
+        text = opened.until(
+            "() => { const box = document.querySelector('[data-metric=noise] .hover-box'); return !box.hidden && box.innerText; }"
+        )
+        step, value = int(re.search(r"step (\d+)", text)[1]), float(re.search(r"(\d+)\s*$", text)[1])
+        assert value == step * 7919 % 101
+        opened.go("charts?smooth=0")
+        opened.until("() => document.querySelector('.slider output').innerText === 'off'")
+        opened.until(
+            "() => { const data = document.querySelector('[data-metric=noise] .plot').data; return data && !data.some((one) => one.meta.part === 'raw'); }"
+        )
+        opened.page.close()
+
+
+def test_a_stretch_of_nan_is_marked_at_its_ends(tmp_path, new_page):
+    """Many NaN in a row are two marks; the number of them is said."""
+    server = pytest.importorskip("destinations.viewer.server")
+    with Written(tmp_path / "runs" / "diverged") as run:
+        for step in range(100):
+            run.log({"loss": float("nan") if step == 10 or step >= 60 else 1.0 + step}, step)
+    with (
+        open_runs(tmp_path / "runs", cache=tmp_path / "index") as runs,
+        server.Viewer(runs, port=0) as viewer,
+    ):
+        opened = Opened(new_page(), viewer)
+        opened.go("charts")
+        opened.drawn("loss")
+        (marks,) = opened.traces("loss", "NaN").values()
+        assert marks["x"] == [10, 60, 99]
+        assert "NaN at 41 places" in card(opened, "loss").locator(".card-foot").inner_text()
         opened.page.close()
 
 
@@ -278,6 +358,21 @@ def test_rows_left_by_a_resume_are_dotted(tmp_path, new_page):
         assert lines["left"]["y"][-1] == 99.0
         assert lines["left"]["dash"] == "dot"
         opened.page.close()
+
+
+def test_explore_has_a_log_axis_for_rates_and_ticks_at_their_values(opened):
+    """Where positive values span two decades; the button is a choice. Selected runs are drawn over the others."""
+    page = opened.page
+    alpha = opened.id_of("alpha")
+    opened.go(f"explore?sx=hparams.lr&sy=summary.loss&run={alpha}")
+    opened.until("() => document.querySelector('#scatter').data?.[0].x.length === 4")
+    axis = "document.querySelector('#scatter').layout.xaxis"
+    assert page.evaluate(f"[{axis}.type, {axis}.tickvals]") == ["linear", [0.01, 0.1]]
+    assert page.evaluate("document.querySelector('#scatter').data[0].customdata.at(-1)") == alpha
+    opened.go("explore?sx=summary.loss&sy=summary.loss")
+    opened.until(f"() => {axis}.type === 'log'")
+    page.get_by_role("button", name="log x").click()
+    opened.until(f"() => {axis}.type === 'linear'")
 
 
 def test_explore_draws_hyperparameters_against_a_metric(opened):

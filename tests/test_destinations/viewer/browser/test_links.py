@@ -2,6 +2,8 @@
 
 import pytest
 
+from destinations.viewer.commands import page_to
+
 pytestmark = pytest.mark.xdist_group("browser")
 
 
@@ -53,7 +55,7 @@ def test_the_focus_stays_where_the_keyboard_left_it(opened):
     page.focus("#theme")
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "theme"
-    heading = page.get_by_role("columnheader", name="loss").get_by_role("button")
+    heading = page.get_by_role("columnheader", name="loss").get_by_role("button").first
     heading.focus()
     page.keyboard.press("Enter")
     page.wait_for_selector("[aria-sort=descending]")
@@ -170,3 +172,12 @@ def test_a_panel_is_used_by_the_keyboard(opened):
     page.wait_for_selector(".popover:visible")
     page.focus("#search")
     opened.until("() => !document.querySelector('.popover:not([hidden])')")
+
+
+def test_a_file_that_leads_to_the_page_opens_it(viewer, new_page):
+    """As `--open` does it: a browser that comes from a file keeps the cookie, and shows the runs."""
+    page = new_page()
+    with page_to(viewer.url) as file:
+        page.goto(file.as_uri())
+        page.wait_for_selector(".grid-row")
+    assert "token" not in page.url

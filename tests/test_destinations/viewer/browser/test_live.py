@@ -128,6 +128,31 @@ def test_the_page_says_when_the_server_is_gone(tmp_path, new_page, console):
     console.clear()
 
 
+def test_what_a_resume_has_left_stays_where_its_run_grows(tmp_path, new_page):
+    """The dotted line of the rows that were left is still there after new rows."""
+    server = pytest.importorskip("destinations.viewer.server")
+    root = tmp_path / "runs"
+    with Written(root / "resumed") as run:
+        for step in range(20):
+            run.log({"loss": float(step)}, step)
+    with Written(root / "resumed", batch=10) as run:
+        run.log({"loss": 0.0}, 10)
+        run.flush()
+        with open_runs(root, cache=tmp_path / "index") as runs, server.Viewer(runs, port=0) as viewer:
+            opened = Opened(new_page(), viewer)
+            opened.go("charts")
+            assert opened.drawn("loss", 2)["left"]["y"][-1] == 19.0
+            run.log({"loss": -1.0}, 11)
+            run.flush()
+            opened.until(
+                "() => document.querySelector('.chart .plot').data.some((one) => one.y.at(-1) === -1)"
+            )
+            lines = opened.drawn("loss", 2)
+            assert lines["left"]["y"][-1] == 19.0
+            assert lines[opened.id_of("resumed")]["y"] == [*map(float, range(10)), 0.0, -1.0]
+            opened.page.close()
+
+
 @pytest.fixture
 def live(tmp_path, new_page):
     """The page of a run that is being written, and the run."""

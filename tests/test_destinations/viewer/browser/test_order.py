@@ -4,7 +4,7 @@ import pytest
 
 from destinations.runs import open_runs
 from tests.test_destinations.runs.written import Written
-from tests.test_destinations.viewer.browser.conftest import WAIT_MS, Opened
+from tests.test_destinations.viewer.browser.conftest import ROWS, WAIT_MS, Opened
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -57,7 +57,7 @@ def test_the_table_is_shown_in_whatever_order_answers_arrive(run_root, tmp_path,
     server = pytest.importorskip("destinations.viewer.server")
     with open_runs(run_root, cache=tmp_path / "index") as runs, server.Viewer(runs, port=0) as viewer:
         page = new_page()
-        fields, rows = Held(page, "**/api/fields"), Held(page, "**/api/runs?*")
+        fields, rows = Held(page, "**/api/fields"), Held(page, ROWS)
         Opened(page, viewer)
         # The table asks, and then the change does.
         fields.wait_for(2)
@@ -84,13 +84,14 @@ def test_charts_are_those_of_the_runs_that_are_selected_last(tmp_path, new_page)
         opened.go("charts")
         opened.drawn("loss of other")
         edited = f"{opened.address}/api/runs/{opened.id_of('other')}"
-        late = Held(opened.page, edited)
+        late = Held(opened.page, "**/api/selected?*")
         token = {"Authorization": f"Bearer {opened.token}"}
         assert opened.page.request.patch(edited, data={"note": "edited"}, headers=token).ok
         late.wait_for(1)
         opened.page.get_by_label("Take other out").click()
+        late.wait_for(2)
+        late.give_all(newest_first=True)
         opened.until("() => document.querySelectorAll('.chart').length === 1")
-        late.give_all()
         settle(opened.page)
         assert opened.page.locator(".chart").count() == 1
         opened.page.close()
@@ -101,7 +102,7 @@ def test_explore_shows_the_runs_of_the_last_filter(opened):
     page = opened.page
     opened.go("explore?sx=hparams.lr&sy=summary.loss")
     opened.until("() => document.querySelector('#scatter').data?.[0].x.length === 4")
-    late = Held(page, "**/api/runs?*")
+    late = Held(page, ROWS)
     page.fill("#filter", "hparams.lr == 0.1")
     late.wait_for(1)
     page.fill("#filter", "hparams.lr == 0.01")
@@ -219,7 +220,8 @@ def test_a_chart_that_is_changed_before_plotly_has_arrived_is_drawn(viewer, new_
     opened = Opened(page, viewer)
     alpha = opened.id_of("alpha")
     page.goto("about:blank")
-    opened.go(f"charts?run={alpha}")
+    # The page counts as loaded when the library is.
+    page.goto(f"{opened.address}/#/charts?run={alpha}", wait_until="commit")
     late.wait_for(1)
     page.wait_for_selector(".chart")
     settle(page)
@@ -234,7 +236,7 @@ def test_a_chart_that_is_changed_before_plotly_has_arrived_is_drawn(viewer, new_
 def test_a_view_that_was_left_selects_nothing(opened):
     """The runs that charts would select are not selected where they arrive after the view was left."""
     page = opened.page
-    late = Held(page, "**/api/runs?*")
+    late = Held(page, ROWS)
     page.keyboard.press("2")
     late.wait_for(1)
     page.keyboard.press("4")

@@ -51,6 +51,10 @@ def test_compare_shows_what_differs_and_where_runs_part(opened):
     show(opened, "compare")
     rows = page.locator('[data-panel="Hyperparameters"] tbody tr').all_inner_texts()
     assert [row.split() for row in rows] == [["lr", "0.1", "0.01"]]
+    weight = "(cell) => getComputedStyle(cell).fontWeight"
+    assert set(page.locator('[data-panel="Last values"] td').evaluate_all(f"(all) => all.map({weight})")) == {
+        "400"
+    }
     assert "part at step 0, in loss" in " ".join(page.inner_text('[data-panel="Parting"]').split())
 
 
@@ -201,6 +205,36 @@ def test_the_page_of_a_run_shows_its_flight_recordings(tmp_path, new_page):
     assert "in train_and_fail" in text.replace(
         "test_the_page_of_a_run_shows_its_flight_recordings.<locals>.", ""
     )
+
+
+def test_the_page_of_a_run_shows_its_time(tmp_path, new_page):
+    """A band of its parts, goodput, and what each fault cost."""
+    server = pytest.importorskip("destinations.viewer.server")
+    run = tmp_path / "runs" / "slow"
+    (run / "time").mkdir(parents=True)
+    (run / "metrics.csv").write_text("step,epoch,time,loss\n1,0,1.0,2.0\n")
+    (run / "time" / "rank-0.csv").write_text(
+        "session,begin,end,step,start,data,forward,backward\n100,100,110,9,1,2,3,4\n150,150,160,19,1,2,3,4\n"
+    )
+    with (
+        open_runs(tmp_path / "runs", cache=tmp_path / "index") as runs,
+        server.Viewer(runs, port=0) as viewer,
+    ):
+        opened = Opened(new_page(), viewer)
+        opened.go(f"run/{opened.id_of('slow')}")
+        panel = opened.page.locator('[data-panel="Time"]')
+        text = panel.inner_text()
+        widths = panel.locator(".time-band span").evaluate_all("all => all.map((one) => one.clientWidth)")
+        opened.page.close()
+
+    assert "Goodput 23.3 % of 1 min" in text
+    assert sorted(line for line in text.splitlines() if line.startswith(("training", "gone"))) == [
+        "gone 66.7 %, 40 s",
+        "training 23.3 %, 14 s",
+    ]
+    # Training, data, starting, gone.
+    assert [round(width * 60 / sum(widths)) for width in widths] == [14, 4, 2, 40]
+    assert "Lost" in text
 
 
 def test_paper_is_light(opened):

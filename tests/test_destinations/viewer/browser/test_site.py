@@ -50,15 +50,17 @@ def test_a_site_from_a_file_shows_table_charts_and_media(new_page, site):
     lines = opened.drawn("loss", 2)
     assert lines[alpha]["y"] == [1 / (1 + step) for step in range(200)]
     page.select_option("#x-axis", "relative")
-    opened.until("() => document.querySelector('.chart .plot').layout.xaxis.title.text === 'seconds'")
+    opened.until(
+        "() => document.querySelector('.chart[data-metric=loss] .plot').layout.xaxis.title.text === 'seconds'"
+    )
     page.select_option("#x-axis", "step")
     opened.go(f"charts?run={alpha}&zoom=50~60~~~loss")
     opened.until(
-        "() => document.querySelector('.chart .plot').data?.find((one) => one.meta.part === 'line').x.length === 11"
+        "() => document.querySelector('.chart[data-metric=loss] .plot').data?.find((one) => one.meta.part === 'line').x.length === 11"
     )
     page.reload()
     opened.until(
-        "() => document.querySelector('.chart .plot').data?.find((one) => one.meta.part === 'line').x.length === 11"
+        "() => document.querySelector('.chart[data-metric=loss] .plot').data?.find((one) => one.meta.part === 'line').x.length === 11"
     )
     opened.go(f"media?run={alpha}")
     opened.until("() => document.querySelector('.images img')?.naturalWidth === 8")

@@ -1,0 +1,84 @@
+/** Names of metrics and runs: what they say of a metric, in which order charts come, and what of names is left out. */
+
+import { formatNumber } from "./dom.js";
+
+const LEAST_CUT = 6;
+const MOST_SETTINGS = 4;
+
+/** Names of what a metric says of the machine and not of the model: it differs between any two runs. */
+const TIMING =
+  /(^|[/._-])(times?|secs?|seconds?|ms|duration|elapsed|eta|remaining\w*|wall\w*|speed|throughput|fps|it_?s|\w*per_(s|sec|second|minute|hour)|utili[sz]ation|mfu)($|[/._-])/i;
+const MACHINE =
+  /^(mem|memory|system|sys|gpu|cpu|host|disk|network|device|cuda)([/._-]|$)|(^|[/._-])(memory|mem|\w*_mem|vram|rss|temperature|power)($|[/._-](w|watts?|[gm]i?b|bytes|allocated|reserved|used|free|peak|max|percent)($|[/._-]))/i;
+const EVALUATION = /^(val|valid|validation|eval|evaluation|test|dev)([/._-]|$)/i;
+const TRAINING = /^(train|training|loss|acc\w*|reward|score)([/._-]|$)/i;
+
+/** Whether a metric is a time, a speed, or a load of the machine. */
+export function isTiming(name) {
+  return TIMING.test(name) || MACHINE.test(name);
+}
+
+/** The place of metrics that never change: after all others. */
+export const CONSTANT_RANK = 5;
+
+/** Returns the place of a name among charts: what evaluates the model first, times and the machine last. */
+export function chartRank(name) {
+  if (MACHINE.test(name)) return 4;
+  if (TIMING.test(name)) return 3;
+  return EVALUATION.test(name) ? 0 : TRAINING.test(name) ? 1 : 2;
+}
+
+/**
+ * Returns names without the beginning that all of them have, cut where a word ends: "…lr0.1-seed2".
+ *
+ * @param {string[]} names
+ * @returns {string[]}
+ */
+export function cutNames(names) {
+  const [first = "", ...others] = [...new Set(names)];
+  let shared = others.length ? first.length : 0;
+  for (const name of others) {
+    let at = 0;
+    while (at < shared && name[at] === first[at]) at += 1;
+    shared = at;
+  }
+  const cut = first.slice(0, shared).search(/[^-_/ :=]*$/);
+  return cut < LEAST_CUT ? names : names.map((name) => `…${name.slice(cut)}`);
+}
+
+/**
+ * Returns, by id, the hyperparameters in which runs differ, as "lr 0.1 · seed 2"; nothing where all runs are alike.
+ *
+ * @param {{id: string, values: Object<string, any>}[]} rows with their hyperparameters among `values`.
+ */
+export function differingSettings(rows) {
+  const names = [...new Set(rows.flatMap(({ values }) => Object.keys(values)))].filter(
+    (name) =>
+      name.startsWith("hparams.") &&
+      new Set(rows.map(({ values }) => values[name])).size > 1 &&
+      rows.length > 1,
+  );
+  // Those that most runs have, then the learning rate, then short names: a legend is narrow.
+  const weight = (name) => [
+    -rows.filter(({ values }) => values[name] !== undefined).length,
+    /(^|[._])(lr|learning_?rate)$/i.test(name) ? 0 : 1,
+    name.length,
+  ];
+  const order = names.map((name) => ({ name, weight: weight(name) }));
+  order.sort(
+    ({ weight: one }, { weight: other }) => one[0] - other[0] || one[1] - other[1] || one[2] - other[2],
+  );
+  const shown = order.slice(0, MOST_SETTINGS).map(({ name }) => name);
+  const text = ({ values }) =>
+    shown
+      .filter((name) => values[name] !== undefined)
+      .map(
+        (name) =>
+          `${name
+            .replace(/^hparams\./, "")
+            .split(".")
+            .at(-1)} ${formatNumber(values[name])}`,
+      )
+      .join(" · ");
+  return new Map(rows.map((row) => [row.id, text(row)]));
+}

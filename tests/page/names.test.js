@@ -1,0 +1,57 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { openWindow } from "./browser.js";
+
+openWindow();
+const names = await import("../../destinations/viewer/static/names.js");
+
+test("times, speeds and loads of the machine are told from metrics of the model", () => {
+  for (const name of [
+    "time/samples_per_s",
+    "time/train",
+    "step_time",
+    "mem/peak_gib",
+    "gpu/0/power_w",
+    "tokens_per_sec",
+  ])
+    assert.ok(names.isTiming(name), name);
+  for (const name of ["loss", "val/acc", "train/memory_loss_x", "val/timestep_error", "centimes"])
+    assert.ok(!names.isTiming(name), name);
+});
+
+test("charts of what evaluates the model come first, those of the machine last", () => {
+  const found = ["mem/peak", "time/train", "grad_norm", "loss", "val/acc"];
+
+  found.sort((one, other) => names.chartRank(one) - names.chartRank(other));
+
+  assert.deepEqual(found, ["val/acc", "loss", "grad_norm", "time/train", "mem/peak"]);
+});
+
+test("the beginning that names share is left out, up to a whole word", () => {
+  assert.deepEqual(names.cutNames(["resnet50-base-lr0.1-s1", "resnet50-base-lr0.01-s2"]), [
+    "…lr0.1-s1",
+    "…lr0.01-s2",
+  ]);
+  assert.deepEqual(names.cutNames(["run-1", "run-2"]), ["run-1", "run-2"]);
+  assert.deepEqual(names.cutNames(["alone-with-a-long-name"]), ["alone-with-a-long-name"]);
+  assert.deepEqual(names.cutNames(["the-same-name", "the-same-name"]), ["the-same-name", "the-same-name"]);
+});
+
+test("what is said of runs are the hyperparameters in which they differ", () => {
+  const row = (id, lr, seed) => ({
+    id,
+    values: { "hparams.optim.lr": lr, "hparams.seed": seed, "hparams.model": "a" },
+  });
+
+  const found = names.differingSettings([row("a", 0.1, 1), row("b", 0.1, 2), row("c", 0.01, 3)]);
+
+  assert.deepEqual(
+    [...found],
+    [
+      ["a", "lr 0.1 · seed 1"],
+      ["b", "lr 0.1 · seed 2"],
+      ["c", "lr 0.01 · seed 3"],
+    ],
+  );
+  assert.deepEqual([...names.differingSettings([row("a", 0.1, 1)])], [["a", ""]]);
+});

@@ -1,0 +1,58 @@
+"""What people do with a sweep of two hundred runs, in a real browser: each in a few clicks."""
+
+import pytest
+
+from destinations.runs import open_runs
+from destinations.viewer.catalog import Catalog
+from destinations.viewer.site import export_site
+from tests.sweep import write_sweep
+from tests.ten_tasks import TASKS, Hand, add_images
+from tests.test_destinations.runs.written import Written
+from tests.test_destinations.viewer.browser.conftest import Opened
+
+pytestmark = pytest.mark.xdist_group("browser")
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    """The server of two hundred runs of 2,000 steps and 8 metrics, and of two with images."""
+    server = pytest.importorskip("destinations.viewer.server")
+    root = tmp_path_factory.mktemp("sweep") / "runs"
+    write_sweep(root)
+    add_images(lambda name: Written(root / name))
+    with (
+        open_runs(root, cache=tmp_path_factory.mktemp("index")) as runs,
+        server.Viewer(runs, port=0) as viewer,
+    ):
+        yield viewer
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_a_task_takes_few_clicks(task, sweep, new_page):
+    """What is looked for is seen after so many clicks, choices, drags and keys."""
+    hand = Hand(Opened(new_page(), sweep))
+    task.begin(hand)
+    task.act(hand)
+    assert hand.clicks == task.most
+
+
+def test_a_hundred_runs_have_a_curve_each(sweep, new_page):
+    """All of them are lines, in fewer points than a few runs have; their ranges are one ground."""
+    opened = Opened(new_page(), sweep)
+    rows = opened.page.request.get(f"{opened.address}/api/runs?limit=102").json()["rows"]
+    ids = [row["id"] for row in rows if row["name"].startswith("resnet")]
+    opened.go("charts?" + "&".join(f"run={one}" for one in ids))
+    lines = opened.drawn("loss", len(ids))
+    assert len(ids) == 100
+    assert all(150 <= len(line["x"]) <= 250 for line in lines.values())
+    assert len(opened.traces("loss", "ranges")) == 1
+    assert (
+        opened.page.locator(".legend li").first.locator(".setting").inner_text().startswith("lr 0.3 · seed ")
+    )
+
+
+def test_a_site_of_the_sweep_is_written_by_one_command(sweep, tmp_path):
+    """It is the tenth of the tasks, and takes no click."""
+    report = export_site(Catalog(sweep.runs), tmp_path / "site", limit=20)
+    assert report.runs == 20
+    assert (tmp_path / "site" / "index.html").is_file()

@@ -1,0 +1,174 @@
+"""What one answer of the page may cost: seconds, memory and points, also when its client is gone."""
+
+import asyncio
+import itertools
+import json
+import struct
+import threading
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from destinations.runs import BudgetError, open_runs
+from destinations.runs.budget import Budget, Limits, points_each, spend
+from destinations.viewer import details
+from destinations.viewer.app import App
+from destinations.viewer.columns import ColumnCache
+from tests.test_destinations.runs.folders import write_run
+from tests.test_destinations.viewer.served import served, write_demo
+
+
+def test_a_budget_is_that_of_its_context():
+    """Without one nothing is limited; what is spent counts together."""
+    spend(1 << 40)
+
+    with Budget(Limits(nbytes=1000)):
+        spend(400)
+        spend(400)
+        with pytest.raises(BudgetError, match="more than 0 MiB of memory"):
+            spend(400)
+
+    spend(1 << 40)
+
+
+def test_the_points_of_all_curves_count_together():
+    """A request with many curves gets fewer points of each, and at least one."""
+    with Budget(Limits(points=1000)):
+        assert [points_each(curves, 500) for curves in (1, 4, 5000)] == [500, 250, 1]
+
+    assert points_each(5000, 500) == 500
+
+
+class NeverDone:
+    """A catalog whose fields are read until the budget ends."""
+
+    def __init__(self):
+        self.is_reading = threading.Event()
+        self.has_ended = threading.Event()
+
+    def fields(self):
+        self.is_reading.set()
+        try:
+            while True:
+                spend()
+        finally:
+            self.has_ended.set()
+
+
+def asked(app, path, received):
+    """Asks an application as a server does; returns the messages that it sends."""
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": []}
+    asyncio.run(app.asgi(scope, received, send))
+    return sent
+
+
+def test_an_answer_whose_client_is_gone_is_not_read_on():
+    """The thread stops where it reads, long before its time is over."""
+    catalog = NeverDone()
+    messages = iter([{"type": "http.request"}, {"type": "http.disconnect"}])
+
+    async def receive():
+        await asyncio.to_thread(catalog.is_reading.wait, 60)
+        return next(messages)
+
+    asked(App(catalog, None, None, Limits(seconds=600)), "/api/fields", receive)
+
+    assert catalog.has_ended.is_set()
+
+
+def test_an_answer_that_takes_too_long_is_refused():
+    """The client is told the limit, and the thread is free."""
+
+    async def receive():
+        await asyncio.Event().wait()
+
+    start, body = asked(App(NeverDone(), None, None, Limits(seconds=0.05)), "/api/fields", receive)
+
+    assert start["status"] == 413
+    assert "takes longer than 0.05 s" in json.loads(body["body"])["error"]
+
+
+def test_a_sound_of_many_channels(tmp_path):
+    """The first 64 are answered, from a file that is read in pieces; the number of all is said."""
+    write_run(tmp_path / "runs" / "one")
+    samples = np.arange(65535 * 100).astype("<i2").tobytes()
+    # The bytes of a frame do not fit their field.
+    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 65535, 8000, 0, 0, 16)
+    content = b"WAVE" + form + struct.pack("<4sI", b"data", len(samples)) + samples
+    sound = struct.pack("<4sI", b"RIFF", len(content)) + content
+    (tmp_path / "runs" / "one" / "many.wav").write_bytes(sound)
+    with served(tmp_path / "runs") as page:
+        path = f"/api/runs/{page.run_id('one')}/wave"
+        answer = page.request("GET", path, {"file": "many.wav", "points": 50})
+
+    found = json.loads(answer.content)
+    assert (found["total"], len(found["channels"]), found["seconds"]) == (65535, 64, 0.0125)
+    assert [len(found["channels"][63][name]) for name in ("low", "high")] == [50, 50]
+    assert len(answer.content) < 200_000
+
+
+def write_table(folder, rows):
+    """Writes a run with a table of two columns."""
+    write_run(folder)
+    (folder / "tables").mkdir()
+    text = "".join(f"{row},text {row}\n" for row in range(rows))
+    (folder / "tables" / "t.csv").write_text(f"number,text\n{text}")
+    columns = [{"name": "number", "type": "int"}, {"name": "text", "type": "str"}]
+    line = {"name": "t", "step": 1, "time": 1.0, "path": "tables/t.csv", "columns": columns}
+    (folder / "tables.jsonl").write_text(json.dumps(line) + "\n")
+
+
+def test_some_rows_of_a_large_table_take_the_memory_of_these(tmp_path):
+    """Ten rows of a hundred thousand; all rows as cells would be fifteen megabytes."""
+    write_table(tmp_path / "runs" / "one", rows=100_000)
+    with open_runs(tmp_path / "runs", cache=tmp_path / "cache") as runs:
+        tracemalloc.start()
+        try:
+            found = details.table(runs["one"], "t", offset=99_990, limit=20)
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+
+    assert (found["total"], len(found["rows"])) == (100_000, 10)
+    assert found["rows"][-1] == [99_999, "text 99999"]
+    assert most < 2_000_000
+
+
+def test_a_page_holds_its_answers_to_limits(tmp_path):
+    """Memory and points of a request are those of its server."""
+    write_table(tmp_path / "runs" / "one", rows=1000)
+    write_demo(tmp_path / "runs")
+    with served(tmp_path / "runs", limits=Limits(nbytes=6000, points=100)) as page:
+        table = page.get(f"/api/runs/{page.run_id('one')}/table", {"name": "t"}, status=413)
+        query = {"run": page.run_id("digits"), "metric": ["loss", "train/acc"], "points": 500}
+        read = page.get("/api/series", query, status=413)
+    with served(tmp_path / "runs", limits=Limits(points=100)) as page:
+        few = page.get("/api/series", query | {"run": page.run_id("digits")})["series"]
+
+    assert "more than 0 MiB of memory" in table["error"]
+    assert "more than 0 MiB of memory" in read["error"]
+    assert [len(one["x"]) <= 50 for one in few] == [True, True]
+    assert [one["rows"] for one in few] == [300, 300]
+
+
+def test_a_csv_with_an_open_quote_is_read_in_pieces(tmp_path):
+    """What comes after it is parsed as far as the budget goes, and later reads begin anew."""
+    run = tmp_path / "run"
+    run.mkdir()
+    rows = "".join(f"{step},1.0,{step / 2}\n" for step in range(200_000))
+    (run / "metrics.csv").write_text(f'step,time,loss\n0,1.0,"\n{rows}')
+    times = itertools.count()
+    cache = ColumnCache()
+
+    with Budget(Limits(seconds=2), clock=lambda: next(times)), pytest.raises(BudgetError, match="2 s"):
+        cache.read(run, 0, ["loss"])
+    whole = cache.read(run, 0, ["loss"]).block
+
+    assert whole.step[-1] == 199_999
+    assert len(np.unique(whole.step)) == len(whole)
