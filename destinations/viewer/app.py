@@ -59,6 +59,8 @@ class App:
         self.asgi = Starlette(
             routes=[
                 Route("/", lambda _: page_file("index.html")),
+                # Some browsers ask for it before they have read which icon the page names.
+                Route("/favicon.ico", lambda _: page_file("icon.svg")),
                 Route(
                     "/static/{name:path}", _guarded(lambda request: page_file(request.path_params["name"]))
                 ),

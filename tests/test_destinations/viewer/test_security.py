@@ -181,6 +181,11 @@ def test_no_path_leaves_a_run(page, run_id, path):
     assert SECRET.encode() not in answer.content
 
 
+def test_the_icon_is_where_browsers_look_for_it(page):
+    """Some ask for `/favicon.ico` before they have read the page."""
+    assert page.request("GET", "/favicon.ico").content == page.request("GET", "/static/icon.svg").content
+
+
 @pytest.mark.parametrize("name", ["../app.py", "..%2fapp.py", "%00", ".", "app.py", "x/../app.css", ""])
 def test_the_files_of_the_page_are_those_of_its_folder(page, name):
     """No Python file is served, and nothing above the folder."""

@@ -79,7 +79,7 @@ def new_page(chromium, left_pages, console):
 
     def said_on_console(said):
         if said.type in {"error", "warning"}:
-            console.append(said.text)
+            console.append(f"{said.text} {said.location['url']}")
 
     def raised(error):
         console.append(f"{error}\n{error.stack or ''}")
