@@ -255,7 +255,11 @@ class Session:
         self._reset(self._first_name)
 
     def _name_of_folder(self) -> str | None:
-        return None if self._folder is None or "{" in self._folder else Path(self._folder).name or None
+        if self._directory is None or self._folder is None or "{" in self._folder:
+            return None
+        folder = Path(self._folder)
+        # The folder of a named writer is in `writers/` of that of the run.
+        return (folder.parent.parent if self._directory.writer else folder).name or None
 
     def _reset(self, run_name: str, timestamp: Timestamp | None = None) -> None:
         self.state = State(run_name, timestamp=timestamp or Timestamp())

@@ -94,6 +94,7 @@ class Documents:
         tags: added to the existing tags.
         notes: used if there are none.
         now: the start time of a new run, in seconds since 1970.
+        writer: the name of the writer; "" for the trainer.
         disk: the disk operations.
     """
 
@@ -104,10 +105,12 @@ class Documents:
         tags: tuple[str, ...],
         notes: str,
         now: float,
+        writer: str = "",
         disk: Disk = DISK,
     ) -> None:
         self._run_dir = run_dir
         self._disk = disk
+        self._writer = writer
         existing = read_json(run_dir / SIDECAR)
         self.run_id: str = str(existing.get("run_id") or run_id)
         self._created_at = existing.get("created_at") or now
@@ -224,6 +227,7 @@ class Documents:
             "format_version": FORMAT_VERSION,
             "exception": self.exception,
             "stop_reason": self.stop_reason,
+            **({"writer": self._writer} if self._writer else {}),
             **more,
         }
         others = {key: value for key, value in on_disk.items() if key not in ours}

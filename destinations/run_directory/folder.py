@@ -199,12 +199,14 @@ class WriterLock(FileLock):
     Args:
         path: the lock file.
         use_flock: whether to try flock(2) at all.
+        writer: the name of the writer whose folder it is in; "" for the trainer.
     """
 
-    def __init__(self, path: Path, *, use_flock: bool = True) -> None:
+    def __init__(self, path: Path, *, use_flock: bool = True, writer: str = "") -> None:
         super().__init__(path)
         self._run_dir = path.parent
         self._use_flock = use_flock
+        self._writer = writer
 
     def follow(self, folder: Path) -> None:
         """Sets the folder to look for the lock file in: a path that stays valid when the folder is moved."""
@@ -222,7 +224,7 @@ class WriterLock(FileLock):
         path = self._path if run_dir is None else run_dir / self._path.name
         if self._fd >= 0 and self._is_at(path, self._fd):
             return
-        renewed = WriterLock(path, use_flock=self._use_flock)
+        renewed = WriterLock(path, use_flock=self._use_flock, writer=self._writer)
         renewed.acquire()
         before, self._fd = self._fd, renewed._fd
         if before >= 0:
@@ -270,9 +272,16 @@ class WriterLock(FileLock):
         """Returns the error for a run folder that another process writes to."""
         owner = self.owner()
         who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')}"
-        error = RunInUseError(
-            f"run folder {str(self._run_dir)!r} is in use: {who} writes to it. "
-            "Wait until it ends, or choose another folder."
-        )
+        if self._writer:
+            run_dir = str(self._run_dir.parent.parent)
+            error = RunInUseError(
+                f"writer {self._writer!r} of run folder {run_dir!r} is in use: {who} writes as it. "
+                "Wait until it ends, or choose another name."
+            )
+        else:
+            error = RunInUseError(
+                f"run folder {str(self._run_dir)!r} is in use: {who} writes to it. "
+                "Wait until it ends, or choose another folder."
+            )
         error.is_same_process = (owner.get("pid"), owner.get("host")) == (os.getpid(), socket.gethostname())
         return error

@@ -52,6 +52,7 @@ __all__ = [
     "TABLES_FOLDER",
     "TERMINAL_STATUSES",
     "TIME_FOLDER",
+    "WRITERS_FOLDER",
     "CsvState",
     "Position",
     "append_record",
@@ -62,6 +63,7 @@ __all__ = [
     "header_end",
     "header_line",
     "is_shallow",
+    "is_writer_name",
     "journal_path",
     "label_name",
     "lock_name",
@@ -80,6 +82,7 @@ __all__ = [
     "strict_json",
     "summary_name",
     "trusted_heartbeat",
+    "writer_path",
 ]
 
 # The extra `fast`: formats floats about twenty times faster than Python, in their shortest form too.
@@ -107,6 +110,7 @@ ABANDONED_FOLDER = "abandoned"
 JOURNAL_FOLDER = "journal"
 TIME_FOLDER = "time"
 PARTS_FOLDER = "parts"
+WRITERS_FOLDER = "writers"
 POSITION = "position.json"
 SEGMENT_SUFFIX = ".journal"
 
@@ -134,6 +138,7 @@ _DEEPEST = 100
 _SEGMENT = re.compile(rf"[0-9]+{re.escape(SEGMENT_SUFFIX)}")
 _PART = re.compile(r"([0-9]{8})\.csv")
 _UNSAFE = re.compile(r"[^\w .,=+@()\[\]-]")
+_WRITER = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
 
 
 def metrics_name(rank: int) -> str:
@@ -175,6 +180,16 @@ def csv_mark(header: bytes, tail: bytes, size: int, closed: int) -> dict[str, in
     """
     mark = {"bytes": size, "tail_crc32": zlib.crc32(tail), "header_crc32": zlib.crc32(header)}
     return {**mark, "parts": closed} if closed else mark
+
+
+def is_writer_name(name: str) -> bool:
+    """Returns whether a name can be that of a writer: one path component that means itself everywhere."""
+    return _WRITER.fullmatch(name) is not None
+
+
+def writer_path(run_dir: Path, writer: str) -> Path:
+    """Returns the folder of a named writer, a run folder of its own; for "", the trainer, that of the run."""
+    return run_dir / WRITERS_FOLDER / writer if writer else run_dir
 
 
 def lock_name(rank: int) -> str:

@@ -96,6 +96,7 @@ class RankWriter:
         clock: the time of rows, in seconds since 1970.
         describe: takes the ranks, and returns the content of `environment.json`.
         part_bytes: the size at which the CSV is closed as a part.
+        by_step: whether rows may come in any order of their steps, see `Statistics`.
     """
 
     _run_dir: Path
@@ -110,6 +111,7 @@ class RankWriter:
     _clock: Callable[[], float] = time.time
     _describe: Callable[[dict[str, int]], dict[str, Any]] = describe_environment
     _part_bytes: int = PART_BYTES
+    _by_step: bool = False
 
     def __attrs_post_init__(self) -> None:
         self._root = self._run_folder.path
@@ -143,6 +145,7 @@ class RankWriter:
             between=self._between_chunks,
             part_bytes=self._part_bytes,
         )
+        self._drain.statistics = Statistics(by_step=self._by_step)
         self._is_open = False
         self._is_well = False
         self._environment_due = self._documents is not None
@@ -246,7 +249,7 @@ class RankWriter:
             mark = {**summary["csv"]}
             mark_rows = mark.pop("rows", None)
             is_of_csv = mark == self._csv_mark(mark["bytes"])
-            found = Statistics.from_summary(summary) if is_of_csv else None
+            found = Statistics.from_summary(summary, by_step=self._by_step) if is_of_csv else None
         except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError):
             found = None  # Damaged; the CSV has all that it said.
         if found is None:
@@ -286,10 +289,13 @@ class RankWriter:
 
     def _compute_statistics(self) -> int:
         """Recomputes the statistics from all rows, and returns the number of those of the CSV."""
-        statistics = self._drain.statistics = Statistics()
+        statistics = self._drain.statistics = Statistics(by_step=self._by_step)
         for part in self._csv.parts():
             with contextlib.closing(part.open()) as file:
-                statistics.add_index(PartIndex.read(part.index_path, file) or PartIndex.of(file))
+                if self._by_step:
+                    statistics.add_mixed((row.step, row.epoch, row.metrics) for row in file.rows())
+                else:
+                    statistics.add_index(PartIndex.read(part.index_path, file) or PartIndex.of(file))
             self._between_chunks()
         return self._add_rows_from(len(self._csv.header))
 

@@ -49,7 +49,8 @@ from .folder import (
     check_path,
     run_exists_error,
 )
-from .layout import ARTIFACTS_FOLDER, SIDECAR, lock_name
+from .journal import Journal
+from .layout import ARTIFACTS_FOLDER, SIDECAR, is_writer_name, lock_name, writer_path
 from .media_writer import FileKeeping, MediaWriter, artifact_path
 from .rank_writer import JournalKind, RankWriter, loss_text
 from .segments import MappedSegment, Segment
@@ -61,6 +62,7 @@ _log = logging.getLogger("destinations")
 
 _MAX_EARLY_RECORDS = 1000
 _MAX_NAMES_BESIDE = 10_000
+_MAX_WRITER = 100
 
 
 class RunDirectory(RecordDestination):
@@ -82,6 +84,11 @@ class RunDirectory(RecordDestination):
     is run again gets a free name beside it, "digits-2", and a warning that says so; see `if_exists`. One
     process writes at a time; a second one is refused.
 
+    **Several processes.** With `writer="eval"`, another process adds to the run while, before or after its
+    trainer writes: in a folder of its own, `writers/eval` of the run, so that neither waits for the other.
+    Readers see one run. Steps may be late and in any order; a session adds to those before it, and only a
+    `Trainer` that loads a checkpoint and trains replaces rows, those of this writer.
+
     **Disk failures** do not reach training: rows are buffered in memory, up to 64 MiB, and written when the
     disk works again.
 
@@ -100,6 +107,9 @@ class RunDirectory(RecordDestination):
             taken; any other is continued. A completed one is continued too, with a warning, where that was
             asked for: `Trainer(autoresume=True)` or with a `load_path`, and in the adapters for other
             trainers.
+        writer: the name of another process that adds to the run; letters, digits, ".", "_" and "-". It has
+            files, tags, status and heartbeat of its own, and is continued with `if_exists="auto"` also where
+            it was completed. Default: the trainer, whose status is that of the run.
         all_ranks: also writes the metrics of ranks other than 0, one CSV per rank.
         keep_files: what to do with files given to `upload_file`: "copy", "link" (hard links; do not modify
             the file in place), "off", or "auto": "copy", but "off" if another destination takes files.
@@ -115,7 +125,8 @@ class RunDirectory(RecordDestination):
             Raised by the constructor if it can tell, else at `init`.
         RunExistsError: at `init`, with `if_exists="error"`, or "auto" and a completed run.
         RunInUseError: at `init`, another process writes to the folder.
-        ValueError: an argument has none of the values above, or `if_exists="new"` with `all_ranks`.
+        ValueError: an argument has none of the values above, `if_exists="new"` with `all_ranks`, or the name
+            of a writer is none.
         TypeError: tags are one string.
     """
 
@@ -131,6 +142,7 @@ class RunDirectory(RecordDestination):
         notes: str = "",
         flush_seconds: float = 1.0,
         if_exists: Literal["auto", "resume", "error", "new"] = "auto",
+        writer: str | None = None,
         all_ranks: bool = False,
         keep_files: FileKeeping = "auto",
         journal: JournalKind = "auto",
@@ -155,7 +167,11 @@ class RunDirectory(RecordDestination):
             raise TypeError(f"tags must be a list of strings, got {tags!r}. Write tags=[{tags!r}].")
         if not isinstance(notes, str):
             raise TypeError(f"notes must be a string, got {notes!r}. Write notes={str(notes)!r}.")
-        self._template = _checked_template(run_dir)
+        template = _checked_template(run_dir)
+        self._is_trainer = writer is None
+        self._template = (
+            template if writer is None else str(writer_path(Path(template), _checked_writer(writer)))
+        )
         self._run_id = run_id
         self._tags = tuple(redact_text(str(tag)) for tag in tags)
         self._more_tags: tuple[str, ...] = ()
@@ -196,8 +212,14 @@ class RunDirectory(RecordDestination):
 
     @property
     def template(self) -> str:
-        """The folder as given, with its placeholders."""
+        """The folder as given, with its placeholders; that of the writer, where one was named."""
         return self._template
+
+    @property
+    def writer(self) -> str:
+        """The name of the writer; "" for the trainer of the run."""
+        folder = Path(self._template) if self._run_dir is None else self._run_dir
+        return "" if self._is_trainer else folder.name
 
     def move_to(self, run_dir: str | os.PathLike[str], *, tags: Sequence[str] = ()) -> None:
         """Makes the next run use another folder; for trainers that make several runs with one destination.
@@ -290,14 +312,15 @@ class RunDirectory(RecordDestination):
     def _open(self, run_dir: Path, state: State, *, must_be_new: bool = False) -> None:
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
-            lock = WriterLock(run_dir / lock_name(state.rank))
+            writer = "" if self._is_trainer else run_dir.name
+            lock = WriterLock(run_dir / lock_name(state.rank), writer=writer)
             lock.acquire()
         except OSError as error:
             raise RunPathError(f"run folder {str(run_dir)!r} must be writable: {error}.") from error
         try:
             if must_be_new or self._if_exists in {"error", "new"}:
                 check_no_run(run_dir, state.rank)
-            elif self._if_exists == "auto" and state.rank == 0:
+            elif self._if_exists == "auto" and state.rank == 0 and self._is_trainer:
                 self._check_not_completed(run_dir, state)
             self._start(run_dir, state, lock)
         except BaseException as error:
@@ -328,7 +351,12 @@ class RunDirectory(RecordDestination):
         folder = self._folder = HeldFolder(run_dir)
         if state.rank == 0:
             self._documents = Documents(
-                folder.path, self._run_id or uuid.uuid4().hex[:12], self._tags, self._notes, self._clock()
+                folder.path,
+                self._run_id or uuid.uuid4().hex[:12],
+                self._tags,
+                self._notes,
+                self._clock(),
+                self.writer,
             )
             for tag in self._more_tags:
                 self._documents.add_tag(tag)
@@ -350,9 +378,10 @@ class RunDirectory(RecordDestination):
             clock=self._clock,
             describe=self._describe_environment,
             part_bytes=self._part_bytes,
+            by_step=not self._is_trainer,
         )
         self.try_log_metrics = self._packer_of(self._writer)
-        if self._writer.had_rows:
+        if self._writer.had_rows and self._is_trainer:
             self._expect_resume()
         self._told_of_child = mmap.mmap(-1, 1)
         call_in_forked_children(self.forget_in_child)
@@ -377,7 +406,13 @@ class RunDirectory(RecordDestination):
         if self._writer is None or not self._is_resume_due:
             return
         self._is_resume_due = False
-        journal, step = self._writer.journal, int(state.timestamp.batch)
+        # Steps of a named writer do not tell where it goes on; a checkpoint does.
+        if self._is_trainer or state.timestamp.batch > 0:
+            self._begin_branch(self._writer.journal, int(state.timestamp.batch))
+        self._before_resume.clear()
+        self.try_log_metrics = self._packer_of(self._writer)
+
+    def _begin_branch(self, journal: Journal, step: int) -> None:
         if step > 0:
             self._resume_from(step, self._checkpoint_time)
         elif self._before_resume:
@@ -388,8 +423,6 @@ class RunDirectory(RecordDestination):
         for row, at in self._before_resume:
             if at >= step:
                 journal.append(row, at)
-        self._before_resume.clear()
-        self.try_log_metrics = self._packer_of(self._writer)
 
     def _resume_at_first_row(self, step: int) -> int:
         is_counted = self._state is not None and step == int(self._state.timestamp.batch)
@@ -640,6 +673,18 @@ class RunDirectory(RecordDestination):
 
 def _takes_none(_metrics: Mapping[str, Any], _step: int) -> bool:
     return False
+
+
+def _checked_writer(name: str) -> str:
+    """Returns the name of a writer; raises if it is none."""
+    if not isinstance(name, str):
+        raise TypeError(f'writer must be a name, got {name!r}. Write writer="eval".')
+    if not is_writer_name(name) or len(name) > _MAX_WRITER:
+        raise ValueError(
+            f'writer must be a name of letters, digits, ".", "_" and "-" that does not begin with ".", of '
+            f"{_MAX_WRITER} characters at most, got {name!r:.200}."
+        )
+    return name
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

@@ -60,7 +60,8 @@ class MetricStatistics:
         """
         known = {field.name: record.get(field.name, field.default) for field in attrs.fields(cls)}
         known["last"] = float(known["last"]) if isinstance(known["last"], str) else known["last"]
-        whole = (known["count"], known["non_finite"], known["min_step"] or 0, known["max_step"] or 0)
+        steps = (known[name] or 0 for name in known if name.endswith("_step"))
+        whole = (known["count"], known["non_finite"], *steps)
         if not isinstance(known["last"], int | float) or not all(isinstance(one, int) for one in whole):
             raise ValueError(f"not statistics of a metric: {record!r:.100}")
         for name in ("min", "max"):
@@ -69,6 +70,10 @@ class MetricStatistics:
         finite = known["count"] - known["non_finite"]
         known["total"] = float(record.get("mean") or 0.0) * finite
         return cls(**known)
+
+    def set_last(self, value: float, step: int | None) -> None:
+        """Sets the last value of several."""
+        self.last = value
 
     def add(self, value: float, step: int | None) -> None:
         """Adds one value."""
@@ -91,20 +96,46 @@ class MetricStatistics:
             self.max, self.max_step = high, high_step
 
 
-class Statistics:
-    """The statistics of all metrics of a run."""
+@attrs.define
+class _StatisticsByStep(MetricStatistics):
+    """One metric of a named writer, whose last value is that of the greatest step."""
 
-    def __init__(self) -> None:
+    last_step: int | None = None
+
+    def set_last(self, value: float, step: int | None) -> None:
+        if self.last_step is None or (step is not None and step >= self.last_step):
+            self.last, self.last_step = value, step
+
+    def add(self, value: float, step: int | None) -> None:
+        last = self.last
+        # By name: the class is made anew for its slots.
+        MetricStatistics.add(self, value, step)
+        self.last = last
+        self.set_last(value, step)
+
+
+class Statistics:
+    """The statistics of all metrics of a run.
+
+    Args:
+        by_step: whether rows may come in any order of their steps: the last value of a metric is that of the
+            greatest step, and not the one that was logged last. Then an index cannot be added, as it does not
+            tell the steps of last values.
+    """
+
+    def __init__(self, *, by_step: bool = False) -> None:
+        self.by_step = by_step
+        self._kind = _StatisticsByStep if by_step else MetricStatistics
         self.metrics: dict[str, MetricStatistics] = {}
         self.last_step: int | None = None
         self.last_epoch: float | None = None
 
     @classmethod
-    def from_summary(cls, summary: Mapping[str, Any]) -> Statistics:
+    def from_summary(cls, summary: Mapping[str, Any], *, by_step: bool = False) -> Statistics:
         """Restores the statistics from the content of `summary.json`."""
-        statistics = cls()
+        statistics = cls(by_step=by_step)
         for name, record in summary.get("metrics", {}).items():
-            statistics.metrics[name] = MetricStatistics.from_json(record)
+            statistics.metrics[name] = statistics._kind.from_json(record)
         step, epoch = summary.get("step"), summary.get("epoch")
         statistics.last_step = step if isinstance(step, int) else None
         statistics.last_epoch = epoch if isinstance(epoch, int | float) else None
@@ -153,8 +184,9 @@ class Statistics:
         def at(row: int, column: int) -> float:
             return float(block[row, column]) if rows is None else rows[row][column]
 
+        newest = _place_of_greatest(steps) if self.by_step else -1
         for index, metric in enumerate(found):
-            metric.last = at(-1, index)
+            metric.set_last(at(newest, index), steps[newest])
             metric.count += count
             metric.non_finite += count - counts[index]
             if counts[index]:
@@ -170,7 +202,7 @@ class Statistics:
             self.add(names, [step for step, _, _ in found], values, found[-1][1])
 
     def add_index(self, index: PartIndex) -> None:
-        """Adds the rows that an index is of."""
+        """Adds the rows that an index is of; not with `by_step`."""
         steps = index.of_rows("last_step")
         known = steps[~np.isnan(steps)]
         self.last_step = int(known[-1]) if len(known) else self.last_step
@@ -196,8 +228,14 @@ class Statistics:
                 )
 
     def _new(self, name: str) -> MetricStatistics:
-        metric = self.metrics[name] = MetricStatistics()
+        metric = self.metrics[name] = self._kind()
         return metric
+
+
+def _place_of_greatest(steps: list[int | None]) -> int:
+    """Returns the place of the greatest step, the last one of equal ones; -1 if there is none."""
+    known = [place for place, step in enumerate(steps) if step is not None]
+    return max(known, key=lambda place: (steps[place], place), default=-1)
 
 
 def _step(step: float) -> int | None:

@@ -1,0 +1,293 @@
+"""A run that several processes write: each named writer has a run folder of its own in it."""
+
+import json
+import logging
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from destinations import RunDirectory
+from destinations.adapters.session import Session
+from destinations.run_directory import read_rows, read_series
+from destinations.run_directory.statistics import Statistics
+from events import CheckpointSaver, Run, Trainer
+
+
+def sidecar(folder):
+    """Returns the sidecar of a folder."""
+    return json.loads((folder / "sidecar.json").read_text())
+
+
+def loss(folder):
+    """Returns the statistics of the loss in a folder."""
+    return json.loads((folder / "summary.json").read_text())["metrics"]["loss"]
+
+
+def test_a_writer_has_a_run_folder_in_that_of_the_run(drive, tmp_path):
+    """Its rows, documents and records are in `writers/NAME`; that of the run needs not be there, and gets nothing."""
+    eval_ = drive(writer="eval")
+
+    eval_.log({"loss": 0.5}, 40)
+    eval_.logger.log_text("good", "Notes", step=40)
+    eval_.close()
+
+    folder = tmp_path / "run" / "writers" / "eval"
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["writers"]
+    assert [(row.step, row.metrics) for row in read_rows(folder)] == [(40, {"loss": 0.5})]
+    assert (folder / "texts.jsonl").is_file()
+    assert (sidecar(folder)["writer"], sidecar(folder)["status"]) == ("eval", "completed")
+    assert eval_.destination.writer == "eval"
+
+
+def test_trainer_and_writers_write_side_by_side(drive, tmp_path):
+    """Each has its own lock, so that one does not wait for another; the sidecar of the trainer says nothing of writers."""
+    runs = [drive(), drive(writer="eval"), drive(writer="probe")]
+
+    for place, one in enumerate(runs):
+        one.log({"loss": float(place)}, place)
+    for one in runs:
+        one.close()
+
+    folders = [tmp_path / "run", *(tmp_path / "run" / "writers" / name for name in ("eval", "probe"))]
+    assert [read_series(folder, "loss") for folder in folders] == [[(0, 0.0)], [(1, 1.0)], [(2, 2.0)]]
+    assert "writer" not in sidecar(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", ".eval", "a/b", "../eval", "a b", "ä", "{rank}", "a\0", "a\n", "a" * 101]
+)
+def test_a_name_that_is_no_safe_path_component_is_refused(tmp_path, name):
+    """The message says what a name may have."""
+    with pytest.raises(ValueError, match="writer must be a name of letters"):
+        RunDirectory(tmp_path / "run", writer=name)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_writer_that_is_no_text_is_refused(tmp_path):
+    """As the other arguments are."""
+    with pytest.raises(TypeError, match='Write writer="eval"'):
+        RunDirectory(tmp_path / "run", writer=3)
+
+
+def test_a_completed_writer_is_continued(tmp_path, caplog):
+    """An evaluation is started again and again; nothing is written beside it, and nothing is said."""
+    for step in (100, 200):
+        with Run(RunDirectory(tmp_path / "run", writer="eval"), run_name="eval") as run:
+            run.log_metrics({"loss": float(step)}, step=step)
+
+    assert read_series(tmp_path / "run" / "writers" / "eval", "loss") == [(100, 100.0), (200, 200.0)]
+    assert [path.name for path in (tmp_path / "run" / "writers").iterdir()] == ["eval"]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_late_rows_of_another_session_abandon_nothing(tmp_path, begins):
+    """Steps before those of the last session are added, also where the loop has a `batch_start`."""
+    for steps in ((500, 600), (100, 600), (0,)):
+        with Run(RunDirectory(tmp_path / "run", writer="eval"), run_name="eval") as run:
+            for step in steps:
+                if begins:
+                    run.batch_start()
+                run.log_metrics({"loss": float(step)}, step=step)
+
+    folder = tmp_path / "run" / "writers" / "eval"
+    assert [step for step, _ in read_series(folder, "loss")] == [500, 600, 100, 600, 0]
+    assert not (folder / "abandoned").exists()
+
+
+def test_a_row_without_a_step_of_its_own_abandons_nothing(tmp_path):
+    """It has the count of its loop, which begins at 0 again."""
+    for _ in range(2):
+        with Run(RunDirectory(tmp_path / "run", writer="eval"), run_name="eval") as run:
+            for _ in range(3):
+                run.batch_start()
+                run.log_metrics({"loss": 1.0})
+                run.batch_end()
+
+    folder = tmp_path / "run" / "writers" / "eval"
+    assert [step for step, _ in read_series(folder, "loss")] == [0, 1, 2, 0, 1, 2]
+
+
+def trainer_of(tmp_path, *, duration, **options):
+    """Returns a Trainer of a small model, which saves in `tmp_path / "checkpoints"` every five batches."""
+    torch.manual_seed(0)
+    data = torch.utils.data.TensorDataset(torch.zeros(40, 2), torch.zeros(40, 1))
+    model = torch.nn.Linear(2, 1)
+    saver = CheckpointSaver(tmp_path / "checkpoints", save_interval="5ba", keep=10)
+    return Trainer(
+        model,
+        torch.utils.data.DataLoader(data, batch_size=4),
+        loss_fn=torch.nn.functional.mse_loss,
+        optimizers=torch.optim.SGD(model.parameters(), 0.1),
+        max_duration=duration,
+        loggers=[RunDirectory(tmp_path / "run", writer="student")],
+        callbacks=[saver],
+        run_name="student",
+        **options,
+    )
+
+
+def steps_of(folder):
+    """Returns the steps of the losses of training."""
+    return [row.step for row in read_rows(folder) if any("loss" in name for name in row.metrics)]
+
+
+def test_a_trainer_that_continues_from_a_checkpoint_replaces_rows_of_its_own_writer(tmp_path):
+    """What was trained beyond the checkpoint is trained again, and is there once."""
+    with trainer_of(tmp_path, duration="8ba") as trainer:
+        trainer.fit()
+    folder = tmp_path / "run" / "writers" / "student"
+    before = steps_of(folder)
+
+    checkpoint = next((tmp_path / "checkpoints").glob("*ba5*"))
+    with trainer_of(tmp_path, duration="9ba", load_path=checkpoint) as trainer:
+        trainer.fit()
+
+    assert before == list(range(8))
+    assert steps_of(folder) == list(range(9))
+    assert [path.name.split(".")[1] for path in (folder / "abandoned").iterdir()] == ["step5"]
+
+
+def test_a_trainer_that_evaluates_a_checkpoint_abandons_nothing(tmp_path):
+    """An earlier checkpoint is evaluated after a later one: both evaluations stay."""
+    with trainer_of(tmp_path, duration="10ba") as trainer:
+        trainer.fit()
+    folder = tmp_path / "run" / "writers" / "student"
+    before = read_rows(folder)
+    data = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(torch.zeros(8, 2), torch.zeros(8, 1)), batch_size=4
+    )
+
+    for name in ("ba10", "ba5"):
+        checkpoint = next((tmp_path / "checkpoints").glob(f"*{name}*"))
+        with trainer_of(tmp_path, duration="10ba", load_path=checkpoint) as trainer:
+            trainer.eval(data)
+
+    rows = read_rows(folder)
+    assert rows[: len(before)] == before
+    assert {row.step for row in rows[len(before) :]} == {10, 5}
+    assert not (folder / "abandoned").exists()
+
+
+SECOND = """
+import sys
+from destinations import RunDirectory
+from destinations.run_directory import RunInUseError
+from events import Run
+try:
+    Run(RunDirectory(sys.argv[1], writer="eval"), run_name="second", raise_errors=True).__enter__()
+except RunInUseError as error:
+    print(error)
+"""
+
+
+def test_a_second_process_of_the_same_name_is_refused(drive, tmp_path):
+    """The message names the writer and the run."""
+    drive(writer="eval")
+
+    command = [sys.executable, "-c", SECOND, str(tmp_path / "run")]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert said.startswith(f"writer 'eval' of run folder '{tmp_path / 'run'}' is in use: process ")
+    assert "choose another name" in said
+
+
+def test_a_second_run_of_the_same_process_gets_a_name_beside_it(tmp_path, caplog):
+    """As of a trainer: a notebook cell was run again."""
+    first = Run(RunDirectory(tmp_path / "run", writer="eval"), run_name="first")
+    with first:
+        first.log_metrics({"loss": 1.0}, step=1)
+        with Run(RunDirectory(tmp_path / "run", writer="eval"), run_name="second") as second:
+            second.log_metrics({"loss": 2.0}, step=1)
+
+    folder = tmp_path / "run" / "writers"
+    assert sorted(path.name for path in folder.iterdir()) == ["eval", "eval-2"]
+    assert sidecar(folder / "eval-2")["writer"] == "eval-2"
+    assert "is taken" in caplog.text
+
+
+def test_a_completed_writer_is_refused_where_that_is_asked_for(tmp_path):
+    """`if_exists` of a writer is of its own folder."""
+    for _ in range(2):
+        with Run(RunDirectory(tmp_path / "run", writer="eval", if_exists="new"), run_name="eval") as run:
+            run.log_metrics({"loss": 1.0}, step=1)
+
+    assert sorted(path.name for path in (tmp_path / "run" / "writers").iterdir()) == ["eval", "eval-2"]
+
+
+def test_a_trainer_begins_after_its_writers(tmp_path):
+    """A folder that has writers only is that of a new run."""
+    with Run(RunDirectory(tmp_path / "run", writer="eval"), run_name="eval") as run:
+        run.log_metrics({"loss": 1.0}, step=1)
+
+    with Run(RunDirectory(tmp_path / "run", if_exists="error"), run_name="train") as run:
+        run.log_metrics({"loss": 2.0}, step=1)
+
+    assert read_series(tmp_path / "run", "loss") == [(1, 2.0)]
+
+
+def test_the_last_value_of_a_writer_is_that_of_its_greatest_step(drive, tmp_path):
+    """Whatever the order, also over sessions, and where the statistics are those of all rows again."""
+    folder = tmp_path / "run" / "writers" / "eval"
+    for steps in ((300, 500, 500, 400), (100, 200)):
+        one = drive(writer="eval")
+        for number, step in enumerate(steps):
+            one.log({"loss": float(step + number)}, step)
+        one.close()
+    assert (loss(folder)["last"], loss(folder)["last_step"]) == (502.0, 500)
+
+    (folder / "summary.json").unlink()
+    one = drive(writer="eval")
+    one.log({"loss": 0.0}, 50)
+    one.close()
+
+    assert (loss(folder)["last"], loss(folder)["last_step"], loss(folder)["count"]) == (502.0, 500, 7)
+    assert sidecar(folder)["summary"] == {"loss": 502.0}
+
+
+@pytest.mark.parametrize("size", [1, 2, 50])
+def test_statistics_by_step_do_not_depend_on_how_rows_are_grouped(size):
+    """Of equal steps the later value counts; a row without a step counts where no other has one."""
+    steps = [None, 7, 3, None, 9, 1, 9, 2, None, *range(8, -40, -1)]
+    rows = [(float(number),) for number in range(len(steps))]
+    found = Statistics(by_step=True)
+
+    for start in range(0, len(steps), size):
+        found.add(("loss",), steps[start : start + size], rows[start : start + size])
+
+    assert (found.metrics["loss"].last, found.metrics["loss"].last_step) == (6.0, 9)
+    again = Statistics.from_summary({"metrics": {"loss": found.metrics["loss"].to_json()}}, by_step=True)
+    again.add(("loss",), [9], [(0.5,)])
+    assert again.metrics["loss"].last == 0.5
+
+
+def test_statistics_of_a_trainer_have_the_last_row(drive, tmp_path):
+    """They say nothing of steps, as before there were writers."""
+    one = drive()
+    one.log({"loss": 1.0}, 5)
+    one.log({"loss": 2.0}, 3)
+    one.close()
+
+    assert loss(tmp_path / "run")["last"] == 2.0
+    assert "last_step" not in loss(tmp_path / "run")
+
+
+def test_a_session_of_another_trainer_is_called_as_the_run(tmp_path):
+    """And its folder is that of the writer, as another session of this process may train the run."""
+    session = Session([RunDirectory(tmp_path / "digits", writer="eval")])
+
+    assert session.first_name == "digits"
+    assert session.folder == tmp_path / "digits" / "writers" / "eval"
+
+
+def test_a_second_writer_of_ranks_has_them_too(drive, tmp_path):
+    """`all_ranks` and `writer` go together."""
+    for rank in range(2):
+        one = drive(writer="eval", rank=rank, all_ranks=True)
+        one.log({"loss": float(rank)}, 1)
+        one.close()
+
+    folder = tmp_path / "run" / "writers" / "eval"
+    assert [read_series(folder, "loss", rank) for rank in range(2)] == [[(1, 0.0)], [(1, 1.0)]]
