@@ -56,11 +56,13 @@ class Block:
         step: int64 `(rows,)`; `MISSING_STEP` if missing.
         time: float64 `(rows,)`, seconds since 1970; NaN if missing.
         columns: by name, values as float64 `(rows,)` and a mask of present values, bool `(rows,)`.
+        writer: of a run that several write, the name of their writer; "" for the trainer.
     """
 
     step: Steps
     time: Floats
     columns: dict[str, tuple[Floats, _Bools]]
+    writer: str = ""
 
     def __len__(self) -> int:
         return len(self.step)

@@ -416,6 +416,8 @@ class MetricRow:
     epoch: float | None
     time: float | None
     metrics: dict[str, float]
+    writer: str = ""
+    """Of a run that several write, the name of its writer where a reader of the run says it; "" otherwise."""
 
 
 def read_rows(run_dir: Path | str, rank: int = 0) -> list[MetricRow]:

@@ -10,6 +10,7 @@ from .errors import (
     RootError,
     RunNotFoundError,
     RunsError,
+    WriterNotFoundError,
 )
 from .index.scan import ScanReport
 from .open import open_runs
@@ -33,6 +34,7 @@ __all__ = [
     "Runs",
     "RunsError",
     "ScanReport",
+    "WriterNotFoundError",
     "is_alive",
     "open_runs",
 ]

@@ -6,6 +6,7 @@ RunsError
 ├── RunNotFoundError     (KeyError)     no run has this id, name or path
 ├── AmbiguousRunError    (LookupError)  several runs have it
 ├── MetricNotFoundError  (KeyError)     no run has this metric, hyperparameter or field
+├── WriterNotFoundError  (KeyError)     a run has no writer of this name
 ├── FilterError          (ValueError)   a filter does not parse
 ├── CheckpointNotFoundError (LookupError) a run has no such checkpoint, or none that is whole
 ├── EditError            (OSError)      an edit could not be written into the folder of the run
@@ -30,6 +31,7 @@ __all__ = [
     "RootError",
     "RunNotFoundError",
     "RunsError",
+    "WriterNotFoundError",
     "near_names",
 ]
 
@@ -99,6 +101,20 @@ class MetricNotFoundError(RunsError, KeyError):
         kind = "hyperparameter" if wanted.startswith("hparams.") else "metric"
         text = f"unknown {kind} {wanted!r}{_suggestion(self.near, '; did you mean')}"
         super().__init__(f"{text}. {hint}" if hint else text)
+
+
+class WriterNotFoundError(RunsError, KeyError):
+    """A run has no writer of this name.
+
+    Args:
+        wanted: the name.
+        known: existing names; the message suggests the closest.
+    """
+
+    def __init__(self, wanted: str, known: Iterable[str] = ()) -> None:
+        self.wanted = wanted
+        self.near = near_names(wanted, known)
+        super().__init__(f"this run has no writer {wanted!r}.{_suggestion(self.near)}")
 
 
 class FilterError(RunsError, ValueError):

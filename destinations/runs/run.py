@@ -6,6 +6,7 @@ metrics does.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import time
 from pathlib import Path
@@ -24,9 +25,10 @@ from destinations.run_directory.layout import (
     trusted_heartbeat,
 )
 
-from .errors import RunNotFoundError
+from .errors import RunNotFoundError, RunsError
 from .files import read_object_file
 from .record import RunKind, RunRecord, Scalar, is_alive, shown_status
+from .streams import reported, streams_of, writers_of
 from .summary import MetricSummary, summary_of
 
 if TYPE_CHECKING:
@@ -184,6 +186,18 @@ class Run(RecordAccess):
         return is_alive(self.status, self._heartbeat_at(), self._clock())
 
     @property
+    def is_written(self) -> bool:
+        """Whether its trainer or one of its writers is alive."""
+        return self.alive or any(one.alive for one in self._written())
+
+    def _written(self) -> Iterator[Run]:
+        """Yields what each writer has written."""
+        for name in self.writers:
+            # One that has begun this moment has no sidecar.
+            with contextlib.suppress(RunsError):
+                yield self.writer(name)
+
+    @property
     def hyperparameters(self) -> dict[str, Any]:
         """Hyperparameters nested as logged; by dotted name if `hparams.yaml` cannot be read."""
         from destinations.run_directory.documents import read_hparams
@@ -196,12 +210,16 @@ class Run(RecordAccess):
 
     @property
     def summary(self) -> dict[str, MetricSummary]:
-        """The statistics of each metric: those of `summary.json`, with the rows that were logged after it."""
+        """The statistics of each metric: those of `summary.json`, with the rows that were logged after it.
+
+        Of a metric that several writers have, the last value is that of the greatest step; min, max, mean and
+        counts are those of all.
+        """
         return self.summary_of(0)
 
-    def summary_of(self, rank: int) -> dict[str, MetricSummary]:
-        """Returns the `summary` of a rank."""
-        return summary_of(self.path, rank)
+    def summary_of(self, rank: int, writer: str | None = None) -> dict[str, MetricSummary]:
+        """Returns the `summary` of a rank: of all writers, or of one; "" is the trainer."""
+        return summary_of(self.path, rank, writer)
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -224,6 +242,27 @@ class Run(RecordAccess):
         overhead = read_object_file(self.path / SIDECAR).get("overhead")
         return overhead if isinstance(overhead, dict) else {}
 
+    # Writers.
+
+    @property
+    def writers(self) -> list[str]:
+        """The names of the processes that add to the run beside its trainer, sorted.
+
+        Their rows and records are those of the run. Status, heartbeat, tags and hyperparameters of the run
+        are the trainer's; `writer` has those of one.
+        """
+        return writers_of(self.path)
+
+    def writer(self, name: str) -> Run:
+        """Returns what one writer has written, as a run of its own.
+
+        Raises:
+            WriterNotFoundError: the run has no such writer.
+            RunNotFoundError: it has not begun to write.
+        """
+        (stream,) = streams_of(self.path, name)
+        return Run(Run.open(stream.folder).record, clock=self._clock)
+
     # Metrics.
 
     @overload
@@ -233,7 +272,7 @@ class Run(RecordAccess):
     def ranks(self, name: str) -> RankMetric: ...
 
     def ranks(self, name: str | None = None) -> list[int] | RankMetric:
-        """Returns the ranks that have metrics; or a metric on all of them, merged by step.
+        """Returns the ranks of the trainer that have metrics; or a metric on all of them, merged by step.
 
         Args:
             name: of the metric.
@@ -245,7 +284,7 @@ class Run(RecordAccess):
             return self._ranks_with_metrics()
         from .content.ranks import read_ranks
 
-        return read_ranks(name, self._ranks_with_metrics(), self.series)
+        return read_ranks(name, self._ranks_with_metrics(), lambda one, rank: self.series(one, rank, ""))
 
     def flights(self) -> list[Flight]:
         """Returns what the `FlightRecorder` of each rank wrote in the folder of the run, by rank."""
@@ -265,31 +304,44 @@ class Run(RecordAccess):
         return read_time(folder, self.sessions, TimeLedger.productive)
 
     def metric_names(self, rank: int = 0) -> list[str]:
-        """Returns the names of all metrics of a rank, in order of first appearance."""
+        """Returns the names of all metrics of a rank, in order of first appearance, the trainer's first."""
         from destinations.run_directory.reader import metric_columns, take_snapshot
 
-        with take_snapshot(self.path, rank) as snapshot:
-            return metric_columns(snapshot)
+        names: list[str] = []
+        for stream in streams_of(self.path):
+            with reported(stream), take_snapshot(stream.folder, rank) as snapshot:
+                names += metric_columns(snapshot)
+        return list(dict.fromkeys(names))
 
-    def series(self, name: str, rank: int = 0) -> Series:
+    def series(self, name: str, rank: int = 0, writer: str | None = None) -> Series:
         """Returns all values of a metric as numpy arrays, including rows still in the journal.
+
+        Where several writers have the metric, their values are merged by step, and `Series.writer` says
+        whose each is.
 
         Args:
             name: of the metric; "epoch" is the epoch of each row.
             rank: ranks other than 0 have metrics only if the run was written with `all_ranks=True`.
+            writer: only the values of this one of `writers`; "" for those of the trainer.
 
         Raises:
             MetricNotFoundError: the run has no such metric; the message suggests the closest.
+            WriterNotFoundError: the run has no such writer.
         """
         from .content.series import read_series
 
-        return read_series(self.path, name, rank)
+        return read_series(self.path, name, rank, writer)
 
-    def blocks(self, rank: int = 0) -> Iterator[Block]:
-        """Returns all rows of a rank in blocks of arrays; memory does not grow with the run."""
+    def blocks(self, rank: int = 0, writer: str | None = None) -> Iterator[Block]:
+        """Returns all rows of a rank in blocks of arrays; memory does not grow with the run.
+
+        Args:
+            rank: of the rows.
+            writer: as for `series`; by default the rows of the trainer, then those of each writer.
+        """
         from .content.series import run_blocks
 
-        return run_blocks(self.path, rank)
+        return run_blocks(self.path, rank, writer)
 
     @overload
     def follow(
@@ -328,7 +380,7 @@ class Run(RecordAccess):
         last: int | None = None,
         only: Collection[str] = (),
     ) -> Iterator[Point] | Iterator[MetricRow]:
-        """Returns existing rows, then each new row once, in the order of logging.
+        """Returns existing rows, then each new row once, in the order of logging, of all writers.
 
         If training resumes from an earlier step, the rows of the new branch follow with repeated steps; rows
         of the abandoned branch are not retracted. The calls of one step are one row or several.
@@ -341,14 +393,15 @@ class Run(RecordAccess):
             rank: of the rows.
             poll_seconds: time between two looks at the files.
             stop: ends the iterator at once when set.
-            until_end: ends the iterator after the last row of a run that has ended or is not alive.
+            until_end: ends the iterator after the last row of a run that has ended or is not alive, and none
+                of whose writers is alive.
             last: yield only so many existing rows, the last ones, read from the end of the file.
             only: columns; rows without any of them are skipped.
         """
         from .content.follow import follow_metric, follow_rows
 
         def is_over() -> bool:
-            return until_end and not self._is_alive_now()
+            return until_end and not self._is_written_now()
 
         wanted = {*only} if name is None else {column_of(name), name, *only}
         rows = follow_rows(
@@ -358,6 +411,9 @@ class Run(RecordAccess):
 
     def to_dataframe(self, rank: int = 0) -> Any:
         """Returns all rows of a rank as a `pandas.DataFrame`: `step`, `time`, a column for each metric.
+
+        Of a run that several write, the column `writer` behind `time` has the name of the writer, "" for the
+        trainer.
 
         A missing value is NaN, as is one that was logged as NaN.
 
@@ -373,10 +429,12 @@ class Run(RecordAccess):
         from destinations.run_directory.blocks import MISSING_STEP
 
         frames = []
+        has_writers = bool(self.writers)
         for block in self.blocks(rank):
             columns = {name: values for name, (values, _) in block.columns.items()}
             steps = pd.Series(block.step, dtype="Int64").mask(block.step == MISSING_STEP)
-            frames.append(pd.DataFrame({"step": steps, "time": block.time, **columns}))
+            whose = {"writer": block.writer} if has_writers else {}
+            frames.append(pd.DataFrame({"step": steps, "time": block.time, **whose, **columns}))
         if not frames:
             return pd.DataFrame({"step": pd.Series(dtype="Int64"), "time": pd.Series(dtype="float64")})
         return pd.concat(frames, ignore_index=True)
@@ -459,9 +517,9 @@ class Run(RecordAccess):
 
         return ranks_of(self.path)
 
-    def _is_alive_now(self) -> bool:
+    def _is_written_now(self) -> bool:
         try:
-            return self.reload().alive
+            return self.reload().is_written
         except RunNotFoundError:
             return False
 
@@ -473,4 +531,6 @@ class Run(RecordAccess):
             except OSError:
                 continue
             return trusted_heartbeat(self.path, at, self._clock())
-        return None
+        # Before its trainer begins, a run has those of its writers.
+        beats = (one._heartbeat_at() for one in self._written())  # noqa: SLF001  # same class
+        return max((at for at in beats if at is not None), default=None)

@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from destinations.run_directory.layout import column_of
-from destinations.run_directory.reader import MetricRow, last_rows
+from destinations.run_directory.reader import MetricRow
 from destinations.runs import MetricNotFoundError, Run
+from destinations.runs.content.follow import last_rows_of_run
 from destinations.runs.errors import near_names
 from destinations.runs.index.filters import Filter
 
@@ -20,8 +21,8 @@ def tail(options: argparse.Namespace, session: CommandContext) -> int:
     """Prints the last rows of a run, then new ones as they are written, until the run ends."""
     (run,) = find_runs([options.run_name], options, session)
     wanted = {column_of(name) for name in options.metric or ()}
-    if options.no_follow or not run.alive:
-        rows = last_rows(run.path, options.lines, wanted=wanted)
+    if options.no_follow or not run.is_written:
+        rows = last_rows_of_run(run.path, options.lines, wanted=wanted)
         if wanted and not rows and options.lines:
             raise MetricNotFoundError(options.metric[0], run.metric_names())
         _print(rows, options, session)
@@ -39,11 +40,13 @@ def _print(rows: Iterable[MetricRow], options: argparse.Namespace, session: Comm
     for row in rows:
         metrics = {name: value for name, value in row.metrics.items() if not wanted or name in wanted}
         if options.json:
+            whose = {"writer": row.writer} if row.writer else {}
             session.screen.json_line(
-                {"step": row.step, "epoch": row.epoch, "time": row.time, "metrics": metrics}
+                {"step": row.step, "epoch": row.epoch, "time": row.time, **whose, "metrics": metrics}
             )
         else:
-            step = session.screen.styled(f"step {value_text(row.step)}", "dim")
+            whose_text = f" · {row.writer}" if row.writer else ""
+            step = session.screen.styled(f"step {value_text(row.step)}{whose_text}", "dim")
             session.screen.line(
                 "  ".join([step, *(f"{name} {value_text(value)}" for name, value in metrics.items())])
             )
@@ -60,7 +63,7 @@ def wait(options: argparse.Namespace, session: CommandContext) -> int:
     deadline = None if options.timeout is None else session.clock() + options.timeout
     while True:
         # Read before the reload, so that the last rows of a run that just ended are seen.
-        was_alive = run.alive
+        was_alive = run.is_written
         run = run.reload()
         now = session.clock()
         if matches(run.record, options.condition, now):

@@ -4,6 +4,7 @@ import argparse
 import itertools
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from .running import EXIT_OK, find_runs
 from .screen import CommandContext, value_text
@@ -19,17 +20,24 @@ def series(options: argparse.Namespace, session: CommandContext) -> int:
     (run,) = find_runs([options.run_name], options, session)
     where = Where.parse(options.where) if options.where else Where()
 
-    def found() -> Iterator[tuple[int | None, float | None, float]]:
+    def found() -> Iterator[dict[str, Any]]:
         for one in values_where(run.path, options.metric, where, options.rank):
-            rows = zip(one.step.tolist(), one.time.tolist(), one.value.tolist(), strict=True)
-            for step, time, value in rows:
-                yield None if step == MISSING_STEP else step, None if math.isnan(time) else time, value
+            writers = [None] * len(one) if one.writer is None else one.writer.tolist()
+            rows = zip(one.step.tolist(), one.time.tolist(), one.value.tolist(), writers, strict=True)
+            for step, time, value, writer in rows:
+                row = {
+                    "step": None if step == MISSING_STEP else step,
+                    "time": None if math.isnan(time) else time,
+                    "value": value,
+                }
+                yield row if writer is None else {**row, "writer": writer}
 
     values = itertools.islice(found(), options.limit)
     if options.json:
-        rows = [{"step": step, "time": time, "value": value} for step, time, value in values]
-        session.screen.json({"run_id": run.run_id, "metric": options.metric, "values": rows})
+        session.screen.json({"run_id": run.run_id, "metric": options.metric, "values": list(values)})
         return EXIT_OK
-    for step, _, value in values:
-        session.screen.line(f"{session.screen.styled(f'step {value_text(step)}', 'dim')}  {value!r}")
+    for row in values:
+        whose = f" · {row['writer']}" if row.get("writer") else ""
+        step = session.screen.styled(f"step {value_text(row['step'])}{whose}", "dim")
+        session.screen.line(f"{step}  {row['value']!r}")
     return EXIT_OK

@@ -11,6 +11,7 @@ A follower never writes, and belongs to one thread.
 
 import contextlib
 import itertools
+import operator
 import os
 import threading
 from collections import deque
@@ -34,16 +35,18 @@ from destinations.run_directory.reader import (
     MetricsSnapshot,
     has_any_metric,
     last_file_rows,
+    last_rows,
     open_existing,
     read_whole,
     row_of,
 )
 from destinations.run_directory.segments import FIRST_BYTES, JournalPlace, continues_from
+from destinations.runs.streams import Stream, by_time, reported, streams_of
 
 from .rank_reader import Look, RankReader
 from .sources import branches_of
 
-__all__ = ["Follower", "Point", "follow_metric", "follow_rows"]
+__all__ = ["Follower", "Point", "follow_metric", "follow_rows", "last_rows_of_run"]
 
 # The CSV rounds times to microseconds.
 _TIME_SECONDS = 2e-6
@@ -57,11 +60,13 @@ class Point:
         step: of the row; None if it has none.
         time: of the row, in seconds since 1970; None if unknown.
         value: as logged.
+        writer: of a run that several write, the name of its writer; "" for the trainer.
     """
 
     step: int | None
     time: float | None
     value: float
+    writer: str = ""
 
 
 def follow_rows(
@@ -74,7 +79,7 @@ def follow_rows(
     last: int | None = None,
     wanted: Collection[str] = (),
 ) -> Iterator[MetricRow]:
-    """Yields existing rows, then new ones; see `Run.follow`.
+    """Yields existing rows, then new ones, of all writers; see `Run.follow`.
 
     Args:
         run_dir: the folder of the run.
@@ -86,16 +91,78 @@ def follow_rows(
         wanted: columns; rows without any of them are skipped. Empty for all rows.
     """
     stop = threading.Event() if stop is None else stop
-    with Follower(run_dir, rank) as follower:
-        is_first = True
+    with _Followers(run_dir, rank) as followers:
         while not stop.is_set():
             was_over = is_over()
-            # There may be very many existing rows: they are not held.
-            rows = follower.begin(last, wanted) if is_first else follower.poll()
-            yield from (row for row in rows if has_any_metric(row, wanted))
-            is_first = False
+            yield from (row for row in followers.rows(last, wanted) if has_any_metric(row, wanted))
             if was_over or stop.wait(poll_seconds):
                 return
+
+
+def last_rows_of_run(
+    run_dir: Path, count: int, rank: int = 0, wanted: Collection[str] = ()
+) -> list[MetricRow]:
+    """Returns the last rows of all writers, in the order of logging; see `reader.last_rows`."""
+    found: list[Iterable[MetricRow]] = []
+    for stream in streams_of(run_dir):
+        with reported(stream):
+            found.append(_named(last_rows(stream.folder, count, rank, wanted), stream))
+    return list(deque(by_time(found, operator.attrgetter("time")), maxlen=count))
+
+
+def _named(rows: Iterable[MetricRow], stream: Stream) -> Iterable[MetricRow]:
+    return (attrs.evolve(row, writer=stream.writer) for row in rows) if stream.writer else rows
+
+
+class _Followers:
+    """The followers of all writers of a run, also of those that begin to write while it is followed.
+
+    Args:
+        run_dir: the folder of the run.
+        rank: of the rows.
+    """
+
+    def __init__(self, run_dir: Path, rank: int) -> None:
+        self._run_dir = run_dir
+        self._rank = rank
+        self._followers: dict[str, Follower] = {}
+        self._left_out: set[str] = set()
+
+    def rows(self, last: int | None, wanted: Collection[str]) -> Iterator[MetricRow]:
+        """Yields the rows written since the last call, in the order of logging; iterate it to its end.
+
+        Args:
+            last: on the first call, yield only so many, the last ones.
+            wanted: as for `Follower.begin`.
+        """
+        is_first = not self._followers
+        streams = [stream for stream in streams_of(self._run_dir) if stream.writer not in self._left_out]
+        # There may be very many existing rows: they are not held.
+        rows = [self._rows_of(stream, last if is_first else None, wanted) for stream in streams]
+        if len(rows) == 1:
+            yield from rows[0]
+            return
+        merged = by_time(rows, operator.attrgetter("time"))
+        yield from merged if last is None or not is_first else deque(merged, maxlen=last)
+
+    def _rows_of(self, stream: Stream, last: int | None, wanted: Collection[str]) -> Iterator[MetricRow]:
+        follower = self._followers.get(stream.writer)
+        # Until it was read to its end.
+        self._left_out.add(stream.writer)
+        with reported(stream):
+            if follower is None:
+                follower = self._followers[stream.writer] = Follower(stream.folder, self._rank)
+                yield from _named(follower.begin(last, wanted), stream)
+            else:
+                yield from _named(follower.poll(), stream)
+            self._left_out.discard(stream.writer)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for follower in self._followers.values():
+            follower.close()
 
 
 def follow_metric(rows: Iterator[MetricRow], name: str) -> Iterator[Point]:
@@ -103,7 +170,7 @@ def follow_metric(rows: Iterator[MetricRow], name: str) -> Iterator[Point]:
     wanted = {column_of(name), name}
     for row in rows:
         for column in wanted & row.metrics.keys():
-            yield Point(row.step, row.time, row.metrics[column])
+            yield Point(row.step, row.time, row.metrics[column], row.writer)
 
 
 @attrs.define
@@ -139,7 +206,7 @@ class _Segment:
 
 
 class Follower:
-    """Reads the metrics of a rank, each row once.
+    """Reads the metrics of a rank of one writer, each row once.
 
     Args:
         run_dir: the folder of the run.

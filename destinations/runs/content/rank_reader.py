@@ -19,6 +19,7 @@ import attrs
 from destinations.run_directory.layout import JOURNAL_FOLDER, journal_path, metrics_name
 from destinations.run_directory.reader import CsvSnapshot, MetricsSnapshot, take_snapshot
 from destinations.run_directory.segments import journal_extent
+from destinations.runs.streams import streams_of
 
 __all__ = ["Look", "RankReader", "stamps_of"]
 
@@ -145,8 +146,9 @@ class RankReader:
 def stamps_of(run_dir: Path) -> dict[str, tuple[int, int]]:
     """Returns size and mtime in nanoseconds of each file with rows of a run, by its path in the folder."""
     stamps = {}
-    for path in sorted([*run_dir.glob("metrics*.csv"), *(run_dir / JOURNAL_FOLDER).glob("*/*.journal")]):
-        with contextlib.suppress(OSError):
-            state = path.stat()
-            stamps[path.relative_to(run_dir).as_posix()] = state.st_size, state.st_mtime_ns
+    for folder in (stream.folder for stream in streams_of(run_dir)):
+        for path in sorted([*folder.glob("metrics*.csv"), *(folder / JOURNAL_FOLDER).glob("*/*.journal")]):
+            with contextlib.suppress(OSError):
+                state = path.stat()
+                stamps[path.relative_to(run_dir).as_posix()] = state.st_size, state.st_mtime_ns
     return stamps

@@ -22,6 +22,7 @@ from destinations.kinds.tables import Table, TableEntry, read_table, table_rows
 from destinations.runs.budget import spend
 from destinations.runs.errors import MetricNotFoundError
 from destinations.runs.files import json_lines
+from destinations.runs.streams import Stream, by_time, reported, streams_of
 
 __all__ = ["RecordCount", "Records"]
 
@@ -46,7 +47,7 @@ class RecordCount:
 
 
 class Records:
-    """The records of one run.
+    """The records of one run, of all its writers; paths lead into the folder of the writer.
 
     Args:
         run_dir: its folder.
@@ -58,8 +59,12 @@ class Records:
     def of(self, plural: str, name: str | None = None, step: int | None = None) -> list[Any]:
         """Returns the records of a kind in the order of logging; see `RecordAccess.records`."""
         wanted = kind_of(plural=plural)
-        found = [record for kind, record in self._parsed(wanted.index) if kind is wanted]
-        return _chosen(_without_deleted(found), name, step)
+        found: list[list[Any]] = []
+        for stream in streams_of(self._run_dir):
+            with reported(stream):
+                parsed = self._parsed(stream, wanted.index)
+                found.append(_without_deleted([record for kind, record in parsed if kind is wanted]))
+        return _chosen(_merged(found), name, step)
 
     def table(self, name: str, step: int | None = None) -> Table:
         """Reads a table.
@@ -105,42 +110,61 @@ class Records:
 
     def damaged_lines(self) -> dict[str, int]:
         """Returns the number of damaged lines of each index that has any."""
-        counts = {index: sum(record is None for _, record in self._parsed(index)) for index in indexes()}
+        counts = {}
+        for stream in streams_of(self._run_dir):
+            for index in indexes():
+                with reported(stream):
+                    parsed = self._parsed(stream, index)
+                    counts[stream.prefix + index] = sum(record is None for _, record in parsed)
         return {index: count for index, count in counts.items() if count}
 
     def overview(self) -> "dict[str, RecordCount]":
         """Returns the number of records by kind ("images", "audio", …), in constant memory."""
         found: dict[str, RecordCount] = {}
-        for index in indexes():
-            for kind, record in self._parsed(index):
-                if kind is None or record is None:
-                    continue
-                size, name = getattr(record, "size", None) or 0, getattr(record, "name", "")
-                if isinstance(record, Deletion):
-                    if one := found.get(kind.plural):
-                        one.count = max(0, one.count - 1)
-                        one.size = max(0, one.size - max(0, size))
-                        one.names -= Counter([name])
-                    continue
-                one = found.setdefault(kind.plural, RecordCount())
-                one.count += 1
-                one.size += max(0, size)
-                if name in one.names or len(one.names) < _MAX_NAMES:
-                    one.names[name] += 1
+        for stream in streams_of(self._run_dir):
+            for index in indexes():
+                with reported(stream):
+                    _count(self._parsed(stream, index), found)
         return {kind.plural: found[kind.plural] for kind in KINDS if kind.plural in found}
 
-    def _parsed(self, index: str) -> Iterator[tuple[Kind | None, Any]]:
+    def _parsed(self, stream: Stream, index: str) -> Iterator[tuple[Kind | None, Any]]:
         """Yields the kind and the record of each line of an index; the record is None for a damaged line."""
-        for fields in json_lines(self._run_dir / index, with_torn=True):
+        for fields in json_lines(stream.folder / index, with_torn=True):
             kind = found = None
             if fields is not None:
                 try:
                     kind = kind_of_line(index, fields)
                     parse = parse_medium if kind is None else kind.parse
-                    found = parse(Line(self._run_dir, fields))
+                    found = parse(Line(stream.folder, fields))
                 except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
                     found = None
             yield kind, found
+
+
+def _count(records: Iterable[tuple[Kind | None, Any]], found: dict[str, RecordCount]) -> None:
+    """Adds records to the counts by kind."""
+    for kind, record in records:
+        if kind is None or record is None:
+            continue
+        size, name = getattr(record, "size", None) or 0, getattr(record, "name", "")
+        if isinstance(record, Deletion):
+            if one := found.get(kind.plural):
+                one.count = max(0, one.count - 1)
+                one.size = max(0, one.size - max(0, size))
+                one.names -= Counter([name])
+            continue
+        one = found.setdefault(kind.plural, RecordCount())
+        one.count += 1
+        one.size += max(0, size)
+        if name in one.names or len(one.names) < _MAX_NAMES:
+            one.names[name] += 1
+
+
+def _merged(found: list[list[Any]]) -> list[Any]:
+    """Returns the records of several writers in the order of logging."""
+    if len(found) == 1:
+        return found[0]
+    return list(by_time(found, lambda record: getattr(record, "time", None)))
 
 
 def _table_of(entry: TableEntry, columns: list[str], rows: list[list[Any]]) -> Table:

@@ -23,27 +23,30 @@ from destinations.run_directory.blocks import (
 from destinations.run_directory.layout import column_of, parse_header
 from destinations.run_directory.reader import merge_journal, metric_columns
 from destinations.runs.errors import MetricNotFoundError
+from destinations.runs.streams import reported, streams_of
 
 from .rank_reader import Look, RankReader
 
-__all__ = ["Series", "read_series", "run_blocks"]
+__all__ = ["Series", "count_rows", "joined", "merged_by_step", "read_series", "run_blocks"]
 
 
 @attrs.frozen(eq=False, repr=False)
 class Series:
-    """The values of one metric, in the order of logging.
+    """The values of one metric, in the order of logging; of named writers, by step.
 
     Attributes:
         name: of the metric.
         step: int64 `(n,)`; `MISSING_STEP`, the min of int64, if missing.
         time: float64 `(n,)`, seconds since 1970; NaN if unknown.
         value: float64 `(n,)`; NaN and infinities were logged as such. An integer becomes the nearest float.
+        writer: of values of several writers, the name of each, str `(n,)`, "" for the trainer; else None.
     """
 
     name: str
     step: Steps
     time: Floats
     value: Floats
+    writer: "np.ndarray[Any, np.dtype[np.str_]] | None" = None
 
     def __len__(self) -> int:
         return len(self.value)
@@ -66,22 +69,42 @@ def _no_rows_of(rank: int) -> str:
     return f"Rank {rank} has no rows here. Write them with RunDirectory(..., all_ranks=True)."
 
 
-def read_series(run_dir: Path, name: str, rank: int = 0) -> Series:
+def read_series(run_dir: Path, name: str, rank: int = 0, writer: str | None = None) -> Series:
     """Returns the values of a metric; see `Series`.
+
+    Where several writers have it, their values are merged by step: of a step, first those of the trainer,
+    then those of the writers by name, each in the order of logging.
 
     Args:
         run_dir: the folder of the run.
         name: of the metric, as logged or as in the CSV; "epoch" is the epoch of each row.
         rank: of the rows.
+        writer: only those of this writer; "" for the trainer's.
 
     Raises:
         MetricNotFoundError: the run has no such metric; the message suggests the closest.
+        WriterNotFoundError: the run has no such writer.
     """
-    with RankReader(run_dir, rank).look() as look:
+    found: list[tuple[str, Series]] = []
+    known: list[str] = []
+    for stream in streams_of(run_dir, writer):
+        with reported(stream, writer):
+            names, series = _read(stream.folder, name, rank)
+            known += names
+            if series is not None:
+                found.append((stream.writer, series))
+    if not found:
+        raise MetricNotFoundError(name, known, "" if known or not rank else _no_rows_of(rank))
+    return merged_by_step(found)
+
+
+def _read(folder: Path, name: str, rank: int) -> tuple[list[str], Series | None]:
+    """Returns the metrics of one stream, and the values of one in the order of logging; None without it."""
+    with RankReader(folder, rank).look() as look:
         known = metric_columns(look.snapshot)
         column = next((one for one in (column_of(name), name) if one in known or one == "epoch"), None)
         if column is None:
-            raise MetricNotFoundError(name, known, "" if known or not rank else _no_rows_of(rank))
+            return known, None
         step: list[Steps] = [np.empty(0, np.int64)]
         time: list[Floats] = [np.empty(0)]
         value: list[Floats] = [np.empty(0)]
@@ -91,7 +114,42 @@ def read_series(run_dir: Path, name: str, rank: int = 0) -> Series:
             step.append(block.step[chosen])
             time.append(block.time[chosen])
             value.append(values[chosen])
-    return Series(name, _joined(step), _joined(time), _joined(value))
+    return known, Series(name, _joined(step), _joined(time), _joined(value))
+
+
+def merged_by_step(found: Sequence[tuple[str, Series]]) -> Series:
+    """Returns the values of a metric of one writer or several.
+
+    Args:
+        found: the name of each writer, "" for the trainer, and its values in the order of logging. Those of
+            the trainer alone stay in this order.
+    """
+    (writer, first), *others = found
+    if not others and (not writer or (first.step[1:] >= first.step[:-1]).all()):
+        return first
+    every = [series for _, series in found]
+    writers = None
+    if others:
+        writers = np.repeat([writer for writer, _ in found], [len(series) for series in every])
+    step = np.concatenate([series.step for series in every])
+    order = np.argsort(step, kind="stable")
+    return Series(
+        first.name,
+        step[order],
+        np.concatenate([series.time for series in every])[order],
+        np.concatenate([series.value for series in every])[order],
+        None if writers is None else writers[order],
+    )
+
+
+def joined(name: str, pieces: Sequence[Series]) -> Series:
+    """Returns the values of a metric from pieces of them."""
+    return Series(
+        name,
+        np.concatenate([np.empty(0, np.int64), *(one.step for one in pieces)]),
+        np.concatenate([np.empty(0), *(one.time for one in pieces)]),
+        np.concatenate([np.empty(0), *(one.value for one in pieces)]),
+    )
 
 
 def _joined(pieces: list[Any]) -> Any:
@@ -101,10 +159,33 @@ def _joined(pieces: list[Any]) -> Any:
     return found
 
 
-def run_blocks(run_dir: Path, rank: int = 0) -> Iterator[Block]:
-    """Yields all rows of a rank in blocks; a block has only the metrics that occur in it."""
-    with RankReader(run_dir, rank).look() as look:
-        yield from _blocks(look, None)
+def run_blocks(run_dir: Path, rank: int = 0, writer: str | None = None) -> Iterator[Block]:
+    """Yields all rows of a rank in blocks; a block has only the metrics that occur in it.
+
+    Args:
+        run_dir: the folder of the run.
+        rank: of the rows.
+        writer: only those of this writer, "" for the trainer's. Default: of all, those of the trainer first.
+    """
+    for stream in streams_of(run_dir, writer):
+        with reported(stream, writer), RankReader(stream.folder, rank).look() as look:
+            for block in _blocks(look, None):
+                yield attrs.evolve(block, writer=stream.writer) if stream.writer else block
+
+
+def count_rows(folder: Path, rank: int = 0) -> int:
+    """Returns how many rows a stream has, without reading their values."""
+    with RankReader(folder, rank).look() as look:
+        resumes = look.snapshot.resumes
+        later = merge_journal([], look.snapshot.records)
+        if resumes:
+            return len(later) + sum(
+                len(without_abandoned(block, resumes))
+                for csv in look.snapshot.files()
+                for block in read_blocks(csv.header, csv.chunks(), ())
+            )
+        # Rows of numbers have no line feeds but at their ends.
+        return len(later) + sum(chunk.count(b"\n") for csv in look.snapshot.files() for chunk in csv.chunks())
 
 
 def _blocks(look: Look, wanted: Sequence[str] | None) -> Iterator[Block]:

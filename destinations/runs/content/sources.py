@@ -4,9 +4,9 @@ Never writes. A `ReadPosition` says what was yielded before, so that a run being
 repeatedly, and each call is yielded once.
 """
 
-import heapq
 import itertools
 import math
+import operator
 import re
 import zlib
 from collections import Counter
@@ -26,6 +26,7 @@ from destinations.run_directory.layout import (
 )
 from destinations.run_directory.reader import MetricRow, read_whole
 from destinations.runs.files import json_lines, number_of, whole_of
+from destinations.runs.streams import by_time
 
 from .rank_reader import RankReader
 
@@ -127,18 +128,7 @@ def items_of(
     if abandoned:
         sources += [_abandoned_rows(branch, position) for branch in branches_of(run_dir)]
     sources += [_new_lines(run_dir / name, name, position, settled_at) for name in indexes()]
-    streams = [_timed(source) for source in sources]
-    for _, item in heapq.merge(*streams, key=lambda pair: pair[0]):
-        yield item
-
-
-def _timed(items: Iterable[Item]) -> Iterator[tuple[float, Item]]:
-    """Adds a non-decreasing time to each item, so that merging keeps the order of each source."""
-    latest = -math.inf
-    for item in items:
-        if item.time is not None and item.time > latest:
-            latest = item.time
-        yield latest, item
+    yield from by_time(sources, operator.attrgetter("time"))
 
 
 # Rows.

@@ -23,10 +23,16 @@ from destinations.run_directory.blocks import (
 )
 from destinations.run_directory.layout import column_of, parse_header
 from destinations.run_directory.part_index import OF_COLUMN, PartIndex, indexed_files
-from destinations.run_directory.reader import merge_journal, metric_columns, take_snapshot
+from destinations.run_directory.reader import (
+    MetricsSnapshot,
+    merge_journal,
+    metric_columns,
+    take_snapshot,
+)
 from destinations.runs.errors import FilterError, MetricNotFoundError
+from destinations.runs.streams import reported, streams_of
 
-from .series import Series
+from .series import Series, joined, merged_by_step
 
 __all__ = ["Where", "values_where"]
 
@@ -112,6 +118,8 @@ class Where:
 def values_where(run_dir: Path, name: str, where: Where, rank: int = 0) -> Iterator[Series]:
     """Yields the values of a metric that fulfil a condition, oldest first, some at a time.
 
+    Those of several writers are merged by step, as in `Run.series`, and come at once.
+
     Args:
         run_dir: the folder of the run.
         name: of the metric, as logged or as in the CSV.
@@ -121,19 +129,35 @@ def values_where(run_dir: Path, name: str, where: Where, rank: int = 0) -> Itera
     Raises:
         MetricNotFoundError: the run has no such metric; the message suggests the closest.
     """
-    with take_snapshot(run_dir, rank) as snapshot:
-        known = metric_columns(snapshot)
-        column = next((one for one in (column_of(name), name) if one in known), None)
-        if column is None:
-            raise MetricNotFoundError(name, known)
-        for file, index in indexed_files(snapshot):
-            if column in parse_header(file.header):
-                for start, end in _spans(index, column, where, len(file.header), file.end):
-                    for block in read_blocks(file.header, file.chunks(start, end=end), [column]):
-                        yield _chosen(name, without_abandoned(block, snapshot.resumes), column, where)
-        rows = merge_journal([], snapshot.records)
-        if rows:
-            yield _chosen(name, block_of_rows(rows, [column]), column, where)
+    streams = streams_of(run_dir)
+    found: list[tuple[str, Series]] = []
+    known: list[str] = []
+    for stream in streams:
+        with reported(stream), take_snapshot(stream.folder, rank) as snapshot:
+            names = metric_columns(snapshot)
+            known += names
+            column = next((one for one in (column_of(name), name) if one in names), None)
+            if column is None:
+                continue
+            values = _values_of(snapshot, name, column, where)
+            if len(streams) == 1:
+                yield from values
+                return
+            found.append((stream.writer, joined(name, list(values))))
+    if not found:
+        raise MetricNotFoundError(name, known)
+    yield merged_by_step(found)
+
+
+def _values_of(snapshot: MetricsSnapshot, name: str, column: str, where: Where) -> Iterator[Series]:
+    for file, index in indexed_files(snapshot):
+        if column in parse_header(file.header):
+            for start, end in _spans(index, column, where, len(file.header), file.end):
+                for block in read_blocks(file.header, file.chunks(start, end=end), [column]):
+                    yield _chosen(name, without_abandoned(block, snapshot.resumes), column, where)
+    rows = merge_journal([], snapshot.records)
+    if rows:
+        yield _chosen(name, block_of_rows(rows, [column]), column, where)
 
 
 def _spans(

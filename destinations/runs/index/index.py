@@ -32,7 +32,7 @@ from .scan import IndexState, ScanChange
 
 __all__ = ["VERSION", "Index", "cache_folder", "index_name"]
 
-VERSION = 5
+VERSION = 6
 """The version of the tables; increase it when a field is added to `RunRecord`."""
 
 _CHUNK = 500

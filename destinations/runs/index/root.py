@@ -1,14 +1,10 @@
 """One root and its index: writes what a scan finds to the index."""
 
-import os
 import sqlite3
 import time
 from collections.abc import Callable
 
 import attrs
-
-from destinations.run_directory.layout import SIDECAR
-from destinations.runs.record import read_sidecar
 
 from .index import Index
 from .scan import MAX_PROBLEMS, FileSystem, IndexState, Scanner, ScanReport
@@ -95,12 +91,7 @@ class Root:
 
     def own_tags(self, path: str) -> tuple[str, ...]:
         """Returns the tags that a run gave itself."""
-        try:
-            raw, _ = self.disk.read(os.path.join(self.folder, path, SIDECAR))  # noqa: PTH118
-            tags: tuple[str, ...] = read_sidecar(raw, dict).get("tags", ())
-        except (OSError, ValueError):
-            return ()
-        return tags
+        return Scanner(self.folder, IndexState(), disk=self.disk, clock_ns=self.clock_ns).own_tags(path)
 
     def below(self, folder: str) -> str | None:
         """Returns the path of a folder relative to this one; None if it is not inside."""

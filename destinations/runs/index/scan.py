@@ -4,11 +4,12 @@ A scan is an iteration in the thread of the caller. It never writes, and raises 
 because runs are written, moved and deleted meanwhile; problems are part of what it yields.
 
 An unchanged folder or finished run costs one `stat`; a run that has not ended costs a second one, for its
-heartbeat. Files are replaced by renaming, which changes the modification time of the folder; only a full scan
-finds a file that was rewritten in place. A modification time younger than the resolution of file systems (2
-s) is not trusted.
+heartbeat, and one that named writers add to costs two for each of them, and a listing. Files are replaced by
+renaming, which changes the modification time of the folder; only a full scan finds a file that was rewritten
+in place. A modification time younger than the resolution of file systems (2 s) is not trusted.
 """
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,10 +31,12 @@ from destinations.run_directory.layout import (
     SIDECAR,
     SUMMARY,
     TERMINAL_STATUSES,
+    WRITERS_FOLDER,
     trusted_heartbeat,
 )
 from destinations.runs.files import clean_text, read_object
 from destinations.runs.record import is_alive, is_terminal, read_sidecar
+from destinations.runs.streams import writer_names
 from uploads.disk import read_with_status
 
 from .edits import apply_edits
@@ -112,10 +115,10 @@ class ScanReport:
         return cls(**total | changes)
 
 
-# Id, modification time (ns) and inode of the folder, flags (`RUNNING`, `DAMAGED`), state of the files, last
-# heartbeat. A tuple, because there may be a hundred thousand.
+# Id, modification time (ns) and inode of the folder, flags (`RUNNING`, `DAMAGED`, `SHARED`), state of the
+# files, last heartbeat. A tuple, because there may be a hundred thousand.
 KnownRun = tuple[int, int, int, int, str, float | None]
-RUNNING, DAMAGED = 1, 2
+RUNNING, DAMAGED, SHARED = 1, 2, 4
 
 
 @attrs.frozen
@@ -146,8 +149,8 @@ class ScanChange:
         folder_mtime_ns: of the folder; 0 if it cannot be trusted.
         folder_inode: of the folder.
         files: fingerprint of its files.
-        flags: why the next scan must look at the files of an unchanged folder: `RUNNING`, `DAMAGED`, both, or
-            0.
+        flags: why the next scan must look at the files of an unchanged folder: `RUNNING`, `DAMAGED`,
+            `SHARED` (named writers add to the run), several of them, or 0.
         is_orphan: whether the sidecar is missing.
     """
 
@@ -164,7 +167,7 @@ class ScanChange:
 
 # Folders without runs, possibly with very many files.
 _NEVER = frozenset({MEDIA_FOLDER, "checkpoints", ARTIFACTS_FOLDER, JOURNAL_FOLDER})
-_NEVER_IN_RUN = _NEVER | {*record_folders(), ABANDONED_FOLDER}
+_NEVER_IN_RUN = _NEVER | {*record_folders(), ABANDONED_FOLDER, WRITERS_FOLDER}
 # A folder with one of these is a run directory.
 _MARKS = frozenset({SESSIONS, ENVIRONMENT, HEARTBEAT})
 # The resolution of FAT, the coarsest file system.
@@ -183,6 +186,7 @@ class FileSystem:
 
     stat = staticmethod(os.stat)
     read = staticmethod(read_with_status)
+    is_link = staticmethod(os.path.islink)
 
     def exists(self, path: str) -> bool:
         """Returns whether a file exists."""
@@ -281,7 +285,19 @@ class Scanner:
             state = self._disk.stat(self._prefix + path)
         except OSError:
             return None
-        return self._read(path, state) or self._classify(path, state)
+        return self._read(path, state, self._has_writers) or self._classify(path, state)
+
+    def own_tags(self, path: str) -> tuple[str, ...]:
+        """Returns the tags that a run gave itself."""
+        base = self._base(path)
+        try:
+            raw, _ = self._disk.read(base + SIDECAR)
+            fields: Mapping[str, Any] = read_sidecar(raw, dict)
+        except FileNotFoundError:
+            fields = self._fields_of_writers(base) or {}
+        except (OSError, ValueError):
+            return ()
+        return tuple(fields.get("tags", ()))
 
     # Folders.
 
@@ -298,10 +314,10 @@ class Scanner:
             self._pending.extend(self._known.children.get(path, ()))
             return None
         # Most folders are runs: opening the file is cheaper than listing the folder.
-        if was is None and path and (found := self._read(path, state)):
-            self._add_nested(path, state)
-            return found
-        return self._classify(path, state)
+        found = None
+        if was is None and path:
+            found = self._read(path, state, self._add_nested)
+        return found or self._classify(path, state)
 
     def _classify(self, path: str, state: os.stat_result) -> ScanChange | None:
         """Classifies a folder without a sidecar by its content."""
@@ -312,12 +328,16 @@ class Scanner:
             return None
         names = {name for name, _ in entries}
         found = None
+        has_writers = (WRITERS_FOLDER, True) in entries
         if SIDECAR in names:
-            found = self._read(path, state)
+            found = self._read(path, state, lambda *_: has_writers)
         elif not names.isdisjoint(_MARKS) or {METRICS, JOURNAL_FOLDER} <= names:
             found = self._orphan(path, state)
+            found = self._with_writers(found) if has_writers else found
         elif METRICS in names:
-            found = self._lightning(path, state)
+            found = self._lightning(path, state, has_writers=has_writers)
+        elif has_writers:
+            found = self._of_writers(path, state)
         never = _NEVER if found is None else _NEVER_IN_RUN
         base = f"{path}/" if path else ""
         self._pending.extend(
@@ -325,26 +345,31 @@ class Scanner:
         )
         if found is None:
             self._seen_folders.add(path)
-            trusted = self._trusted_ns(state)
+            # In a folder called as that of writers, one may begin without a change here.
+            trusted = 0 if has_writers else self._trusted_ns(state)
             if self._known.folders.get(path) != (trusted, state.st_ino):
                 self.folders[path] = (trusted, state.st_ino)
         return found
 
-    def _add_nested(self, path: str, state: os.stat_result) -> None:
-        """Adds runs inside a run to the pending paths."""
+    def _add_nested(self, path: str, state: os.stat_result) -> bool:
+        """Adds runs inside a run to the pending paths; returns whether it has a folder of writers."""
         # Most file systems count subfolders in the number of links; others report one.
         if state.st_nlink == _NO_SUBFOLDERS:
-            return
+            return False
         try:
             entries = self._disk.list(self._prefix + path)
         except OSError as error:
             self._unreadable(path, error, is_kept=False)
-            return
+            return False
         self._pending.extend(
             f"{path}/{name}" if path else name
             for name, is_folder in entries
             if is_folder and name not in _NEVER_IN_RUN and name[0] != "."
         )
+        return (WRITERS_FOLDER, True) in entries
+
+    def _has_writers(self, path: str, state: os.stat_result) -> bool:
+        return state.st_nlink != _NO_SUBFOLDERS and self._disk.exists(self._base(path) + WRITERS_FOLDER)
 
     def _unreadable(self, path: str, error: OSError, *, is_kept: bool = True) -> None:
         """Records that a folder cannot be read; one that no longer exists is not a problem."""
@@ -379,47 +404,61 @@ class Scanner:
         """Checks a known run that has not ended, or whose folder changed."""
         is_same_folder = state.st_mtime_ns == run[1] and state.st_ino == run[2]
         is_csv = run[4].startswith("csv ")
-        if self._full or run[3] & DAMAGED or is_csv or not is_same_folder:
-            files = None if self._full else self._files(path)
+        is_shared = bool(run[3] & SHARED)
+        if self._full or run[3] & (DAMAGED | SHARED) or is_csv or not is_same_folder:
+            files = None if self._full else self._files(path, is_shared=is_shared)
             if files is None or _UNKNOWN in files or files != run[4].removesuffix(_SETTLED):
-                found = self._read(path, state) or self._classify(path, state)
+                found = self._read(path, state, self._add_nested)
+                found = found or self._classify(path, state)
                 if found is not None:
-                    if not found.is_orphan and found.files[:4] != "csv ":
-                        self._add_nested(path, state)
                     self._seen_runs.add(path)
                 return found
         self._seen_runs.add(path)
         if not is_same_folder:
-            self._add_nested(path, state)
+            has_writers = self._add_nested(path, state)
+            if has_writers != is_shared:
+                found = self._read(path, state, lambda *_: has_writers)
+                return found or self._lightning(path, state, has_writers=has_writers)
         elif path in self._known.children:
             self._pending.extend(self._known.children[path])
         heartbeat_at = self._heartbeat(path) if run[3] & RUNNING and not is_csv else run[5]
-        if run[3] == RUNNING and not is_csv:
+        if run[3] & ~SHARED == RUNNING and not is_csv:
             is_settled = run[4].endswith(_SETTLED) or is_alive("running", heartbeat_at, self._now)
             if heartbeat_at != run[5] or not is_settled:
-                return self._read(path, state)
+                return self._read(path, state, lambda *_: is_shared)
         trusted = self._trusted_ns(state)
         if heartbeat_at == run[5] and (trusted, state.st_ino) == (run[1], run[2]):
             self.unchanged += 1
             return None
         return ScanChange(path, None, None, heartbeat_at, trusted, state.st_ino, run[4], run[3])
 
-    def _read(self, path: str, state: os.stat_result) -> ScanChange | None:
-        """Reads a folder with a sidecar; returns None if it has none."""
+    def _read(
+        self, path: str, state: os.stat_result, has_writers: Callable[[str, os.stat_result], bool]
+    ) -> ScanChange | None:
+        """Reads a folder with a sidecar; returns None if it has none.
+
+        Args:
+            path: below the root.
+            state: of the folder.
+            has_writers: returns whether it has a folder of writers, of its path and state; called where it
+                has a sidecar.
+        """
         base = self._base(path)
         try:
             raw, file_state = self._disk.read(base + SIDECAR)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            return self._damaged(path, state, "", f"{SIDECAR} cannot be read: {error.strerror}")
+            found = self._damaged(path, state, "", f"{SIDECAR} cannot be read: {error.strerror}")
+            return self._with_writers(found) if has_writers(path, state) else found
         files = self._fingerprint(file_state)
         try:
             fields = read_sidecar(raw, lambda: self._summary(base))
         except ValueError as error:
-            return self._damaged(
+            found = self._damaged(
                 path, state, f"{files} {self._edits(base)}", f"{SIDECAR} is damaged: {error}"
             )
+            return self._with_writers(found) if has_writers(path, state) else found
         fields, edits, problem = self._with_edits(base, fields)
         if is_terminal(fields.get("status", "")):
             heartbeat_at, flags = fields.get("ended_at") or fields.get("updated_at"), 0
@@ -428,13 +467,14 @@ class Scanner:
         files = f"{files} {edits}"
         if flags and not is_alive("running", heartbeat_at, self._now):
             files += _SETTLED
-        if fields["kind"] == "run-directory" and fields.get("status") not in _SUMMARIZED:
+        is_shared = has_writers(path, state)
+        if not is_shared and fields["kind"] == "run-directory" and fields.get("status") not in _SUMMARIZED:
             try:
                 # A folder that lost its rows has the summary of the sidecar only.
                 fields["summary"] = _last_values(base) or fields.get("summary", {})
             except (OSError, ValueError) as error:
                 problem = problem or f"{METRICS} cannot be read: {error}"
-        return ScanChange(
+        found = ScanChange(
             path,
             fields,
             problem,
@@ -444,6 +484,125 @@ class Scanner:
             files,
             flags if problem is None else flags | DAMAGED,
         )
+        return self._with_writers(found) if is_shared else found
+
+    # Writers.
+
+    def _writers(self, base: str) -> list[str]:
+        """Returns the names of the writers of a run.
+
+        Raises:
+            OSError: they cannot be listed.
+        """
+        folder = base + WRITERS_FOLDER
+        try:
+            return [] if self._disk.is_link(folder) else writer_names(self._disk.list(folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def _writers_state(self, base: str) -> str:
+        """Returns a text that changes with what the writers of a run have written."""
+        try:
+            names = self._writers(base)
+        except OSError:
+            return f" writers {_UNKNOWN}"
+        return " ".join([" writers", *(self._writer_state(base, name) for name in names)])
+
+    def _writer_state(self, base: str, name: str) -> str:
+        folder = f"{base}{WRITERS_FOLDER}/{name}"
+        try:
+            state = self._fingerprint(self._disk.stat(folder))
+        except OSError:
+            return f"{name}:{_UNKNOWN}"
+        try:
+            heartbeat = self._disk.stat(f"{folder}/{HEARTBEAT}").st_mtime_ns
+        except OSError:
+            return f"{name}:{state}"
+        # Rows of one that is alive, or was until now, may be newer than its heartbeat.
+        is_fresh = is_alive("running", heartbeat / 1e9, self._now)
+        return f"{name}:{state}:{heartbeat}{_UNKNOWN if is_fresh else ''}"
+
+    def _with_writers(self, found: ScanChange) -> ScanChange:
+        """Adds what named writers have to what was read of a run."""
+        base = self._base(found.path)
+        state = self._writers_state(base)
+        settled = _SETTLED if found.files.endswith(_SETTLED) else ""
+        found.files = found.files.removesuffix(_SETTLED) + state + settled
+        found.flags |= SHARED
+        problems: list[str] = [f"{WRITERS_FOLDER} cannot be listed"] if state.endswith(f" {_UNKNOWN}") else []
+        if found.fields is not None and not found.is_orphan:
+            fields = dict(found.fields)
+            try:
+                fields["summary"] = _last_values(base, problems) or fields.get("summary", {})
+            except (OSError, ValueError) as error:
+                problems.insert(0, f"{METRICS} cannot be read: {error}")
+            found.fields = fields
+        if problems:
+            found.problem = found.problem or problems[0]
+            found.flags |= DAMAGED
+        return found
+
+    def _of_writers(self, path: str, state: os.stat_result) -> ScanChange | None:
+        """Returns the change of a run whose trainer has not written yet; None if it is none."""
+        base = self._base(path)
+        try:
+            fields = self._fields_of_writers(base)
+        except OSError as error:
+            self.problems.append((Path(base + WRITERS_FOLDER), f"folder cannot be read: {error.strerror}"))
+            return None
+        if fields is None:
+            return None
+        heartbeat_at = fields.pop("heartbeat_at")
+        fields, edits, problem = self._with_edits(base, fields)
+        return self._with_writers(
+            ScanChange(
+                path,
+                fields,
+                problem,
+                heartbeat_at,
+                self._trusted_ns(state),
+                state.st_ino,
+                f"- {edits}",
+                0 if problem is None else DAMAGED,
+            )
+        )
+
+    def _fields_of_writers(self, base: str) -> dict[str, Any] | None:
+        """Returns what the writers of a run say of it, with the last heartbeat; None where none says any.
+
+        A folder called as that of writers may be any. Theirs say in the sidecar whose they are.
+        """
+        every = [fields for name in self._writers(base) if (fields := self._writer_fields(base, name))]
+        if not every:
+            return None
+        first = min(every, key=lambda fields: fields.get("created_at") or math.inf)
+        newest = max(every, key=lambda fields: fields.get("updated_at") or 0.0)
+        has_ended = all(is_terminal(fields.get("status", "")) for fields in every)
+        heartbeats = [fields["heartbeat_at"] for fields in every if fields["heartbeat_at"] is not None]
+        hparams = [fields.get("hparams", {}) for fields in reversed(every)]
+        return {
+            "run_id": first["run_id"],
+            "kind": "run-directory",
+            "status": newest["status"] if has_ended else "running",
+            "created_at": first.get("created_at"),
+            "updated_at": newest.get("updated_at"),
+            "ended_at": newest.get("ended_at") if has_ended else None,
+            "tags": tuple(dict.fromkeys(tag for fields in every for tag in fields.get("tags", ()))),
+            "hparams": {name: value for one in hparams for name, value in one.items()},
+            "heartbeat_at": max(heartbeats, default=None),
+        }
+
+    def _writer_fields(self, base: str, name: str) -> dict[str, Any] | None:
+        """Returns what the sidecar of a writer says, with its heartbeat; None if it is not one."""
+        folder = f"{base}{WRITERS_FOLDER}/{name}/"
+        try:
+            raw, _ = self._disk.read(folder + SIDECAR)
+            if read_object(raw).get("writer") != name:
+                return None
+            fields = read_sidecar(raw, dict)
+        except (OSError, ValueError):
+            return None
+        return {**fields, "heartbeat_at": self._heartbeat_in(folder)}
 
     def _with_edits(self, base: str, fields: dict[str, Any]) -> tuple[dict[str, Any], str, str | None]:
         """Returns the fields with the edits of the user, the state of their file, and its problem."""
@@ -484,7 +643,7 @@ class Scanner:
         """Returns the change of a run folder without a sidecar, which was lost or is not written yet."""
         return self._damaged(path, state, "orphan", f"{SIDECAR} is missing", is_orphan=True)
 
-    def _lightning(self, path: str, state: os.stat_result) -> ScanChange | None:
+    def _lightning(self, path: str, state: os.stat_result, *, has_writers: bool) -> ScanChange | None:
         folder = Path(self._prefix + path)
         try:
             files = f"csv {self._fingerprint(self._disk.stat(str(folder / METRICS)))}"
@@ -494,7 +653,7 @@ class Scanner:
         except OSError as error:
             problem = f"{METRICS} cannot be read: {error.strerror}"
             return self._damaged(path, state, f"csv {_UNKNOWN}", problem)
-        return ScanChange(
+        found = ScanChange(
             path,
             fields,
             fields["problem"],
@@ -504,18 +663,22 @@ class Scanner:
             files,
             RUNNING if fields["problem"] is None else RUNNING | DAMAGED,
         )
+        return self._with_writers(found) if has_writers else found
 
-    def _files(self, path: str) -> str | None:
+    def _files(self, path: str, *, is_shared: bool) -> str | None:
         """Returns the fingerprint of the files of a run; None if the run must be read."""
         base, stat = self._base(path), self._disk.stat
+        writers = self._writers_state(base) if is_shared else ""
         try:
             files = self._fingerprint(stat(base + SIDECAR))
         except OSError:
             try:
-                return f"csv {self._fingerprint(stat(base + METRICS))}"
+                return f"csv {self._fingerprint(stat(base + METRICS))}{writers}"
             except OSError:
-                return None
-        return f"{files} {self._edits(base)}"
+                if not is_shared:
+                    return None
+                files = "-"
+        return f"{files} {self._edits(base)}{writers}"
 
     def _edits(self, base: str) -> str:
         try:
@@ -532,7 +695,9 @@ class Scanner:
         return metrics if isinstance(metrics, dict) else {}
 
     def _heartbeat(self, path: str) -> float | None:
-        base = self._base(path)
+        return self._heartbeat_in(self._base(path))
+
+    def _heartbeat_in(self, base: str) -> float | None:
         try:
             at = self._disk.stat(base + HEARTBEAT).st_mtime
         except OSError:
@@ -548,8 +713,8 @@ class Scanner:
         return f"{self._trusted_ns(state) or _UNKNOWN}-{state.st_size}-{state.st_ino}"
 
 
-def _last_values(run_dir: str) -> dict[str, float]:
+def _last_values(run_dir: str, problems: list[str] | None = None) -> dict[str, float]:
     # It reads rows, which finding runs that ended does not need.
     from destinations.runs.summary import last_values
 
-    return last_values(Path(run_dir))
+    return last_values(Path(run_dir), problems)

@@ -1,5 +1,6 @@
 """Runs that tests write, with the real `RunDirectory`."""
 
+import itertools
 import json
 import os
 import shutil
@@ -46,6 +47,25 @@ class Written:
 
     def __exit__(self, *_):
         self.close()
+
+
+def write_shared(run_dir):
+    """A run of a trainer and two writers, who have logged in turns; of `loss`, all have values."""
+    ticks = itertools.count(1)
+    options = {"clock": lambda: float(next(ticks))}
+    with (
+        Written(run_dir, **options) as trainer,
+        Written(run_dir, writer="eval", **options) as late,
+        Written(run_dir, writer="probe", **options) as probe,
+    ):
+        trainer.log({"loss": 10.0, "lr": 0.1}, 1)
+        late.log({"loss": 11.0}, 1)
+        trainer.log({"loss": 20.0}, 2)
+        probe.log({"loss": 12.0}, 1)
+        late.log({"acc": 0.3}, 3)
+        late.log({"acc": 0.1, "loss": 0.5}, 0)
+        probe.log({"norm": 4.0}, 2)
+    return run_dir
 
 
 def copy_as(source, target, run_id):

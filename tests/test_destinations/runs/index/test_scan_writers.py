@@ -1,0 +1,293 @@
+"""What a scan finds of runs that several write, and what it costs those that nobody else does."""
+
+import contextlib
+import json
+import os
+
+import pytest
+
+from destinations.runs import open_runs
+from destinations.runs.index.index import Index
+from destinations.runs.index.root import Root
+from destinations.runs.runs import Runs
+from tests.test_destinations.runs.folders import HOUR, NOW, age, clock, write_lightning, write_run
+from tests.test_destinations.runs.index.test_scan import CountingDisk
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A folder for runs."""
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def opened(root, tmp_path):
+    """The runs below the root, not scanned yet."""
+    with open_runs(root, cache=tmp_path / "cache", scan=False, clock=clock) as runs:
+        yield runs
+
+
+@pytest.fixture
+def with_disk(root, tmp_path):
+    """Makes runs that are read through a file system of the test's."""
+    with contextlib.ExitStack() as opened:
+
+        def make(disk, now=NOW):
+            index = Index(os.path.realpath(root), tmp_path / "disk-cache")
+            return opened.enter_context(Runs([Root(os.path.realpath(root), index, disk)], clock=lambda: now))
+
+        yield make
+
+
+def write_writer(run, name, *, beat=NOW - HOUR, metrics=(), **fields):
+    """Writes the folder of a writer, with a summary."""
+    folder = run / "writers" / name
+    write_run(folder, f"{name}-id", beat=beat, **{"writer": name, "updated_at": NOW - HOUR, **fields})
+    statistics = {
+        metric: {"last": value, "min": value, "max": value, "count": 1, "last_step": 1}
+        for metric, value in dict(metrics).items()
+    }
+    (folder / "summary.json").write_text(json.dumps({"metrics": statistics}))
+    age(folder, run / "writers", run)
+    return folder
+
+
+def counts(report):
+    """Returns what a report counts, but for what is 0."""
+    names = ("runs", "added", "changed", "unchanged", "moved", "gone", "alive", "damaged", "orphans")
+    return {name: value for name in names if (value := getattr(report, name))}
+
+
+def test_writers_are_no_runs_of_their_own(root, opened):
+    """The run has their last values; other runs inside are found."""
+    digits = write_run(root / "digits", summary={"loss": 1.0})
+    write_writer(digits, "eval", metrics={"acc": 0.5})
+    write_run(digits / "nested")
+
+    assert counts(opened.scan()) == {"runs": 2, "added": 2}
+    assert opened["digits"].record.summary == {"acc": 0.5}
+    assert {run.path.relative_to(root).as_posix() for run in opened} == {"digits", "digits/nested"}
+
+
+def test_a_run_without_writers_costs_as_much_as_before(root, with_disk):
+    """First, where nothing changed, and where something did: no call is made for writers that are not there."""
+    for name in ("plain", "media"):
+        write_run(root / name, beat=NOW)
+    (root / "media" / "media").mkdir()
+    age(root / "media", root)
+    disk = CountingDisk()
+    runs = with_disk(disk)
+
+    runs.scan()
+    first, disk.calls = disk.calls, []
+    runs.scan()
+    second, disk.calls = disk.calls, []
+    write_run(root / "plain", beat=NOW, notes="changed")
+    write_run(root / "media", beat=NOW, notes="changed")
+    runs.scan()
+
+    assert not [call for call in (*first, *second, *disk.calls) if "/writers" in call[1]]
+    assert [kind for kind, _ in second] == ["stat"] * 3
+
+
+@pytest.mark.parametrize("is_live", [False, True])
+def test_a_change_of_a_writer_is_a_change_of_the_run(root, opened, is_live):
+    """Also where nothing of the folder of the run changes; and only then is it read again."""
+    digits = write_run(root / "digits", status="running" if is_live else "completed", beat=NOW - HOUR)
+    folder = write_writer(digits, "eval", metrics={"acc": 0.5})
+    opened.scan()
+    before = digits.stat().st_mtime_ns
+    idle = counts(opened.scan())
+
+    write_writer(digits, "eval", metrics={"acc": 0.75})
+    os.utime(digits, ns=(before, before))
+    age(folder)
+
+    assert idle == {"runs": 1, "unchanged": 1}
+    assert counts(opened.scan()) == {"runs": 1, "changed": 1}
+    assert opened["digits"].record.summary["acc"] == 0.75
+    assert counts(opened.scan()) == {"runs": 1, "unchanged": 1}
+
+
+def test_a_writer_that_begins_and_one_that_is_gone_are_changes(root, opened):
+    """The first makes the folder of writers, the second does not change that of the run."""
+    digits = write_run(root / "digits")
+    opened.scan()
+    write_writer(digits, "eval", metrics={"acc": 0.5})
+    first = counts(opened.scan())
+    write_writer(digits, "probe", metrics={"norm": 2.0})
+    before = digits.stat().st_mtime_ns
+    os.utime(digits, ns=(before, before))
+    second = counts(opened.scan())
+    summary = dict(opened["digits"].record.summary)
+    for path in (digits / "writers" / "eval").iterdir():
+        path.unlink()
+    (digits / "writers" / "eval").rmdir()
+    third = counts(opened.scan())
+
+    assert first == second == third == {"runs": 1, "changed": 1}
+    assert summary == {"acc": 0.5, "norm": 2.0}
+    assert opened["digits"].record.summary == {"norm": 2.0}
+
+
+def test_a_run_whose_writer_is_alive_is_read_at_each_scan(root, with_disk):
+    """Its rows may be newer than its documents; when its heartbeat is old, once more."""
+    digits = write_run(root / "digits")
+    write_writer(digits, "eval", beat=NOW - 10, status="running", metrics={"acc": 0.5})
+
+    first, second = with_disk(CountingDisk()), with_disk(CountingDisk(), NOW + HOUR)
+    assert counts(first.scan()) == {"runs": 1, "added": 1}
+    assert counts(first.scan()) == {"runs": 1, "changed": 1}
+    assert counts(first.scan()) == {"runs": 1, "changed": 1}
+    assert counts(second.scan()) == {"runs": 1, "changed": 1}
+    assert counts(second.scan()) == {"runs": 1, "unchanged": 1}
+
+
+def test_the_status_of_a_run_is_that_of_its_trainer(root, opened):
+    """A writer that is alive, or has failed, says nothing of it."""
+    digits = write_run(root / "digits", status="completed")
+    write_writer(digits, "eval", status="failed")
+    write_writer(digits, "live", status="running", beat=NOW)
+
+    assert counts(opened.scan()) == {"runs": 1, "added": 1}
+    assert opened["digits"].status == "completed"
+
+
+def test_a_folder_with_writers_alone_is_a_run(root, opened):
+    """Its id is that of the first writer; with the sidecar of the trainer it has that one's."""
+    write_writer(root / "digits", "b", created_at=NOW - 50, metrics={"acc": 0.5})
+    write_writer(root / "digits", "a", created_at=NOW - 40, status="running", beat=NOW)
+
+    first = counts(opened.scan())
+    record = opened["digits"].record
+    idle = counts(opened.scan())
+    write_run(root / "digits", "trainer")
+    second = counts(opened.scan())
+
+    assert first == {"runs": 1, "added": 1, "alive": 1}
+    assert (record.run_id, record.status, record.heartbeat_at) == ("b-id", "running", NOW)
+    assert record.created_at == NOW - 50
+    assert idle == {"runs": 1, "changed": 1, "alive": 1}
+    assert second == {"runs": 1, "changed": 1}
+    assert opened["digits"].run_id == "trainer"
+
+
+def test_a_run_of_writers_that_have_ended_is_looked_at_only(root, opened):
+    """And it is gone with them."""
+    folder = write_writer(root / "digits", "eval", metrics={"acc": 0.5})
+    opened.scan()
+    assert counts(opened.scan()) == {"runs": 1, "unchanged": 1}
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+    age(root / "digits" / "writers")
+
+    assert counts(opened.scan()) == {"gone": 1}
+
+
+def test_a_writer_that_has_no_sidecar_yet_is_found_when_it_has(root, opened):
+    """Also where nothing changes in the folder of the run any more."""
+    folder = root / "digits" / "writers" / "eval"
+    (folder / "journal" / "rank0").mkdir(parents=True)
+    age(root / "digits", root / "digits" / "writers", folder)
+    first = counts(opened.scan())
+    before = (root / "digits").stat().st_mtime_ns
+    write_writer(root / "digits", "eval")
+    os.utime(root / "digits", ns=(before, before))
+    second = counts(opened.scan())
+
+    assert first == {}
+    assert second == {"runs": 1, "added": 1}
+    assert opened["digits"].run_id == "eval-id"
+
+
+def test_an_ordinary_folder_of_that_name_has_runs(root, opened):
+    """Runs that do not say that they are writers are runs, at any depth."""
+    write_run(root / "writers" / "tolstoy")
+    write_run(root / "books" / "writers" / "austen")
+
+    assert counts(opened.scan()) == {"runs": 2, "added": 2}
+    assert counts(opened.scan()) == {"runs": 2, "unchanged": 2}
+
+
+def test_a_copy_under_another_name_is_no_writer(root, opened):
+    """It says that it is another one: it is a run, in an ordinary folder."""
+    write_writer(root / "digits", "eval")
+    (root / "digits" / "writers" / "eval").rename(root / "digits" / "writers" / "copy")
+
+    assert counts(opened.scan()) == {"runs": 1, "added": 1}
+    assert [run.path.name for run in opened] == ["copy"]
+
+
+@pytest.mark.parametrize("what", ["sidecar", "summary"])
+def test_a_damaged_writer_is_a_problem_or_counts_from_its_rows(root, opened, what):
+    """The values of the trainer are there."""
+    digits = write_run(root / "digits")
+    (digits / "summary.json").write_text(json.dumps({"metrics": {"loss": {"last": 1.0, "count": 1}}}))
+    folder = write_writer(digits, "eval", metrics={"acc": 0.5})
+    (folder / f"{what}.json").write_text("{")
+    (folder / "metrics.csv").write_text("step,epoch,time,acc\n1,0,1.0,0.75\n")
+
+    opened.scan()
+
+    assert opened["digits"].record.summary == {"loss": 1.0, "acc": 0.5 if what == "sidecar" else 0.75}
+
+
+def test_a_writer_that_cannot_be_read_is_a_problem_of_the_run(root, opened):
+    """Until it can be."""
+    digits = write_run(root / "digits")
+    folder = write_writer(digits, "eval")
+    (folder / "summary.json").unlink()
+    (folder / "metrics.csv").mkdir()
+    age(folder, digits / "writers", digits)
+    first = counts(opened.scan())
+    problem = opened["digits"].record.problem
+    (folder / "metrics.csv").rmdir()
+    age(folder)
+    second = counts(opened.scan())
+
+    assert first == {"runs": 1, "added": 1, "damaged": 1}
+    assert problem.startswith("writer eval cannot be read: ")
+    assert second == {"runs": 1, "changed": 1}
+    assert opened["digits"].record.problem is None
+
+
+def test_writers_of_a_damaged_run_and_of_lightning_are_none_of_their_own(root, opened):
+    """Whatever the run itself is."""
+    for name in ("damaged", "orphan"):
+        write_run(root / name)
+        write_writer(root / name, "eval")
+    (root / "damaged" / "sidecar.json").write_text("{")
+    (root / "orphan" / "sidecar.json").rename(root / "orphan" / "heartbeat")
+    write_lightning(root / "lightning")
+    opened.scan()
+    write_writer(root / "lightning", "eval", metrics={"acc": 0.5})
+
+    opened.scan()
+
+    assert {run.name for run in opened} == {"damaged", "orphan", "lightning"}
+    assert opened["lightning"].record.summary == {"loss": 0.5, "acc": 0.5}
+
+
+def test_tags_of_writers_can_be_edited_where_there_is_no_trainer(root, opened):
+    """One that is taken away stays away, as that of a trainer does."""
+    write_writer(root / "digits", "eval", tags=["a", "b"])
+    opened.scan()
+
+    opened.edit("digits", tags=["b", "c"])
+
+    assert opened["digits"].tags == ("b", "c")
+    opened.scan(full=True)
+    assert opened["digits"].tags == ("b", "c")
+
+
+def test_the_folder_of_a_writer_is_a_run_where_it_is_opened(root):
+    """As the only one of its root, or as a root."""
+    write_writer(write_run(root / "digits"), "eval")
+
+    with open_runs(root / "digits" / "writers", cache=root.parent / "cache", clock=clock) as runs:
+        assert [run.run_id for run in runs] == ["eval-id"]
+    with open_runs(root / "digits", cache=root.parent / "cache", clock=clock) as runs:
+        assert [run.run_id for run in runs] == ["digits"]

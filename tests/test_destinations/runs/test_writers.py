@@ -1,0 +1,514 @@
+"""Reading a run that several write: one run, whoever wrote it."""
+
+import itertools
+import logging
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from destinations.runs import MetricNotFoundError, Run, RunNotFoundError, WriterNotFoundError, open_runs
+from destinations.runs.content.series import count_rows
+from destinations.runs.errors import RunsError
+from destinations.runs.streams import by_time, streams_of
+from tests.test_destinations.runs.written import Written, write_csv, write_shared
+
+
+@pytest.fixture
+def times():
+    """A clock that tells 1, then 2, and so on."""
+    ticks = itertools.count(1)
+    return lambda: float(next(ticks))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run that three write."""
+    return write_shared(tmp_path / "runs" / "digits")
+
+
+@pytest.fixture
+def run(folder):
+    """The run, opened."""
+    return Run.open(folder)
+
+
+def rows_of(series):
+    """Returns step, value and writer of each value."""
+    writers = [None] * len(series) if series.writer is None else series.writer.tolist()
+    return list(zip(series.step.tolist(), series.value.tolist(), writers, strict=True))
+
+
+# Metrics.
+
+
+def test_values_of_several_writers_are_merged_by_step(run):
+    """Of a step, first the trainer's, then those of the writers by name; each says whose it is."""
+    assert run.writers == ["eval", "probe"]
+    assert rows_of(run.series("loss")) == [
+        (0, 0.5, "eval"),
+        (1, 10.0, ""),
+        (1, 11.0, "eval"),
+        (1, 12.0, "probe"),
+        (2, 20.0, ""),
+    ]
+
+
+def test_a_metric_of_one_writer_is_a_series_as_before(run):
+    """Late values are in the order of their steps, as those of several writers are."""
+    assert rows_of(run.series("lr")) == [(1, 0.1, None)]
+    assert rows_of(run.series("acc")) == [(0, 0.1, None), (3, 0.3, None)]
+
+
+def test_the_values_of_one_writer_can_be_chosen(run):
+    """By its name; the trainer's by none."""
+    assert rows_of(run.series("loss", writer="eval")) == [(0, 0.5, None), (1, 11.0, None)]
+    assert rows_of(run.series("loss", writer="")) == [(1, 10.0, None), (2, 20.0, None)]
+    with pytest.raises(MetricNotFoundError):
+        run.series("acc", writer="")
+
+
+def test_a_writer_that_is_not_there_is_an_error_that_suggests_another(run):
+    """It is one of the errors of reading runs, and a KeyError."""
+    with pytest.raises(WriterNotFoundError, match=r"no writer 'evil'\. Did you mean 'eval'\?") as caught:
+        run.series("loss", writer="evil")
+    assert isinstance(caught.value, RunsError)
+    assert isinstance(caught.value, KeyError)
+    with pytest.raises(WriterNotFoundError):
+        run.writer("evil")
+
+
+def test_an_unknown_metric_suggests_one_of_any_writer(run):
+    """The names of all writers are known."""
+    with pytest.raises(MetricNotFoundError, match="did you mean 'acc'"):
+        run.series("ac")
+
+
+def test_metric_names_are_those_of_all_writers(run):
+    """Once each, the trainer's first."""
+    assert run.metric_names() == ["loss", "lr", "acc", "norm"]
+
+
+def test_blocks_say_whose_rows_they_are(run):
+    """One writer after the other, each in the order of logging."""
+    found = [(block.writer, block.step.tolist()) for block in run.blocks()]
+
+    assert found == [("", [1, 2]), ("eval", [1, 3, 0]), ("probe", [1, 2])]
+    assert [block.writer for block in run.blocks(writer="probe")] == ["probe"]
+
+
+def test_a_data_frame_has_a_column_of_writers_where_there_are_some(run, tmp_path):
+    """That of another run has the columns it had."""
+    pytest.importorskip("pandas")
+    with Written(tmp_path / "alone") as alone:
+        alone.log({"loss": 1.0}, 0)
+
+    frame = run.to_dataframe()
+
+    assert list(frame.columns) == ["step", "time", "writer", "loss", "lr", "acc", "norm"]
+    assert frame["writer"].tolist() == ["", "", "eval", "eval", "eval", "probe", "probe"]
+    assert list(Run.open(tmp_path / "alone").to_dataframe().columns) == ["step", "time", "loss"]
+
+
+def test_the_summary_is_that_of_all_values(run):
+    """The last one is that of the greatest step; of a metric of one writer it is that writer's."""
+    loss, acc = run.summary["loss"], run.summary["acc"]
+
+    assert (loss.last, loss.min, loss.min_step, loss.max, loss.max_step) == (20.0, 0.5, 0, 20.0, 2)
+    assert (loss.count, loss.non_finite, loss.mean) == (5, 0, pytest.approx(53.5 / 5))
+    assert (acc.last, acc.count) == (0.3, 2)
+    assert run.summary_of(0, "probe")["loss"].last == 12.0
+    assert all(one.last == run.series(name).value[-1] for name, one in run.summary.items())
+
+
+def test_of_equal_steps_the_last_value_is_that_of_the_last_writer(tmp_path):
+    """As in the series; and one that is NaN counts as any other."""
+    for writer, value in ((None, 1.0), ("b", np.nan), ("a", 3.0)):
+        with Written(tmp_path / "run", writer=writer) as written:
+            written.log({"loss": value}, 5)
+
+    run = Run.open(tmp_path / "run")
+    assert np.isnan(run.summary["loss"].last)
+    assert np.isnan(run.series("loss").value[-1])
+    assert (run.summary["loss"].count, run.summary["loss"].non_finite, run.summary["loss"].mean) == (
+        3,
+        1,
+        2.0,
+    )
+
+
+def test_the_summary_has_rows_that_are_not_drained(tmp_path):
+    """Of a writer that is alive, or was killed."""
+    with (
+        Written(tmp_path / "run") as trainer,
+        Written(tmp_path / "run", writer="eval", flush_seconds=1e3) as late,
+    ):
+        trainer.log({"loss": 1.0}, 1)
+        trainer.flush()
+        late.log({"loss": 9.0}, 9)
+        late.log({"loss": 4.0}, 4)
+
+        loss = Run.open(tmp_path / "run").summary["loss"]
+
+    assert (loss.last, loss.count, loss.max_step) == (9.0, 3, 9)
+
+
+def test_the_best_value_may_be_that_of_a_writer(folder, tmp_path):
+    """And what was read of it is read again when a writer has another."""
+    with open_runs(folder.parent, cache=tmp_path / "cache") as runs:
+        first = runs.best("loss", is_max=True)[0]
+        with Written(folder, writer="eval") as late:
+            late.log({"loss": 99.0}, 7)
+        runs.scan()
+        second = runs.best("loss", is_max=True)[0]
+
+        assert (first.value, first.step) == (20.0, 2)
+        assert (second.value, second.step) == (99.0, 7)
+        assert runs.query(sort_by="summary.acc")[0].record.summary == {
+            "loss": 99.0,
+            "lr": 0.1,
+            "acc": 0.3,
+            "norm": 4.0,
+        }
+
+
+def test_ranks_are_those_of_the_trainer(tmp_path):
+    """A writer has ranks of its own, which a series of the rank has too."""
+    for rank in range(2):
+        for writer in (None, "eval"):
+            with Written(tmp_path / "run", rank=rank, all_ranks=True, writer=writer) as written:
+                written.log({"loss": 10.0 * rank + (writer is None)}, rank)
+    run = Run.open(tmp_path / "run")
+
+    assert run.ranks() == [0, 1]
+    np.testing.assert_equal(run.ranks("loss").table, [[1.0, np.nan], [np.nan, 11.0]])
+    assert rows_of(run.series("loss", 1)) == [(1, 11.0, ""), (1, 10.0, "eval")]
+
+
+def test_a_long_series_keeps_its_order(tmp_path):
+    """Tens of thousands of values of two writers are merged as a stable sort does it."""
+    random = np.random.default_rng(0)
+    steps = {writer: random.integers(0, 5000, 20_000) for writer in ("", "eval")}
+    for writer, found in steps.items():
+        with Written(tmp_path / "run", writer=writer or None) as written:
+            for place, step in enumerate(found.tolist()):
+                written.log({"loss": float(place)}, step)
+
+    series = Run.open(tmp_path / "run").series("loss")
+
+    rows = [(step, writer, place) for writer in steps for place, step in enumerate(steps[writer].tolist())]
+    assert rows_of(series) == [(step, float(place), writer) for step, writer, place in sorted(rows)]
+
+
+def test_rows_without_a_step_come_first(tmp_path):
+    """They are before all steps, in the order of logging."""
+    write_csv(tmp_path / "run", ["step,loss", "2,3.0", ",1.0", "1,2.0"])
+    write_csv(tmp_path / "run" / "writers" / "eval", ["step,loss", "2,4.0", ",1.5"])
+
+    run = Run.open(tmp_path / "run")
+
+    assert run.series("loss").value.tolist() == [1.0, 1.5, 2.0, 3.0, 4.0]
+    assert run.series("loss").has_step.tolist() == [False, False, True, True, True]
+    assert run.series("loss", writer="eval").value.tolist() == [1.5, 4.0]
+    assert run.summary["loss"].last == 4.0
+
+
+def test_rows_are_counted_with_those_of_the_journal(folder, tmp_path):
+    """And without those that a resume has left."""
+    assert [count_rows(stream.folder) for stream in streams_of(folder)] == [2, 3, 2]
+    with Written(tmp_path / "run", flush_seconds=1e3) as written:
+        for step in range(5):
+            written.log({"loss": 1.0}, step)
+        assert count_rows(tmp_path / "run") == 5
+    with Written(tmp_path / "run", batch=2, flush_seconds=1e3) as written:
+        written.log({"loss": 1.0}, 2)
+        assert count_rows(tmp_path / "run") == 3
+
+
+# Records.
+
+
+def test_records_of_all_writers_are_those_of_the_run(tmp_path, times):
+    """In the order of logging; their files are in the folder of the writer."""
+    folder = tmp_path / "run"
+    with Written(folder, clock=times) as trainer, Written(folder, writer="eval", clock=times) as late:
+        for step, one in enumerate((trainer, late, trainer, late)):
+            one.logger.log_images(np.full((1, 4, 4), step * 10, np.uint8), "Inputs", step=step)
+            one.logger.log_text(f"text {step}", "Notes", step=step)
+            one.logger.log_table(["a"], [[step]], "Table", step=step)
+    run = Run.open(folder)
+
+    assert [one.text for one in run.texts("Notes")] == [f"text {step}" for step in range(4)]
+    assert [one.array()[0, 0] for one in run.images("Inputs")] == [0, 10, 20, 30]
+    assert [one.path.relative_to(folder).parts[:2] for one in run.images()] == [
+        ("media", "Inputs"),
+        ("writers", "eval"),
+    ] * 2
+    assert run.table("Table").rows == ((3,),)
+    assert {kind: one.count for kind, one in run.record_counts().items()} == {
+        "images": 4,
+        "tables": 4,
+        "texts": 4,
+    }
+    assert run.record_counts()["texts"].names == {"Notes": 4}
+
+
+def test_a_file_that_one_writer_has_deleted_is_still_another_s(tmp_path):
+    """Names of files are those of one writer."""
+    (tmp_path / "file").write_bytes(b"x")
+    for writer in (None, "eval"):
+        with Written(tmp_path / "run", writer=writer, keep_files="copy") as written:
+            written.logger.upload_file("model.pt", tmp_path / "file")
+            written.flush()
+            if writer:
+                written.logger.delete_file("model.pt", local=True)
+
+    (found,) = Run.open(tmp_path / "run").artifacts()
+    assert found.path == tmp_path / "run" / "artifacts" / "model.pt"
+
+
+def test_damaged_lines_are_counted_by_the_file_that_has_them(folder):
+    """By its path in the folder of the run."""
+    (folder / "writers" / "eval" / "texts.jsonl").write_text("what\n")
+
+    assert Run.open(folder).damaged_lines() == {"writers/eval/texts.jsonl": 1}
+
+
+# Following.
+
+
+def test_rows_of_all_writers_are_followed_in_the_order_of_logging(run):
+    """Each says whose it is; the last ones are the last of all."""
+    rows = list(run.follow(until_end=True, poll_seconds=0))
+
+    assert [(row.writer, row.step) for row in rows] == [
+        ("", 1),
+        ("eval", 1),
+        ("", 2),
+        ("probe", 1),
+        ("eval", 3),
+        ("eval", 0),
+        ("probe", 2),
+    ]
+    last = run.follow(until_end=True, poll_seconds=0, last=2, only=["loss"])
+    assert [(row.writer, row.metrics["loss"]) for row in last] == [("probe", 12.0), ("eval", 0.5)]
+    points = run.follow("loss", until_end=True, poll_seconds=0)
+    assert [(point.step, point.writer) for point in points][:2] == [(1, ""), (1, "eval")]
+
+
+def test_a_writer_that_begins_while_a_run_is_followed_is_followed(tmp_path):
+    """Its rows come once each, as those of the trainer."""
+    folder = tmp_path / "run"
+    with Written(folder) as trainer:
+        trainer.log({"loss": 1.0}, 1)
+        stop = threading.Event()
+        rows = Run.open(folder).follow(poll_seconds=0, stop=stop)
+        found = [next(rows)]
+        with Written(folder, writer="eval") as late:
+            late.log({"acc": 0.5}, 1)
+            found.append(next(rows))
+            trainer.log({"loss": 2.0}, 2)
+            found.append(next(rows))
+            late.log({"acc": 0.6}, 0)
+            found.append(next(rows))
+        stop.set()
+
+    assert [(row.writer, row.metrics) for row in found] == [
+        ("", {"loss": 1.0}),
+        ("eval", {"acc": 0.5}),
+        ("", {"loss": 2.0}),
+        ("eval", {"acc": 0.6}),
+    ]
+
+
+def test_following_ends_with_the_last_writer(tmp_path):
+    """A trainer that has ended is not the end of a run that is still evaluated."""
+    folder = tmp_path / "run"
+    late = Written(folder, writer="eval")
+    with Written(folder) as trainer:
+        trainer.log({"loss": 1.0}, 1)
+    run = Run.open(folder)
+    was_written = (run.alive, run.is_written)
+    rows = run.follow(until_end=True, poll_seconds=0)
+    first = next(rows)
+    late.log({"acc": 0.5}, 1)
+    second = next(rows)
+    late.close()
+
+    assert was_written == (False, True)
+    assert (first.writer, second.writer, list(rows)) == ("", "eval", [])
+    assert not run.is_written
+
+
+# Folders.
+
+
+def test_a_run_without_writers_has_none(tmp_path):
+    """It is read as before."""
+    with Written(tmp_path / "run") as written:
+        written.log({"loss": 2.0}, 2)
+        written.log({"loss": 1.0}, 1)
+    run = Run.open(tmp_path / "run")
+
+    assert run.writers == []
+    assert rows_of(run.series("loss")) == [(2, 2.0, None), (1, 1.0, None)]
+    assert run.summary["loss"].last == 1.0
+    assert not run.is_written
+
+
+def test_a_run_of_writers_alone_is_a_run(tmp_path):
+    """Before the trainer begins, or where there is none: status, times, tags and hyperparameters are those of the writers."""
+    folder = tmp_path / "runs" / "digits"
+    with Written(folder, writer="b", tags=["second"]) as b, Written(folder, writer="a", tags=["first"]) as a:
+        b.logger.log_hyperparameters({"lr": 0.1, "only": 1})
+        a.logger.log_hyperparameters({"lr": 0.2})
+        a.log({"loss": 1.0}, 1)
+        b.log({"loss": 2.0}, 0)
+        a.flush()
+        b.flush()
+        live = Run.open(folder)
+    run = Run.open(folder)
+
+    assert (live.shown_status, live.alive) == ("running", True)
+    assert (run.status, run.alive, run.name) == ("completed", False, "digits")
+    assert run.run_id == run.writer("b").run_id
+    assert (run.tags, run.hyperparameters) == (("first", "second"), {"lr": 0.2, "only": 1})
+    assert (run.record.summary, run.record.problem) == ({"loss": 1.0}, None)
+    assert rows_of(run.series("loss")) == [(0, 2.0, "b"), (1, 1.0, "a")]
+
+
+def test_a_trainer_that_begins_later_gives_the_run_its_id(tmp_path):
+    """From then on the record is the trainer's."""
+    folder = tmp_path / "runs" / "digits"
+    with Written(folder, writer="eval") as late:
+        late.log({"acc": 1.0}, 1)
+    before = Run.open(folder).run_id
+    with Written(folder, run_id="mine") as trainer:
+        trainer.log({"loss": 1.0}, 1)
+
+    run = Run.open(folder)
+    assert before != run.run_id == "mine"
+    assert run.record.summary == {"loss": 1.0, "acc": 1.0}
+
+
+def test_a_writer_is_a_run_of_its_own(run):
+    """Its status, heartbeat, sessions and records are its own."""
+    late = run.writer("eval")
+
+    assert (late.status, late.metric_names(), late.writers) == ("completed", ["loss", "acc"], [])
+    assert late.path == run.path / "writers" / "eval"
+    assert len(late.sessions) == 1
+
+
+@pytest.mark.parametrize("name", [".hidden", "a b", "ä", "x\n"])
+def test_a_folder_of_another_name_is_no_writer(folder, name):
+    """It is not read, whatever is in it."""
+    write_csv(folder / "writers" / name, ["step,loss", "1,1000.0"])
+
+    assert Run.open(folder).writers == ["eval", "probe"]
+    assert Run.open(folder).summary["loss"].max == 20.0
+
+
+def test_links_are_not_followed(folder, tmp_path):
+    """Neither one in place of a writer nor one in place of the folder of writers."""
+    write_csv(tmp_path / "elsewhere" / "other", ["step,loss", "1,1000.0"])
+    (folder / "writers" / "other").symlink_to(tmp_path / "elsewhere" / "other")
+    with Written(tmp_path / "second") as second:
+        second.log({"loss": 1.0}, 1)
+    (tmp_path / "second" / "writers").symlink_to(tmp_path / "elsewhere")
+
+    assert Run.open(folder).writers == ["eval", "probe"]
+    assert Run.open(tmp_path / "second").writers == []
+    assert Run.open(tmp_path / "second").record.summary == {"loss": 1.0}
+
+
+@pytest.mark.parametrize("breaks", ["fifo", "folder", "long"])
+def test_a_broken_writer_hides_no_other(folder, breaks, caplog, tmp_path):
+    """What is wrong is said by a warning, and by the `problem` of the run."""
+    path = folder / "writers" / "eval" / "metrics.csv"
+    path.unlink()
+    if breaks == "fifo":
+        os.mkfifo(path)
+    elif breaks == "folder":
+        path.mkdir()
+    else:
+        with path.open("wb") as file:
+            file.write(b"step,loss\n")
+            file.truncate(65 << 20)
+    (folder / "writers" / "eval" / "summary.json").unlink()
+
+    run = Run.open(folder)
+    with caplog.at_level(logging.WARNING, "destinations"):
+        series = run.series("loss")
+        names = run.metric_names()
+        blocks = [block.writer for block in run.blocks()]
+        rows = list(run.follow(until_end=True, poll_seconds=0))
+
+    assert series.value[series.writer == ""].tolist() == [10.0, 20.0]
+    assert {"loss", "lr", "norm"} <= {*names}
+    assert {"", "probe"} <= {*blocks}
+    assert {"", "probe"} <= {row.writer for row in rows}
+    if breaks != "long":
+        assert "writer eval cannot be read" in (run.record.problem or "")
+        assert "left out writer eval" in caplog.text
+        with pytest.raises(OSError, match=r"directory|regular"):
+            run.series("loss", writer="eval")
+    assert run.record.summary["lr"] == 0.1
+
+
+def test_what_is_wrong_with_the_trainer_is_raised(folder):
+    """As of any run."""
+    (folder / "metrics.csv").unlink()
+    (folder / "metrics.csv").mkdir()
+
+    with pytest.raises(OSError, match=r"directory|regular"):
+        Run.open(folder).series("loss")
+
+
+def test_writers_that_are_deleted_are_gone(folder):
+    """And a file in the place of their folder is none."""
+    run = Run.open(folder)
+    (folder / "writers").rename(folder.parent / "moved")
+    (folder / "writers").write_text("not a folder")
+
+    assert run.writers == []
+    assert rows_of(run.series("loss")) == [(1, 10.0, None), (2, 20.0, None)]
+    assert run.reload().record.summary == {"loss": 20.0, "lr": 0.1}
+
+
+def test_a_folder_of_runs_may_be_called_as_that_of_writers(tmp_path):
+    """Their sidecars do not say that they are writers: each is a run."""
+    for name in ("tolstoy", "austen"):
+        with Written(tmp_path / "runs" / "writers" / name) as written:
+            written.log({"loss": 1.0}, 1)
+
+    with open_runs(tmp_path / "runs", cache=tmp_path / "cache") as runs:
+        assert {run.name for run in runs} == {"tolstoy", "austen"}
+    with pytest.raises(RunNotFoundError):
+        Run.open(tmp_path / "runs")
+
+
+def test_a_run_of_lightning_can_have_writers(tmp_path):
+    """The evaluation of what another logger has written."""
+    write_csv(tmp_path / "version_0", ["epoch,step,loss", "0,1,0.5"])
+    with Written(tmp_path / "version_0", writer="eval") as late:
+        late.log({"acc": 0.25}, 1)
+
+    run = Run.open(tmp_path / "version_0")
+    assert (run.kind, run.writers, run.record.summary) == (
+        "lightning-csv",
+        ["eval"],
+        {"loss": 0.5, "acc": 0.25},
+    )
+    assert rows_of(run.series("acc")) == [(1, 0.25, None)]
+
+
+# Merging.
+
+
+def test_items_are_merged_by_their_times():
+    """Those of one source stay in their order; one without a time follows the item before it."""
+    sources = [[(3, "a"), (None, "b"), (1, "c"), (4, "d")], [(None, "e"), (3, "f"), (float("nan"), "g")]]
+
+    assert "".join(name for _, name in by_time(sources, lambda item: item[0])) == "eabcfgd"
