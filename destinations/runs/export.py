@@ -43,6 +43,7 @@ _SUFFIXES: dict[str, ExportFormat] = {
     ".parquet": "parquet",
 }
 _METRIC_COLUMNS = ("run_id", "metric", "step", "time", "value")
+_WRITER = "writer"
 _GROUP_POINTS = 1_000_000
 
 Destination = str | PathLike[str] | IO[str] | IO[bytes]
@@ -108,13 +109,16 @@ def export_metrics(
 ) -> int:
     """Writes a row for each value: `run_id`, `metric`, `step`, `time`, `value`. Returns the number of rows.
 
+    Where several writers have added to one of the runs, `writer` is the last column: the name of the writer,
+    "" for the trainer.
+
     ```python
     with open_runs("runs") as runs:
         print(export_metrics(runs, "metrics.csv", metrics=["loss"]))  # 4
     ```
 
-    Rows are ordered by run, then in the order of logging, then by column. A missing step or time is empty, or
-    null. Values are exact; integers become floats.
+    Rows are ordered by run, by writer, then in the order of logging, then by column. A missing step or time
+    is empty, or null. Values are exact; integers become floats.
 
     Args:
         runs: the runs to export.
@@ -132,17 +136,19 @@ def export_metrics(
         ImportError: pyarrow is not installed, for Parquet.
     """
     target = _Target.of(destination, format, overwrite=overwrite)
+    runs = list(runs)
+    has_writers = any(run.writers for run in runs)
     blocks = _blocks_of(runs, metrics, rank, on_damaged or _warn_of)
     if target.format == "parquet":
         with target.binary() as opened:
-            return _write_parquet_points(blocks, opened)
+            return _write_parquet_points(blocks, opened, has_writers=has_writers)
     lines_of = _csv_lines if target.format == "csv" else _json_lines
     count = 0
     with target.text() as stream:
         if target.format == "csv":
-            stream.write(",".join(_METRIC_COLUMNS) + "\n")
+            stream.write(",".join([*_METRIC_COLUMNS, *([_WRITER] * has_writers)]) + "\n")
         for run_id, block in blocks:
-            lines = lines_of(run_id, block)
+            lines = lines_of(run_id, block, has_writers=has_writers)
             stream.writelines(lines)
             count += len(lines)
     return count
@@ -260,7 +266,7 @@ def _lines(
     ]
 
 
-def _csv_lines(run_id: str, block: "Block") -> list[str]:
+def _csv_lines(run_id: str, block: "Block", *, has_writers: bool) -> list[str]:
     from destinations.run_directory.blocks import MISSING_STEP
 
     def heads(names: list[str]) -> list[str]:
@@ -271,14 +277,16 @@ def _csv_lines(run_id: str, block: "Block") -> list[str]:
         f"{'' if step == MISSING_STEP else step},{'' if math.isnan(time) else repr(time)},"
         for step, time in zip(block.step.tolist(), block.time.tolist(), strict=True)
     ]
-    return _lines(block, heads, middles, "\n")
+    return _lines(block, heads, middles, f",{block.writer}\n" if has_writers else "\n")
 
 
-def _json_lines(run_id: str, block: "Block") -> list[str]:
+def _json_lines(run_id: str, block: "Block", *, has_writers: bool) -> list[str]:
     from destinations.run_directory.blocks import MISSING_STEP
 
     def heads(names: list[str]) -> list[str]:
-        return [f'{{"run_id": {json.dumps(run_id)}, "metric": {json.dumps(name)}, ' for name in names]
+        run = f'{{"run_id": {json.dumps(run_id)}, '
+        run += f'"{_WRITER}": {json.dumps(block.writer)}, ' if has_writers else ""
+        return [f'{run}"metric": {json.dumps(name)}, ' for name in names]
 
     middles = [
         f'"step": {"null" if step == MISSING_STEP else step}, '
@@ -318,7 +326,7 @@ def _pyarrow() -> Any:
     return pyarrow
 
 
-def _write_parquet_points(blocks: "Iterable[tuple[str, Block]]", target: Any) -> int:
+def _write_parquet_points(blocks: "Iterable[tuple[str, Block]]", target: Any, *, has_writers: bool) -> int:
     """Writes the points in row groups of a million."""
     pa = _pyarrow()
     schema = pa.schema(
@@ -328,6 +336,7 @@ def _write_parquet_points(blocks: "Iterable[tuple[str, Block]]", target: Any) ->
             ("step", pa.int64()),
             ("time", pa.float64()),
             ("value", pa.float64()),
+            *([(_WRITER, pa.string())] if has_writers else ()),
         ]
     )
     count = 0
@@ -335,7 +344,11 @@ def _write_parquet_points(blocks: "Iterable[tuple[str, Block]]", target: Any) ->
     # These encodings halve the size of steps, times and values.
     encodings = {"step": "DELTA_BINARY_PACKED", "time": "BYTE_STREAM_SPLIT", "value": "BYTE_STREAM_SPLIT"}
     with pa.parquet.ParquetWriter(
-        target, schema, compression="zstd", use_dictionary=["run_id", "metric"], column_encoding=encodings
+        target,
+        schema,
+        compression="zstd",
+        use_dictionary=["run_id", "metric", _WRITER],
+        column_encoding=encodings,
     ) as writer:
         for run_id, block in blocks:
             table = _points_table(pa, schema, run_id, block)
@@ -362,6 +375,7 @@ def _points_table(pa: Any, schema: Any, run_id: str, block: "Block") -> Any:
             pa.array(steps, mask=steps == MISSING_STEP),
             pa.array(times, mask=np.isnan(times)),
             pa.array(values),
+            *([pa.repeat(block.writer, len(rows))] if _WRITER in schema.names else ()),
         ],
         schema,
     )

@@ -24,14 +24,26 @@ import numpy as np
 from destinations.run_directory.blocks import MISSING_STEP, Block
 from destinations.runs.content.rank_reader import stamps_of
 from destinations.runs.content.series import run_blocks
+from destinations.runs.content.sources import ranks_of
 from destinations.runs.errors import DatasetError, RunsError
 from destinations.runs.record import RunRecord, is_terminal
 from destinations.runs.run import Run
+from destinations.runs.streams import streams_of
 from destinations.runs.summary import computed_summary
 from uploads import Store, one_line, open_store
 
 from .reading import DatasetRun
-from .tables import APPLICATION, COLUMNS, Location, TableVersions, arrow_schema, delta_errors, json_of, load
+from .tables import (
+    APPLICATION,
+    COLUMNS,
+    WRITER,
+    Location,
+    TableVersions,
+    arrow_schema,
+    delta_errors,
+    json_of,
+    load,
+)
 
 __all__ = ["CompactReport", "compact"]
 
@@ -312,7 +324,7 @@ class _Compaction:
         for run in sorted(self._runs, key=_time_of):
             if run.record.problem is not None:
                 self._damaged[run.path] = run.record.problem
-            elif run.alive:
+            elif run.is_written:
                 alive += 1
             elif run.path not in self._damaged:
                 if (older := newest.get(run.run_id)) is not None:
@@ -355,7 +367,9 @@ class _Compaction:
             rows: dict[str, list[Any]] = {name: [] for name in COLUMNS if name not in left}
             ids = [item.run.run_id for item in items]
             replaced = None if change == "added" else _are_of(ids)
-            values, damaged = self._read(items, rows), len(self._damaged)
+            # Not while the table is written, when it cannot be asked.
+            has_writer = WRITER in self._schema_of("metrics").names
+            values, damaged = self._read(items, rows, has_writer=has_writer), len(self._damaged)
             try:
                 if change == "updated":
                     list(values)  # There are none.
@@ -371,7 +385,9 @@ class _Compaction:
             self._changes |= dict.fromkeys(ids, change)
             return
 
-    def _read(self, items: Sequence[_Item], rows: Mapping[str, list[Any]]) -> Iterator[Any]:
+    def _read(
+        self, items: Sequence[_Item], rows: Mapping[str, list[Any]], *, has_writer: bool
+    ) -> Iterator[Any]:
         """Yields the values of runs as record batches, and adds their rows of the other tables to `rows`."""
         for item in items:
             try:
@@ -379,7 +395,7 @@ class _Compaction:
                     item.points = 0
                     for batch in _values_of(item.run):
                         item.points += len(batch)
-                        yield batch
+                        yield batch if has_writer else _without_writer(batch)
                 for name, batch in _records_of(item).items():
                     if name in rows:
                         rows[name].append(batch)
@@ -387,6 +403,15 @@ class _Compaction:
             except Exception as error:  # Whatever is wrong with a run, the others count.
                 self._damaged[item.run.path] = str(error)
                 raise
+
+    def _schema_of(self, name: str) -> Any:
+        """Returns the columns of this version of the package, but for `WRITER` where the table lacks it."""
+        import pyarrow as pa
+
+        schema = arrow_schema(name)
+        if name != "metrics" or WRITER in pa.schema(self._snapshot.tables[name].schema().to_arrow()).names:
+            return schema
+        return schema.remove(schema.get_field_index(WRITER))
 
     # Transactions.
 
@@ -408,7 +433,7 @@ class _Compaction:
             self._table(name),
             rows
             if isinstance(rows, pa.Table)
-            else pa.RecordBatchReader.from_batches(arrow_schema(name), rows),
+            else pa.RecordBatchReader.from_batches(self._schema_of(name), rows),
             # Another version of this package may have other columns.
             schema_mode="merge",
             commit_properties=self._commit_of(name),
@@ -498,12 +523,13 @@ def _writer_properties(name: str) -> Any:
 
 
 def _values_of(run: Run) -> Iterator[Any]:
-    """Yields the values of a run as record batches, one for each block of rows of a rank."""
-    for rank in run.ranks():
-        first_row = 0
-        for block in run_blocks(run.path, rank):
-            yield _values_of_block(run.run_id, rank, block, first_row)
-            first_row += len(block)
+    """Yields the values of a run as record batches, one for each block of rows of a rank of a writer."""
+    for stream in streams_of(run.path):
+        for rank in ranks_of(stream.folder) if stream.writer else run.ranks():
+            first_row = 0
+            for block in run_blocks(run.path, rank, stream.writer):
+                yield _values_of_block(run.run_id, rank, block, first_row)
+                first_row += len(block)
 
 
 def _values_of_block(run_id: str, rank: int, block: Block, first_row: int) -> Any:
@@ -526,12 +552,24 @@ def _values_of_block(run_id: str, rank: int, block: Block, first_row: int) -> An
             pa.array(first_row + rows),
             pa.array(micros, pa.int64(), mask=~fits).cast(pa.timestamp("us", "UTC")),
             pa.array(values[present], from_pandas=False),
+            pa.repeat(block.writer, len(rows)),
         ],
         schema=arrow_schema("metrics"),
     )
     # A copy: a thread of Delta's writer frees the batch, and that of numpy's memory needs the interpreter, so
     # that the process would abort if it was just then ending.
     return pa.concat_batches([batch, batch.slice(0, 0)])
+
+
+def _without_writer(batch: Any) -> Any:
+    """Returns values for a table without a column of writers, see `WRITER`.
+
+    Raises:
+        RunsError: they are not the trainer's.
+    """
+    if any(batch.column(WRITER).unique().to_pylist()):
+        raise RunsError("this dataset has no column for the names of its writers. Make a new dataset for it")
+    return batch.drop_columns([WRITER])
 
 
 def _records_of(item: _Item) -> dict[str, Any]:

@@ -13,6 +13,7 @@ a bucket is read with the same options as by `uploads`. A query only reads, and 
 """
 
 import contextlib
+import functools
 import logging
 import re
 import tempfile
@@ -26,7 +27,14 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from destinations.run_directory.layout import column_of
-from destinations.runs.errors import DatasetError, EditError, MetricNotFoundError, RunsError
+from destinations.runs.errors import (
+    DatasetError,
+    EditError,
+    MetricNotFoundError,
+    RunNotFoundError,
+    RunsError,
+    WriterNotFoundError,
+)
 from destinations.runs.index.index import Index
 from destinations.runs.index.root import Root
 from destinations.runs.index.scan import ScanChange, ScanReport
@@ -34,7 +42,7 @@ from destinations.runs.record import Extremes, RunRecord, Scalar, sound_value
 from destinations.runs.run import MetricSummary, Run
 from destinations.runs.runs import Result, Runs
 
-from .tables import COLUMNS, Location, TableVersions, delta_errors, load, scalar_of
+from .tables import COLUMNS, WRITER, Location, TableVersions, delta_errors, load, scalar_of
 
 if TYPE_CHECKING:
     from destinations.run_directory.blocks import Block
@@ -113,8 +121,27 @@ class DatasetRun(Run):
         """Hyperparameters by dotted name: a dataset does not have them nested."""
         return dict(self.hparams)
 
-    def summary_of(self, rank: int) -> dict[str, MetricSummary]:
-        """Returns the summary of each metric of rank 0; empty for other ranks."""
+    @property
+    def writers(self) -> list[str]:
+        """The names of its writers that have metrics, sorted."""
+        if not self._dataset.has_writers:
+            return []
+        query = f"SELECT DISTINCT {WRITER} FROM metrics WHERE run_id = ? AND {WRITER} != '' ORDER BY 1"
+        return [name for (name,) in self._dataset.sql(query, [self.run_id]).rows]
+
+    def writer(self, name: str) -> Run:
+        """Raises `RunNotFoundError`: a dataset has the record of the run, and not those of its writers."""
+        raise RunNotFoundError(f"{self.run_id}/{name}")
+
+    @property
+    def is_written(self) -> bool:
+        """False: only runs that have ended are compacted."""
+        return False
+
+    def summary_of(self, rank: int, writer: str | None = None) -> dict[str, MetricSummary]:
+        """Returns the summary of each metric of rank 0, of all writers; empty for other ranks and for one."""
+        if writer is not None:
+            return {}
         names = [field.name for field in attrs.fields(MetricSummary)]
         found = self._dataset.sql(
             f"SELECT metric, {', '.join(names)} FROM summary WHERE run_id = ? AND ? = 0", [self.run_id, rank]
@@ -123,7 +150,7 @@ class DatasetRun(Run):
 
     def _ranks_with_metrics(self) -> list[int]:
         """Returns the ranks that have metrics."""
-        query = "SELECT DISTINCT rank FROM metrics WHERE run_id = ? ORDER BY rank"
+        query = f"SELECT DISTINCT rank FROM metrics WHERE run_id = ? AND {WRITER} = '' ORDER BY rank"
         return [rank for (rank,) in self._dataset.sql(query, [self.run_id]).rows]
 
     def metric_names(self, rank: int = 0) -> list[str]:
@@ -131,29 +158,43 @@ class DatasetRun(Run):
         query = "SELECT DISTINCT metric FROM metrics WHERE run_id = ? AND rank = ? ORDER BY metric"
         return [name for (name,) in self._dataset.sql(query, [self.run_id, rank]).rows]
 
-    def series(self, name: str, rank: int = 0) -> "Series":
+    def series(self, name: str, rank: int = 0, writer: str | None = None) -> "Series":
         """Returns all values of a metric; as `Run.series`, but for the epoch."""
+        from destinations.runs.content.series import merged_by_step
+
+        writers = ["", *self.writers]
+        if writer is not None and writer not in writers:
+            raise WriterNotFoundError(writer, writers[1:])
+        every = [(one, self._series_of(one, name, rank)) for one in writers if writer in {None, one}]
+        found = [(one, series) for one, series in every if len(series)]
+        if not found:
+            raise MetricNotFoundError(name, self.metric_names(rank))
+        return merged_by_step(found)
+
+    def _series_of(self, writer: str, name: str, rank: int) -> "Series":
+        """Returns the values of one writer in the order of logging; none where it has none."""
         from destinations.run_directory.blocks import MISSING_STEP
         from destinations.runs.content.series import Series
 
         arrays = self._dataset.arrays(
-            """SELECT coalesce(step, ?) AS step, coalesce(epoch_us(time) / 1e6, 'NaN') AS time, value
-               FROM metrics WHERE metric = ? AND run_id = ? AND rank = ? ORDER BY row""",
-            [MISSING_STEP, column_of(name), self.run_id, rank],
+            f"""SELECT coalesce(step, ?) AS step, coalesce(epoch_us(time) / 1e6, 'NaN') AS time, value
+                FROM metrics WHERE metric = ? AND run_id = ? AND rank = ? AND {WRITER} = ? ORDER BY row""",
+            [MISSING_STEP, column_of(name), self.run_id, rank, writer],
         )
-        if not len(arrays["value"]):
-            raise MetricNotFoundError(name, self.metric_names(rank))
         return Series(name, **arrays)
 
-    def blocks(self, rank: int = 0) -> "Iterator[Block]":
-        """Returns the rows of each metric, one metric after the other."""
+    def blocks(self, rank: int = 0, writer: str | None = None) -> "Iterator[Block]":
+        """Returns the rows of each metric, one metric after the other, of one writer after the other."""
         import numpy as np
 
         from destinations.run_directory.blocks import Block
 
-        for name in self.metric_names(rank):
-            series = self.series(name, rank)
-            yield Block(series.step, series.time, {name: (series.value, np.ones(len(series), np.bool_))})
+        for one in ["", *self.writers]:
+            for name in self.metric_names(rank) if writer in {None, one} else ():
+                found = self._series_of(one, name, rank)
+                columns = {name: (found.value, np.ones(len(found), np.bool_))}
+                if len(found):
+                    yield Block(found.step, found.time, columns, one)
 
 
 def open_dataset(uri: str | PathLike[str], *, version: int | None = None, **options: Any) -> "Dataset":
@@ -242,13 +283,14 @@ class Dataset(Runs):
         self._connection.execute("SET autoload_known_extensions = false")
         self._connection.execute("SET TimeZone = 'UTC'")
         sources = {name: self._source(name) for name in COLUMNS}
-        self._paths = [path for _, files in sources.values() for path in files]
+        self._paths = [path for _, files, _ in sources.values() for path in files]
         self._connection.execute(f"SET allowed_paths = [{', '.join(map(_quoted, self._paths))}]")
         self._connection.execute("SET python_enable_replacements = false")
         self._connection.execute("SET enable_external_access = false")
-        for name, (source, _) in sources.items():
+        for name, (source, _, names) in sources.items():
             # As a timestamp without a zone, which Python reads without another package.
             columns = "* REPLACE (CAST(time AS TIMESTAMP) AS time)" if name == "metrics" else "*"
+            columns += f", '' AS {WRITER}" if name == "metrics" and WRITER not in names else ""
             with self._query_errors():
                 self._connection.execute(f"CREATE VIEW {name} AS SELECT {columns} FROM {source}")
         self._connection.execute("SET lock_configuration = true")
@@ -269,6 +311,11 @@ class Dataset(Runs):
     def versions(self) -> dict[str, int]:
         """The version of each table, for another engine; that of `runs` is the version of the dataset."""
         return {name: table.version() for name, table in self._snapshot.tables.items()}
+
+    @functools.cached_property
+    def has_writers(self) -> bool:
+        """Whether several writers have added to any of its runs."""
+        return bool(self.sql(f"SELECT 1 FROM metrics WHERE {WRITER} != '' LIMIT 1").rows)
 
     @property
     def roots(self) -> tuple[Path, ...]:
@@ -330,12 +377,14 @@ class Dataset(Runs):
         super().close()
         self._connection.close()
 
-    def _source(self, name: str) -> tuple[str, list[str]]:
-        """Returns what DuckDB reads a table from, and these files; Arrow where that is not possible."""
+    def _source(self, name: str) -> tuple[str, list[str], list[str]]:
+        """Returns what DuckDB reads a table from, these files, and its columns; Arrow where it cannot."""
         with delta_errors(self.uri):
             table, files = self.arrow(name), self.files(name)
+        names = table.schema.names
         # DuckDB takes the columns of the first file for those of all, and a name for a pattern.
-        are_same = name != "runs" and table.schema.names == list(COLUMNS[name])
+        wanted = [column for column in COLUMNS[name] if column != WRITER or column in names]
+        are_same = name != "runs" and names == wanted
         if (
             self._snapshot.location.is_remote
             or not files
@@ -343,9 +392,9 @@ class Dataset(Runs):
             or any(char in self.uri for char in "*?")
         ):
             self._connection.register(name + _BY_ARROW, table)
-            return name + _BY_ARROW, []
+            return name + _BY_ARROW, [], names
         # A fifth of the time that it takes through Arrow.
-        return f"read_parquet([{', '.join(map(_quoted, files))}], hive_partitioning = false)", files
+        return f"read_parquet([{', '.join(map(_quoted, files))}], hive_partitioning = false)", files, names
 
     def _execute(self, query: str, parameters: Sequence[Any], fetch: Callable[[Any], Result]) -> Result:
         with self._query_errors(), self._lock:

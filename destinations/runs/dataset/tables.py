@@ -2,7 +2,7 @@
 
 | table | a row is |
 |---|---|
-| metrics | a value: metric, run_id, rank, step, row, time, value |
+| metrics | a value: metric, run_id, rank, step, row, time, value, writer |
 | runs | a run: the fields of `RunRecord`, and what a compaction compares |
 | hparams | a hyperparameter of a run: type, as JSON, and as a number where it is one |
 | summary | a metric of a run: last, min, max, mean, and how many values |
@@ -32,6 +32,7 @@ from uploads import UploadError, object_store_location, one_line, redact_text
 __all__ = [
     "APPLICATION",
     "COLUMNS",
+    "WRITER",
     "Location",
     "TableVersions",
     "arrow_schema",
@@ -46,6 +47,8 @@ APPLICATION = "training-destinations"
 
 _TYPES: Mapping[FieldType, str] = {"text": "string", "texts": "texts", "time": "double", "bool": "bool"}
 _NOT_STORED = {"name", "path", "heartbeat_at", "problem", "run_id"}
+# Of `metrics`; a dataset that was made before runs had several writers lacks it, and gets no such run.
+WRITER = "writer"
 # Of `runs`; a dataset written by another version of this package may lack some.
 _FIELDS = {
     name: _TYPES[field.type]
@@ -54,7 +57,7 @@ _FIELDS = {
 }
 _TABLES = {
     "metrics": "metric string, run_id string, rank int32, step int64, row int64, time timestamp, "
-    "value double",
+    "value double, writer string",
     "hparams": "run_id string, name string, type string, json string, number double",
     "summary": "run_id string, metric string, last double, min double, max double, min_step int64, "
     "max_step int64, count int64, non_finite int64, mean double",
@@ -175,7 +178,7 @@ class Location:
                 )
         found = {field.name: field.type for field in pa.schema(table.schema().to_arrow())}
         for wanted in arrow_schema(name):
-            is_needed = wanted.name in found or wanted.name not in _FIELDS
+            is_needed = wanted.name in found or (wanted.name not in _FIELDS and wanted.name != WRITER)
             if is_needed and (kind := found.get(wanted.name)) != wanted.type:
                 raise DatasetError(
                     f"table {self.table(name)} is not one of this package: expected a column {wanted.name} "

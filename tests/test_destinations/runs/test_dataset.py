@@ -20,6 +20,7 @@ from destinations.runs import (
     RootError,
     Run,
     RunsError,
+    WriterNotFoundError,
     open_runs,
 )
 from destinations.runs.dataset import compact, compaction, open_dataset, reading, sql
@@ -31,6 +32,7 @@ from tests.test_destinations.runs.written import (
     change_sidecar,
     copy_as,
     write_csv,
+    write_shared,
     write_stable_pretraining,
 )
 
@@ -692,6 +694,72 @@ def test_a_dataset_of_another_version_of_the_package(root, tmp_path):
         assert [run.display_name for run in dataset.query(sort_by="run_id")] == ["first", None, None, None]
         for name in ("metrics", "runs"):
             assert dataset.sql(f"SELECT DISTINCT more FROM {name}").rows == ((None,),)  # noqa: S608  # the names above
+
+
+def test_rows_of_all_writers_are_in_the_dataset(root, tmp_path):
+    """Merged by step as in the folder, with the name of each; and changed where a writer has more."""
+    run = Run.open(write_shared(root / "shared"))
+    place = str(tmp_path / "data")
+    compact([run, Run.open(root / "a")], place)
+
+    with open_dataset(place) as dataset:
+        there = dataset[run.run_id]
+        assert_same_metrics(dataset, [run, Run.open(root / "a")])
+        assert there.writers == run.writers == ["eval", "probe"]
+        assert there.series("loss").writer.tolist() == run.series("loss").writer.tolist()
+        assert there.series("loss", writer="eval").value.tolist() == [0.5, 11.0]
+        assert there.summary == run.summary
+        assert {one.writer for one in there.blocks()} == {"", "eval", "probe"}
+        assert [one.writer for one in there.blocks(writer="probe")] == ["probe"] * 2
+        assert (dataset["id-a"].writers, dataset["id-a"].series("loss").writer) == ([], None)
+        assert dataset.sql(
+            "SELECT writer, count(*) FROM metrics WHERE run_id = ? GROUP BY ALL ORDER BY 1", [run.run_id]
+        ).rows == (("", 3), ("eval", 4), ("probe", 2))
+        assert not there.is_written
+        with pytest.raises(WriterNotFoundError):
+            there.series("loss", writer="none")
+        with pytest.raises(MetricNotFoundError):
+            there.series("acc", writer="probe")
+
+    with Written(root / "shared", writer="eval") as late:
+        late.log({"acc": 0.5}, 9)
+    report = compact([run.reload(), Run.open(root / "a")], place)
+    assert (report.changed, report.unchanged) == (1, 1)
+    with open_dataset(place) as dataset:
+        assert_same_metrics(dataset, [run])
+
+
+def test_a_run_whose_writer_is_alive_is_left_out(root, tmp_path):
+    """Until it has ended, as a run that is alive."""
+    with Written(root / "a", writer="eval") as late:
+        late.log({"acc": 0.5}, 9)
+        late.flush()
+        report = compact([Run.open(root / "a")], str(tmp_path / "data"))
+    again = compact([Run.open(root / "a")], str(tmp_path / "data"))
+
+    assert (report.alive, report.runs) == (1, 0)
+    assert (again.alive, again.runs) == (0, 1)
+
+
+def test_a_dataset_without_a_column_of_writers(root, tmp_path):
+    """It is read as before, and takes runs of one writer; one of several is reported, and left out."""
+    from deltalake import DeltaTable, write_deltalake
+
+    place = tmp_path / "data"
+    compact([Run.open(root / "a")], str(place))
+    rows = DeltaTable(place / "metrics").to_pyarrow_table().drop_columns(["writer"])
+    write_deltalake(place / "metrics", rows, mode="overwrite", schema_mode="overwrite")
+    commit_as_compact(place)
+    shared = Run.open(write_shared(root / "shared"))
+
+    report = compact([shared, Run.open(root / "b")], str(place))
+
+    assert (report.added, [path.name for path, _ in report.damaged]) == (1, ["shared"])
+    assert "Make a new dataset" in report.damaged[0][1]
+    with open_dataset(place) as dataset:
+        assert_same_metrics(dataset, [Run.open(root / "a"), Run.open(root / "b")])
+        assert dataset["id-a"].writers == []
+        assert "writer" not in dataset.arrow().schema.names
 
 
 def test_a_table_with_a_feature_that_is_not_read_is_refused(root, tmp_path):

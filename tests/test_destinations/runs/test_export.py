@@ -10,7 +10,7 @@ import pytest
 
 from destinations.runs import Run, RunRecord
 from destinations.runs.export import export_metrics, export_runs
-from tests.test_destinations.runs.written import Written, write_csv
+from tests.test_destinations.runs.written import Written, write_csv, write_shared
 
 
 @pytest.fixture(scope="module")
@@ -260,3 +260,36 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
 
     with pytest.raises(ImportError, match=r"training-destinations\[query\]"):
         export_metrics([], tmp_path / "metrics.parquet")
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_values_of_several_writers_say_whose_they_are(runs, tmp_path, kind):
+    """By a last column, which an export without such a run does not have."""
+    shared, path = Run.open(write_shared(tmp_path / "shared")), tmp_path / f"metrics.{kind}"
+    if kind == "parquet":
+        pytest.importorskip("pyarrow")
+
+    count = export_metrics([*runs, shared], path, metrics=["loss"])
+    export_metrics(runs, tmp_path / f"without.{kind}", metrics=["loss"])
+
+    rows, without = rows_of(path), rows_of(tmp_path / f"without.{kind}")
+    found = [(row["step"], row["value"], row["writer"]) for row in rows if row["run_id"] == shared.run_id]
+    found = [(int(step), float(value), writer) for step, value, writer in found]
+    assert found == [(1, 10.0, ""), (2, 20.0, ""), (1, 11.0, "eval"), (0, 0.5, "eval"), (1, 12.0, "probe")]
+    assert {row["writer"] for row in rows if row["run_id"] != shared.run_id} == {""}
+    assert count == len(rows) == len(without) + 5
+    assert "writer" not in without[0]
+    if kind == "csv":
+        assert path.read_text().startswith("run_id,metric,step,time,value,writer\n")
+
+
+def rows_of(path):
+    """The rows of an export, each by column."""
+    if path.suffix == ".csv":
+        with path.open(newline="") as file:
+            return list(csv.DictReader(file))
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    from pyarrow import parquet
+
+    return parquet.read_table(path).to_pylist()
