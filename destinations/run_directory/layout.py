@@ -53,6 +53,7 @@ __all__ = [
     "TERMINAL_STATUSES",
     "TIME_FOLDER",
     "WRITERS_FOLDER",
+    "WRITER_NAME",
     "CsvState",
     "Position",
     "append_record",
@@ -114,6 +115,9 @@ WRITERS_FOLDER = "writers"
 POSITION = "position.json"
 SEGMENT_SUFFIX = ".journal"
 
+WRITER_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+"""Names of writers, and of their folders in `WRITERS_FOLDER`."""
+
 TERMINAL_STATUSES = frozenset(
     {"completed", "stopped", "failed", "failed to write", "interrupted", "preempted"}
 )
@@ -138,7 +142,6 @@ _DEEPEST = 100
 _SEGMENT = re.compile(rf"[0-9]+{re.escape(SEGMENT_SUFFIX)}")
 _PART = re.compile(r"([0-9]{8})\.csv")
 _UNSAFE = re.compile(r"[^\w .,=+@()\[\]-]")
-_WRITER = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
 
 
 def metrics_name(rank: int) -> str:
@@ -184,7 +187,7 @@ def csv_mark(header: bytes, tail: bytes, size: int, closed: int) -> dict[str, in
 
 def is_writer_name(name: str) -> bool:
     """Returns whether a name can be that of a writer: one path component that means itself everywhere."""
-    return _WRITER.fullmatch(name) is not None
+    return WRITER_NAME.fullmatch(name) is not None
 
 
 def writer_path(run_dir: Path, writer: str) -> Path:

@@ -20,6 +20,7 @@ __all__ = [
     "axis_of",
     "draw",
     "label_of",
+    "lines_of",
     "require_matplotlib",
     "run_html",
     "runs_html",
@@ -109,19 +110,20 @@ def series_html(name: str, values: Any) -> str:
     return f"<p><b>{_text(name)}</b> {sparkline_svg(values)} {_text(last)} {count}</p>"
 
 
-def sparks_of(path: Path, blocks: Iterable[Any], names: Iterable[str]) -> dict[str, str]:
+def sparks_of(folders: Iterable[Path], blocks: Iterable[Any], names: Iterable[str]) -> dict[str, str]:
     """Returns a sparkline of each metric as SVG; none for a run of more than 64 MiB.
 
     Args:
-        path: the folder of the run.
+        folders: of the run, with those of its writers.
         blocks: its rows, as `Run.blocks`.
         names: of the metrics.
     """
     import numpy as np
 
     try:
-        csv = path / metrics_name(0)
-        if csv.stat().st_size > _MAX_SPARK_BYTES or part_numbers(parts_path(csv)):
+        files = [path for folder in folders if (path := folder / metrics_name(0)).exists()]
+        size = sum(path.stat().st_size for path in files)
+        if not files or size > _MAX_SPARK_BYTES or any(part_numbers(parts_path(path)) for path in files):
             return {}
         parts: dict[str, list[Any]] = {name: [] for name in list(names)[:_MAX_METRICS]}
         for block in blocks:
@@ -252,6 +254,22 @@ def axis_of(record: RunRecord, series: Any, x: str) -> Any:
     if x != "time":
         raise ValueError(f"x must be 'step' or 'time', got {x!r}.")
     return series.time - (record.created_at or (series.time[0] if len(series.time) else 0.0))
+
+
+def lines_of(record: RunRecord, series: Any, x: str, label: str = "") -> list[tuple[str, Any, Any]]:
+    """Returns the lines of a `Series` for `draw`: one, or one for each of several writers, with its name.
+
+    Args:
+        record: of the run.
+        series: its values.
+        x: as of `axis_of`.
+        label: of the line; "" for that of the run.
+    """
+    label = label or label_of(record)
+    return [
+        (f"{label} · {writer}" if writer else label, axis_of(record, one, x), one.value)
+        for writer, one in series.by_writer().items()
+    ]
 
 
 def label_of(record: RunRecord) -> str:

@@ -15,16 +15,21 @@ from destinations.run_directory.layout import (
     SIDECAR,
     SUMMARY,
     TIME_FOLDER,
+    WRITER_NAME,
+    WRITERS_FOLDER,
 )
 
 __all__ = ["FOLDERS", "KNOWN", "LOCK"]
 
 _NAMES = {SIDECAR, SUMMARY, HEARTBEAT, HPARAMS, ENVIRONMENT, SESSIONS, EDITS, *indexes()}
+# A named writer has a run folder of its own.
+_OF_WRITER = rf"{WRITERS_FOLDER}/{WRITER_NAME.pattern}"
 LOCK = re.compile(r"\.lock(\.rank\d+)?")
 """Names of lock files."""
 
 KNOWN = re.compile(
-    "|".join(
+    rf"({_OF_WRITER}/)?("
+    + "|".join(
         (
             *map(re.escape, sorted(_NAMES)),
             r"(metrics|summary)(\.rank\d+)?\.(csv|json)",
@@ -36,11 +41,14 @@ KNOWN = re.compile(
             r"\.(sidecar|summary|hparams|environment|sessions|edits|metrics|reserve)[\w.-]*\.tmp",
         )
     )
+    + ")"
 )
 """Files of a run, temporary ones too (`uploads.disk.open_temporary`), but for media, tables and artifacts."""
 
 FOLDERS = re.compile(
+    rf"({_OF_WRITER}/)?("
     rf"({'|'.join(record_folders())})(/.*)?"
     rf"|{ABANDONED_FOLDER}|{JOURNAL_FOLDER}(/rank\d+)?|{TIME_FOLDER}|{PARTS_FOLDER}(/metrics(\.rank\d+)?)?"
+    rf")|{WRITERS_FOLDER}|{_OF_WRITER}"
 )
 """Folders of a run."""

@@ -188,14 +188,15 @@ class Run(RecordAccess):
     @property
     def is_written(self) -> bool:
         """Whether its trainer or one of its writers is alive."""
-        return self.alive or any(one.alive for one in self._written())
+        return self.alive or any(one.alive for one in self.writer_runs())
 
-    def _written(self) -> Iterator[Run]:
-        """Yields what each writer has written."""
+    def writer_runs(self) -> list[Run]:
+        """Returns what each of `writers` has written, as runs of their own; without those that just begin."""
+        found = []
         for name in self.writers:
-            # One that has begun this moment has no sidecar.
             with contextlib.suppress(RunsError):
-                yield self.writer(name)
+                found.append(self.writer(name))
+        return found
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
@@ -451,14 +452,13 @@ class Run(RecordAccess):
             MetricNotFoundError: the run has no such metric.
             ImportError: matplotlib is not installed.
         """
-        from .notebook import axis_of, draw, label_of, require_matplotlib
+        from .notebook import draw, label_of, lines_of, require_matplotlib
 
         require_matplotlib()
         label = label_of(self.record)
-        lines = []
+        lines: list[tuple[str, Any, Any]] = []
         for name in names:
-            found = self.series(name)
-            lines.append((label if len(names) == 1 else name, axis_of(self.record, found, x), found.value))
+            lines += lines_of(self.record, self.series(name), x, "" if len(names) == 1 else name)
         return draw({names[0] if len(names) == 1 else label: lines}, x=x, is_logarithmic=is_logarithmic)
 
     def view(self, *, port: int | None = None) -> Any:
@@ -474,7 +474,7 @@ class Run(RecordAccess):
         from .notebook import run_html, sparks_of
 
         summary = self.summary
-        sparks = sparks_of(self.path, self.blocks(), summary)
+        sparks = sparks_of([stream.folder for stream in streams_of(self.path)], self.blocks(), summary)
         return run_html(self.record, self.shown_status, summary, sparks)
 
     # Records.
@@ -532,5 +532,5 @@ class Run(RecordAccess):
                 continue
             return trusted_heartbeat(self.path, at, self._clock())
         # Before its trainer begins, a run has those of its writers.
-        beats = (one._heartbeat_at() for one in self._written())  # noqa: SLF001  # same class
+        beats = (one._heartbeat_at() for one in self.writer_runs())  # noqa: SLF001  # same class
         return max((at for at in beats if at is not None), default=None)

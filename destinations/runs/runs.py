@@ -494,14 +494,13 @@ class Runs:
             MetricNotFoundError: no run has the metric.
             ImportError: matplotlib is not installed.
         """
-        from .notebook import axis_of, draw, label_of, require_matplotlib
+        from .notebook import draw, lines_of, require_matplotlib
 
         require_matplotlib()
         lines: list[tuple[str, Any, Any]] = []
         for run in self.query(**query):
             if metric in run.record.summary and len(lines) < limit:
-                found = run.series(metric)
-                lines.append((label_of(run.record), axis_of(run.record, found, x), found.value))
+                lines += lines_of(run.record, run.series(metric), x)
         if not lines:
             raise MetricNotFoundError(metric, self.metric_names())
         return draw({metric: lines}, x=x, is_logarithmic=is_logarithmic)

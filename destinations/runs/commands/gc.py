@@ -26,6 +26,7 @@ from destinations.run_directory.layout import (
     EDITS,
     JOURNAL_FOLDER,
     SIDECAR,
+    WRITERS_FOLDER,
     lock_name,
     metrics_name,
 )
@@ -33,7 +34,8 @@ from destinations.runs import Run, RunNotFoundError, RunRecord, is_alive
 from destinations.runs.files import json_lines
 from destinations.runs.own_files import FOLDERS, KNOWN, LOCK
 from destinations.runs.record import read_sidecar, status_of
-from uploads.disk import closing, is_locked, is_open_file, open_regular, read_regular, try_lock
+from destinations.runs.streams import Stream, streams_of
+from uploads.disk import closing, is_locked, is_open_file, open_regular, read_json, read_regular, try_lock
 
 from .fields import status_style
 from .running import EXIT_FAILED, EXIT_OK, UsageError, find_runs, open_selected
@@ -154,11 +156,7 @@ def _show(found: list[Candidate], options: argparse.Namespace, session: CommandC
 def _candidates(records: list[RunRecord], older_than: float, now: float) -> Iterator[Candidate]:
     for record in records:
         # Missing folders and symbolic links are not ours to delete.
-        if (
-            is_alive(record.status, record.heartbeat_at, now)
-            or record.path.is_symlink()
-            or not record.path.is_dir()
-        ):
+        if record.path.is_symlink() or not record.path.is_dir() or _is_written(Run(record), now):
             continue
         reason = _why_deletable(record)
         if reason is None:
@@ -181,14 +179,16 @@ def _why_deletable(record: RunRecord) -> str | None:
     # A damaged folder is left for a person to inspect.
     if record.problem or not (record.path / SIDECAR).is_file():
         return None
-    has_rows = any(
-        _has_content(path) for path in (record.path / metrics_name(0), *record.path.glob("metrics*.csv"))
-    )
-    has_rows = has_rows or any((record.path / JOURNAL_FOLDER).rglob("*.journal"))
-    has_records = any(_has_content(record.path / name) for name in indexes())
-    return (
-        None if has_rows or has_records or _has_checkpoints(record.path) else "ended without success, empty"
-    )
+    has_logged = any(map(_has_logged, streams_of(record.path)))
+    return None if has_logged or _has_checkpoints(record.path) else "ended without success, empty"
+
+
+def _has_logged(stream: Stream) -> bool:
+    """Returns whether there are rows or records of a writer."""
+    folder = stream.folder
+    has_rows = any(_has_content(path) for path in (folder / metrics_name(0), *folder.glob("metrics*.csv")))
+    has_rows = has_rows or any((folder / JOURNAL_FOLDER).rglob("*.journal"))
+    return has_rows or any(_has_content(folder / name) for name in indexes())
 
 
 def _has_checkpoints(folder: Path) -> bool:
@@ -263,9 +263,13 @@ def _names_to_delete(folder: Path) -> list[str]:
 
 def _named_by_indexes(folder: Path) -> set[str]:
     """Returns the files listed in the indexes of a run."""
+    return {stream.prefix + name for stream in streams_of(folder) for name in _named_by(stream)}
+
+
+def _named_by(stream: Stream) -> set[str]:
     named: set[str] = set()
     for index in indexes(with_files=True):
-        for line in json_lines(folder / index, with_torn=True):
+        for line in json_lines(stream.folder / index, with_torn=True):
             waiting: list[Any] = [line]
             while waiting:
                 value = waiting.pop()
@@ -291,8 +295,14 @@ def _size_and_time(folder: Path) -> tuple[int, float]:
     return size, touched_at
 
 
-def _require_ended(record: RunRecord, now: float) -> None:
-    if is_alive(record.status, record.heartbeat_at, now):
+def _is_written(run: Run, now: float) -> bool:
+    """Returns whether its trainer or one of its writers is alive."""
+    records = (one.record for one in (run, *run.writer_runs()))
+    return any(is_alive(record.status, record.heartbeat_at, now) for record in records)
+
+
+def _require_ended(run: Run, now: float) -> None:
+    if _is_written(run, now):
         raise _WrittenError
 
 
@@ -300,9 +310,9 @@ def _collect(record: RunRecord, now: float) -> None:
     """Deletes a run and its folder, after checking everything again; raises `_KeptError`."""
 
     def what_goes(folder: Path) -> Collection[str]:
-        found = _record_in(folder)
+        found = _run_in(folder)
         _require_ended(found, now)
-        if _why_deletable(found) is None:
+        if _why_deletable(found.record) is None:
             raise _KeptError("it is no longer archived or empty")
         return _names_to_delete(folder)
 
@@ -317,7 +327,7 @@ def rm(options: argparse.Namespace, session: CommandContext) -> int:
     now = session.clock
 
     def what_goes(folder: Path) -> Collection[str]:
-        _require_ended(_record_in(folder), now())
+        _require_ended(_run_in(folder), now())
         return _names_without_run(folder)
 
     with contextlib.ExitStack() as stack:
@@ -330,7 +340,7 @@ def rm(options: argparse.Namespace, session: CommandContext) -> int:
                 record = attrs.evolve(run.record, path=path)
                 held.append(stack.enter_context(_opened(record, is_by_id=_is_of_dataset(run))))
                 what_goes(held[-1][1])
-                if any(map(is_locked, path.glob(".lock*"))):
+                if any(is_locked(held[-1][1] / name) for name in _lock_names(held[-1][1])):
                     raise _WrittenError
         sizes = {path: _size_and_time(one)[0] for (path, _), (_, one) in zip(runs, held, strict=True)}
         if not options.yes and not _is_confirmed(sizes, session):
@@ -378,10 +388,16 @@ def _refusing(run: Run) -> Iterator[None]:
 def _names_without_run(folder: Path) -> list[str]:
     """Returns everything below the folder of a run; raises `_KeptError` if another run is there."""
     names = [name for name, _ in _content(folder)]
+    own = {SIDECAR, *(f"{stream.prefix}{SIDECAR}" for stream in streams_of(folder) if _is_of_writer(stream))}
     for name in names:
-        if PurePosixPath(name).name == SIDECAR and name != SIDECAR:
+        if PurePosixPath(name).name == SIDECAR and name not in own:
             raise _KeptError(f"another run is in {str(PurePosixPath(name).parent)!r} of its folder")
     return names
+
+
+def _is_of_writer(stream: Stream) -> bool:
+    """Returns whether its sidecar says that it is that of this writer; another run may be there."""
+    return read_json(stream.folder / SIDECAR).get("writer") == stream.writer
 
 
 # Deleting what is held.
@@ -422,9 +438,9 @@ def _id_in(folder: Path) -> str | None:
     return found
 
 
-def _record_in(folder: Path) -> RunRecord:
+def _run_in(folder: Path) -> Run:
     try:
-        return Run.open(folder).record
+        return Run.open(folder)
     except RunNotFoundError:
         raise _KeptError("it is no longer a run") from None
 
@@ -446,14 +462,27 @@ def _delete(place: Path, fd: int, folder: Path, what_goes: Callable[[Path], Coll
     if not is_open_file(fd)(str(place)):
         raise _KeptError("its folder was moved")
     what_goes(folder)
-    # A run that is resumed needs that of rank 0, whether it is there or not.
-    locks = {lock_name(0), *(path.name for path in folder.glob(".lock*") if LOCK.fullmatch(path.name))}
+    locks = _lock_names(folder)
+    holders = {parent for name in locks if (parent := name.rpartition("/")[0])}
+    holders |= {WRITERS_FOLDER} if holders else set()
     with contextlib.ExitStack() as held:
         for name in sorted(locks):
             held.enter_context(_locked(folder / name))
-        _unlink(fd, {*what_goes(folder)} - locks)
-    # This removes an empty folder only, whichever is there now.
+        _unlink(fd, {*what_goes(folder)} - locks - holders)
+    # Here and below, this removes empty folders only, whichever are there now.
+    if holders:
+        _unlink(fd, holders)
     place.rmdir()
+
+
+def _lock_names(folder: Path) -> set[str]:
+    """Returns the locks of a run and of its writers, by their path in its folder."""
+    names = set()
+    for stream in streams_of(folder):
+        found = (path.name for path in stream.folder.glob(".lock*") if LOCK.fullmatch(path.name))
+        # A run that is resumed needs that of rank 0, whether it is there or not.
+        names |= {f"{stream.prefix}{name}" for name in (lock_name(0), *found)}
+    return names
 
 
 def _unlink(fd: int, names: Collection[str]) -> None:

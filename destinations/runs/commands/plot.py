@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from destinations.runs import MetricNotFoundError, Run, RunNotFoundError
-from destinations.runs.notebook import axis_of, draw, label_of, require_matplotlib
+from destinations.runs.notebook import draw, lines_of, require_matplotlib
 from destinations.text.formatting import cut, one_line, pad, short, shortened
 
 from .fields import check_filter
@@ -123,15 +123,13 @@ def _metrics_of(given: Sequence[str], runs: Sequence[Run], session: CommandConte
 def _series_of(
     metric: str, runs: list[Run], options: argparse.Namespace, session: CommandContext, *, is_named: bool
 ) -> list[Series]:
-    series = []
+    series: list[Series] = []
     for run in runs:
         try:
-            found = run.series(metric)
+            series += lines_of(run.record, run.series(metric), options.x)
         except MetricNotFoundError:
             if is_named:
                 session.note(f"run {run.record.run_id} has no metric {metric!r}")
-            continue
-        series.append((label_of(run.record), axis_of(run.record, found, options.x), found.value))
     return series
 
 

@@ -13,6 +13,7 @@ from destinations.runs import MetricNotFoundError, Run
 from destinations.runs.content.flight import FLIGHT_FOLDER, describe_flights
 from destinations.runs.record import status_of
 from destinations.runs.runs import differing
+from destinations.runs.streams import TRAINER
 from destinations.text.formatting import cut, pad
 
 from .fields import as_json, cell_of, local_time, status_style
@@ -53,6 +54,7 @@ def show(options: argparse.Namespace, session: CommandContext) -> int:
     _show_pairs(
         "hyperparameters", {name: value_text(value) for name, value in run.hparams.items()}, session.screen
     )
+    _show_pairs("writers", _writer_texts(run, session.clock()), session.screen)
     _show_metrics(run, session.screen)
     _show_pairs("records", _record_texts(run), session.screen)
     _show_pairs("environment", _environment_texts(run.environment), session.screen)
@@ -70,6 +72,7 @@ def _as_json(run: Run, now: float) -> dict[str, Any]:
         "environment": run.environment,
         "sessions": run.sessions,
         "receipt": run.receipt,
+        **({"writers": [attrs.asdict(one) for one in _states(run, now)]} if run.writers else {}),
     }
 
 
@@ -157,6 +160,25 @@ def _trend(run: Run, name: str) -> str:
         return NOTHING
 
 
+def _states(run: Run, now: float) -> list[Any]:
+    if not run.writers:
+        return []
+    # It imports numpy.
+    from destinations.runs.content.writers import writer_states
+
+    return writer_states(run, now)
+
+
+def _writer_texts(run: Run, now: float) -> dict[str, str]:
+    """Returns a line for each named writer: status, rows, last sign of life."""
+    texts = {}
+    for one in _states(run, now):
+        rows = "rows cannot be read" if one.rows is None else f"{one.rows} row{'s' * (one.rows != 1)}"
+        seen = "" if one.seen_at is None else f", last sign of life {age_text(now - one.seen_at)} ago"
+        texts[one.name] = f"{one.status}, {rows}{seen}"
+    return texts
+
+
 def _counts(run: Run) -> dict[str, int]:
     return {kind: one.count for kind, one in run.record_counts().items()}
 
@@ -237,7 +259,7 @@ def _show_flights(run: Run, options: argparse.Namespace, session: CommandContext
 def _show_ranks(run: Run, options: argparse.Namespace, session: CommandContext) -> int:
     """Shows the last value of each metric over ranks, the rank that was NaN first, and seconds per step."""
     ranks, screen = run.ranks(), session.screen
-    summaries = {rank: run.summary_of(rank) for rank in ranks}
+    summaries = {rank: run.summary_of(rank, TRAINER) for rank in ranks}
     names = list(dict.fromkeys(name for summary in summaries.values() for name in summary))
     first_nan: dict[str, tuple[int, int]] = {}
     seconds: dict[int, float | None] = {}

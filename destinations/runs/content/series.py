@@ -59,6 +59,16 @@ class Series:
 
         return series_html(self.name, self.value)
 
+    def by_writer(self) -> "dict[str, Series]":
+        """Returns the values of each writer by its name, "" for the trainer; of one writer all, as "" too."""
+        if self.writer is None:
+            return {"": self}
+        found = {}
+        for name in np.unique(self.writer).tolist():
+            chosen = self.writer == name
+            found[name] = Series(self.name, self.step[chosen], self.time[chosen], self.value[chosen])
+        return found
+
     @property
     def has_step(self) -> "np.ndarray[Any, np.dtype[np.bool_]]":
         """A mask of the values that have a step, bool `(n,)`."""

@@ -133,6 +133,10 @@ class DatasetRun(Run):
         """Raises `RunNotFoundError`: a dataset has the record of the run, and not those of its writers."""
         raise RunNotFoundError(f"{self.run_id}/{name}")
 
+    def writer_runs(self) -> list[Run]:
+        """Returns none; see `writer`."""
+        return []
+
     @property
     def is_written(self) -> bool:
         """False: only runs that have ended are compacted."""
@@ -140,7 +144,7 @@ class DatasetRun(Run):
 
     def summary_of(self, rank: int, writer: str | None = None) -> dict[str, MetricSummary]:
         """Returns the summary of each metric of rank 0, of all writers; empty for other ranks and for one."""
-        if writer is not None:
+        if writer is not None and (writer or self.writers):
             return {}
         names = [field.name for field in attrs.fields(MetricSummary)]
         found = self._dataset.sql(

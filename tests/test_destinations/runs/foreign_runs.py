@@ -51,14 +51,14 @@ def _never(seconds):
     raise AssertionError("nothing to wait for")
 
 
-def write_full_run(folder):
+def write_full_run(folder, **options):
     """Writes a finished run that has every kind of file."""
     sound = folder.parent / "sound.wav"
     sound.parent.mkdir(parents=True, exist_ok=True)
     with wave.open(str(sound), "wb") as file:
         file.setparams((1, 2, 8000, 0, "NONE", ""))
         file.writeframes(b"\0\1" * 80)
-    with Written(folder, keep_files="copy", all_ranks=True, run_id=folder.name) as run:
+    with Written(folder, keep_files="copy", all_ranks=True, run_id=folder.name, **options) as run:
         run.logger.log_hyperparameters({"optim": {"lr": 0.1, "betas": [0.9, 0.99]}, "name": "adam"})
         for step in range(5):
             run.log({"loss": 2.0**-step, "val/acc": step / 4}, step)

@@ -254,3 +254,84 @@ def test_folders_that_are_nested_too_deeply_are_kept(tmp_path):
     assert "nested too deeply" in found["deep"]["kept"]
     assert (code, "nested too deeply" in errors) == (1, True)
     assert (run / "sidecar.json").exists()
+
+
+def shared_run(folder, **fields):
+    """A run whose trainer has nothing, and a writer with rows and records."""
+    write_run(folder, status="failed", **fields)
+    write_full_run(folder, writer="eval")
+    return folder
+
+
+def test_a_run_goes_with_its_writers(tmp_path):
+    """Their files are files of the run: those of `gc`, which deletes no others, are all."""
+    root = tmp_path / "runs"
+    shared_run(root / "archived", archived=True)
+    shared_run(root / "named")
+
+    found = gc(root, "--delete")
+    code, _, _ = command("rm", "named", "--yes", "--root", root)
+
+    assert found["archived"]["deleted"] is True
+    assert code == 0
+    assert not any(root.iterdir())
+
+
+def test_a_run_whose_writer_has_logged_is_not_empty(tmp_path):
+    """It is kept, also where its trainer has failed at once."""
+    root = tmp_path / "runs"
+    shared_run(root / "shared")
+
+    assert gc(root, "--delete") == {}
+    assert (root / "shared" / "writers" / "eval" / "metrics.csv").exists()
+
+
+@pytest.mark.parametrize("name", ["writers/eval/notes.txt", "writers/notes.txt", "writers/a b/sidecar.json"])
+def test_what_is_beside_the_files_of_a_writer_is_kept(tmp_path, name):
+    """A file of another, and a folder that is none of a writer."""
+    run = shared_run(tmp_path / "runs" / "shared", archived=True)
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).write_text("mine")
+    before = files_of(run)
+
+    found = gc(tmp_path / "runs", "--delete")
+
+    assert "writers" in found["shared"]["kept"]
+    assert files_of(run) == before
+
+
+@pytest.mark.parametrize("arguments", [("rm", "shared", "--yes"), ("gc", "--older-than", "0s", "--delete")])
+def test_a_run_whose_writer_is_alive_is_kept(tmp_path, arguments):
+    """The trainer has ended."""
+    run = shared_run(tmp_path / "runs" / "shared", archived=True)
+    with Run(loggers=[RunDirectory(run, writer="probe")], run_name="probe") as probe:
+        probe.log_metrics({"loss": 1.0}, step=1)
+        before = files_of(run)
+        command(*arguments, "--root", tmp_path / "runs")
+        assert files_of(run) == before
+
+    assert (run / "writers" / "probe" / "metrics.csv").exists()
+
+
+def test_a_writer_whose_lock_is_held_keeps_the_run(tmp_path):
+    """Its heartbeat may be old."""
+    run = shared_run(tmp_path / "runs" / "shared", archived=True)
+    with (run / "writers" / "eval" / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = gc(tmp_path / "runs", "--delete")
+        code, _, errors = command("rm", "shared", "--yes", "--root", tmp_path / "runs")
+
+    assert found["shared"]["kept"] == "it is being written"
+    assert (code, "is running" in errors) == (2, True)
+    assert (run / "writers" / "eval" / "metrics.csv").exists()
+
+
+def test_a_run_in_a_folder_called_as_that_of_writers_is_another_run(tmp_path):
+    """Its sidecar does not say that it is a writer of the run around it."""
+    run = write_run(tmp_path / "runs" / "around")
+    write_run(run / "writers" / "inner")
+
+    code, _, errors = command("rm", "around", "--yes", "--root", tmp_path / "runs")
+
+    assert (code, "another run is in 'writers/inner'" in errors) == (2, True)
+    assert (run / "writers" / "inner" / "sidecar.json").exists()

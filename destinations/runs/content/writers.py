@@ -1,0 +1,53 @@
+"""`WriterState`: how each named writer of a run stands. Importing this module imports numpy."""
+
+import attrs
+
+from destinations.runs.errors import RunsError
+from destinations.runs.record import is_alive, status_of
+from destinations.runs.run import Run
+from destinations.runs.streams import Stream, reported, streams_of
+
+from .series import count_rows
+
+__all__ = ["WriterState", "writer_states"]
+
+
+@attrs.frozen
+class WriterState:
+    """How a named writer of a run stands.
+
+    Attributes:
+        name: of the writer.
+        status: as it is shown; "unknown" where it has not begun to write.
+        is_alive: whether it has not ended, and its heartbeat is fresh.
+        rows: how many rows it has, of its rank 0; None where they cannot be read.
+        seen_at: its last sign of life, in seconds since 1970; None if unknown.
+    """
+
+    name: str
+    status: str = "unknown"
+    is_alive: bool = False
+    rows: int | None = None
+    seen_at: float | None = None
+
+
+def writer_states(run: Run, now: float) -> list[WriterState]:
+    """Returns how the writers of a run stand, by name.
+
+    Args:
+        run: which they add to.
+        now: seconds since 1970.
+    """
+    return [_state_of(run, stream, now) for stream in streams_of(run.path) if stream.writer]
+
+
+def _state_of(run: Run, stream: Stream, now: float) -> WriterState:
+    state = WriterState(stream.writer)
+    with reported(stream):
+        state = attrs.evolve(state, rows=count_rows(stream.folder))
+    try:
+        record = run.writer(stream.writer).record
+    except RunsError:
+        return state
+    alive = is_alive(record.status, record.heartbeat_at, now)
+    return attrs.evolve(state, status=status_of(record, now), is_alive=alive, seen_at=record.heartbeat_at)
