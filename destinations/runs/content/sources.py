@@ -26,7 +26,7 @@ from destinations.run_directory.layout import (
 )
 from destinations.run_directory.reader import MetricRow, read_whole
 from destinations.runs.files import json_lines, number_of, whole_of
-from destinations.runs.streams import by_time
+from destinations.runs.streams import Stream, by_time, reported, streams_of
 
 from .rank_reader import RankReader
 
@@ -57,6 +57,7 @@ class ReadPosition:
         names: number of values yielded of the last group, by metric.
         lines: number of lines yielded, by index file and file of abandoned rows.
         others: the first five attributes for other ranks, by rank.
+        writers: all attributes for named writers, by name.
     """
 
     values: int = 0
@@ -66,6 +67,7 @@ class ReadPosition:
     names: dict[str, int] = attrs.field(factory=dict)
     lines: dict[str, int] = attrs.field(factory=dict)
     others: dict[str, dict[str, Any]] = attrs.field(factory=dict)
+    writers: dict[str, dict[str, Any]] = attrs.field(factory=dict)
 
 
 @attrs.frozen
@@ -97,6 +99,7 @@ class Item(NamedTuple):
         lines: the lines of the index file, for everything else; one call may write several.
         rank: of the metrics.
         branch: the name of the abandoned branch of the metrics, if any.
+        writer: whose call it is; "" for the trainer.
     """
 
     kind: str
@@ -107,28 +110,59 @@ class Item(NamedTuple):
     lines: tuple[dict[str, Any], ...]
     rank: int = 0
     branch: str = ""
+    writer: str = ""
 
 
 def items_of(
-    run_dir: Path, position: ReadPosition, settled_at: float | None = None, *, abandoned: bool = False
+    run_dir: Path,
+    position: ReadPosition,
+    settled_at: float | None = None,
+    *,
+    abandoned: bool = False,
+    writer: str | None = None,
+    problems: list[str] | None = None,
 ) -> Iterator[Item]:
-    """Yields the calls after a position, oldest first, and updates the position.
+    """Yields the calls of all writers after a position, oldest first, and updates the position.
 
     Args:
         run_dir: the folder of the run.
         position: updated when the iteration ends.
         settled_at: the current time for a live run: calls of the last seconds wait for their remaining lines.
         abandoned: whether to yield abandoned rows too.
+        writer: only the calls of this writer, "" for the trainer's.
+        problems: as of `streams.reported`.
 
     Raises:
         RewoundError: rows yielded before are gone.
     """
-    sources: list[Iterator[Item]] = [_new_rows(_rows(run_dir, 0), position)]
-    sources += [_new_rows_of_rank(run_dir, rank, position) for rank in ranks_of(run_dir) if rank]
-    if abandoned:
-        sources += [_abandoned_rows(branch, position) for branch in branches_of(run_dir)]
-    sources += [_new_lines(run_dir / name, name, position, settled_at) for name in indexes()]
+    sources: list[Iterator[Item]] = []
+    positions: dict[str, ReadPosition] = {}
+    for stream in streams_of(run_dir, writer):
+        own = position
+        if stream.writer:
+            own = positions[stream.writer] = ReadPosition(**position.writers.get(stream.writer, {}))
+        of_stream = _sources(stream.folder, own, settled_at, abandoned=abandoned)
+        sources += [_of_writer(one, stream, problems) for one in of_stream] if stream.writer else of_stream
     yield from by_time(sources, operator.attrgetter("time"))
+    if positions:
+        position.writers |= {name: attrs.asdict(own) for name, own in positions.items()}
+
+
+def _sources(
+    folder: Path, position: ReadPosition, settled_at: float | None, *, abandoned: bool
+) -> list[Iterator[Item]]:
+    """Returns the calls of one writer, by where they are read."""
+    sources: list[Iterator[Item]] = [_new_rows(_rows(folder, 0), position)]
+    sources += [_new_rows_of_rank(folder, rank, position) for rank in ranks_of(folder) if rank]
+    if abandoned:
+        sources += [_abandoned_rows(branch, position) for branch in branches_of(folder)]
+    return sources + [_new_lines(folder / name, name, position, settled_at) for name in indexes()]
+
+
+def _of_writer(items: Iterator[Item], stream: Stream, problems: list[str] | None) -> Iterator[Item]:
+    with reported(stream, problems=problems):
+        for item in items:
+            yield item._replace(writer=stream.writer)
 
 
 # Rows.

@@ -26,6 +26,7 @@ from destinations.runs.content.sources import ReadPosition, items_of, ranks_of
 from destinations.runs.errors import RunNotFoundError
 from destinations.runs.index.index import cache_folder
 from destinations.runs.run import Run
+from destinations.runs.streams import streams_of
 from destinations.text.formatting import plain
 
 from .ledger import SendingError, SentLedger
@@ -106,6 +107,7 @@ def send(
             follow=follow,
             abandoned=replays_abandoned,
             make_rank_destination=place.rank_factory(clock),
+            make_writer_destination=place.writer_factory(clock),
             wait=wait,
             now=now,
         )
@@ -138,7 +140,7 @@ def _facts_of(run: Run, abandoned: bool) -> dict[str, Any]:
     given = json.dumps(plain(now.hyperparameters), sort_keys=True)
     return {
         "status": now.status,
-        "is_alive": now.alive,
+        "is_alive": now.is_written,
         "hyperparameters": zlib.crc32(given.encode()),
         "files": _stamps_of(run.path),
         "abandoned": abandoned,
@@ -147,13 +149,14 @@ def _facts_of(run: Run, abandoned: bool) -> dict[str, Any]:
 
 def _stamps_of(run_dir: Path) -> dict[str, list[int]] | None:
     """Returns size and mtime of each file with rows or records; None if a journal may hold newer rows."""
-    if (run_dir / JOURNAL_FOLDER).exists():
-        return None
     stamps = {}
-    for name in (*map(metrics_name, ranks_of(run_dir)), *indexes()):
-        with contextlib.suppress(OSError):
-            about = (run_dir / name).stat()
-            stamps[name] = [about.st_size, about.st_mtime_ns]
+    for stream in streams_of(run_dir):
+        if (stream.folder / JOURNAL_FOLDER).exists():
+            return None
+        for name in (*map(metrics_name, ranks_of(stream.folder)), *indexes()):
+            with contextlib.suppress(OSError):
+                about = (stream.folder / name).stat()
+                stamps[stream.prefix + name] = [about.st_size, about.st_mtime_ns]
     return stamps
 
 

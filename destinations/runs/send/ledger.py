@@ -116,7 +116,10 @@ class SentLedger:
             position = ReadPosition(**found["position"]) if found["state"] == "done" else ReadPosition()
             self.facts = dict(found.get("facts") or {})
             # A position of other types is none.
-            if any(not isinstance(one, dict) for one in (position.names, position.lines, position.others)):
+            if any(
+                not isinstance(one, dict)
+                for one in (position.names, position.lines, position.others, position.writers)
+            ):
                 raise TypeError  # noqa: TRY301  # as what is missing
             self.position = position
             self.state = "done" if found["state"] == "done" else "open"

@@ -22,15 +22,19 @@ from destinations.base import LoggerDestination
 from destinations.kinds import KINDS, kind_of
 from destinations.kinds.artifacts import ARTIFACT
 from destinations.kinds.line import Line
-from destinations.run_directory.layout import SIDECAR, column_of, label_name
+from destinations.run_directory.layout import SIDECAR, column_of, label_name, writer_path
+from destinations.run_directory.reader import metric_columns, take_snapshot
 from destinations.runs.content.sources import Item, ReadPosition, RewoundError, items_of, ranks_of
 from destinations.runs.errors import RunNotFoundError
 from destinations.runs.files import read_object_file, whole_of
 from destinations.runs.record import is_alive
 from destinations.runs.run import Run
+from destinations.runs.streams import TRAINER, Stream, reported
 
-__all__ = ["ReadPosition", "RecordClock", "ReplayReport", "RewoundError", "replay"]
+__all__ = ["ReadPosition", "RecordClock", "ReplayReport", "RewoundError", "WriterFactory", "replay"]
 
+WriterFactory = Callable[[Run, int], Any]
+"""Makes the destination of a rank of a named writer, which is given as a run of its own."""
 
 _MAX_PROBLEMS = 100
 # Metrics that are stored in a column of another name.
@@ -101,6 +105,7 @@ def replay(
     follow: bool = False,
     abandoned: bool = False,
     make_rank_destination: Callable[[int], Any] | None = None,
+    make_writer_destination: WriterFactory | None = None,
     wait: Callable[[float], None] = time.sleep,
     now: Callable[[], float] = time.time,
 ) -> ReplayReport:
@@ -111,8 +116,9 @@ def replay(
 
     A live run that is not followed ends as "preempted"; a run that was killed ends as "failed".
 
-    Metrics of ranks other than 0 are named `rank1/loss`, and abandoned rows `abandoned/step4.1a2b3c4d/loss`
-    after their file; if metrics of rank 0 already begin like that, an underscore is added before the "/".
+    Metrics of ranks other than 0 are named `rank1/loss`, metrics and records of named writers `eval/loss`,
+    and abandoned rows `abandoned/step4.1a2b3c4d/loss` after their file; if metrics of rank 0 already begin
+    like that, an underscore is added before the "/".
 
     Args:
         run: the run to replay.
@@ -123,6 +129,8 @@ def replay(
         abandoned: include rows abandoned when training resumed from an earlier step.
         make_rank_destination: makes a destination for a rank other than 0, which gets the metrics of that
             rank under their own names.
+        make_writer_destination: makes a destination for a named writer, which gets all that the writer has
+            logged under its own names, from `init` to `post_close`.
         wait: sleeps for a number of seconds.
         now: returns the time in seconds since 1970.
 
@@ -141,9 +149,11 @@ def replay(
         destination,
         clock or RecordClock(),
         report,
+        report.position,
         now,
         abandoned=abandoned,
         make_rank_destination=make_rank_destination,
+        make_writer_destination=make_writer_destination,
     ).run_all(follow=follow, wait=wait)
 
 
@@ -164,7 +174,7 @@ class _RankReplay:
 
 
 class _Replay:
-    """State of one replay."""
+    """State of one replay, of a run or of what one writer has written."""
 
     def __init__(
         self,
@@ -172,24 +182,30 @@ class _Replay:
         destination: Any,
         clock: RecordClock,
         report: ReplayReport,
+        position: ReadPosition,
         now: Callable[[], float],
         *,
         abandoned: bool,
         make_rank_destination: Callable[[int], Any] | None,
+        make_writer_destination: WriterFactory | None = None,
     ) -> None:
         self._path = run.record.path
         self._destination = destination
         self._clock = clock
         self._report = report
+        self.position = position
         self._now = now
         self._about = _Facts.read(run)
         self._abandoned = abandoned
         self._of_rank = make_rank_destination
+        self._of_writer = make_writer_destination
+        # Those that have a destination of their own.
+        self._writers: dict[str, _Replay] = {}
         self._main = _RankReplay(_name_inside(run.record.name), 0, destination)
         self._state = self._main.state
         self._ranks = {0: self._main}
-        self._prefixes: dict[tuple[int, str], str] = {}
-        self._last: dict[tuple[int, str], tuple[int | None, float | None]] = {}
+        self._prefixes: dict[tuple[str, int, str], str] = {}
+        self._last: dict[tuple[str, int, str], tuple[int | None, float | None]] = {}
         self._unflushed_records = self._unflushed_bytes = 0
         self._hyperparameters: dict[str, Any] = {}
         self._supports = {kind.name: _supports(destination, kind.method) for kind in KINDS}
@@ -199,43 +215,107 @@ class _Replay:
         }
 
     def run_all(self, *, follow: bool, wait: Callable[[float], None]) -> ReplayReport:
-        self._clock.now = self._about.began_at
         try:
-            self._main.engine.run_event("init")
+            self.begin()
             self._read_all(follow=follow, wait=wait)
         except BaseException as error:
-            # For the destination the run is unfinished; the error is raised to the caller.
-            self._set_status(is_over=False)
-            for one in reversed(self._ranks.values()):
-                with contextlib.suppress(Exception):
-                    one.engine.close(error)
+            self.fail(error)
             raise
-        self._set_status(is_over=self._report.is_over)
+        self.end(is_over=self._report.is_over)
+        return self._report
+
+    def begin(self) -> None:
+        self._clock.now = self._about.began_at
+        self._main.engine.run_event("init")
+
+    def fail(self, error: BaseException) -> None:
+        """Closes the destinations, for which the run is unfinished; the error is raised to the caller."""
+        for writer in self._writers.values():
+            writer.fail(error)
+        self._set_status(is_over=False)
+        for one in reversed(self._ranks.values()):
+            with contextlib.suppress(Exception):
+                one.engine.close(error)
+
+    def end(self, *, is_over: bool) -> None:
+        """Closes the destinations."""
+        for writer in self._writers.values():
+            writer.end(is_over=is_over)
+        self._set_status(is_over=is_over)
         for one in reversed(self._ranks.values()):
             one.state.status, one.state.exception = self._state.status, self._state.exception
             one.engine.close()
-        return self._report
 
     def _read_all(self, *, follow: bool, wait: Callable[[float], None]) -> None:
         while True:
             started_at = self._now()
             # Determined before reading, so that the last records of a run that just ended are read.
-            alive = is_alive(self._about.run.status, self._about.run.record.heartbeat_at, started_at)
-            self._send_hyperparameters()
-            settled_at = started_at if alive and follow else None
-            for item in items_of(self._path, self._report.position, settled_at, abandoned=self._abandoned):
-                self._send(item)
+            alive = _is_written(self._about.run, started_at)
+            self.read(started_at if alive and follow else None)
             if not alive or not follow:
                 self._report.is_over = not alive
                 return
-            for one in self._ranks.values():
-                one.destination.flush()
+            self.flush()
             try:
                 wait(max(_INTERVAL_SECONDS, (self._now() - started_at) / _SHARE_OF_READING))
             except KeyboardInterrupt:
                 self._report.was_interrupted = True
                 return
-            self._about = _Facts.read(self._about.run)
+            self.renew(self._about.run)
+
+    def read(self, settled_at: float | None) -> None:
+        """Passes on what is new."""
+        self._send_hyperparameters()
+        problems: list[str] = []
+        items = items_of(
+            self._path,
+            self.position,
+            settled_at,
+            abandoned=self._abandoned,
+            writer=None if self._of_writer is None else TRAINER,
+            problems=problems,
+        )
+        for item in items:
+            self._send(item)
+        if self._of_writer is not None:
+            for run in self._about.run.writer_runs():
+                self._read_writer(run, self._of_writer, settled_at, problems)
+        for problem in problems:
+            self._fail_with(problem)
+
+    def _read_writer(
+        self, run: Run, make: WriterFactory, settled_at: float | None, problems: list[str]
+    ) -> None:
+        """Passes on what is new of a named writer, to a destination of its own."""
+        name = run.path.name
+        writer = self._writers.get(name)
+        if writer is None:
+            writer = self._writers[name] = _Replay(
+                run,
+                make(run, 0),
+                self._clock,
+                self._report,
+                ReadPosition(**self.position.writers.get(name, {})),
+                self._now,
+                abandoned=self._abandoned,
+                make_rank_destination=lambda rank: make(run, rank),
+            )
+            writer.begin()
+        writer.renew(run)
+        with reported(Stream(self._path, name), problems=problems):
+            writer.read(settled_at)
+            self.position.writers[name] = attrs.asdict(writer.position)
+
+    def renew(self, run: Run) -> None:
+        """Takes the state that a run has now."""
+        self._about = _Facts.read(run)
+
+    def flush(self) -> None:
+        """Waits until the destinations have delivered what they were given."""
+        for one in self._ranks.values():
+            one.destination.flush()
+        for writer in self._writers.values():
+            writer.flush()
 
     def _send_hyperparameters(self) -> None:
         found = self._about.run.hyperparameters
@@ -253,8 +333,9 @@ class _Replay:
             self._send_metrics(item)
             return
         step = self._move_to(item, self._main)
+        folder, prefix = writer_path(self._path, item.writer), self._prefix_of_writer(item)
         try:
-            call = _call(self._path, item, step, self._destination, self._state)
+            call = _call(folder, item, step, self._destination, self._state, prefix)
         except FileNotFoundError as error:
             self._report.missing.append(str(error))
             return
@@ -282,7 +363,7 @@ class _Replay:
             metrics = {**metrics, "epoch": item.epoch}
         if prefix:
             metrics = {f"{prefix}{name}": value for name, value in metrics.items()}
-        key = item.rank, item.branch
+        key = item.writer, item.rank, item.branch
         if self._last.get(key, ()) == (item.step, item.epoch):
             # A second row of the same step: state_dict() keeps a destination that merges the calls of a step
             # from merging them.
@@ -294,21 +375,27 @@ class _Replay:
 
     def _rank_of(self, item: Item) -> tuple[_RankReplay, str]:
         """Returns the destination for the metrics of an item, and the prefix of their names."""
-        one = self._ranks.get(item.rank)
-        if one is None and self._of_rank is not None:
+        one = None if item.writer else self._ranks.get(item.rank)
+        if one is None and self._of_rank is not None and not item.writer:
             one = self._ranks[item.rank] = _RankReplay(
                 self._state.run_name, item.rank, self._of_rank(item.rank)
             )
             one.engine.run_event("init")
-        key = item.rank if one is None else 0, item.branch
+        return one or self._main, self._prefix(item.writer, item.rank if one is None else 0, item.branch)
+
+    def _prefix_of_writer(self, item: Item) -> str:
+        return self._prefix(item.writer, 0, "")
+
+    def _prefix(self, *key: Any) -> str:
         if key not in self._prefixes:
             self._prefixes[key] = self._prefix_of(*key)
-        return one or self._main, self._prefixes[key]
+        return self._prefixes[key]
 
-    def _prefix_of(self, rank: int, branch: str) -> str:
-        parts = [f"rank{rank}"] if rank else []
+    def _prefix_of(self, writer: str, rank: int, branch: str) -> str:
+        parts = [writer] if writer else []
+        parts += [f"rank{rank}"] if rank else []
         parts += ["abandoned", branch] if branch else []
-        taken = self._about.run.metric_names(0) if parts and 0 in ranks_of(self._path) else []
+        taken = _names_of_trainer(self._path) if parts else []
         while parts and any(name.startswith(f"{parts[0]}/") for name in taken):
             parts[0] += "_"
         return "".join(f"{part}/" for part in parts)
@@ -336,9 +423,12 @@ class _Replay:
         return True
 
     def _note(self, kind: str, error: Exception) -> None:
+        self._fail_with(f"{kind}: {type(error).__name__}: {error}")
+
+    def _fail_with(self, text: str) -> None:
         self._report.failures += 1
         if len(self._report.failed) < _MAX_PROBLEMS:
-            self._report.failed.append(f"{kind}: {type(error).__name__}: {error}")
+            self._report.failed.append(text)
 
     # The end.
 
@@ -361,6 +451,19 @@ class _Replay:
             self._state.exception = _exception_of(about.exception or "Killed: the heartbeat stopped")
         else:
             self._state.status = RunStatus.COMPLETED
+
+
+def _is_written(run: Run, now: float) -> bool:
+    """Returns whether the trainer of a run, or one of its writers, is alive."""
+    records = (one.record for one in (run, *run.writer_runs()))
+    return any(is_alive(record.status, record.heartbeat_at, now) for record in records)
+
+
+def _names_of_trainer(run_dir: Path) -> list[str]:
+    if 0 not in ranks_of(run_dir):
+        return []
+    with take_snapshot(run_dir, 0) as snapshot:
+        return metric_columns(snapshot)
 
 
 def _name_inside(name: str) -> str:
@@ -388,14 +491,17 @@ def _exception_of(text: str) -> BaseException:
 # Records as calls.
 
 
-def _call(run_dir: Path, item: Item, step: int, destination: Any, state: Any) -> Callable[[], object]:
-    """Returns the call that logs the records of an item."""
+def _call(
+    run_dir: Path, item: Item, step: int, destination: Any, state: Any, prefix: str
+) -> Callable[[], object]:
+    """Returns the call that logs the records of an item; `prefix` is put before its name, if it has one."""
     kind = kind_of(name=item.kind)
     lines = [Line(run_dir, fields) for fields in item.lines]
     arguments = kind.replay(lines)
+    name = f"{prefix}{lines[0].name}" if lines[0].name else ""
     if kind is ARTIFACT:
-        return lambda: destination.upload_file(state, lines[0].name, **arguments, overwrite=True)
-    arguments |= {"name": lines[0].name, "step": step, "caption": lines[0].text("caption")}
+        return lambda: destination.upload_file(state, name, **arguments, overwrite=True)
+    arguments |= {"name": name, "step": step, "caption": lines[0].text("caption")}
     arguments = {name: value for name, value in arguments.items() if "caption" not in name or value}
     method = getattr(destination, kind.method, None)
     if method is None:

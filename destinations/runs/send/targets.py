@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,13 @@ from destinations.runs.files import path_inside
 from destinations.runs.own_files import FOLDERS, KNOWN
 from destinations.runs.record import RunRecord
 from destinations.runs.run import Run
+from destinations.runs.streams import streams_of, writers_of
 from destinations.trackers.names import short_hash
 from destinations.trackers.target import SentRun, Target
 from uploads.disk import closing, copy_all, is_locked, open_regular, replacement
 
 from .ledger import SendingError, read_ledger
+from .replay import WriterFactory
 
 __all__ = [
     "LEDGER",
@@ -127,6 +129,10 @@ class Place:
         """Returns a factory of destinations for other ranks; None if their metrics go to that of rank 0."""
         return None
 
+    def writer_factory(self, clock: Callable[[], float]) -> WriterFactory | None:
+        """Returns a factory of destinations for named writers; None if theirs is that of the trainer."""
+        return None
+
     def check(self) -> None:
         """Checks that the place may be written to.
 
@@ -193,7 +199,7 @@ class FolderPlace(Place):
             )
 
     def check_restart(self) -> None:
-        if any(map(is_locked, self.folder.glob(".lock*"))):
+        if any(map(is_locked, self._locks())):
             raise SendingError(f"target {str(self.folder)!r} is to be replaced, and a process writes to it.")
         for path in self._content():
             is_folder = path.is_dir() and not path.is_symlink()
@@ -203,6 +209,9 @@ class FolderPlace(Place):
                     f"target {str(self.folder)!r} is to be replaced, and has {path.name!r}, which was not "
                     "sent. Move it elsewhere, or choose another folder."
                 )
+
+    def _locks(self) -> Iterator[Path]:
+        return self.folder.glob(".lock*")
 
     def restart(self) -> None:
         self.check_restart()
@@ -233,22 +242,47 @@ class RunPlace(FolderPlace):
     own_folders = FOLDERS
 
     def rank_factory(self, clock: Callable[[], float]) -> Callable[[int], Any]:
-        return lambda _: RunDirectory(
-            self.folder,
-            if_exists="resume",
-            all_ranks=True,
-            close_seconds=_BLOCKING["close_seconds"],
-            clock=clock,
-        )
+        return lambda _: self._writing(clock, all_ranks=True)
+
+    def writer_factory(self, clock: Callable[[], float]) -> WriterFactory:
+        def make(writer: Run, rank: int) -> RunDirectory:
+            about = {"run_id": writer.run_id, "tags": writer.tags, "notes": writer.notes}
+            return self._writing(clock, writer=writer.path.name, all_ranks=bool(rank), **about)
+
+        return make
+
+    def _writing(self, clock: Callable[[], float], **options: Any) -> RunDirectory:
+        options |= {"if_exists": "resume", "keep_files": "copy", "close_seconds": _BLOCKING["close_seconds"]}
+        return RunDirectory(self.folder, clock=clock, **options)
+
+    def _locks(self) -> Iterator[Path]:
+        for stream in streams_of(self.folder):
+            yield from stream.folder.glob(".lock*")
+
+    def check_restart(self) -> None:
+        super().check_restart()
+        position = read_ledger(self.ledger_path).get("position")
+        sent = {
+            *writers_of(self.run.path),
+            *(position.get("writers", {}) if isinstance(position, dict) else ()),
+        }
+        for name in writers_of(self.folder):
+            if name not in sent:
+                raise SendingError(
+                    f"target {str(self.folder)!r} is to be replaced, and has rows of writer {name!r}, which "
+                    "were not sent. Move them elsewhere, or choose another folder."
+                )
 
     def finish(self, run: Run) -> None:
         """Copies the environment and sessions of the original run, and the files of abandoned rows."""
         from destinations.run_directory.layout import ABANDONED_FOLDER, ENVIRONMENT, SESSIONS
 
-        names = [ENVIRONMENT, SESSIONS]
-        if self.with_abandoned:
-            paths = (run.record.path / ABANDONED_FOLDER).glob("*.csv")
-            names += [f"{ABANDONED_FOLDER}/{path.name}" for path in paths]
+        names = []
+        for stream in streams_of(run.record.path):
+            names += [stream.prefix + ENVIRONMENT, stream.prefix + SESSIONS]
+            if self.with_abandoned:
+                paths = (stream.folder / ABANDONED_FOLDER).glob("*.csv")
+                names += [f"{stream.prefix}{ABANDONED_FOLDER}/{path.name}" for path in paths]
         for name in names:
             try:
                 source = open_regular(path_inside(run.record.path, name))

@@ -1,0 +1,270 @@
+"""A run that several write is sent: as it is to another folder, and as one run to a tracker."""
+
+import json
+
+import numpy as np
+import pytest
+
+from destinations import InMemory, RunDirectory
+from destinations.run_directory import read_rows
+from destinations.runs import Run
+from destinations.runs.content.sources import ReadPosition, items_of
+from destinations.runs.send import SendingError, send
+from destinations.runs.send.replay import replay
+from destinations.testing import RecordingDestination
+from tests.test_destinations.runs.written import Written, write_shared
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run that three write."""
+    return Run.open(write_shared(tmp_path / "digits"))
+
+
+@pytest.fixture
+def sent(run, tmp_path):
+    """Sends the run to another folder; returns what was sent."""
+
+    def sent(**options):
+        return send(run, f"run:{tmp_path / 'to'}", cache=tmp_path, **options)
+
+    return sent
+
+
+def rows_of(folder):
+    """Returns the rows of the trainer and of each writer."""
+    return {
+        writer: repr(read_rows(folder / "writers" / writer if writer else folder))
+        for writer in ("", *Run.open(folder).writers)
+    }
+
+
+def test_a_copy_has_each_writer_in_a_folder_of_its_own(run, sent, tmp_path):
+    """With its id, its rows in their order, and its sessions; it is sent once."""
+    report, again = sent(), sent()
+
+    copy = tmp_path / "to" / "digits"
+    assert rows_of(copy) == rows_of(run.path)
+    assert (report.rows, report.values, report.failed, report.is_over) == (7, 9, [], True)
+    assert (again.rows, again.is_over) == (0, True)
+    for name in run.writers:
+        there, here = Run.open(copy).writer(name), run.writer(name)
+        assert (there.run_id, there.status, there.sessions) == (here.run_id, here.status, here.sessions)
+    assert Run.open(copy).summary == run.summary
+
+
+def test_what_a_writer_has_added_is_sent(run, sent, tmp_path):
+    """Also late rows, records, hyperparameters and one that has begun since, and nothing twice."""
+    sent()
+    with Written(run.path, writer="eval") as late:
+        late.log({"acc": 0.7}, 2)
+        late.logger.log_hyperparameters({"beams": 4})
+        late.logger.log_images(np.zeros((1, 4, 4), np.uint8), "Inputs", step=2)
+    with Written(run.path, writer="new") as new:
+        new.log({"acc": 0.9}, 8)
+
+    report = sent()
+
+    copy = Run.open(tmp_path / "to" / "digits")
+    assert (report.rows, dict(report.records), report.failed) == (2, {"image": 1}, [])
+    assert rows_of(copy.path) == rows_of(run.path)
+    assert copy.writer("eval").hyperparameters == {"beams": 4}
+    (image,) = copy.images("Inputs")
+    assert image.path.is_relative_to(copy.path / "writers" / "eval" / "media")
+
+
+def test_a_run_of_writers_alone_is_copied(tmp_path):
+    """Its trainer may never begin."""
+    with Written(tmp_path / "digits", writer="eval") as late:
+        late.log({"acc": 0.7}, 2)
+    run = Run.open(tmp_path / "digits")
+
+    report = send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
+
+    copy = Run.open(tmp_path / "to" / "digits")
+    assert (report.rows, report.is_over, copy.writers) == (1, True, ["eval"])
+    assert copy.series("acc").value.tolist() == [0.7]
+
+
+def test_ranks_of_a_writer_are_copied(run, sent, tmp_path):
+    """Each into its file."""
+    for rank in range(2):
+        with Written(run.path, writer="wide", rank=rank, all_ranks=True) as written:
+            written.log({"loss": float(rank)}, 1)
+
+    sent()
+
+    folder = tmp_path / "to" / "digits" / "writers" / "wide"
+    assert [read_rows(folder, rank)[0].metrics for rank in range(2)] == [{"loss": 0.0}, {"loss": 1.0}]
+
+
+def test_a_copy_is_replaced_with_its_writers(run, sent, tmp_path):
+    """But not with those that were not sent, nor while one writes."""
+    sent()
+    assert sent(again=True).rows == 7
+    assert rows_of(tmp_path / "to" / "digits") == rows_of(run.path)
+    with (
+        Written(tmp_path / "to" / "digits", writer="eval"),
+        pytest.raises(SendingError, match="writes to it"),
+    ):
+        sent(again=True)
+    with Written(tmp_path / "to" / "digits", writer="mine") as mine:
+        mine.log({"acc": 1.0}, 1)
+    with pytest.raises(SendingError, match="writer 'mine', which were not sent"):
+        sent(again=True)
+
+    assert len(read_rows(tmp_path / "to" / "digits" / "writers" / "mine")) == 1
+
+
+def test_a_tracker_gets_the_rows_of_writers_under_their_names(run):
+    """In the order of logging; those of the trainer under their own."""
+    memory = InMemory()
+
+    report = replay(run, memory)
+
+    losses = {name: memory.get_timeseries(name)[name].tolist() for name in sorted(memory.data)}
+    assert losses == {
+        "loss": [10.0, 20.0],
+        "lr": [0.1],
+        "eval/loss": [11.0, 0.5],
+        "eval/acc": [0.3, 0.1],
+        "probe/loss": [12.0],
+        "probe/norm": [4.0],
+    }
+    assert memory.get_timeseries("eval/loss")["step"].tolist() == [1, 0]
+    assert (report.rows, report.values) == (7, 9)
+    assert replay(run, InMemory(), position=report.position).rows == 0
+
+
+def test_a_tracker_gets_the_records_of_writers_under_their_names(tmp_path):
+    """Texts, tables and files too."""
+    (tmp_path / "file").write_bytes(b"x")
+    with Written(tmp_path / "digits", writer="eval", keep_files="copy") as late:
+        late.logger.log_text("good", "Notes", step=3)
+        late.logger.log_table(["a"], [[1]], "Table", step=3)
+        late.logger.upload_file("model.pt", tmp_path / "file")
+    destination = RecordingDestination(stores_files=True)
+
+    report = replay(Run.open(tmp_path / "digits"), destination)
+
+    assert report.failed == []
+    assert {name for call in destination.calls for name in map(str, [*call.arguments.values()])} >= {
+        "eval/Notes",
+        "eval/Table",
+        "eval/model.pt",
+    }
+
+
+def test_a_trainer_that_has_metrics_of_the_name_of_a_writer(tmp_path):
+    """An underscore tells them apart, as for ranks."""
+    with Written(tmp_path / "digits") as trainer, Written(tmp_path / "digits", writer="eval") as late:
+        trainer.log({"eval/loss": 1.0}, 1)
+        late.log({"loss": 2.0}, 1)
+    memory = InMemory()
+
+    replay(Run.open(tmp_path / "digits"), memory)
+
+    assert sorted(memory.data) == ["eval/loss", "eval_/loss"]
+
+
+def test_a_position_has_a_place_for_each_writer(run):
+    """What is new of one is yielded, whatever the others have."""
+    position = ReadPosition()
+    first = [(item.writer, item.step) for item in items_of(run.path, position)]
+    with Written(run.path, writer="probe") as probe:
+        probe.log({"norm": 5.0}, 1)
+    with Written(run.path, writer="new") as new:
+        new.log({"norm": 6.0}, 1)
+
+    second = [(item.writer, item.metrics) for item in items_of(run.path, position)]
+
+    assert first == [("", 1), ("eval", 1), ("", 2), ("probe", 1), ("eval", 3), ("eval", 0), ("probe", 2)]
+    assert second == [("probe", {"norm": 5.0}), ("new", {"norm": 6.0})]
+    assert list(items_of(run.path, position)) == []
+    assert ReadPosition(**json.loads(json.dumps(vars_of(position)))) == position
+
+
+def vars_of(position):
+    """Returns the attributes of a position."""
+    return {name: getattr(position, name) for name in position.__slots__ if not name.startswith("__")}
+
+
+def test_a_run_whose_writer_is_alive_is_not_over(tmp_path):
+    """It is sent as far as it is, and the rest later."""
+    run_dir = tmp_path / "digits"
+    late = Written(run_dir, writer="eval")
+    with Written(run_dir) as trainer:
+        trainer.log({"loss": 1.0}, 1)
+    late.log({"acc": 0.5}, 1)
+    late.flush()
+    run = Run.open(run_dir)
+
+    first = send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
+    late.log({"acc": 0.6}, 2)
+    late.close()
+    second = send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
+
+    assert (first.rows, first.is_over, second.rows, second.is_over) == (2, False, 1, True)
+    assert rows_of(tmp_path / "to" / "digits") == rows_of(run_dir)
+    assert Run.open(tmp_path / "to" / "digits").status == "completed"
+
+
+def test_a_run_is_followed_until_its_last_writer_ends(tmp_path):
+    """Rows of both come as they are logged, each once."""
+    run_dir = tmp_path / "digits"
+    trainer, late = Written(run_dir), Written(run_dir, writer="eval")
+    acts = [
+        lambda: (trainer.log({"loss": 1.0}, 1), late.log({"acc": 0.5}, 1)),
+        lambda: (trainer.log({"loss": 2.0}, 2), trainer.close()),
+        lambda: late.log({"acc": 0.6}, 0),
+        late.close,
+    ]
+
+    def wait(_):
+        acts.pop(0)()
+        if acts:
+            late.flush()
+
+    run = Run.open(run_dir)
+    report = send(run, f"run:{tmp_path / 'to'}", cache=tmp_path, follow=True, wait=wait)
+
+    assert (report.rows, report.is_over, acts) == (4, True, [])
+    assert rows_of(tmp_path / "to" / "digits") == rows_of(run_dir)
+
+
+@pytest.mark.parametrize("target", ["run", "tracker"])
+def test_a_writer_that_cannot_be_read_fails_by_itself(run, sent, target):
+    """The others are sent, and the failure is reported; later everything is sent again."""
+    (run.path / "writers" / "eval" / "metrics.csv").unlink()
+    (run.path / "writers" / "eval" / "metrics.csv").mkdir()
+
+    report = sent() if target == "run" else replay(run, InMemory())
+
+    assert (report.rows, report.failures) == (4, 1)
+    assert report.failed[0].startswith("writer eval cannot be read: ")
+
+
+def test_a_branch_that_a_writer_has_left_is_in_the_copy(run, sent, tmp_path):
+    """Where abandoned rows are asked for."""
+    with Written(run.path, writer="eval", batch=1) as late:
+        late.destination.after_load(late.state, late.logger)
+        late.engine.run_event("fit_start")
+        late.log({"acc": 0.9}, 1)
+
+    sent(abandoned=True)
+
+    folders = [folder / "writers" / "eval" / "abandoned" for folder in (run.path, tmp_path / "to" / "digits")]
+    names = [[path.name for path in folder.iterdir()] for folder in folders]
+    assert names[0] == names[1]
+    assert len(names[0]) == 1
+
+
+def test_the_copy_is_written_by_a_run_directory(sent, tmp_path):
+    """The copy of a writer can be continued by a process that has its name."""
+    sent()
+
+    destination = RunDirectory(tmp_path / "to" / "digits", writer="eval")
+    assert destination.writer == "eval"
+    with Written(tmp_path / "to" / "digits", writer="eval") as late:
+        late.log({"acc": 1.0}, 9)
+    assert Run.open(tmp_path / "to" / "digits").series("acc").step.tolist() == [0, 3, 9]
