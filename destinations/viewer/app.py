@@ -233,11 +233,13 @@ class App:
                 f"metric must be given, for {_MAX_SERIES} series at most; got {len(metrics)} metrics "
                 f"and {len(runs)} runs."
             )
+        writers = sum(len(run.writers) for _, run in runs if run is not None)
+        curves = (len(runs) + writers) * len(metrics)
         found = self.charts.series(
             runs,
             metrics,
             _axis(request),
-            points=points_each(len(runs) * len(metrics), _whole(request, "points", 1000, 1, _MAX_POINTS)),
+            points=points_each(curves, _whole(request, "points", 1000, 1, _MAX_POINTS)),
             rank=_whole(request, "rank", 0, 0, 10**9),
             cursors=request.query_params.getlist("after"),
             branches=request.query_params.get("branches", "0") == "1",

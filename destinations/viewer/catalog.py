@@ -194,14 +194,19 @@ class Catalog:
         record = run.record
         row = self.row(record, [f"hparams.{name}" for name in record.hparams])
         spend()
-        document = read_object_file(run.path / SUMMARY) if self.runs.roots and not row["alive"] else {}
-        statistics = document.get("metrics")
-        constant = [
+        constant = self._constant(run) if self.runs.roots and not row["alive"] else []
+        return {**row, "metrics": self._metric_names(run, is_live=row["alive"]), "constant": constant}
+
+    def _constant(self, run: Run) -> list[str]:
+        """Returns the metrics of a run that has ended that have one value at all steps."""
+        if run.writers:
+            return [name for name, one in run.summary.items() if one.min is not None and one.min == one.max]
+        statistics = read_object_file(run.path / SUMMARY).get("metrics")
+        return [
             name
             for name, one in (statistics.items() if isinstance(statistics, dict) else ())
             if isinstance(one, dict) and one.get("min") is not None and one.get("min") == one.get("max")
         ]
-        return {**row, "metrics": self._metric_names(run, is_live=row["alive"]), "constant": constant}
 
     def _metric_names(self, run: Run, *, is_live: bool) -> list[str]:
         # All that has a last value; what a live run has begun to log since is read from its rows.

@@ -12,19 +12,24 @@ import attrs
 import numpy as np
 
 from destinations.run_directory.blocks import MISSING_STEP
+from destinations.run_directory.layout import writer_path
 from destinations.run_directory.part_index import OF_COLUMN
 from destinations.runs import MetricNotFoundError, Run, RunsError
 from destinations.runs.budget import spend
 from destinations.runs.content.ranks import band_of, furthest
+from destinations.runs.content.series import Series
 from destinations.runs.content.sources import branches_of
+from destinations.runs.streams import TRAINER, Stream, streams_of
 
 from .columns import MAX_HELD_BYTES, ClosedPart, ColumnCache, MetricRows, joined, read_branch
 from .downsampling import Array, Curve, Spans, downsample, window
 
-__all__ = ["AXES", "Axis", "ChartReader", "Rows", "rows_of", "series_answer"]
+__all__ = ["AXES", "Axis", "ChartReader", "Rows", "rows_of", "rows_of_writers", "series_answer"]
 
 AXES = ("step", "epoch", "time", "relative")
 _METRIC_AXIS = "metric:"
+# What the cursor of a further writer of a metric begins with.
+_FURTHER = "&"
 _MAX_BRANCHES = 100
 
 Item = TypeVar("Item")
@@ -80,6 +85,8 @@ class Rows:
         y: float64 `(n,)`.
         token: another one where earlier values are gone or may have changed.
         error: why they cannot be read; there are none then.
+        is_missing: whether that is because there is no such metric.
+        late: how many values of a named writer came after one with a greater x; all are in the order of x.
         spans: what each value stands for in a long run, where it may be the mean of a thousand; else None.
         entries: of the leading values, which entries of the indexes of closed parts they are of.
         within: returns the values themselves of some of these; to be called for few of them.
@@ -89,6 +96,8 @@ class Rows:
     y: Array = attrs.field(factory=lambda: np.empty(0))
     token: str = ""
     error: str | None = None
+    is_missing: bool = False
+    late: int = 0
     spans: Spans | None = None
     entries: "Sequence[Entry]" = ()
     within: "Callable[[Sequence[Entry]], Rows]" = attrs.field(default=lambda _: Rows(), repr=False)
@@ -136,7 +145,7 @@ class ChartReader:
         cursors: Sequence[str] = (),
         branches: bool = False,
     ) -> list[dict[str, Any]]:
-        """Returns the series of `/api/series`, the metrics of one run after another.
+        """Returns the series of `/api/series`, the metrics of one run after another, each of all its writers.
 
         Args:
             runs: id and run; None for one that is not there.
@@ -145,27 +154,35 @@ class ChartReader:
             points: the largest number of points of a series.
             rank: of the rows.
             cursors: of the series that are no branches, in this order, of an earlier answer; may be fewer.
+                Those of further writers of a metric begin with "&".
             branches: whether to return abandoned branches too, each after its series; only without cursors.
         """
         # Charts are asked for one by one: those that wait are read in the same pass over a run.
-        for _, run in runs:
-            if type(run) is Run:
-                self.cache.announce(run.path, rank, [*metrics, *axis.columns])
-        after = dict(zip(itertools.product([one for one, _ in runs], metrics), cursors, strict=False))
+        streams = {run_id: _streams_of(run) for run_id, run in runs}
+        for stream in itertools.chain.from_iterable(streams.values()):
+            self.cache.announce(stream.run_dir, rank, [*metrics, *axis.columns], stream.writer)
+        after = dict(
+            zip(itertools.product([one for one, _ in runs], metrics), _grouped(cursors), strict=False)
+        )
 
         def of_run(item: tuple[str, Run | None]) -> list[dict[str, Any]]:
             run_id, run = item
-            answers = []
-            for metric, rows in zip(metrics, rows_of(self.cache, run, metrics, axis, rank), strict=True):
-                spend()
-                named = {"run": run_id, "metric": metric, "rank": rank}
-                cursor = after.get((run_id, metric), "")
-                answers.append({**named, "branch": None, **series_answer(rows, axis, points, cursor)})
-                if branches and run is not None and not cursors:
-                    answers += [
-                        {**named, "branch": name, **series_answer(left, axis, points)}
-                        for name, left in _branch_rows(run, metric, axis, rank)
-                    ]
+            answers: list[dict[str, Any]] = []
+            every = rows_of_writers(self.cache, run, metrics, axis, rank, streams[run_id])
+            for metric, of_metric in zip(metrics, every, strict=True):
+                known = after.get((run_id, metric), ())
+                for place, (writer, rows) in enumerate(of_metric):
+                    spend()
+                    named = {"run": run_id, "metric": metric, "rank": rank, "writer": writer}
+                    cursor = next((one for one in known if one.rpartition(":")[0] == rows.token), "")
+                    answer = series_answer(rows, axis, points, cursor)
+                    answer["cursor"] = f"{_FURTHER if place else ''}{answer['cursor']}"
+                    answers.append({**named, "branch": None, **answer})
+                    if branches and run is not None and not cursors:
+                        answers += [
+                            {**named, "branch": name, **series_answer(left, axis, points)}
+                            for name, left in _branch_rows(run, writer, metric, axis, rank)
+                        ]
             return answers
 
         return [one for found in self._map(of_run, runs) for one in found]
@@ -211,31 +228,103 @@ class ChartReader:
 
 
 def rows_of(cache: ColumnCache, run: Run | None, metrics: Sequence[str], axis: Axis, rank: int) -> list[Rows]:
-    """Returns the values of metrics of a run, or for each why it cannot be read."""
+    """Returns the values of metrics of a run, or for each why it cannot be read.
+
+    Of a metric that several writers have, those of the trainer, else those of the first that has it.
+    """
+    return [rows for (_, rows), *_ in rows_of_writers(cache, run, metrics, axis, rank)]
+
+
+def rows_of_writers(
+    cache: ColumnCache,
+    run: Run | None,
+    metrics: Sequence[str],
+    axis: Axis,
+    rank: int,
+    streams: Sequence[Stream] | None = None,
+) -> list[list[tuple[str, Rows]]]:
+    """Returns the values of metrics by the writers that have them, each with its name.
+
+    Of a metric that nobody has, one entry says why. A named writer that cannot be read is left out, which the
+    record of the run says.
+
+    Args:
+        cache: of their columns.
+        run: None for one that is not there.
+        metrics: their names.
+        axis: the x axis.
+        rank: of the rows.
+        streams: of the run, if they are known.
+    """
     if run is None:
-        return [Rows(error="this run is not there any more.")] * len(metrics)
+        return [[(TRAINER, Rows(error="this run is not there any more."))]] * len(metrics)
+    if type(run) is not Run:
+        return [_rows_of_run(run, metric, axis, rank) for metric in metrics]
+    streams = _streams_of(run) if streams is None else streams
+    every = [(one.writer, _rows_of_stream(cache, run, one, metrics, axis, rank)) for one in streams]
+    found = []
+    for place in range(len(metrics)):
+        of_metric = [(writer, rows[place]) for writer, rows in every]
+        there = [
+            (writer, rows)
+            for writer, rows in of_metric
+            if rows.error is None or (writer == TRAINER and not rows.is_missing)
+        ]
+        found.append(there or of_metric[:1])
+    return found
+
+
+def _streams_of(run: Run | None) -> list[Stream]:
+    """Returns the streams of a run; none of a run of a dataset, which has no files of its own."""
+    return streams_of(run.path) if type(run) is Run else []
+
+
+def _rows_of_stream(
+    cache: ColumnCache, run: Run, stream: Stream, metrics: Sequence[str], axis: Axis, rank: int
+) -> list[Rows]:
+    """Returns the values of metrics of one writer, or for each why it cannot be read."""
+    names = [*metrics, *axis.columns]
     try:
-        # A run of a dataset has no files of its own.
-        names = [*metrics, *axis.columns]
-        frame = cache.read(run.path, rank, names, with_time=axis.has_time) if type(run) is Run else None
+        frame = cache.read(run.path, rank, names, with_time=axis.has_time, writer=stream.writer)
     except (OSError, ValueError) as error:
         return [Rows(error=str(error))] * len(metrics)
     found = []
     for metric in metrics:
         try:
-            found.append(
-                _rows_of_run(run, metric, axis, rank)
-                if frame is None
-                else _rows_of_frame(frame, metric, axis, run.created_at)
-            )
+            rows = _rows_of_frame(frame, metric, axis, run.created_at)
+            found.append(_in_order(rows, axis) if stream.writer else rows)
         except (RunsError, OSError, ValueError) as error:
-            found.append(Rows(error=str(error)))
+            found.append(Rows(error=str(error), is_missing=frame.column(metric) is None))
     return found
 
 
-def _branch_rows(run: Run, metric: str, axis: Axis, rank: int) -> Iterator[tuple[str, Rows]]:
-    """Yields the abandoned branches that have the metric."""
-    for branch in branches_of(run.path)[:_MAX_BRANCHES]:
+def _in_order(rows: Rows, axis: Axis) -> Rows:
+    """Returns the values of a named writer, whose steps may come in any order, in that of the axis."""
+    if rows.spans is not None or axis.kind not in {"step", "epoch"} or not len(rows.x):
+        return rows
+    late = int(np.count_nonzero(rows.x < np.maximum.accumulate(rows.x)))
+    if not late:
+        return rows
+    order = np.argsort(rows.x, kind="stable")
+    # What comes in order is behind all others; where one more is late, the places of others have changed.
+    return attrs.evolve(rows, x=rows.x[order], y=rows.y[order], token=f"{rows.token}+{late}", late=late)
+
+
+def _grouped(cursors: Sequence[str]) -> Iterator[list[str]]:
+    """Yields the cursors of each metric of each run."""
+    group: list[str] = []
+    for cursor in cursors:
+        if group and not cursor.startswith(_FURTHER):
+            yield group
+            group = []
+        group.append(cursor.removeprefix(_FURTHER))
+    if group:
+        yield group
+
+
+def _branch_rows(run: Run, writer: str, metric: str, axis: Axis, rank: int) -> Iterator[tuple[str, Rows]]:
+    """Yields the abandoned branches of a writer that have the metric."""
+    for branch in branches_of(writer_path(run.path, writer))[:_MAX_BRANCHES]:
         if branch.rank == rank:
             try:
                 frame = read_branch(branch, [metric, *axis.columns])
@@ -362,9 +451,16 @@ def _filled(values: Array, present: Array) -> tuple[Array, Array]:
     return values[places.astype(np.intp)], places >= 0
 
 
-def _rows_of_run(run: Run, metric: str, axis: Axis, rank: int) -> Rows:
+def _rows_of_run(run: Run, metric: str, axis: Axis, rank: int) -> list[tuple[str, Rows]]:
     """Returns the values of a metric of a run that has no folder of its own, such as one of a dataset."""
-    found = run.series(metric, rank)
+    try:
+        every = run.series(metric, rank).by_writer()
+        return [(writer, _rows_of_series(run, one, axis)) for writer, one in every.items()]
+    except (RunsError, OSError, ValueError) as error:
+        return [(TRAINER, Rows(error=str(error)))]
+
+
+def _rows_of_series(run: Run, found: Series, axis: Axis) -> Rows:
     match axis.kind:
         case "step":
             x, is_known = _steps(found.step, np.ones(len(found), np.bool_))

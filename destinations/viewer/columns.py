@@ -19,7 +19,7 @@ import attrs
 import numpy as np
 
 from destinations.run_directory.blocks import Block, block_of_rows, read_blocks, without_abandoned
-from destinations.run_directory.layout import OWN_COLUMNS, column_of, parse_header
+from destinations.run_directory.layout import OWN_COLUMNS, column_of, parse_header, writer_path
 from destinations.run_directory.part_index import PartIndex, is_cut
 from destinations.run_directory.reader import (
     CsvSnapshot,
@@ -36,6 +36,7 @@ from destinations.runs.content.sources import Branch
 __all__ = ["MAX_HELD_BYTES", "ClosedPart", "ColumnCache", "MetricRows", "joined", "read_branch"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_Key = tuple[Path, str, int]
 
 MAX_HELD_BYTES = 64 << 20
 """The rows of larger closed parts are not held, nor read at once: charts take their indexes."""
@@ -107,7 +108,7 @@ class ClosedPart:
 
 
 class ColumnCache:
-    """Columns of runs, by folder and rank.
+    """Columns of runs, by folder, writer and rank.
 
     Args:
         limit_bytes: how much memory the columns may take.
@@ -116,7 +117,7 @@ class ColumnCache:
     def __init__(self, limit_bytes: int = _CACHE_BYTES) -> None:
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()  # Guards `_ranks`.
-        self._ranks: OrderedDict[tuple[Path, int], _RankColumns] = OrderedDict()
+        self._ranks: OrderedDict[_Key, _RankColumns] = OrderedDict()
 
     @property
     def nbytes(self) -> int:
@@ -124,7 +125,9 @@ class ColumnCache:
         with self._lock:
             return sum(rank.nbytes for rank in self._ranks.values())
 
-    def read(self, run_dir: Path, rank: int, names: Sequence[str], *, with_time: bool = False) -> MetricRows:
+    def read(
+        self, run_dir: Path, rank: int, names: Sequence[str], *, with_time: bool = False, writer: str = ""
+    ) -> MetricRows:
         """Returns the rows of a rank as they are now.
 
         Args:
@@ -132,28 +135,33 @@ class ColumnCache:
             rank: of the rows.
             names: of metrics; "epoch" is the epoch. Those that do not exist are left out.
             with_time: whether the times of the rows are needed; otherwise they may be NaN.
+            writer: of the rows; "" for the trainer.
 
         Raises:
             OSError: a file cannot be read.
         """
-        frame = self._held(run_dir, rank).read(names, with_time=with_time)
-        self._trim((run_dir, rank), frame)
+        key = run_dir, writer, rank
+        frame = self._held(key).read(names, with_time=with_time)
+        self._trim(key, frame)
         return frame
 
-    def announce(self, run_dir: Path, rank: int, names: Sequence[str]) -> None:
+    def announce(self, run_dir: Path, rank: int, names: Sequence[str], writer: str = "") -> None:
         """Announces metrics that will be read soon: the next read of the rank loads them in the same pass."""
-        self._held(run_dir, rank).announce(names)
+        self._held((run_dir, writer, rank)).announce(names)
 
-    def _held(self, run_dir: Path, rank: int) -> "_RankColumns":
+    def _held(self, key: "_Key") -> "_RankColumns":
         with self._lock:
-            held = self._ranks.setdefault((run_dir, rank), _RankColumns(run_dir, rank))
-            self._ranks.move_to_end((run_dir, rank))
+            held = self._ranks.get(key)
+            if held is None:
+                run_dir, writer, rank = key
+                held = self._ranks[key] = _RankColumns(writer_path(run_dir, writer), rank)
+            self._ranks.move_to_end(key)
             return held
 
     def rows(self, run_dir: Path) -> Hashable:
         """Returns a value that changes with the rows of the ranks that are held; None if none is."""
         with self._lock:
-            held = [one for (folder, _), one in self._ranks.items() if folder == run_dir]
+            held = [one for (folder, _, _), one in self._ranks.items() if folder == run_dir]
         return tuple(one.extent() for one in held) or None
 
     def forget(self, run_dir: Path) -> None:
@@ -162,7 +170,7 @@ class ColumnCache:
             for key in [key for key in self._ranks if key[0] == run_dir]:
                 del self._ranks[key]
 
-    def _trim(self, newest: tuple[Path, int], frame: MetricRows) -> None:
+    def _trim(self, newest: "_Key", frame: MetricRows) -> None:
         with self._lock:
             total = sum(rank.nbytes for rank in self._ranks.values())
             for key in list(self._ranks):

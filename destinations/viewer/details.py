@@ -22,9 +22,11 @@ from destinations.runs.budget import spend
 from destinations.runs.commands.show import differing_fields
 from destinations.runs.content.flight import describe_flights
 from destinations.runs.content.sources import branches_of
+from destinations.runs.content.writers import writer_states
 from destinations.runs.files import path_inside, read_object_file
 from destinations.runs.order import orders_of
 from destinations.runs.run import MetricSummary
+from destinations.runs.streams import streams_of
 from uploads.disk import open_regular
 
 from .answers import plain
@@ -71,13 +73,14 @@ def details(catalog: Catalog, run: Run) -> dict[str, Any]:
         **_summary(run),
         "metrics": _names_or_none(run),
         "ranks": run.ranks(),
+        "writers": [attrs.asdict(one) for one in writer_states(run, catalog.clock())],
         "environment": plain(environment),
         "git": plain(environment.get("git")),
         "sessions": plain(run.sessions[-_MAX_SESSIONS:]),
         "branches": _branches(run),
         "checkpoints": _checkpoints(run),
         "artifacts": _artifacts(run),
-        "errors": _errors(run, sidecar),
+        "errors": [*_errors(run, sidecar), *_errors_of_writers(run)],
         "flight": _flight(run),
         "time": _time(run),
         "overhead": plain(run.receipt),
@@ -113,7 +116,8 @@ def _branches(run: Run) -> list[dict[str, Any]]:
             "file": str(one.path.relative_to(run.path)),
             "from_step": one.from_step,
         }
-        for one in branches_of(run.path)[:_MAX_BRANCHES]
+        for stream in streams_of(run.path)
+        for one in branches_of(stream.folder)[:_MAX_BRANCHES]
     ]
 
 
@@ -151,8 +155,8 @@ def _checkpoints(run: Run) -> list[dict[str, Any]]:
 
 
 def _artifacts(run: Run) -> list[dict[str, Any]]:
-    """Returns the newest file of each name."""
-    newest = {one.name: one for one in run.artifacts()}
+    """Returns the newest file of each name of each writer."""
+    newest = {one.path: one for one in run.artifacts()}
     return [
         {
             "name": one.name,
@@ -198,6 +202,14 @@ def _errors(run: Run, sidecar: Mapping[str, Any]) -> list[dict[str, Any]]:
                 {"kind": "lost", "text": f"{kind} that were accepted and not written", "count": count}
             )
     return plain(errors)  # type: ignore[no-any-return]  # of a list, a list
+
+
+def _errors_of_writers(run: Run) -> list[dict[str, Any]]:
+    return [
+        {**error, "text": f"writer {one.path.name}: {error['text']}"}
+        for one in run.writer_runs()
+        for error in _errors(one, read_object_file(one.path / SIDECAR))
+    ]
 
 
 # The log.
@@ -309,7 +321,11 @@ def _media_index(run: Run) -> dict[str, dict[str, list[int | None]]]:
             name = getattr(one, "name", "")
             if name in names or len(names) < _MAX_NAMES:
                 names.setdefault(name, {})[one.step] = None
-        index[kind] = {name: _evenly(list(steps), _MAX_STEPS) for name, steps in names.items()}
+        # Those of named writers may be late.
+        index[kind] = {
+            name: _evenly(sorted(steps, key=lambda step: (step is not None, step)), _MAX_STEPS)
+            for name, steps in names.items()
+        }
     return index
 
 

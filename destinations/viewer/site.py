@@ -28,7 +28,7 @@ from uploads.disk import IRREGULAR, open_regular, remove_if
 from . import details
 from .answers import encode
 from .catalog import Catalog
-from .charts import AXES, Axis, Rows, rows_of, series_answer
+from .charts import AXES, Axis, Rows, rows_of_writers, series_answer
 from .columns import ColumnCache
 from .downsampling import downsample
 from .files import STATIC, TYPES, plotly_file
@@ -304,10 +304,10 @@ class Site:
         metrics = detail["metrics"][:_MAX_METRICS]
         if len(detail["metrics"]) > len(metrics):
             self._report.left_out.append(f"{len(detail['metrics']) - len(metrics)} metrics of {run.name}")
-        axes = [rows_of(cache, run, metrics, Axis(kind), 0) for kind in AXES] if metrics else []
+        axes = [rows_of_writers(cache, run, metrics, Axis(kind), 0) for kind in AXES] if metrics else []
         for place, metric in enumerate(metrics):
-            found = [axis[place] for axis in axes]
-            self._add(f"series/{run_id}/{metric}", _series(run_id, metric, found))
+            first, *further = _series_of_writers(run_id, metric, [axis[place] for axis in axes])
+            self._add(f"series/{run_id}/{metric}", {**first, "further": further})
         for kind, names in detail["media"].items():
             for name in names if kind_of(plural=kind).shows else ():
                 self._try(f"media/{run_id}/{kind}/{name}", self._media, run_id, run, kind, name)
@@ -382,14 +382,26 @@ class Site:
             self._add(f"compare/{other[0]}/{one[0]}", {**found, "runs": found["runs"][::-1], "parts": turned})
 
 
-def _series(run_id: str, metric: str, axes: Sequence[Rows]) -> dict[str, Any]:
-    """Returns the series of a metric with each x axis that all of its values have."""
+def _series_of_writers(
+    run_id: str, metric: str, axes: Sequence[Sequence[tuple[str, Rows]]]
+) -> list[dict[str, Any]]:
+    """Returns the series of a metric of each writer; `axes` has their values by x axis."""
+    known = [dict(axis) for axis in axes]
+    missing = Rows(error="there is no such axis.")
+    return [
+        _series(run_id, metric, writer, [axis.get(writer, missing) for axis in known]) for writer in known[0]
+    ]
+
+
+def _series(run_id: str, metric: str, writer: str, axes: Sequence[Rows]) -> dict[str, Any]:
+    """Returns the series of a metric with each x axis that all of its values have, in the same order."""
     first, *others = axes
-    answer = {"run": run_id, "metric": metric, "rank": 0, "branch": None}
+    answer = {"run": run_id, "metric": metric, "rank": 0, "writer": writer, "branch": None}
     answer |= series_answer(first, Axis(), _POINTS) | {"cursor": ""}
     answer["step"] = answer.pop("x")
     for kind, rows in zip(AXES[1:], others, strict=True):
-        if first.error is None and rows.error is None and len(rows.y) == len(first.y):
+        is_whole = first.error is None and rows.error is None and len(rows.y) == len(first.y)
+        if is_whole and not first.late:
             answer[kind] = downsample(rows.x, rows.y, _POINTS).x
     return answer
 

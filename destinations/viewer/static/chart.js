@@ -30,6 +30,8 @@ const GROW_MS = 900;
 const AGAIN_MS = 3000;
 const MOST_IN_HOVER = 14;
 const MOST_RUNS = 200;
+/** Lines of named writers; runs beyond the colours have other dashes. */
+const WRITER_DASHES = ["longdash", "dashdot", "longdashdot"];
 /** The least share of noise in a line that is smoothed for the eye, and how much: gently. */
 const LEAST_NOISE = 0.5;
 const LEAST_NOISY = 50;
@@ -298,14 +300,17 @@ export class MetricChart {
       });
       if (mine !== this.question) return;
       // Where rows are gone, a resume may have left a branch that is not here yet.
-      const hadRows = new Set(this.series.filter((one) => one.x.length).map((one) => one.run));
-      if (news.some((one) => !one.append && hadRows.has(one.run))) {
+      const hadRows = new Set(this.series.filter((one) => one.x.length).map(keyOf));
+      const held = new Set(this.series.filter((one) => !isBranch(one)).map(keyOf));
+      // Where another writer has begun, or one is gone, there are other lines.
+      const isSame = news.length === held.size && news.every((one) => held.has(keyOf(one)));
+      if (!isSame || news.some((one) => !one.append && hadRows.has(keyOf(one)))) {
         this.isStale = true;
         return;
       }
-      const newOf = new Map(news.map((one) => [one.run, one]));
+      const newOf = new Map(news.map((one) => [keyOf(one), one]));
       this.series = this.series.map((one) => {
-        const more = newOf.get(one.run);
+        const more = newOf.get(keyOf(one));
         return isBranch(one) ? one : more.append ? joined(one, more) : more;
       });
       if (this.isVisible) await this.draw();
@@ -394,19 +399,23 @@ export class MetricChart {
       ranges = [],
       lines = [];
     const isMany = this.series.length > MOST_RANGES;
+    const writersOf = writersByRun(this.series);
     this.lines = [];
     // The last run that was selected is drawn first, so that the first is on top.
     for (const one of this.series.slice().reverse()) {
-      const { color, dash } = styleOf(one.run, isDark());
+      const { color, dash: ownDash } = styleOf(one.run, isDark());
       const isLeft = isBranch(one);
       const x = drawable(one.x.map((value) => this.toAxis(value)));
-      const name = plotText(shorten(runInfo(one.run).name, 60));
+      const writers = writersOf.get(one.run) ?? [];
+      const dash = writers.length > 1 && one.writer ? dashOf(writers, one.writer) : ownDash;
+      const label = labelOf(one, writers);
+      const name = plotText(shorten(label, 60));
       const base = {
         type: "scatter",
         mode: "lines",
         hoverinfo: "none",
         name,
-        meta: { run: one.run, branch: one.branch ?? null },
+        meta: { run: one.run, writer: one.writer ?? "", branch: one.branch ?? null },
       };
       if (one.low && isMany) ranges.push(outline(x, drawable(one.low), drawable(one.high)));
       else if (one.low)
@@ -444,7 +453,7 @@ export class MetricChart {
         marker: { color, size: 7 },
         meta: { ...base.meta, part: "line" },
       });
-      this.lines.push({ run: one.run, isLeft, color, x, y, raw: one.y });
+      this.lines.push({ run: one.run, label, isLeft, color, x, y, raw: one.y });
       for (const [list, symbol, kind] of [
         [one.nan, "x-thin", "NaN"],
         [one.inf, "triangle-up", "infinite"],
@@ -690,11 +699,12 @@ export class MetricChart {
     try {
       if (kind === "csv") {
         const rows = [["run", "name", "metric", state.x, "value", "min", "max"]];
+        const writersOf = writersByRun(this.series);
         for (const one of this.series)
           for (const [index, x] of one.x.entries())
             rows.push([
               one.run,
-              runInfo(one.run).name,
+              labelOf(one, writersOf.get(one.run) ?? []),
               name,
               x,
               one.y[index],
@@ -730,6 +740,34 @@ function pointsFor(count) {
 /** Whether a series has rows that a resume has left: they never change. */
 function isBranch(series) {
   return series.branch !== null && series.branch !== undefined;
+}
+
+/** Returns what tells the series of a chart apart, but for branches. */
+function keyOf(series) {
+  return `${series.run} ${series.writer ?? ""}`;
+}
+
+/** Returns the writers of each run that have a series, that of the trainer as "". */
+function writersByRun(series) {
+  const found = new Map();
+  for (const one of series) {
+    if (isBranch(one)) continue;
+    if (!found.has(one.run)) found.set(one.run, []);
+    found.get(one.run).push(one.writer ?? "");
+  }
+  return found;
+}
+
+/** Returns the name of a line: that of its run, with that of its writer where several have the metric. */
+function labelOf({ run, writer }, writers) {
+  const { name } = runInfo(run);
+  return writers.length > 1 && writer ? `${name} · ${writer}` : name;
+}
+
+/** Returns the dash of a named writer, whose colour is that of the run. */
+function dashOf(writers, writer) {
+  const named = writers.filter(Boolean);
+  return WRITER_DASHES[named.indexOf(writer) % WRITER_DASHES.length];
 }
 
 function joined(old, more) {

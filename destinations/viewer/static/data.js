@@ -313,13 +313,14 @@ export function fileUrl(id, file) {
 // --- curves ---------------------------------------------------------------------------------------------------
 
 /**
- * Returns one series for each run, or with `known` what came since: see `after` of the API.
+ * Returns one series for each run and each writer that has the metric, or with `known` what came since: see `after` of
+ * the API.
  *
  * @param {{runs: string[], metric: string, x: string, from?: number, to?: number, points?: number,
  *   branches?: boolean, known?: {cursor?: string}[]}} query as of `/api/series`.
  */
 export async function readSeries({ runs, metric, x, from, to, points, branches, known }) {
-  if (isExported) return Promise.all(runs.map((id) => siteSeries(id, metric, x, from, to)));
+  if (isExported) return (await Promise.all(runs.map((id) => siteSeries(id, metric, x, from, to)))).flat();
   const query = { run: runs, metric, x, from, to, points, branches: branches ? "1" : "" };
   let path = pathOf("api/series", query);
   if (known) {
@@ -384,7 +385,16 @@ async function askNext() {
 
 async function siteSeries(id, metric, x, from, to) {
   try {
-    const held = await fromSite(`series/${id}/${metric}`);
+    const { further = [], ...first } = await fromSite(`series/${id}/${metric}`);
+    return [first, ...further].map((held) => partOf(held, x, from, to));
+  } catch (error) {
+    return [withoutPoints({ run: id, metric }, error)];
+  }
+}
+
+/** Returns the part of a series of an exported site that is shown. */
+function partOf(held, x, from, to) {
+  try {
     if (!held[x]) throw new DataError("This x axis needs the server: destinations view.");
     const low = from === undefined ? -Infinity : Number(from),
       high = to === undefined ? Infinity : Number(to);
@@ -404,20 +414,26 @@ async function siteSeries(id, metric, x, from, to) {
       append: false,
     };
   } catch (error) {
-    return {
-      run: id,
-      metric,
-      x: [],
-      y: [],
-      low: null,
-      high: null,
-      nan: [],
-      inf: [],
-      merged: 1,
-      rows: 0,
-      error: error.message,
-    };
+    return withoutPoints(held, error);
   }
+}
+
+/** Returns a series that cannot be shown, with what is wrong. */
+function withoutPoints({ run, metric, writer = "" }, error) {
+  return {
+    run,
+    metric,
+    writer,
+    x: [],
+    y: [],
+    low: null,
+    high: null,
+    nan: [],
+    inf: [],
+    merged: 1,
+    rows: 0,
+    error: error.message,
+  };
 }
 
 /** Returns min, median and max over runs or ranks. */

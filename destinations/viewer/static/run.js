@@ -215,6 +215,21 @@ export function showRun(root) {
       if (!shown.has("Metrics")) panel("Metrics", el("div", { class: "body" }, metrics), "wide");
       else nodes.push(shown.get("Metrics").node);
     }
+    if (detail.writers?.length)
+      panel(
+        "Writers",
+        scroll(
+          plainTable(
+            detail.writers.map((one) => [
+              el("td", { dir: "auto" }, shorten(one.name, 100)),
+              el("td", {}, one.status),
+              el("td", { class: one.rows === null ? "bad" : "number" }, one.rows ?? "cannot be read"),
+              el("td", {}, one.seen_at ? `${formatTime(one.seen_at)} (${formatAge(one.seen_at)})` : "–"),
+            ]),
+            ["Writer", "Status", "Rows", "Last sign of life"],
+          ),
+        ),
+      );
     const hyperparameters = flatten(detail.hyperparameters ?? {}).filter(([name]) => name);
     panel(
       "Hyperparameters",

@@ -101,7 +101,7 @@ def test_memory_is_bounded(tmp_path):
     for name in ("a", "b"):
         assert len(values_of(small, folders[0], name)) == 10_000
 
-    assert list(small._ranks[folders[0], 0]._columns) == ["b"]
+    assert list(small._ranks[folders[0], "", 0]._columns) == ["b"]
 
 
 def test_rows_are_those_of_the_reader_at_any_moment(tmp_path):

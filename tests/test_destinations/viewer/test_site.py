@@ -134,7 +134,8 @@ def test_a_site_tells_nothing_of_where_and_by_whom_its_runs_were_made(tmp_path, 
 
     def exported(name, *options):
         assert cli.main(["view", str(home / "runs"), "--export", str(tmp_path / name), *options]) == 0
-        return "".join(path.read_text() for path in sorted((tmp_path / name / "data").iterdir()))
+        # But for digests, which may have any three letters.
+        return "".join(path.read_text() for path in sorted((tmp_path / name / "data").glob("*.js")))
 
     with_nothing, with_all = exported("site"), exported("other", "--with-origin")
 
