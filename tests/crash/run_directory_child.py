@@ -22,6 +22,8 @@ _PR_SET_PTRACER = 0x59616D61  # prctl(2)
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
 
+PAUSES = {"paced": 0.0005, "slow": 0.004}
+"""Seconds after each row, by mode."""
 WIDTH = 1000
 """How many metrics more a row has in the mode "busy"."""
 
@@ -31,12 +33,23 @@ def _spin() -> None:
         pass
 
 
+def late_step(number: int) -> int:
+    """The step of the row of a named writer: of its rows, those of all ages are mixed."""
+    return number * 7919 % 5000
+
+
 def log_rows(
-    folder: str, mode: str, *, first: int = 0, last: int = 1_000_000_000, flush_seconds: float = 0.01
+    folder: str,
+    mode: str,
+    *,
+    first: int = 0,
+    last: int = 1_000_000_000,
+    flush_seconds: float = 0.01,
+    writer: str | None = None,
 ) -> None:
     """Logs rows as fast as it can, or at a pace, with a new metric now and then.
 
-    "left" neither trains nor ends.
+    "left" neither trains nor ends. A named writer gives its rows the steps of `late_step`.
 
     "busy" has one thread more that keeps the interpreter from the others, and rows so wide that segments
     change all the time.
@@ -44,12 +57,12 @@ def log_rows(
     if mode == "busy":
         sys.setswitchinterval(1e-5)
         threading.Thread(target=_spin, daemon=True).start()
-    destination = RunDirectory(Path(folder), flush_seconds=flush_seconds, if_exists="resume")
+    destination = RunDirectory(Path(folder), flush_seconds=flush_seconds, if_exists="resume", writer=writer)
     state = State("crash", timestamp=Timestamp(batch=first))
     logger = Logger(state, [destination], raise_errors=True)
     engine = Engine(state, logger)
     engine.run_event("init")
-    if mode != "left":
+    if mode != "left" and writer is None:
         engine.run_event("fit_start")
     for step in range(first, last):
         metrics = {"a": step + 0.5, "b": float(step)}
@@ -57,10 +70,10 @@ def log_rows(
             metrics |= {f"wide{index}": float(step) for index in range(WIDTH)}
         elif step % 40 == 39:
             metrics[f"extra{step // 40}"] = step
-        logger.log_metrics(metrics, step)
+        logger.log_metrics(metrics, step if writer is None else late_step(step))
         os.write(1, b"%d\n" % step)
-        if mode == "paced":
-            time.sleep(0.0005)
+        if mode in PAUSES:
+            time.sleep(PAUSES[mode])
     if mode == "left":
         signal.pause()
     engine.close()

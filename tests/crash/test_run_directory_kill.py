@@ -1,5 +1,6 @@
 """Processes that log metrics are killed: rows whose call had returned are there, each once, and none is torn."""
 
+import contextlib
 import csv
 import json
 import os
@@ -78,18 +79,13 @@ def _outside_of_any_repository(tmp_path_factory, monkeypatch):
     monkeypatch.chdir(tmp_path_factory.getbasetemp())
 
 
-@pytest.fixture(scope="module")
-def start(tmp_path_factory) -> Iterator[Callable[..., Child]]:
-    """Starts processes that log, from a server that has imported everything already."""
+@contextlib.contextmanager
+def child_server(folder: Path) -> Iterator[Callable[..., Child]]:
+    """Starts processes that log, one after the other, from a server that has imported everything already."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         command = [sys.executable, str(CHILD), str(theirs.fileno())]
-        process = subprocess.Popen(
-            command,
-            pass_fds=[theirs.fileno()],
-            stderr=subprocess.DEVNULL,
-            cwd=tmp_path_factory.mktemp("server"),
-        )
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.DEVNULL, cwd=folder)
         theirs.close()
 
         def start(folder: Path, mode: str = "fast", **options: Any) -> Child:
@@ -97,6 +93,13 @@ def start(tmp_path_factory) -> Iterator[Callable[..., Child]]:
 
         yield start
     process.wait(timeout=300)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory) -> Iterator[Callable[..., Child]]:
+    """Starts processes that log."""
+    with child_server(tmp_path_factory.mktemp("server")) as start:
+        yield start
 
 
 def acknowledged(output: bytes) -> int:
