@@ -308,3 +308,23 @@ def test_fabric_logs_to_it(tmp_path):
     run = ReadRun.open(tmp_path / "run")
     points = {name: (run.series(name).step, run.series(name).value) for name in ("loss", "rate")}
     assert points == {"loss": ([3], [0.5]), "rate": ([3], [0.1])}
+
+
+def test_a_named_writer_adds_to_a_run_that_is_trained(tmp_path):
+    """Both loggers are open at once; the second has the name of the run, and a folder of its own in it."""
+    trained, evaluated = (
+        LightningLogger(RunDirectory(tmp_path / "digits", writer=writer)) for writer in (None, "eval")
+    )
+    fit(trained, tmp_path)
+    for step in (9, 4):
+        evaluated.log_metrics({"val/acc": step / 10}, step=step)
+    trained.log_metrics({"more": 1.0}, step=2)
+    evaluated.finalize("success")
+    for logger in (trained, evaluated):
+        logger.close()
+
+    run = ReadRun.open(tmp_path / "digits")
+    assert Path(evaluated.log_dir) == tmp_path / "digits" / "writers" / "eval"
+    assert (run.status, run.writer("eval").status) == ("completed", "completed")
+    assert run.series("val/acc").step.tolist() == [4, 9]
+    assert {"loss", "more", "val/acc"} <= {*run.metric_names()}
