@@ -27,10 +27,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-__all__ = ["TRAINER", "Stream", "by_time", "reported", "streams_of", "writer_names", "writers_of"]
+__all__ = [
+    "MAX_WRITERS",
+    "TRAINER",
+    "Stream",
+    "by_time",
+    "reported",
+    "streams_of",
+    "writer_names",
+    "writers_of",
+]
 
 _log = logging.getLogger("destinations")
 
+MAX_WRITERS = 1000
+"""Of more, the first by name are read: each costs every reader some files."""
 TRAINER = ""
 """In the place of the name of a writer."""
 
@@ -94,12 +105,14 @@ def writers_of(run_dir: str | Path) -> list[str]:
     except OSError as error:
         _log.warning("the writers of run %s cannot be listed: %s", run_dir, error)
         return []
+    if len(names) > MAX_WRITERS:
+        _log.warning("run %s has %d writers: the first %d are read", run_dir, len(names), MAX_WRITERS)
     # A link is not followed.
-    return [] if os.path.islink(folder) else names  # noqa: PTH114  # as for `os.scandir`
+    return [] if os.path.islink(folder) else names[:MAX_WRITERS]  # noqa: PTH114  # as for `os.scandir`
 
 
 def writer_names(entries: Iterable[tuple[str, bool]]) -> list[str]:
-    """Returns the names of writers, sorted.
+    """Returns the names of writers, sorted, also where there are more than are read.
 
     Args:
         entries: what is in the folder of writers: each name, and whether it is a folder and no link.

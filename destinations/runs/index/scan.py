@@ -36,7 +36,7 @@ from destinations.run_directory.layout import (
 )
 from destinations.runs.files import clean_text, read_object
 from destinations.runs.record import is_alive, is_terminal, read_sidecar
-from destinations.runs.streams import writer_names
+from destinations.runs.streams import MAX_WRITERS, writer_names
 from uploads.disk import read_with_status
 
 from .edits import apply_edits
@@ -506,7 +506,8 @@ class Scanner:
             names = self._writers(base)
         except OSError:
             return f" writers {_UNKNOWN}"
-        return " ".join([" writers", *(self._writer_state(base, name) for name in names)])
+        states = (self._writer_state(base, name) for name in names[:MAX_WRITERS])
+        return " ".join([f" writers {len(names)}", *states])
 
     def _writer_state(self, base: str, name: str) -> str:
         folder = f"{base}{WRITERS_FOLDER}/{name}"
@@ -529,7 +530,12 @@ class Scanner:
         settled = _SETTLED if found.files.endswith(_SETTLED) else ""
         found.files = found.files.removesuffix(_SETTLED) + state + settled
         found.flags |= SHARED
-        problems: list[str] = [f"{WRITERS_FOLDER} cannot be listed"] if state.endswith(f" {_UNKNOWN}") else []
+        count = state.split()[1]
+        problems: list[str] = []
+        if count == _UNKNOWN:
+            problems.append(f"{WRITERS_FOLDER} cannot be listed")
+        elif int(count) > MAX_WRITERS:
+            problems.append(f"it has {count} writers, of which the first {MAX_WRITERS} are read")
         if found.fields is not None and not found.is_orphan:
             fields = dict(found.fields)
             try:
@@ -572,7 +578,8 @@ class Scanner:
 
         A folder called as that of writers may be any. Theirs say in the sidecar whose they are.
         """
-        every = [fields for name in self._writers(base) if (fields := self._writer_fields(base, name))]
+        names = self._writers(base)[:MAX_WRITERS]
+        every = [fields for name in names if (fields := self._writer_fields(base, name))]
         if not every:
             return None
         first = min(every, key=lambda fields: fields.get("created_at") or math.inf)

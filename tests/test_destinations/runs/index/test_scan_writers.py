@@ -283,6 +283,20 @@ def test_tags_of_writers_can_be_edited_where_there_is_no_trainer(root, opened):
     assert opened["digits"].tags == ("b", "c")
 
 
+def test_more_writers_than_are_read_are_a_problem_of_the_run(root, opened, caplog):
+    """A folder that somebody has filled costs no reader more than a thousand."""
+    digits = write_run(root / "digits")
+    for number in range(1002):
+        (digits / "writers" / f"w{number:04}").mkdir(parents=True)
+    age(digits / "writers", digits)
+
+    opened.scan()
+
+    assert opened["digits"].record.problem == "it has 1002 writers, of which the first 1000 are read"
+    assert len(opened["digits"].writers) == 1000
+    assert "has 1002 writers" in caplog.text
+
+
 def test_the_folder_of_a_writer_is_a_run_where_it_is_opened(root):
     """As the only one of its root, or as a root."""
     write_writer(write_run(root / "digits"), "eval")
