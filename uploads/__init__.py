@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .command_line import add_commands
     from .download import download_file
     from .drain.retry import RetryPolicy
-    from .errors import RemoteConflictError, UploadError
+    from .errors import RemoteConflictError, TransientStoreError, UploadError
     from .handle import Backlog, FolderHandle, Outcome, UploadHandle, UploadState
     from .messages import (
         encodable,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         StoreLocation,
         object_store_location,
         open_store,
+        put_new,
         register_store,
     )
     from .upload_queue import UploadQueue, default_spools, exit_on_sigterm
@@ -54,6 +55,7 @@ __all__ = [
     "StoreFolder",
     "StoreLocation",
     "Timeouts",
+    "TransientStoreError",
     "UploadError",
     "UploadHandle",
     "UploadQueue",
@@ -70,6 +72,7 @@ __all__ = [
     "open_store",
     "parse_retry_after",
     "parse_seconds",
+    "put_new",
     "redact",
     "redact_arguments",
     "redact_table",
@@ -84,11 +87,11 @@ _MODULES = {
         ".command_line": "add_commands",
         ".download": "download_file",
         ".drain.retry": "RetryPolicy",
-        ".errors": "RemoteConflictError UploadError",
+        ".errors": "RemoteConflictError TransientStoreError UploadError",
         ".handle": "Backlog FolderHandle Outcome UploadHandle UploadState",
         ".messages": "encodable missing_name one_line one_line_json parse_retry_after parse_seconds",
         ".redaction": "redact redact_arguments redact_table redact_text",
-        ".stores": "LocalStore RemoteObject Store",
+        ".stores": "LocalStore RemoteObject Store put_new",
         ".stores.object_store": "object_store_location",
         ".stores.registry": "open_store register_store",
         ".stores.uri": "StoreLocation",

@@ -35,6 +35,7 @@ class _Request:
     name: str
     after: tuple[UploadHandle | FolderHandle, ...]
     then: tuple[str, ...] = ()
+    may_have_pointer: bool = True
     deleted: int = 0
     failures: int = 0
     not_before: float = 0.0
@@ -65,7 +66,14 @@ class Deletions:
         self._thread: threading.Thread | None = None
         self._has_ended = False
 
-    def add(self, name: str, after: Sequence[UploadHandle | FolderHandle], then: Sequence[str] = ()) -> None:
+    def add(
+        self,
+        name: str,
+        after: Sequence[UploadHandle | FolderHandle],
+        then: Sequence[str] = (),
+        *,
+        may_have_pointer: bool = True,
+    ) -> None:
         """Adds an object, and those to delete once it is gone; returns at once. Any thread.
 
         Those that wait for an upload of this object wait for what it waits for instead: it may be withdrawn.
@@ -86,7 +94,7 @@ class Deletions:
             if len(self._requests) >= _MAX_WAITING:
                 log_warning("%s is not deleted: too many deletions wait", name)
                 return
-            self._requests.append(_Request(name, given, tuple(then)))
+            self._requests.append(_Request(name, given, tuple(then), may_have_pointer))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="uploads-deletions", daemon=True)
                 self._thread.start()
@@ -140,7 +148,8 @@ class Deletions:
             _report_missing(request, failed)
             return True
         try:
-            if not request.deleted and (pointer := self._pointer_to(request)):
+            may_stay = request.may_have_pointer and not request.deleted
+            if may_stay and (pointer := self._pointer_to(request)):
                 log_warning("%s is not deleted: %s leads to it", request.name, pointer)
                 return True
             for name in (request.name, *request.then)[request.deleted :]:

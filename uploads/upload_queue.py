@@ -419,6 +419,7 @@ class UploadQueue:
         link: bool = False,
         crc32: int | None = None,
         after: Sequence[UploadHandle | FolderHandle] = (),
+        unless: str | None = None,
         durability: Durability | None = None,
     ) -> UploadHandle | FolderHandle:
         """Submits a file, or every file under a folder. Returns after staging; never waits for the network.
@@ -440,6 +441,9 @@ class UploadQueue:
                 reading the file. Where it is wrong, the upload fails as corrupt. Ignored for copies.
             after: Handles of uploads of this queue that must be in the store first. If one was refused, so is
                 this one. Handles of another queue must be done.
+            unless: The name of an object. Once there is one, this upload is superseded instead: it is looked
+                for right before the bytes are sent, whenever that is. So what waits here cannot replace what
+                a successor wrote, which puts that object first.
             durability: Overrides that of the queue.
 
         Raises:
@@ -467,15 +471,18 @@ class UploadQueue:
         if durability is not None:
             check_choice("durability", durability, get_args(Durability))
         to_disk = (durability or self._durability) == "power"
+        fence = "" if unless is None else check_remote_name(unless)
         if not source.is_dir():
             return self._submit_file(
-                Submission(source, name, how, overwrite=overwrite, after=names, to_disk=to_disk, crc32=crc32)
+                Submission(source, name, how, overwrite, names, to_disk, crc32=crc32, unless=fence)
             )
         if self.spool.path.resolve().is_relative_to(source.resolve()):
             raise InvalidSourceError(f"a folder to submit must not hold the queue's spool, got {source}")
         try:
             files = [
-                Submission(path, check_remote_name(f"{name}/{inner}"), how, overwrite, names, to_disk)
+                Submission(
+                    path, check_remote_name(f"{name}/{inner}"), how, overwrite, names, to_disk, unless=fence
+                )
                 for path, inner in files_of(source, is_moved=move)
             ]
             for file in files:  # Before staging the first: a folder is refused whole.
@@ -570,6 +577,7 @@ class UploadQueue:
         *,
         after: Sequence[UploadHandle | FolderHandle] = (),
         then: Sequence[str] = (),
+        may_have_pointer: bool = True,
     ) -> None:
         """Deletes an object from the store in the background, if it is there; returns at once.
 
@@ -583,6 +591,7 @@ class UploadQueue:
             after: Handles of uploads of this queue that must be in the store before.
             then: Names of objects that are deleted next, once this one is gone: the files that a manifest
                 lists.
+            may_have_pointer: Whether a pointer may lead to it: one is looked for by listing its folder.
 
         Raises:
             InvalidRemoteNameError: At once.
@@ -596,7 +605,7 @@ class UploadQueue:
                 raise QueueClosedError(f"cannot delete {name!r}: the queue is closed")
             if self._deletions is None:
                 self._deletions = Deletions(self._store, self._ledger.has_name, self.withdraw, self._policy)
-        self._deletions.add(name, after, others)
+        self._deletions.add(name, after, others, may_have_pointer=may_have_pointer)
 
     def download_file(
         self, name: str, destination: str | Path, *, overwrite: bool = False, progress_bar: bool = True

@@ -256,6 +256,26 @@ def test_the_name_of_the_file_is_the_default(make_queue, make_file):
     assert make_queue(MemoryStore()).submit(make_file("a b.pt")).remote_name == "a b.pt"
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_waits_is_not_sent_once_a_successor_is_there(make_queue, make_file, gate, overwrite):
+    """It ends as superseded, whatever became of its name meanwhile; what comes before the successor arrives."""
+    store = StoreThatWaits(gate)
+    queue = make_queue(store, workers=1)
+    holding = queue.submit(make_file("other", b"other"), "other")
+    waiting = queue.submit(make_file("old", b"old"), "a", overwrite=overwrite, unless="sessions/2")
+    store.objects |= {"sessions/2": b"", "a": b"new"} if overwrite else {"sessions/2": b""}
+    gate.set()
+
+    holding.result(LIMIT_SECONDS)
+    outcome = waiting.result(LIMIT_SECONDS)
+
+    assert outcome.state is UploadState.SUPERSEDED
+    assert "memory://store/sessions/2 is there" in outcome.reason
+    assert store.objects.get("a") == (b"new" if overwrite else None)
+    assert queue.close(LIMIT_SECONDS).is_empty
+    assert not _staged_files(queue)
+
+
 @pytest.mark.parametrize("content", [b"", b"x" * 100_000])
 @pytest.mark.parametrize("name", ["ünï/cödé", "a b c", "x" * 200 + "/" + "y" * 200])
 def test_odd_names_and_sizes_arrive(make_queue, make_file, tmp_path, content, name):

@@ -64,6 +64,10 @@ _BLOCK_BYTES = 4096
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
+class _FencedError(Exception):
+    """The object is there whose presence makes an entry superseded."""
+
+
 def deliver(
     folder: Path,
     entry: Entry,
@@ -121,9 +125,20 @@ def _put(
     entry: Entry, store: Store, body: Body, notes: Path, *, overwrite: bool, is_answer_lost: bool
 ) -> Outcome:
     """Sends the bytes and returns the outcome."""
-    if overwrite and isinstance(store, Replacing):
-        store.replace(entry.remote_name, body, notes=notes)
-        return outcome_of(entry, store, UploadState.DONE, body=body)
+
+    def check() -> None:
+        if entry.unless and store.head(entry.unless) is not None:
+            raise _FencedError
+
+    try:
+        if overwrite and isinstance(store, Replacing):
+            store.replace(entry.remote_name, body, notes=notes, check=check)
+            return outcome_of(entry, store, UploadState.DONE, body=body)
+        check()
+    except _FencedError:
+        return outcome_of(
+            entry, store, UploadState.SUPERSEDED, f"{store.uri(entry.unless)} is there: a successor put it"
+        )
     try:
         store.put(entry.remote_name, body, overwrite=overwrite, notes=notes)
     except RemoteExistsError:

@@ -120,6 +120,7 @@ class Entry:
             where there is a checksum, as for all bytes that were synced at once.
         store: The identity of the store that the entry is for (`stores.uri.identity_of`); empty for the
             spool's.
+        unless: The name of an object that, once there, makes this entry superseded; empty for none.
     """
 
     identifier: str
@@ -134,6 +135,7 @@ class Entry:
     submitted_at: str
     boot: str = ""
     store: str = ""
+    unless: str = ""
 
     @functools.cached_property
     def folder(self) -> str:
@@ -194,7 +196,7 @@ def _check(entry: Entry) -> None:
         ValueError: A field has the wrong type, or `submit` would refuse the remote name.
         TypeError: As above.
     """
-    for name in (entry.remote_name, *entry.after.values()):
+    for name in (entry.remote_name, *entry.after.values(), *filter(None, [entry.unless])):
         check_remote_name(name)
     if not all(_IDENTIFIER.fullmatch(identifier) for identifier in (entry.identifier, *entry.after)):
         raise ValueError("an identifier must have sixteen hexadecimal digits")

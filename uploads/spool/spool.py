@@ -568,7 +568,7 @@ class Spool:
         place = self.inflight
         if outcome.state is UploadState.SUPERSEDED:
             # Noted first: after a crash it must not be taken for delivered.
-            place = self.pending
+            place = self.pending if exists(f"{self.pending}/{folder}") else self.inflight
             note_reason(place / folder, outcome)
         if not exists(f"{self.done}/{folder}"):  # An earlier call may have moved it, and not written the log.
             rename(f"{place}/{folder}", f"{self.done}/{folder}")

@@ -97,6 +97,7 @@ class Submission:
         after: For the manifest: remote names by identifier.
         to_disk: Whether to wait for the disk.
         crc32: Of the bytes, where the caller knows it and the file is moved or linked: it is not read.
+        unless: For the manifest.
     """
 
     source: Path
@@ -106,6 +107,7 @@ class Submission:
     after: dict[str, str] = attrs.field(factory=dict)
     to_disk: bool = False
     crc32: int | None = None
+    unless: str = ""
 
 
 @attrs.frozen
@@ -336,6 +338,7 @@ class Stager:
             utc_now(),
             boot=self._boot_of(staged),
             store=self._store,
+            unless=submission.unless,
         )
 
     def _boot_of(self, staged: StagedData) -> str:

@@ -3,7 +3,7 @@
 from .local import LocalStore
 from .object_store import object_store_location
 from .registry import open_store, register_store
-from .store import Body, Digest, RemoteObject, Store
+from .store import Body, Digest, RemoteObject, Store, put_new
 from .uri import StoreLocation
 
 __all__ = [
@@ -15,5 +15,6 @@ __all__ = [
     "StoreLocation",
     "object_store_location",
     "open_store",
+    "put_new",
     "register_store",
 ]

@@ -4,8 +4,9 @@ import hashlib
 import os
 import re
 import stat
+import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
@@ -13,7 +14,7 @@ from typing import Protocol, Self, runtime_checkable
 import attrs
 
 from uploads.disk import crc32_of, open_regular
-from uploads.errors import BytesCorruptError, TransientStoreError
+from uploads.errors import BytesCorruptError, RemoteExistsError, TransientStoreError
 
 __all__ = [
     "Body",
@@ -32,6 +33,7 @@ __all__ = [
     "has_md5",
     "md5_of",
     "noted_crc32",
+    "put_new",
     "strong_etag",
     "with_checksum",
 ]
@@ -346,11 +348,18 @@ class Store(Protocol):
 class Replacing(Protocol):
     """A store with conditional puts, so that an older put never replaces a newer one."""
 
-    def replace(self, name: str, body: Body, *, notes: Path | None = None) -> RemoteObject:
+    def replace(
+        self,
+        name: str,
+        body: Body,
+        *,
+        notes: Path | None = None,
+        check: Callable[[], object] = lambda: None,
+    ) -> RemoteObject:
         """Puts with `overwrite=True`, on the condition that the object has not changed since just before.
 
         A put that timed out here, and that the server carries out later, is then refused where a newer one
-        came first.
+        came first. `check` is called between the look and the put; what it raises leaves the object.
 
         Raises:
             TransientStoreError: The object kept changing.
@@ -428,3 +437,27 @@ def abandon(store: Store, notes: Path) -> None:
     """Aborts the half-sent upload that `notes` describes, if there is one, where the store keeps any."""
     if isinstance(store, Resuming) and notes.exists():
         store.abandon(notes)
+
+
+def put_new(store: Store, name: str, data: bytes) -> bool:
+    """Puts bytes under a name unless it is taken; returns whether it did.
+
+    ```python
+    print(put_new(open_store("store"), "claims/1", b"mine"), put_new(open_store("store"), "claims/1", b"other"))
+    ```
+
+    For small objects by which processes agree; one of two that put at once wins. It does not wait or try
+    again: files go through an `UploadQueue`.
+
+    Raises:
+        StoreError: The store has not answered, or refuses.
+    """
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        with Body(file.name, hashlib.sha256(data).hexdigest()[:16]) as body:
+            try:
+                store.put(name, body, overwrite=False)
+            except RemoteExistsError:
+                return False
+    return True

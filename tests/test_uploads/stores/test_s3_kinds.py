@@ -464,3 +464,15 @@ def test_a_redirect_in_a_circle_has_an_end(proxy, at_proxy, make_file, status, c
             act()
         assert len(proxy.seen) - before <= 4
         assert "token" not in str(caught.value)
+
+
+def test_a_successor_that_comes_between_look_and_put_is_not_overwritten(s3, prefix, make_file, make_queue):
+    """The object of `unless` is looked for after the version that is to be replaced."""
+    queue = make_queue(plain_uri(s3.endpoint_url, prefix), isolation="threads")
+    queue.submit(make_file("a", b"first"), "a", overwrite=True, unless="next").result(LIMIT_SECONDS)
+    put(open_store(plain_uri(s3.endpoint_url, prefix)), make_file, "next", b"")
+
+    outcome = queue.submit(make_file("b", b"late"), "a", overwrite=True, unless="next").result(LIMIT_SECONDS)
+
+    assert outcome.state is UploadState.SUPERSEDED
+    assert b"".join(open_store(plain_uri(s3.endpoint_url, prefix)).get("a")) == b"first"

@@ -7,7 +7,7 @@ needs an executor that refuses work at interpreter exit.
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -100,7 +100,14 @@ class S3Store:
         except RejectedByStoreError:
             return False
 
-    def replace(self, name: str, body: Body, *, notes: Path | None = None) -> RemoteObject:
+    def replace(
+        self,
+        name: str,
+        body: Body,
+        *,
+        notes: Path | None = None,
+        check: Callable[[], object] = lambda: None,
+    ) -> RemoteObject:
         # A new small file costs one request; for a large one, looking first costs next to nothing.
         is_new = name not in self._present and body.size <= self._part_bytes
         refused: list[RemoteObject] = []
@@ -108,6 +115,7 @@ class S3Store:
             condition, found = self._condition(name, is_new=is_new)
             is_new = False
             self._note_present(name)
+            check()
             try:
                 self._put(name, body, condition, notes, overwrite=True)
             except (RemoteExistsError, RemoteNotFoundError):
