@@ -29,7 +29,6 @@ from events import (
     State,
     Timestamp,
     agreed_run_name,
-    format_run_name,
     new_run_name,
 )
 
@@ -257,7 +256,7 @@ class Session:
     def _name_of_folder(self) -> str | None:
         if self._directory is None or self._folder is None or "{" in self._folder:
             return None
-        folder = Path(self._folder)
+        folder = Path(self._folder.partition("?")[0] if "://" in self._folder else self._folder)
         # The folder of a named writer is in `writers/` of that of the run.
         return (folder.parent.parent if self._directory.writer else folder).name or None
 
@@ -284,7 +283,7 @@ class Session:
     @property
     def folder(self) -> Path | None:
         """The folder of the `RunDirectory` among the destinations, or None; does not create it."""
-        return None if self._folder is None else Path(format_run_name(self._folder, self.state)).absolute()
+        return None if self._directory is None else self._directory.folder_of(self.state)
 
     @property
     def first_name(self) -> str:
@@ -386,7 +385,11 @@ class Session:
         while True:
             self._reset(name)
             if self._first_folder is not None and "{run_name}" not in self._first_folder:
-                self._folder = f"{self._first_folder}{name.removeprefix(self._first_name)}"
+                # Of a URI, options come last.
+                place, question, options = self._first_folder.partition(
+                    "?" if "://" in self._first_folder else "\0"
+                )
+                self._folder = f"{place}{name.removeprefix(self._first_name)}{question}{options}"
             # Several ranks must agree on the name, without asking each other.
             if self.folder is None or not self.folder.exists() or self.state.world_size > 1:
                 break

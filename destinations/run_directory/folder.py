@@ -17,6 +17,7 @@ time of the file system, which set it. A process is told from a later one with t
 """
 
 import contextlib
+import itertools
 import os
 import re
 import socket
@@ -26,7 +27,7 @@ from pathlib import Path
 
 from destinations.base import check_folder
 from events import RecordError
-from uploads.disk import DISK, NO_FLOCK, Disk, FileLock, open_temporary
+from uploads.disk import DISK, NO_FLOCK, Disk, FileLock, open_temporary, rename_new
 
 from .layout import HEARTBEAT, HEARTBEAT_SECONDS, SIDECAR, journal_path, metrics_name, segment_paths
 
@@ -43,6 +44,7 @@ __all__ = [
     "holds_run",
     "remove_temporaries",
     "run_exists_error",
+    "set_aside",
     "with_user_paths",
 ]
 
@@ -285,3 +287,25 @@ class WriterLock(FileLock):
             )
         error.is_same_process = (owner.get("pid"), owner.get("host")) == (os.getpid(), socket.gethostname())
         return error
+
+
+def set_aside(run_dir: Path, lock: WriterLock) -> Path:
+    """Renames the folder of a run to a free name beside it, and makes an empty one in its place.
+
+    Args:
+        run_dir: the folder.
+        lock: of the folder, held; it is of the new one afterwards.
+
+    Returns:
+        Where the run is now.
+    """
+    for number in itertools.count(1):
+        aside = run_dir.with_name(f"{run_dir.name}.aside-{number}")
+        try:
+            rename_new(os.fspath(run_dir), os.fspath(aside))
+        except FileExistsError:
+            continue
+        run_dir.mkdir()
+        lock.renew(run_dir)
+        return aside
+    raise AssertionError("there are numbers without end")

@@ -156,15 +156,19 @@ class MediaWriter:
         lane: the background thread.
         clock: the current time in seconds since 1970.
         on_deleted: called when the folder turns out to be deleted, to have it recreated.
+        taken: paths of files of the run that are not in the folder: in its store.
     """
 
     _folder: HeldFolder
     _lane: Lane
     _clock: Callable[[], float]
     _on_deleted: Callable[[], object]
+    _taken: frozenset[str] = frozenset()
 
     def __attrs_post_init__(self) -> None:
         self._run_dir = self._folder.path
+        self.on_file: Callable[[str], object] = lambda _path: None
+        """Called with the path of each file that is complete, in the lane's thread."""
         self._accepted: Counter[str] = Counter()
         self._done: Counter[str] = Counter()
         self.lost: Counter[str] = Counter()
@@ -228,6 +232,18 @@ class MediaWriter:
             )
 
         self._put(work, 0, f"artifact {remote_name!r}", "files")
+
+    def note_file(self, remote_name: str, size: int, *, step: int) -> None:
+        """Writes the line of a file that went to the store of the run, and is not here.
+
+        Args:
+            remote_name: of the file.
+            size: bytes.
+            step: for the index.
+        """
+        path = artifact_path(Path(), remote_name).as_posix()
+        record = {"step": step, "name": remote_name, "time": self._clock(), "path": path, "size": size}
+        self._put(lambda: self.index(ARTIFACTS_INDEX).append(record), 0, f"artifact {remote_name!r}", "files")
 
     def delete_file(self, remote_name: str, *, step: int, with_folder: bool = False) -> None:
         """Removes a file from `artifacts/` in the lane, and says so in the index.
@@ -322,18 +338,23 @@ class MediaWriter:
         replace_file(path, data)
         self.bytes_written += len(data)
         self.files_written += 1
-        return path.relative_to(self._run_dir).as_posix()
+        name = path.relative_to(self._run_dir).as_posix()
+        self.on_file(name)
+        return name
 
     def _free_path(self, folder: str, name: str, step: int, suffix: str) -> Path:
         parent = self._run_dir / folder / label_name(name)
         key = (parent, step, suffix)
         index = self._next_indices.pop(key, 0)
-        while os.path.lexists(parent / f"{step:08d}_{index}{suffix}"):
+        while self._is_taken(parent / f"{step:08d}_{index}{suffix}"):
             index += 1
         self._next_indices[key] = index + 1
         if len(self._next_indices) > _INDICES_KEPT:
             del self._next_indices[next(iter(self._next_indices))]
         return parent / f"{step:08d}_{index}{suffix}"
+
+    def _is_taken(self, path: Path) -> bool:
+        return os.path.lexists(path) or path.relative_to(self._run_dir).as_posix() in self._taken
 
 
 def artifact_path(run_dir: Path, remote_name: str) -> Path:

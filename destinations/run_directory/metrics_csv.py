@@ -114,8 +114,9 @@ class MetricsCsv:
         disk: the disk operations.
     """
 
-    def __init__(self, path: Path, disk: Disk = DISK) -> None:
+    def __init__(self, path: Path, disk: Disk = DISK, *, first_part: int = 1) -> None:
         self.path = path
+        self._first_part = first_part
         self.folder = parts_path(path)
         """The folder of the closed parts."""
         self._disk = disk
@@ -343,7 +344,7 @@ class MetricsCsv:
         for folder in (self.folder.parent, self.folder):
             self._disk.make_folder(folder)
             self._disk.sync_folder(folder.parent)
-        number = self.closed + 1
+        number = max(self.closed + 1, self._first_part)
         path = part_path(self.folder, number)
         with contextlib.suppress(FileNotFoundError):
             self._disk.unlink(path)

@@ -47,6 +47,8 @@ from .statistics import Statistics
 if TYPE_CHECKING:
     from events import State
 
+    from .mirror import Mirror
+
 __all__ = ["JournalKind", "RankWriter", "loss_text"]
 
 _WORDS = {"early": "records logged before init", "files": "files", "media": "media and texts", "rows": "rows"}
@@ -96,6 +98,7 @@ class RankWriter:
         clock: the time of rows, in seconds since 1970.
         describe: takes the ranks, and returns the content of `environment.json`.
         part_bytes: the size at which the CSV is closed as a part.
+        mirror: sends what is new to a store; None where the run is here alone.
         by_step: whether rows may come in any order of their steps, see `Statistics`.
     """
 
@@ -111,6 +114,7 @@ class RankWriter:
     _clock: Callable[[], float] = time.time
     _describe: Callable[[dict[str, int]], dict[str, Any]] = describe_environment
     _part_bytes: int = PART_BYTES
+    _mirror: "Mirror | None" = None
     _by_step: bool = False
 
     def __attrs_post_init__(self) -> None:
@@ -131,7 +135,8 @@ class RankWriter:
         # The kinds of errors reported since the last recovery.
         self._reported: set[tuple[str, int | None]] = set()
         self._refusals: set[str] = set()
-        self._csv = MetricsCsv(self._root / metrics_name(self._rank))
+        first_part = 1 if self._mirror is None else self._mirror.first_part
+        self._csv = MetricsCsv(self._root / metrics_name(self._rank), first_part=first_part)
         self.had_rows = self._csv.path.exists() or bool(segment_paths(self._folder))
         """Whether earlier sessions left rows."""
         self.journal = self._open_journal(self._make_segment if self._is_mapped() else AppendedSegment)
@@ -367,6 +372,8 @@ class RankWriter:
         self._is_well = is_well
         if is_well:
             self._recovered(failures)
+            if self._mirror is not None and not is_last:
+                self._mirror.tick(self._status)
 
     def _write_environment(self, is_last: bool) -> None:
         """Begins to write `environment.json`, once, and at the end if it was deleted."""
@@ -564,11 +571,20 @@ class RankWriter:
                 self._environment.join(max(0.0, self._deadline - time.monotonic()))
             self.journal.close()
             self._remove_journal()
+            if self._mirror is not None:
+                self._mirror.finish(self._status, max(0.0, self._deadline - time.monotonic()))
         finally:
             with contextlib.suppress(OSError):
                 self._reserve.unlink()
             self._csv.close()
             self._lock.release()
+
+    @property
+    def _status(self) -> str:
+        documents = self._documents
+        if documents is None:
+            return "running"
+        return documents.live_status[0] if documents.ended_at is None else documents.status
 
     def _remove_journal(self) -> None:
         for segment in list(self.journal.segments):

@@ -16,23 +16,14 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from destinations.background import Lane
 from destinations.base import RecordDestination, closed_state
 from destinations.copies import own_copy
 from destinations.kinds import kind_of
-from events import (
-    RecordError,
-    RunStatus,
-    State,
-    WriteRate,
-    check_placeholders,
-    check_run_name,
-    format_run_name,
-    redact_text,
-    safe_text,
-)
+from events import RecordError, RunStatus, State, WriteRate, redact_text, safe_text
+from uploads import UploadError
 from uploads.disk import call_in_forked_children, read_json, stop_calling_in_forked_children
 
 from .documents import Documents
@@ -48,12 +39,20 @@ from .folder import (
     check_no_run,
     check_path,
     run_exists_error,
+    set_aside,
 )
 from .journal import Journal
-from .layout import ARTIFACTS_FOLDER, SIDECAR, is_writer_name, lock_name, writer_path
+from .layout import ARTIFACTS_FOLDER, SIDECAR, lock_name
 from .media_writer import FileKeeping, MediaWriter, artifact_path
+from .place import Place, check_template, check_writer, place_of
 from .rank_writer import JournalKind, RankWriter, loss_text
 from .segments import MappedSegment, Segment
+
+if TYPE_CHECKING:
+    from uploads import StoreFolder
+
+    from .claim import Claim
+    from .mirror import Mirror
 
 __all__ = ["RunDirectory"]
 
@@ -62,7 +61,7 @@ _log = logging.getLogger("destinations")
 
 _MAX_EARLY_RECORDS = 1000
 _MAX_NAMES_BESIDE = 10_000
-_MAX_WRITER = 100
+_FILES_LISTED = 1000
 
 
 class RunDirectory(RecordDestination):
@@ -92,10 +91,18 @@ class RunDirectory(RecordDestination):
     **Disk failures** do not reach training: rows are buffered in memory, up to 64 MiB, and written when the
     disk works again.
 
+    **In a store.** With a URI in the place of the folder, or beside it as `mirror`, what is new goes there
+    every `mirror_seconds`, by a process of its own. A machine that is lost takes so much along. The same line
+    on another machine continues the run: its rows and documents are fetched first. While a machine writes the
+    run, another one is refused; one that was thought dead and comes back cannot change what its successor
+    wrote, and its rows are kept as an abandoned branch. Files of `upload_file` go there too. docs/buckets.md
+    tells how.
+
     docs/format.md describes every file.
 
     Args:
-        run_dir: the folder; may contain placeholders that are constant during a run, such as `{run_name}`.
+        run_dir: the folder; may contain placeholders that are constant during a run, such as `{run_name}`. A
+            URI, such as "s3://bucket/runs/{run_name}", is a run that lives in a store: see **In a store**.
         run_id: the id of a new run. Default: twelve random hexadecimal digits.
         tags: added to the tags of the run.
         notes: the notes of the run, if it has none.
@@ -116,21 +123,22 @@ class RunDirectory(RecordDestination):
         journal: "mapped", "appended" (one system call per row), or "auto": mapped, except on network file
             systems.
         close_seconds: the timeout for writing the rest at close.
+        mirror: the URI of a store, or a folder, that has the run too; with placeholders as in `run_dir`.
+        mirror_seconds: the interval at which what is new goes there.
         write_rate: limits how often metrics are taken. Default: every call.
         clock: the current time in seconds since 1970; called in the thread that logs. For replayed runs.
         unknown: none: an argument that is not known is a `TypeError` that names the nearest one.
 
     Raises:
-        RunPathError: the path is a URI or a file, is not writable, or the run name leads out of the folder.
-            Raised by the constructor if it can tell, else at `init`.
+        RunPathError: the path is a file, is not writable, or the run name leads out of the folder; the store
+            cannot be read. Raised by the constructor if it can tell, else at `init`.
         RunExistsError: at `init`, with `if_exists="error"`, or "auto" and a completed run.
-        RunInUseError: at `init`, another process writes to the folder.
-        ValueError: an argument has none of the values above, `if_exists="new"` with `all_ranks`, or the name
-            of a writer is none.
+        RunInUseError: at `init`, another process writes to the folder, or another machine to the store.
+        ValueError: the URI has no store; an argument has none of the values above, `if_exists="new"` with
+            `all_ranks`, or the name of a writer is none.
         TypeError: tags are one string.
     """
 
-    keeps_files_here = True
     _part_bytes = PART_BYTES
 
     def __init__(
@@ -147,6 +155,8 @@ class RunDirectory(RecordDestination):
         keep_files: FileKeeping = "auto",
         journal: JournalKind = "auto",
         close_seconds: float = 60.0,
+        mirror: str | os.PathLike[str] | None = None,
+        mirror_seconds: float = 10.0,
         write_rate: WriteRate | None = None,
         clock: Callable[[], float] = time.time,
         **unknown: Any,
@@ -167,11 +177,12 @@ class RunDirectory(RecordDestination):
             raise TypeError(f"tags must be a list of strings, got {tags!r}. Write tags=[{tags!r}].")
         if not isinstance(notes, str):
             raise TypeError(f"notes must be a string, got {notes!r}. Write notes={str(notes)!r}.")
-        template = _checked_template(run_dir)
+        if not mirror_seconds > 0:
+            raise ValueError(f"mirror_seconds must be more than 0, got {mirror_seconds}.")
         self._is_trainer = writer is None
-        self._template = (
-            template if writer is None else str(writer_path(Path(template), _checked_writer(writer)))
-        )
+        self._writer_name = "" if writer is None else check_writer(writer)
+        self._mirror_seconds = mirror_seconds
+        self._template, self._mirror_template = check_template(run_dir, mirror, self._writer_name)
         self._run_id = run_id
         self._tags = tuple(redact_text(str(tag)) for tag in tags)
         self._more_tags: tuple[str, ...] = ()
@@ -189,6 +200,9 @@ class RunDirectory(RecordDestination):
     def _forget(self) -> None:
         """Resets the attributes of an open destination to those of a closed one."""
         self._run_dir: Path | None = None
+        self._place: Place | None = None
+        # The files of a run that lives in a store.
+        self._files: StoreFolder | None = None
         self._state: State | None = None
         self._writer: RankWriter | None = None
         # Called in the place of `log_metrics`. An attribute: a call more would cost it some microseconds.
@@ -218,8 +232,7 @@ class RunDirectory(RecordDestination):
     @property
     def writer(self) -> str:
         """The name of the writer; "" for the trainer of the run."""
-        folder = Path(self._template) if self._run_dir is None else self._run_dir
-        return "" if self._is_trainer else folder.name
+        return self._writer_name
 
     def move_to(self, run_dir: str | os.PathLike[str], *, tags: Sequence[str] = ()) -> None:
         """Makes the next run use another folder; for trainers that make several runs with one destination.
@@ -233,7 +246,9 @@ class RunDirectory(RecordDestination):
         """
         if self._run_dir is not None:
             raise RunPathError(f"run folder {str(self._run_dir)!r} is open. Close its run first.")
-        self._template = _checked_template(run_dir)
+        # That of a writer is given as `template` has it.
+        self._template, uri = check_template(run_dir, None)
+        self._mirror_template = uri or self._mirror_template
         self._more_tags = tuple(redact_text(str(tag)) for tag in tags)
 
     @property
@@ -246,8 +261,24 @@ class RunDirectory(RecordDestination):
         """The id of the open run, or None; known to rank 0 only."""
         return None if self._documents is None else self._documents.run_id
 
+    @property
+    def keeps_files_here(self) -> bool:  # type: ignore[override]  # an attribute of others
+        """Whether files that are uploaded stay on this machine: not those of a run in a store."""
+        return self._mirror_template is None
+
+    def folder_of(self, state: State) -> Path:
+        """Returns the folder of this machine that a run of this state has, whether or not it is open.
+
+        Args:
+            state: of the run.
+
+        Raises:
+            RunPathError: the name of the run leads out of it.
+        """
+        return place_of(self._template, self._mirror_template, state).folder
+
     def place(self) -> str:
-        return "" if self._run_dir is None or self._is_silent else str(self._run_dir)
+        return "" if self._run_dir is None or self._is_silent else str(self._place)
 
     # Events.
 
@@ -260,13 +291,9 @@ class RunDirectory(RecordDestination):
             self._is_silent = True
             self._early.clear()
             return
-        try:
-            check_run_name(self._template, state)
-        except RecordError as error:
-            raise RunPathError(str(error)) from error
-        run_dir = Path(format_run_name(self._template, state))
-        check_path(run_dir)
-        self._open_as_asked(run_dir.absolute(), state)
+        place = place_of(self._template, self._mirror_template, state)
+        check_path(place.folder)
+        self._open_as_asked(place, state)
         others = [one for one in state.callbacks if one is not self and hasattr(one, "can_upload_files")]
         if self._keep_files == "auto" and any(one.can_upload_files() for one in others):
             self._keeping = "off"
@@ -283,10 +310,10 @@ class RunDirectory(RecordDestination):
                     redact_text(safe_text(error)),
                 )
 
-    def _open_as_asked(self, run_dir: Path, state: State) -> None:
-        """Opens the folder, or one with a free name beside it."""
+    def _open_as_asked(self, place: Place, state: State) -> None:
+        """Opens the place, or one with a free name beside it."""
         try:
-            self._open(run_dir, state)
+            self._open(place, state)
         except (RunExistsError, RunInUseError) as error:
             is_completed = self._if_exists == "auto" and isinstance(error, RunExistsError)
             is_again = (
@@ -299,34 +326,40 @@ class RunDirectory(RecordDestination):
         else:
             return
         for number in range(2, _MAX_NAMES_BESIDE):
-            beside = run_dir.with_name(f"{run_dir.name}-{number}")
+            beside = place.beside(number)
             try:
                 self._open(beside, state, must_be_new=True)
             except (RunExistsError, RunInUseError) as error:
                 taken = error
             else:
-                _log.warning("run folder %s is taken: this run is written to %s.%s", run_dir, beside, hint)
+                _log.warning("run folder %s is taken: this run is written to %s.%s", place, beside, hint)
                 return
         raise taken
 
-    def _open(self, run_dir: Path, state: State, *, must_be_new: bool = False) -> None:
+    def _open(self, place: Place, state: State, *, must_be_new: bool = False) -> None:
+        run_dir = place.folder
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
-            writer = "" if self._is_trainer else run_dir.name
-            lock = WriterLock(run_dir / lock_name(state.rank), writer=writer)
+            lock = WriterLock(run_dir / lock_name(state.rank), writer=self._writer_name)
             lock.acquire()
         except OSError as error:
             raise RunPathError(f"run folder {str(run_dir)!r} must be writable: {error}.") from error
         try:
+            claim = None if place.uri is None else self._claim_of(place.uri, state)
+            if claim is not None:
+                claim.prepare(run_dir, lambda: set_aside(run_dir, lock))
             if must_be_new or self._if_exists in {"error", "new"}:
                 check_no_run(run_dir, state.rank)
             elif self._if_exists == "auto" and state.rank == 0 and self._is_trainer:
                 self._check_not_completed(run_dir, state)
-            self._start(run_dir, state, lock)
+            self._place = place
+            self._start(run_dir, state, lock, claim)
         except BaseException as error:
             # All or nothing: a half-opened folder would accept records and lose them.
             if self._writer is not None:
                 self._writer.close(0.0)
+            elif self._files is not None:
+                self._files.queue.close(0.0)
             lock.release()
             self._release()
             if isinstance(error, OSError) and not isinstance(error, RecordError):
@@ -346,9 +379,25 @@ class RunDirectory(RecordDestination):
             run_dir,
         )
 
-    def _start(self, run_dir: Path, state: State, lock: WriterLock) -> None:
+    def _claim_of(self, uri: str, state: State) -> "Claim":
+        from .claim import Claim
+
+        return Claim(uri, state.rank, self._mirror_seconds)
+
+    def _mirror_of(self, claim: "Claim", folder: HeldFolder, state: State) -> "Mirror":
+        """Takes the run in the store for this session."""
+        from uploads import StoreFolder
+
+        from .mirror import Mirror
+
+        claim.take(folder.where)
+        self._files = StoreFolder(claim.uri, name_of=lambda name: f"{ARTIFACTS_FOLDER}/{name}")
+        return Mirror(claim, folder.path, state.rank, self._mirror_seconds, self._files.queue)
+
+    def _start(self, run_dir: Path, state: State, lock: WriterLock, claim: "Claim | None") -> None:
         self._run_dir = run_dir
         folder = self._folder = HeldFolder(run_dir)
+        mirror = None if claim is None else self._mirror_of(claim, folder, state)
         if state.rank == 0:
             self._documents = Documents(
                 folder.path,
@@ -364,7 +413,10 @@ class RunDirectory(RecordDestination):
             if array_job:
                 self._documents.add_tag(f"sweep:{array_job}")
             self._lane = Lane(f"run-directory-{run_dir.name}-media")
-            self._media = MediaWriter(folder, self._lane, self._clock, self._wake_writer)
+            taken = frozenset() if claim is None else frozenset(claim.there)
+            self._media = MediaWriter(folder, self._lane, self._clock, self._wake_writer, taken)
+            if mirror is not None:
+                self._media.on_file = mirror.add
         self._writer = RankWriter(
             run_dir=run_dir,
             state=state,
@@ -378,6 +430,7 @@ class RunDirectory(RecordDestination):
             clock=self._clock,
             describe=self._describe_environment,
             part_bytes=self._part_bytes,
+            mirror=mirror,
             by_step=not self._is_trainer,
         )
         self.try_log_metrics = self._packer_of(self._writer)
@@ -538,6 +591,9 @@ class RunDirectory(RecordDestination):
         link: bool = False,
     ) -> None:
         """Copies or links a file into `artifacts/`, according to `keep_files`; `link` allows it to link."""
+        if self._keeping != "off" and self._mirror_template is not None:
+            self._send_file(remote_file_name, file_path, overwrite=overwrite, link=link)
+            return
         keeping = self._keeping
         if link and keeping == "copy" and self._run_dir is not None:
             keeping = "link" if file_path.stat().st_dev == self._run_dir.stat().st_dev else "copy"
@@ -558,6 +614,8 @@ class RunDirectory(RecordDestination):
             for name in (remote_file_name, *then):
                 media.delete_file(name, step=at, with_folder=bool(then))
 
+        if self._keeping != "off" and self._files is not None:
+            self._files.delete_file(remote_file_name, after=after, then=then)
         if self._keeping != "off":
             self._with_media(delete, None)
 
@@ -567,6 +625,18 @@ class RunDirectory(RecordDestination):
         """Copies a file out of `artifacts/`."""
         if self._run_dir is None:
             raise FileNotFoundError(f"no run is open to download artifact {remote_file_name!r} from")
+        if self._files is not None:
+            # A pointer there names what it leads to as the store does.
+            name = f"{ARTIFACTS_FOLDER}/{remote_file_name.removeprefix(f'{ARTIFACTS_FOLDER}/')}"
+            try:
+                self._files.queue.download_file(
+                    name, destination, overwrite=overwrite, progress_bar=progress_bar
+                )
+            except UploadError as error:
+                if isinstance(error, FileNotFoundError | FileExistsError):
+                    raise
+                raise OSError(f"could not download {remote_file_name!r}: {error}") from error
+            return
         source = artifact_path(self._run_dir, remote_file_name)
         if not source.is_file():
             raise FileNotFoundError(f"no artifact {remote_file_name!r} in {self._run_dir / ARTIFACTS_FOLDER}")
@@ -576,6 +646,36 @@ class RunDirectory(RecordDestination):
             )
         Path(destination).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, destination)
+
+    def list_files(self, prefix: str) -> Sequence[str]:
+        if self._files is None or self._keeping == "off":
+            return ()
+        start = f"{ARTIFACTS_FOLDER}/"
+        try:
+            names = self._files.queue.names(start + prefix, _FILES_LISTED)
+        except UploadError as error:
+            raise OSError(f"cannot list {self._files.queue.uri(start)}: {error}") from error
+        return [name.removeprefix(start) for name in names]
+
+    def has_uploaded(self, remote_file_name: str) -> bool:
+        return self._files is None or self._keeping == "off" or self._files.has_uploaded(remote_file_name)
+
+    def file_uri(self, remote_file_name: str) -> str | None:
+        return (
+            None
+            if self._files is None or self._keeping == "off"
+            else self._files.file_uris(remote_file_name)[0]
+        )
+
+    def _send_file(self, name: str, path: Path, *, overwrite: bool, link: bool) -> None:
+        """Submits a file to the store of the run; its line in the index is written here."""
+        artifact_path(Path(), name)
+        size = path.stat().st_size
+        if self._files is not None:
+            self._files.upload_file(name, path, overwrite=overwrite, link=link)
+            self._with_media(lambda media, at: media.note_file(name, size, step=at), None)
+        elif self._state is None or self._state.rank == 0:
+            self._keep_for_init("files", lambda: self._send_file(name, path, overwrite=overwrite, link=link))
 
     def can_upload_files(self) -> bool:
         """Returns whether files may be kept; `init` decides if another destination takes files too."""
@@ -675,34 +775,6 @@ def _takes_none(_metrics: Mapping[str, Any], _step: int) -> bool:
     return False
 
 
-def _checked_writer(name: str) -> str:
-    """Returns the name of a writer; raises if it is none."""
-    if not isinstance(name, str):
-        raise TypeError(f'writer must be a name, got {name!r}. Write writer="eval".')
-    if not is_writer_name(name) or len(name) > _MAX_WRITER:
-        raise ValueError(
-            f'writer must be a name of letters, digits, ".", "_" and "-" that does not begin with ".", of '
-            f"{_MAX_WRITER} characters at most, got {name!r:.200}."
-        )
-    return name
-
-
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
-
-
-def _checked_template(run_dir: str | os.PathLike[str]) -> str:
-    """Returns a folder with placeholders as text; raises if it cannot be one."""
-    if not isinstance(run_dir, str | os.PathLike):
-        raise TypeError(f'run_dir must be a path, got {run_dir!r}. Write RunDirectory("runs/{{run_name}}").')
-    template = os.path.expanduser(run_dir)  # noqa: PTH111  # Path raises without a home
-    check_placeholders(template)
-    if "://" in template:
-        raise RunPathError(
-            f"run_dir must be a local folder, got the URI {redact_text(template)!r}. "
-            'Write RunDirectory("runs/{run_name}"); Artifacts(uri) sends files to a store.'
-        )
-    if "{" not in template:
-        check_path(Path(template))
-    return template

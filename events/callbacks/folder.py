@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from events.names import format_run_name
 from events.state import State
 
 __all__ = ["run_folder"]
@@ -24,7 +23,8 @@ def run_folder(state: State) -> Path | None:
         run_dir = getattr(one, "run_dir", None)
         if isinstance(run_dir, Path):
             return run_dir
-        given = getattr(one, "template", None)
-        if isinstance(given, str) and hasattr(one, "run_dir"):
-            return Path(format_run_name(given, state)).absolute()
+        folder_of = getattr(one, "folder_of", None)
+        if folder_of is not None:
+            found: Path = folder_of(state)
+            return found
     return None

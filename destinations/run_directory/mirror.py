@@ -1,0 +1,514 @@
+"""`Mirror`: keeps a run that is being written in a store as well, by pieces.
+
+At an interval the writer thread looks at the files of the run, which are few, and hands what is new to an
+upload queue: one piece (`pieces`), the closed parts, and the files that the media writer has named. A worker
+process sends them. While one waits, the next is not made: after an outage one piece brings all of it.
+
+Pieces are merged as digits of a number are: twelve of one interval become one of twelve, twelve of these one
+of 144. So there are some fifty at most, and each byte is sent a few times, in a third of its size.
+"""
+
+import contextlib
+import logging
+import os
+import re
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from destinations.kinds import indexes, record_folders
+from events import redact_text
+from uploads import UploadError, UploadQueue, UploadState
+from uploads.disk import end_of_last_line, open_regular
+
+from .claim import PARTS_OF_A_SESSION, Claim
+from .layout import (
+    ABANDONED_FOLDER,
+    HEARTBEAT,
+    OWN_COLUMNS,
+    TIME_FOLDER,
+    format_cells,
+    header_line,
+    metrics_name,
+    part_numbers,
+    parts_path,
+)
+from .pieces import Change, FileState, Piece, piece_name, write_piece
+
+if TYPE_CHECKING:
+    from uploads import UploadHandle
+
+__all__ = ["Mirror"]
+
+_log = logging.getLogger("destinations")
+
+_FAN_OUT = 12
+_TAIL_BYTES = 256
+_COPY_BYTES = 1 << 20
+# A document of more bytes, which is replaced as a whole, is not sent at each interval.
+_LARGE_DOCUMENT = 64 << 10
+_INTERVALS_OF_A_LARGE_ONE = 6
+# Larger files are put there at the end alone.
+_MOST_BYTES = 512 << 20
+_BRANCH_SECONDS = 60.0
+_FAILED_SECONDS = 60.0
+_FLIGHT_FOLDER = "flight"
+_LINES = (".csv", ".jsonl")
+_OF_RANK = re.compile(r"\.rank(\d+)\.")
+_OF_RANK_BELOW = re.compile(r"-(\d+)\.")
+
+
+@attrs.define
+class _Sent:
+    """A file as it was sent last.
+
+    Attributes:
+        identity: device and inode.
+        changed: its time of modification, in nanoseconds.
+        state: what readers have.
+        tail: the checksum of the last bytes.
+        interval: when it was sent.
+    """
+
+    identity: tuple[int, int]
+    changed: int
+    state: FileState
+    tail: int
+    interval: int
+
+
+class Mirror:
+    """Sends what is new of a run.
+
+    **Threading.** `add` may be called from any thread; all else belongs to the writer thread.
+
+    Args:
+        claim: this session, already taken.
+        folder: of the run, a path that stays valid when it is moved.
+        rank: whose files: rank 0 has all that no other rank has.
+        seconds: the interval.
+        queue: takes what is to be sent; closed by `finish`.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        claim: Claim,
+        folder: Path,
+        rank: int,
+        seconds: float,
+        queue: UploadQueue,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._claim = claim
+        self._folder = folder
+        self._rank = rank
+        self._seconds = seconds
+        self._queue = queue
+        self._clock = clock
+        self._csv = metrics_name(rank)
+        self._due_at = clock()
+        self._interval = 0
+        self._sent: dict[str, _Sent] = {}
+        self._parts: dict[int, str] = {}
+        self._waiting: list[UploadHandle] = []
+        # The pieces that make the whole folder, in order.
+        self._pieces: list[tuple[int, int]] = []
+        # What readers had at the beginning of each group of intervals, by its number of intervals.
+        self._starts: dict[int, tuple[int, dict[str, FileState]]] = dict.fromkeys(_group_sizes(0), (1, {}))
+        # Names of pieces that no piece needs, deleted when the next ones are.
+        self._unneeded = claim.earlier_pieces()
+        self._new: deque[str] = deque()
+        self._objects: list[str] = []
+        stem = self._csv.removesuffix(".csv")
+        # Files of abandoned branches that are there.
+        self._branches = {path for path in claim.there if path.startswith(f"{ABANDONED_FOLDER}/{stem}.step")}
+        # What the session that has taken over says of itself.
+        self._successor: dict[str, Any] | None = None
+        self._branch_rows = 0
+        self._branch_at = clock()
+        self._has_failed = False
+        # Whether the next piece has to have everything, so that no other is needed.
+        self._is_whole_due = True
+
+    @property
+    def queue(self) -> UploadQueue:
+        """The queue, for the files that are logged."""
+        return self._queue
+
+    @property
+    def first_part(self) -> int:
+        """The least number of a part that this session closes."""
+        return self._claim.session * PARTS_OF_A_SESSION + 1
+
+    def add(self, path: str) -> None:
+        """Notes a file of a record, by its path in the folder of the run: it is complete, and stays so."""
+        self._new.append(path)
+
+    # In the writer thread.
+
+    def tick(self, status: str) -> None:
+        """Sends what is new, if it is time and nothing waits; what goes wrong is reported once.
+
+        Args:
+            status: of the run.
+        """
+        if self._clock() < self._due_at:
+            return
+        self._due_at = max(self._due_at + self._seconds, self._clock() + self._seconds / 2)
+        self._safely(lambda: self._send(status))
+
+    def finish(self, status: str, seconds: float) -> None:
+        """Puts all files there as they are in the folder, then closes the queue.
+
+        Args:
+            status: of the run.
+            seconds: the timeout. What is left stays in the spool, and the log says how it is finished.
+        """
+        deadline = time.monotonic() + seconds
+        try:
+            self._note_settled()
+            if self._successor is None:
+                self._safely(lambda: self._end(status))
+                self._queue.drain(max(0.0, deadline - time.monotonic()))
+                self._note_settled()
+            if self._successor is not None:
+                self._branch_at = self._clock()
+                self._safely(self._send_branch)
+        finally:
+            self._queue.close(max(0.0, deadline - time.monotonic()))
+
+    def _safely(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except (OSError, UploadError, ValueError) as error:
+            if not self._has_failed:
+                self._has_failed = True
+                _log.error(
+                    "the run is not sent to %s (%s: %s). It is written here, and sent when that is mended.",
+                    redact_text(self._claim.uri),
+                    type(error).__name__,
+                    redact_text(str(error)),
+                )
+
+    def _send(self, status: str) -> None:
+        self._note_settled()
+        if self._successor is not None:
+            self._send_branch()
+        elif not self._waiting:
+            self._send_objects()
+            with _Opened() as opened:
+                self._send_piece(status, opened, self._send_parts())
+            self._has_failed = False
+
+    def _note_settled(self) -> None:
+        """Forgets what was sent; finds out whether another session has taken over, and what will never arrive."""
+        ended = [one for one in self._waiting if one.done()]
+        self._waiting = [one for one in self._waiting if one not in ended]
+        failed = {one.remote_name for one in ended if one.state.is_failure}
+        if failed:
+            # Those that come later need it: the next one has everything.
+            self._parts = {number: path for number, path in self._parts.items() if path not in failed}
+            self._is_whole_due = True
+            self._due_at = max(self._due_at, self._clock() + _FAILED_SECONDS)
+        if self._successor is None and any(one.state is UploadState.SUPERSEDED for one in ended):
+            self._successor = self._claim.about_successor()
+            _log.error(
+                "the run in %s was continued by process %s on %s, since this machine seemed to be gone. What is "
+                "logged here from then on is kept in this folder, and there as an abandoned branch.",
+                redact_text(self._claim.uri),
+                self._successor.get("pid", "?"),
+                self._successor.get("host", "?"),
+            )
+
+    # Files that are objects of their own.
+
+    def _add_existing(self) -> None:
+        """Notes the files of records that earlier sessions have not sent."""
+        for name in record_folders() if self._rank == 0 else ():
+            for path in _files_below(self._folder, name):
+                size = (self._folder / path).stat().st_size
+                if path not in indexes() and self._claim.there.get(path) != size:
+                    self.add(path)
+
+    def _send_objects(self) -> None:
+        if not self._interval:
+            self._add_existing()
+        start = f"{ABANDONED_FOLDER}/{self._csv.removesuffix('.csv')}.step"
+        branches = {path for path in _files_below(self._folder, ABANDONED_FOLDER) if path.startswith(start)}
+        self._new += sorted(branches - self._branches)
+        self._branches |= branches
+        while self._new:
+            path = self._new.popleft()
+            with contextlib.suppress(FileNotFoundError):
+                self._submit(path)
+                self._objects.append(path)
+
+    def _send_parts(self) -> "list[UploadHandle]":
+        """Sends the parts that were closed since; they have names that no other session uses."""
+        folder = parts_path(self._folder / self._csv)
+        handles = []
+        for number in part_numbers(folder):
+            if number in self._parts:
+                continue
+            path = f"{folder.parent.name}/{folder.name}/{number:08d}.csv"
+            self._parts[number] = path
+            if path not in self._claim.there:
+                handles.append(self._submit(path))
+                with contextlib.suppress(FileNotFoundError):
+                    self._submit(f"{path.removesuffix('.csv')}.npy")
+        return handles
+
+    def _submit(self, path: str) -> "UploadHandle":
+        """Submits a file of the folder under its path, unless another session has taken over."""
+        return self._queue.submit(  # type: ignore[return-value]  # it is no folder
+            self._folder / path, path, overwrite=True, link=True, unless=self._claim.successor
+        )
+
+    # Pieces.
+
+    def _send_piece(self, status: str, opened: "_Opened", parts: "list[UploadHandle]") -> None:
+        """Sends the piece of this interval, and a larger one where it completes a group."""
+        states = self._states()
+        for size in _group_sizes(self._interval):
+            self._starts[size] = self._interval + 1, states
+        self._interval += 1
+        group = max(_group_sizes(self._interval), default=0)
+        if self._is_whole_due:
+            self._starts = dict.fromkeys(self._starts, (1, {}))
+            begins: list[tuple[int, dict[str, FileState]]] = [(1, {})]
+        else:
+            begins = [(self._interval, states), *([self._starts[group]] if group else [])]
+        self._look(opened, with_all=group > 0 or self._is_whole_due)
+        now = self._states()
+        self._waiting = [*parts]
+        covered: list[tuple[int, int]] = []
+        for first, start in begins:
+            piece = self._piece(status, first, now)
+            self._waiting.append(self._put(piece, opened.changes(start, now), parts))
+            covered = [one for one in self._pieces if one[0] >= first]
+            self._pieces = [one for one in self._pieces if one[0] < first] + [(first, self._interval)]
+        if group or self._is_whole_due:
+            self._delete([self._claim.name_of(piece_name(*one)) for one in covered], self._waiting[-1])
+        self._objects = []
+        self._is_whole_due = False
+
+    def _piece(self, status: str, first: int, files: dict[str, FileState]) -> Piece:
+        return Piece(
+            session=self._claim.session,
+            first=first,
+            last=self._interval,
+            needs=tuple(piece_name(*one) for one in self._pieces if one[1] < first),
+            files=files,
+            parts=tuple(self._parts.values()),
+            objects=tuple(self._objects),
+            status=status,
+            written_at=time.time(),
+            seconds=self._seconds,
+        )
+
+    def _put(
+        self, piece: Piece, changes: Iterable[Change], after: "Iterable[UploadHandle]"
+    ) -> "UploadHandle":
+        path = self._folder / f".piece.{self._rank}.{piece.first}-{piece.last}.tmp"
+        try:
+            write_piece(path, piece, changes)
+            handle = self._queue.submit(
+                path,
+                self._claim.name_of(piece.name),
+                overwrite=True,
+                move=True,
+                unless=self._claim.successor,
+                after=list(after),
+            )
+        finally:
+            path.unlink(missing_ok=True)
+        return handle  # type: ignore[return-value]  # it is no folder
+
+    def _delete(self, names: list[str], after: "UploadHandle") -> None:
+        """Deletes what the last call was given: a reader may still be at what this one is."""
+        unneeded, self._unneeded = self._unneeded, names
+        if unneeded:
+            first, *others = unneeded
+            self._queue.delete(first, after=[after], then=others, may_have_pointer=False)
+
+    # What has changed.
+
+    def _states(self) -> dict[str, FileState]:
+        return {path: sent.state for path, sent in self._sent.items()}
+
+    def _look(self, opened: "_Opened", *, with_all: bool) -> None:
+        """Brings the states of all files up to date; `opened` holds them from here on.
+
+        Args:
+            opened: takes the files.
+            with_all: whether large documents count that were sent a short while ago.
+        """
+        there = list(self._paths())
+        for path in self._sent.keys() - set(there):
+            del self._sent[path]
+        for path in there:
+            with contextlib.suppress(FileNotFoundError):
+                self._note(path, opened.open(path, self._folder), with_all=with_all)
+
+    def _paths(self) -> Iterator[str]:
+        """Yields the paths of the files that pieces hold: rows, documents and indexes of this rank."""
+        for folder in ("", TIME_FOLDER, _FLIGHT_FOLDER):
+            for path in _files_in(self._folder, folder):
+                if _rank_of(path) == self._rank and path != HEARTBEAT:
+                    yield path
+        if self._rank == 0:
+            for path in indexes():
+                if "/" in path and (self._folder / path).is_file():
+                    yield path
+
+    def _note(self, path: str, fd: int, *, with_all: bool) -> None:
+        about, known = os.fstat(fd), self._sent.get(path)
+        identity, has_lines = (about.st_dev, about.st_ino), path.endswith(_LINES)
+        size = end_of_last_line(fd, about.st_size) if has_lines else about.st_size
+        if size > _MOST_BYTES:
+            return
+        version = 0
+        if known is not None:
+            is_same = known.identity == identity
+            if is_same and (known.changed, known.state.size) == (about.st_mtime_ns, size):
+                return
+            is_longer = is_same and has_lines and size >= known.state.size
+            is_appended = is_longer and _tail(fd, known.state.size) == known.tail
+            is_early = self._interval < known.interval + _INTERVALS_OF_A_LARGE_ONE
+            if not (is_appended or with_all or has_lines) and size > _LARGE_DOCUMENT and is_early:
+                return
+            version = known.state.version + (not is_appended)
+        state = FileState(version, size)
+        self._sent[path] = _Sent(identity, about.st_mtime_ns, state, _tail(fd, size), self._interval)
+
+    # The end.
+
+    def _end(self, status: str) -> None:
+        """Puts every file there under its own path, then a piece that says so; then no other is needed."""
+        self._send_objects()
+        handles = self._send_parts()
+        with _Opened() as opened:
+            self._interval += 1
+            self._look(opened, with_all=True)
+            now = self._states()
+            # What is open, as far as it was looked at: the ledger of times is still written.
+            copies = [self._submit_copy(path, opened.fds[path], state.size) for path, state in now.items()]
+            handles += [handle for handle, _ in copies]
+            # One request brings the documents to a reader of many runs.
+            documents = [
+                Change(path, opened.fds[path], 0, state)
+                for path, state in now.items()
+                if state.size <= _LARGE_DOCUMENT and not path.endswith(".csv")
+            ]
+            earlier, self._pieces = self._pieces, []
+            plain = {path: crc32 for path, (_, crc32) in zip(now, copies, strict=True)}
+            piece = attrs.evolve(self._piece(status, self._interval, now), plain=plain)
+            last = self._put(piece, documents, handles)
+        self._waiting = [*self._waiting, last]
+        self._unneeded += [self._claim.name_of(piece_name(*one)) for one in earlier]
+        with contextlib.suppress(UploadError):
+            # What earlier sessions have sent late, and pieces of this one that were not deleted.
+            self._unneeded += self._claim.pieces_there()
+        self._unneeded = [one for one in dict.fromkeys(self._unneeded) if one != last.remote_name]
+        self._delete([], last)
+
+    def _submit_copy(self, path: str, fd: int, size: int) -> "tuple[UploadHandle, int]":
+        """Submits the first bytes of an open file under its path; returns their checksum too."""
+        copy = self._folder / f".last.{self._rank}.tmp"
+        crc32 = at = 0
+        with copy.open("wb") as file:
+            while chunk := os.pread(fd, min(_COPY_BYTES, size - at), at):
+                file.write(chunk)
+                crc32 = zlib.crc32(chunk, crc32)
+                at += len(chunk)
+        handle = self._queue.submit(copy, path, overwrite=True, move=True, unless=self._claim.successor)
+        return handle, crc32  # type: ignore[return-value]  # it is no folder
+
+    # A session that another one has taken over from.
+
+    def _send_branch(self) -> None:
+        """Puts the rows that the successor has not, as a file in `abandoned/` of a name of its own."""
+        from .reader import metric_columns, take_snapshot
+
+        until = ((self._successor or {}).get("follows") or {}).get("rows_until")
+        if not isinstance(until, int | float) or self._clock() < self._branch_at:
+            return
+        self._branch_at = self._clock() + _BRANCH_SECONDS
+        with take_snapshot(self._folder, self._rank) as snapshot:
+            columns = metric_columns(snapshot)
+            rows = [row for row in snapshot.rows() if row.time is not None and row.time > until]
+        if len(rows) <= self._branch_rows:
+            return
+        self._branch_rows = len(rows)
+        name = f"{self._csv.removesuffix('.csv')}.step{rows[0].step or 0}.{self._claim.session:08x}.csv"
+        path = self._folder / f".branch.{self._rank}.tmp"
+        with path.open("wb") as file:
+            file.write(header_line((*OWN_COLUMNS, *columns)))
+            for row in rows:
+                cells = (row.step, row.epoch, row.time, *map(row.metrics.get, columns))
+                texts = ("" if cell is None else format_cells([cell]) for cell in cells)
+                file.write((",".join(texts) + "\n").encode())
+        self._queue.submit(path, f"{ABANDONED_FOLDER}/{name}", overwrite=True, move=True)
+
+
+class _Opened(contextlib.ExitStack):
+    """The files of one look, held open so that what was measured is what is sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fds: dict[str, int] = {}
+
+    def open(self, path: str, folder: Path) -> int:
+        """Opens a file, and holds it."""
+        fd = self.fds[path] = open_regular(folder / path)
+        self.callback(os.close, fd)
+        return fd
+
+    def changes(self, before: dict[str, FileState], now: dict[str, FileState]) -> Iterator[Change]:
+        """Yields what came between two states of the folder."""
+        for path, state in now.items():
+            known = before.get(path)
+            if known != state:
+                is_appended = known is not None and known.version == state.version
+                yield Change(path, self.fds[path], known.size if known and is_appended else 0, state)
+
+
+def _group_sizes(interval: int) -> list[int]:
+    """Returns the sizes of the groups that end with an interval; of 0, all sizes."""
+    return [size for size in (_FAN_OUT**power for power in range(1, 9)) if interval % size == 0]
+
+
+def _rank_of(path: str) -> int:
+    """Returns the rank that writes a file; of what has no number, rank 0."""
+    found = (_OF_RANK_BELOW if "/" in path else _OF_RANK).search(path)
+    return int(found[1]) if found else 0
+
+
+def _files_in(folder: Path, name: str) -> Iterator[str]:
+    """Yields the paths of the regular files in a folder that are not hidden."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder / name) as found:
+        for one in found:
+            if not one.name.startswith(".") and one.is_file(follow_symlinks=False):
+                yield f"{name}/{one.name}" if name else one.name
+
+
+def _files_below(folder: Path, name: str) -> Iterator[str]:
+    """Yields the paths of the regular files in a folder and in those below."""
+    for parent, folders, names in os.walk(folder / name):
+        folders[:] = [one for one in folders if not one.startswith(".")]
+        for leaf in names:
+            path = Path(parent, leaf)
+            if not leaf.startswith(".") and not path.is_symlink():
+                yield path.relative_to(folder).as_posix()
+
+
+def _tail(fd: int, end: int) -> int:
+    """Returns the checksum of the bytes before an offset, which tells whether they are still the same."""
+    start = max(0, end - _TAIL_BYTES)
+    return zlib.crc32(os.pread(fd, end - start, start))

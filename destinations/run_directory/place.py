@@ -1,0 +1,154 @@
+"""`Place`: where a run is, in a folder of this machine and in a store.
+
+A run that lives in a store is written to a folder here all the same, by which it survives its process and an
+outage of the store.
+"""
+
+import hashlib
+import os
+import re
+from pathlib import Path
+
+import attrs
+
+from events import (
+    RecordError,
+    State,
+    check_placeholders,
+    check_run_name,
+    format_run_name,
+    format_store,
+    redact_text,
+)
+from uploads import open_store
+
+from .folder import RunPathError, check_path
+from .layout import WRITERS_FOLDER, is_writer_name
+
+__all__ = ["Place", "check_template", "check_writer", "local_folder", "place_of"]
+
+
+_MAX_WRITER = 100
+# A scheme of two letters at least: `C:/` is a drive.
+_LOST_SLASH = re.compile(r"[a-z][a-z0-9+.-]+:/(?!/)")
+
+
+@attrs.frozen
+class Place:
+    """Where one run is.
+
+    Attributes:
+        folder: of this machine, absolute.
+        uri: of the run in a store; None where it is in the folder alone.
+    """
+
+    folder: Path
+    uri: str | None = None
+
+    def beside(self, number: int) -> "Place":
+        """Returns a place beside this one, of a name that has a number: `digits-2`."""
+        if self.uri is None:
+            return Place(self.folder.with_name(f"{self.folder.name}-{number}"))
+        path, question, options = self.uri.partition("?")
+        uri = f"{path.rstrip('/')}-{number}{question}{options}"
+        if self.folder == local_folder(self.uri):
+            return Place(local_folder(uri), uri)
+        return Place(self.folder.with_name(f"{self.folder.name}-{number}"), uri)
+
+    def __str__(self) -> str:
+        return str(self.folder) if self.uri is None else redact_text(self.uri.partition("?")[0])
+
+
+def check_template(
+    run_dir: str | os.PathLike[str], mirror: str | os.PathLike[str] | None, writer: str = ""
+) -> tuple[str, str | None]:
+    """Returns the folder and the URI of a run, each with its placeholders; raises if they cannot be.
+
+    Args:
+        run_dir: the folder, or a URI, which stands for a folder of this machine too.
+        mirror: the URI, or a folder as another store; None for none.
+        writer: the name of a writer, whose places are in those of the run; "" for the trainer.
+
+    Raises:
+        RunPathError: the folder is a file or not writable, or both are URIs.
+        TypeError: one is no path.
+        ValueError: the URI has no store.
+    """
+    for name, given in (("run_dir", run_dir), ("mirror", run_dir if mirror is None else mirror)):
+        if not isinstance(given, str | os.PathLike):
+            raise TypeError(f'{name} must be a path, got {given!r}. Write RunDirectory("runs/{{run_name}}").')
+    template = os.path.expanduser(run_dir)  # noqa: PTH111  # Path raises without a home
+    if _LOST_SLASH.match(template):
+        raise RunPathError(
+            f"'://' is missing in {template!r}. Give a URI as a string, since a Path drops a slash."
+        )
+    check_placeholders(template)
+    uri = None if mirror is None else os.fspath(mirror)
+    if "://" in template:
+        if uri is not None:
+            raise RunPathError(
+                f"run_dir must be a folder where mirror is given, got the URI {template.partition('?')[0]!r}. "
+                'Write RunDirectory("runs/{run_name}", mirror="s3://...").'
+            )
+        uri = template
+    elif "{" not in template:
+        check_path(Path(template))
+    if uri is not None:
+        check_placeholders(uri)
+        # Reports a mistake in the URI here, not with the first row.
+        open_store(uri)
+    return _of_writer(template, writer), None if uri is None else _of_writer(uri, writer)
+
+
+def _of_writer(place: str, writer: str) -> str:
+    """Returns the folder or URI of a writer, given that of its run."""
+    if not writer:
+        return place
+    path, question, options = place.partition("?" if "://" in place else "\0")
+    return f"{path.rstrip('/')}/{WRITERS_FOLDER}/{writer}{question}{options}"
+
+
+def check_writer(name: str) -> str:
+    """Returns the name of a writer; raises if it is none."""
+    if not isinstance(name, str):
+        raise TypeError(f'writer must be a name, got {name!r}. Write writer="eval".')
+    if not is_writer_name(name) or len(name) > _MAX_WRITER:
+        raise ValueError(
+            f'writer must be a name of letters, digits, ".", "_" and "-" that does not begin with ".", of '
+            f"{_MAX_WRITER} characters at most, got {name!r:.200}."
+        )
+    return name
+
+
+def place_of(template: str, mirror: str | None, state: State) -> Place:
+    """Returns the place of a run.
+
+    Args:
+        template: the folder or URI, with placeholders; see `check_template`.
+        mirror: the URI, with placeholders.
+        state: of the run.
+
+    Raises:
+        RunPathError: the name of the run leads out of it.
+    """
+    try:
+        check_run_name(template, state)
+        uri = None if mirror is None else format_store(mirror, state)
+    except (RecordError, ValueError) as error:
+        raise RunPathError(str(error)) from error
+    if uri is not None and "://" in template:
+        return Place(local_folder(uri), uri)
+    return Place(Path(format_run_name(template, state)).absolute(), uri)
+
+
+def local_folder(uri: str) -> Path:
+    """Returns the folder of this machine for a run that lives in a store.
+
+    In `$XDG_STATE_HOME/destinations/runs`, else `~/.local/state/destinations/runs`: it may have rows that the
+    store lacks.
+    """
+    path = uri.partition("?")[0].rstrip("/")
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", path.rpartition("/")[2]).strip("-.")[:60] or "run"
+    digest = hashlib.sha256(uri.encode()).hexdigest()[:12]
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(os.path.expanduser(state)) / "destinations" / "runs" / digest / readable  # noqa: PTH111

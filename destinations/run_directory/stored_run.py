@@ -1,0 +1,316 @@
+"""`StoredRun`: a run in a store, as pieces and objects, and how its folder is made from them.
+
+Below the name of a run, `live/rank0/0004/` has the session of its fourth writer: `session.json`, which is put
+there first and only once, and the pieces (`pieces`). All other objects are plain files of the run. Only the
+newest session that has pieces counts: a writer that was superseded cannot change what is read.
+"""
+
+import contextlib
+import json
+import re
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from uploads import RemoteObject, Store, download_file
+from uploads.disk import closing, crc32_of, open_regular
+
+from .pieces import (
+    FolderState,
+    OpenPiece,
+    Piece,
+    PieceError,
+    apply_piece,
+    numbers_of,
+    open_piece,
+    piece_name,
+    place_inside,
+)
+
+__all__ = [
+    "LIVE_FOLDER",
+    "SESSION_FILE",
+    "StoredRun",
+    "StoredSession",
+    "live_place",
+    "session_folder",
+    "stream_of",
+]
+
+LIVE_FOLDER = "live"
+SESSION_FILE = "session.json"
+_TRIES = 3
+_MAX_SESSION_BYTES = 1 << 20
+_LIVE = re.compile(rf"{LIVE_FOLDER}/([^/]+)/(\d{{4,}})/([^/]+)")
+
+
+def stream_of(rank: int) -> str:
+    """Returns the name of what a rank writes."""
+    return f"rank{rank}"
+
+
+def session_folder(stream: str, session: int) -> str:
+    """Returns the folder of a session, below the name of its run."""
+    return f"{LIVE_FOLDER}/{stream}/{session:04d}"
+
+
+def live_place(name: str) -> str | None:
+    """Returns what the names of a run begin with, by the name of an object of a session; None for others."""
+    found = re.search(rf"(^|/){_LIVE.pattern}$", name)
+    return None if found is None else name[: found.start()] + found[1]
+
+
+@attrs.define
+class StoredSession:
+    """A session as its objects tell.
+
+    Attributes:
+        number: counted from 1.
+        pieces: first and last interval of each piece, in order.
+        is_claimed: whether it has its `session.json`.
+    """
+
+    number: int
+    pieces: list[tuple[int, int]] = attrs.field(factory=list)
+    is_claimed: bool = False
+
+    @property
+    def last(self) -> int:
+        """The last interval that is there; 0 if there is none."""
+        return max((last for _, last in self.pieces), default=0)
+
+
+class _GoneError(Exception):
+    """A piece is not there any more."""
+
+
+class StoredRun:
+    """One stream of a run in a store, and the folder that is made from it.
+
+    **Threading.** One thread at a time.
+
+    **Blocking.** Every method asks the store, and raises `UploadError` where it does not answer.
+
+    Args:
+        store: which has the run.
+        prefix: what the names of its objects begin with: empty, or with a slash at its end.
+        folder: where its files go.
+        stream: whose pieces, see `stream_of`.
+    """
+
+    def __init__(self, store: Store, prefix: str, folder: Path, stream: str = stream_of(0)) -> None:
+        self._store = store
+        self._prefix = prefix
+        self.folder = folder
+        self.stream = stream
+        self.sessions: dict[int, StoredSession] = {}
+        self.newest: Piece | None = None
+        """What the newest piece that was read says; None before the first."""
+
+    # What there is.
+
+    def look(self, listed: Iterable[RemoteObject] | None = None) -> list[RemoteObject]:
+        """Finds out which sessions and pieces there are.
+
+        Args:
+            listed: the objects of the run, where they are known.
+
+        Returns:
+            The objects that are plain files, with their names below that of the run.
+        """
+        listed = self._store.list(self._prefix) if listed is None else listed
+        self.sessions, plain = {}, []
+        for one in listed:
+            name = one.name.removeprefix(self._prefix)
+            found = _LIVE.fullmatch(name)
+            if found is None:
+                plain.append(attrs.evolve(one, name=name))
+            elif found[1] == self.stream:
+                session = self.sessions.setdefault(int(found[2]), StoredSession(int(found[2])))
+                if numbers := numbers_of(found[3]):
+                    session.pieces.append(numbers)
+                session.is_claimed |= found[3] == SESSION_FILE
+        return plain
+
+    @property
+    def newest_session(self) -> StoredSession | None:
+        """The session that was claimed last."""
+        return self.sessions[max(self.sessions)] if self.sessions else None
+
+    @property
+    def read_session(self) -> StoredSession | None:
+        """The newest session that has pieces: the one that is read."""
+        return next(
+            (self.sessions[one] for one in sorted(self.sessions, reverse=True) if self.sessions[one].pieces),
+            None,
+        )
+
+    @property
+    def place(self) -> str:
+        """What the run is called in messages."""
+        return self._prefix.rstrip("/") or self._store.uri()
+
+    def name_of(self, session: int, name: str) -> str:
+        """Returns the name of an object of a session, below that of the run."""
+        return f"{session_folder(self.stream, session)}/{name}"
+
+    def about_session(self, session: int) -> dict[str, Any]:
+        """Returns what the `session.json` of a session says; nothing if it is missing or damaged."""
+        with contextlib.suppress(FileNotFoundError, ValueError, RecursionError):
+            found = json.loads(self._read(self.name_of(session, SESSION_FILE), _MAX_SESSION_BYTES))
+            return found if isinstance(found, dict) else {}
+        return {}
+
+    def has_after(self, session: int, last: int) -> bool:
+        """Returns whether the piece of the interval after `last` is there."""
+        name = self.name_of(session, piece_name(last + 1, last + 1))
+        return self._store.head(self._prefix + name) is not None
+
+    def peek(self) -> Piece | None:
+        """Returns what the newest piece says; None if there is none. Call `look` before."""
+        session = self.read_session
+        if session is None:
+            return None
+        with self._piece(session.number, _newest_of(session)) as piece:
+            return None if piece is None else piece.about
+
+    # Reading.
+
+    def fetch(self, *, with_plain: bool = True) -> Piece | None:
+        """Brings the files that pieces hold, and the closed parts, to the newest state; call `look` before.
+
+        Args:
+            with_plain: whether to bring what is an object of its own, too, once the run has ended: its rows.
+
+        Returns:
+            What the newest piece says; None if there is none.
+
+        Raises:
+            UploadError: the store does not answer, or pieces kept vanishing.
+            PieceError: pieces are damaged.
+            OSError: the folder cannot be written.
+        """
+        failure: Exception | None = None
+        for _ in range(_TRIES):
+            session = self.read_session
+            if session is None:
+                return None
+            try:
+                self.newest = self._fetch(session, with_plain=with_plain)
+            except _GoneError:
+                # Replaced by a larger piece since the look.
+                failure = PieceError("pieces kept being replaced by others while they were read")
+                self.look()
+            except PieceError as error:
+                failure = error
+                FolderState(session.number).save(self.folder, self.stream)
+            else:
+                return self.newest
+        assert failure is not None  # noqa: S101  # each try ended with one
+        raise failure
+
+    def poll(self) -> Piece | None:
+        """Asks for the one piece that comes next, and brings the folder to its state; None if it is not there.
+
+        Raises:
+            UploadError: as `fetch`.
+            PieceError: the piece is damaged.
+        """
+        state = FolderState.read(self.folder, self.stream)
+        name = piece_name(state.last + 1, state.last + 1)
+        with self._piece(state.session, name) as piece:
+            if piece is None:
+                return None
+            self._apply(state, piece, with_plain=True)
+            self.newest = piece.about
+            return piece.about
+
+    def _fetch(self, session: StoredSession, *, with_plain: bool) -> Piece:
+        state = FolderState.read(self.folder, self.stream)
+        before = state.files
+        if state.session != session.number:
+            state = FolderState(session.number)
+        with self._piece(session.number, _newest_of(session)) as piece:
+            if piece is None:
+                raise _GoneError
+            about = piece.about
+            for name in about.needs:
+                _, end = numbers_of(name) or (0, 0)
+                if end <= state.last:
+                    continue
+                with self._piece(session.number, name) as earlier:
+                    if earlier is None:
+                        raise _GoneError
+                    apply_piece(self.folder, state, earlier)
+            self._apply(state, piece, with_plain=with_plain)
+        for path in before.keys() - about.files.keys():
+            with contextlib.suppress(PieceError):
+                place_inside(self.folder, path).unlink(missing_ok=True)
+        return about
+
+    def _apply(self, state: FolderState, piece: OpenPiece, *, with_plain: bool) -> None:
+        """Applies a piece once the parts that it names are there."""
+        about = piece.about
+        for path in about.parts if with_plain or not about.has_ended else ():
+            if not place_inside(self.folder, path).exists():
+                self.download(path)
+        if about.has_ended and not about.needs:
+            # It has everything, or names the objects that do.
+            state.last = max(state.last, about.first - 1)
+        apply_piece(self.folder, state, piece)
+        for path in about.plain or {}:
+            if state.files.get(path) == about.files.get(path):
+                continue
+            if with_plain:
+                self._take_plain(path, about)
+                state.files[path] = about.files[path]
+            else:
+                # Rows of before would be taken for all of them.
+                state.files.pop(path, None)
+                place_inside(self.folder, path).unlink(missing_ok=True)
+        state.save(self.folder, self.stream)
+
+    def _take_plain(self, path: str, about: Piece) -> None:
+        """Downloads a file that is an object of its own, and compares it with what the last piece says."""
+        self.download(path)
+        with closing(open_regular(place_inside(self.folder, path))) as fd:
+            if about.plain is not None and crc32_of(fd) != about.plain[path]:
+                raise PieceError(f"{path} has other bytes than the last piece says")
+
+    def download(self, path: str) -> None:
+        """Downloads an object that is a plain file of the run to its place in the folder."""
+        target = place_inside(self.folder, path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        download_file(self._prefix + path, target, store=self._store, overwrite=True, progress_bar=False)
+
+    @contextlib.contextmanager
+    def _piece(self, session: int, name: str) -> Iterator[OpenPiece | None]:
+        """Downloads and opens a piece; None if it is not there."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=self.folder, prefix=".piece.", suffix=".tmp") as file:
+            try:
+                for chunk in self._store.get(self._prefix + self.name_of(session, name)):
+                    file.write(chunk)
+            except FileNotFoundError:
+                yield None
+                return
+            file.flush()
+            with open_piece(Path(file.name)) as piece:
+                yield piece
+
+    def _read(self, name: str, most: int) -> bytes:
+        data = b""
+        for chunk in self._store.get(self._prefix + name):
+            data += chunk
+            if len(data) > most:
+                raise ValueError(f"{name} is too large")
+        return data
+
+
+def _newest_of(session: StoredSession) -> str:
+    """Returns the name of the newest piece: of those that end last, the one that covers least."""
+    last = session.last
+    return piece_name(max(first for first, end in session.pieces if end == last), last)

@@ -1,0 +1,588 @@
+"""A run that lives in a store: what is there while it is written, at its end, and after another machine continued it."""
+
+import json
+import logging
+import os
+import random
+import shutil
+import threading
+
+import numpy as np
+import pytest
+
+from destinations import RunDirectory
+from destinations.run_directory.claim import PARTS_OF_A_SESSION, Claim
+from destinations.run_directory.folder import RunExistsError, RunInUseError, RunPathError
+from destinations.run_directory.mirror import Mirror
+from destinations.run_directory.place import local_folder
+from destinations.run_directory.reader import read_series
+from destinations.run_directory.stored_run import StoredRun
+from events import Run
+from tests.servers import s3_servers
+from tests.test_destinations.runs.written import Written
+from uploads import LocalStore, UploadQueue, open_store
+from uploads.errors import RejectedByStoreError
+
+LIMIT_SECONDS = 60
+OWN = {".mirror.json", ".pieces.json", "heartbeat"}
+
+
+@pytest.fixture(autouse=True)
+def _folders(tmp_path, monkeypatch):
+    """Spools and local folders of each test's own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+class Patient(RunDirectory):
+    """Waits for a sign of another machine without letting time pass."""
+
+    def _claim_of(self, uri, state):
+        return Claim(uri, state.rank, self._mirror_seconds, wait=self.wait)
+
+    def wait(self, _seconds):
+        pass
+
+
+class Mirrored(Written):
+    """A run in a folder that is kept in a store too, at each flush."""
+
+    kind = Patient
+
+    def __init__(self, run_dir, store, **options):
+        super().__init__(run_dir, mirror=str(store), mirror_seconds=10.0, **options)
+        self.mirror = self.destination._writer._mirror
+        self.queue = self.destination._files.queue
+
+    def send(self):
+        """Sends what is new as one piece, and waits until it is there."""
+        self.flush()
+        self.queue.drain(LIMIT_SECONDS)
+        self.go_on()
+        self.flush()
+        self.queue.drain(LIMIT_SECONDS)
+
+    def stop_sending(self):
+        """Sends nothing more, as a machine that has stopped."""
+        self.send()
+        self.mirror._due_at = float("inf")
+
+    def go_on(self):
+        """Sends again."""
+        self.mirror._due_at = 0.0
+
+
+def files_of(folder):
+    """Contents by path of the files of a run, without those of its place."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+        and path.name not in OWN
+        and not path.relative_to(folder).as_posix().startswith("live/")
+    }
+
+
+def fetched(store, folder, stream="rank0"):
+    """The folder of a run as a reader makes it from the store."""
+    run = StoredRun(open_store(str(store)), "", folder, stream)
+    run.look()
+    assert run.fetch() is not None
+    return folder
+
+
+def pieces_of(store):
+    """The names of the pieces in a store."""
+    return sorted(path.relative_to(store).as_posix() for path in store.rglob("*.zip"))
+
+
+def test_at_the_end_the_store_has_the_same_plain_files(tmp_path):
+    """All of them, and beside them what says so."""
+    with Mirrored(tmp_path / "run", tmp_path / "store") as run:
+        run.logger.log_hyperparameters({"lr": 0.1})
+        for step in range(20):
+            run.log({"loss": 1 / (step + 1)}, step)
+        run.logger.log_images(np.zeros((4, 4), np.uint8), "Inputs", step=3)
+        run.logger.log_text("a word", "Words", step=4)
+        run.flush()
+        run.wait_for_environment()
+
+    assert files_of(tmp_path / "store") == files_of(tmp_path / "run")
+    assert len(pieces_of(tmp_path / "store")) == 1
+    assert (
+        files_of(fetched(tmp_path / "store", tmp_path / "copy")).items() <= files_of(tmp_path / "run").items()
+    )
+    assert read_series(tmp_path / "copy", "loss") == read_series(tmp_path / "run", "loss")
+
+
+def test_rows_are_there_while_the_run_is_written(tmp_path):
+    """Also those of metrics that came late, which make the file another one."""
+    with Mirrored(tmp_path / "run", tmp_path / "store") as run:
+        for step in range(5):
+            run.log({"loss": float(step), **({"late": 1.0} if step > 2 else {})}, step)
+            run.send()
+            copy = fetched(tmp_path / "store", tmp_path / "copy")
+
+            assert read_series(copy, "loss") == [(at, float(at)) for at in range(step + 1)]
+        assert read_series(copy, "late") == [(3, 1.0), (4, 1.0)]
+        assert json.loads((copy / "sidecar.json").read_text())["status"] == "running"
+
+
+class Folder:
+    """A run folder that a test changes, and its mirror; time is what the test says."""
+
+    def __init__(self, tmp_path, wrapped=lambda store: store):
+        self.path = tmp_path / "run"
+        self.path.mkdir()
+        self.store = tmp_path / "store"
+        self.now = 0.0
+        claim = Claim(str(self.store), 0, 10.0)
+        claim.prepare(self.path, lambda: None)
+        claim.take(self.path)
+        self.queue = UploadQueue(wrapped(LocalStore(self.store)), isolation="threads")
+        self.mirror = Mirror(claim, self.path, 0, 10.0, self.queue, clock=lambda: self.now)
+
+    def append(self, name, text):
+        with (self.path / name).open("a") as file:
+            file.write(text)
+
+    def send(self):
+        self.now += 20.0
+        self.mirror.tick("running")
+        self.queue.drain(LIMIT_SECONDS)
+
+
+def test_pieces_are_merged_so_that_there_are_few(tmp_path):
+    """After 160 intervals there are 36 at most, of which a reader makes exactly the folder."""
+    draw = random.Random(1)
+    folder = Folder(tmp_path)
+    most = 0
+    for number in range(160):
+        folder.append("metrics.csv", f"{number},0,1.5\n")
+        if draw.random() < 0.3:
+            folder.append("media.jsonl", '{"step": 1}\n' * draw.randint(1, 5))
+        if draw.random() < 0.1:
+            (folder.path / "summary.json.new").write_text(f'{{"number": {number}}}')
+            (folder.path / "summary.json.new").replace(folder.path / "summary.json")
+        if draw.random() < 0.02:
+            (folder.path / "new.csv").write_text("step,epoch,time,more\n")
+            (folder.path / "new.csv").replace(folder.path / "metrics.csv")
+        if draw.random() < 0.05:
+            (folder.path / "notes.txt").write_text(str(number))
+        elif draw.random() < 0.05:
+            (folder.path / "notes.txt").unlink(missing_ok=True)
+        folder.send()
+        most = max(most, len(pieces_of(folder.store)))
+        if number % 37 == 0 or number == 159:
+            shutil.rmtree(tmp_path / "copy", ignore_errors=True)
+            assert files_of(fetched(folder.store, tmp_path / "copy")) == files_of(folder.path)
+    folder.queue.close(LIMIT_SECONDS)
+
+    # A piece is deleted when the next ones are merged: a reader may be at it.
+    assert most <= 36
+
+
+def test_a_reader_that_polls_has_the_folder_after_each_interval(tmp_path):
+    """It asks for the next piece by its name, and lists nothing."""
+    folder = Folder(tmp_path)
+    store = CountingStore(open_store(str(folder.store)))
+    folder.append("metrics.csv", "step,epoch,time,loss\n")
+    folder.send()
+    run = StoredRun(store, "", tmp_path / "copy")
+    run.look()
+    run.fetch()
+    store.calls.clear()
+    for number in range(30):
+        folder.append("metrics.csv", f"{number},0,1.5,0.5\n")
+        folder.send()
+
+        assert run.poll() is not None
+        assert files_of(tmp_path / "copy") == files_of(folder.path)
+    assert run.poll() is None
+    assert store.calls == ["get"] * 31
+    folder.queue.close(LIMIT_SECONDS)
+
+
+class CountingStore:
+    """Notes which methods of a store are called."""
+
+    def __init__(self, store):
+        self.store = store
+        self.calls = []
+
+    def __getattr__(self, name):
+        if name in {"get", "list", "head", "put", "delete"}:
+            self.calls.append(name)
+        return getattr(self.store, name)
+
+
+def test_a_reader_that_comes_late_finds_its_piece_merged(tmp_path):
+    """What it asks for by name is gone; a look finds the larger one."""
+    folder = Folder(tmp_path)
+    folder.append("metrics.csv", "step\n")
+    folder.send()
+    run = StoredRun(open_store(str(folder.store)), "", tmp_path / "copy")
+    run.look()
+    run.fetch()
+    for number in range(40):
+        folder.append("metrics.csv", f"{number}\n")
+        folder.send()
+
+    assert run.poll() is None
+    run.fetch()
+    assert files_of(tmp_path / "copy") == files_of(folder.path)
+    folder.queue.close(LIMIT_SECONDS)
+
+
+def test_a_line_that_is_half_written_is_not_sent(tmp_path):
+    """A reader has whole lines."""
+    folder = Folder(tmp_path)
+    folder.append("metrics.csv", "step\n1\n2")
+    folder.send()
+
+    assert (fetched(folder.store, tmp_path / "copy") / "metrics.csv").read_text() == "step\n1\n"
+    folder.queue.close(LIMIT_SECONDS)
+
+
+def test_a_file_that_was_cut_and_has_grown_again_is_sent_anew(tmp_path):
+    """As after a failing disk: the same inode, longer than before, with other lines."""
+    folder = Folder(tmp_path)
+    folder.append("metrics.csv", "step\n" + "1\n" * 500)
+    folder.send()
+    os.truncate(folder.path / "metrics.csv", 5)
+    folder.append("metrics.csv", "2\n" * 600)
+    folder.send()
+
+    assert files_of(fetched(folder.store, tmp_path / "copy")) == files_of(folder.path)
+    folder.queue.close(LIMIT_SECONDS)
+
+
+def test_large_documents_are_not_sent_at_each_interval(tmp_path):
+    """Ten thousand metrics make a summary of megabytes, and the last one arrives all the same."""
+    folder = Folder(tmp_path)
+    sizes = []
+    for number in range(12):
+        (folder.path / "new").write_text(json.dumps({"number": number, "filling": os.urandom(200_000).hex()}))
+        (folder.path / "new").replace(folder.path / "summary.json")
+        folder.send()
+        sizes.append(
+            max(path.stat().st_size for path in folder.store.rglob(f"{number + 1:08}-{number + 1:08}.zip"))
+        )
+
+    assert sum(size > 100_000 for size in sizes) == 3
+    assert files_of(fetched(folder.store, tmp_path / "copy")) == files_of(folder.path)
+    folder.queue.close(LIMIT_SECONDS)
+
+
+def test_closed_parts_go_once_and_under_names_of_their_session(tmp_path):
+    """Two machines never write the same name."""
+    with Mirrored(tmp_path / "run", tmp_path / "store") as run:
+        run.destination._writer._drain._part_bytes = 2000
+        for step in range(300):
+            run.log({"loss": float(step)}, step)
+            if step % 100 == 50:
+                run.send()
+    parts = sorted(path.name for path in (tmp_path / "store" / "parts" / "metrics").glob("*.csv"))
+    copy = fetched(tmp_path / "store", tmp_path / "copy")
+
+    assert parts[0] == f"{PARTS_OF_A_SESSION + 1:08}.csv"
+    assert read_series(copy, "loss") == [(step, float(step)) for step in range(300)]
+    assert files_of(tmp_path / "store") == files_of(tmp_path / "run")
+
+
+def test_another_machine_continues_the_run(tmp_path):
+    """Its rows and documents are fetched; steps that are trained again are put aside."""
+    lost = Mirrored(tmp_path / "one" / "run", tmp_path / "store")
+    lost.logger.log_hyperparameters({"lr": 0.1})
+    for step in range(10):
+        lost.log({"loss": float(step)}, step)
+        lost.logger.log_images(np.full((2, 2), step, np.uint8), "Inputs", step=step)
+    lost.stop_sending()
+
+    with Mirrored(tmp_path / "two" / "run", tmp_path / "store", batch=6) as successor:
+        for step in range(6, 12):
+            successor.log({"loss": step + 0.5}, step)
+            successor.logger.log_images(np.full((2, 2), 100 + step, np.uint8), "Inputs", step=step)
+    copy = fetched(tmp_path / "store", tmp_path / "copy")
+
+    assert read_series(copy, "loss") == [(step, step + (0.5 if step > 5 else 0.0)) for step in range(12)]
+    (left,) = (tmp_path / "store" / "abandoned").iterdir()
+    assert [line.split(b",")[0] for line in left.read_bytes().splitlines()[1:]] == [b"6", b"7", b"8", b"9"]
+    assert json.loads((copy / "sidecar.json").read_text())["hparams"] == {"lr": 0.1}
+    sessions = [json.loads(line) for line in (copy / "sessions.jsonl").read_text().splitlines()]
+    assert [one["status"] for one in sessions] == ["killed", "completed"]
+    # No picture took the name of another.
+    assert len(list((tmp_path / "store" / "media" / "Inputs").iterdir())) == 16
+    lost.close()
+
+
+def test_a_machine_that_comes_back_changes_nothing_of_its_successor(tmp_path, caplog):
+    """Its rows are an abandoned branch, and it says so; also what it does at its end."""
+    zombie = Mirrored(tmp_path / "one" / "run", tmp_path / "store")
+    for step in range(5):
+        zombie.log({"loss": float(step)}, step)
+    zombie.stop_sending()
+    with Mirrored(tmp_path / "two" / "run", tmp_path / "store", batch=5) as successor:
+        for step in range(5, 8):
+            successor.log({"loss": step + 0.5}, step)
+        successor.send()
+        with caplog.at_level(logging.ERROR, "destinations"):
+            zombie.go_on()
+            for step in range(5, 9):
+                zombie.log({"loss": step + 0.25}, step)
+            zombie.send()
+            zombie.log({"loss": 9.25}, 9)
+            zombie.send()
+    after = files_of(tmp_path / "store")
+    zombie.close()
+
+    assert "was continued by process" in caplog.text
+    changed = {
+        name: content for name, content in files_of(tmp_path / "store").items() if after.get(name) != content
+    }
+    (branch,) = changed
+    assert branch.startswith("abandoned/metrics.step5.")
+    rows = [line.split(b",") for line in changed[branch].splitlines()]
+    assert [(int(row[0]), float(row[3])) for row in rows[1:]] == [
+        (step, step + 0.25) for step in range(5, 10)
+    ]
+    expected = [(step, step + (0.5 if step > 4 else 0.0)) for step in range(8)]
+    assert read_series(fetched(tmp_path / "store", tmp_path / "copy"), "loss") == expected
+    assert read_series(tmp_path / "store", "loss") == expected
+
+
+def test_a_run_that_another_machine_writes_is_refused(tmp_path):
+    """It is watched for some intervals: clocks of machines differ."""
+    with Mirrored(tmp_path / "one" / "run", tmp_path / "store") as first:
+        first.log({"loss": 1.0}, 0)
+        first.send()
+
+        class Watching(Patient):
+            def wait(self, _seconds):
+                first.send()
+
+        with pytest.raises(RunInUseError, match=r"is in use: process .* on "):
+            Run(
+                loggers=[Watching(tmp_path / "two" / "run", mirror=tmp_path / "store")], run_name="test"
+            ).log_metrics({"loss": 2.0})
+        assert not list((tmp_path / "store" / "live" / "rank0").glob("0002/*"))
+
+
+def test_of_two_machines_that_begin_at_once_one_writes(tmp_path):
+    """The number of a session is taken by a put that only one can make."""
+    claims = [Claim(str(tmp_path / "store"), 0, 10.0, wait=lambda _: None) for _ in range(8)]
+    folders = [tmp_path / str(number) for number in range(8)]
+    for claim, folder in zip(claims, folders, strict=True):
+        folder.mkdir()
+        claim.prepare(folder, lambda: None)
+    outcomes = []
+    start = threading.Barrier(8)
+
+    def take(claim, folder):
+        start.wait(LIMIT_SECONDS)
+        try:
+            claim.take(folder)
+            outcomes.append(claim.session)
+        except RunInUseError:
+            outcomes.append(0)
+
+    threads = [threading.Thread(target=take, args=pair) for pair in zip(claims, folders, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_SECONDS)
+
+    assert sorted(outcomes) == [0] * 7 + [1]
+
+
+def test_the_machine_that_had_the_run_goes_on_without_waiting(tmp_path):
+    """Its folder has more than the store: nothing is fetched, and what was not sent is."""
+    first = Mirrored(tmp_path / "run", tmp_path / "store")
+    first.log({"loss": 0.0}, 0)
+    first.stop_sending()
+    first.log({"loss": 1.0}, 1)
+    first.logger.log_images(np.zeros((2, 2), np.uint8), "Inputs", step=1)
+    first.flush()
+    first.mirror.finish = lambda *_: first.queue.close(0.0)
+    first.close()
+
+    class Hasty(Patient):
+        def wait(self, _seconds):
+            raise AssertionError("it need not wait for anybody")
+
+    with Mirrored(tmp_path / "run", tmp_path / "store", batch=2) as second:
+        second.log({"loss": 2.0}, 2)
+
+    assert read_series(tmp_path / "store", "loss") == [(0, 0.0), (1, 1.0), (2, 2.0)]
+    assert len(list((tmp_path / "store" / "media" / "Inputs").iterdir())) == 1
+    assert len(pieces_of(tmp_path / "store")) == 1
+
+
+def test_a_machine_with_an_older_copy_sets_it_aside(tmp_path, caplog):
+    """It had the run before another did: nothing of either is lost."""
+    first = Mirrored(tmp_path / "one" / "run", tmp_path / "store")
+    first.log({"loss": 0.0}, 0)
+    first.stop_sending()
+    first.log({"loss": 0.5}, 1)
+    first.mirror.finish = lambda *_: first.queue.close(0.0)
+    first.close()
+    with Mirrored(tmp_path / "two" / "run", tmp_path / "store", batch=1) as second:
+        second.log({"loss": 1.0}, 1)
+
+    with (
+        caplog.at_level(logging.WARNING, "destinations"),
+        Mirrored(tmp_path / "one" / "run", tmp_path / "store", batch=2) as third,
+    ):
+        third.log({"loss": 2.0}, 2)
+
+    assert "is kept as" in caplog.text
+    assert read_series(tmp_path / "one" / "run.aside-1", "loss") == [(0, 0.0), (1, 0.5)]
+    assert read_series(tmp_path / "one" / "run", "loss") == [(0, 0.0), (1, 1.0), (2, 2.0)]
+    assert read_series(tmp_path / "store", "loss") == [(0, 0.0), (1, 1.0), (2, 2.0)]
+
+
+def test_a_completed_run_stays_as_it_is(tmp_path):
+    """A script that is run again, here or elsewhere, takes a free name in both places."""
+    for machine in ("one", "one", "two"):
+        with Mirrored(tmp_path / machine / "run", tmp_path / "store" / "run") as run:
+            run.log({"machine": 1.0}, 0)
+
+    assert sorted(path.name for path in (tmp_path / "store").iterdir()) == ["run", "run-2", "run-3"]
+    with pytest.raises(RunExistsError):
+        Mirrored(tmp_path / "three" / "run", tmp_path / "store" / "run", if_exists="error")
+
+
+class Gated:
+    """A store that takes nothing before its gate opens, and refuses some names for good."""
+
+    def __init__(self, store, gate, refused=()):
+        self.store = store
+        self.gate = gate
+        self.refused = set(refused)
+
+    def put(self, name, body, **options):
+        self.gate.wait(LIMIT_SECONDS)
+        if name.rpartition("/")[2] in self.refused:
+            raise RejectedByStoreError("no")
+        return self.store.put(name, body, **options)
+
+    def __getattr__(self, name):
+        return getattr(self.store, name)
+
+
+def test_while_the_store_is_away_one_piece_waits_and_nothing_is_lost(tmp_path):
+    """After an outage one piece brings all that came meanwhile."""
+    gate = threading.Event()
+    folder = Folder(tmp_path, lambda store: Gated(store, gate))
+    folder.append("metrics.csv", "step\n")
+    for number in range(50):
+        folder.append("metrics.csv", f"{number}\n")
+        folder.now += 20.0
+        folder.mirror.tick("running")
+    waiting = folder.queue.unsettled()
+    gate.set()
+    folder.queue.drain(LIMIT_SECONDS)
+    folder.send()
+
+    assert waiting == 1
+    assert len(pieces_of(folder.store)) == 2
+    assert files_of(fetched(folder.store, tmp_path / "copy")) == files_of(folder.path)
+    folder.queue.close(LIMIT_SECONDS)
+
+
+def test_what_a_piece_had_that_never_arrives_comes_with_the_next(tmp_path):
+    """Those after it would need it; the next one has everything."""
+    gate = threading.Event()
+    gate.set()
+    folder = Folder(tmp_path, lambda store: Gated(store, gate, ["00000003-00000003.zip"]))
+    for number in range(3):
+        folder.append("metrics.csv", f"{number}\n")
+        folder.send()
+    folder.send()
+    there = len(pieces_of(folder.store))
+    for number in range(30):
+        folder.append("metrics.csv", f"{number}\n")
+        folder.now += 60.0
+        folder.send()
+
+        if number > 0:
+            shutil.rmtree(tmp_path / "copy", ignore_errors=True)
+            assert files_of(fetched(folder.store, tmp_path / "copy")) == files_of(folder.path)
+    assert there == 3
+    folder.queue.close(LIMIT_SECONDS)
+
+
+def test_a_run_may_live_in_a_store_alone(tmp_path):
+    """Its folder here is below the state of the user, and is named after it."""
+    uri = (tmp_path / "store").as_uri() + "/runs/{run_name}"
+    with Run(loggers=[RunDirectory(uri, mirror_seconds=0.01)], run_name="digits") as run:
+        run.log_metrics({"loss": 1.0}, step=3)
+    place = local_folder((tmp_path / "store").as_uri() + "/runs/digits")
+
+    assert place.is_relative_to(tmp_path / "state" / "destinations" / "runs")
+    assert (
+        read_series(tmp_path / "store" / "runs" / "digits", "loss")
+        == [(3, 1.0)]
+        == read_series(place, "loss")
+    )
+
+
+def test_files_go_to_the_store_and_come_back(tmp_path):
+    """They are below `artifacts/`, as in a folder, and take no room here."""
+    (tmp_path / "weights.pt").write_bytes(b"weights")
+    with Mirrored(tmp_path / "one" / "run", tmp_path / "store") as run:
+        run.logger.upload_file("test/checkpoints/ep1.pt", tmp_path / "weights.pt")
+        run.queue.drain(LIMIT_SECONDS)
+        uploaded = run.logger.has_uploaded("test/checkpoints/ep1.pt")
+        names = run.logger.list_files("test/")
+        run.logger.download_file("test/checkpoints/ep1.pt", tmp_path / "back.pt")
+        (uri,) = run.logger.file_uris("test/checkpoints/ep1.pt")
+        run.logger.upload_file("other.txt", tmp_path / "weights.pt")
+        run.queue.drain(LIMIT_SECONDS)
+        run.logger.delete_file("other.txt")
+
+    assert (uploaded, names) == (True, ["test/checkpoints/ep1.pt"])
+    assert (tmp_path / "back.pt").read_bytes() == b"weights"
+    assert uri.endswith("/store/artifacts/test/checkpoints/ep1.pt")
+    assert [path.name for path in (tmp_path / "store" / "artifacts").rglob("*.*")] == ["ep1.pt"]
+    assert not (tmp_path / "one" / "run" / "artifacts").exists()
+
+
+def test_each_rank_has_its_own_pieces(tmp_path):
+    """Ranks are on several machines; a reader has the files of all."""
+    for rank in (0, 1):
+        with Mirrored(tmp_path / str(rank) / "run", tmp_path / "store", rank=rank, all_ranks=True) as run:
+            run.log({"loss": float(rank)}, 0)
+
+    for stream in ("rank0", "rank1"):
+        fetched(tmp_path / "store", tmp_path / "copy", stream)
+    assert [read_series(tmp_path / "copy", "loss", rank) for rank in (0, 1)] == [[(0, 0.0)], [(0, 1.0)]]
+
+
+@pytest.mark.parametrize(
+    ("run_dir", "mirror", "error", "words"),
+    [
+        (
+            "s3://bucket/runs/{run_name}",
+            "gs://bucket/x",
+            RunPathError,
+            "run_dir must be a folder where mirror is given",
+        ),
+        ("runs/{run_name}", "s4://bucket/x", ValueError, "no store for 's4://bucket/x'; did you mean 's3'"),
+        ("s3:/bucket/x", None, RunPathError, "'://' is missing in 's3:/bucket/x'"),
+        ("runs", 3, TypeError, "mirror must be a path, got 3"),
+    ],
+)
+def test_a_bad_place_is_said_at_once(tmp_path, monkeypatch, run_dir, mirror, error, words):
+    """In the constructor, before training."""
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(error, match=words):
+        RunDirectory(run_dir, mirror=mirror)
+
+
+def test_a_store_that_cannot_be_read_is_said_before_training(tmp_path, monkeypatch):
+    """A run might be there that this one would hide."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with s3_servers.refusing_port() as port, pytest.raises(RunPathError, match="cannot be opened"):
+        Mirrored(tmp_path / "run", f"s3://bucket/run?endpoint_url=http://127.0.0.1:{port}")
