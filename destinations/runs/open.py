@@ -2,10 +2,13 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from uploads import Store, UploadError, open_store
+
 from .errors import RootError
+from .index.bucket import BucketCopy, bucket_folder, has_dataset
 from .index.index import Index, cache_folder
 from .index.root import Root
 from .runs import Runs
@@ -29,8 +32,10 @@ def open_runs(
     ```
 
     Args:
-        roots: folders that are runs, or contain runs at any depth. Or one dataset written by `compact`, as a
-            path or URI (`s3://bucket/dataset`); it opens as `Dataset`.
+        roots: folders that are runs, or contain runs at any depth; or URIs of such in a store
+            (`s3://bucket/runs`), of which a copy is kept in the cache folder: documents at once, rows and
+            media when they are read. Or one dataset written by `compact`, as a path or URI; it opens as
+            `Dataset`.
         cache: the folder of the index. Default: `training-destinations/runs` in `$XDG_CACHE_HOME` or
             `~/.cache`. It may be deleted at any time. If it is not writable, the index is in memory, and
             `report.warnings` says so.
@@ -40,9 +45,10 @@ def open_runs(
 
     Raises:
         DatasetError: the dataset cannot be read, or has no such version.
-        RootError: a root is missing or not a folder, or no root is given.
+        RootError: a root is missing or not a folder, or no root is given; a store cannot be read.
     """
-    if len(roots) == 1 and _is_dataset(roots[0]):
+    stores = {os.fspath(root): _store_of(root) for root in roots if "://" in os.fspath(root)}
+    if len(roots) == 1 and _is_dataset(roots[0], stores):
         from .dataset import open_dataset
 
         return open_dataset(roots[0], version=version)
@@ -50,22 +56,41 @@ def open_runs(
         raise RootError(
             f"only a dataset has versions, got version={version} for {', '.join(map(str, roots))}."
         )
-    folders, warnings = _folders(roots)
+    local = [root for root in roots if os.fspath(root) not in stores]
+    folders, warnings = _folders(local) if local or not stores else ([], [])
     try:
         place: Path | None = cache_folder() if cache is None else Path(cache).absolute()
     except RuntimeError as error:
         place = None
         warnings.append(f"index has no folder ({error}); using one in memory.")
-    opened = Runs([Root(folder, Index(folder, place)) for folder in folders], clock=clock, warnings=warnings)
+    found = [Root(folder, Index(folder, place)) for folder in folders]
+    for store in stores.values():
+        given = bucket_folder(store.uri())
+        given.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = os.path.realpath(given)
+        found.append(Root(folder, Index(folder, place), BucketCopy(store, Path(folder))))
+    opened = Runs(found, clock=clock, warnings=warnings)
     if scan:
         opened.scan()
     return opened
 
 
-def _is_dataset(root: str | os.PathLike[str]) -> bool:
-    """Returns whether this is a dataset: any URI, or a folder with its tables."""
+def _store_of(root: str | os.PathLike[str]) -> Store:
+    try:
+        return open_store(os.fspath(root))
+    except ValueError as error:
+        raise RootError(str(error)) from error
+
+
+def _is_dataset(root: str | os.PathLike[str], stores: Mapping[str, Store]) -> bool:
+    """Returns whether this is a dataset: a folder or a store with its tables."""
     text = os.fspath(root)
-    return "://" in text or Path(text, "runs", "_delta_log").is_dir()
+    if text not in stores:
+        return Path(text, "runs", "_delta_log").is_dir()
+    try:
+        return has_dataset(stores[text])
+    except UploadError as error:
+        raise RootError(f"{stores[text].uri()} cannot be read: {error}") from error
 
 
 def _folders(roots: Sequence[str | os.PathLike[str]]) -> tuple[list[str], list[str]]:

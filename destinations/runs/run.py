@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+import attrs
+
 from destinations.kinds import RecordAccess
 from destinations.run_directory.layout import (
     ENVIRONMENT,
@@ -26,7 +28,7 @@ from destinations.run_directory.layout import (
 )
 
 from .errors import RunNotFoundError, RunsError
-from .files import read_object_file
+from .files import path_inside, read_object_file
 from .record import RunKind, RunRecord, Scalar, is_alive, shown_status
 from .streams import reported, streams_of, writers_of
 from .summary import MetricSummary, summary_of
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from .content.ranks import RankMetric
     from .content.records import RecordCount, Records
     from .content.series import Series
+    from .index.bucket import BucketCopy
 
 __all__ = ["MetricSummary", "Run"]
 
@@ -65,11 +68,19 @@ class Run(RecordAccess):
     Args:
         record: the record of the run.
         clock: returns the time in seconds since 1970, for `alive`.
+        copy: of a run in a store: brings its files here when they are read.
     """
 
-    def __init__(self, record: RunRecord, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        record: RunRecord,
+        *,
+        clock: Callable[[], float] = time.time,
+        copy: BucketCopy | None = None,
+    ) -> None:
         self.record = record
         self._clock = clock
+        self._copy = copy
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
@@ -96,7 +107,7 @@ class Run(RecordAccess):
         Raises:
             RunNotFoundError: the folder is gone.
         """
-        return Run(Run.open(self.path).record, clock=self._clock)
+        return Run(Run.open(self.path).record, clock=self._clock, copy=self._copy)
 
     def __repr__(self) -> str:
         return f"Run({self.run_id!r}, {self.shown_status}, {str(self.path)!r})"
@@ -105,8 +116,35 @@ class Run(RecordAccess):
 
     @property
     def path(self) -> Path:
-        """The folder of the run."""
+        """The folder of the run; of one in a store, that of its copy, with what is new."""
+        if self._copy is not None:
+            self._copy.bring(self.record.path)
         return self.record.path
+
+    @property
+    def place(self) -> str:
+        """The folder of the run, or its URI without options where it is in a store; for people."""
+        path = self.record.path
+        return str(path) if self._copy is None else self._copy.uri_of(path)
+
+    @property
+    def copy(self) -> BucketCopy | None:
+        """What brings the files of a run in a store here; None for one in a folder."""
+        return self._copy
+
+    def file(self, relative: str) -> Path:
+        """Returns a file of the run, which need not exist; of one in a store it is brought here.
+
+        Args:
+            relative: its path in the folder of the run.
+
+        Raises:
+            ValueError: it leads out of the folder.
+        """
+        path = path_inside(self.record.path, relative)
+        if self._copy is not None:
+            self._copy.bring_files([path])
+        return path
 
     @property
     def run_id(self) -> str:
@@ -262,7 +300,7 @@ class Run(RecordAccess):
             RunNotFoundError: it has not begun to write.
         """
         (stream,) = streams_of(self.path, name)
-        return Run(Run.open(stream.folder).record, clock=self._clock)
+        return Run(Run.open(stream.folder).record, clock=self._clock, copy=self._copy)
 
     # Metrics.
 
@@ -479,8 +517,25 @@ class Run(RecordAccess):
 
     # Records.
 
-    def records(self, kind: str, name: str | None = None, step: int | None = None) -> list[Any]:
-        return self._records.of(kind, name, step)
+    def records(
+        self, kind: str, name: str | None = None, step: int | None = None, *, with_files: bool = True
+    ) -> list[Any]:
+        """Returns the records of any kind; see `RecordAccess.records`.
+
+        Args:
+            kind: as there.
+            name: as there.
+            step: as there.
+            with_files: whether the files of a run in a store are brought here.
+        """
+        found = self._records.of(kind, name, step)
+        if self._copy is not None and with_files:
+            masks = [mask for one in found for mask in getattr(one, "masks", {}).values()]
+            files = (
+                getattr(one, field.name) for one in (*found, *masks) for field in attrs.fields(type(one))
+            )
+            self._copy.bring_files(path for path in files if isinstance(path, Path))
+        return found
 
     def table(self, name: str, step: int | None = None) -> Table:
         """Reads a table: that of a step, or the last one.
@@ -488,12 +543,14 @@ class Run(RecordAccess):
         Raises:
             MetricNotFoundError: no table has this name, or none has it at this step.
         """
+        self.records("tables", name)
         return self._records.table(name, step)
 
     def table_part(
         self, name: str, step: int | None, offset: int, limit: int
     ) -> tuple[Table, dict[str, str], int]:
         """Reads some rows of a table; see `Records.table_part`."""
+        self.records("tables", name)
         return self._records.table_part(name, step, offset, limit)
 
     def record_counts(self) -> dict[str, RecordCount]:
@@ -525,12 +582,13 @@ class Run(RecordAccess):
 
     def _heartbeat_at(self) -> float | None:
         # Lightning's CSVLogger has no heartbeat but its rows.
+        path = self.record.path
         for name in (HEARTBEAT, metrics_name(0)):
             try:
-                at = (self.path / name).stat().st_mtime
+                at = (path / name).stat().st_mtime
             except OSError:
                 continue
-            return trusted_heartbeat(self.path, at, self._clock())
+            return trusted_heartbeat(path, at, self._clock())
         # Before its trainer begins, a run has those of its writers.
         beats = (one._heartbeat_at() for one in self.writer_runs())  # noqa: SLF001  # same class
         return max((at for at in beats if at is not None), default=None)

@@ -12,12 +12,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import attrs
 
 from .budget import spend
-from .errors import AmbiguousRunError, FilterError, MetricNotFoundError, RunNotFoundError, RunsError
+from .errors import (
+    AmbiguousRunError,
+    EditError,
+    FilterError,
+    MetricNotFoundError,
+    RunNotFoundError,
+    RunsError,
+)
 from .files import clean_text
 from .index.edits import edit_run
 from .index.filter_sql import Order, Query
@@ -29,6 +36,9 @@ from .order import MISSING, label_of, same_values, sort_rows
 from .record import FIELDS, Extremes, RunRecord, flat_record, is_terminal
 from .run import Run
 from .summary import read_extremes
+
+if TYPE_CHECKING:
+    from .index.bucket import BucketCopy
 
 __all__ = ["BestRun", "RunLike", "Runs", "differing", "matches"]
 
@@ -139,6 +149,11 @@ class Runs:
         """The folders, absolute and without links."""
         return tuple(Path(root.folder) for root in self._roots)
 
+    @property
+    def copies(self) -> "tuple[BucketCopy, ...]":
+        """The copies of those roots that are in a store."""
+        return tuple(root.copy for root in self._roots if root.copy is not None)
+
     def scan(self, *, full: bool = False) -> ScanReport:
         """Updates the index with the changes on disk, and returns a report, also kept as `report`.
 
@@ -148,6 +163,9 @@ class Runs:
         Args:
             full: whether to read every run again.
         """
+        for root in self._roots:
+            # Not while others wait: it asks a store.
+            root.bring(at_once=full)
         with self._lock:
             started = time.perf_counter()
             reports = [root.scan(self._clock(), full=full) for root in self._roots]
@@ -565,6 +583,11 @@ class Runs:
         with self._lock:
             record = self._find(run)
             root, path = self._place(record.path)
+            if root.copy is not None:
+                raise EditError(
+                    f"run {record.name!r} is in {root.copy.uri}, of which this is a copy. Edit it on the machine "
+                    "that writes it."
+                )
             edit_run(
                 record.path,
                 root.own_tags(path),
@@ -675,7 +698,8 @@ class Runs:
     # Internal.
 
     def _run(self, record: RunRecord) -> Run:
-        return Run(record)
+        copy = next((one for one in self.copies if record.path.is_relative_to(one.folder)), None)
+        return Run(record, copy=copy)
 
     def _fetch(self, found: Sequence[tuple[Root, int]]) -> list[RunRecord | None]:
         """Returns the records of runs, in this order; None for one that was removed meanwhile."""

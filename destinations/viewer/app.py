@@ -1,6 +1,7 @@
 """The routes of the server: parameters in; answers of `catalog`, `details` and `charts` out, as JSON."""
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import math
@@ -211,7 +212,10 @@ class App:
         return details.wave(self._run(request), file, _whole(request, "points", 1000, 1, _MAX_POINTS))
 
     def _file(self, request: Request) -> Response:
-        return run_file(self._run(request).path, request.path_params["path"])
+        run, path = self._run(request), request.path_params["path"]
+        with contextlib.suppress(ValueError):
+            run.file(path)
+        return run_file(run.record.path, path)
 
     # Curves.
 

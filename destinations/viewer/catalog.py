@@ -31,8 +31,9 @@ from destinations.runs.commands.fields import OWN_FIELDS, check_fields, field_of
 from destinations.runs.files import read_object_file
 from destinations.runs.index.filters import parse_filter
 from destinations.runs.order import MISSING, Kind, key_of, label_of, orders_of, same_values, sort_rows
-from destinations.runs.record import FIELDS, status_of, value_of
+from destinations.runs.record import FIELDS, is_terminal, status_of, value_of
 from destinations.runs.run import MetricSummary
+from destinations.runs.summary import summary_of
 
 from .answers import shown
 
@@ -104,7 +105,7 @@ class Catalog:
         """
         place = self._place(run_id)
         run = self.runs[place]
-        if self.runs.roots and not run.path.is_dir():
+        if self.runs.roots and not run.record.path.is_dir():
             raise RunNotFoundError(run.name)
         return run
 
@@ -185,7 +186,7 @@ class Catalog:
     def _by_extreme(self, name: str, *, descending: bool, **selected: Any) -> list[RunRecord]:
         """Returns all runs in the order of an extreme of a metric, as `destinations runs best` ranks them."""
         metric, is_max = _metric_of_extreme(name) or "", _EXTREMES[name.partition(".")[0]]
-        best = {one.run.path: one.value for one in self.runs.best(metric, is_max=is_max, **selected)}
+        best = {one.run.record.path: one.value for one in self.runs.best(metric, is_max=is_max, **selected)}
         rows = [(best.get(one.path, MISSING), one.record) for one in self.runs.query(**selected)]
         return [record for _, record in sort_rows(rows, descending=descending)]
 
@@ -201,7 +202,7 @@ class Catalog:
         """Returns the metrics of a run that has ended that have one value at all steps."""
         if run.writers:
             return [name for name, one in run.summary.items() if one.min is not None and one.min == one.max]
-        statistics = read_object_file(run.path / SUMMARY).get("metrics")
+        statistics = read_object_file(run.record.path / SUMMARY).get("metrics")
         return [
             name
             for name, one in (statistics.items() if isinstance(statistics, dict) else ())
@@ -409,7 +410,7 @@ class Catalog:
             raise EditError(f"these runs come from {self._source}, where nothing is edited.")
         run = self.run(run_id)
         edited = self.runs.edit(
-            run.path,
+            run.record.path,
             **{names[name]: value for name, value in changes.items()},
             based_on={names[name]: value for name, value in was.items()},
         )
@@ -436,8 +437,12 @@ class Catalog:
 
 def statistics_of(run: Run) -> Mapping[str, MetricSummary]:
     """Returns the statistics of metrics; only last values where all rows of a large run had to be read."""
-    state = state_of(run.path / metrics_name(0))
-    if state is None or state.st_size <= _MAX_COMPUTED_BYTES or state_of(run.path / SUMMARY) is not None:
+    path = run.record.path
+    if run.copy is not None and is_terminal(run.status):
+        # Its last documents say all, and its rows need not come for a table.
+        return summary_of(path, 0)
+    state = state_of(path / metrics_name(0))
+    if state is None or state.st_size <= _MAX_COMPUTED_BYTES or state_of(path / SUMMARY) is not None:
         return run.summary
     return {
         name: MetricSummary(last, None, None, None, None, 0, 0, None)

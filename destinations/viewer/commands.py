@@ -71,7 +71,7 @@ def view(options: argparse.Namespace, session: Any) -> int:
     options.root = options.root or None
     roots = roots_of(options, session)
     with contextlib.ExitStack() as opened:
-        runs, source = _opened(roots, options, session, opened)
+        runs, source = _opened(roots, session, opened)
         if options.export is not None:
             return _export(runs, source, options, session)
         viewer = opened.enter_context(
@@ -116,31 +116,20 @@ def page_to(url: str) -> Iterator[Path]:
         yield page
 
 
-def _opened(
-    roots: list[str], options: argparse.Namespace, session: Any, opened: contextlib.ExitStack
-) -> tuple[Any, str]:
+def _opened(roots: list[str], session: Any, opened: contextlib.ExitStack) -> tuple[Any, str]:
     """Returns the runs below the roots, and the URI where they are copies; `opened` closes what is opened."""
-    from destinations.runs import DatasetError, open_runs
+    from destinations.runs import open_runs
     from destinations.runs.commands.running import UsageError
     from uploads import redact_text
 
-    if not any("://" in root for root in roots):
-        return opened.enter_context(open_runs(*roots, clock=session.clock)), ""
-    if len(roots) > 1:
+    if sum("://" in root for root in roots) and len(roots) > 1:
         raise UsageError(f"one URI must be given by itself, got {', '.join(roots)}.")
-    try:
-        return opened.enter_context(open_runs(roots[0], clock=session.clock)), ""
-    except (DatasetError, ImportError):
-        # Not a dataset, or nothing here that reads one: folders of runs.
-        from .mirror import Mirror, mirror_folder
-
-    source = redact_text(roots[0].partition("?")[0])
-    mirror = Mirror(roots[0], mirror_folder(roots[0]))
-    session.note(f"copying runs from {source} …")
-    _note_left_out(mirror.refresh(), session)
-    if options.export is None:
-        opened.callback(mirror.start().close)
-    return opened.enter_context(open_runs(mirror.folder, clock=session.clock)), source
+    runs = opened.enter_context(open_runs(*roots, clock=session.clock))
+    if not runs.copies:
+        return runs, ""
+    for copy in runs.copies:
+        _note_left_out(copy.left_out, session)
+    return runs, redact_text(roots[0].partition("?")[0])
 
 
 def _note_left_out(left_out: list[str], session: Any) -> None:

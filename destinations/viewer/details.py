@@ -23,7 +23,7 @@ from destinations.runs.commands.show import differing_fields
 from destinations.runs.content.flight import describe_flights
 from destinations.runs.content.sources import branches_of
 from destinations.runs.content.writers import writer_states
-from destinations.runs.files import path_inside, read_object_file
+from destinations.runs.files import read_object_file
 from destinations.runs.order import orders_of
 from destinations.runs.run import MetricSummary
 from destinations.runs.streams import streams_of
@@ -68,7 +68,7 @@ def details(catalog: Catalog, run: Run) -> dict[str, Any]:
         "heartbeat_at": record.heartbeat_at,
         "kind": record.kind,
         "checkpoint_path": record.checkpoint_path,
-        "folder": str(run.path),
+        "folder": run.place,
         "hyperparameters": plain(run.hyperparameters),
         **_summary(run),
         "metrics": _names_or_none(run),
@@ -317,7 +317,7 @@ def _media_index(run: Run) -> dict[str, dict[str, list[int | None]]]:
     index: dict[str, dict[str, list[int | None]]] = {}
     for kind in run.record_counts():
         names: dict[str, dict[int | None, None]] = {}
-        for one in run.records(kind):
+        for one in run.records(kind, with_files=False):
             name = getattr(one, "name", "")
             if name in names or len(names) < _MAX_NAMES:
                 names.setdefault(name, {})[one.step] = None
@@ -345,7 +345,7 @@ def media(
         MetricNotFoundError: nothing has this name.
     """
     about = kind_of(plural=kind)
-    found = [one for one in run.records(kind, name) if _is_between(one.step, start, end)]
+    found = [one for one in run.records(kind, name, with_files=False) if _is_between(one.step, start, end)]
     items = [_item(run, about, one) for one in _evenly(found, limit)]
     return {"total": len(found), "items": plain_items(items)}
 
@@ -410,7 +410,7 @@ def points(run: Run, file: str, limit: int = 50_000) -> dict[str, Any]:
         OSError: the file cannot be read.
         ValueError: it is not a point cloud.
     """
-    path = path_inside(run.path, file)
+    path = run.file(file)
     spend(_CLOUD_FACTOR * path.stat().st_size)
     places, colors = read_points(path)
     total = len(places)
@@ -429,7 +429,7 @@ def wave(run: Run, file: str, count: int = 1000) -> dict[str, Any]:
         OSError: the file cannot be read.
         ValueError: it is not a WAV of 16 bits.
     """
-    with open_sound(path_inside(run.path, file)) as sound:
+    with open_sound(run.file(file)) as sound:
         spend(2 * sound.frame_bytes * (sound.frames // count + 1))
         low, high = [], []
         for piece in sound.pieces(min(count, sound.frames)):

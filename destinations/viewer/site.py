@@ -22,7 +22,7 @@ from destinations.kinds import kind_of
 from destinations.kinds.media import MEDIA_INDEX
 from destinations.runs import Run, RunsError
 from destinations.runs.commands.fields import OWN_FIELDS
-from destinations.runs.files import path_inside, read_object_file
+from destinations.runs.files import read_object_file
 from uploads.disk import IRREGULAR, open_regular, remove_if
 
 from . import details
@@ -353,7 +353,7 @@ class Site:
                     self._report.left_out.append(f"{run.name}: {file}, which is no image, sound or video")
                     return False
                 try:
-                    fd = open_regular(path_inside(run.path, file))
+                    fd = open_regular(run.file(file))
                 except (OSError, ValueError) as error:
                     self._report.left_out.append(f"{run.name}: {file}: {error}")
                     return False

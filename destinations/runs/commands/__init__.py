@@ -119,7 +119,7 @@ def _add_run(parser: argparse.ArgumentParser, **options: Any) -> None:
     parser.add_argument(
         "run_name",
         metavar="RUN",
-        help="run id, id prefix, display name, or path of a run folder",
+        help="run id, id prefix, display name, path of a run folder, or s3://bucket/runs/digits",
         **options,
     )
 
@@ -136,6 +136,9 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
 
 def _add_finding(commands: _Commands) -> None:
     parser = commands.add("ls", "listing.ls", "list runs, newest first", aliases=["list"])
+    parser.add_argument(
+        "place", nargs="*", metavar="ROOT", help="folder of runs, or s3://bucket/runs; as --root"
+    )
     _add_selection(parser)
     parser.add_argument(
         "--columns", "-c", metavar="NAMES", help="comma-separated columns: hparams.lr,summary.loss,status,age"
@@ -249,6 +252,7 @@ def _add_reading(commands: _Commands) -> None:
     parser.add_argument(
         "--metric", "-m", action="append", metavar="NAME", help="only this metric; repeatable"
     )
+    parser.add_argument("--follow", action="store_true", help="print new rows until the run ends (default)")
     parser.add_argument("--no-follow", action="store_true", help="print the existing rows and exit")
     parser.add_argument(
         "--interval", type=_seconds, default=1.0, metavar="TIME", help="polling interval (default: 1s)"

@@ -15,7 +15,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -32,6 +32,7 @@ from destinations.run_directory.layout import (
 )
 from destinations.runs import Run, RunNotFoundError, RunRecord, is_alive
 from destinations.runs.files import json_lines
+from destinations.runs.index.bucket import BucketCopy
 from destinations.runs.own_files import FOLDERS, KNOWN, LOCK
 from destinations.runs.record import read_sidecar, status_of
 from destinations.runs.streams import Stream, streams_of
@@ -89,6 +90,7 @@ class Candidate:
 def gc(options: argparse.Namespace, session: CommandContext) -> int:
     """Lists the candidates, and deletes them with `--delete`."""
     with open_selected(options, session) as runs:
+        _check_local(runs.copies)
         found = list(_candidates(runs.records(archived=None), options.older_than, session.clock()))
         failed: dict[Path, str] = {}
         if options.delete:
@@ -111,6 +113,15 @@ def gc(options: argparse.Namespace, session: CommandContext) -> int:
     for path, problem in failed.items():
         session.note(f"cannot delete {str(path)!r}: {problem}.")
     return EXIT_FAILED if failed else EXIT_OK
+
+
+def _check_local(copies: Iterable[BucketCopy | None]) -> None:
+    """Refuses runs in a store, of which only a copy would be deleted."""
+    for copy in copies:
+        if copy is not None:
+            raise UsageError(
+                f"runs in {copy.uri} are deleted by the tools of the store, not by this command."
+            )
 
 
 def _as_json(one: Candidate, options: argparse.Namespace, failed: dict[Path, str]) -> dict[str, Any]:
@@ -323,6 +334,7 @@ def _collect(record: RunRecord, now: float) -> None:
 def rm(options: argparse.Namespace, session: CommandContext) -> int:
     """Deletes runs with everything in their folders, after asking."""
     found = find_runs(options.run_name, options, session)
+    _check_local(run.copy for run in found)
     runs = list({run.path.resolve(): run for run in found}.items())
     now = session.clock
 

@@ -82,7 +82,8 @@ def roots_of(options: argparse.Namespace, session: CommandContext) -> list[str]:
 def given_roots(options: argparse.Namespace, session: CommandContext) -> list[str]:
     """Returns the roots given by `--root`, else by `DESTINATIONS_ROOT`."""
     # `--root` may stand before the command and after it.
-    if roots := [*(getattr(options, "roots_before", None) or ()), *(options.root or ())]:
+    before, here = (getattr(options, name, None) or () for name in ("roots_before", "place"))
+    if roots := [*before, *(options.root or ()), *here]:
         return roots
     # A colon before two slashes is part of a URI.
     given = session.environment.get("DESTINATIONS_ROOT", "")
@@ -115,7 +116,11 @@ def find_runs(names: Sequence[str], options: argparse.Namespace, session: Comman
 
 
 def at_path(name: str) -> Run | None:
-    """Returns the run at a path with a "/", or None."""
+    """Returns the run at a path with a "/", or at a URI, or None."""
+    if "://" in name:
+        with open_runs(name) as runs:
+            found = runs.query(archived=None)
+        return found[0] if len(found) == 1 else None
     if os.sep not in name:
         return None
     try:

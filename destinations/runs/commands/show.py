@@ -83,7 +83,7 @@ def _show_head(run: Run, session: CommandContext) -> None:
     if record.run_id != record.name:
         parts.append(record.run_id)
     screen.line("  ".join([*parts, screen.styled(status, status_style(status))]))
-    screen.line(str(record.path))
+    screen.line(run.place)
     since = None if record.created_at is None else now - record.created_at
     times = "" if since is None else f"started {age_text(since)} ago, "
     if since is not None and run.alive:

@@ -3,11 +3,17 @@
 import sqlite3
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import attrs
 
+from uploads import UploadError
+
 from .index import Index
 from .scan import MAX_PROBLEMS, FileSystem, IndexState, Scanner, ScanReport
+
+if TYPE_CHECKING:
+    from .bucket import BucketCopy
 
 __all__ = ["Root"]
 
@@ -21,14 +27,24 @@ class Root:
     Args:
         folder: absolute, without links.
         index: its index.
+        copy: where the folder is a copy of a store: brings it up to date before each scan.
         disk: the file system.
         clock_ns: returns the time in nanoseconds, which modification times are compared with.
     """
 
     folder: str
     index: Index
+    copy: "BucketCopy | None" = None
     disk: FileSystem = attrs.field(factory=FileSystem)
     clock_ns: Callable[[], int] = time.time_ns
+
+    def bring(self, *, at_once: bool) -> None:
+        """Takes what is new in a store, if the folder is the copy of one; a scan says what went wrong."""
+        if self.copy is not None:
+            try:
+                self.copy.refresh(at_once=at_once)
+            except UploadError as error:
+                self.index.database.warnings.append(f"{self.copy.uri} cannot be listed: {error}")
 
     def scan(self, now: float, *, full: bool) -> ScanReport:
         """Scans; starts over if the index turns out to be unusable."""

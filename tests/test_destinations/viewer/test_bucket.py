@@ -1,21 +1,23 @@
 """Runs in a bucket: folders that were uploaded, and datasets of `compact`; with a real S3 server."""
 
 import json
+from collections import Counter
 
 import attrs
+import numpy as np
 import pytest
 
 from destinations import cli
 from destinations.runs import Run, open_runs
 from destinations.runs.dataset import compact
+from destinations.runs.index.bucket import BucketCopy
 from destinations.viewer import Viewer
-from destinations.viewer.mirror import Mirror
 from tests.servers import s3_servers
 from tests.test_destinations.runs.folders import write_run
 from tests.test_destinations.runs.written import Written
 from tests.test_destinations.viewer.served import Client, write_demo
 from tests.test_destinations.viewer.test_site import answers_of
-from uploads import LocalStore
+from uploads import LocalStore, open_store
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +50,8 @@ def test_folders_in_a_bucket_are_shown(moto, tmp_path):
     (run / "checkpoints").mkdir()
     (run / "checkpoints" / "last.pt").write_bytes(b"x" * 1000)
     put_folder(moto, tmp_path / "runs", "shown/team")
-    mirror = Mirror(moto.uri("shown"), tmp_path / "copy")
 
-    left_out = mirror.refresh()
-    with open_runs(mirror.folder) as runs, Viewer(runs, port=0, source="s3://bucket/shown") as viewer:
+    with open_runs(moto.uri("shown")) as runs, Viewer(runs, port=0, source="s3://bucket/shown") as viewer:
         page = Client(viewer)
         info = page.get("/api/info")
         run_id = page.run_id("digits")
@@ -60,12 +60,13 @@ def test_folders_in_a_bucket_are_shown(moto, tmp_path):
         picture = page.file(run_id, image["file"])
         refused = page.request("PATCH", f"/api/runs/{run_id}", body={"note": "x"})
 
-    assert left_out == []
+    (copy,) = runs.copies
+    assert copy.left_out == []
     assert (info["roots"], info["writable"]) == (["s3://bucket/shown"], False)
     assert series["y"] == [1 / (step + 1) for step in range(30)]
     assert picture.content == (run / image["file"]).read_bytes()
     assert refused.status == 409
-    assert not list((tmp_path / "copy").rglob("last.pt"))
+    assert not list((tmp_path / "cache").rglob("last.pt"))
 
 
 class StoreWithoutVersions(LocalStore):
@@ -79,12 +80,12 @@ class StoreWithoutVersions(LocalStore):
 def test_a_copy_of_objects_without_versions_is_up_to_date(tmp_path):
     """An object of the same size may have other bytes."""
     run = write_run(tmp_path / "runs" / "one", notes="old")
-    mirror = Mirror(StoreWithoutVersions(tmp_path / "runs"), tmp_path / "copy")
-    mirror.refresh()
+    copy = BucketCopy(StoreWithoutVersions(tmp_path / "runs"), tmp_path / "copy")
+    copy.refresh()
     sidecar = run / "sidecar.json"
     sidecar.write_text(sidecar.read_text().replace('"old"', '"new"'))
 
-    mirror.refresh()
+    copy.refresh(at_once=True)
 
     assert json.loads((tmp_path / "copy/one/sidecar.json").read_text())["notes"] == "new"
 
@@ -94,20 +95,21 @@ def test_a_copy_takes_only_what_changed(moto, tmp_path):
     run = write_run(tmp_path / "runs" / "one", status="running", updated_at=1.7e9)
     write_run(tmp_path / "runs" / "two")
     put_folder(moto, tmp_path / "runs", "changing")
-    mirror = Mirror(moto.uri("changing"), tmp_path / "copy")
+    copy = BucketCopy(moto.uri("changing"), tmp_path / "copy")
     fetched = []
-    original = mirror._copy
-    mirror._copy = lambda one: fetched.append(one.name) or original(one)
+    original = copy._copy
+    copy._copy = lambda prefix, path: fetched.append(prefix + path) or original(prefix, path)
 
-    mirror.refresh()
+    copy.refresh()
     first = sorted(fetched)
     fetched.clear()
-    mirror.refresh()
+    copy.refresh(at_once=True)
     unchanged = list(fetched)
     (run / "metrics.csv").write_text("step,epoch,time,loss\n0,0,1.0,2.5\n")
     put_folder(moto, run, "changing/one")
     moto.client().delete_object(Bucket=s3_servers.BUCKET, Key="changing/two/sidecar.json")
-    mirror.refresh()
+    copy.refresh(at_once=True)
+    copy.bring(tmp_path / "copy" / "one")
 
     assert (first, unchanged) == (["one/sidecar.json", "two/sidecar.json"], [])
     assert "one/metrics.csv" in fetched
@@ -132,7 +134,7 @@ def test_names_of_objects_lead_nowhere(moto, tmp_path):
     ):
         client.put_object(Bucket=s3_servers.BUCKET, Key=key, Body=sidecar)
 
-    Mirror(moto.uri("foreign"), tmp_path / "below" / "copy").refresh()
+    BucketCopy(moto.uri("foreign"), tmp_path / "below" / "copy").refresh()
 
     files = {path.relative_to(tmp_path / "below").as_posix() for path in (tmp_path / "below").rglob("*")}
     assert {name for name in files if not name.startswith("copy")} == set()
@@ -148,9 +150,10 @@ def test_a_copy_is_bounded(moto, tmp_path):
     (run / "media" / "film.mp4").write_bytes(b"x" * 100_000)
     put_folder(moto, tmp_path / "runs", "bounded")
 
-    left_out = Mirror(moto.uri("bounded"), tmp_path / "copy", max_bytes=50_000).refresh()
+    copy = BucketCopy(moto.uri("bounded"), tmp_path / "copy", max_bytes=50_000)
+    copy.refresh()
 
-    assert left_out == ["one/media/film.mp4: the copy has 0 MiB at most"]
+    assert copy.left_out == ["one/media/film.mp4: the copy has 0 MiB at most"]
     assert (tmp_path / "copy" / "one" / "sidecar.json").is_file()
 
 
@@ -210,3 +213,191 @@ def test_several_uris_are_refused(capsys):
     assert cli.main(["view", "s3://a/b", "s3://c/d"]) == 2
 
     assert "one URI must be given by itself" in capsys.readouterr().err
+
+
+# Runs that `RunDirectory` keeps there.
+
+
+class Asked:
+    """A store that notes what it is asked, by method and the name without the number."""
+
+    def __init__(self, store):
+        self.store = store
+        self.asked = Counter()
+
+    def __getattr__(self, name):
+        if name in {"get", "list", "head", "put", "delete", "get_range"}:
+            self.asked[name] += 1
+        return getattr(self.store, name)
+
+
+@pytest.fixture
+def live(moto, tmp_path, monkeypatch, request):
+    """A run that is written in a bucket, and its URI."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    uri = moto.uri(f"{request.node.name}/digits")
+    run = Written(uri, mirror_seconds=10.0)
+    yield run, uri
+    run.close()
+
+
+def send(run):
+    """Sends what is new as one piece, and waits until it is there."""
+    queue = run.destination._files.queue
+    run.flush()
+    queue.drain(60)
+    run.destination._writer._mirror._due_at = 0.0
+    run.flush()
+    assert queue.drain(60).is_empty
+
+
+def test_a_live_run_in_a_bucket_is_read_by_what_is_new(live):
+    """One listing finds it; then one request asks for each interval."""
+    run, uri = live
+    run.logger.log_hyperparameters({"lr": 0.1})
+    run.log({"loss": 0.0}, 0)
+    send(run)
+    root = uri.replace("/digits?", "?")
+    now = [0.0]
+    with open_runs(root) as runs:
+        (copy,) = runs.copies
+        copy._clock = lambda: now[0]
+        copy._list_at = now[0] + 60
+        (found,) = runs.query(where="hparams.lr == 0.1")
+        store = copy._store = Asked(copy._store)
+        for stream in copy._runs["digits/"].live.values():
+            stream.run._store = store
+            stream.due_at = 0.0
+        for step in range(1, 6):
+            run.log({"loss": float(step)}, step)
+            send(run)
+            now[0] += 10.0
+            runs.scan()
+            (found,) = runs.query(alive=True)
+
+            assert found.series("loss").value.tolist() == [float(at) for at in range(step + 1)]
+            assert found.record.summary["loss"] == float(step)
+        # Each piece, and after each that there is no other.
+        assert store.asked == Counter(get=10)
+
+
+def test_a_run_that_ends_is_seen_to_have_ended(live):
+    """Its last rows and documents are those of the folder."""
+    run, uri = live
+    run.log({"loss": 1.0}, 0)
+    send(run)
+    with open_runs(uri) as runs:
+        (found,) = runs.query()
+        assert found.shown_status == "running"
+        run.log({"loss": 2.0}, 1)
+        run.logger.log_images(np.zeros((2, 2), np.uint8), "Inputs", step=1)
+        run.close()
+        runs.scan(full=True)
+        (found,) = runs.query()
+
+        assert (found.name, found.shown_status) == ("digits", "completed")
+        assert found.series("loss").value.tolist() == [1.0, 2.0]
+        assert found.images()[0].load().size == (2, 2)
+        assert found.place == uri.partition("?")[0]
+
+
+def test_many_runs_that_ended_cost_one_request_each_and_the_second_time_none(moto, tmp_path, monkeypatch):
+    """Their rows come when they are read."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for number in range(5):
+        with Written(moto.uri(f"ended/run{number}")) as run:
+            run.logger.log_hyperparameters({"number": number})
+            run.log({"loss": float(number)}, 0)
+    store = Asked(open_store(moto.uri("ended")))
+    copy = BucketCopy(store, tmp_path / "copy")
+    copy.refresh()
+    first, store.asked = store.asked, Counter()
+    BucketCopy(store, tmp_path / "copy").refresh()
+
+    assert first == Counter(list=1, get=5)
+    assert store.asked == Counter(list=1)
+    assert not list((tmp_path / "copy").rglob("metrics.csv"))
+    with open_runs(moto.uri("ended")) as runs:
+        assert [run.record.summary["loss"] for run in runs.query(sort_by="hparams.number")] == [
+            0.0,
+            1.0,
+            2.0,
+            3.0,
+            4.0,
+        ]
+        assert runs.best("loss", is_max=True)[0].value == 4.0
+        assert runs["run3"].series("loss").value.tolist() == [3.0]
+
+
+def test_commands_take_a_uri(live, capsys):
+    """`ls`, `show` and `tail`; what would delete or edit says why it does not."""
+    run, uri = live
+    for step in range(3):
+        run.log({"loss": step / 2}, step)
+    send(run)
+    root = uri.replace("/digits?", "?")
+
+    codes = [
+        cli.main(["runs", *arguments])
+        for arguments in (
+            ["ls", root, "--columns", "status,summary.loss"],
+            ["show", uri],
+            ["tail", uri, "--no-follow", "--lines", "1"],
+            ["rm", uri, "--yes"],
+            ["gc", "--root", root],
+            ["tag", "--root", root, "digits", "+good"],
+        )
+    ]
+    said = capsys.readouterr()
+
+    assert codes == [0, 0, 0, 2, 2, 1]
+    assert "digits" in said.out
+    assert uri.partition("?")[0] in said.out
+    assert "step 2  loss 1" in said.out
+    assert said.err.count("are deleted by the tools of the store") == 2
+    assert "Edit it on the machine" in said.err
+
+
+def test_a_damaged_piece_hides_no_other_run(live, moto, tmp_path):
+    """It is named, and the others are shown."""
+    run, uri = live
+    run.log({"loss": 1.0}, 0)
+    send(run)
+    with Written(uri.replace("/digits?", "/other?")) as other:
+        other.log({"loss": 2.0}, 0)
+    key = uri.partition("?")[0].removeprefix(f"s3://{s3_servers.BUCKET}/")
+    client = moto.client()
+    names = [one["Key"] for one in client.list_objects_v2(Bucket=s3_servers.BUCKET, Prefix=key)["Contents"]]
+    for name in names:
+        if name.endswith(".zip"):
+            client.put_object(Bucket=s3_servers.BUCKET, Key=name, Body=b"PK damaged")
+
+    with open_runs(uri.replace("/digits?", "?")) as runs:
+        assert [one.name for one in runs.query()] == ["other"]
+        (copy,) = runs.copies
+        assert any(text.startswith("digits: ") and "damaged" in text for text in copy.left_out)
+
+
+def test_several_machines_write_one_run(live):
+    """A named writer has its own session and pieces; readers see one run."""
+    run, uri = live
+    for step in range(4):
+        run.log({"loss": float(step)}, step)
+    send(run)
+    writer = Written(uri, writer="eval", mirror_seconds=10.0)
+    writer.log({"val/acc": 0.5}, 2)
+    writer.log({"val/acc": 0.25, "loss": 9.0}, 1)
+    send(writer)
+    with open_runs(uri.replace("/digits?", "?")) as runs:
+        (found,) = runs.query()
+        assert (found.name, found.writers) == ("digits", ["eval"])
+        assert found.series("val/acc").step.tolist() == [1, 2]
+        assert found.series("loss").value.tolist() == [0.0, 1.0, 9.0, 2.0, 3.0]
+        assert found.writer("eval").shown_status == "running"
+        writer.log({"val/acc": 0.75}, 3)
+        writer.close()
+        runs.scan(full=True)
+        (found,) = runs.query()
+
+        assert found.series("val/acc").value.tolist() == [0.25, 0.5, 0.75]
+        assert (found.shown_status, found.writer("eval").shown_status) == ("running", "completed")

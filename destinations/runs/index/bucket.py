@@ -1,0 +1,499 @@
+"""`BucketCopy`: a local copy of the runs in a store, which takes what is new and what is asked for.
+
+There are two ways in which a run is there. One that `RunDirectory` keeps there is made from its pieces
+(`run_directory.stored_run`); while it is written, its next piece is asked for when it should be there. Others
+are plain files that a sync program or a copy by hand has put: a folder with `sidecar.json` or `metrics.csv`
+is a run. One listing finds them all. Documents are copied at once, rows when a run is read, media and tables
+when they are. Checkpoints and artifacts are never copied. Names of objects are hostile: none leads out of the
+copy.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import unquote
+
+import attrs
+
+from destinations.kinds import indexes, record_folders
+from destinations.run_directory.layout import (
+    ARTIFACTS_FOLDER,
+    HEARTBEAT,
+    SIDECAR,
+    WRITERS_FOLDER,
+    is_writer_name,
+    metrics_name,
+)
+from destinations.run_directory.pieces import FolderState, PieceError
+from destinations.run_directory.stored_run import StoredRun, live_place, stream_of
+from destinations.runs.files import number_of, path_inside, read_object_file
+from uploads import RemoteObject, Store, UploadError, download_file, open_store
+from uploads.disk import lock, replace_file, unlock
+
+from .index import cache_folder
+
+__all__ = ["BucketCopy", "bucket_folder", "has_dataset"]
+
+_log = logging.getLogger("destinations")
+
+_MARKS = {SIDECAR, metrics_name(0)}
+_NOT_COPIED = {ARTIFACTS_FOLDER, "checkpoints"}
+_STATE = ".mirror.json"
+_LOCK = ".lock"
+_MAX_OBJECTS = 1_000_000
+_MAX_BYTES = 4 << 30
+_LIST_SECONDS = 60.0
+# A piece that is not there yet is asked for again so soon, and a little earlier the next time.
+_LATE_SECONDS = 1.5
+_EARLIER_SECONDS = 0.1
+# Then its writer seems to be gone, and the next listing tells.
+_MOST_LATE = 6
+_DOCUMENT_SUFFIXES = (".json", ".yaml", ".jsonl")
+_WORKERS = 8
+
+
+def bucket_folder(uri: str) -> Path:
+    """Returns the folder of the copy of a store, in the cache folder of the user.
+
+    It has the last part of the URI as its name: it may be that of a run.
+    """
+    name = re.sub(r"[^\w.+=-]+", "-", unquote(uri.partition("?")[0].rstrip("/").rpartition("/")[2]))
+    digest = hashlib.sha256(uri.encode()).hexdigest()[:16]
+    return cache_folder().parent / "mirrors" / digest / (name.strip(".")[:100] or "runs")
+
+
+def has_dataset(store: Store) -> bool:
+    """Returns whether a store holds a dataset of `compact`; asks it once.
+
+    Raises:
+        UploadError: it cannot be asked.
+    """
+    return next(iter(store.list("runs/_delta_log/")), None) is not None
+
+
+@attrs.define
+class _Live:
+    """A stream of a run that its writer keeps in the store.
+
+    Attributes:
+        run: makes the files.
+        is_written: whether its next piece is expected.
+        is_whole: whether its rows are here, and not only its documents.
+        due_at: when the next piece should be there.
+        late: how often it was not.
+    """
+
+    run: StoredRun
+    is_written: bool = False
+    is_whole: bool = False
+    due_at: float = 0.0
+    late: int = 0
+
+
+@attrs.define
+class _Copied:
+    """A run, or a named writer of one, which has a folder of its own.
+
+    Attributes:
+        prefix: what the names of its objects begin with.
+        plain: its objects that are plain files, by path.
+        live: its streams by name.
+        writers: its named writers.
+        is_whole: whether its plain files other than media are here.
+    """
+
+    prefix: str
+    plain: dict[str, RemoteObject] = attrs.field(factory=dict)
+    live: dict[str, _Live] = attrs.field(factory=dict)
+    writers: list["_Copied"] = attrs.field(factory=list)
+    is_whole: bool = False
+
+
+class BucketCopy:
+    """A local copy of the runs in a store.
+
+    **Threading.** Any thread may call any method; a lock serializes them, and another keeps other processes
+    out.
+
+    **Blocking.** Each call asks the store as little as it can: at most one listing a minute, and for a run
+    that is being written one request for each of its intervals.
+
+    Args:
+        store: which has them, or its URI.
+        folder: of the copy.
+        max_bytes: the largest size of the copy; the largest files are left out first.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        store: Store | str,
+        folder: Path,
+        *,
+        max_bytes: int = _MAX_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = open_store(store) if isinstance(store, str) else store
+        self.folder = folder
+        self.uri = self._store.uri()
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._lock = threading.RLock()  # Guards the copy.
+        self._list_at = float("-inf")
+        self._runs: dict[str, _Copied] = {}
+        self.left_out: list[str] = []
+        """A message for each object that the last listing left out, or that could not be copied."""
+
+    def refresh(self, *, at_once: bool = False) -> None:
+        """Takes what is new: lists the store if a minute has passed, and asks live runs that are due.
+
+        Args:
+            at_once: whether to list in any case.
+
+        Raises:
+            UploadError: the store cannot be listed.
+        """
+        with self._lock:
+            now = self._clock()
+            if at_once or now >= self._list_at:
+                with self._alone():
+                    self._list()
+                self._list_at = self._clock() + _LIST_SECONDS
+            else:
+                due = [
+                    one for run in self._runs.values() for one in run.live.values() if self._is_due(one, now)
+                ]
+                if due:
+                    with self._alone(), ThreadPoolExecutor(_WORKERS, "bucket") as pool:
+                        list(pool.map(self._poll, due))
+
+    def uri_of(self, path: Path) -> str:
+        """Returns the URI, without options, of what a file or folder of the copy is of."""
+        below = path.relative_to(self.folder).as_posix()
+        root = self.uri.partition("?")[0].rstrip("/")
+        return root if below == "." else f"{root}/{below}"
+
+    def bring(self, run_dir: Path) -> None:
+        """Brings the rows of a run here, and what is new of one that is being written.
+
+        Args:
+            run_dir: its folder in the copy.
+
+        Raises:
+            UploadError: the store does not answer.
+        """
+        with self._lock:
+            run = self._run_at(run_dir)
+            if run is None:
+                return
+            for one in (run, *run.writers):
+                self._bring_one(one)
+
+    def _bring_one(self, run: _Copied) -> None:
+        now = self._clock()
+        due = [one for one in run.live.values() if self._is_due(one, now)]
+        if due or not run.is_whole or not all(one.is_whole for one in run.live.values()):
+            with self._alone():
+                for one in due:
+                    self._poll(one)
+                self._bring_rows(run)
+
+    def bring_files(self, paths: Iterable[Path]) -> None:
+        """Brings files of records here: those that are in the store, and not in the copy.
+
+        Raises:
+            UploadError: the store does not answer.
+        """
+        with self._lock:
+            wanted = []
+            for path in paths:
+                run = self._run_at(path.parent)
+                if run is None or path.exists():
+                    continue
+                relative = path.relative_to(self.folder / run.prefix).as_posix()
+                wanted.append((run.prefix, relative))
+            if wanted:
+                with self._alone(), ThreadPoolExecutor(_WORKERS, "bucket") as pool:
+                    list(pool.map(lambda one: self._copy(*one), wanted))
+
+    # Listing.
+
+    def _list(self) -> None:
+        known = self._known()
+        self.left_out = []
+        runs = self._found()
+        for prefix in self._runs.keys() - runs.keys():
+            self._remove(prefix)
+        self._remove_unlisted(runs)
+        self._runs = runs
+        documents = [
+            (run.prefix, path, one)
+            for run in runs.values()
+            if not run.live
+            for path, one in run.plain.items()
+            if _is_document(path)
+        ]
+        changed = [one for one in documents if self._has_changed(known, *one)]
+        streams = [one for run in runs.values() for one in run.live.values()]
+        with ThreadPoolExecutor(_WORKERS, "bucket") as pool:
+            list(pool.map(lambda one: self._copy(one[0], one[1]), changed))
+            list(pool.map(self._fetch, streams))
+        for run in runs.values():
+            if not run.live:
+                # What was brought before is brought again where it has changed.
+                kept = {path for path in run.plain if (self.folder / run.prefix / path).exists()}
+                for path in kept:
+                    if not _is_document(path) and self._has_changed(known, run.prefix, path, run.plain[path]):
+                        self._copy(run.prefix, path)
+                self._set_heartbeat(run)
+        self._save()
+
+    def _found(self) -> dict[str, _Copied]:
+        """Returns the runs that are listed, with their objects."""
+        plain: list[RemoteObject] = []
+        live: dict[str, list[RemoteObject]] = {}
+        for count, one in enumerate(self._store.list()):
+            if count >= _MAX_OBJECTS:
+                self.left_out.append(f"all objects after the first {_MAX_OBJECTS}")
+                break
+            place = live_place(one.name)
+            if not self._is_inside(one.name):
+                continue
+            if place is None:
+                plain.append(one)
+            else:
+                live.setdefault(place, []).append(one)
+        marked = (one.name.rpartition("/") for one in plain if _parts(one.name)[-1] in _MARKS)
+        places = [*live, *(f"{folder}{slash}" for folder, slash, _ in marked)]
+        runs = {place: _Copied(place) for place in places if not _NOT_COPIED & {*_parts(place)}}
+        self._take_plain(runs, plain)
+        for place, objects in live.items():
+            if place in runs:
+                self._take_streams(runs[place], objects)
+        for place, run in list(runs.items()):
+            folder, _, name = place.rstrip("/").rpartition("/")
+            above, _, kind = folder.rpartition("/")
+            if kind == WRITERS_FOLDER and is_writer_name(name):
+                # The trainer may not have begun.
+                prefix = f"{above}/" if above else ""
+                runs.setdefault(prefix, _Copied(prefix)).writers.append(run)
+        return runs
+
+    def _take_plain(self, runs: dict[str, _Copied], listed: list[RemoteObject]) -> None:
+        """Gives each run its plain objects, those that are copied if they are asked for."""
+        total = 0
+        for one in sorted(listed, key=lambda one: one.size):
+            run = _run_of(one.name, runs)
+            if run is None or _parts(one.name)[-1] == HEARTBEAT:
+                continue
+            path = one.name.removeprefix(run.prefix)
+            if _NOT_COPIED & {*_parts(path)[:-1]}:
+                continue
+            total += one.size
+            if total > self._max_bytes:
+                self.left_out.append(f"{one.name}: the copy has {self._max_bytes >> 20} MiB at most")
+                continue
+            run.plain[path] = one
+
+    def _take_streams(self, run: _Copied, objects: list[RemoteObject]) -> None:
+        before = self._runs.get(run.prefix, run)
+        for stream in sorted({one.name.removeprefix(run.prefix).split("/")[1] for one in objects}):
+            found = before.live.get(stream)
+            if found is None:
+                found = _Live(StoredRun(self._store, run.prefix, self.folder / run.prefix, stream))
+            found.run.look(objects)
+            run.live[stream] = found
+
+    def _fetch(self, live: _Live) -> None:
+        """Takes what is new of a stream; of a run that has ended its documents."""
+        session = live.run.read_session
+        if session is None:
+            return
+        here = FolderState.read(live.run.folder, live.run.stream)
+        is_here = (here.session, here.last) == (session.number, session.last)
+        if is_here and (here.has_ended or live.run.newest is not None):
+            return
+        try:
+            live.run.fetch(with_plain=False)
+        except (PieceError, UploadError, OSError) as error:
+            self.left_out.append(f"{live.run.place}: {error}")
+            return
+        self._note_piece(live, is_whole=False)
+
+    def _note_piece(self, live: _Live, *, is_whole: bool) -> None:
+        newest = live.run.newest
+        if newest is None:
+            return
+        live.late = 0
+        live.is_written = not newest.has_ended
+        live.is_whole = is_whole or live.is_written
+        live.due_at = self._clock() + newest.seconds - _EARLIER_SECONDS
+        if live.run.stream == stream_of(0):
+            path = live.run.folder / HEARTBEAT
+            at = min(newest.written_at, time.time())
+            with contextlib.suppress(OSError):
+                path.touch()
+                os.utime(path, (at, at))
+
+    def _is_due(self, live: _Live, now: float) -> bool:
+        return live.is_written and now >= live.due_at
+
+    def _poll(self, live: _Live) -> None:
+        """Asks for the next piece, and for those after it where several were missed."""
+        try:
+            while live.run.poll() is not None:
+                self._note_piece(live, is_whole=True)
+                if not live.is_written:
+                    return
+        except (PieceError, UploadError, OSError):
+            # The next listing begins again.
+            live.run.newest = None
+            self._list_at = min(self._list_at, self._clock() + _LATE_SECONDS)
+            return
+        if live.due_at > self._clock():
+            # At least one was there.
+            return
+        live.late += 1
+        live.is_written = live.late < _MOST_LATE
+        live.due_at = self._clock() + _LATE_SECONDS * live.late
+
+    def _bring_rows(self, run: _Copied) -> None:
+        for live in run.live.values():
+            if not live.is_whole:
+                live.run.fetch(with_plain=True)
+                live.is_whole = True
+        folders = {*record_folders()} - {ARTIFACTS_FOLDER}
+        wanted = [
+            path
+            for path in run.plain
+            if (path.partition("/")[0] not in folders or path in indexes())
+            and not (self.folder / run.prefix / path).exists()
+        ]
+        with ThreadPoolExecutor(_WORKERS, "bucket") as pool:
+            list(pool.map(lambda path: self._copy(run.prefix, path), wanted))
+        run.is_whole = True
+
+    # The copy.
+
+    def _run_at(self, folder: Path) -> _Copied | None:
+        """Returns the run whose folder this is, or is above it."""
+        with contextlib.suppress(ValueError):
+            return _run_of(f"{folder.relative_to(self.folder).as_posix()}/x".removeprefix("./"), self._runs)
+        return None
+
+    def _is_inside(self, name: str) -> bool:
+        if any(part.startswith(".") for part in _parts(name)):
+            return False
+        try:
+            path_inside(self.folder, name)
+        except ValueError:
+            return False
+        return True
+
+    def _copy(self, prefix: str, path: str) -> None:
+        name = prefix + path
+        try:
+            target = path_inside(self.folder, name)
+            download_file(name, target, store=self._store, overwrite=True, progress_bar=False)
+        except (UploadError, OSError, ValueError) as error:
+            self.left_out.append(f"{name}: {error}")
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keeps other processes of this user from the copy."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with open(self.folder / _LOCK, "wb") as file:  # noqa: PTH123  # for its descriptor
+            lock(file.fileno())
+            try:
+                yield
+            finally:
+                unlock(file.fileno())
+
+    def _known(self) -> dict[str, tuple[int, str | None]]:
+        """Returns size and version of what was copied before; nothing if that is unknown."""
+        known = {}
+        for name, state in read_object_file(self.folder / _STATE).items():
+            with contextlib.suppress(TypeError, ValueError):
+                size, version = state
+                if path_inside(self.folder, name).is_file():
+                    known[name] = size, version
+        return known
+
+    def _has_changed(
+        self, known: dict[str, tuple[int, str | None]], prefix: str, path: str, one: RemoteObject
+    ) -> bool:
+        return one.version is None or known.get(prefix + path) != (one.size, one.version)
+
+    def _save(self) -> None:
+        failed = {text.partition(": ")[0] for text in self.left_out}
+        copied = {
+            run.prefix + path: [one.size, one.version]
+            for run in self._runs.values()
+            for path, one in run.plain.items()
+            if run.prefix + path not in failed and (self.folder / run.prefix / path).exists()
+        }
+        replace_file(self.folder / _STATE, json.dumps(copied).encode())
+
+    def _remove_unlisted(self, runs: dict[str, _Copied]) -> None:
+        """Removes what was copied and is not in the store any more."""
+        listed = {run.prefix + path for run in runs.values() for path in run.plain}
+        for name in self._known().keys() - listed:
+            run = _run_of(name, runs)
+            if run is not None and run.live:
+                continue
+            with contextlib.suppress(OSError, ValueError):
+                path = path_inside(self.folder, name)
+                path.unlink(missing_ok=True)
+                if not any((path.parent / mark).exists() for mark in _MARKS):
+                    (path.parent / HEARTBEAT).unlink(missing_ok=True)
+                for parent in path.parents:
+                    if parent == self.folder or any(parent.iterdir()):
+                        break
+                    parent.rmdir()
+
+    def _remove(self, prefix: str) -> None:
+        if prefix:
+            with contextlib.suppress(OSError, ValueError):
+                shutil.rmtree(path_inside(self.folder, prefix.rstrip("/")))
+
+    def _set_heartbeat(self, run: _Copied) -> None:
+        """Sets the heartbeat of a run from its sidecar; the copied file has the time of copying."""
+        folder = self.folder / run.prefix
+        at = _time_of(read_object_file(folder / SIDECAR).get("updated_at"))
+        with contextlib.suppress(OSError):
+            (folder / HEARTBEAT).touch()
+            os.utime(folder / HEARTBEAT, (at, at))
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    return PurePosixPath(name).parts or ("",)
+
+
+def _run_of(name: str, runs: dict[str, _Copied]) -> _Copied | None:
+    """Returns the innermost run whose objects begin as a name does."""
+    parts = name.split("/")[:-1]
+    for count in range(len(parts), -1, -1):
+        prefix = "".join(f"{part}/" for part in parts[:count])
+        if prefix in runs:
+            return runs[prefix]
+    return None
+
+
+def _is_document(path: str) -> bool:
+    """Returns whether a file tells what a table of runs shows."""
+    return "/" not in path and path.endswith(_DOCUMENT_SUFFIXES) and path not in indexes()
+
+
+def _time_of(value: Any) -> float:
+    found = number_of(value)
+    return found if found is not None and 0 <= found < 1e11 else 0.0  # noqa: PLR2004  # a file system's years
