@@ -1,0 +1,220 @@
+"""Machines that write one run in a bucket and are lost, again and again, while the store fails in every way."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import attrs
+import pytest
+
+from destinations.run_directory.reader import read_rows, read_whole
+from destinations.run_directory.stored_run import StoredRun
+from tests.effort import times
+from tests.servers import s3_servers
+from tests.servers.fault_proxy import PAGE, Answer, Corrupt, Dribble, Late, Reset, Truncate
+from uploads import UploadError, open_store
+
+KILLS = times(8, 200)
+WRITERS = ("-", *(f"eval{number}" for number in range(times(2, 8))))
+LIMIT_SECONDS = 240
+ROOT = Path(__file__).parents[2]
+# Thirteen ways in which a store fails, each once in a while.
+FAULTS = [
+    Answer(500, "InternalError"),
+    Answer(503, "SlowDown", headers=(("Retry-After", "0"),)),
+    Answer(503, "SlowDown", after_forwarding=True),
+    Answer(429),
+    Answer(409, "OperationAborted"),
+    Answer(403, page=PAGE),
+    Answer(502, page=PAGE),
+    Answer(500, "InternalError", after_forwarding=True),
+    Reset(),
+    Corrupt(),
+    Dribble(3, 0.01),
+    Truncate(10),
+    Late(),
+]
+
+
+@pytest.fixture(autouse=True)
+def _credentials(monkeypatch):
+    """Those of the server, for what reads here."""
+    for name, value in s3_servers.ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
+@attrs.define
+class Machine:
+    """What writes as the trainer or as one named writer, on one machine after another."""
+
+    writer: str
+    folder: Path
+    moves: int = 0
+    step: int = 0
+    number: int = 0
+    first_numbers: list = attrs.field(factory=list)
+    logged: list = attrs.field(factory=list)
+    child: object = None
+    reader: object = None
+
+    def begin(self, uri, count=100_000):
+        """Starts a session."""
+        self.first_numbers.append(self.number)
+        command = [
+            sys.executable,
+            "-m",
+            "tests.crash.bucket_child",
+            uri,
+            f"{self.folder}/{self.moves}",
+            self.writer,
+        ]
+        self.child = subprocess.Popen(
+            [*command, str(self.step), str(self.number), str(count)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, **s3_servers.ENVIRONMENT},
+            start_new_session=True,
+        )
+        self.logged = []
+        self.reader = threading.Thread(target=self._read, args=(self.child.stdout,), daemon=True)
+        self.reader.start()
+
+    def _read(self, output):
+        with output:
+            for line in output:
+                word, _, number = line.partition(" ")
+                if word == "logged":
+                    self.logged.append(int(number))
+
+    def kill(self, *, lost):
+        """Kills it and its worker; where it is lost, with everything on the machine."""
+        os.killpg(self.child.pid, signal.SIGKILL)
+        workers = ["pkill", "-9", "-f", f"{self.folder}/{self.moves}/uploads"]
+        if lost:
+            subprocess.run(workers, check=False)
+        self.child.wait()
+        self.reader.join(LIMIT_SECONDS)
+        if lost:
+            shutil.rmtree(f"{self.folder}/{self.moves}", ignore_errors=True)
+            self.moves += 1
+        if self.logged:
+            self.number = self.logged[-1] + 1000
+            self.step += len(self.logged)
+
+
+def rows_in(server, writer, folder):
+    """The numbers of the rows of a writer that a reader of the store has, and of those that were put aside."""
+    shutil.rmtree(folder, ignore_errors=True)
+    prefix = "" if writer == "-" else f"writers/{writer}/"
+    run = StoredRun(open_store(server), prefix, folder)
+    plain = run.look()
+    if run.fetch() is None:
+        return [], []
+    rows = [int(row.metrics[f"{writer}/number"]) for row in read_rows(folder)]
+    left = []
+    for one in plain:
+        if one.name.startswith("abandoned/"):
+            run.download(one.name)
+            csv = read_whole(folder / one.name)
+            left += [int(row.metrics[f"{writer}/number"]) for row in csv.rows()]
+    return rows, left
+
+
+def faulty(seed):
+    """A plan for the proxy: one request in twelve fails, in one of the ways."""
+    draw = random.Random(seed)
+    lock = threading.Lock()
+
+    def plan(_request):
+        with lock:
+            return draw.choice(FAULTS) if draw.random() < 1 / 12 else None
+
+    return plan
+
+
+def test_machines_that_are_lost_take_no_row_of_a_finished_interval_along(moto, proxy, prefix, tmp_path):
+    """What a reader saw stays: no row is twice, none is overwritten, and none of another writer is missing."""
+    draw = random.Random(int(os.environ.get("SEED", "0")))
+    direct = moto.uri(f"{prefix}/killed")
+    uri = moto.at(proxy.url).uri(f"{prefix}/killed")
+    proxy.plan = faulty(draw.random())
+    machines = {name: Machine(name, tmp_path / name) for name in WRITERS}
+    seen = {name: set() for name in WRITERS}
+    for machine in machines.values():
+        machine.begin(uri)
+    for _ in range(KILLS):
+        machine = machines[draw.choice(WRITERS)]
+        deadline = time.monotonic() + LIMIT_SECONDS
+        wanted = draw.randint(1, 150)
+        while len(machine.logged) < wanted and machine.child.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert machine.logged, "it did not begin"
+        machine.kill(lost=draw.random() < 0.6)
+        rows, left = rows_in(direct, machine.writer, tmp_path / "copy")
+        assert seen[machine.writer] <= {*rows, *left}
+        seen[machine.writer] |= {*rows, *left}
+        if machine.writer == "-":
+            machine.step = max(0, machine.step - draw.randint(0, 30))
+        machine.begin(uri)
+    proxy.plan = lambda _request: None
+    for machine in machines.values():
+        machine.kill(lost=False)
+        machine.begin(uri, 20)
+        assert machine.child.wait(LIMIT_SECONDS) == 0
+        machine.reader.join(LIMIT_SECONDS)
+    for name, machine in machines.items():
+        rows, left = rows_in(direct, name, tmp_path / "copy")
+        everything = Counter([*rows, *left])
+
+        assert seen[name] <= everything.keys()
+        assert {*machine.logged} <= set(rows)
+        assert [number for number, count in Counter(rows).items() if count > 1] == []
+
+
+def test_a_machine_that_was_stopped_for_long_changes_nothing_of_its_successor(moto, prefix, tmp_path):
+    """SIGSTOP, another machine continues, SIGCONT: its rows are an abandoned branch."""
+    uri = moto.uri(f"{prefix}/killed")
+    first, second = Machine("-", tmp_path / "one"), Machine("-", tmp_path / "two")
+    first.begin(uri)
+    _wait_for(lambda: len(first.logged) > 60)
+    subprocess.run(["pkill", "-STOP", "-f", str(tmp_path / "one")], check=False)
+    os.killpg(first.child.pid, signal.SIGSTOP)
+    time.sleep(1.0)
+    before, _ = rows_in(uri, "-", tmp_path / "copy")
+    second.step, second.number = len(before), 50_000
+    second.begin(uri, 150)
+    _wait_for(lambda: len(second.logged) > 30)
+    os.killpg(first.child.pid, signal.SIGCONT)
+    subprocess.run(["pkill", "-CONT", "-f", str(tmp_path / "one")], check=False)
+    assert second.child.wait(LIMIT_SECONDS) == 0
+    second.reader.join(LIMIT_SECONDS)
+    after, _ = rows_in(uri, "-", tmp_path / "copy")
+    _wait_for(lambda: any(number > max(before) for number in rows_in(uri, "-", tmp_path / "copy")[1]), 90)
+    first.kill(lost=True)
+    rows, left = rows_in(uri, "-", tmp_path / "copy")
+
+    assert after == [*before, *range(50_000, 50_150)]
+    assert rows == after
+    assert left
+    assert all(max(before) < number < 50_000 for number in left)
+
+
+def _wait_for(is_so, seconds=LIMIT_SECONDS):
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            if is_so():
+                return
+        except UploadError:
+            pass
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
