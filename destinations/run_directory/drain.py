@@ -202,7 +202,7 @@ class RowBuffer:
             and pending[0] == step
             and pending[1] == epoch
             and pending[3] is not names
-            and set(pending[3]).isdisjoint(names)
+            and self._csv.formatter(pending[3]).places.isdisjoint(self._csv.formatter(names).places)
         )
 
     def _count(self, names: _Names, steps: list[Any], values: Any, epoch: int | None) -> None:
@@ -282,8 +282,6 @@ class JournalDrain:
         self._buffer = RowBuffer(self._csv)
         # Whether nothing is known to have been changed within the CSV.
         self._is_sound = True
-        # The names of the last row, whose columns the file has.
-        self._last_names: tuple[str, ...] | None = None
 
     # Opening.
 
@@ -537,16 +535,14 @@ class JournalDrain:
     def _take(self, row: Row, data: bytes, at: int) -> None:
         """Buffers a row, after which others follow in the data."""
         names = self._names[row[0]]
-        if names is not self._last_names:
-            if self._csv.formatter(names).missing:
-                self._add_columns(names, data, at)
-            self._last_names = names
+        if self._csv.formatter(names).missing:
+            self._add_columns(names, data, at)
         self._buffer.add(names, row)
 
     def _add_block(self, block: RowBlock) -> bool:
         """Buffers many rows; False if the first one must be handled by itself."""
         names = self._names.get(block.schema)
-        if names is None or names is not self._last_names or len(names) != block.values.shape[1]:
+        if names is None or len(names) != block.values.shape[1] or self._csv.formatter(names).missing:
             return False
         return self._buffer.add_block(names, block)
 
@@ -574,7 +570,6 @@ class JournalDrain:
         The CSV stays open: if it was deleted meanwhile, its rows are nowhere else.
         """
         self._buffer.clear()
-        self._last_names = None
         place = self._committed
         self._segment, self._offset = place.segment, place.offset
         if self._csv.exists:

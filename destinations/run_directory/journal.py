@@ -370,6 +370,16 @@ class Journal:
                         f"metric name {name[:40]!r}… has {len(column_of(name))} characters as written, at "
                         f"most {_MAX_NAME_CHARACTERS} are allowed. Its values are not written.",
                     )
+            by_column: dict[str, str] = {}
+            for name in list(row):
+                if (first := by_column.setdefault(column_of(name), name)) is not name:
+                    del row[name]
+                    self._refuse_values(
+                        1,
+                        "same column",
+                        f"metrics {first!r:.80} and {name!r:.80} of one call have the same column. "
+                        "The value of the second is not written; give it another name.",
+                    )
         for name, value in list(row.items()):
             if type(value) is int and value.bit_length() > _MAX_INTEGER_BITS:
                 del row[name]

@@ -54,17 +54,19 @@ class ChangedError(Exception):
 
 
 class RowFormatter:
-    """Formats rows of certain names as lines of the CSV."""
+    """Formats rows of certain names as lines of one file, which must have all their columns."""
 
     def __init__(self, names: tuple[str, ...], columns: dict[str, int]) -> None:
-        targets = [columns.get(column_of(name)) for name in names]
         wanted = (*OWN_COLUMNS, *map(column_of, names))
         self.missing = [column for column in wanted if column not in columns]
+        targets = [] if self.missing else [columns[column_of(name)] for name in names]
+        self.places = frozenset(targets)
+        """The columns that the names have, by number."""
         self._targets = targets
         self._columns = columns
         self._own = [columns[name] for name in OWN_COLUMNS if name in columns]
         first = targets[0] if targets else None
-        self.line: Line = self._general
+        self.line: Line = self._incomplete if self.missing else self._general
         self._is_contiguous = (
             not self.missing
             and first is not None
@@ -92,13 +94,15 @@ class RowFormatter:
         cells = format_cells(values)
         return f"{_cell(step)},{_cell(epoch)},{round(time, 6)!r}{self._before}{cells}{self._after}"
 
+    def _incomplete(self, *_: object) -> str:
+        raise RuntimeError(f"the file has no column for {self.missing[:3]}: these values would be lost")
+
     def _general(self, step: int | None, epoch: int | None, time: float, values: tuple[float, ...]) -> str:
         cells = [""] * len(self._columns)
         for column, text in zip(self._own, (_cell(step), _cell(epoch), repr(round(time, 6))), strict=True):
             cells[column] = text
         for target, value in zip(self._targets, values, strict=True):
-            if target is not None:
-                cells[target] = format_cells((value,))
+            cells[target] = format_cells((value,))
         return ",".join(cells) + "\n"
 
 
@@ -129,7 +133,10 @@ class MetricsCsv:
         # Whether there may be bytes beyond the size that this object wrote.
         self._is_torn = False
         self._fd = -1
+        # Of this file alone. The last one is found without hashing ten thousand names for each row.
         self._formatters: dict[tuple[str, ...], RowFormatter] = {}
+        self._names: tuple[str, ...] | None = None
+        self._plan = RowFormatter((), {})
 
     def open(self, position: Position | None) -> CsvState | None:
         """Opens an existing file and truncates it to the rows that count.
@@ -170,12 +177,15 @@ class MetricsCsv:
         return CsvState(zlib.crc32(self._header), self.size, segment, offset, self.closed)
 
     def formatter(self, names: tuple[str, ...]) -> RowFormatter:
-        """Returns the formatter of rows of these names, which knows the columns they lack."""
+        """Returns the formatter of rows of these names in the present file, which knows the columns it lacks."""
+        if names is self._names:
+            return self._plan
         plan = self._formatters.get(names)
         if plan is None:
             if len(self._formatters) > 1000:  # noqa: PLR2004  # mostly names that do not recur
                 self._formatters.clear()
             plan = self._formatters[names] = RowFormatter(names, self.columns)
+        self._names, self._plan = names, plan
         return plan
 
     @property
@@ -424,6 +434,7 @@ class MetricsCsv:
         self._header = header
         self.columns = {name: index for index, name in enumerate(parse_header(header))}
         self._formatters.clear()
+        self._names = None
 
     def _chunks(self, start: int, end: int | None = None) -> Iterator[bytes]:
         end = self.size if end is None else end

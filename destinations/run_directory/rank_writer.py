@@ -339,10 +339,10 @@ class RankWriter:
             if is_last:
                 self._report_loss()
             return
-        except OSError as error:
+        except Exception as error:
             if is_last and not is_final and isinstance(error, FileNotFoundError):
                 raise
-            # The documents are still written: they report the error.
+            # The documents are still written: they report the error, also one of ours.
             is_well = False
             self._failed(error)
         self._write_environment(is_last)

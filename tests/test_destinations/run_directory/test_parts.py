@@ -15,7 +15,7 @@ from destinations.run_directory.blocks import read_blocks
 from destinations.run_directory.drain import JournalDrain
 from destinations.run_directory.journal import Journal
 from destinations.run_directory.layout import journal_path, part_numbers, part_path, parts_path
-from destinations.run_directory.metrics_csv import MetricsCsv
+from destinations.run_directory.metrics_csv import MetricsCsv, RowFormatter
 from destinations.run_directory.part_index import PartIndex, indexed_files
 from destinations.run_directory.reader import last_rows, take_snapshot
 from destinations.runs import open_runs
@@ -27,7 +27,7 @@ from destinations.runs.content.where import Where, values_where
 from destinations.runs.errors import FilterError
 from destinations.runs.summary import computed_summary
 from destinations.viewer.columns import ColumnCache
-from events import State
+from events import Run, State
 from tests.test_destinations.runs.written import Written
 from uploads.disk import Disk
 
@@ -395,6 +395,80 @@ def test_names_that_are_not_used_any_more_are_not_columns_of_the_next_part(tmp_p
     assert numbers(tmp_path) == [1]
     assert (tmp_path / "metrics.csv").read_text().splitlines()[0] == "step,epoch,time,loss"
     assert read_rows(tmp_path)[0].metrics == {"loss": 0.0, "once": 1.0}
+
+
+def test_values_of_names_that_the_next_part_lacks_are_written(tmp_path):
+    """The last row of a part brought a name, which the next file begins without: the rows that follow have it."""
+    with WrittenInParts(tmp_path / "run", flush_seconds=1000) as run:
+        for step in range(150):
+            run.log({"loss": step / 8}, step)
+        run.log({"eval/acc": 0.5}, 150)
+        run.flush()
+        closed = numbers(tmp_path / "run")
+        for step in range(151, 400):
+            run.log({"eval/acc": step / 8}, step)
+
+    assert closed == [1]
+    assert [row.metrics for row in read_rows(tmp_path / "run")[151:]] == [
+        {"eval/acc": step / 8} for step in range(151, 400)
+    ]
+    sidecar = json.loads((tmp_path / "run" / "sidecar.json").read_bytes())
+    assert (sidecar["status"], sidecar["lost"]) == ("completed", {})
+
+
+def test_a_session_that_closes_the_file_of_an_earlier_one_writes_its_values(tmp_path):
+    """A file that is past its limit when it is opened becomes a part after one row, of which all names are used again."""
+    with Written(tmp_path / "run") as run:
+        for step in range(400):
+            run.log({f"m{number}": step / 8 for number in range(5)}, step)
+
+    with WrittenInParts(tmp_path / "run", batch=400) as run:
+        for step in range(400, 404):
+            run.log({"m0": step / 8, "m1": 1.0}, step)
+            run.flush()
+
+    assert numbers(tmp_path / "run")[0] == 1
+    assert [row.metrics for row in read_rows(tmp_path / "run")[400:]] == [
+        {"m0": step / 8, "m1": 1.0} for step in range(400, 404)
+    ]
+
+
+def test_a_row_without_columns_for_its_values_is_not_written():
+    """A line with fewer cells than values would be a silent loss."""
+    formatter = RowFormatter(("loss", "acc"), {"step": 0, "epoch": 1, "time": 2, "loss": 3})
+
+    assert formatter.missing == ["acc"]
+    with pytest.raises(RuntimeError, match="acc"):
+        formatter.line(1, 0, 1.0, (0.5, 0.25))
+
+
+def test_two_names_with_one_column_keep_their_values(tmp_path):
+    """`step` is written as `metrics/step`: a second call of the step gets a line of its own, a second name of the call is refused."""
+    with WrittenInParts(tmp_path / "run") as run:
+        run.log({"step": 1.0}, 1)
+        run.log({"metrics/step": 2.0}, 1)
+        run.log({"step": 3.0, "metrics/step": 4.0}, 2)
+
+    assert [row.metrics["metrics/step"] for row in read_rows(tmp_path / "run")] == [1.0, 2.0, 3.0]
+    assert json.loads((tmp_path / "run" / "sidecar.json").read_bytes())["overhead"]["refused"] == 1
+
+
+class OfNoSize(RunDirectory):
+    """Fails in the writer thread with an error that is no OSError."""
+
+    _part_bytes = None
+
+
+def test_an_error_of_ours_in_the_writer_thread_is_said_at_the_end(tmp_path):
+    """The status and the error are in the sidecar, and the rows in the journal."""
+    run = Run([OfNoSize(tmp_path / "run")], run_name="x")
+    run.log_metrics({"loss": 0.5}, 0)
+    run.close()
+
+    sidecar = json.loads((tmp_path / "run" / "sidecar.json").read_bytes())
+    assert sidecar["status"] == "completed"
+    assert "TypeError" in sidecar["overhead"]["last_error"]
+    assert [row.metrics for row in read_rows(tmp_path / "run")] == [{"loss": 0.5}]
 
 
 def test_rows_come_once_to_a_reader_while_parts_are_closed(tmp_path):
