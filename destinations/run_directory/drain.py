@@ -3,7 +3,7 @@
 The order of writes guarantees it: lines are appended to the CSV, then `position.json` is replaced by one that
 covers them. In between, readers ignore the new lines and find their rows in the journal. A replacement of the
 CSV (new columns, abandoned rows removed, the next one after it was closed as a part) is announced in the
-position first; see `Position`.
+position first; see `Position`. Nothing is appended to a file before the position is of that file alone.
 
 Runs in the writer thread.
 """
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 import numpy as np
 
-from uploads.disk import DISK, Disk, replace_file, replacement
+from uploads.disk import DISK, Disk, replacement
 
 from .frames import (
     MAGIC,
@@ -228,9 +228,9 @@ class JournalDrain:
         csv: the CSV of the rank.
         journal: the writing end of a live journal; None to drain what a dead process left.
         on_rollback: called after abandoned rows were moved out of the CSV, with their number, the step of the
-            resume and their file.
+            resume and their file. Does not raise; `statistics` are to be computed again.
         on_change: called after rows that another program took out of the CSV were restored from the journal,
-            with how many were, and how many could not be.
+            with how many were, and how many could not be. As `on_rollback`.
         between: called after each chunk of rows.
         clock: monotonic seconds.
         disk: the disk operations.
@@ -262,6 +262,8 @@ class JournalDrain:
         self._rewritten_bytes = 0
         # Of those that this object has closed.
         self._rows_of_parts: dict[int, int] = {}
+        # Whether `position.json` is of the present file alone.
+        self._has_position = False
         # Whether there may be parts that do not count; a journal that says so must not end before they do.
         self._has_surplus = False
         # How many rows have brought new names to the present file.
@@ -309,6 +311,7 @@ class JournalDrain:
         self._is_open = True
         self._begin_base()
         if self._csv.exists:
+            self._has_surplus = True
             self._write_position()
             self._remove_surplus()
         return self._csv.exists
@@ -390,6 +393,8 @@ class JournalDrain:
         raise OSError(errno.EBUSY, "another program keeps changing the file", str(self._csv.path))
 
     def _run(self) -> None:
+        if self._csv.exists and not self._has_position:
+            self._write_position()
         since_position = 0
         while True:
             segments = self._segments()
@@ -590,14 +595,19 @@ class JournalDrain:
             self._close_part(self._buffer.columns_in_use())
 
     def _write_position(self, *following: CsvState) -> None:
+        self._csv.sync_name()
         states = (self._csv.state(self._segment, self._offset), *following)
         text = Position(self._generation, states).to_json()
-        replace_file(self._folder / POSITION, text.encode(), durable=True, disk=self._disk)
-        # These rows are committed now.
+        with replacement(self._folder / POSITION, disk=self._disk) as fd:
+            self._disk.write(fd, text.encode(), 0)
+            self._disk.sync(fd)
+        # These rows are committed now, also where the folder cannot be synced: who reads it next finds them so.
+        self._has_position = not following
         rows, step = self._buffer.update_statistics(self.statistics)
         self.rows += rows
-        self.durable_step = step if step is not None else self.durable_step
         self._note_committed()
+        self._disk.sync_folder(self._folder)
+        self.durable_step = step if step is not None else self.durable_step
 
     def _note_committed(self) -> None:
         """Remembers the place that an error returns to; a new segment is one to restore rows from."""
@@ -648,7 +658,7 @@ class JournalDrain:
         self._late += sum(bool(self._csv.formatter(schema).missing) for schema in schemas)
         self._rewritten_bytes += self._csv.size
         index, header, width = self._buffer.index, len(self._csv.header), len(self._csv.columns)
-        self._replace(self._csv.prepare_columns([*wanted]), self._offset)
+        self._replace(self._csv.prepare_columns([*wanted]), self._segment, self._offset)
         if index is not None:
             index.widen(len(self._csv.header) - header, len(self._csv.columns) - width)
             self._buffer.index = index
@@ -671,11 +681,14 @@ class JournalDrain:
         """Closes the file as a part, and begins the next one with some columns."""
         rows = self._csv.rows
         index = self._index(lambda index: index.finish(self._csv.size, list(self._csv.columns)))
-        self._replace(self._csv.prepare_next(columns, index), self._offset)
-        self._buffer.index = IndexBuilder()
-        self._rows_of_parts[self._csv.closed] = rows
-        self._late = 0
-        self._buffer.logged.clear()
+
+        def closed() -> None:
+            self._buffer.index = IndexBuilder()
+            self._rows_of_parts[self._csv.closed] = rows
+            self._late = 0
+            self._buffer.logged.clear()
+
+        self._replace(self._csv.prepare_next(columns, index), self._segment, self._offset, closed)
 
     def _move_abandoned_rows(self, resume: Resume, end: int) -> None:
         """Moves abandoned rows out of the CSV and the last parts into files in `abandoned/`."""
@@ -694,7 +707,10 @@ class JournalDrain:
             shorter.discard()
             return
         count = sum(one.count for one in left)
-        self._replace(shorter, end, lambda: self._on_rollback(count, resume.step, left[-1].path))
+        self._has_surplus = True
+        self._replace(
+            shorter, self._segment, end, lambda: self._on_rollback(count, resume.step, left[-1].path)
+        )
         self._remove_surplus()
 
     def _remove_surplus(self) -> None:
@@ -712,19 +728,26 @@ class JournalDrain:
                 return part.number
         return self._csv.closed + 1
 
-    def _replace(self, new: Replacement, offset: int, then: Callable[[], object] = lambda: None) -> None:
+    def _replace(
+        self, new: Replacement, segment: int, offset: int, then: Callable[[], object] = lambda: None
+    ) -> None:
         """Announces the new version in the position, renames it into place, then drops the old state.
 
         Args:
             new: the new version.
-            offset: in the present segment, where the journal continues.
-            then: called as soon as the new version is in place.
+            segment: where the journal continues.
+            offset: in that segment.
+            then: called as soon as the new version is in place; does not raise.
         """
-        self._csv.sync()
-        self._write_position(new.state(self._segment, offset))
+        try:
+            self._csv.sync()
+            self._write_position(new.state(segment, offset))
+        except BaseException:
+            new.discard()
+            raise
         self._csv.accept(new)
         self._buffer.index = None
-        self._offset = offset
+        self._segment, self._offset = segment, offset
         self._generation += 1
         self.rewrites += 1
         then()
@@ -738,6 +761,7 @@ class JournalDrain:
         is_in_place = self._csv.is_in_place() and self._folder.is_dir()
         if not is_in_place:
             self._folder.mkdir(parents=True, exist_ok=True)
+        self._has_position &= os.path.lexists(self._folder / POSITION)
         if self._csv.exists:
             if not (self._is_sound and self._csv.is_as_left()):
                 self._restore_rows()
@@ -766,8 +790,7 @@ class JournalDrain:
             self.missing += lost
             self._on_change(rows_before - self.rows, lost)
 
-        self._segment = base.segment
-        self._replace(shorter, base.offset, restored)
+        self._replace(shorter, base.segment, base.offset, restored)
 
     def _keep_file_in_the_way(self) -> None:
         """Keeps a file that another program has put in the place of the CSV."""

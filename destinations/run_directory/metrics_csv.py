@@ -130,6 +130,8 @@ class MetricsCsv:
         """The number of rows; of a file that was opened, those added since, until it is set."""
         self.columns: dict[str, int] = {}
         self._header = b""
+        # Whether the disk has the name of the open file, as far as this object gave it one.
+        self._is_named = True
         # Whether there may be bytes beyond the size that this object wrote.
         self._is_torn = False
         self._fd = -1
@@ -276,6 +278,12 @@ class MetricsCsv:
         """Syncs the file."""
         if self._fd >= 0:
             self._disk.sync(self._fd)
+
+    def sync_name(self) -> None:
+        """Waits until the disk has the open file under its name."""
+        if not self._is_named:
+            self._disk.sync_folder(self.path.parent)
+            self._is_named = True
 
     def begin(self, columns: Iterable[str]) -> None:
         """Creates the file with its first columns."""
@@ -460,10 +468,15 @@ class MetricsCsv:
         return Replacement(self.path, header, body, self._disk, self.closed if closed is None else closed)
 
     def accept(self, replacement: "Replacement") -> None:
-        """Renames a replacement into place and continues with it."""
+        """Renames a replacement into place and continues with it; see `sync_name`.
+
+        Raises:
+            OSError: it could not be renamed, and is gone.
+        """
         fd = replacement.take()
         self.close()
         self._fd, self.size, self.rows, self._is_torn = fd, replacement.size, replacement.rows, False
+        self._is_named = False
         self.closed = replacement.closed
         self._take_header(replacement.header)
 
@@ -550,9 +563,12 @@ class Replacement:
         return CsvState(zlib.crc32(self.header), self.size, segment, offset, self.closed)
 
     def take(self) -> int:
-        """Renames the file into place durably, and returns its descriptor."""
-        self._disk.replace(self._name, self._path)
-        self._disk.sync_folder(self._path.parent)
+        """Renames the file into place, and returns its descriptor; removes it where that fails."""
+        try:
+            self._disk.replace(self._name, self._path)
+        except BaseException:
+            self.discard()
+            raise
         return self._fd
 
     def discard(self) -> None:

@@ -149,6 +149,8 @@ class RankWriter:
         self._heartbeat_at = 0.0
         self._documents_at = -math.inf
         self._are_documents_due = True
+        # Whether rows are gone that the statistics have.
+        self._are_statistics_due = False
         self._deadline = math.inf
         # Accepted rows that are not in the folder; set at the end.
         self._lost_rows = 0
@@ -253,13 +255,13 @@ class RankWriter:
             self._drain.set_csv_rows(self._compute_statistics())
         else:
             self._drain.statistics = found
-            rows = self._add_rows_from(mark["bytes"])
+            rows = self._add_rows_from(mark["bytes"], found)
             # The CSV is read once where an earlier version has not counted its rows.
             before = mark_rows if type(mark_rows) is int else self._csv.count_rows(mark["bytes"])
             self._drain.set_csv_rows(before + rows)
 
     def _report_rollback(self, rows: int, step: int, path: Path) -> None:
-        """Reports abandoned rows, and recomputes the statistics of the rest."""
+        """Reports abandoned rows; the statistics are to be those of the rest."""
         _log.warning(
             "run folder %s: training continues from step %d; %d rows of later steps were moved to %s.",
             self._run_dir,
@@ -267,10 +269,10 @@ class RankWriter:
             rows,
             path.relative_to(self._root),
         )
-        self._compute_statistics()
+        self._are_statistics_due = True
 
     def _report_change(self, restored: int, lost: int) -> None:
-        """Reports that another program has changed the CSV, and recomputes the statistics."""
+        """Reports that another program has changed the CSV, of which the statistics are to be."""
         self._last_error = f"another program has changed {metrics_name(self._rank)}"
         _log.log(
             logging.ERROR if lost else logging.WARNING,
@@ -281,25 +283,29 @@ class RankWriter:
             lost,
             f"{ABANDONED_FOLDER}/",
         )
-        self._compute_statistics()
+        self._are_statistics_due = True
         self._are_documents_due = True
 
     def _compute_statistics(self) -> int:
         """Recomputes the statistics from all rows, and returns the number of those of the CSV."""
-        statistics = self._drain.statistics = Statistics()
+        self._are_statistics_due = True
+        statistics = Statistics()
         for part in self._csv.parts():
             with contextlib.closing(part.open()) as file:
                 statistics.add_index(PartIndex.read(part.index_path, file) or PartIndex.of(file))
             self._between_chunks()
-        return self._add_rows_from(len(self._csv.header))
+        rows = self._add_rows_from(len(self._csv.header), statistics)
+        self._drain.statistics = statistics
+        self._are_statistics_due = False
+        return rows
 
-    def _add_rows_from(self, start: int) -> int:
+    def _add_rows_from(self, start: int, statistics: Statistics) -> int:
         count = 0
         columns = parse_header(self._csv.header)
         for block in self._csv.blocks(start):
             rows = parse_rows(columns, [block])
             count += block.count(b"\n")
-            self._drain.statistics.add_mixed((row.step, row.epoch, row.metrics) for row in rows)
+            statistics.add_mixed((row.step, row.epoch, row.metrics) for row in rows)
             self._between_chunks()
         return count
 
@@ -403,6 +409,8 @@ class RankWriter:
             drained += self._drain.run()
         if is_last and not self._drain.verify():
             drained += self._drain.run()
+        if self._are_statistics_due:
+            self._compute_statistics()
         self.journal.retire()
         if not is_last:
             self.journal.prepare()
@@ -480,7 +488,9 @@ class RankWriter:
 
     def _write_summary(self) -> None:
         run_id = self._documents.run_id if self._documents is not None else ""
-        mark = (self._csv_mark(self._csv.size) if self._csv.exists else None) or {}
+        # Without a mark, the summary is that of no rows: readers compute their own.
+        is_known = self._csv.exists and not self._are_statistics_due
+        mark = (self._csv_mark(self._csv.size) if is_known else None) or {}
         if mark:
             mark["rows"] = self._csv.rows
         write_summary(self._root, self._rank, run_id, self._drain.statistics, mark)

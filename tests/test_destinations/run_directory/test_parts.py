@@ -1,5 +1,7 @@
 """A metrics.csv that has grown is closed as a part, and every reader sees the rows as if it had not."""
 
+import contextlib
+import errno
 import itertools
 import json
 import math
@@ -57,12 +59,12 @@ class Hasty(Disk):
 class Writer:
     """A journal and its drain, without the thread."""
 
-    def __init__(self, run_dir, part_bytes=600):
+    def __init__(self, run_dir, part_bytes=600, disk=None):
         self.folder = journal_path(run_dir, 0)
         self.folder.mkdir(parents=True, exist_ok=True)
         times = itertools.count(1000)
         self.journal = Journal(self.folder, State("x"), segment_bytes=4096, clock=lambda: float(next(times)))
-        disk = Hasty()
+        disk = disk or Hasty()
         csv = MetricsCsv(run_dir / "metrics.csv", disk)
         self.drain = JournalDrain(run_dir, self.folder, csv, self.journal, part_bytes=part_bytes, disk=disk)
 
@@ -83,6 +85,31 @@ class Writer:
         for segment in list(self.journal.segments):
             segment.close()
         self.drain._csv.close()
+
+
+class Failing(Hasty):
+    """Fails once where a file gets its name, or where its folder is synced then; may be killed at the next position."""
+
+    fails_to_replace = fails_to_sync = ""
+    killed_at_lines = -1
+    renamed = ""
+
+    def replace(self, source, target):
+        """Renames, or raises."""
+        if self.fails_to_replace == target.name:
+            self.fails_to_replace = ""
+            raise OSError(errno.ENOSPC, "full")
+        csv = target.parents[2] / "metrics.csv"
+        if target.name == "position.json" and csv.read_bytes().count(b"\n") == self.killed_at_lines:
+            raise KeyboardInterrupt
+        super().replace(source, target)
+        self.renamed = target.name
+
+    def sync_folder(self, path):
+        """Raises where a file was renamed just now."""
+        if self.renamed and self.fails_to_sync == self.renamed:
+            self.fails_to_sync = ""
+            raise OSError(errno.EIO, "not synced")
 
 
 def numbers(run_dir):
@@ -451,6 +478,59 @@ def test_two_names_with_one_column_keep_their_values(tmp_path):
 
     assert [row.metrics["metrics/step"] for row in read_rows(tmp_path / "run")] == [1.0, 2.0, 3.0]
     assert json.loads((tmp_path / "run" / "sidecar.json").read_bytes())["overhead"]["refused"] == 1
+
+
+@pytest.mark.parametrize("name", ["position.json", "metrics.csv"])
+@pytest.mark.parametrize("fault", ["fails_to_replace", "fails_to_sync"])
+@pytest.mark.parametrize("before", [0, 5])
+def test_rows_are_there_once_after_an_error_and_a_kill(tmp_path, name, fault, before):
+    """Where a file could not be renamed, or its folder not be synced, the next turn goes on; a kill within it doubles no row."""
+    disk = Failing()
+    writer = Writer(tmp_path, 1 << 20, disk)
+    writer.log(range(before))
+    writer.drain.run()
+    writer.log(range(before, 10), acc=0.5)
+    setattr(disk, fault, name)
+    with pytest.raises(OSError, match=r"full|not synced"):
+        writer.drain.run()
+    # Killed when all rows are appended, and the position that covers them is not there yet.
+    disk.killed_at_lines = 11
+    with pytest.raises(KeyboardInterrupt):
+        writer.drain.run()
+    writer.die()
+
+    assert [row.step for row in read_rows(tmp_path)] == list(range(10))
+    again = Writer(tmp_path)
+    again.drain.run()
+    again.die()
+    assert [row.step for row in read_rows(tmp_path)] == list(range(10))
+
+
+class KilledAtTruncate(Failing):
+    """Is killed after it has cut a file."""
+
+    def truncate(self, fd, size):
+        """Cuts, and raises."""
+        super().truncate(fd, size)
+        raise KeyboardInterrupt
+
+
+def test_what_a_position_covers_is_not_written_again(tmp_path):
+    """Where the folder cannot be synced after position.json has its name, its rows count: they are not cut off."""
+    disk = KilledAtTruncate()
+    writer = Writer(tmp_path, 1 << 20, disk)
+    writer.log(range(5))
+    writer.drain.run()
+    writer.log(range(5, 10))
+    disk.fails_to_sync = "position.json"
+    with pytest.raises(OSError, match="not synced"):
+        writer.drain.run()
+    writer.log(range(10, 12))
+    with contextlib.suppress(KeyboardInterrupt):
+        writer.drain.run()
+    writer.die()
+
+    assert [row.step for row in read_rows(tmp_path)] == list(range(12))
 
 
 class OfNoSize(RunDirectory):
