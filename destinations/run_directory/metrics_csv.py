@@ -377,8 +377,8 @@ class MetricsCsv:
                 for chunk in self._chunks(0):
                     self._disk.write(fd, chunk, size)
                     size += len(chunk)
-        index = index or PartIndex.of(CsvSnapshot(self._fd, self._header, self.size))
-        index.write(Part(path, number).index_path, self._disk)
+        closed = CsvSnapshot(self._fd, self._header, self.size)
+        (index or PartIndex.of(closed)).write(Part(path, number).index_path, closed, self._disk)
         self._disk.sync_folder(self.folder)
         return self._prepare(header_line(dict.fromkeys((*OWN_COLUMNS, *columns))), (), number)
 

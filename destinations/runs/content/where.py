@@ -126,7 +126,7 @@ def values_where(run_dir: Path, name: str, where: Where, rank: int = 0) -> Itera
         column = next((one for one in (column_of(name), name) if one in known), None)
         if column is None:
             raise MetricNotFoundError(name, known)
-        for file, index in indexed_files(snapshot):
+        for file, index in indexed_files(snapshot, [column]):
             if column in parse_header(file.header):
                 for start, end in _spans(index, column, where, len(file.header), file.end):
                     for block in read_blocks(file.header, file.chunks(start, end=end), [column]):
