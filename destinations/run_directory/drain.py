@@ -47,9 +47,10 @@ from .layout import (
     segment_number,
     segment_paths,
 )
-from .metrics_csv import AbandonedRows, ChangedError, MetricsCsv, Replacement
+from .metrics_csv import AbandonedRows, ChangedError, Cut, MetricsCsv, Replacement
 from .part_index import IndexBuilder, PartIndex, is_cut
-from .segments import FIRST_BYTES, continues_from
+from .reader import Part
+from .segments import FIRST_BYTES, continues_from, names_before
 from .statistics import Statistics
 
 if TYPE_CHECKING:
@@ -231,7 +232,7 @@ class JournalDrain:
             resume and their file. Does not raise; `statistics` are to be computed again.
         on_change: called after rows that another program took out of the CSV were restored from the journal,
             with how many were, and how many could not be. As `on_rollback`.
-        between: called after each chunk of rows.
+        between: called after each chunk of rows, also of those that are read or written again.
         clock: monotonic seconds.
         disk: the disk operations.
         part_bytes: the size at which the CSV is closed as a part.
@@ -378,8 +379,6 @@ class JournalDrain:
         for _ in range(_TRIES):
             self._restore_if_changed()
             try:
-                if self._has_surplus:
-                    self._remove_surplus()
                 self._run()
             except ChangedError:
                 self._discard_unwritten()
@@ -395,6 +394,8 @@ class JournalDrain:
     def _run(self) -> None:
         if self._csv.exists and not self._has_position:
             self._write_position()
+        if self._has_surplus:
+            self._remove_surplus()
         since_position = 0
         while True:
             segments = self._segments()
@@ -522,13 +523,8 @@ class JournalDrain:
         """Reads the schemas that this segment defines before the offset."""
         if self._names_of_segment == self._segment:
             return
-        self._names = {}
         self._names_of_segment = self._segment
-        if self._offset > len(MAGIC):
-            data = reader.read(len(MAGIC), self._offset - len(MAGIC))
-            self._names = {
-                record.schema: record.names for _, record in iter_frames(data) if isinstance(record, Keys)
-            }
+        self._names = names_before(reader.read(0, self._offset), self._offset)
 
     def _count_damage(self, data: bytes) -> None:
         rest = data.rstrip(b"\0")
@@ -688,45 +684,79 @@ class JournalDrain:
             self._late = 0
             self._buffer.logged.clear()
 
-        self._replace(self._csv.prepare_next(columns, index), self._segment, self._offset, closed)
+        following = self._csv.prepare_next(columns, index, self._between)
+        self._replace(following, self._segment, self._offset, closed)
 
     def _move_abandoned_rows(self, resume: Resume, end: int) -> None:
-        """Moves abandoned rows out of the CSV and the last parts into files in `abandoned/`."""
+        """Moves abandoned rows out of the CSV and the parts into files in `abandoned/`.
+
+        The last parts that have no other rows are removed; those that have some are written again.
+        """
         self._buffer.finish_line()
         self._write_lines()
         if not self._csv.exists:
             return
+        cuts = self._cuts(resume)
+        of_csv = Cut.of(self._csv.snapshot(), resume, self._between)
         folder, stem = self._run_dir / ABANDONED_FOLDER, self._csv.path.stem
+        # There are some where a session was killed when it had cut parts.
+        before = sorted(folder.glob(f"{stem}.step{resume.step}.*.csv")) if self._csv.closed else []
+        if not cuts and not of_csv.dropped and not before:
+            return
         self._disk.make_folder(folder)
 
         def aside(header: bytes) -> AbandonedRows:
             return AbandonedRows(folder, stem, resume.step, header, self._disk)
 
-        shorter, left = self._csv.prepare_without(resume.drops, aside, self._first_cut(resume))
-        if not left:
-            shorter.discard()
-            return
+        first = self._csv.closed + 1
+        while first - 1 in cuts and cuts[first - 1].is_all:
+            first -= 1
+        left: list[AbandonedRows] = []
+        for part in self._csv.parts():
+            if part.number in cuts and part.number < first:
+                left += self._cut(part, resume, aside)
+        shorter, of_last = self._csv.prepare_without(resume, first, aside, self._between)
+        left += of_last
         count = sum(one.count for one in left)
+        path = left[-1].path if left else before[-1]
         self._has_surplus = True
-        self._replace(
-            shorter, self._segment, end, lambda: self._on_rollback(count, resume.step, left[-1].path)
-        )
+        self._replace(shorter, self._segment, end, lambda: self._on_rollback(count, resume.step, path))
         self._remove_surplus()
+
+    def _cuts(self, resume: Resume) -> dict[int, Cut]:
+        """Returns what a resume takes of the parts, by number, of which it takes rows.
+
+        The rows say that, from the last part on until one has none that is abandoned. Of the parts before,
+        the indexes say which may have some; nearly always none has.
+        """
+        found = {}
+        is_last = True
+        for part in reversed(self._csv.parts()):
+            with contextlib.closing(part.open()) as file:
+                index = None if is_last else PartIndex.read(part.index_path, file, ())
+                if index is None or is_cut(index, resume):
+                    cut = Cut.of(file, resume, self._between)
+                    is_last = is_last and cut.dropped > 0
+                    if cut.dropped:
+                        found[part.number] = cut
+        return found
+
+    def _cut(
+        self, part: Part, resume: Resume, aside: Callable[[bytes], AbandonedRows]
+    ) -> list[AbandonedRows]:
+        """Writes a part again without abandoned rows; first the disk has the resume, which is done again then."""
+        self._disk.sync_folder(self._run_dir)
+        self._sync_waiting()
+        left = self._csv.rewrite_part(part, resume, aside, self._between)
+        if part.number in self._rows_of_parts:
+            self._rows_of_parts[part.number] -= sum(one.count for one in left)
+        return left
 
     def _remove_surplus(self) -> None:
         self._has_surplus = True
         self._csv.remove_surplus()
         self._rows_of_parts = {n: rows for n, rows in self._rows_of_parts.items() if n <= self._csv.closed}
         self._has_surplus = False
-
-    def _first_cut(self, resume: Resume) -> int:
-        """Returns the number of the first part that a resume may have abandoned rows of."""
-        for part in self._csv.parts():
-            with contextlib.closing(part.open()) as file:
-                index = PartIndex.read(part.index_path, file) or PartIndex.of(file)
-            if is_cut(index, resume):
-                return part.number
-        return self._csv.closed + 1
 
     def _replace(
         self, new: Replacement, segment: int, offset: int, then: Callable[[], object] = lambda: None

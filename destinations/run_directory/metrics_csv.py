@@ -4,16 +4,19 @@ Runs in the writer thread. Appended rows count only once `drain` has written a p
 """
 
 import contextlib
+import itertools
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
+import attrs
 import numpy as np
 
 from uploads.disk import DISK, NO_LINKS, Disk, end_of_last_line, open_temporary, replacement
 
+from .blocks import MISSING_STEP, abandoned_by, read_blocks
 from .layout import (
     OWN_COLUMNS,
     CsvState,
@@ -33,11 +36,12 @@ from .part_index import PartIndex
 from .reader import CsvSnapshot, Part
 
 if TYPE_CHECKING:
-    from .frames import RowBlock
+    from .frames import Resume, RowBlock
 
 __all__ = [
     "AbandonedRows",
     "ChangedError",
+    "Cut",
     "MetricsCsv",
     "Replacement",
     "RowFormatter",
@@ -298,49 +302,36 @@ class MetricsCsv:
 
     def prepare_without(
         self,
-        is_dropped: Callable[[int | None, float], bool],
-        aside: Callable[[bytes], "AbandonedRows"],
+        resume: "Resume",
         first: int,
+        aside: "Callable[[bytes], AbandonedRows]",
+        between: Callable[[], None],
     ) -> tuple["Replacement", list["AbandonedRows"]]:
-        """Writes a copy without some rows; it takes the place of the last parts too.
+        """Writes a copy without abandoned rows, which comes after fewer parts.
 
         Args:
-            is_dropped: whether the row of a step and a time is left out.
+            resume: says which rows are abandoned.
+            first: the number of the first part of which, and of all later ones, all rows are abandoned;
+                `closed + 1` if there is none.
             aside: returns what takes the lines that are left out, for each file that has such lines.
-            first: the number of the first part that it takes the place of; `closed + 1` for none.
+            between: called after each chunk.
 
         Returns:
             The copy, and what took the lines; their files are permanent.
         """
         left: list[AbandonedRows] = []
-        with contextlib.ExitStack() as opened:
-            files = [opened.enter_context(contextlib.closing(one.open())) for one in self.parts(first)]
-            files.append(CsvSnapshot(self._fd, self._header, self.size))
-            header = header_line(dict.fromkeys(name for file in files for name in parse_header(file.header)))
-            header = self._header if len(files) == 1 else header
 
-            def kept() -> Iterator[bytes]:
-                for file in files:
-                    with contextlib.ExitStack() as one:
-                        dropped: AbandonedRows | None = None
-                        rearranged = _rearranged(file.header, header)
-                        columns = {name: at for at, name in enumerate(parse_header(file.header))}
-                        step_at, time_at = columns.get("step"), columns.get("time")
-                        for line in (
-                            line for chunk in file.chunks() for line in chunk.splitlines(keepends=True)
-                        ):
-                            cells = line.decode("utf-8", "replace").rstrip("\n").split(",")
-                            if not is_dropped(_integer(cells, step_at), _float(cells, time_at)):
-                                yield rearranged(line)
-                                continue
-                            if dropped is None:
-                                dropped = one.enter_context(aside(file.header))
-                            dropped.write(line)
-                        if dropped is not None:
-                            dropped.keep()
-                            left.append(dropped)
+        def kept() -> Iterator[bytes]:
+            for part in self.parts(first):
+                with contextlib.closing(part.open()) as file:
+                    yield from _kept(file, resume, left, aside, between)
+            yield from _kept(self.snapshot(), resume, left, aside, between)
 
-            return self._prepare(header, kept(), min(first - 1, self.closed)), left
+        return self._prepare(self._header, kept(), first - 1), left
+
+    def snapshot(self) -> CsvSnapshot:
+        """Returns the rows of the file, which stays open as long as this object does not replace it."""
+        return CsvSnapshot(self._fd, self._header, self.size)
 
     # Parts.
 
@@ -349,7 +340,12 @@ class MetricsCsv:
         numbers = (number for number in part_numbers(self.folder) if first <= number <= self.closed)
         return [Part(part_path(self.folder, number), number) for number in numbers]
 
-    def prepare_next(self, columns: Iterable[str], index: PartIndex | None = None) -> "Replacement":
+    def prepare_next(
+        self,
+        columns: Iterable[str],
+        index: PartIndex | None = None,
+        between: Callable[[], None] = lambda: None,
+    ) -> "Replacement":
         """Closes the file as a part, and writes a file without rows that takes its place.
 
         The part counts once the position says so: until then its rows are those of this file.
@@ -357,6 +353,7 @@ class MetricsCsv:
         Args:
             columns: of the new file.
             index: of the part; computed from its rows if None.
+            between: called meanwhile.
         """
         for folder in (self.folder.parent, self.folder):
             self._disk.make_folder(folder)
@@ -377,10 +374,35 @@ class MetricsCsv:
                 for chunk in self._chunks(0):
                     self._disk.write(fd, chunk, size)
                     size += len(chunk)
-        closed = CsvSnapshot(self._fd, self._header, self.size)
-        (index or PartIndex.of(closed)).write(Part(path, number).index_path, closed, self._disk)
+        closed = self.snapshot()
+        (index or PartIndex.of(closed, between)).write(Part(path, number).index_path, closed, self._disk)
         self._disk.sync_folder(self.folder)
         return self._prepare(header_line(dict.fromkeys((*OWN_COLUMNS, *columns))), (), number)
+
+    def rewrite_part(
+        self,
+        part: Part,
+        resume: "Resume",
+        aside: "Callable[[bytes], AbandonedRows]",
+        between: Callable[[], None],
+    ) -> list["AbandonedRows"]:
+        """Replaces a part by one without abandoned rows; see `prepare_without`.
+
+        As long as the journal has the resume, it makes no difference which of them is there.
+        """
+        left: list[AbandonedRows] = []
+        path = part_path(self.folder, part.number)
+        with (
+            contextlib.closing(part.open()) as file,
+            replacement(path, durable=True, disk=self._disk) as fd,
+        ):
+            size = 0
+            for chunk in itertools.chain([file.header], _kept(file, resume, left, aside, between)):
+                self._disk.write(fd, chunk, size)
+                size += len(chunk)
+        with contextlib.closing(Part(path, part.number).open()) as file:
+            PartIndex.of(file, between).write(part.index_path, file, self._disk)
+        return left
 
     def remove_surplus(self) -> None:
         """Removes the parts beyond the last that counts: their rows are in this file, or in `abandoned/`.
@@ -582,20 +604,66 @@ class Replacement:
         self.size += len(chunk)
 
 
-def _rearranged(header: bytes, wanted: bytes) -> Callable[[bytes], bytes]:
-    """Returns what turns lines of one header into lines of another one, which has its columns too."""
-    if header == wanted:
-        return lambda line: line
-    places = {name: at for at, name in enumerate(parse_header(wanted))}
-    targets = [places[name] for name in parse_header(header)]
+@attrs.frozen
+class Cut:
+    """What a resume takes of a file.
 
-    def rearrange(line: bytes) -> bytes:
-        found = [b""] * len(places)
-        for target, cell in zip(targets, line.rstrip(b"\n").split(b","), strict=False):
-            found[target] = cell or found[target]
-        return b",".join(found) + b"\n"
+    Attributes:
+        dropped: the number of abandoned rows.
+        is_all: whether these are all.
+    """
 
-    return rearrange
+    dropped: int
+    is_all: bool
+
+    @classmethod
+    def of(cls, file: CsvSnapshot, resume: "Resume", between: Callable[[], None]) -> Self:
+        """Reads the steps of the rows, and the times; calls `between` after each chunk."""
+        dropped, is_all = 0, True
+        for chunk in file.chunks(chunk_bytes=_COPY_BYTES):
+            drops = _abandoned_lines(file.header, chunk, resume)
+            dropped += int(drops.sum())
+            is_all = is_all and bool(drops.all())
+            between()
+        return cls(dropped, is_all)
+
+
+def _kept(
+    file: CsvSnapshot,
+    resume: "Resume",
+    left: list[AbandonedRows],
+    aside: Callable[[bytes], AbandonedRows],
+    between: Callable[[], None],
+) -> Iterator[bytes]:
+    """Yields the lines of a file that are not abandoned; the others are put aside."""
+    dropped: AbandonedRows | None = None
+    with contextlib.ExitStack() as one:
+        for chunk in file.chunks(chunk_bytes=_COPY_BYTES):
+            drops = _abandoned_lines(file.header, chunk, resume)
+            if not drops.any():
+                yield chunk
+            else:
+                lines = [line + b"\n" for line in chunk.split(b"\n")[:-1]]
+                yield b"".join(itertools.compress(lines, ~drops))
+                dropped = dropped or one.enter_context(aside(file.header))
+                for line in itertools.compress(lines, drops):
+                    dropped.write(line)
+            between()
+        if dropped is not None:
+            dropped.keep()
+            left.append(dropped)
+
+
+def _abandoned_lines(header: bytes, chunk: bytes, resume: "Resume") -> "np.ndarray[Any, np.dtype[np.bool_]]":
+    """Returns which of some lines are abandoned."""
+    blocks = list(read_blocks(header, [chunk], ()))
+    if [len(block) for block in blocks] == [chunk.count(b"\n")] and (blocks[0].step != MISSING_STEP).all():
+        return abandoned_by(blocks[0], resume)
+    # A step of more bits, or none; a line that is none of numbers.
+    columns = {name: at for at, name in enumerate(parse_header(header))}
+    step_at, time_at = columns.get("step"), columns.get("time")
+    cells = [line.decode("utf-8", "replace").split(",") for line in chunk.split(b"\n")[:-1]]
+    return np.array([resume.drops(_integer(row, step_at), _float(row, time_at)) for row in cells], np.bool_)
 
 
 def _integer(cells: list[str], index: int | None) -> int | None:

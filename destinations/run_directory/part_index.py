@@ -10,7 +10,7 @@ well, so that no reader asks for more; a resume, which moves rows, does.
 
 import os
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +94,12 @@ class PartIndex:
         return int(self.of_rows("rows").sum())
 
     @classmethod
-    def of(cls, csv: CsvSnapshot) -> "PartIndex":
-        """Computes the index of a CSV from its rows."""
+    def of(cls, csv: CsvSnapshot, between: Callable[[], None] = lambda: None) -> "PartIndex":
+        """Computes the index of a CSV from its rows; calls `between` after each thousand."""
         columns = indexed_columns(parse_header(csv.header))
         entries = []
         for end, lines in _thousands(csv):
+            between()
             blocks = read_blocks(csv.header, [lines], columns)
             entries += [_entry(block, columns, end) for block in blocks if len(block)]
         shape = len(OF_ROWS) + len(OF_COLUMN) * len(columns)

@@ -261,14 +261,15 @@ class RankWriter:
             self._drain.set_csv_rows(before + rows)
 
     def _report_rollback(self, rows: int, step: int, path: Path) -> None:
-        """Reports abandoned rows; the statistics are to be those of the rest."""
-        _log.warning(
-            "run folder %s: training continues from step %d; %d rows of later steps were moved to %s.",
-            self._run_dir,
-            step,
-            rows,
-            path.relative_to(self._root),
-        )
+        """Reports abandoned rows, if any; the statistics are to be those of the rest."""
+        if rows:
+            _log.warning(
+                "run folder %s: training continues from step %d; %d rows of later steps were moved to %s.",
+                self._run_dir,
+                step,
+                rows,
+                path.relative_to(self._root),
+            )
         self._are_statistics_due = True
 
     def _report_change(self, restored: int, lost: int) -> None:
@@ -292,7 +293,12 @@ class RankWriter:
         statistics = Statistics()
         for part in self._csv.parts():
             with contextlib.closing(part.open()) as file:
-                statistics.add_index(PartIndex.read(part.index_path, file) or PartIndex.of(file))
+                index = PartIndex.read(part.index_path, file)
+                if index is None:
+                    index = PartIndex.of(file, self._between_chunks)
+                    with contextlib.suppress(OSError):
+                        index.write(part.index_path, file)
+                statistics.add_index(index)
             self._between_chunks()
         rows = self._add_rows_from(len(self._csv.header), statistics)
         self._drain.statistics = statistics

@@ -4,6 +4,7 @@ Everything happens in this process, on a disk that writes down what it is told; 
 """
 
 import contextlib
+import csv
 import functools
 import importlib.util
 import os
@@ -18,7 +19,7 @@ from destinations.run_directory import read_rows
 from destinations.run_directory.documents import Documents, write_summary
 from destinations.run_directory.drain import PART_BYTES, JournalDrain
 from destinations.run_directory.journal import Journal, make_journal, remove_journal, sync_journal
-from destinations.run_directory.layout import journal_path, part_numbers, parts_path
+from destinations.run_directory.layout import journal_path, part_numbers, part_path, parts_path
 from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.run_directory.segments import AppendedSegment
 from destinations.run_directory.statistics import Statistics
@@ -171,6 +172,30 @@ def steps_in_abandoned_parts(disk, run_dir):
     check_parts(disk, run_dir, [1, 2])
 
 
+def steps_in_abandoned_rows_of_a_first_part(disk, run_dir):
+    """One row of the first part is of a late step: it is abandoned, and the parts after it are not."""
+    for attempt, (first, last) in enumerate([(0, 16), (15, 18)]):
+        session = Session(run_dir, disk, part_bytes=60)
+        if attempt:
+            session.resume(first)
+        else:
+            session.log(row(100), 100)
+        for step in range(first, last):
+            session.log(row(step, attempt), step)
+            if step % 4 == 3:
+                session.drain()
+        session.close()
+    check_parts(disk, run_dir, [1, 2, 3, 4, 5])
+    steps = [[one["step"] for one in rows_of_part(run_dir, number)] for number in (1, 2)]
+    assert steps == [["0", "1", "2", "3"], ["4", "5", "6", "7"]] or isinstance(disk, model.DiskThatFailsOnce)
+
+
+def rows_of_part(run_dir, number):
+    """Returns the lines of a part."""
+    with part_path(parts_path(run_dir / "metrics.csv"), number).open() as file:
+        return list(csv.DictReader(file))
+
+
 def steps_that_are_abandoned(disk, run_dir):
     """Training goes back twice, over rows that are in the CSV and rows that are not."""
     for attempt, (first, last) in enumerate([(0, 16), (9, 20), (4, 12)]):
@@ -217,6 +242,7 @@ SCENARIOS = [
     steps_that_fill_segments,
     steps_in_parts,
     steps_in_abandoned_parts,
+    steps_in_abandoned_rows_of_a_first_part,
 ]
 
 
@@ -335,7 +361,10 @@ def kill_after_an_error(scenario, number, quick_path):
     return recording.left < 0
 
 
-@pytest.mark.parametrize("scenario", [steps_with_columns, steps_in_parts, steps_in_abandoned_parts])
+@pytest.mark.parametrize(
+    "scenario",
+    [steps_with_columns, steps_in_parts, steps_in_abandoned_parts, steps_in_abandoned_rows_of_a_first_part],
+)
 def test_an_error_of_the_disk_and_then_a_kill_lose_no_row(quick_path, scenario):
     """Whichever operation of a drain fails, the next drain goes on, and rows are there once at each change since."""
     number = random.Random(scenario.__name__).randrange(times(11, 1))

@@ -15,9 +15,10 @@ from destinations import RunDirectory
 from destinations.run_directory import read_rows
 from destinations.run_directory.blocks import read_blocks
 from destinations.run_directory.drain import JournalDrain
+from destinations.run_directory.frames import Resume
 from destinations.run_directory.journal import Journal
 from destinations.run_directory.layout import journal_path, part_numbers, part_path, parts_path
-from destinations.run_directory.metrics_csv import MetricsCsv, RowFormatter
+from destinations.run_directory.metrics_csv import AbandonedRows, MetricsCsv, RowFormatter
 from destinations.run_directory.part_index import PartIndex, indexed_files
 from destinations.run_directory.reader import last_rows, take_snapshot
 from destinations.runs import open_runs
@@ -350,12 +351,96 @@ def test_a_resume_cuts_the_last_parts(tmp_path):
         *((step, float(step)) for step in range(210)),
         *((step, -float(step)) for step in range(210, 220)),
     ]
-    left = [
-        line for path in (folder / "abandoned").glob("*.csv") for line in path.read_text().splitlines()[1:]
-    ]
-    assert sorted(int(line.split(",")[0]) for line in left) == list(range(210, 400))
+    assert rows_left(folder) == list(range(210, 400))
     summary = json.loads((folder / "summary.json").read_bytes())["metrics"]["loss"]
     assert (summary["count"], summary["max"], summary["min"], summary["last"]) == (220, 209.0, -219.0, -219.0)
+
+
+def rows_left(run_dir):
+    """Returns the steps of the rows in `abandoned/`."""
+    lines = [
+        line for path in (run_dir / "abandoned").glob("*.csv") for line in path.read_text().splitlines()[1:]
+    ]
+    return sorted(int(line.split(",")[0]) for line in lines)
+
+
+def test_an_early_row_of_a_late_step_costs_its_part_alone(tmp_path):
+    """Parts without abandoned rows stay as they are, and none becomes larger."""
+    writer = Writer(tmp_path, part_bytes=3000)
+    writer.log([10_000])
+    writer.log_and_drain(range(1, 1500))
+    folder = parts_path(tmp_path / "metrics.csv")
+    before = {number: part_path(folder, number).read_bytes() for number in numbers(tmp_path)}
+    index = part_path(folder, 1).with_suffix(".npy")
+    entries = np.load(index).shape
+
+    calls = []
+    writer.drain._between = lambda: calls.append(1)
+    writer.journal.mark_resume(1490, None)
+    writer.log(range(1490, 1495))
+    writer.drain.run()
+    writer.die()
+
+    assert [row.step for row in read_rows(tmp_path)] == list(range(1, 1495))
+    assert rows_left(tmp_path) == [*range(1490, 1500), 10_000]
+    after = {number: part_path(folder, number).read_bytes() for number in numbers(tmp_path)}
+    assert [number for number in before if after[number] != before[number]] == [1]
+    assert len(before) > 5
+    assert len(before[1]) > len(after[1])
+    assert np.load(index).shape == entries
+    # The heartbeat goes on meanwhile.
+    assert len(calls) >= 3
+
+
+def test_a_forged_index_does_not_hide_rows_from_a_resume(tmp_path):
+    """The last parts are asked themselves, until one has no abandoned row."""
+    writer = Writer(tmp_path)
+    writer.log_and_drain(range(300))
+    with take_snapshot(tmp_path, 0) as snapshot:
+        for part in snapshot.parts:
+            with contextlib.closing(part.open()) as file:
+                index = PartIndex.read(part.index_path, file)
+                index.array[2:6] = -1.0
+                index.write(part.index_path, file)
+    writer.journal.mark_resume(100, None)
+    writer.log(range(100, 120))
+    writer.drain.run()
+    writer.die()
+
+    assert [row.step for row in read_rows(tmp_path)] == list(range(120))
+    assert rows_left(tmp_path) == list(range(100, 300))
+
+
+def test_a_session_that_is_killed_while_it_cuts_a_part_leaves_a_true_summary(tmp_path):
+    """What it did not come to is done by the next one, of which the statistics are those of the rows."""
+    run_dir = tmp_path / "run"
+    with WrittenInParts(run_dir) as run:
+        run.log({"loss": 1e6}, 1000)
+        for step in range(300):
+            run.log({"loss": float(step)}, step)
+            if step % 50 == 49:
+                run.flush()
+    shutil.rmtree(run_dir / "journal", ignore_errors=True)
+    # As of a session that was killed when it had cut the first part.
+    writer = Writer(run_dir, 4000)
+    writer.drain.open()
+    (part, *_) = writer.drain._csv.parts()
+
+    def aside(header):
+        return AbandonedRows(run_dir / "abandoned", "metrics", 310, header)
+
+    (run_dir / "abandoned").mkdir()
+    writer.journal.mark_resume(310, None)
+    writer.drain._csv.rewrite_part(part, Resume(310, None), aside, lambda: None)
+    writer.die()
+
+    with WrittenInParts(run_dir, batch=310) as run:
+        run.log({"loss": -1.0}, 310)
+
+    assert [row.step for row in read_rows(run_dir)] == [*range(300), 310]
+    assert rows_left(run_dir) == [1000]
+    summary = json.loads((run_dir / "summary.json").read_bytes())["metrics"]["loss"]
+    assert (summary["count"], summary["max"]) == (301, 299.0)
 
 
 def test_a_follower_sees_each_row_once_while_parts_are_closed(tmp_path):
