@@ -683,7 +683,10 @@ class JournalDrain:
             self._rows_of_parts[self._csv.closed] = rows
             self._late = 0
             self._buffer.logged.clear()
+            self._has_surplus = False
 
+        # Until it counts.
+        self._has_surplus = True
         following = self._csv.prepare_next(columns, index, self._between)
         self._replace(following, self._segment, self._offset, closed)
 

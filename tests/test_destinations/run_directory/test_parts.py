@@ -618,6 +618,32 @@ def test_what_a_position_covers_is_not_written_again(tmp_path):
     assert [row.step for row in read_rows(tmp_path)] == list(range(12))
 
 
+class FailingWithoutLinks(Failing):
+    """On which a part is a copy."""
+
+    def link(self, source, target):
+        """Raises OSError."""
+        raise OSError(errno.EPERM, "no links")
+
+
+def test_a_part_that_could_not_be_closed_does_not_count_when_the_journal_is_gone(tmp_path):
+    """What was made of it when the disk was full is removed by the next turn, which closes it later and larger."""
+    disk = FailingWithoutLinks()
+    writer = Writer(tmp_path, disk=disk)
+    writer.log(range(40))
+    disk.fails_to_replace = "00000001.npy"
+    with pytest.raises(OSError, match="full"):
+        writer.drain.run()
+    writer.drain._part_bytes = 1 << 20
+    writer.log(range(40, 50))
+    writer.drain.run()
+    writer.die()
+    assert writer.drain.is_fully_drained()
+    shutil.rmtree(tmp_path / "journal")
+
+    assert [row.step for row in read_rows(tmp_path)] == list(range(50))
+
+
 class OfNoSize(RunDirectory):
     """Fails in the writer thread with an error that is no OSError."""
 
