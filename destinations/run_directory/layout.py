@@ -152,9 +152,11 @@ def part_path(parts: Path, number: int) -> Path:
 
 
 def part_numbers(parts: Path) -> list[int]:
-    """Returns the numbers of the closed parts that are there, ascending."""
+    """Returns the numbers of the closed parts that are there, ascending; only regular files are parts."""
     try:
-        return sorted(int(found[1]) for path in parts.iterdir() if (found := _PART.fullmatch(path.name)))
+        with os.scandir(parts) as found:
+            entries = [(match, entry) for entry in found if (match := _PART.fullmatch(entry.name))]
+            return sorted(int(match[1]) for match, entry in entries if entry.is_file(follow_symlinks=False))
     except (FileNotFoundError, NotADirectoryError):
         return []
 

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, Self
 import attrs
 import numpy as np
 
-from uploads.disk import DISK, NO_LINKS, Disk, end_of_last_line, open_temporary, replacement
+from uploads.disk import (
+    DISK,
+    NO_LINKS,
+    Disk,
+    closing,
+    end_of_last_line,
+    open_regular,
+    open_temporary,
+    replacement,
+)
 
 from .blocks import MISSING_STEP, abandoned_by, read_blocks
 from .layout import (
@@ -166,6 +175,10 @@ class MetricsCsv:
         elif position is None and self._is_last_part(file_size):
             self.closed -= 1
         end = end_of_last_line(self._fd, file_size) if state is None else state.csv_bytes
+        if position is None and end > len(header):
+            # A copy of a live run, of which the part was copied later, has these rows there.
+            numbers = [number for number in numbers if number <= self.closed]
+            end = len(header) if any(self._is_part(number, end) for number in numbers) else end
         if end < len(header) or not header:
             self.close()
             return None
@@ -422,18 +435,25 @@ class MetricsCsv:
 
     def _is_last_part(self, size: int) -> bool:
         """Returns whether the last part is this file: it was being closed when the position was lost."""
-        path = part_path(self.folder, self.closed)
         try:
-            if os.path.samestat(path.stat(), os.fstat(self._fd)):
-                return True
-            if path.stat().st_size != size:
-                return False
-            with path.open("rb") as file:
-                return os.pread(file.fileno(), _COPY_BYTES, max(0, size - _COPY_BYTES)) == os.pread(
-                    self._fd, _COPY_BYTES, max(0, size - _COPY_BYTES)
-                )
+            return part_path(self.folder, self.closed).stat().st_size == size and self._is_part(
+                self.closed, size
+            )
         except FileNotFoundError:
             return False
+
+    def _is_part(self, number: int, size: int) -> bool:
+        """Returns whether a part begins with the first `size` bytes of this file."""
+        with closing(open_regular(part_path(self.folder, number))) as fd:
+            if os.path.sameopenfile(fd, self._fd):
+                return True
+            starts = range(0, size, _COPY_BYTES)
+            # The last bytes first, which tell rows of different times apart.
+            return all(
+                os.pread(fd, min(_COPY_BYTES, size - start), start)
+                == os.pread(self._fd, min(_COPY_BYTES, size - start), start)
+                for start in reversed(starts)
+            )
 
     @property
     def header(self) -> bytes:

@@ -354,7 +354,7 @@ def _read(  # one look, step by step
     if after is None and position is None:
         # A new CSV, or one of another program; unless a whole session took place meanwhile.
         is_as_before = _size(path) == size and _parts(path) == parts
-        parts = parts[:-1] if parts and _is_copy_of(parts[-1], csv) else parts
+        parts = _without_copy(parts, csv)
         return MetricsSnapshot(parts, csv, tuple(records), None) if is_as_before else None
     if after is None or position is None or after.generation != position.generation:
         return None
@@ -369,9 +369,22 @@ def _parts(csv: Path) -> tuple[Part, ...]:
     return tuple(Part(part_path(folder, number), number) for number in part_numbers(folder))
 
 
-def _is_copy_of(part: Part, csv: CsvSnapshot) -> bool:
-    """Returns whether a part is the CSV itself: it was being closed when the position was lost."""
-    if csv.fileno() < 0 or _size(part.path) != csv.end:
+def _without_copy(parts: tuple[Part, ...], csv: CsvSnapshot) -> tuple[Part, ...]:
+    """Returns the parts that are not the CSV itself, and drops the rows of the CSV that another one has.
+
+    The CSV was being closed when the position was lost; or it was copied before it was closed as a part, and
+    the part later.
+    """
+    if parts and _size(parts[-1].path) == csv.end and _begins_with(parts[-1], csv):
+        parts = parts[:-1]
+    if csv.size and any(_begins_with(part, csv) for part in parts):
+        csv.end = len(csv.header)
+    return parts
+
+
+def _begins_with(part: Part, csv: CsvSnapshot) -> bool:
+    """Returns whether a part has the rows of the CSV, in the same place."""
+    if csv.fileno() < 0:
         return False
     with contextlib.closing(part.open()) as piece:
         return piece.mark(csv.end) == csv.mark(csv.end) is not None

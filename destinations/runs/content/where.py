@@ -114,7 +114,7 @@ def values_where(run_dir: Path, name: str, where: Where, rank: int = 0) -> Itera
 
     Args:
         run_dir: the folder of the run.
-        name: of the metric, as logged or as in the CSV.
+        name: of the metric, as logged or as in the CSV; "epoch" is the epoch of each row.
         where: the condition.
         rank: of the rows.
 
@@ -123,7 +123,7 @@ def values_where(run_dir: Path, name: str, where: Where, rank: int = 0) -> Itera
     """
     with take_snapshot(run_dir, rank) as snapshot:
         known = metric_columns(snapshot)
-        column = next((one for one in (column_of(name), name) if one in known), None)
+        column = next((one for one in (column_of(name), name) if one in known or one == "epoch"), None)
         if column is None:
             raise MetricNotFoundError(name, known)
         for file, index in indexed_files(snapshot, [column]):

@@ -5,8 +5,10 @@ import errno
 import itertools
 import json
 import math
+import os
 import random
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -713,6 +715,52 @@ def test_a_part_that_is_the_file_itself_does_not_count(tmp_path):
         run.log({"loss": 0.5}, 101)
     assert numbers(tmp_path) == before
     assert [row.step for row in read_rows(tmp_path)] == list(range(102))
+
+
+def test_a_copy_whose_parts_were_copied_later_has_each_row_once(tmp_path):
+    """A metrics.csv that has become the beginning of a part meanwhile does not count, for readers and for a writer."""
+    live, copy = tmp_path / "live", tmp_path / "copy"
+    live.mkdir()
+    copy.mkdir()
+    writer = Writer(live, part_bytes=3000)
+    writer.log_and_drain(range(100))
+    assert numbers(live) == []
+    shutil.copy(live / "metrics.csv", copy)
+    writer.log_and_drain(range(100, 400))
+    writer.die()
+    shutil.copytree(live / "parts", copy / "parts")
+    with take_snapshot(live, 0) as snapshot:
+        steps = [row.step for row in snapshot.rows()]
+        expected = steps[: len(steps) - sum(1 for _ in snapshot.csv.rows())]
+
+    assert [row.step for row in read_rows(copy)] == expected
+    with Written(copy, batch=1000) as run:
+        run.log({"loss": 0.5}, 1000)
+    assert [row.step for row in read_rows(copy)] == [*expected, 1000]
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_file_is_no_part(tmp_path, make):
+    """A folder, a FIFO or a link with the name of a later part is left alone."""
+    writer = Writer(tmp_path)
+    writer.log_and_drain(range(100))
+    writer.die()
+    make(part_path(parts_path(tmp_path / "metrics.csv"), 99))
+
+    assert [row.step for row in read_rows(tmp_path)] == list(range(100))
+    again = Writer(tmp_path)
+    again.log([100])
+    again.drain.run()
+    again.die()
+    shutil.rmtree(tmp_path / "journal")
+    assert [row.step for row in read_rows(tmp_path)] == list(range(101))
+
+
+def test_the_epoch_is_a_metric_that_a_condition_finds(written):
+    """As `series` of a run, a condition takes the epoch of each row."""
+    found = [one.step.tolist() for one in values_where(written / "parts", "epoch", Where.parse("step > 395"))]
+
+    assert list(itertools.chain.from_iterable(found)) == [396, 397, 398, 399]
 
 
 def test_a_folder_of_the_version_before_is_continued(tmp_path):
