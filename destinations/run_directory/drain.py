@@ -261,8 +261,8 @@ class JournalDrain:
         self._opened_at = self._clock()
         self._drained_bytes = 0
         self._rewritten_bytes = 0
-        # Of those that this object has closed.
-        self._rows_of_parts: dict[int, int] = {}
+        # Rows and bytes of those that this object has closed, or cut.
+        self._closed_parts: dict[int, tuple[int, int]] = {}
         # Whether `position.json` is of the present file alone.
         self._has_position = False
         # Whether there may be parts that do not count; a journal that says so must not end before they do.
@@ -332,8 +332,7 @@ class JournalDrain:
         if self._csv.exists and not self._csv.is_in_place():
             lost += self.rows
         else:
-            there = {part.number for part in self._csv.parts()}
-            lost += sum(rows for number, rows in self._rows_of_parts.items() if number not in there)
+            lost += sum(self._csv.rows_missing(number, *had) for number, had in self._closed_parts.items())
         for segment in [] if self._journal is None else list(self._journal.segments):
             if segment.number >= self._segment and not segment.is_at(segment.path):
                 lost += self._rows_left(segment.number, segment.path)
@@ -675,12 +674,12 @@ class JournalDrain:
 
     def _close_part(self, columns: list[str]) -> None:
         """Closes the file as a part, and begins the next one with some columns."""
-        rows = self._csv.rows
+        had = self._csv.rows, self._csv.size
         index = self._index(lambda index: index.finish(self._csv.size, list(self._csv.columns)))
 
         def closed() -> None:
             self._buffer.index = IndexBuilder()
-            self._rows_of_parts[self._csv.closed] = rows
+            self._closed_parts[self._csv.closed] = had
             self._late = 0
             self._buffer.logged.clear()
             self._has_surplus = False
@@ -751,14 +750,15 @@ class JournalDrain:
         self._disk.sync_folder(self._run_dir)
         self._sync_waiting()
         left = self._csv.rewrite_part(part, resume, aside, self._between)
-        if part.number in self._rows_of_parts:
-            self._rows_of_parts[part.number] -= sum(one.count for one in left)
+        if (had := self._closed_parts.get(part.number)) is not None:
+            rows = had[0] - sum(one.count for one in left)
+            self._closed_parts[part.number] = rows, part.path.stat().st_size
         return left
 
     def _remove_surplus(self) -> None:
         self._has_surplus = True
         self._csv.remove_surplus()
-        self._rows_of_parts = {n: rows for n, rows in self._rows_of_parts.items() if n <= self._csv.closed}
+        self._closed_parts = {n: had for n, had in self._closed_parts.items() if n <= self._csv.closed}
         self._has_surplus = False
 
     def _replace(

@@ -348,6 +348,24 @@ class MetricsCsv:
 
     # Parts.
 
+    @property
+    def part_bytes(self) -> int:
+        """The size of all closed parts that are there."""
+        found = 0
+        for part in self.parts():
+            with contextlib.suppress(OSError):
+                found += part.path.stat().st_size
+        return found
+
+    def rows_missing(self, number: int, rows: int, size: int) -> int:
+        """Returns how many rows a part lacks of those that it had when it was closed with this size."""
+        try:
+            with contextlib.closing(Part(part_path(self.folder, number), number).open()) as file:
+                left = rows if file.end == size else sum(chunk.count(b"\n") for chunk in file.chunks())
+        except OSError:
+            return rows
+        return max(0, rows - left)
+
     def parts(self, first: int = 1) -> list[Part]:
         """Returns the closed parts from a number on that are there."""
         numbers = (number for number in part_numbers(self.folder) if first <= number <= self.closed)
@@ -399,12 +417,15 @@ class MetricsCsv:
         aside: "Callable[[bytes], AbandonedRows]",
         between: Callable[[], None],
     ) -> list["AbandonedRows"]:
-        """Replaces a part by one without abandoned rows; see `prepare_without`.
+        """Replaces a part, and its index, by one without abandoned rows; see `prepare_without`.
 
         As long as the journal has the resume, it makes no difference which of them is there.
         """
         left: list[AbandonedRows] = []
         path = part_path(self.folder, part.number)
+        # Otherwise it would say that rows are missing.
+        with contextlib.suppress(FileNotFoundError):
+            self._disk.unlink(part.index_path)
         with (
             contextlib.closing(part.open()) as file,
             replacement(path, durable=True, disk=self._disk) as fd,
@@ -423,12 +444,13 @@ class MetricsCsv:
         Raises:
             OSError: one cannot be removed.
         """
-        surplus = [number for number in part_numbers(self.folder) if number > self.closed]
-        for number in surplus:
-            path = part_path(self.folder, number)
-            with contextlib.suppress(FileNotFoundError):
-                self._disk.unlink(Part(path, number).index_path)
-            self._disk.unlink(path)
+        surplus = False
+        # A power loss may have left an index alone.
+        for kind in ("npy", "csv"):
+            for number in part_numbers(self.folder, kind):
+                if number > self.closed:
+                    self._disk.unlink(part_path(self.folder, number).with_suffix(f".{kind}"))
+                    surplus = True
         if surplus:
             # Without a position, parts that a power loss restores would count again.
             self._disk.sync_folder(self.folder)

@@ -40,7 +40,7 @@ from .layout import (
 )
 from .metrics_csv import MetricsCsv
 from .part_index import PartIndex
-from .reader import parse_rows
+from .reader import Part, parse_rows
 from .segments import AppendedSegment, MappedSegment, allocate
 from .statistics import Statistics
 
@@ -292,18 +292,25 @@ class RankWriter:
         self._are_statistics_due = True
         statistics = Statistics()
         for part in self._csv.parts():
-            with contextlib.closing(part.open()) as file:
-                index = PartIndex.read(part.index_path, file)
-                if index is None:
-                    index = PartIndex.of(file, self._between_chunks)
-                    with contextlib.suppress(OSError):
-                        index.write(part.index_path, file)
-                statistics.add_index(index)
+            try:
+                statistics.add_index(self._index_of(part))
+            except OSError as error:
+                _log.warning("run folder %s: a part cannot be read: %s", self._run_dir, error)
             self._between_chunks()
         rows = self._add_rows_from(len(self._csv.header), statistics)
         self._drain.statistics = statistics
         self._are_statistics_due = False
         return rows
+
+    def _index_of(self, part: Part) -> PartIndex:
+        """Returns the index of a part, which is written where it is missing."""
+        with contextlib.closing(part.open()) as file:
+            index = PartIndex.read(part.index_path, file)
+            if index is None:
+                index = PartIndex.of(file, self._between_chunks)
+                with contextlib.suppress(OSError):
+                    index.write(part.index_path, file)
+            return index
 
     def _add_rows_from(self, start: int, statistics: Statistics) -> int:
         count = 0
@@ -551,7 +558,7 @@ class RankWriter:
             "samples": len(samples),
             "p50_us": _percentile(samples, 0.5),
             "p99_us": _percentile(samples, 0.99),
-            "csv_bytes": self._csv.size + sum(part.path.stat().st_size for part in self._csv.parts()),
+            "csv_bytes": self._csv.size + self._csv.part_bytes,
             "csv_parts": self._csv.closed,
             "csv_rewrites": drain.rewrites,
             "waiting_rows": counts.pending,

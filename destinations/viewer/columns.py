@@ -28,6 +28,7 @@ from destinations.run_directory.reader import (
     merge_journal,
     metric_columns,
     read_whole,
+    retried,
 )
 from destinations.runs.budget import spend
 from destinations.runs.content.rank_reader import Look, RankReader
@@ -154,7 +155,7 @@ class ColumnCache:
         Raises:
             OSError: a file cannot be read.
         """
-        frame = self._held(run_dir, rank).read(names, with_time=with_time)
+        frame = retried(lambda: self._held(run_dir, rank).read(names, with_time=with_time))
         self._trim((run_dir, rank), frame)
         return frame
 
@@ -226,7 +227,7 @@ class _RankColumns:
         self._reader = RankReader(run_dir, rank)
         self._lock = threading.Lock()  # Guards everything but `_announced`, which only grows by whole sets.
         self._announced: frozenset[str] = frozenset()
-        self._closed: dict[tuple[int, int, int], ClosedPart] = {}
+        self._closed: dict[Part, ClosedPart] = {}
         # The number of the part where the rows begin that are held.
         self._first = 1
         self._clear()
@@ -264,7 +265,7 @@ class _RankColumns:
         with self._lock, self._reader.look() as look:
             snapshot = look.snapshot
             closed = self._update_closed(snapshot)
-            open_part = attrs.evolve(snapshot, parts=()) if closed else snapshot
+            open_part = attrs.evolve(snapshot, parts=(), missing=()) if closed else snapshot
             known = list(
                 dict.fromkeys([*(n for one in closed for n in one.names), *metric_columns(open_part)])
             )
@@ -289,15 +290,12 @@ class _RankColumns:
 
     def _update_closed(self, snapshot: MetricsSnapshot) -> tuple[ClosedPart, ...]:
         """Returns the closed parts if there are so many that their rows are not held, else none."""
-        sizes = {}
-        for part in snapshot.parts:
-            state = part.path.stat()
-            sizes[part.number, state.st_mtime_ns, state.st_size] = part
-        if sum(size for _, _, size in sizes) <= MAX_HELD_BYTES:
+        # Each is the file that the snapshot found.
+        if sum(part.identity[2] for part in snapshot.parts if part.identity) <= MAX_HELD_BYTES:
             return ()
         held, self._closed, before = self._closed, {}, None
-        for key, part in sizes.items():
-            self._closed[key] = before = held.get(key) or ClosedPart.of(part, before)
+        for part in snapshot.parts:
+            self._closed[part] = before = held.get(part) or ClosedPart.of(part, before)
         closed = tuple(self._closed.values())
         # Until the writer has cut them, which takes it a second, the indexes have rows that were abandoned.
         is_cut_now = any(is_cut(one.index, resume) for resume in snapshot.resumes for one in closed)
@@ -307,7 +305,7 @@ class _RankColumns:
         """Returns the parts with the indexes of some columns."""
         if not closed:
             return ()
-        self._closed = {key: one.indexing(columns) for key, one in self._closed.items()}
+        self._closed = {part: one.indexing(columns) for part, one in self._closed.items()}
         return tuple(self._closed.values())
 
     def _update(self, look: Look, wanted: Sequence[str], *, with_time: bool, has_closed: bool) -> None:

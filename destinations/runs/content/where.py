@@ -23,7 +23,7 @@ from destinations.run_directory.blocks import (
 )
 from destinations.run_directory.layout import column_of, parse_header
 from destinations.run_directory.part_index import OF_COLUMN, PartIndex, indexed_files
-from destinations.run_directory.reader import merge_journal, metric_columns, take_snapshot
+from destinations.run_directory.reader import merge_journal, metric_columns, retried_items, take_snapshot
 from destinations.runs.errors import FilterError, MetricNotFoundError
 
 from .series import Series
@@ -121,6 +121,10 @@ def values_where(run_dir: Path, name: str, where: Where, rank: int = 0) -> Itera
     Raises:
         MetricNotFoundError: the run has no such metric; the message suggests the closest.
     """
+    return retried_items(lambda: _values_where(run_dir, name, where, rank))
+
+
+def _values_where(run_dir: Path, name: str, where: Where, rank: int) -> Iterator[Series]:
     with take_snapshot(run_dir, rank) as snapshot:
         known = metric_columns(snapshot)
         column = next((one for one in (column_of(name), name) if one in known or one == "epoch"), None)
