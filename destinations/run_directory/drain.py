@@ -203,7 +203,7 @@ class RowBuffer:
             and pending[0] == step
             and pending[1] == epoch
             and pending[3] is not names
-            and self._csv.formatter(pending[3]).places.isdisjoint(self._csv.formatter(names).places)
+            and self._csv.formatter(pending[3]).can_join(self._csv.formatter(names))
         )
 
     def _count(self, names: _Names, steps: list[Any], values: Any, epoch: int | None) -> None:

@@ -90,6 +90,11 @@ class Writer:
         self.drain._csv.close()
 
 
+def rows_now(run_dir):
+    """Returns what a reader sees."""
+    return [(row.step, row.epoch, row.metrics) for row in read_rows(run_dir)]
+
+
 class Failing(Hasty):
     """Fails once where a file gets its name, or where its folder is synced then; may be killed at the next position."""
 
@@ -565,6 +570,23 @@ def test_two_names_with_one_column_keep_their_values(tmp_path):
 
     assert [row.metrics["metrics/step"] for row in read_rows(tmp_path / "run")] == [1.0, 2.0, 3.0]
     assert json.loads((tmp_path / "run" / "sidecar.json").read_bytes())["overhead"]["refused"] == 1
+
+
+def test_a_call_with_the_epoch_as_a_metric_is_a_line_of_its_own(tmp_path):
+    """It is of another epoch than the calls of its step, for the file as for who reads the journal."""
+    writer = Writer(tmp_path)
+    with Follower(tmp_path) as follower:
+        writer.journal.append({"loss": 0.5}, 3)
+        writer.journal.append({"epoch": 0.25, "acc": 1.0}, 3)
+        writer.journal.append({"lr": 0.1}, 3)
+        before = rows_now(tmp_path)
+        writer.drain.run()
+        after = rows_now(tmp_path)
+        seen = [row.metrics for row in (*follower.poll(), *follower.poll())]
+    writer.die()
+
+    assert before == after == [(3, 0, {"loss": 0.5}), (3, 0.25, {"acc": 1.0}), (3, 0, {"lr": 0.1})]
+    assert seen == [{"loss": 0.5}, {"acc": 1.0}, {"lr": 0.1}]
 
 
 @pytest.mark.parametrize("name", ["position.json", "metrics.csv"])
