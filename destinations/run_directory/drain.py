@@ -592,10 +592,15 @@ class JournalDrain:
     def _write_position(self, *following: CsvState) -> None:
         self._csv.sync_name()
         states = (self._csv.state(self._segment, self._offset), *following)
-        text = Position(self._generation, states).to_json()
-        with replacement(self._folder / POSITION, disk=self._disk) as fd:
-            self._disk.write(fd, text.encode(), 0)
-            self._disk.sync(fd)
+        position, path = Position(self._generation, states), self._folder / POSITION
+        try:
+            with replacement(path, disk=self._disk) as fd:
+                self._disk.write(fd, position.to_json().encode(), 0)
+                self._disk.sync(fd)
+        except OSError:
+            # A network file system may say that it has failed when the file has its name.
+            if Position.read(path) != position:
+                raise
         # These rows are committed now, also where the folder cannot be synced: who reads it next finds them so.
         self._has_position = not following
         rows, step = self._buffer.update_statistics(self.statistics)
@@ -749,8 +754,10 @@ class JournalDrain:
         """Writes a part again without abandoned rows; first the disk has the resume, which is done again then."""
         self._disk.sync_folder(self._run_dir)
         self._sync_waiting()
+        # Where that fails, it may have happened all the same: what the part should have is not known then.
+        had = self._closed_parts.pop(part.number, None)
         left = self._csv.rewrite_part(part, resume, aside, self._between)
-        if (had := self._closed_parts.get(part.number)) is not None:
+        if had is not None:
             rows = had[0] - sum(one.count for one in left)
             self._closed_parts[part.number] = rows, part.path.stat().st_size
         return left

@@ -20,6 +20,7 @@ from uploads.disk import (
     Disk,
     closing,
     end_of_last_line,
+    is_open_file,
     open_regular,
     open_temporary,
     replacement,
@@ -638,9 +639,11 @@ class Replacement:
         """Renames the file into place, and returns its descriptor; removes it where that fails."""
         try:
             self._disk.replace(self._name, self._path)
-        except BaseException:
-            self.discard()
-            raise
+        except OSError:
+            # A network file system may say that it has failed when the file has its name.
+            if not is_open_file(self._fd)(str(self._path)):
+                self.discard()
+                raise
         return self._fd
 
     def discard(self) -> None:

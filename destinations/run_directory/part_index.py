@@ -180,7 +180,8 @@ class _IndexFile:
         sums = [self._piece(self._sums_at + 4 * at, 4) for at in (0, *(1 + place for place in places))]
         if sums != [zlib.crc32(block, seed).to_bytes(4, "little") for block in blocks]:
             return None
-        array = np.frombuffer(b"".join(blocks), "<f8").reshape(-1, self._entries).astype(np.float64)
+        fields = sum(count for _, count in spans)
+        array = np.frombuffer(b"".join(blocks), "<f8").reshape(fields, self._entries).astype(np.float64)
         return array if _is_plausible(array, len(self._csv.header), self._csv.end) else None
 
     def _has_headers(self) -> bool:
@@ -198,7 +199,8 @@ class _IndexFile:
 def _is_plausible(array: Floats, start: int, end: int) -> bool:
     """Returns whether entries are in order, of whole rows between two offsets, and have fields that fit together."""
     ends, rows, *of_rows = array[: len(OF_ROWS)]
-    stats = array[len(OF_ROWS) :].reshape(-1, len(OF_COLUMN), array.shape[1]).swapaxes(0, 1)
+    columns = (len(array) - len(OF_ROWS)) // len(OF_COLUMN)
+    stats = array[len(OF_ROWS) :].reshape(columns, len(OF_COLUMN), array.shape[1]).swapaxes(0, 1)
     count, finite, low, low_step, high, high_step, _, _ = stats
     has = finite > 0
     # Whatever is NaN fails a comparison.

@@ -293,6 +293,18 @@ class Follower:
         self._segment = _Segment(fd, number, offset)
         return True
 
+    def _enter_following(self, place: JournalPlace) -> bool:
+        """Enters the first segment that continues from a place in one that is not there, as before the first."""
+        for number in map(segment_number, segment_paths(self._journal)):
+            fd = open_existing(segment_path(self._journal, number)) if number > place[0] else -1
+            if fd >= 0 and continues_from(os.pread(fd, FIRST_BYTES, 0), place):
+                self._leave_segment()
+                self._segment = _Segment(fd, number, len(MAGIC))
+                return True
+            if fd >= 0:
+                os.close(fd)
+        return False
+
     def _leave_segment(self) -> None:
         segment, self._segment = self._segment, None
         if segment is not None:
@@ -326,7 +338,7 @@ class Follower:
         if place is None:
             numbers = [segment_number(path) for path in segment_paths(self._journal)]
             place = (numbers[0], len(MAGIC)) if numbers else None
-        if place is not None and self._enter_segment(*place):
+        if place is not None and (self._enter_segment(*place) or self._enter_following(place)):
             self._follow_journal(rows)
 
     def _hold(self, look: Look, last_time: float) -> None:

@@ -148,7 +148,7 @@ def _spans(
         yield start, end
         return
     ends = index.of_rows("end").astype(np.int64).tolist()
-    for before, after, may in zip([start, *ends[:-1]], ends, where.may_hold(index, column), strict=True):
+    for before, after, may in zip([start, *ends], ends, where.may_hold(index, column), strict=False):
         if may:
             yield before, after
 

@@ -193,14 +193,16 @@ class Model:
 
 def values_of(rows):
     """Returns the values of each step, in order: calls of a step may have become one row."""
+    metrics = [
+        (step, {column_of(name): row[name] + 0 for name in row if name != "epoch"}) for step, row in rows
+    ]
     found = []
-    for step, group in itertools.groupby(rows, key=lambda row: row[0]):
+    for step, group in itertools.groupby((one for one in metrics if one[1]), key=lambda row: row[0]):
         by_column = {}
-        for _, metrics in group:
-            for name, value in metrics.items():
-                by_column.setdefault(column_of(name), []).append(value + 0)
-        by_column.pop("epoch", None)
-        found += [(step, by_column)] if by_column else []
+        for _, row in group:
+            for column, value in row.items():
+                by_column.setdefault(column, []).append(value)
+        found.append((step, by_column))
     return found
 
 
