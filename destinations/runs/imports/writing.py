@@ -117,6 +117,8 @@ class Writer:
         clock.now = run.created_at
         error: BaseException | None = None
         engine.run_event("init")
+        # A restart of the source then replaces rows of this training.
+        engine.run_event("fit_start")
         try:
             _Items(run, destination, clock, logger, engine, self._report, self._on_items).log_all()
             if run.hyperparameters:
