@@ -545,7 +545,7 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
         return self._events is not None and self._events.is_attached
 
     def _begin_fit(self, step: int | None = None) -> None:
-        """Fires `FIT_START` before the first record of a `fit` without a callback, where its trainer stands."""
+        """Fires `FIT_START` where the trainer stands, before the first record of a `fit` with no callback."""
         session, trainer, self._silent_trainer = self._session, self._silent_trainer, None
         batch = _batches_at_start(trainer)
         # Lightning logs the values of a batch once it is counted.

@@ -361,7 +361,7 @@ class RunDirectory(RecordDestination):
         self._writer.start()
 
     def before_load(self, state: State, logger: Any) -> None:
-        """Clears the time of the last loaded checkpoint; rows from here on are of the training that begins."""
+        """Clears the time of the last checkpoint; rows from here on are of the training that begins."""
         self._checkpoint_time = None
         if self._has_trained:
             self._expect_resume()

@@ -1,4 +1,4 @@
-"""What only W&B's servers and pages have: a name that is called for nothing says so once, or raises `Error`."""
+"""What only W&B's servers and pages have: such a name says once that it is not kept, or raises `Error`."""
 
 import logging
 from typing import Any, Self
@@ -16,8 +16,8 @@ _NEEDED = (
 )
 # These only show, send or set something.
 _NOT_KEPT = (
-    "ArtifactTTL Bokeh BoundingBoxes2D EvalTable Graph ImageMask JoinedTable Molecule PartitionedTable Plotly "
-    "Settings agents analytics attach box3d catboost custom_chart display ensure_configured env "
+    "ArtifactTTL Bokeh BoundingBoxes2D EvalTable Graph ImageMask JoinedTable Molecule PartitionedTable "
+    "Plotly Settings agents analytics attach box3d catboost custom_chart display ensure_configured env "
     "finish_artifact gym helper jupyter line_series link_artifact link_model login mark_preempting patched "
     "pin_config_keys plot_table plots pr_curve profiler proto require roc_curve sagemaker_auth settings "
     "setup sklearn teardown tensorboard tensorflow termerror termlog termsetup termwarn to_html trigger "
