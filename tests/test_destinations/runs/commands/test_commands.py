@@ -1039,6 +1039,7 @@ def test_import_copies_the_runs_of_other_loggers(runs, tmp_path):
     assert json.loads(again[1]) == {
         "runs": 0,
         "unchanged": 2,
+        "busy": 0,
         "rows": 0,
         "values": 0,
         "records": {},
