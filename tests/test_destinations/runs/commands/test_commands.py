@@ -1108,22 +1108,19 @@ def test_import_asks_for_the_step_in_a_terminal(tmp_path):
     assert [row.step for row in read_rows(tmp_path / "ours/history")] == [0, 10]
 
 
-def test_import_shows_a_bar_in_a_terminal(tmp_path):
-    """With how many runs are done, and how many values."""
-
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
+def test_import_shows_a_bar_in_a_terminal(terminal, tmp_path):
+    """The error stream says how many runs are done and how many values, in one line that fits."""
     (tmp_path / "history.csv").write_text("step,loss,acc\n0,0.5,1\n10,0.25,1\n")
-    session = attrs.evolve(session_of(), errors=Terminal())
-    options = cli.build_parser().parse_args(
-        ["runs", "import", str(tmp_path / "history.csv"), "--root", str(tmp_path / "ours")]
-    )
+    arguments = ["runs", "import", str(tmp_path / "history.csv"), "--root", str(tmp_path / "ours")]
 
-    assert options.run(options, session) == 0
-    assert "1/1" in session.errors.getvalue()
-    assert "4 values" in session.errors.getvalue()
+    program = (
+        f"import io, sys; sys.stdout = io.StringIO(); from destinations.cli import main; main({arguments})"
+    )
+    bar, *rest = terminal(program)
+
+    assert "1/1" in bar
+    assert "4 values" in bar
+    assert rest == [""]
 
 
 @pytest.mark.parametrize(
