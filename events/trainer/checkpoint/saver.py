@@ -13,7 +13,7 @@ import secrets
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
@@ -43,6 +43,13 @@ _LOOK_SECONDS = 0.1
 # After which a wait is said.
 _NOTICE_SECONDS = 10.0
 _DESTINATION_SECONDS = 30.0
+# What code for Composer asks of its saver, and where that is here.
+_ELSEWHERE = {
+    "all_saved_checkpoints_to_timestamp": (
+        "state.last_checkpoint is the newest, and saver.state_dict() has those that are kept."
+    ),
+    "saved_checkpoints": "saver.state_dict() has those that are kept.",
+}
 _NOT_THE_NAME = re.compile(r"\{(?!run_name\})[^{}]*\}")
 
 
@@ -197,6 +204,13 @@ class CheckpointSaver(Callback):
         )
         kind = ShardedWriting if self._place.is_sharded else WholeWriting
         self._writing = kind(self._options, self._publisher, self.counts)
+
+    if not TYPE_CHECKING:  # which would then take any name
+
+        def __getattr__(self, name: str) -> Any:
+            """Says where that is which code for Composer asks for."""
+            hint = _ELSEWHERE.get(name, "")
+            raise AttributeError(f"CheckpointSaver has no {name!r}. {hint}".rstrip(), name=name, obj=self)
 
     @property
     def writer_pid(self) -> int | None:
