@@ -112,7 +112,7 @@ class Writer:
                     ledger = held.enter_context(SentLedger(place.ledger_path, sent.run_id, self._source))
                     break
                 except SendingError as error:
-                    # The folder was taken since it was looked at; whoever did that is about to say which run it is.
+                    # The folder was taken since it was looked at; who did that is about to say for which run.
                     owner = read_ledger(place.ledger_path).get("run_id")
                     is_unknown = owner is None and not isinstance(error, BusyError)
                     if owner == sent.run_id or is_unknown or time.monotonic() > give_up_at:
