@@ -101,11 +101,12 @@ def test_attempts_are_counted_where_ours_are(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("uri", "backend", "message"),
     [
-        ("s3://bucket", {"regoin": "x"}, "backend_kwargs must be among region_name, .*, got regoin"),
+        ("s3://bucket", {"regoin": "x"}, "unknown options regoin: an S3 store takes"),
         ("s3://bucket", {"bucket": "other"}, r"backend_kwargs\['bucket'\] must be that of the URI, 'bucket'"),
         ("s3://bucket", {"transfer_config": {"max_io_queue": 1}}, r"\['transfer_config'\] must be among"),
         ("s3://bucket", {"client_config": object()}, r"\['client_config'\] must be a dict, got object"),
-        ("gs://bucket", {"key": "x"}, "backend_kwargs must be among none, got key"),
+        ("gs://bucket", {"key": "x"}, "'key' is not valid for store 'GCS'"),
+        ("sftp://host", {"key": "x"}, "unexpected keyword argument 'key'"),
         ("libcloud://bucket", {}, "must be one of s3://, gs://, sftp://, got 'libcloud://bucket'"),
         ("s3://bucket", {}, "must contain {remote_file_name}"),
     ],
