@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from destinations import Artifacts, LoggerDestination
-from events import Callback, CheckpointError, CheckpointSaver, read_checkpoint
+from events import Callback, CheckpointError, CheckpointSaver, CheckpointWriting, read_checkpoint
 from events.trainer.checkpoint.files import AbandonedError, sweep
 from events.trainer.checkpoint.snapshot import SnapshotBuffer
 from events.trainer.checkpoint.writer import CheckpointWriter, Request
@@ -60,8 +60,11 @@ class At(Callback):
 def make_run(make_trainer, tmp_path):
     """Makes a trainer with a saver whose every checkpoint is written by a process."""
 
-    def make(*callbacks, trainer=None, **arguments):
-        settings = {"save_interval": "3ba", "process_bytes": 0} | arguments
+    def make(*callbacks, trainer=None, process_bytes=0, asynchronous=True, when_busy="wait", **arguments):
+        writing = CheckpointWriting(
+            asynchronous=asynchronous, when_busy=when_busy, process_bytes=process_bytes
+        )
+        settings = {"save_interval": "3ba", "writing": writing} | arguments
         saver = CheckpointSaver(tmp_path / "saved", **settings)
         return saver, make_trainer(callbacks=[*callbacks, saver], **(trainer or {}))
 
@@ -118,7 +121,9 @@ class TestWhileItIsWritten:
             calls={"ba5": lambda: os.kill(saver.writer_pid, signal.SIGCONT)}, trainer={"max_duration": "6ba"}
         )
         trainer.fit()
-        at_once = CheckpointSaver(tmp_path / "at_once", save_interval="3ba", asynchronous=False)
+        at_once = CheckpointSaver(
+            tmp_path / "at_once", save_interval="3ba", writing=CheckpointWriting(asynchronous=False)
+        )
         make_trainer(callbacks=[At(ba99=None), at_once], max_duration="6ba").fit()
 
         later, reference = (read_checkpoint(tmp_path / name / "ep0-ba3.pt") for name in ("saved", "at_once"))

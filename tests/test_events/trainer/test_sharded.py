@@ -16,7 +16,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from destinations import LoggerDestination
-from events import Callback, CheckpointError, CheckpointSaver, Trainer, export_weights, read_checkpoint
+from events import (
+    Callback,
+    CheckpointError,
+    CheckpointSaver,
+    CheckpointWriting,
+    Trainer,
+    export_weights,
+    read_checkpoint,
+)
 
 FILES = [".metadata", "__0_0.distcp", "manifest.json", "rank-0.pt"]
 NEWEST = "ep2-ba10"
@@ -109,7 +117,13 @@ class TestOnTheDisk:
         ]
 
     @pytest.mark.parametrize(
-        "way", [{"process_bytes": 0}, {"asynchronous": False}, {"weights_only": True}], ids=str
+        "way",
+        [
+            {"writing": CheckpointWriting(process_bytes=0)},
+            {"writing": CheckpointWriting(asynchronous=False)},
+            {"weights_only": True},
+        ],
+        ids=["process", "training thread", "weights"],
     )
     def test_every_way_of_writing(self, make_trainer, saved, tmp_path, way):
         """A process writes, the training thread does, or the model is saved alone."""
@@ -154,7 +168,9 @@ class TestOnTheDisk:
                     seen.extend(names(folder))
                     (folder / "ep0-ba4/manifest.json").rmdir()
 
-        saver = CheckpointSaver(folder, save_interval="2ba", sharded=True, asynchronous=False, keep=1)
+        saver = CheckpointSaver(
+            folder, save_interval="2ba", sharded=True, writing=CheckpointWriting(asynchronous=False), keep=1
+        )
         with make_trainer(callbacks=[BlocksAManifest(), saver], max_duration="6ba") as trainer:
             trainer.fit()
 
@@ -406,7 +422,12 @@ class TestThePointerInAStore:
 
         # Written at once: which ones wait when the outage begins must not depend on the speed of the disk.
         saver = CheckpointSaver(
-            tmp_path, "{batch}.pt", save_interval="1ba", sharded=True, keep_in_store=1, asynchronous=False
+            tmp_path,
+            "{batch}.pt",
+            save_interval="1ba",
+            sharded=True,
+            keep_in_store=1,
+            writing=CheckpointWriting(asynchronous=False),
         )
         with make_trainer(callbacks=[Outage(), saver], loggers=slow, max_duration="40ba") as trainer:
             trainer.fit()
@@ -427,7 +448,7 @@ class TestThePointerInAStore:
             "{batch_in_epoch}.pt",
             save_interval="2ba",
             sharded=True,
-            asynchronous=False,
+            writing=CheckpointWriting(asynchronous=False),
             keep_in_store=1,
         )
         options = {"samples": 16, "max_duration": "9ba"}
