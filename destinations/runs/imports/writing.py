@@ -12,7 +12,7 @@ from destinations.run_directory.layout import ENVIRONMENT, SESSIONS, SIDECAR, la
 from destinations.runs.content.sources import ReadPosition
 from destinations.runs.files import read_object_file
 from destinations.runs.send.ledger import BusyError, SendingError, SentLedger, read_ledger
-from destinations.runs.send.replay import RecordClock
+from destinations.runs.send.replay import RecordClock, exception_of
 from destinations.runs.send.targets import LEDGER, RunPlace, folder_place, has_content
 from destinations.trackers.names import short_hash
 from destinations.trackers.target import SentRun
@@ -170,7 +170,7 @@ class Writer:
                 clock.now = run.ended_at
             state.status = RunStatus(run.status or "preempted")
             if run.exception and run.status == "failed":
-                state.exception = _exception_of(run.exception)
+                state.exception = exception_of(run.exception)
             engine.close(error)
 
     def _finish(self, run: SourceRun, folder: Path) -> None:
@@ -303,11 +303,3 @@ def _rows_of(items: Iterable[Item]) -> Iterator[Item]:
 def _literal(name: str) -> str:
     """Returns a file name without placeholders."""
     return name.replace("{", "_").replace("}", "_")
-
-
-def _exception_of(text: str) -> BaseException:
-    name, separator, rest = text.partition(": ")
-    if not separator or not name.isidentifier():
-        name, rest = "Exception", text
-    kind: type[Exception] = type(name, (Exception,), {})
-    return kind(rest)

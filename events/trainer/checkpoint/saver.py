@@ -147,12 +147,14 @@ class CheckpointSaver(Callback):
         newest = None
         if isinstance(save_interval, str) and save_interval == "auto":
             save_interval = AutoInterval()
-        self._interval: Interval | AutoSchedule
+        # One of the two says when.
+        self._auto: AutoSchedule | None = None
+        self._every: Interval | None = None
         if isinstance(save_interval, AutoInterval):
-            self._interval = AutoSchedule(save_interval)
+            self._auto = AutoSchedule(save_interval)
             newest = 2  # All of them would fill the disk.
         else:
-            self._interval = Interval(save_interval, default_unit="ep")
+            self._every = Interval(save_interval, default_unit="ep")
         if is_uri(folder):
             from uploads import open_store
 
@@ -197,7 +199,11 @@ class CheckpointSaver(Callback):
     @property
     def interval(self) -> Time | None:
         """How often it saves; None where that depends on what it costs."""
-        return None if isinstance(self._interval, AutoSchedule) else self._interval.time
+        return None if self._every is None else self._every.time
+
+    @property
+    def _interval(self) -> Interval | AutoSchedule:
+        return self._auto or self._every  # type: ignore[return-value]  # one of them is there
 
     @property
     def weights_only(self) -> bool:
@@ -275,7 +281,7 @@ class CheckpointSaver(Callback):
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         """Saves if the interval has passed, and hands on the checkpoint before once it is complete."""
         interval = self._interval
-        with interval.measured() if isinstance(interval, AutoSchedule) else nullcontext():
+        with nullcontext() if self._auto is None else self._auto.measured():
             self._writing.advance(state, logger)
             self._publisher.move_pointers(state)
             if interval.passed(state):
@@ -288,15 +294,14 @@ class CheckpointSaver(Callback):
 
         No collective; what it returns must be given to `agree` on all ranks.
         """
-        interval = self._interval
-        if not isinstance(interval, AutoSchedule) or self._options.rank != 0:
+        if self._auto is None or self._options.rank != 0:
             return False
-        return interval.is_due(lambda: self._writing.pending is None and self._publisher.has_arrived())
+        return self._auto.is_due(lambda: self._writing.pending is None and self._publisher.has_arrived())
 
     def agree(self, *, is_due: bool) -> None:
         """Takes what rank 0 has decided."""
-        if isinstance(self._interval, AutoSchedule):
-            self._interval.is_agreed = is_due
+        if self._auto is not None:
+            self._auto.is_agreed = is_due
 
     def eval_end(self, state: State, logger: Logger) -> None:
         """Notes the value of weights that were saved before they were evaluated."""
