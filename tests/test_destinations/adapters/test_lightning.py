@@ -577,7 +577,7 @@ def test_a_fit_that_goes_on_keeps_all_rows(tmp_path):
 
 
 def test_a_fit_that_resumes_after_a_test_keeps_the_rows_before_it(tmp_path):
-    """Without a callback; the test, in a program of its own before, has logged a row of step 0."""
+    """There is no callback; the test, in a program of its own before, has logged a row of step 0."""
 
     def begin(**options):
         logger = LightningLogger(RunDirectory(tmp_path / "run"), raise_errors=True)
@@ -702,7 +702,7 @@ def test_checkpoints_are_uploaded_where_that_was_asked_for(tmp_path):
 
 
 def test_logger_and_callback_can_be_pickled_while_they_are_open(tmp_path):
-    """As `ddp_spawn` does: the copy is closed, knows where the run stands, and opens by itself."""
+    """`ddp_spawn` does so: the copy is closed, knows where the run stands, and opens by itself."""
     logger = LightningLogger(RunDirectory(tmp_path / "run"), run_name="mine", raise_errors=True)
     logger.callback()
     logger.log_metrics({"a": 1.0}, 7)
@@ -832,7 +832,7 @@ def test_checkpoints_are_uploaded_without_a_second_copy(tmp_path, slow_store, in
 
 
 def test_a_run_directory_keeps_the_checkpoints_that_lightning_keeps(tmp_path, inodes):
-    """By links; one that Lightning has deleted goes with the next."""
+    """It keeps them by links; one that Lightning has deleted goes with the next."""
     run = RunDirectory(tmp_path / "run")
     logger = LightningLogger(run, upload_checkpoints=True, raise_errors=True)
     options = {"max_epochs": 4, "callbacks": [logger.callback(), save_each_epoch()]}
@@ -847,7 +847,7 @@ def test_a_run_directory_keeps_the_checkpoints_that_lightning_keeps(tmp_path, in
 
 
 def test_destinations_may_come_as_a_list():
-    """As loggers do elsewhere; several lists and single ones are one list."""
+    """Loggers come so elsewhere; several lists and single ones are one list."""
     one, two, three = InMemory(), InMemory(), InMemory()
 
     with LightningLogger([one, two], three, run_name="list") as logger:

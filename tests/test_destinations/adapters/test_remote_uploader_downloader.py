@@ -62,7 +62,7 @@ def test_a_folder_and_the_defaults_work_too(tmp_path):
 
 
 def test_files_are_found_and_downloaded_after_the_run(moto, tmp_path):
-    """As from Composer's, whose trainer may be closed by then; before a run there is nothing to download."""
+    """Composer's does so too, whose trainer may be closed by then; before a run there is nothing to download."""
     uploader = RemoteUploaderDownloader(
         "s3://bucket/after",
         backend_kwargs={"endpoint_url": moto.endpoint_url, "addressing_style": "path"},
@@ -112,7 +112,7 @@ def test_attempts_are_counted_where_ours_are(tmp_path, caplog):
     ],
 )
 def test_what_has_no_equivalent_is_refused(uri, backend, message):
-    """Where it is constructed, with its name."""
+    """The constructor raises, and names it."""
     options = {"file_path_format_string": "x"} if not backend and uri.startswith("s3") else {}
 
     with pytest.raises(ValueError, match=message):

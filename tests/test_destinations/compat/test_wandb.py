@@ -146,7 +146,7 @@ def test_a_step_ends_with_the_call_that_commits_it(caplog):
 
 
 def test_an_epoch_that_is_logged_is_that_of_the_rows_after_it():
-    """Also of those that do not name it."""
+    """Rows that do not name it have it too."""
     with wandb.init(project="p", name="run") as run:
         for epoch in range(3):
             run.log({"epoch": epoch, "loss": 0.5})
@@ -156,7 +156,7 @@ def test_an_epoch_that_is_logged_is_that_of_the_rows_after_it():
 
 
 def test_what_was_logged_survives_a_kill(tmp_path):
-    """Also of a step that has not ended."""
+    """A step that has not ended is kept too."""
     program = """
         import os
         from destinations.compat import wandb
@@ -173,7 +173,7 @@ def test_what_was_logged_survives_a_kill(tmp_path):
 
 
 def test_config_is_a_mapping_with_attributes_and_becomes_the_hyperparameters(tmp_path):
-    """Of a dict, a namespace or a file, with some keys left out; later values replace earlier ones."""
+    """A dict, a namespace or a file gives it, with some keys left out; later values replace earlier ones."""
     (tmp_path / "config.yaml").write_text("wandb_version: 1\nlayers:\n  value: 3\nwidth: 8\n")
 
     run = wandb.init(
@@ -326,7 +326,7 @@ def test_each_kind_of_value_is_a_record_of_its_kind():
 
 
 def test_a_table_has_its_rows_and_images_beside_it():
-    """Of rows, of columns added later, and of a data frame."""
+    """It may be made of rows, of columns added later, or of a data frame."""
     pd = pytest.importorskip("pandas")
     table = wandb.Table(columns=["class", "image"])
     for name in ("cat", "dog"):
@@ -473,7 +473,7 @@ def test_the_status_says_how_the_run_ended():
     ("ending", "status"), [("", "completed"), ("raise ValueError('diverged')", "failed")]
 )
 def test_a_program_that_does_not_finish_its_run_ends_it(tmp_path, ending, status):
-    """As with W&B, and nothing is said of it."""
+    """It does so with W&B too, and nothing is said of it."""
     program = "from destinations.compat import wandb\nwandb.init(project='p', name='run').log({'a': 1})\n"
 
     finished = subprocess.run(

@@ -413,7 +413,7 @@ class TestNames:
             make_trainer(save_folder=tmp_path, save_latest_filename=latest).fit()
 
     def test_of_two_runs_in_a_folder_each_resumes_its_own(self, make_trainer, tmp_path):
-        """Where the newest is damaged, too."""
+        """It does so where the newest is damaged, too."""
 
         def make(run_name, **arguments):
             return make_trainer(
@@ -471,7 +471,7 @@ class TestNames:
     def test_what_would_lead_elsewhere_is_refused_when_the_trainer_is_made(
         self, make_trainer, tmp_path, monkeypatch, arguments, error, message
     ):
-        """And nothing is written."""
+        """Nothing is written."""
         monkeypatch.chdir(tmp_path)
 
         with pytest.raises(error, match=message):

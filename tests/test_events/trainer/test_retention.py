@@ -52,7 +52,7 @@ def saved(*metrics):
     ],
 )
 def test_what_any_part_of_the_rule_wants_stays(rule, kept):
-    """Of six; the second has no value, the fifth is NaN, of the equal third and fourth the older is better."""
+    """There are six; the second has no value, the fifth is NaN, of the equal third and fourth the older is better."""
     six = saved(0.0, None, 0.9, 0.9, float("nan"), 0.5)
 
     gone = Retention(**rule).surplus(six)
@@ -253,7 +253,7 @@ def test_the_store_has_a_rule_of_its_own(in_epochs, tmp_path):
 
 
 def test_in_s3_too_and_nothing_is_deleted_unasked(in_epochs, monkeypatch, tmp_path):
-    """By the queue of a folder in a store; what is not a checkpoint of this run stays."""
+    """The queue of a folder in a store deletes; what is not a checkpoint of this run stays."""
     monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "machine"))
     for name, value in s3_servers.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
@@ -270,7 +270,7 @@ def test_in_s3_too_and_nothing_is_deleted_unasked(in_epochs, monkeypatch, tmp_pa
 
 
 def test_a_checkpoint_to_which_another_pointer_leads_stays(in_epochs, tmp_path, caplog):
-    """Whoever wrote that pointer; the log says so."""
+    """Whoever wrote that pointer, it counts; the log says so."""
     folder = tmp_path / "store" / "test/checkpoints"
     folder.mkdir(parents=True)
     (folder / "mine.symlink").write_text("test/checkpoints/10.pt")
@@ -313,7 +313,7 @@ def names_in(folder):
 
 
 def test_shards_follow_the_rules_too(in_epochs, tmp_path):
-    """Here and by a destination: whole folders go; across two sessions."""
+    """Whole folders go, here and by a destination, across two sessions."""
     for duration in ("3ep", "6ep"):
         artifacts = Artifacts(tmp_path / "store", spool=tmp_path / "spool", free_bytes=0)
         in_epochs(artifacts, duration=duration, sharded=True, **RULES)
@@ -476,7 +476,7 @@ def test_a_run_directory_alone_follows_the_rules_without_a_second_copy(in_epochs
 
 @pytest.mark.parametrize("is_moved", [False, True])
 def test_a_name_that_is_used_again_is_not_removed_for_the_one_that_had_it(make_trainer, tmp_path, is_moved):
-    """Here and in the store, after a resume, which does again what a killed session may not have done."""
+    """They go here and in the store, after a resume, which does again what a killed session may not have done."""
 
     def run(folder, duration):
         artifacts = Artifacts(tmp_path / "store", spool=tmp_path / "spool", free_bytes=0)
@@ -619,7 +619,7 @@ def test_what_is_not_kept_does_not_wait_for_a_store_that_is_away(
 
 
 def test_a_stricter_rule_is_applied_to_all_that_is_there(make_trainer, tmp_path):
-    """However many it removes at once; also by the session after one that was killed before it did."""
+    """It removes as many at once as it must; the session after one that was killed before it did so removes them too."""
 
     def run(duration, **rules):
         saver = CheckpointSaver(tmp_path / "saved", "{batch}.pt", save_interval="1ba", **rules)

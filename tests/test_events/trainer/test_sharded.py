@@ -91,7 +91,7 @@ class TestOnTheDisk:
         assert whole["timestamp"]["batch"] == shards["timestamp"]["batch"]
 
     def test_torch_reads_the_tensors_without_this_package(self, saved, tmp_path):
-        """By its own converter, under the names that are documented."""
+        """Its own converter does, under the names that are documented."""
         dcp_to_torch_save(saved / NEWEST, tmp_path / "model.pt")
 
         found = torch.load(tmp_path / "model.pt", weights_only=True)
@@ -102,7 +102,7 @@ class TestOnTheDisk:
         )
 
     def test_tied_weights_are_written_once(self, make_trainer, tmp_path):
-        """And are in both places again."""
+        """They are in both places again."""
         trainer = make_trainer(save_folder=tmp_path / "saved", save_sharded=True, max_duration="1ba")
         layer = trainer.state.model[0]
         trainer.state.model.register_parameter("tied", layer.weight)
@@ -138,7 +138,7 @@ class TestOnTheDisk:
         assert saver.counts.saved == 3
 
     def test_old_ones_are_removed_with_their_folder(self, make_trainer, tmp_path):
-        """Unless something else is in it."""
+        """The folder stays where something else is in it."""
 
         class Keeps(Callback):
             def batch_end(self, state, logger):
@@ -374,7 +374,7 @@ class TestThePointerInAStore:
     """It is handed on when everything that it stands for is there."""
 
     def test_waits_for_the_files(self, make_trainer, tmp_path):
-        """Of the newest; training goes on meanwhile."""
+        """It waits for those of the newest; training goes on meanwhile."""
         slow, seen, deleted = Slow(), [], []
 
         class Answers(Callback):
@@ -399,7 +399,7 @@ class TestThePointerInAStore:
 
     @pytest.mark.parametrize("answer", [OSError("the store refused it"), ZeroDivisionError("a bug")], ids=str)
     def test_stays_where_a_file_will_never_be_there(self, make_trainer, tmp_path, caplog, answer):
-        """Which is said, and ends no training."""
+        """That is said, and ends no training."""
         slow = Slow()
         slow.answer = answer
 
@@ -413,7 +413,7 @@ class TestThePointerInAStore:
         assert str(answer) in caplog.text
 
     def test_after_a_long_outage_what_was_there_before_is_deleted(self, make_trainer, tmp_path, caplog):
-        """Also what a checkpoint replaces that is given up, for too many newer ones wait; that one stays."""
+        """So is what a checkpoint replaces that is given up, for too many newer ones wait; that one stays."""
         slow = Slow()
 
         class Outage(Callback):

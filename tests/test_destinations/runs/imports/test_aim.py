@@ -62,7 +62,7 @@ def repo(aim, tmp_path_factory):
 
 
 def test_a_run_is_that_of_the_repository(aim, repo, tmp_path):
-    """Facts, metrics by context, images, texts and distributions."""
+    """It has the facts, metrics by context, images, texts and distributions."""
     report = import_runs(repo[0], tmp_path / "runs")
     again = import_runs(repo[0], tmp_path / "runs")
 

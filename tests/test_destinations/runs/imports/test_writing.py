@@ -276,7 +276,7 @@ def test_a_record_that_cannot_be_written_is_a_failure_and_is_tried_again(tmp_pat
     ],
 )
 def test_a_place_without_runs_says_what_can_be_imported(tmp_path, place, given, message):
-    """Nothing there, nothing recognised, nothing of the kind, no such kind."""
+    """There is nothing, nothing that is recognised, nothing of the kind, or no such kind."""
     (tmp_path / "empty").mkdir()
 
     with pytest.raises(SourceError, match=message):
