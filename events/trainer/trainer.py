@@ -29,7 +29,7 @@ from events.logger.destination import Destination
 from events.logger.device import DeviceCopies
 from events.logger.logger import Logger
 from events.run import agreed_run_name, new_run_name
-from events.state import Phase, State
+from events.state import Phase, State, as_tuple
 from events.timestamp import Time, Timestamp
 
 from . import distributed
@@ -45,7 +45,6 @@ from .schedulers import BoundSchedule, PlateauScheduler, bind_schedules, check_m
 from .set_up import (
     AUTOCAST_DTYPES,
     as_limit,
-    as_tuple,
     check_can_fit,
     check_choices,
     check_iterations,
@@ -255,7 +254,7 @@ class Trainer:
             distributed.from_rank_zero(run_name or agreed_run_name() or new_run_name()),
             None if max_duration is None else Time.from_input(max_duration, "ep"),
             model=model.module if isinstance(model, DistributedDataParallel) else model,
-            optimizers=as_tuple(optimizers),
+            optimizers=optimizers,
             device=self._device,
             precision=precision,
             train_dataloader=train_dataloader,

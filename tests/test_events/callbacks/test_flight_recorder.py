@@ -72,7 +72,7 @@ def test_a_job_with_many_open_files_is_recorded_too(tmp_path, many_descriptors):
 
 
 def test_a_nan_loss_writes_the_last_steps_into_the_folder_of_the_run(tmp_path):
-    """Once; every metric of the last steps is there, and the file is strict JSON."""
+    """It does so once; every metric of the last steps is there, and the file is strict JSON."""
     recorder = FlightRecorder(steps=3)
     with Run([RunDirectory(tmp_path / "run"), InMemory()], recorder, run_name="mine") as run:
         for step in range(6):
@@ -312,7 +312,7 @@ def test_a_folder_that_cannot_be_written_does_not_stop_training(tmp_path, caplog
 
 
 def test_a_recorder_without_a_folder_is_refused_before_training(tmp_path):
-    """As are numbers that make no sense, and a recorder among the destinations."""
+    """So are numbers that make no sense, and a recorder among the destinations."""
     with pytest.raises(ValueError, match="FlightRecorder needs a folder"), Run(callbacks=FlightRecorder()):
         pass
     with pytest.raises(ValueError, match="steps must be at least 1"):
@@ -326,7 +326,7 @@ def test_a_recorder_without_a_folder_is_refused_before_training(tmp_path):
 
 
 def test_another_rank_writes_into_the_folder_of_the_run_of_rank_0(tmp_path, monkeypatch):
-    """Though its own `RunDirectory` writes nothing."""
+    """It does so though its own `RunDirectory` writes nothing."""
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "4")
     with (
@@ -339,7 +339,7 @@ def test_another_rank_writes_into_the_folder_of_the_run_of_rank_0(tmp_path, monk
 
 
 def test_a_file_is_uploaded_with_the_run(tmp_path):
-    """By destinations that send files away: the machine may go before anybody looks."""
+    """Destinations that send files away take it: the machine may go before anybody looks."""
     store = tmp_path / "store"
     with (
         pytest.raises(ValueError, match="no"),
