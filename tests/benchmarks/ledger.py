@@ -8,14 +8,15 @@ from pathlib import Path
 from destinations import RunDirectory
 from destinations.runs.content.ledger import write_trace
 from events import Event, Run, TimeLedger
-from events.callbacks import time_ledger
+from events.callbacks.time_files import TimeFiles
 
 from .timing import Row, best_microseconds, print_table
 
 __all__ = ["main"]
 
 STEP_SECONDS = 0.001
-BATCHES, ROUNDS = 50, 150
+# One of so many is divided.
+BATCHES, ROUNDS = 26, 400
 TRACED, RANKS = 10_000, 4
 MONTH_SECONDS = 30 * 86_400
 EVENTS = (
@@ -75,7 +76,7 @@ def _month_bytes(folder):
     now = [0]
     ledger = TimeLedger(trace=False, clock=lambda: now[0])
     with Run(None, ledger, "benchmark") as run:
-        writer = time_ledger._Writer(ledger, folder, run.state, keeps_trace=False)
+        writer = TimeFiles(ledger, folder, run.state, keeps_trace=False)
         sizes = []
         for day in (1, 2):
             while now[0] < day * 86_400 * 10**9:
