@@ -25,7 +25,7 @@ from .device_clock import DeviceClock
 from .folder import run_folder
 from .time_files import TimeFiles
 
-__all__ = ["TimeLedger"]
+__all__ = ["TimeLedger", "seconds_of_process"]
 
 BUCKETS = (
     "start",
@@ -90,10 +90,10 @@ _Hook = Callable[[State, Logger], None]
 _Span = tuple[int | str, int, int, str]
 
 
-def _seconds_of_process() -> float:
-    """Returns how long ago this process began; 0 where the system does not tell."""
+def seconds_of_process(pid: int | str = "self") -> float:
+    """Returns how long ago a process began; 0 where the system does not tell."""
     try:
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         booted = float(Path("/proc/uptime").read_text().split()[0])
         return max(booted - int(fields[19]) / os.sysconf("SC_CLK_TCK"), 0.0)
     except (OSError, ValueError, IndexError):
@@ -111,7 +111,7 @@ def _take_start() -> float:
     _counted_process = os.getpid()
     # Python sets `ps1` in a shell, IPython in a notebook's kernel: that was there before, maybe for hours.
     is_begun_for_it = is_first and not hasattr(sys, "ps1")
-    return min(_seconds_of_process(), _MAX_START) if is_begun_for_it else 0.0
+    return min(seconds_of_process(), _MAX_START) if is_begun_for_it else 0.0
 
 
 class TimeLedger(Callback):
@@ -153,7 +153,7 @@ class TimeLedger(Callback):
     only the metrics are logged. A process that is killed loses at most 2 % of its session's last rows, and
     one second: that is part of what came after.
 
-    **Metrics.** `time/data` and so on: the share of each bucket since the last time, and at the end.
+    **Metrics.** `time/data` and so on: the share of each bucket since the last time, and where training ends.
 
     **Short batches.** Of those of less than 5 ms, few are divided into `forward`, `backward` and so on; the
     time of the others is divided as theirs.
@@ -516,8 +516,6 @@ class TimeLedger(Callback):
         self.totals[_START] += earlier - waited
         self.totals[_WAITING] += waited
         self._logged_at, self.earlier = self.begin, self.totals.copy()
-        if self._metrics_seconds is not None:
-            self._log_at = self.session + int(self._metrics_seconds * 1e9)
         gc.callbacks.append(self._on_garbage)
 
     def _init(self, state: State, logger: Logger) -> None:
@@ -538,6 +536,8 @@ class TimeLedger(Callback):
         self._outer.clear()
         self._hooks[Event.BEFORE_DATALOADER] = self._of_dataloader
         self.switch(_RESTORE if state.timestamp.batch else _START)
+        if self._metrics_seconds is not None:
+            self._log_at = min(self._log_at, self.session + int(self._metrics_seconds * 1e9))
         self._ended_at, self._marks = self._since, self.totals.copy()
 
     def _at_epoch_start(self, state: State, logger: Logger) -> None:

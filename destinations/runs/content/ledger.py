@@ -36,8 +36,9 @@ __all__ = [
 _FILE = re.compile(r"(rank|spans|slow)-(\d{1,6})\.csv", re.ASCII)
 _PROFILE = re.compile(r"(^|/)traces/.*\.json(\.gz)?\Z", re.DOTALL)
 _MAX_ROWS = 1_000_000
-# A rank is said to be slow if others would have saved this share of the time of the run.
+# A rank is said to be slow if others would have saved this share of their training, and so many seconds.
 _SLOW = 0.03
+_LEAST_SECONDS = 0.2
 _HEAD = ("session", "begin", "end", "step")
 # What ranks do together: there a fast one waits for a slow one. The trainer takes waiting out of `backward`.
 _TOGETHER = ("waiting", "backward")
@@ -360,30 +361,27 @@ def _added(several: Iterator[dict[str, float]]) -> dict[str, float]:
     return total
 
 
-def _slow_rank(ranks: Mapping[int, Mapping[str, float]]) -> tuple[int, str, float] | None:
+def _slow_rank(
+    ranks: Mapping[int, Mapping[str, float]], least: float = _LEAST_SECONDS
+) -> tuple[int, str, float] | None:
     """Returns the rank whose own work takes longest, if the others wait for it."""
     if len(ranks) == 1:
         return None
+    found: list[tuple[float, tuple[int, str, float]]] = []
     # Only the trainer charges waiting, which it takes out of the backward pass: what is left is a rank's own.
     is_known = all(one.get("waiting") for one in ranks.values())
-    for left_out, is_own in (
-        ((*_TOGETHER, *_ONCE), True),
-        (("waiting", *_ONCE), is_known),
-        (("waiting",), is_known),
-    ):
-        if not is_own:
-            continue
+    for left_out in ((*_TOGETHER, *_ONCE), ("waiting", *_ONCE), ("waiting",))[: 3 if is_known else 1]:
         slow, name, more = _longest(ranks, left_out)
-        others = [one for rank, one in ranks.items() if rank != slow]
-        waited = statistics.median(one.get("waiting", 0.0) for one in others) - ranks[slow].get(
-            "waiting", 0.0
-        )
-        has_waited = "backward" in left_out or waited >= _OF_WAIT * more
-        if has_waited and more > _SLOW * sum(
-            v for n, v in ranks[slow].items() if n not in _ONCE or n == name
+        others = [one.get("waiting", 0.0) for rank, one in ranks.items() if rank != slow]
+        waited = statistics.median(others) - ranks[slow].get("waiting", 0.0)
+        training = sum(value for of, value in ranks[slow].items() if of not in _ONCE or of == name)
+        if (
+            more >= least
+            and more > _SLOW * training
+            and ("backward" in left_out or waited >= _OF_WAIT * more)
         ):
-            return slow, name, more
-    return None
+            found.append((more / training, (slow, name, more)))
+    return max(found)[1] if found else None
 
 
 def _longest(ranks: Mapping[int, Mapping[str, float]], together: Sequence[str]) -> tuple[int, str, float]:
@@ -419,7 +417,7 @@ def _slow_steps(folder: Path) -> tuple[SlowStep, ...]:
         # Of a step that others did not find slow, nobody waited for the end.
         if len(rows) > 1:
             seconds = {rank: row.seconds for rank, row in rows.items()}
-            slow = _slow_rank(seconds)
+            slow = _slow_rank(seconds, 0.0)
             if slow is not None and slow[2] >= _OF_STEP * (rows[slow[0]].end - rows[slow[0]].begin):
                 found.append(SlowStep(step, *slow, spans=()))
     spans: dict[int, list[_Span]] = {

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import gc
+import json
 import logging
 import os
 import sys
@@ -11,7 +12,8 @@ import threading
 import pytest
 import torch
 
-from destinations import InMemory, RunDirectory
+from destinations import Artifacts, InMemory, RunDirectory, runs
+from destinations.cli import main
 from events import Callback, CheckpointSaver, Event, Run, TimeLedger
 from events.callbacks import time_ledger
 from events.callbacks.growing_csv import GrowingCsv
@@ -328,7 +330,7 @@ def test_a_ledger_that_is_used_again_begins_anew(clock):
 def test_what_was_before_init_counts_for_the_first_run(clock, monkeypatch, is_shell, seconds):
     """From the beginning of the process, an hour at most; not in a shell or a notebook, nor for a second run."""
     monkeypatch.setattr(time_ledger, "_counted_process", 0)
-    monkeypatch.setattr(time_ledger, "_seconds_of_process", lambda: 5000.0)
+    monkeypatch.setattr(time_ledger, "seconds_of_process", lambda: 5000.0)
     if is_shell:
         monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     for expected in (seconds, 0):
@@ -341,7 +343,7 @@ def test_what_was_before_init_counts_for_the_first_run(clock, monkeypatch, is_sh
 def test_waiting_for_the_process_group_is_not_start(clock, monkeypatch):
     """The trainer says how long it took: a rank that is late is told from those that wait for it."""
     monkeypatch.setattr(time_ledger, "_counted_process", 0)
-    monkeypatch.setattr(time_ledger, "_seconds_of_process", lambda: 10.0)
+    monkeypatch.setattr(time_ledger, "seconds_of_process", lambda: 10.0)
     ledger = TimeLedger(clock=clock)
     ledger.add_waiting(4 * 10**9)
     with Run(None, ledger, "mine") as run:
@@ -416,6 +418,57 @@ def test_a_trace_that_is_full_keeps_what_is_rare(clock, tmp_path):
         ("spans", "own"),
         ("checkpoints", "ep1.pt"),
     }
+
+
+def test_uploads_and_checkpoints_have_spans(make_trainer, tmp_path):
+    """From the call to the arrival, which the training thread does not wait for."""
+    trainer = make_trainer(
+        loggers=[
+            RunDirectory(tmp_path / "run"),
+            Artifacts(tmp_path / "store", spool=tmp_path / "spool", remote_file_name="{remote_file_name}"),
+        ],
+        save_folder=tmp_path / "checkpoints",
+        max_duration="1ep",
+    )
+    trainer.fit()
+    trainer.close()
+    spans = rows(tmp_path / "run/time/spans-0.csv")
+
+    (checkpoint,) = [span["name"] for span in spans if span["track"] == "checkpoints"]
+    uploads = [span["name"] for span in spans if span["track"] == "uploads"]
+    assert checkpoint.startswith("ep1-ba")
+    assert any(name.endswith(checkpoint) for name in uploads)
+    assert all(span["microseconds"] for span in spans if span["track"] in {"uploads", "checkpoints"})
+
+
+def test_files_of_traces_are_kept_and_joined_to_the_trace(tmp_path):
+    """Those of `torch.profiler`: with the run, by name, step and rank, and on request in its trace."""
+    with torch.profiler.profile() as profiler:
+        torch.ones(3).sum()
+    profiler.export_chrome_trace(str(tmp_path / "trace.json.gz"))
+    with Run(RunDirectory(tmp_path / "run"), TimeLedger(), "mine") as run:
+        run.batch_start()
+        run.log_traces({"profile{1}": tmp_path / "trace.json.gz", "missing": tmp_path / "none", "other": 3})
+        run.batch_end()
+    found = runs.Run.open(tmp_path / "run")
+    (artifact,) = found.artifacts()
+    (trace,) = found.traces()
+    trace_path = tmp_path / "whole.json"
+    where = ["--root", str(tmp_path), "-o", str(trace_path)]
+
+    assert artifact.name == "mine/traces/profile(1)-ba0-rank0.json.gz"
+    assert artifact.path.read_bytes() == (tmp_path / "trace.json.gz").read_bytes()
+    assert trace.traces["profile{1}"] == {"file": artifact.name, "size": artifact.size}
+    assert trace.traces["other"] == 3
+    assert main(["runs", "trace", "run", *where]) == 0
+    without = len(json.loads(trace_path.read_text())["traceEvents"])
+    assert main(["runs", "trace", "run", "--profiles", "--overwrite", *where]) == 0
+    events = json.loads(trace_path.read_text())["traceEvents"]
+    assert len(events) > without
+    sums = [one for one in events if one["name"] == "aten::sum"]
+    own = [one for one in events if one.get("ph") == "X" and one["pid"] == 0]
+    # Both have the clock of the machine.
+    assert abs(sums[0]["ts"] - own[0]["ts"]) < 60e6
 
 
 def files_of(ledger, folder, run, **arguments):
