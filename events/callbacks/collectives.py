@@ -46,14 +46,14 @@ _PLAIN = (
 )
 
 
-class _Plain(pickle._Unpickler):  # type: ignore[name-defined,misc]  # noqa: SLF001
+class _Plain(pickle._Unpickler):  # noqa: SLF001
     """Knows the opcodes of builtin containers, texts and numbers alone: none imports, calls or refers.
 
     It is the one in Python: that in C knows all, and reserves as much memory as a damaged file asks for.
     """
 
     dispatch: ClassVar[dict[int, Any]] = {
-        code[0]: pickle._Unpickler.dispatch[code[0]]  # type: ignore[attr-defined]  # noqa: SLF001
+        code[0]: pickle._Unpickler.dispatch[code[0]]  # noqa: SLF001
         for code in _PLAIN
     }
 

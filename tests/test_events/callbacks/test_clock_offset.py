@@ -15,8 +15,7 @@ def store():
     """A store as that of torchrun's agent; returns what connects to it."""
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     timeout = timedelta(seconds=10)
-    yield lambda: TCPStore("127.0.0.1", server.port, is_master=False, timeout=timeout)
-    del server
+    return lambda: TCPStore("127.0.0.1", server.port, is_master=False, timeout=timeout)
 
 
 def test_clocks_of_two_machines_are_compared(store):
