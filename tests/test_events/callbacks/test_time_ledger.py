@@ -3,7 +3,6 @@
 import contextlib
 import csv
 import gc
-import json
 import logging
 import os
 import sys
@@ -18,6 +17,7 @@ from events import Callback, CheckpointSaver, Event, Run, TimeLedger
 from events.callbacks import time_ledger
 from events.callbacks.growing_csv import GrowingCsv
 from events.callbacks.time_files import TimeFiles
+from tests.trace_format import checked_trace
 
 
 class Clock:
@@ -461,14 +461,43 @@ def test_files_of_traces_are_kept_and_joined_to_the_trace(tmp_path):
     assert trace.traces["profile{1}"] == {"file": artifact.name, "size": artifact.size}
     assert trace.traces["other"] == 3
     assert main(["runs", "trace", "run", *where]) == 0
-    without = len(json.loads(trace_path.read_text())["traceEvents"])
+    without = checked_trace(trace_path)
     assert main(["runs", "trace", "run", "--profiles", "--overwrite", *where]) == 0
-    events = json.loads(trace_path.read_text())["traceEvents"]
-    assert len(events) > without
+    events = checked_trace(trace_path, is_ours=False)
+    assert events[: len(without)] == without
+    assert len(events) > len(without)
     sums = [one for one in events if one["name"] == "aten::sum"]
     own = [one for one in events if one.get("ph") == "X" and one["pid"] == 0]
     # Both have the clock of the machine.
     assert abs(sums[0]["ts"] - own[0]["ts"]) < 60e6
+
+
+def test_the_trace_of_a_trainer_is_one_that_perfetto_opens(make_trainer, tmp_path):
+    """With spans of threads, evaluations, checkpoints and uploads: complete, and nested on each track."""
+
+    class Spans(Callback):
+        def batch_start(self, state, logger):
+            def read():
+                with logger.span("read"):
+                    pass
+
+            with logger.span("outer"), logger.span("inner"):
+                in_thread(read)
+
+    trainer = make_trainer(
+        loggers=[RunDirectory(tmp_path / "run"), Artifacts(tmp_path / "store", spool=tmp_path / "spool")],
+        save_folder=tmp_path / "checkpoints",
+        callbacks=Spans(),
+        max_duration="2ep",
+    )
+    trainer.fit()
+    trainer.close()
+
+    assert main(["runs", "trace", "run", "--root", str(tmp_path), "-o", str(tmp_path / "trace.json")]) == 0
+    events = checked_trace(tmp_path / "trace.json")
+    names = {one["name"] for one in events}
+    assert {"forward", "backward", "epoch 1", "batch 0", "outer", "inner", "checkpoint"} <= names
+    assert {one["ph"] for one in events} >= {"M", "X", "b", "e"}
 
 
 def files_of(ledger, folder, run, **arguments):
