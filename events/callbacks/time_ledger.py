@@ -127,7 +127,7 @@ class TimeLedger(Callback):
 
     | bucket | the time |
     |---|---|
-    | `start` | before the first batch, but for `restore`: of the first run of a process from the process's beginning |
+    | `start` | before the first batch, but for `restore` |
     | `restore` | loading a checkpoint, and going to its place in the data |
     | `data` | between two batches: reading, and moving it to the device |
     | `forward`, `backward`, `optimizer` | of a batch; `forward` has the loss |
@@ -136,14 +136,15 @@ class TimeLedger(Callback):
     | `checkpoint` | the hooks of `CheckpointSaver` |
     | `logging` | calls of `log_metrics` and the like, and the hooks of destinations |
     | `callbacks` | the hooks of all other callbacks |
-    | `waiting` | a rank waits for the others: in collectives of the trainer, for its process group, and with `DistributedDataParallel` after its own part of the backward pass |
+    | `waiting` | a rank waits for the others, in the trainer: in collectives, and after its backward pass |
     | `garbage` | collections by Python's garbage collector |
     | `idle` | between `FIT_END` and the next event |
     | `closing` | from close to the end |
     | `stopped` | the process did not run: SIGSTOP, a frozen container, or a machine that slept |
 
-    A nested bucket ends the outer one, so that they add up to the time of the session. In a loop of your own
-    with `DistributedDataParallel`, and with `fully_shard`, ranks wait for each other within `backward`.
+    A nested bucket ends the outer one, so that they add up to the time of the session. The trainer takes
+    waiting out of `backward`; in a loop of your own with `DistributedDataParallel`, and with `fully_shard`,
+    ranks wait for each other within it.
 
     **Start.** A session lasts from `INIT` to the end. What was before is `start` too, an hour at most, for
     the first run of a process; not in a notebook or a shell, and not where an earlier session of the run was
@@ -158,25 +159,25 @@ class TimeLedger(Callback):
     **Short batches.** Of those of less than 5 ms, few are divided into `forward`, `backward` and so on; the
     time of the others is divided as theirs.
 
-    **Cost.** A batch of 1 ms with a call of `log_metrics` takes 0.8 µs more while the code is in the caches, and
-    3 to 4 µs between steps that use them: 0.1 to 0.4 % of it; one of 10 ms a tenth of that share. The thread
-    takes 0.1 % of a core in the first seconds, and less than 0.01 % after some minutes. See
+    **Cost.** A batch of 1 ms with a call of `log_metrics` takes 0.8 µs more while the code is in the caches,
+    and 3 to 4 µs between steps that use them: 0.1 to 0.4 % of it; one of 10 ms a tenth of that share. The
+    thread takes 0.1 % of a core in the first seconds, and less than 0.01 % after some minutes. See
     docs/performance.md.
 
-    **Stopped.** On Linux, elsewhere such time is charged to what it interrupted. A stop counts from 0.3 s on,
-    and up to 0.25 s less than it took. The ledger's thread was not woken: one that waits for the interpreter's
-    lock is, each 5 ms, so that what holds the lock is charged where it happens. The time in which a machine
-    slept is known from `CLOCK_BOOTTIME`, which goes on then.
+    **Stopped.** On Linux; elsewhere such time is charged to what it interrupted. A stop counts from 0.3 s on,
+    and up to 0.25 s less than it took. The ledger's thread was not woken: one that waits for the
+    interpreter's lock is, each 5 ms, so that what holds the lock is charged where it happens. The time in
+    which a machine slept is known from `CLOCK_BOOTTIME`, which goes on then.
 
     **Devices.** The clock is the host's, which queues kernels and waits for them later. On CUDA the time of
     batches is divided into `batch`, `forward`, `backward`, `optimizer` and `waiting` as events on the device
     divide it, of which nothing waits; spans are those of the host.
 
-    **Ranks.** Each has files of its own. Where ranks are on several machines and have the store of `torchrun`,
-    the first of each machine asks it for the clock of rank 0, in a thread of its own.
+    **Ranks.** Each has files of its own. Where ranks are on several machines and have the store of
+    `torchrun`, the first of each machine asks it for the clock of rank 0, in a thread of its own.
 
-    **Threading.** A daemon thread writes, from `INIT` to the end of the run. Only calls of the training thread
-    are charged; spans may be of any thread.
+    **Threading.** A daemon thread writes, from `INIT` to the end of the run. Only calls of the training
+    thread are charged; spans may be of any thread.
 
     **Errors.** A file that cannot be written is reported once, and training continues.
 
@@ -459,7 +460,7 @@ class TimeLedger(Callback):
     def follow(
         self, hooks: Mapping[str, Sequence[tuple[Any, _Hook]]], destinations: Sequence[Any]
     ) -> dict[str, tuple[_Hook, ...]]:
-        """Returns the hooks of an engine, each charged to the bucket of its callback, with those of the ledger.
+        """Returns the hooks of an engine, charged to the buckets of their callbacks, with the ledger's own.
 
         Args:
             hooks: by event, each with its callback; None for one of the engine, which is of `logging`.

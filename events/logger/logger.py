@@ -175,7 +175,7 @@ class Logger(RecordMethods):
         return _NO_SPAN if self._ledger is None else self._ledger.span(name)
 
     def begin_span(self, name: str, track: str) -> Callable[[], None]:
-        """Begins a span of something that goes on beside training, as an upload; for callbacks and destinations.
+        """Begins a span of what goes on beside training, as an upload; for callbacks and destinations.
 
         Args:
             name: of the span.

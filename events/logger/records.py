@@ -350,8 +350,9 @@ class RecordMethods:
         run.log_traces({"profile": Path("trace.json.gz")})
         ```
 
-        A `Path` of a file is kept with the run as `upload_file` does it, as `RUN/traces/NAME-baN-rankN.json.gz`:
-        those of `torch.profiler` are joined to the trace of the run by `destinations runs trace --profiles`.
+        A `Path` of a file is kept with the run as `upload_file` does it, as
+        `RUN/traces/NAME-baN-rankN.json.gz`: those of `torch.profiler` are joined to the trace of the run by
+        `destinations runs trace --profiles`.
 
         Raises:
             EngineClosedError: the run is closed.

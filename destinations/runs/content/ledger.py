@@ -198,10 +198,11 @@ class TimeReport:
         longest = sorted(steps, key=lambda one: -one.seconds)[:_STEPS_NAMED]
         more = len(steps) - len(longest)
         which = ", ".join(f"{one.step:,}" for one in sorted(longest, key=lambda one: one.step))
+        which += f" and {more:,} more" if more else ""
         spans = list(dict.fromkeys(name for one in longest for name in one.spans[:1]))
         return (
             f"rank {rank} made the others wait {sum(one.seconds for one in steps):.3g} s at "
-            f"step{'s' if len(steps) > 1 else ''} {which}{f' and {more:,} more' if more else ''}, for {bucket}"
+            f"step{'s' if len(steps) > 1 else ''} {which}, for {bucket}"
             + (f", in {', '.join(map(repr, spans))}" if spans else "")
         )
 
