@@ -223,6 +223,7 @@ class TimeLedger(Callback):
         self._offset: ClockOffset | None = None
         self._device: DeviceClock | None = None
         self._thread_id = 0
+        self._cpu_clock: int | None = None
         self._has_ranks = False
         self._hooks: dict[str, tuple[_Hook, ...]] = {}
         self._hooks_within: dict[bool, dict[str, tuple[_Hook, ...]]] = {True: {}, False: {}}
@@ -437,6 +438,18 @@ class TimeLedger(Callback):
             self._tracks[ident] = track
         return track
 
+    def _take_thread(self) -> None:
+        self._thread_id = threading.get_ident()
+        if hasattr(time, "pthread_getcpuclockid"):
+            self._cpu_clock = time.pthread_getcpuclockid(self._thread_id)
+
+    def worked(self) -> float:
+        """Returns the processor time of the training thread, in seconds; 0 if unknown, or if it has ended."""
+        try:
+            return 0.0 if self._cpu_clock is None else time.clock_gettime(self._cpu_clock)
+        except OSError:
+            return 0.0
+
     def doing(self) -> dict[str, Any]:
         """Returns the bucket that time is charged to now, since when in seconds, and the open spans."""
         seconds = (self._clock() - self._since) / 1e9
@@ -511,7 +524,7 @@ class TimeLedger(Callback):
 
     def _at_init(self, state: State, logger: Logger) -> None:
         self._open_books()
-        self._thread_id = threading.get_ident()
+        self._take_thread()
         earlier = int(_take_start() * 1e9)
         self.begin -= earlier
         waited, self._waited_before = min(self._waited_before, earlier), 0
@@ -534,7 +547,7 @@ class TimeLedger(Callback):
 
     def _at_fit_start(self, state: State, logger: Logger) -> None:
         # Not always that of `INIT`.
-        self._thread_id = threading.get_ident()
+        self._take_thread()
         self._outer.clear()
         self._hooks[Event.BEFORE_DATALOADER] = self._of_dataloader
         self.switch(_RESTORE if state.timestamp.batch else _START)
