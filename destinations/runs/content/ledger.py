@@ -54,7 +54,7 @@ _MAX_NAME = 100
 _MAX_PROFILE_BYTES = 1 << 30
 _FIRST_PROFILE, _PIDS_OF_PROFILE = 1_000_000, 1000
 # Before and after training: a rank that is late there is named where none is in training.
-_ONCE = ("start", "restore", "idle", "closing")
+_ONCE = ("start", "restore", "idle", "closing", "joining")
 _BY_CHOICE = ("completed", "stopped")
 
 
@@ -89,6 +89,7 @@ class SessionTime:
         status: how it ended: that of its line in `sessions.jsonl`; "" if unknown.
         seconds: by bucket; `repeated` is the training of steps that an earlier session had reached.
         clock: how far the clock of rank 0 is ahead, in seconds; 0 if unknown.
+        joining: those of `waiting` that were before `INIT`: for the others to join the process group.
     """
 
     begin: float
@@ -97,6 +98,7 @@ class SessionTime:
     status: str
     seconds: dict[str, float]
     clock: float = 0.0
+    joining: float = 0.0
 
 
 @attrs.frozen
@@ -255,7 +257,7 @@ def read_time(
         sessions=first,
         faults=tuple(faults),
         ranks=ranks,
-        slow_rank=_slow_rank(ranks),
+        slow_rank=_slow_rank({rank: _with_joining(ranks[rank], of_rank[rank]) for rank in ranks}),
         slow_steps=_slow_steps(Path(folder)) if len(ranks) > 1 else (),
     )
 
@@ -332,7 +334,8 @@ def _sessions_of(
         reached = max(reached, *(row.step for row in own))
         clock = own[-1].clock
         status = str(about.get("status") or "")
-        found.append(SessionTime(own[0].begin, end, own[-1].step, status, seconds, clock))
+        joining = own[0].seconds.get("waiting", 0.0) if own[0].end <= init else 0.0
+        found.append(SessionTime(own[0].begin, end, own[-1].step, status, seconds, clock, joining))
     return tuple(found)
 
 
@@ -362,6 +365,12 @@ def _added(several: Iterator[dict[str, float]]) -> dict[str, float]:
     return total
 
 
+def _with_joining(seconds: dict[str, float], sessions: Sequence[SessionTime]) -> dict[str, float]:
+    """Returns the seconds of a rank, where joining the others is not a part of waiting for them."""
+    joining = sum(one.joining for one in sessions)
+    return seconds | {"waiting": seconds.get("waiting", 0.0) - joining, "joining": joining}
+
+
 def _slow_rank(
     ranks: Mapping[int, Mapping[str, float]], least: float = _LEAST_SECONDS
 ) -> tuple[int, str, float] | None:
@@ -371,10 +380,12 @@ def _slow_rank(
     found: list[tuple[float, tuple[int, str, float]]] = []
     # Only the trainer charges waiting, which it takes out of the backward pass: what is left is a rank's own.
     is_known = all(one.get("waiting") for one in ranks.values())
-    for left_out in ((*_TOGETHER, *_ONCE), ("waiting", *_ONCE), ("waiting",))[: 3 if is_known else 1]:
+    ways = ((*_TOGETHER, *_ONCE), ("waiting", *_ONCE), ("waiting", "joining"))
+    for left_out in ways[: 3 if is_known else 1]:
         slow, name, more = _longest(ranks, left_out)
-        others = [one.get("waiting", 0.0) for rank, one in ranks.items() if rank != slow]
-        waited = statistics.median(others) - ranks[slow].get("waiting", 0.0)
+        where = left_out[1] if left_out is ways[2] else "waiting"
+        others = [one.get(where, 0.0) for rank, one in ranks.items() if rank != slow]
+        waited = statistics.median(others) - ranks[slow].get(where, 0.0)
         training = sum(value for of, value in ranks[slow].items() if of not in _ONCE or of == name)
         if (
             more >= least

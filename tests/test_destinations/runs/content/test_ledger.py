@@ -81,12 +81,17 @@ TRAINER = "session,begin,end,step,start,forward,backward,waiting,data"
 
 @pytest.mark.parametrize(
     ("slow", "expected"),
-    [("100,100,120,9,2,6,8,1,1", ("backward", 5.0)), ("100,100,120,9,6,6,3,1,1", ("start", 4.0))],
+    [
+        # It waited for the others to join, long before.
+        (["100,90,100,0,2,,,5,", "100,100,120,9,,6,8,1,1"], ("backward", 5.0)),
+        (["100,90,100,0,7,,,,", "100,100,120,9,,6,3,6,1"], ("start", 5.0)),
+    ],
 )
 def test_a_slow_backward_pass_and_a_late_start_are_named(folder, slow, expected):
     """Where the others have waited as long; the trainer takes that out of the backward pass."""
+    usual = ["100,90,100,0,2,,,5,", "100,100,120,9,,6,3,6,1"]
     for rank in range(3):
-        write(folder, slow if rank == 2 else "100,100,120,9,2,6,3,6,1", rank=rank, header=TRAINER)
+        write(folder, *(slow if rank == 2 else usual), rank=rank, header=TRAINER)
 
     assert read_time(folder, [], PRODUCTIVE).slow_rank == (2, *expected)
 
