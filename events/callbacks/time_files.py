@@ -194,6 +194,8 @@ class TimeFiles:
         # All of it came into one bucket, and so much into no other since the last look.
         most = max(range(len(grown)), key=grown.__getitem__)
         moved = min(nanoseconds, grown[most])
+        if not moved:
+            return
         self._moved[most] -= moved
         self._moved[self._ledger.buckets.index("stopped")] += moved
         self._ledger.spans.append(("stopped", now - moved, now, "stopped"))

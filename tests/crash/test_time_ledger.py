@@ -13,7 +13,7 @@ import pytest
 from destinations.runs import Run
 from destinations.runs.content.ledger import write_trace
 from tests.crash.time_faults import FAULTS as ALL_FAULTS
-from tests.crash.time_faults import Fault, wrong
+from tests.crash.time_faults import Fault, run_fault, wrong
 from tests.effort import times
 
 PROGRAM = Path(__file__).with_name("time_child.py")
@@ -144,6 +144,20 @@ def test_a_kill_costs_what_came_after_it(tmp_path):
     assert fault.repeated == pytest.approx(report.seconds["repeated"])
     assert fault.repeated >= 29 * 0.006
     assert abs(report.wall - wall) <= 0.01 * wall + 0.1
+
+
+@pytest.mark.xdist_group("torchrun")
+def test_who_made_others_wait_at_a_step_is_named(tmp_path):
+    """One step of one rank, which is no slow rank by the sum; with the span that was open."""
+    run_fault(Fault("step", 1, 2), tmp_path)
+    report = Run.open(tmp_path / "run").time_report()
+
+    # A busy machine has others.
+    step = max(report.slow_steps, key=lambda one: one.seconds)
+    assert (step.step, step.rank, step.bucket, step.spans) == (20, 1, "callbacks", ("read shard",))
+    assert step.seconds >= 0.55
+    assert report.slow_steps_text.startswith("rank 1 made the others wait")
+    assert "for callbacks, in 'read shard'" in report.slow_steps_text
 
 
 FEW = [

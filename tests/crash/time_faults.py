@@ -17,7 +17,7 @@ import attrs
 
 from destinations.runs import Run
 
-__all__ = ["FAULTS", "Fault", "draw", "wrong"]
+__all__ = ["FAULTS", "Fault", "draw", "run_fault", "wrong"]
 
 PROGRAM = Path(__file__).with_name("time_rank_child.py")
 # The bucket that each is in.
@@ -109,7 +109,7 @@ def _is_stopped(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-def _run(fault, folder):
+def run_fault(fault, folder):
     """Runs a fault; returns from when to when, and how long a process was stopped or the run was gone."""
     began, took = time.time(), 0.0
     processes = _begin(fault, folder)
@@ -144,7 +144,7 @@ def wrong(fault, folder):
         fault: the fault.
         folder: for the run.
     """
-    began, ended, took = _run(fault, folder)
+    began, ended, took = run_fault(fault, folder)
     report = Run.open(folder / "run").time_report()
     bucket = BUCKETS[fault.kind]
     seconds = report.ranks[fault.rank] if bucket != "gone" else report.seconds

@@ -100,6 +100,11 @@ class Garbage:
 class Faults(Callback):
     """What goes wrong between batches."""
 
+    def batch_start(self, state, logger):
+        if int(state.timestamp.batch) == 2 * BATCHES // 3:
+            with logger.span("read shard"):
+                slow("step", 20)
+
     def batch_end(self, state, logger):
         slow("callback")
         batch = int(state.timestamp.batch)
