@@ -283,6 +283,7 @@ class Trainer:
             ledger = TimeLedger()
             several = (*several, ledger)
         self.engine = Engine(self.state, self.logger, several)
+        self._ledger = ledger
         distributed.charge_waiting(ledger)
         self._data = TrainData(
             self.state,
@@ -666,7 +667,10 @@ class Trainer:
             state.loss, parts = total_loss(self.loss(state.outputs, state.batch))
             self.engine.run_event(Event.AFTER_LOSS)
         self.engine.run_event(Event.BEFORE_BACKWARD)
-        self._scaler.scale(state.loss * share).backward()
+        loss = self._scaler.scale(state.loss * share)
+        if self._ledger is not None and isinstance(self._module, DistributedDataParallel):
+            self._ledger.wait_after_backward(loss)
+        loss.backward()
         self.engine.run_event(Event.AFTER_BACKWARD)
         state.loss = state.loss.detach()
         means.add("loss", state.loss, share)

@@ -63,6 +63,21 @@ def test_a_submitted_file_arrives_and_leaves_no_trace_in_the_spool(make_queue, m
     assert _staged_files(queue) == []
 
 
+def test_a_handle_tells_when_its_upload_has_ended(make_queue, make_file, gate):
+    """Each function once, also one that is added later."""
+    called = []
+    queue = make_queue(StoreThatWaits(gate))
+    handle = queue.submit(make_file(), "name")
+    handle.add_done_callback(lambda: called.append("first"))
+    assert called == []
+    gate.set()
+    handle.result(LIMIT_SECONDS)
+    queue.drain(LIMIT_SECONDS)
+    handle.add_done_callback(lambda: called.append("later"))
+
+    assert called == ["first", "later"]
+
+
 def test_a_handle_shows_the_state_of_its_upload(make_queue, make_file, gate):
     """States go pending or inflight, then done; waiting has a limit."""
     queue = make_queue(StoreThatWaits(gate))

@@ -53,6 +53,10 @@ _ELSEWHERE = {
 _NOT_THE_NAME = re.compile(r"\{(?!run_name\})[^{}]*\}")
 
 
+def _nothing() -> None:
+    """Ends the span of a checkpoint that another rank writes."""
+
+
 class CheckpointSaver(Callback):
     """Saves a checkpoint at an interval and when training ends, and uploads it through the destinations.
 
@@ -357,7 +361,7 @@ class CheckpointSaver(Callback):
         # Only rank 0 knows whether the last save succeeded, and all ranks must decide alike.
         if not distributed.from_rank_zero(self._is_to_save(state, logger, is_last=is_last)):
             return
-        save = self._next(state)
+        save = self._next(state, logger)
         checkpoint = checkpoint_of(
             state,
             logger,
@@ -385,7 +389,7 @@ class CheckpointSaver(Callback):
             self._writing.settle(state, logger)
         return self._kept.saved_at != state.timestamp
 
-    def _next(self, state: State) -> Save:
+    def _next(self, state: State, logger: Logger) -> Save:
         """Returns the checkpoint to save now, which is one of those that are kept from here on."""
         place, folder, remote = self._place, self._folder.path(state), self._folder.remote(state)
         name, identifier = place.name(state), secrets.token_hex(16)
@@ -406,4 +410,5 @@ class CheckpointSaver(Callback):
             None if pointer is None else (folder / pointer, remote_name),
             before,
             in_folder(self._kept.gone(before)[0], folder),
+            logger.begin_span(name, "checkpoints") if self._writing.takes_part else _nothing,
         )

@@ -330,6 +330,8 @@ class _Writing(ABC):
         if pending is None:
             return
         error, is_complete = self._step_ended(pending)
+        if error is not None or is_complete:
+            pending.save.end()
         if error is None and not is_complete:
             self.pending = pending
         elif error is None:
