@@ -75,6 +75,8 @@ _SMALL_BYTES = 64 << 10
 # for in advance.
 _MOST_LATE = 64
 _EMPTY_SHARE = 3
+# A row of so many values stays an array.
+_WIDE = 256
 _Names = tuple[str, ...]
 _Values = tuple[float, ...]
 Result = TypeVar("Result")
@@ -91,6 +93,18 @@ class _Place:
     drained: int = 0
 
 
+@attrs.define(eq=False)
+class _RowsOf:
+    """The rows of certain names: how many the file got since it was begun or opened, and what statistics lack."""
+
+    names: _Names
+    in_file: int = 0
+    steps: list[int | None] = attrs.field(factory=list)
+    values: list[Any] = attrs.field(factory=list)
+    last: int = 0
+    """The number of the last one among all rows."""
+
+
 class RowBuffer:
     """Buffers lines to write, the row that later rows of its step may join, and values for statistics.
 
@@ -103,12 +117,16 @@ class RowBuffer:
         self._lines: list[bytes] = []
         self.line_count = 0
         """The number of complete lines."""
-        self._pending: tuple[int | None, int | None, float, _Names, _Values] | None = None
-        self._steps: dict[_Names, list[int | None]] = {}
-        self._values: dict[_Names, list[Any]] = {}
+        # Of a wide block, the values are an array.
+        self._pending: tuple[int | None, int | None, float, _Names, Any] | None = None
+        self._rows_of: dict[_Names, _RowsOf] = {}
+        # Those of the last row, and those with values that statistics lack.
+        self._current = _RowsOf(())
+        self._fresh: list[_RowsOf] = []
+        self._count = 0
         self._last_epoch: int | None = None
-        self.logged: Counter[_Names] = Counter()
-        """The number of rows by their names, since the file was begun or opened."""
+        # Names that became those of one line: always the same tuple, see `MetricsCsv.formatter`.
+        self._joined: tuple[_Names, _Names, _Names] = ((), (), ())
         self.index: IndexBuilder | None = None
         """Indexes the rows of a file that was begun here, and that has only these."""
 
@@ -122,11 +140,12 @@ class RowBuffer:
         _, step, epoch, at, values = row
         pending = self._pending
         if pending is not None and self._joins(step, epoch, names):
-            self._pending = (step, epoch, at, pending[3] + names, pending[4] + values)
+            both = self._both(pending[3], names)
+            self._pending = (step, epoch, at, both, (*pending[4], *values))
         else:
             self.finish_line()
             self._pending = (step, epoch, at, names, values)
-        self._count(names, [step], values, epoch)
+        self._note(names, [step], values, epoch)
 
     def add_block(self, names: _Names, block: "RowBlock") -> bool:
         """Adds many rows; False, with nothing added, if the first one joins the pending row."""
@@ -134,23 +153,30 @@ class RowBuffer:
             return False
         self.finish_line()
         before = len(block.steps) - 1
-        self._lines.append(self._csv.formatter(names).lines(block, before))
+        if before:
+            self._lines.append(self._csv.formatter(names).lines(block, before))
+            self.line_count += before
         if self.index is not None and before:
             rows = block.steps[:before], block.epochs[:before], block.times[:before], block.values[:before]
             self.index.add(names, *rows)
-        self.line_count += before
-        last = (block.steps[-1], block.epochs[-1], float(block.times[-1]))
-        self._pending = (*last, names, tuple(block.values[-1].tolist()))
-        self._count(names, block.steps, block.values, block.epochs[-1])
+        last = block.values[-1] if len(names) >= _WIDE else tuple(block.values[-1].tolist())
+        self._pending = (block.steps[-1], block.epochs[-1], float(block.times[-1]), names, last)
+        self._note(names, block.steps, block.values, block.epochs[-1])
         return True
 
     def finish_line(self) -> None:
         """Formats the pending row as a line."""
         if self._pending is not None:
             step, epoch, at, names, values = self._pending
-            self._lines.append(self._csv.formatter(names).line(step, epoch, at, values).encode())
+            formatter = self._csv.formatter(names)
+            if type(values) is np.ndarray:
+                self._lines.append(formatter.wide_line(step, epoch, at, values))
+                values = values[None]
+            else:
+                self._lines.append(formatter.line(step, epoch, at, values).encode())
+                values = [values]
             if self.index is not None:
-                self.index.add(names, [step], [epoch], [at], [values])
+                self.index.add(names, [step], [epoch], [at], values)
             self.line_count += 1
             self._pending = None
 
@@ -165,15 +191,17 @@ class RowBuffer:
         Returns:
             The number of rows, and the step of the last one.
         """
-        all_steps, all_values = self._steps, self._values
-        self._steps, self._values = {}, {}
+        fresh, self._fresh = self._fresh, []
         rows, last_step = 0, None
-        for names, steps in all_steps.items():
+        # The last value of a metric is that of the last row that has it.
+        for one in sorted(fresh, key=lambda one: one.last):
+            steps, values = one.steps, one.values
+            one.steps, one.values = [], []
             rows += len(steps)
             last_step = steps[-1] if steps[-1] is not None else last_step
             start = 0
-            for part in _merged_blocks(all_values[names]):
-                statistics.add(names, steps[start : start + len(part)], part, self._last_epoch)
+            for part in _merged_blocks(values):
+                statistics.add(one.names, steps[start : start + len(part)], part, self._last_epoch)
                 start += len(part)
         return rows, last_step
 
@@ -181,20 +209,27 @@ class RowBuffer:
         """Discards everything."""
         self.index = None
         self._lines, self.line_count, self._pending = [], 0, None
-        self._steps, self._values = {}, {}
+        for one in self._fresh:
+            one.steps, one.values = [], []
+        self._fresh = []
+
+    def begin_file(self) -> None:
+        """Notes that the file is another one, which has no rows yet."""
+        self.index = IndexBuilder()
+        self._rows_of, self._current = {}, _RowsOf(())
 
     def columns_in_use(self) -> list[str]:
         """Returns the columns of several rows of the file, in its order; of a single one it is not known."""
         rows: Counter[str] = Counter()
-        for names, count in self.logged.items():
-            for name in names:
-                rows[column_of(name)] += count
+        for one in self._rows_of.values():
+            for name in one.names:
+                rows[column_of(name)] += one.in_file
         return [column for column in self._csv.columns if rows[column] > 1]
 
     def empty_cells(self) -> int:
         """Returns how many cells are empty of the rows that were added since the file was begun or opened."""
         width = len(self._csv.columns) - len(OWN_COLUMNS)
-        return sum(count * (width - len(names)) for names, count in self.logged.items())
+        return sum(one.in_file * (width - len(one.names)) for one in self._rows_of.values())
 
     def _joins(self, step: int | None, epoch: int | None, names: _Names) -> bool:
         pending = self._pending
@@ -206,11 +241,23 @@ class RowBuffer:
             and self._csv.formatter(pending[3]).can_join(self._csv.formatter(names))
         )
 
-    def _count(self, names: _Names, steps: list[Any], values: Any, epoch: int | None) -> None:
-        self._steps.setdefault(names, []).extend(steps)
-        self._values.setdefault(names, []).append(values)
+    def _both(self, first: _Names, second: _Names) -> _Names:
+        if self._joined[0] is not first or self._joined[1] is not second:
+            self._joined = first, second, first + second
+        return self._joined[2]
+
+    def _note(self, names: _Names, steps: list[Any], values: Any, epoch: int | None) -> None:
+        one = self._current
+        if one.names is not names:
+            one = self._current = self._rows_of.setdefault(names, _RowsOf(names))
+        if not one.steps:
+            self._fresh.append(one)
+        one.steps.extend(steps)
+        one.values.append(values)
+        one.in_file += len(steps)
+        self._count += len(steps)
+        one.last = self._count
         self._last_epoch = epoch
-        self.logged[names] += len(steps)
 
 
 def _merged_blocks(values: list[Any]) -> list[Any]:
@@ -683,10 +730,9 @@ class JournalDrain:
         index = self._index(lambda index: index.finish(self._csv.size, list(self._csv.columns)))
 
         def closed() -> None:
-            self._buffer.index = IndexBuilder()
+            self._buffer.begin_file()
             self._closed_parts[self._csv.closed] = had
             self._late = 0
-            self._buffer.logged.clear()
             self._has_surplus = False
 
         # Until it counts.

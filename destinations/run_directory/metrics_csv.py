@@ -112,6 +112,19 @@ class RowFormatter:
         stamps = format_cell_rows(times.round(6)[:, None])
         return b"".join(map(line.__mod__, zip(steps, epochs, stamps, format_cell_rows(values), strict=False)))
 
+    def wide_line(
+        self,
+        step: int | None,
+        epoch: int | None,
+        time: float,
+        values: "np.ndarray[Any, np.dtype[np.float64]]",
+    ) -> bytes:
+        """Returns the line of floats `(metrics,)`."""
+        if not self._is_contiguous:
+            return self.line(step, epoch, time, tuple(values.tolist())).encode()
+        before = f"{_cell(step)},{_cell(epoch)},{round(time, 6)!r}{self._before}".encode()
+        return b"".join([before, *format_cell_rows(values[None]), self._after.encode()])
+
     def _contiguous(self, step: int | None, epoch: int | None, time: float, values: tuple[float, ...]) -> str:
         cells = format_cells(values)
         return f"{_cell(step)},{_cell(epoch)},{round(time, 6)!r}{self._before}{cells}{self._after}"

@@ -226,6 +226,7 @@ class IndexBuilder:
         self._rows = self._values = 0
         self._blocks: list[tuple[tuple[str, ...], list[Any], list[Any], Any, Any]] = []
         self._entries: list[tuple[Floats, list[str], Floats]] = []
+        self._columns: dict[tuple[str, ...], list[str]] = {}
 
     def add(
         self, names: tuple[str, ...], steps: list[Any], epochs: list[Any], times: Any, values: Any
@@ -264,23 +265,113 @@ class IndexBuilder:
     def _close_entry(self, end: int) -> None:
         blocks, count = self._blocks, self._rows
         self._blocks, self._rows, self._values = [], 0, 0
-        columns: dict[str, int] = {"epoch": 0}
-        places: dict[tuple[str, ...], list[int]] = {}
-        for names in dict.fromkeys(block[0] for block in blocks):
-            places[names] = [columns.setdefault(column_of(name), len(columns)) for name in names]
-        step, time = np.empty(count), np.empty(count)
-        values = np.full((len(columns), count), np.nan)
-        present = np.zeros(values.shape, np.bool_)
+        step, time, epoch = np.empty(count), np.empty(count), np.empty(count)
+        groups: dict[tuple[str, ...], list[tuple[int, Any]]] = {}
+        group: list[tuple[int, Any]] = []
+        before: tuple[str, ...] | None = None
         at = 0
         for names, steps, epochs, times, rows in blocks:
             to = at + len(steps)
-            step[at:to], time[at:to], values[0, at:to] = steps, times, epochs
-            present[0, at:to] = ~np.isnan(values[0, at:to])
-            values[places[names], at:to] = np.asarray(rows, np.float64).T
-            present[places[names], at:to] = True
+            step[at:to], time[at:to], epoch[at:to] = steps, times, epochs
+            # Of ten thousand names, even a look-up takes its time.
+            if names is not before:
+                group, before = groups.setdefault(names, []), names
+            group.append((at, rows))
             at = to
+        columns = {"epoch": 0}
+        for names in groups:
+            for name in self._columns_of(names):
+                columns.setdefault(name, len(columns))
+        found = _EntrySummary(len(columns))
+        for names, group in groups.items():
+            of_names = self._columns_of(names)
+            if "epoch" in of_names:
+                for at, rows in group:
+                    epoch[at : at + len(rows)] = np.nan
+            places = np.fromiter((columns[name] for name in of_names), np.intp, len(of_names))
+            rows_at = np.concatenate([np.arange(at, at + len(rows)) for at, rows in group])
+            found.add(places, rows_at, np.concatenate([np.asarray(rows, np.float64) for _, rows in group]))
+        there = np.flatnonzero(~np.isnan(epoch))
+        if len(there):
+            found.add(np.zeros(1, np.intp), there, epoch[there, None])
         of_rows = rows_entry(step, time.round(6), end)
-        self._entries.append((of_rows, list(columns), summarize(step, values, present)))
+        self._entries.append((of_rows, list(columns), found.fields(step)))
+
+    def _columns_of(self, names: tuple[str, ...]) -> list[str]:
+        if names not in self._columns:
+            self._columns[names] = [column_of(name) for name in names]
+        return self._columns[names]
+
+
+class _EntrySummary:
+    """The fields of the columns of an entry, from rows of some of them at a time."""
+
+    def __init__(self, columns: int) -> None:
+        self._count, self._finite = np.zeros(columns), np.zeros(columns)
+        self._total, self._last = np.zeros(columns), np.full(columns, np.nan)
+        # Values, and the rows that they are in.
+        self._low, self._low_at = np.full(columns, np.inf), np.zeros(columns, np.intp)
+        self._negated_high, self._high_at = np.full(columns, np.inf), np.zeros(columns, np.intp)
+        self._last_at = np.full(columns, -1)
+
+    def add(self, places: Any, rows_at: Any, values: Floats) -> None:
+        """Adds values.
+
+        Args:
+            places: the columns that have them, `(columns,)`.
+            rows_at: the rows, ascending, `(rows,)`.
+            values: `(rows, columns)`.
+        """
+        is_finite = np.isfinite(values)
+        all_finite = bool(is_finite.all())
+        self._count[places] += len(values)
+        self._finite[places] += len(values) if all_finite else is_finite.sum(axis=0)
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._total[places] += _total(values if all_finite else np.where(is_finite, values, 0.0))
+        low, low_at = _least(values if all_finite else np.where(is_finite, values, np.inf))
+        _take_less(self._low, self._low_at, places, low, rows_at[low_at])
+        high, high_at = _least(-values if all_finite else np.where(is_finite, -values, np.inf))
+        _take_less(self._negated_high, self._high_at, places, high, rows_at[high_at])
+        is_later = rows_at[-1] > self._last_at[places]
+        later = places[is_later]
+        self._last[later], self._last_at[later] = values[-1][is_later], rows_at[-1]
+
+    def fields(self, step: Floats) -> Floats:
+        """Returns the fields of `OF_COLUMN`, float64 `(8, columns)`; `step` has that of each row."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mean = self._total / self._finite
+        of_finite = np.array([self._low, step[self._low_at], -self._negated_high, step[self._high_at], mean])
+        of_finite[:, self._finite == 0] = np.nan
+        return np.concatenate([[self._count, self._finite], of_finite, [self._last]])
+
+
+def _least(values: Floats) -> tuple[Floats, Any]:
+    """Returns the first least value of each column of `(rows, columns)`, and its row."""
+    rows, columns = values.shape
+    if columns <= rows:
+        across = np.ascontiguousarray(values.T)
+        at = across.argmin(axis=1)
+        return across[np.arange(columns), at], at
+    least, at = values[0].copy(), np.zeros(columns, np.intp)
+    for row in range(1, rows):
+        is_less = values[row] < least
+        np.copyto(least, values[row], where=is_less)
+        at[is_less] = row
+    return least, at
+
+
+def _total(values: Floats) -> Floats:
+    """Returns the sum of each column; of many rows the one with the least error."""
+    rows, columns = values.shape
+    found: Floats = np.ascontiguousarray(values.T).sum(axis=1) if columns <= rows else values.sum(axis=0)
+    return found
+
+
+def _take_less(held: Floats, held_at: Any, places: Any, values: Floats, rows_at: Any) -> None:
+    """Takes values that are less than those held, or as small and of an earlier row."""
+    before = held[places]
+    is_less = (values < before) | ((values == before) & (rows_at < held_at[places]))
+    held[places[is_less]], held_at[places[is_less]] = values[is_less], rows_at[is_less]
 
 
 def indexed_files(

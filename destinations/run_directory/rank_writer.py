@@ -58,6 +58,8 @@ JournalKind = Literal["auto", "mapped", "appended"]
 
 _DOCUMENT_SECONDS = 5.0
 _LAST_TRIES = 5
+# A sample takes a row through the slow path.
+_SAMPLED_ROWS = 64
 _FLUSH_SECONDS = 10.0
 # Makes room for the final documents on a full disk.
 _RESERVE_BYTES = 64 << 10
@@ -147,6 +149,7 @@ class RankWriter:
         self._is_well = False
         self._environment_due = self._documents is not None
         self._heartbeat_at = 0.0
+        self._sampled_at = 0
         self._documents_at = -math.inf
         self._are_documents_due = True
         # Whether rows are gone that the statistics have.
@@ -481,7 +484,9 @@ class RankWriter:
         _log.error("%s Writing has stopped; records logged since are lost, and counted at the end.", error)
 
     def _between_chunks(self) -> None:
-        self.journal.request_sample()
+        if not 0 <= self._csv.rows - self._sampled_at < _SAMPLED_ROWS:
+            self._sampled_at = self._csv.rows
+            self.journal.request_sample()
         if time.monotonic() - self._heartbeat_at > 1.0:
             self._touch()
             self.journal.retire()
