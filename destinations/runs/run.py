@@ -7,6 +7,7 @@ metrics does.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import time
 from pathlib import Path
@@ -344,12 +345,16 @@ class Run(RecordAccess):
 
     def metric_names(self, rank: int = 0) -> list[str]:
         """Returns the names of all metrics of a rank, in order of first appearance, the trainer's first."""
-        from destinations.run_directory.reader import metric_columns, take_snapshot
+        from destinations.run_directory.reader import metric_columns, retried, take_snapshot
+
+        def names_in(folder: Path) -> list[str]:
+            with take_snapshot(folder, rank) as snapshot:
+                return metric_columns(snapshot)
 
         names: list[str] = []
         for stream in streams_of(self.path):
-            with reported(stream), take_snapshot(stream.folder, rank) as snapshot:
-                names += metric_columns(snapshot)
+            with reported(stream):
+                names += retried(functools.partial(names_in, stream.folder))
         return list(dict.fromkeys(names))
 
     def series(self, name: str, rank: int = 0, writer: str | None = None) -> Series:

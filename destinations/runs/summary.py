@@ -260,6 +260,12 @@ def _metric_summary(record: Mapping[str, Any]) -> MetricSummary:
 
 def _computed_records(stream: Stream, rank: int) -> _Records:
     """Computes what is known of each metric of a stream from its rows."""
+    from destinations.run_directory.reader import retried
+
+    return retried(lambda: _read_records(stream, rank))
+
+
+def _read_records(stream: Stream, rank: int) -> _Records:
     from destinations.run_directory.blocks import read_blocks, without_abandoned
     from destinations.run_directory.part_index import PartIndex, indexed_files, is_cut
     from destinations.run_directory.reader import merge_journal, take_snapshot

@@ -4,6 +4,7 @@ Never writes; may read a run that is being written, see `run_directory.reader`. 
 numpy.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from destinations.run_directory.blocks import (
     without_abandoned,
 )
 from destinations.run_directory.layout import column_of, parse_header
-from destinations.run_directory.reader import merge_journal, metric_columns
+from destinations.run_directory.reader import merge_journal, metric_columns, retried, retried_items
 from destinations.runs.errors import MetricNotFoundError
 from destinations.runs.streams import reported, streams_of
 
@@ -99,7 +100,7 @@ def read_series(run_dir: Path, name: str, rank: int = 0, writer: str | None = No
     known: list[str] = []
     for stream in streams_of(run_dir, writer):
         with reported(stream, writer):
-            names, series = _read(stream.folder, name, rank)
+            names, series = retried(functools.partial(_read, stream.folder, name, rank))
             known += names
             if series is not None:
                 found.append((stream.writer, series))
@@ -178,9 +179,14 @@ def run_blocks(run_dir: Path, rank: int = 0, writer: str | None = None) -> Itera
         writer: only those of this writer, "" for the trainer's. Default: of all, those of the trainer first.
     """
     for stream in streams_of(run_dir, writer):
-        with reported(stream, writer), RankReader(stream.folder, rank).look() as look:
-            for block in _blocks(look, None):
+        with reported(stream, writer):
+            for block in retried_items(functools.partial(_all_blocks, stream.folder, rank)):
                 yield attrs.evolve(block, writer=stream.writer) if stream.writer else block
+
+
+def _all_blocks(folder: Path, rank: int) -> Iterator[Block]:
+    with RankReader(folder, rank).look() as look:
+        yield from _blocks(look, None)
 
 
 def count_rows(folder: Path, rank: int = 0) -> int:

@@ -4,6 +4,7 @@ The index of a part tells which of its rows may fulfil it, so that the others ar
 module imports numpy.
 """
 
+import functools
 import operator
 import re
 from collections.abc import Callable, Iterator
@@ -24,9 +25,10 @@ from destinations.run_directory.blocks import (
 from destinations.run_directory.layout import column_of, parse_header
 from destinations.run_directory.part_index import OF_COLUMN, PartIndex, indexed_files
 from destinations.run_directory.reader import (
-    MetricsSnapshot,
     merge_journal,
     metric_columns,
+    retried,
+    retried_items,
     take_snapshot,
 )
 from destinations.runs.errors import FilterError, MetricNotFoundError
@@ -122,7 +124,7 @@ def values_where(run_dir: Path, name: str, where: Where, rank: int = 0) -> Itera
 
     Args:
         run_dir: the folder of the run.
-        name: of the metric, as logged or as in the CSV.
+        name: of the metric, as logged or as in the CSV; "epoch" is the epoch of each row.
         where: the condition.
         rank: of the rows.
 
@@ -133,13 +135,13 @@ def values_where(run_dir: Path, name: str, where: Where, rank: int = 0) -> Itera
     found: list[tuple[str, Series]] = []
     known: list[str] = []
     for stream in streams:
-        with reported(stream), take_snapshot(stream.folder, rank) as snapshot:
-            names = metric_columns(snapshot)
+        with reported(stream):
+            names = retried(functools.partial(_names_of, stream.folder, rank))
             known += names
-            column = next((one for one in (column_of(name), name) if one in names), None)
+            column = next((one for one in (column_of(name), name) if one in names or one == "epoch"), None)
             if column is None:
                 continue
-            values = _values_of(snapshot, name, column, where)
+            values = retried_items(functools.partial(_values_of, stream.folder, rank, name, column, where))
             if len(streams) == 1:
                 yield from values
                 return
@@ -149,15 +151,21 @@ def values_where(run_dir: Path, name: str, where: Where, rank: int = 0) -> Itera
     yield merged_by_step(found)
 
 
-def _values_of(snapshot: MetricsSnapshot, name: str, column: str, where: Where) -> Iterator[Series]:
-    for file, index in indexed_files(snapshot):
-        if column in parse_header(file.header):
-            for start, end in _spans(index, column, where, len(file.header), file.end):
-                for block in read_blocks(file.header, file.chunks(start, end=end), [column]):
-                    yield _chosen(name, without_abandoned(block, snapshot.resumes), column, where)
-    rows = merge_journal([], snapshot.records)
-    if rows:
-        yield _chosen(name, block_of_rows(rows, [column]), column, where)
+def _names_of(folder: Path, rank: int) -> list[str]:
+    with take_snapshot(folder, rank) as snapshot:
+        return metric_columns(snapshot)
+
+
+def _values_of(folder: Path, rank: int, name: str, column: str, where: Where) -> Iterator[Series]:
+    with take_snapshot(folder, rank) as snapshot:
+        for file, index in indexed_files(snapshot, [column]):
+            if column in parse_header(file.header):
+                for start, end in _spans(index, column, where, len(file.header), file.end):
+                    for block in read_blocks(file.header, file.chunks(start, end=end), [column]):
+                        yield _chosen(name, without_abandoned(block, snapshot.resumes), column, where)
+        rows = merge_journal([], snapshot.records)
+        if rows:
+            yield _chosen(name, block_of_rows(rows, [column]), column, where)
 
 
 def _spans(
@@ -168,7 +176,7 @@ def _spans(
         yield start, end
         return
     ends = index.of_rows("end").astype(np.int64).tolist()
-    for before, after, may in zip([start, *ends[:-1]], ends, where.may_hold(index, column), strict=True):
+    for before, after, may in zip([start, *ends], ends, where.may_hold(index, column), strict=False):
         if may:
             yield before, after
 

@@ -31,7 +31,15 @@ from destinations.runs.record import is_alive
 from destinations.runs.run import Run
 from destinations.runs.streams import TRAINER, Stream, reported
 
-__all__ = ["ReadPosition", "RecordClock", "ReplayReport", "RewoundError", "WriterFactory", "replay"]
+__all__ = [
+    "ReadPosition",
+    "RecordClock",
+    "ReplayReport",
+    "RewoundError",
+    "WriterFactory",
+    "exception_of",
+    "replay",
+]
 
 WriterFactory = Callable[[Run, int], Any]
 """Makes the destination of a rank of a named writer, which is given as a run of its own."""
@@ -448,7 +456,7 @@ class _Replay:
             status == "running" and about.run.record.heartbeat_at
         ):
             self._state.status = RunStatus.FAILED
-            self._state.exception = _exception_of(about.exception or "Killed: the heartbeat stopped")
+            self._state.exception = exception_of(about.exception or "Killed: the heartbeat stopped")
         else:
             self._state.status = RunStatus.COMPLETED
 
@@ -479,7 +487,7 @@ def _supports(destination: Any, method: str) -> bool:
     return found is not None and not getattr(found, "is_default", False)
 
 
-def _exception_of(text: str) -> BaseException:
+def exception_of(text: str) -> BaseException:
     """Returns an exception that prints as `text`, "Type: message"."""
     name, separator, rest = text.partition(": ")
     if not separator or not name.isidentifier():
