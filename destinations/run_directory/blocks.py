@@ -238,7 +238,7 @@ def _from_arrow(column: Any) -> tuple[Floats, _Bools]:
 
 
 def abandoned_by(block: Block, resume: Resume) -> _Bools:
-    """Returns which rows a resume abandoned; of those without a step in 64 bits it is not known, and said no."""
+    """Returns which rows a resume abandoned; for those without a step in 64 bits, which is not known, no."""
     at = resume.time
     is_later = np.True_ if at is None else ~(block.time <= at)
     drops = (block.step > resume.step) | ((block.step == resume.step) & is_later)

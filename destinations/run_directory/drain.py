@@ -95,7 +95,7 @@ class _Place:
 
 @attrs.define(eq=False)
 class _RowsOf:
-    """The rows of certain names: how many the file got since it was begun or opened, and what statistics lack."""
+    """The rows of certain names: how many the file got since it was opened, and what statistics lack."""
 
     names: _Names
     in_file: int = 0
@@ -648,7 +648,7 @@ class JournalDrain:
             # A network file system may say that it has failed when the file has its name.
             if Position.read(path) != position:
                 raise
-        # These rows are committed now, also where the folder cannot be synced: who reads it next finds them so.
+        # These rows are committed, also where the folder cannot be synced: who reads it next finds them.
         self._has_position = not following
         rows, step = self._buffer.update_statistics(self.statistics)
         self.rows += rows
@@ -797,7 +797,7 @@ class JournalDrain:
     def _cut(
         self, part: Part, resume: Resume, aside: Callable[[bytes], AbandonedRows]
     ) -> list[AbandonedRows]:
-        """Writes a part again without abandoned rows; first the disk has the resume, which is done again then."""
+        """Writes a part again without abandoned rows; the disk has the resume first, to do it again."""
         self._disk.sync_folder(self._run_dir)
         self._sync_waiting()
         # Where that fails, it may have happened all the same: what the part should have is not known then.

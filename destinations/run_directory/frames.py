@@ -222,7 +222,7 @@ def _record(payload: bytes) -> Record:
     raise ValueError("a payload must be a row, keys or a resume")
 
 
-# Each segment begins with the same ones, which are one tuple then: to compare ten thousand names takes its time.
+# Each segment begins with the same ones, which are one tuple then: to compare ten thousand takes its time.
 @functools.lru_cache(maxsize=16)
 def _names(text: str) -> tuple[str, ...]:
     names = json.loads(text)

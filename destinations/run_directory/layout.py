@@ -160,7 +160,7 @@ def part_path(parts: Path, number: int) -> Path:
 
 
 def part_numbers(parts: Path, kind: Literal["csv", "npy"] = "csv") -> list[int]:
-    """Returns the numbers of the closed parts that are there, ascending, or of their indexes; regular files."""
+    """Returns the numbers of the closed parts, or of their indexes, ascending; only of regular files."""
     try:
         with os.scandir(parts) as entries:
             found = [(match, entry) for entry in entries if (match := _PART.fullmatch(entry.name))]

@@ -94,7 +94,7 @@ class RowFormatter:
             self.line = self._contiguous
 
     def can_join(self, other: Self) -> bool:
-        """Returns whether a row of these names and one of others, of the same step and epoch, fit into a line.
+        """Returns whether a row of these names and one of others, of one step and epoch, fit into a line.
 
         Where one has a metric that replaces the epoch, they are of two epochs.
         """
@@ -219,7 +219,7 @@ class MetricsCsv:
         return CsvState(zlib.crc32(self._header), self.size, segment, offset, self.closed)
 
     def formatter(self, names: tuple[str, ...]) -> RowFormatter:
-        """Returns the formatter of rows of these names in the present file, which knows the columns it lacks."""
+        """Returns the formatter of rows of these names in the present file; it knows the columns it lacks."""
         if names is self._names:
             return self._plan
         plan = self._formatters.get(names)

@@ -168,7 +168,7 @@ class _IndexFile:
         self._sums_at = _HEADER_BYTES + of_entry * self._entries + _HEADER_BYTES
 
     def read(self, places: Sequence[int]) -> Floats | None:
-        """Returns the fields of the rows and of some columns, by number; None if this is no index of the part."""
+        """Returns the fields of the rows and of some columns, by number; None if it is not of the part."""
         if not 0 <= self._entries <= _MAX_ENTRIES or not self._has_headers():
             return None
         seed = zlib.crc32(self._csv.header)
@@ -197,7 +197,7 @@ class _IndexFile:
 
 
 def _is_plausible(array: Floats, start: int, end: int) -> bool:
-    """Returns whether entries are in order, of whole rows between two offsets, and have fields that fit together."""
+    """Returns whether entries are in order, of whole rows between two offsets, with fields that fit."""
     ends, rows, *of_rows = array[: len(OF_ROWS)]
     columns = (len(array) - len(OF_ROWS)) // len(OF_COLUMN)
     stats = array[len(OF_ROWS) :].reshape(columns, len(OF_COLUMN), array.shape[1]).swapaxes(0, 1)

@@ -547,7 +547,7 @@ def _snapshot(
 
 
 def _last_number(csv: Path) -> int:
-    """Returns the number of the last part, where no position says it; an index may be there without its part."""
+    """Returns the number of the last part, where no position says it; an index may be there without it."""
     folder = parts_path(csv)
     return max((*part_numbers(folder)[-1:], *part_numbers(folder, "npy")[-1:]), default=0)
 

@@ -154,7 +154,8 @@ class TimeLedger(Callback):
     only the metrics are logged. A process that is killed loses at most 2 % of its session's last rows, and
     one second: that is part of what came after.
 
-    **Metrics.** `time/data` and so on: the share of each bucket since the last time, and where training ends.
+    **Metrics.** `time/data` and so on: the share of each bucket since the last time,
+    and at the end of a run that had some.
 
     **Short batches.** Of those of less than 5 ms, few are divided into `forward`, `backward` and so on; the
     time of the others is divided as theirs.
@@ -687,10 +688,10 @@ class TimeLedger(Callback):
     # The end: training thread.
 
     def close(self, state: State, logger: Logger) -> None:
-        """Logs the last shares, and charges what follows to `closing`."""
-        if self._log_at != _NEVER:
+        """Logs the last shares of a run that had some, and charges what follows to `closing`."""
+        if self._logged_at > self.session and self._log_at != _NEVER:
             self._log(logger)
-            self._log_at = _NEVER
+        self._log_at = _NEVER
         self.switch(_CLOSING)
         for key in ("evaluation", "epoch"):
             self._end_of_loop(key)

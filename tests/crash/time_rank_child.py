@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from destinations import Artifacts, RunDirectory
-from events import Callback, CheckpointSaver, TimeLedger, Trainer
+from events import Callback, CheckpointSaver, CheckpointWriting, TimeLedger, Trainer
 
 FAULT, SLOW, FOLDER = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -158,7 +158,7 @@ if FAULT in {"checkpoints", "disk", "killed"}:
         FOLDER.parent / "checkpoints",
         save_interval="10ba" if FAULT == "killed" else "1ba",
         keep=2,
-        asynchronous=FAULT == "killed",
+        writing=CheckpointWriting(asynchronous=FAULT == "killed"),
     )
     saver["autoresume"] = FAULT == "killed"
 if FAULT == "disk":

@@ -361,7 +361,7 @@ class Follower:
         return True
 
     def _enter_following(self, place: JournalPlace) -> bool:
-        """Enters the first segment that continues from a place in one that is not there, as before the first."""
+        """Enters the first segment that continues from a place in one that is gone, as before the first."""
         for number in map(segment_number, segment_paths(self._journal)):
             fd = open_existing(segment_path(self._journal, number)) if number > place[0] else -1
             if fd >= 0 and continues_from(os.pread(fd, FIRST_BYTES, 0), place):

@@ -301,16 +301,21 @@ def test_files_say_what_was_charged(clock, tmp_path):
     assert ("batch", "3000000") in [(span["name"], span["microseconds"]) for span in spans]
 
 
-def test_a_run_of_a_minute_less_has_shares_too(clock):
-    """They are logged where it ends, also before the first interval has passed."""
-    kept = InMemory()
-    with Run(kept, TimeLedger(clock=clock), "mine") as run:
-        run.batch_start()
-        clock.seconds += 3
-        run.batch_end()
-        clock.seconds += 1
+def test_the_last_part_of_a_minute_has_shares_too(clock):
+    """They are logged where a run ends that had some; a run of seconds has no row that its program did not log."""
+    for seconds, expected in ((3, None), (63, [63 / 63, 3 / 4])):
+        kept = InMemory()
+        with Run(kept, TimeLedger(clock=clock), "mine") as run:
+            run.batch_start()
+            clock.seconds += seconds
+            run.batch_end()
+            run.batch_start()
+            clock.seconds += 3
+            run.batch_end()
+            clock.seconds += 1
 
-    assert [value for _, value in kept.data["time/batch"]] == [3 / 4]
+        found = kept.data.get("time/batch")
+        assert (found and [value for _, value in found]) == expected
 
 
 def test_a_ledger_that_is_used_again_begins_anew(clock):
