@@ -1,6 +1,6 @@
 """`Claim`: which machine writes a run that lives in a store, and what a new one begins with.
 
-Each process that writes numbers its session by an object that can be put only once, `session.json`, and writes
+Each process that writes numbers its session by an object that can be put once, `session.json`, and writes
 below that number alone: nothing that an earlier one still sends can change what is read. So a claim decides
 who goes on, and never what is lost. A session counts as alive while pieces come: that is watched for a few
 intervals, since clocks of machines differ.
@@ -26,7 +26,7 @@ from .layout import HEARTBEAT_SECONDS, PARTS_FOLDER, strict_json
 from .pieces import Piece, PieceError, piece_name
 from .stored_run import SESSION_FILE, StoredRun, StoredSession, stream_of
 
-__all__ = ["PARTS_OF_A_SESSION", "Claim"]
+__all__ = ["Claim"]
 
 _log = logging.getLogger("destinations")
 
@@ -35,8 +35,6 @@ _TRIES = 30
 _PAUSE_SECONDS = 1.0
 _UNCONDITIONAL_SECONDS = 2.0
 _WATCHED_INTERVALS = 2.5
-PARTS_OF_A_SESSION = 100_000
-"""The parts of session 4 are numbered from 400,001 on: those of two sessions never have the same name."""
 
 
 class Claim:
@@ -99,8 +97,8 @@ class Claim:
             self._wait_until_it_ended(run, session, about, newest)
         if holds_run(run_dir, self._rank):
             _log.warning(
-                "run folder %s has rows of an earlier session; %s was continued elsewhere since. It is kept as "
-                "%s, and what the store has is fetched.",
+                "run folder %s has rows of an earlier session; %s was continued elsewhere since. It is kept "
+                "as %s, and what the store has is fetched.",
                 run_dir,
                 redact_text(self.uri),
                 empty(),

@@ -23,7 +23,7 @@ import attrs
 from uploads.disk import append_line, is_locked, read_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
     from types import ModuleType
 
@@ -44,6 +44,7 @@ __all__ = [
     "MEDIA_FOLDER",
     "OWN_COLUMNS",
     "PARTS_FOLDER",
+    "PARTS_OF_A_SESSION",
     "POSITION",
     "SEGMENT_SUFFIX",
     "SESSIONS",
@@ -111,6 +112,8 @@ ABANDONED_FOLDER = "abandoned"
 JOURNAL_FOLDER = "journal"
 TIME_FOLDER = "time"
 PARTS_FOLDER = "parts"
+PARTS_OF_A_SESSION = 100_000
+"""In a store, the parts of session 4 are numbered from 400,001 on: two sessions never use one name."""
 WRITERS_FOLDER = "writers"
 POSITION = "position.json"
 SEGMENT_SUFFIX = ".journal"
@@ -140,7 +143,7 @@ _HEADER_BYTES = 64 << 10
 _MAX_NAME_BYTES = 120
 _DEEPEST = 100
 _SEGMENT = re.compile(rf"[0-9]+{re.escape(SEGMENT_SUFFIX)}")
-_PART = re.compile(r"([0-9]{8})\.(csv|npy)")
+_PART = re.compile(r"([0-9]{8}|[1-9][0-9]{8,17})\.(csv|npy)")
 _UNSAFE = re.compile(r"[^\w .,=+@()\[\]-]")
 
 
@@ -171,6 +174,33 @@ def part_numbers(parts: Path, kind: Literal["csv", "npy"] = "csv") -> list[int]:
             )
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def missing_parts(found: Sequence[int], last: int) -> Iterator[range]:
+    """Yields the numbers of parts that should be there and are not, ascending, in ranges.
+
+    Args:
+        found: the numbers that are there, ascending, none above `last`.
+        last: the number of the last part that should be there; 0 if there is none.
+    """
+    before = 0
+    for number in found:
+        yield range(max(before, _before_session_of(number)) + 1, number)
+        before = number
+    if before < last:
+        yield range(max(before, _before_session_of(last)) + 1, last + 1)
+
+
+def part_before(numbers: Sequence[int]) -> int:
+    """Returns the number of the part before the last of some, ascending; 0 if there is none."""
+    last = numbers[-1]
+    if last - 1 > _before_session_of(last):
+        return last - 1
+    return numbers[-2] if len(numbers) > 1 else 0
+
+
+def _before_session_of(number: int) -> int:
+    return (number - 1) // PARTS_OF_A_SESSION * PARTS_OF_A_SESSION
 
 
 def summary_name(rank: int) -> str:

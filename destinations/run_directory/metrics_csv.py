@@ -37,6 +37,7 @@ from .layout import (
     header_line,
     parse_header,
     parse_number,
+    part_before,
     part_numbers,
     part_path,
     parts_path,
@@ -196,7 +197,7 @@ class MetricsCsv:
         if state is not None:
             self.closed = state.parts
         elif position is None and self._is_last_part(file_size):
-            self.closed -= 1
+            self.closed = part_before(numbers)
         end = end_of_last_line(self._fd, file_size) if state is None else state.csv_bytes
         if position is None and end > len(header):
             # A copy of a live run, of which the part was copied later, has these rows there.

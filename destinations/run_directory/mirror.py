@@ -26,11 +26,12 @@ from events import redact_text
 from uploads import UploadError, UploadQueue, UploadState
 from uploads.disk import end_of_last_line, open_regular
 
-from .claim import PARTS_OF_A_SESSION, Claim
+from .claim import Claim
 from .layout import (
     ABANDONED_FOLDER,
     HEARTBEAT,
     OWN_COLUMNS,
+    PARTS_OF_A_SESSION,
     TIME_FOLDER,
     format_cells,
     header_line,
@@ -207,7 +208,7 @@ class Mirror:
             self._has_failed = False
 
     def _note_settled(self) -> None:
-        """Forgets what was sent; finds out whether another session has taken over, and what will never arrive."""
+        """Forgets what was sent; finds out whether another session took over, and what will never arrive."""
         ended = [one for one in self._waiting if one.done()]
         self._waiting = [one for one in self._waiting if one not in ended]
         failed = {one.remote_name for one in ended if one.state.is_failure}
@@ -219,8 +220,8 @@ class Mirror:
         if self._successor is None and any(one.state is UploadState.SUPERSEDED for one in ended):
             self._successor = self._claim.about_successor()
             _log.error(
-                "the run in %s was continued by process %s on %s, since this machine seemed to be gone. What is "
-                "logged here from then on is kept in this folder, and there as an abandoned branch.",
+                "the run in %s was continued by process %s on %s, since this machine seemed to be gone. What "
+                "is logged here from then on is kept in this folder, and there as an abandoned branch.",
                 redact_text(self._claim.uri),
                 self._successor.get("pid", "?"),
                 self._successor.get("host", "?"),

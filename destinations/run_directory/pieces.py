@@ -45,6 +45,8 @@ _MAX_MEMBERS = 10_000
 _MAX_ABOUT_BYTES = 16 << 20
 _MAX_PIECE_BYTES = 1 << 30
 _MAX_CONTENT_BYTES = 4 << 30
+# What is not encrypted may say that it is.
+_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
 _NAME = re.compile(r"(\d{8,})-(\d{8,})\.zip")
 
 
@@ -208,7 +210,7 @@ class OpenPiece:
                 # Reads the end too, where the checksum is compared.
                 if left or member.read(1):
                     raise PieceError(f"{path} has another size than the piece says")
-        except (KeyError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+        except (KeyError, *_DAMAGED) as error:
             raise PieceError(f"the bytes of {path} are damaged: {error}") from error
 
 
@@ -226,7 +228,7 @@ def open_piece(path: Path) -> Iterator[OpenPiece]:
         try:
             with zipfile.ZipFile(raw) as archive:
                 yield OpenPiece(*_parsed(archive), archive)
-        except (zipfile.BadZipFile, zlib.error, NotImplementedError, RecursionError) as error:
+        except _DAMAGED as error:
             raise PieceError(f"{path.name} is damaged: {error}") from error
 
 

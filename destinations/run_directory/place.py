@@ -87,7 +87,8 @@ def check_template(
     if "://" in template:
         if uri is not None:
             raise RunPathError(
-                f"run_dir must be a folder where mirror is given, got the URI {template.partition('?')[0]!r}. "
+                f"run_dir must be a folder where mirror is given, got the URI "
+                f"{template.partition('?')[0]!r}. "
                 'Write RunDirectory("runs/{run_name}", mirror="s3://...").'
             )
         uri = template

@@ -37,8 +37,10 @@ from .layout import (
     header_line,
     journal_path,
     metrics_name,
+    missing_parts,
     parse_header,
     parse_number,
+    part_before,
     part_numbers,
     part_path,
     parts_path,
@@ -380,7 +382,8 @@ def damage_of_parts(run_dir: Path, count: int) -> list[str]:
         with take_snapshot(run_dir, rank, with_records=False) as snapshot:
             found = snapshot.damage()
             if rank == 0 and snapshot.place is None and snapshot.closed < count:
-                found.append(f"the last {count - snapshot.closed} parts are missing: their rows are lost")
+                last = sum(gap.stop - gap.start for gap in missing_parts([snapshot.closed], count))
+                found.append(f"the last {last} parts are missing: their rows are lost")
             return found
 
     with os.scandir(run_dir / PARTS_FOLDER) as entries:
@@ -500,7 +503,7 @@ def _read(  # one look, step by step
     if after is None and position is None:
         # A new CSV, or one of another program; unless a whole session took place meanwhile.
         is_as_before = _size(path) == size and _parts(path) == found
-        closed -= _is_last_part(found, csv)
+        closed = _last_but_this(found, csv, closed)
         _drop_copied(found, csv)
         return _snapshot(path, found, csv, records, None, closed) if is_as_before else None
     if after is None or position is None or after.generation != position.generation:
@@ -530,10 +533,8 @@ def _snapshot(
 ) -> MetricsSnapshot:
     """Returns the snapshot of the parts up to the last one that counts."""
     parts = tuple(part for part in found if part.number <= closed)
-    befores = [0, *(part.number for part in parts)]
-    afters = [*befores[1:], closed + 1]
     # A number of any size may be in a damaged file.
-    gaps = (range(before + 1, after) for before, after in zip(befores, afters, strict=True))
+    gaps = missing_parts([part.number for part in parts], closed)
     missing = itertools.islice(itertools.chain.from_iterable(gaps), _MOST_MISSING)
     folder = parts_path(path)
     return MetricsSnapshot(
@@ -552,9 +553,11 @@ def _last_number(csv: Path) -> int:
     return max((*part_numbers(folder)[-1:], *part_numbers(folder, "npy")[-1:]), default=0)
 
 
-def _is_last_part(parts: tuple[Part, ...], csv: CsvSnapshot) -> bool:
-    """Returns whether the last part is the CSV itself: it was being closed when the position was lost."""
-    return bool(parts) and _size(parts[-1].path) == csv.end and _begins_with(parts[-1], csv)
+def _last_but_this(parts: tuple[Part, ...], csv: CsvSnapshot, closed: int) -> int:
+    """Returns the number of the last part that is not the CSV itself: that of one being closed is of both."""
+    if parts and _size(parts[-1].path) == csv.end and _begins_with(parts[-1], csv):
+        return part_before([part.number for part in parts])
+    return closed
 
 
 def _drop_copied(parts: tuple[Part, ...], csv: CsvSnapshot) -> None:

@@ -234,7 +234,8 @@ class RunDirectory(RecordDestination):
     @property
     def writer(self) -> str:
         """The name of the writer; "" for the trainer of the run."""
-        return self._writer_name
+        # The one asked for may have been taken.
+        return self._writer_name if self._run_dir is None or self._is_trainer else self._run_dir.name
 
     def move_to(self, run_dir: str | os.PathLike[str], *, tags: Sequence[str] = ()) -> None:
         """Makes the next run use another folder; for trainers that make several runs with one destination.
@@ -342,7 +343,9 @@ class RunDirectory(RecordDestination):
         run_dir = place.folder
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
-            lock = WriterLock(run_dir / lock_name(state.rank), writer=self._writer_name)
+            lock = WriterLock(
+                run_dir / lock_name(state.rank), writer="" if self._is_trainer else run_dir.name
+            )
             lock.acquire()
         except OSError as error:
             raise RunPathError(f"run folder {str(run_dir)!r} must be writable: {error}.") from error

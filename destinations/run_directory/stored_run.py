@@ -213,7 +213,7 @@ class StoredRun:
         raise failure
 
     def poll(self) -> Piece | None:
-        """Asks for the one piece that comes next, and brings the folder to its state; None if it is not there.
+        """Asks for the piece that comes next, and brings the folder to its state; None if it is not there.
 
         Raises:
             UploadError: as `fetch`.

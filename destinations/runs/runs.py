@@ -585,8 +585,8 @@ class Runs:
             root, path = self._place(record.path)
             if root.copy is not None:
                 raise EditError(
-                    f"run {record.name!r} is in {root.copy.uri}, of which this is a copy. Edit it on the machine "
-                    "that writes it."
+                    f"run {record.name!r} is in {root.copy.uri}, of which this is a copy. Edit it on the "
+                    "machine that writes it."
                 )
             edit_run(
                 record.path,

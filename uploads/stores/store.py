@@ -443,7 +443,8 @@ def put_new(store: Store, name: str, data: bytes) -> bool:
     """Puts bytes under a name unless it is taken; returns whether it did.
 
     ```python
-    print(put_new(open_store("store"), "claims/1", b"mine"), put_new(open_store("store"), "claims/1", b"other"))
+    store = open_store("store")
+    print(put_new(store, "claims/1", b"mine"), put_new(store, "claims/1", b"other"))
     ```
 
     For small objects by which processes agree; one of two that put at once wins. It does not wait or try

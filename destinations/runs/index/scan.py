@@ -181,7 +181,7 @@ _UNKNOWN = "?"
 _SETTLED = " settled"
 # Statuses that the writer sets together with the summary of all rows.
 # What a sidecar says of a run that has closed parts; the others need not be looked at.
-_PARTS = re.compile(rb'"csv_parts":\s*([1-9][0-9]{0,7})')
+_PARTS = re.compile(rb'"csv_parts":\s*([1-9][0-9]{0,17})')
 _MOST_DAMAGES = 3
 _SUMMARIZED = TERMINAL_STATUSES - {"failed to write"}
 

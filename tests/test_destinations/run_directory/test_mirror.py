@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from destinations import RunDirectory
-from destinations.run_directory.claim import PARTS_OF_A_SESSION, Claim
+from destinations.run_directory.claim import Claim
 from destinations.run_directory.folder import RunExistsError, RunInUseError, RunPathError
+from destinations.run_directory.layout import PARTS_OF_A_SESSION
 from destinations.run_directory.mirror import Mirror
 from destinations.run_directory.place import local_folder
-from destinations.run_directory.reader import read_series
+from destinations.run_directory.reader import damage_of_parts, read_series
 from destinations.run_directory.stored_run import StoredRun
 from events import Run
 from tests.servers import s3_servers
@@ -287,6 +288,31 @@ def test_closed_parts_go_once_and_under_names_of_their_session(tmp_path):
     assert parts[0] == f"{PARTS_OF_A_SESSION + 1:08}.csv"
     assert read_series(copy, "loss") == [(step, float(step)) for step in range(300)]
     assert files_of(tmp_path / "store") == files_of(tmp_path / "run")
+
+
+def test_parts_of_several_sessions_are_all_there_until_one_is_gone(tmp_path):
+    """The numbers between those of two sessions are not missing; within one session, and at the end, they are."""
+    for machine in range(3):
+        with Mirrored(tmp_path / str(machine) / "run", tmp_path / "store", batch=100 * machine) as run:
+            run.destination._writer._drain._part_bytes = 1000
+            for step in range(100 * machine, 100 * machine + 100):
+                run.log({"loss": float(step)}, step)
+                if step % 25 == 20:
+                    run.send()
+            if machine < 2:
+                run.stop_sending()
+    copy = fetched(tmp_path / "store", tmp_path / "copy")
+    parts = sorted((copy / "parts" / "metrics").glob("*.csv"))
+    numbers = [int(path.stem) for path in parts]
+
+    assert {number // PARTS_OF_A_SESSION for number in numbers} == {1, 2, 3}
+    assert damage_of_parts(copy, numbers[-1]) == []
+    assert read_series(copy, "loss") == [(step, float(step)) for step in range(300)]
+    for path in (parts[0], parts[-1]):
+        path.unlink()
+    first, last = damage_of_parts(copy, numbers[-1])
+    assert f"{parts[0].name} is missing" in first
+    assert parts[-1].name in last or "the last 1 parts are missing" in last
 
 
 def test_another_machine_continues_the_run(tmp_path):

@@ -687,12 +687,3 @@ def test_temporary_files_of_a_killed_session_are_removed(drive, tmp_path):
     assert not is_left
     assert not (tmp_path / "run" / "journal").exists()
     assert read_series(tmp_path / "run", "a") == [(0, 1.0)]
-
-
-@pytest.mark.parametrize("uri", ["s3://bucket/runs/{run_name}", "gs://bucket/runs", "file:///runs"])
-def test_a_uri_is_no_folder(tmp_path, monkeypatch, uri):
-    """It is refused at once: a local folder named "s3:" is nothing that anybody looks for."""
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(RunPathError, match="run_dir must be a local folder, got the URI"):
-        RunDirectory(uri)
-    assert list(tmp_path.iterdir()) == []
