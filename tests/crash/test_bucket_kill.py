@@ -1,5 +1,6 @@
 """Machines that write one run in a bucket and are lost, again and again, while the store fails in every way."""
 
+import json
 import os
 import random
 import shutil
@@ -24,6 +25,7 @@ from uploads import UploadError, open_store
 KILLS = times(8, 200)
 WRITERS = ("-", *(f"eval{number}" for number in range(times(2, 8))))
 LIMIT_SECONDS = 240
+BATCHES = 200
 ROOT = Path(__file__).parents[2]
 # Thirteen ways in which a store fails, each once in a while.
 FAULTS = [
@@ -206,6 +208,50 @@ def test_a_machine_that_was_stopped_for_long_changes_nothing_of_its_successor(mo
     assert rows == after
     assert left
     assert all(max(before) < number < 50_000 for number in left)
+
+
+def test_training_goes_on_on_an_empty_machine(moto, prefix, tmp_path):
+    """With a URI and `autoresume=True` alone: checkpoint, rows and time come from the store."""
+    uri = moto.uri(f"{prefix}/trained")
+    first = _train(uri, tmp_path / "one", dies=True)
+    assert first.returncode == -signal.SIGKILL, first.stderr
+    shutil.rmtree(tmp_path / "one")
+
+    second = _train(uri, tmp_path / "two")
+    run = StoredRun(open_store(uri), "", tmp_path / "copy")
+    run.look()
+    run.fetch()
+    for name in ("sidecar.json", "sessions.jsonl"):
+        run.download(name)
+    rows = [row.step for row in read_rows(tmp_path / "copy") if "loss/train/total" in row.metrics]
+
+    assert second.returncode == 0, second.stderr
+    began = int(second.stdout.split("\n")[0].removeprefix("began "))
+    assert began >= 12
+    assert began % 4 == 0
+    assert rows == list(range(BATCHES))
+    sessions = [json.loads(line) for line in (tmp_path / "copy" / "sessions.jsonl").read_text().splitlines()]
+    assert [one["status"] for one in sessions] == ["killed", "completed"]
+
+
+def _train(uri, machine, *, dies=False):
+    return subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "tests.crash.bucket_trainer_child",
+            uri,
+            machine,
+            str(BATCHES),
+            str(int(dies)),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **s3_servers.ENVIRONMENT, "PYTHONPATH": str(ROOT)},
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
 
 
 def _wait_for(is_so, seconds=LIMIT_SECONDS):
