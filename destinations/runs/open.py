@@ -4,14 +4,15 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-
-from uploads import Store, UploadError, open_store
+from typing import TYPE_CHECKING
 
 from .errors import RootError
-from .index.bucket import BucketCopy, bucket_folder, has_dataset
 from .index.index import Index, cache_folder
 from .index.root import Root
 from .runs import Runs
+
+if TYPE_CHECKING:
+    from uploads import Store
 
 __all__ = ["open_runs"]
 
@@ -64,29 +65,42 @@ def open_runs(
         place = None
         warnings.append(f"index has no folder ({error}); using one in memory.")
     found = [Root(folder, Index(folder, place)) for folder in folders]
-    for store in stores.values():
-        given = bucket_folder(store.uri())
-        given.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folder = os.path.realpath(given)
-        found.append(Root(folder, Index(folder, place), BucketCopy(store, Path(folder))))
+    found += [_root_of(store, place) for store in stores.values()]
     opened = Runs(found, clock=clock, warnings=warnings)
     if scan:
         opened.scan()
     return opened
 
 
-def _store_of(root: str | os.PathLike[str]) -> Store:
+def _root_of(store: "Store", place: Path | None) -> Root:
+    """Returns the root of a copy of a store."""
+    # Who reads folders needs no store.
+    from .index.bucket import BucketCopy, bucket_folder
+
+    given = bucket_folder(store.uri())
+    given.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder = os.path.realpath(given)
+    return Root(folder, Index(folder, place), BucketCopy(store, Path(folder)))
+
+
+def _store_of(root: str | os.PathLike[str]) -> "Store":
+    from uploads import open_store
+
     try:
         return open_store(os.fspath(root))
     except ValueError as error:
         raise RootError(str(error)) from error
 
 
-def _is_dataset(root: str | os.PathLike[str], stores: Mapping[str, Store]) -> bool:
+def _is_dataset(root: str | os.PathLike[str], stores: "Mapping[str, Store]") -> bool:
     """Returns whether this is a dataset: a folder or a store with its tables."""
     text = os.fspath(root)
     if text not in stores:
         return Path(text, "runs", "_delta_log").is_dir()
+    from uploads import UploadError
+
+    from .index.bucket import has_dataset
+
     try:
         return has_dataset(stores[text])
     except UploadError as error:

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from uploads import UploadError
-
 from .index import Index
 from .scan import MAX_PROBLEMS, FileSystem, IndexState, Scanner, ScanReport
 
@@ -41,6 +39,8 @@ class Root:
     def bring(self, *, at_once: bool) -> None:
         """Takes what is new in a store, if the folder is the copy of one; a scan says what went wrong."""
         if self.copy is not None:
+            from uploads import UploadError
+
             try:
                 self.copy.refresh(at_once=at_once)
             except UploadError as error:

@@ -148,8 +148,12 @@ def test_log_records_of_a_command_are_escaped(root, monkeypatch, tmp_path):
     "arguments", [[EVIL], ["runs", EVIL], ["runs", "ls", f"--{EVIL}"], ["runs", "best", EVIL]]
 )
 def test_mistyped_arguments_are_shown_escaped(arguments, capsys):
-    """A command line may come from a file of others."""
-    with pytest.raises(SystemExit):
-        cli.main(arguments)
+    """A command line may come from a file of others; what has a space may be the name of a root."""
+    try:
+        code = cli.main(arguments)
+    except SystemExit as error:
+        code = error.code
+
+    assert code
 
     assert RAW.search(capsys.readouterr().err) is None
