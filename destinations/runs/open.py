@@ -80,7 +80,7 @@ def _root_of(store: "Store", place: Path | None) -> Root:
     given = bucket_folder(store.uri())
     given.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = os.path.realpath(given)
-    return Root(folder, Index(folder, place), BucketCopy(store, Path(folder)))
+    return Root(folder, Index(folder, place), copy=BucketCopy(store, Path(folder)))
 
 
 def _store_of(root: str | os.PathLike[str]) -> "Store":

@@ -25,16 +25,16 @@ class Root:
     Args:
         folder: absolute, without links.
         index: its index.
-        copy: where the folder is a copy of a store: brings it up to date before each scan.
         disk: the file system.
         clock_ns: returns the time in nanoseconds, which modification times are compared with.
+        copy: where the folder is a copy of a store: brings it up to date before each scan.
     """
 
     folder: str
     index: Index
-    copy: "BucketCopy | None" = None
     disk: FileSystem = attrs.field(factory=FileSystem)
     clock_ns: Callable[[], int] = time.time_ns
+    copy: "BucketCopy | None" = None
 
     def bring(self, *, at_once: bool) -> None:
         """Takes what is new in a store, if the folder is the copy of one; a scan says what went wrong."""
