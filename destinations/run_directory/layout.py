@@ -10,6 +10,7 @@ import contextlib
 import csv
 import errno
 import hashlib
+import importlib.util
 import io
 import json
 import math
@@ -38,12 +39,14 @@ __all__ = [
     "HEARTBEAT",
     "HEARTBEAT_SECONDS",
     "HPARAMS",
+    "INSTALL_PYARROW",
     "JOURNAL_FOLDER",
     "MARKED_TAIL_BYTES",
     "MAX_LINE_BYTES",
     "MEDIA_FOLDER",
     "OWN_COLUMNS",
     "PARTS_FOLDER",
+    "PLAIN",
     "POSITION",
     "SEGMENT_SUFFIX",
     "SESSIONS",
@@ -59,6 +62,7 @@ __all__ = [
     "csv_mark",
     "format_cell_rows",
     "format_cells",
+    "has_pyarrow",
     "header_end",
     "header_line",
     "is_shallow",
@@ -128,11 +132,17 @@ minutes, as does the scanner of stable-pretraining.
 
 MARKED_TAIL_BYTES = 256
 
+INSTALL_PYARROW = 'Run: pip install "training-destinations[query]"'
+"""What to do where pyarrow is missing, which Parquet needs."""
+
+PLAIN = b"0123456789+-.einfa,\n"
+"""What lines of numbers consist of, with "nan" and "inf"; among others, `float` takes "1_0" and " 1"."""
+
 _HEADER_BYTES = 64 << 10
 _MAX_NAME_BYTES = 120
 _DEEPEST = 100
 _SEGMENT = re.compile(rf"[0-9]+{re.escape(SEGMENT_SUFFIX)}")
-_PART = re.compile(r"([0-9]{8})\.csv")
+_PART = re.compile(r"([0-9]{8})\.(?:csv|parquet)")
 _UNSAFE = re.compile(r"[^\w .,=+@()\[\]-]")
 
 
@@ -146,17 +156,22 @@ def parts_path(csv: Path) -> Path:
     return csv.parent / PARTS_FOLDER / csv.stem
 
 
-def part_path(parts: Path, number: int) -> Path:
-    """Returns the path of a closed part, of which the first has the number 1."""
-    return parts / f"{number:08d}.csv"
+def part_path(parts: Path, number: int, suffix: str = ".csv") -> Path:
+    """Returns the path of a closed part, of which the first has the number 1, or of a file beside it."""
+    return parts / f"{number:08d}{suffix}"
 
 
 def part_numbers(parts: Path) -> list[int]:
-    """Returns the numbers of the closed parts that are there, ascending."""
+    """Returns the numbers of the closed parts that are there, as CSV or as Parquet, ascending."""
     try:
-        return sorted(int(found[1]) for path in parts.iterdir() if (found := _PART.fullmatch(path.name)))
+        return sorted({int(found[1]) for path in parts.iterdir() if (found := _PART.fullmatch(path.name))})
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def has_pyarrow() -> bool:
+    """Returns whether pyarrow is installed; does not import it."""
+    return importlib.util.find_spec("pyarrow") is not None
 
 
 def summary_name(rank: int) -> str:

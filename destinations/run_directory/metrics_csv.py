@@ -329,7 +329,7 @@ class MetricsCsv:
     def parts(self, first: int = 1) -> list[Part]:
         """Returns the closed parts from a number on that are there."""
         numbers = (number for number in part_numbers(self.folder) if first <= number <= self.closed)
-        return [Part(part_path(self.folder, number), number) for number in numbers]
+        return [Part(self.folder, number) for number in numbers]
 
     def prepare_next(self, columns: Iterable[str], index: PartIndex | None = None) -> "Replacement":
         """Closes the file as a part, and writes a file without rows that takes its place.
@@ -344,9 +344,11 @@ class MetricsCsv:
             self._disk.make_folder(folder)
             self._disk.sync_folder(folder.parent)
         number = self.closed + 1
-        path = part_path(self.folder, number)
-        with contextlib.suppress(FileNotFoundError):
-            self._disk.unlink(path)
+        part = Part(self.folder, number)
+        path = part.csv_path
+        for left in (part.parquet_path, path):
+            with contextlib.suppress(FileNotFoundError):
+                self._disk.unlink(left)
         try:
             self._disk.link(self.path, path)
             if not os.path.samestat(path.stat(), os.fstat(self._fd)):
@@ -360,7 +362,7 @@ class MetricsCsv:
                     self._disk.write(fd, chunk, size)
                     size += len(chunk)
         index = index or PartIndex.of(CsvSnapshot(self._fd, self._header, self.size))
-        index.write(Part(path, number).index_path, self._disk)
+        index.write(part.index_path, self._disk)
         self._disk.sync_folder(self.folder)
         return self._prepare(header_line(dict.fromkeys((*OWN_COLUMNS, *columns))), (), number)
 
@@ -372,10 +374,10 @@ class MetricsCsv:
         """
         surplus = [number for number in part_numbers(self.folder) if number > self.closed]
         for number in surplus:
-            path = part_path(self.folder, number)
-            with contextlib.suppress(FileNotFoundError):
-                self._disk.unlink(Part(path, number).index_path)
-            self._disk.unlink(path)
+            part = Part(self.folder, number)
+            for path in (part.index_path, part.parquet_path, part.csv_path):
+                with contextlib.suppress(FileNotFoundError):
+                    self._disk.unlink(path)
         if surplus:
             # Without a position, parts that a power loss restores would count again.
             self._disk.sync_folder(self.folder)

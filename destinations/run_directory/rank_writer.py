@@ -21,6 +21,7 @@ from destinations.background import PeriodicThread
 from events import redact_text
 from uploads.disk import file_system_of, is_network_file_system, read_json
 
+from .conversion import LEAST_BYTES, PartConverter
 from .documents import Documents, write_summary
 from .drain import PART_BYTES, JournalDrain
 from .environment import describe_environment, rank_layout, write_environment
@@ -32,6 +33,7 @@ from .layout import (
     HEARTBEAT,
     MARKED_TAIL_BYTES,
     csv_mark,
+    has_pyarrow,
     journal_path,
     metrics_name,
     parse_header,
@@ -47,7 +49,7 @@ from .statistics import Statistics
 if TYPE_CHECKING:
     from events import State
 
-__all__ = ["JournalKind", "RankWriter", "loss_text"]
+__all__ = ["JournalKind", "PartKind", "RankWriter", "loss_text"]
 
 _WORDS = {"early": "records logged before init", "files": "files", "media": "media and texts", "rows": "rows"}
 _log = logging.getLogger("destinations")
@@ -55,6 +57,7 @@ _log = logging.getLogger("destinations")
 _APPENDED = "run folder %s %s: rows are written by system calls, some microseconds slower each."
 
 JournalKind = Literal["auto", "mapped", "appended"]
+PartKind = Literal["auto", "csv", "parquet"]
 
 _DOCUMENT_SECONDS = 5.0
 _LAST_TRIES = 5
@@ -96,6 +99,8 @@ class RankWriter:
         clock: the time of rows, in seconds since 1970.
         describe: takes the ranks, and returns the content of `environment.json`.
         part_bytes: the size at which the CSV is closed as a part.
+        part_kind: whether closed parts become Parquet.
+        least_parquet_bytes: a part that is smaller stays CSV.
     """
 
     _run_dir: Path
@@ -110,6 +115,8 @@ class RankWriter:
     _clock: Callable[[], float] = time.time
     _describe: Callable[[dict[str, int]], dict[str, Any]] = describe_environment
     _part_bytes: int = PART_BYTES
+    _part_kind: PartKind = "auto"
+    _least_parquet_bytes: int = LEAST_BYTES
 
     def __attrs_post_init__(self) -> None:
         self._root = self._run_folder.path
@@ -130,6 +137,12 @@ class RankWriter:
         self._reported: set[tuple[str, int | None]] = set()
         self._refusals: set[str] = set()
         self._csv = MetricsCsv(self._root / metrics_name(self._rank))
+        remove_temporaries(self._csv.folder)
+        self._converter: PartConverter | None = None
+        if self._part_kind != "csv" and has_pyarrow():
+            self._converter = PartConverter(
+                self._csv, self._conversion_failed, least_bytes=self._least_parquet_bytes
+            )
         self.had_rows = self._csv.path.exists() or bool(segment_paths(self._folder))
         """Whether earlier sessions left rows."""
         self.journal = self._open_journal(self._make_segment if self._is_mapped() else AppendedSegment)
@@ -202,6 +215,8 @@ class RankWriter:
         """Ends writing in a forked child."""
         self.timer.forget_in_child()
         self.journal.abandon_in_child()
+        if self._converter is not None:
+            self._converter.forget_in_child()
         self._lock.forget_in_child()
 
     # Opening.
@@ -345,6 +360,8 @@ class RankWriter:
             # The documents are still written: they report the error.
             is_well = False
             self._failed(error)
+        if self._converter is not None and self._is_open:
+            self._converter.turn(is_last=is_last)
         self._write_environment(is_last)
         if self._documents is not None and self._documents.follow(self._state):
             self._are_documents_due, self._documents_at = True, -math.inf
@@ -535,8 +552,9 @@ class RankWriter:
             "samples": len(samples),
             "p50_us": _percentile(samples, 0.5),
             "p99_us": _percentile(samples, 0.99),
-            "csv_bytes": self._csv.size + sum(part.path.stat().st_size for part in self._csv.parts()),
+            "csv_bytes": self._csv.size + sum(part.stat().st_size for part in self._csv.parts()),
             "csv_parts": self._csv.closed,
+            "parquet_parts": 0 if self._converter is None else self._converter.converted,
             "csv_rewrites": drain.rewrites,
             "waiting_rows": counts.pending,
             "dropped": counts.dropped,
@@ -559,6 +577,8 @@ class RankWriter:
             self.journal.close()
             self._remove_journal()
         finally:
+            if self._converter is not None:
+                self._converter.stop()
             with contextlib.suppress(OSError):
                 self._reserve.unlink()
             self._csv.close()
@@ -593,6 +613,19 @@ class RankWriter:
                 self._run_dir,
                 text,
                 exc_info=None if isinstance(error, OSError) else error,
+            )
+        self._are_documents_due = True
+
+    def _conversion_failed(self, text: str) -> None:
+        """Counts a part that was not converted, and reports the first; called in the writer thread."""
+        with self._failing:
+            is_first = not self._errors["parquet"]
+            self._errors["parquet"] += 1
+        if is_first:
+            _log.warning(
+                "run folder %s: a part could not be converted to Parquet, and stays CSV (%s).",
+                self._run_dir,
+                redact_text(text),
             )
         self._are_documents_due = True
 

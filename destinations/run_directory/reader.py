@@ -14,7 +14,7 @@ import os
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
@@ -42,10 +42,14 @@ from .layout import (
 )
 from .segments import JournalRecord, journal_records
 
+if TYPE_CHECKING:
+    from .parquet import ParquetRows
+
 __all__ = [
     "CsvSnapshot",
     "MetricRow",
     "MetricsSnapshot",
+    "ParquetSnapshot",
     "Part",
     "clamp_to_float",
     "has_any_metric",
@@ -65,6 +69,7 @@ __all__ = [
 _TRIES = 100
 _CHUNK_BYTES = 1 << 20
 _TAIL_BYTES = 256 << 10
+_TAIL_ROWS = 1000
 _MAX_CACHED_BYTES = 64 << 20
 _OWN_HEADERS = tuple(header_line(OWN_COLUMNS).rstrip() + end for end in (b",", b"\n", b"\r"))
 
@@ -72,6 +77,8 @@ _OWN_HEADERS = tuple(header_line(OWN_COLUMNS).rstrip() + end for end in (b",", b
 @attrs.define(eq=False, repr=False)
 class CsvSnapshot:
     """The valid rows of a CSV, up to a complete line.
+
+    Where a row begins is its place: an offset in a CSV, and the number of the row in a `ParquetSnapshot`.
 
     Args:
         fd: the open file, owned by this object; -1 if there is none.
@@ -85,6 +92,20 @@ class CsvSnapshot:
     end: int
     _held: bytes | None = None
 
+    @classmethod
+    def of(cls, fd: int) -> Self:
+        """Returns all complete lines of an open file, which is owned by the result.
+
+        Raises:
+            OSError: it cannot be read; it is closed then.
+        """
+        try:
+            size = os.fstat(fd).st_size
+            return cls(fd, read_header(fd, size), end_of_last_line(fd, size))
+        except BaseException:
+            os.close(fd)
+            raise
+
     @property
     def size(self) -> int:
         """The size of the rows in bytes."""
@@ -95,8 +116,18 @@ class CsvSnapshot:
         """Whether our writer made the file: it only appends rows, or replaces the whole file."""
         return self.header.startswith(_OWN_HEADERS)
 
+    @property
+    def first(self) -> int:
+        """The place of the first row."""
+        return len(self.header)
+
+    def place(self, offset: int, row: int) -> int:
+        """Returns the place of a row, of which the offset in the CSV and the number are known."""
+        del row
+        return offset
+
     def fileno(self) -> int:
-        """Returns the descriptor; -1 if there is no file."""
+        """Returns the descriptor; -1 if there is no CSV."""
         return self._fd
 
     def chunks(
@@ -105,9 +136,9 @@ class CsvSnapshot:
         """Yields the rows in chunks of complete lines.
 
         Args:
-            start: the offset of a line in the file. Default: the first row.
+            start: the place of a row. Default: that of the first.
             chunk_bytes: the size of a read; a longer line is one chunk.
-            end: the offset after a line in the file. Default: that of the last row.
+            end: the place after a row. Default: that after the last one.
         """
         at = len(self.header) if start is None else start
         end = self.end if end is None else end
@@ -183,36 +214,113 @@ class CsvSnapshot:
             os.close(fd)
 
 
+class ParquetSnapshot(CsvSnapshot):
+    """The rows of a part in Parquet, as those of the CSV that it was: header and size are of that.
+
+    Args:
+        rows: the file, owned by this object.
+    """
+
+    def __init__(self, rows: "ParquetRows") -> None:
+        super().__init__(-1, rows.header, rows.csv_bytes)
+        self.packed = rows
+
+    @property
+    def first(self) -> int:
+        return 0
+
+    def place(self, offset: int, row: int) -> int:
+        del offset
+        return row
+
+    def chunks(
+        self, start: int | None = None, chunk_bytes: int = _CHUNK_BYTES, *, end: int | None = None
+    ) -> Iterator[bytes]:
+        del chunk_bytes
+        return self.packed.lines(start or 0, end)
+
+    def chunks_from_end(self, chunk_bytes: int = _TAIL_BYTES) -> Iterator[bytes]:
+        del chunk_bytes
+        for end in range(self.packed.count, 0, -_TAIL_ROWS):
+            yield b"".join(self.packed.lines(max(0, end - _TAIL_ROWS), end))
+
+    def rows(self, start: int | None = None) -> "Iterator[MetricRow]":
+        columns = parse_header(self.header)
+        for cells in self.packed.cells(start or 0):
+            yield _row_of_cells(
+                {name: cell for name, cell in zip(columns, cells, strict=True) if cell is not None}
+            )
+
+    def mark(self, size: int, closed: int = 0) -> None:
+        """Returns None: what the CSV was is not known byte by byte."""
+        del size, closed
+
+    def close(self) -> None:
+        self.packed.close()
+
+
 @attrs.frozen
 class Part:
-    """A closed part of the rows of a rank, a CSV that never changes.
+    """A closed part of the rows of a rank, which never changes: a CSV, or the Parquet that has replaced it.
+
+    While both are there, the CSV counts: it is removed when the Parquet is complete.
 
     Attributes:
-        path: of the CSV.
+        folder: of the parts of the rank.
         number: of the part, from 1 on.
     """
 
-    path: Path
+    folder: Path
     number: int
 
     def open(self) -> CsvSnapshot:
         """Opens the part; the caller closes it.
 
         Raises:
-            OSError: it cannot be read, or a resume has removed it.
+            OSError: it cannot be read, or a resume has removed it; or pyarrow is missing, for Parquet.
         """
-        fd = open_regular(self.path)
         try:
-            size = os.fstat(fd).st_size
-            return CsvSnapshot(fd, read_header(fd, size), end_of_last_line(fd, size))
-        except BaseException:
-            os.close(fd)
+            fd = open_regular(self.csv_path)
+        except FileNotFoundError:
+            if (fd := open_existing(self.parquet_path)) < 0:
+                raise
+            return self._opened(fd)
+        return CsvSnapshot.of(fd)
+
+    def _opened(self, fd: int) -> CsvSnapshot:
+        from .parquet import ParquetRows  # imports numpy, and pyarrow
+
+        try:
+            return ParquetSnapshot(ParquetRows(fd))
+        except OSError as error:
+            error.filename = error.filename or str(self.parquet_path)
             raise
+
+    def stat(self) -> os.stat_result:
+        """Returns the status of the file that `open` would open.
+
+        Raises:
+            FileNotFoundError: a resume has removed it.
+        """
+        try:
+            return self.csv_path.stat()
+        except FileNotFoundError:
+            return self.parquet_path.stat()
+
+    @property
+    def csv_path(self) -> Path:
+        """The path of the CSV."""
+        return part_path(self.folder, self.number)
+
+    @property
+    def parquet_path(self) -> Path:
+        """The path of the Parquet."""
+        return part_path(self.folder, self.number, ".parquet")
 
     @property
     def index_path(self) -> Path:
         """The path of its index, see `part_index`."""
-        return self.path.with_suffix(".npy")
+        return part_path(self.folder, self.number, ".npy")
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -366,12 +474,12 @@ def _read(  # one look, step by step
 
 def _parts(csv: Path) -> tuple[Part, ...]:
     folder = parts_path(csv)
-    return tuple(Part(part_path(folder, number), number) for number in part_numbers(folder))
+    return tuple(Part(folder, number) for number in part_numbers(folder))
 
 
 def _is_copy_of(part: Part, csv: CsvSnapshot) -> bool:
     """Returns whether a part is the CSV itself: it was being closed when the position was lost."""
-    if csv.fileno() < 0 or _size(part.path) != csv.end:
+    if csv.fileno() < 0 or _size(part.csv_path) != csv.end:
         return False
     with contextlib.closing(part.open()) as piece:
         return piece.mark(csv.end) == csv.mark(csv.end) is not None
@@ -535,8 +643,13 @@ def parse_rows(columns: list[str], pieces: Iterable[bytes]) -> Iterator[MetricRo
             if any(cell in OWN_COLUMNS for cell in cells):
                 columns[:] = cells
                 continue
-        step, epoch, time = (found.pop(name, None) for name in OWN_COLUMNS)
-        yield MetricRow(_whole_step(step), clamp_to_float(epoch), clamp_to_float(time), found)
+        yield _row_of_cells(found)
+
+
+def _row_of_cells(found: dict[str, float]) -> MetricRow:
+    """Returns the row of the cells of a line that are numbers, by their columns."""
+    step, epoch, time = (found.pop(name, None) for name in OWN_COLUMNS)
+    return MetricRow(_whole_step(step), clamp_to_float(epoch), clamp_to_float(time), found)
 
 
 def clamp_to_float(value: Any) -> Any:

@@ -35,6 +35,7 @@ from events import (
 )
 from uploads.disk import call_in_forked_children, read_json, stop_calling_in_forked_children
 
+from .conversion import LEAST_BYTES
 from .documents import Documents
 from .drain import PART_BYTES
 from .environment import describe_environment
@@ -47,11 +48,12 @@ from .folder import (
     WriterLock,
     check_no_run,
     check_path,
+    check_readable,
     run_exists_error,
 )
-from .layout import ARTIFACTS_FOLDER, SIDECAR, lock_name
+from .layout import ARTIFACTS_FOLDER, INSTALL_PYARROW, SIDECAR, has_pyarrow, lock_name
 from .media_writer import FileKeeping, MediaWriter, artifact_path
-from .rank_writer import JournalKind, RankWriter, loss_text
+from .rank_writer import JournalKind, PartKind, RankWriter, loss_text
 from .segments import MappedSegment, Segment
 
 __all__ = ["RunDirectory"]
@@ -105,22 +107,27 @@ class RunDirectory(RecordDestination):
             the file in place), "off", or "auto": "copy", but "off" if another destination takes files.
         journal: "mapped", "appended" (one system call per row), or "auto": mapped, except on network file
             systems.
+        parts: what closed parts of a long run become: "parquet" (needs pyarrow), "csv", or "auto": Parquet
+            where pyarrow is installed. A process of the lowest priority converts them.
         close_seconds: the timeout for writing the rest at close.
         write_rate: limits how often metrics are taken. Default: every call.
         clock: the current time in seconds since 1970; called in the thread that logs. For replayed runs.
         unknown: none: an argument that is not known is a `TypeError` that names the nearest one.
 
     Raises:
-        RunPathError: the path is a URI or a file, is not writable, or the run name leads out of the folder.
-            Raised by the constructor if it can tell, else at `init`.
+        RunPathError: the path is a URI or a file, is not writable, or the run name leads out of the folder;
+            or the run there has parts in Parquet, and pyarrow is missing. Raised by the constructor if it can
+            tell, else at `init`.
         RunExistsError: at `init`, with `if_exists="error"`, or "auto" and a completed run.
         RunInUseError: at `init`, another process writes to the folder.
         ValueError: an argument has none of the values above, or `if_exists="new"` with `all_ranks`.
+        ImportError: `parts` is "parquet", and pyarrow is not installed.
         TypeError: tags are one string.
     """
 
     keeps_files_here = True
     _part_bytes = PART_BYTES
+    _least_parquet_bytes = LEAST_BYTES
 
     def __init__(
         self,
@@ -134,6 +141,7 @@ class RunDirectory(RecordDestination):
         all_ranks: bool = False,
         keep_files: FileKeeping = "auto",
         journal: JournalKind = "auto",
+        parts: PartKind = "auto",
         close_seconds: float = 60.0,
         write_rate: WriteRate | None = None,
         clock: Callable[[], float] = time.time,
@@ -149,6 +157,9 @@ class RunDirectory(RecordDestination):
             raise ValueError('if_exists must not be "new" with all_ranks=True: ranks cannot agree on a name.')
         _check_choice("keep_files", keep_files, ("auto", "copy", "link", "off"))
         _check_choice("journal", journal, ("auto", "mapped", "appended"))
+        _check_choice("parts", parts, ("auto", "csv", "parquet"))
+        if parts == "parquet" and not has_pyarrow():
+            raise ImportError(f'parts="parquet" needs pyarrow. {INSTALL_PYARROW}')
         if not flush_seconds > 0:
             raise ValueError(f"flush_seconds must be more than 0, got {flush_seconds}.")
         if isinstance(tags, str):
@@ -165,6 +176,7 @@ class RunDirectory(RecordDestination):
         self._all_ranks = all_ranks
         self._keep_files: FileKeeping = keep_files
         self._journal_kind = journal
+        self._part_kind = parts
         self._close_seconds = close_seconds
         self._clock = clock
         self._forget()
@@ -295,6 +307,7 @@ class RunDirectory(RecordDestination):
         except OSError as error:
             raise RunPathError(f"run folder {str(run_dir)!r} must be writable: {error}.") from error
         try:
+            check_readable(run_dir, state.rank)
             if must_be_new or self._if_exists in {"error", "new"}:
                 check_no_run(run_dir, state.rank)
             elif self._if_exists == "auto" and state.rank == 0:
@@ -350,6 +363,8 @@ class RunDirectory(RecordDestination):
             clock=self._clock,
             describe=self._describe_environment,
             part_bytes=self._part_bytes,
+            part_kind=self._part_kind,
+            least_parquet_bytes=self._least_parquet_bytes,
         )
         self.try_log_metrics = self._packer_of(self._writer)
         if self._writer.had_rows:

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from destinations.run_directory.layout import format_cells, strict_json
+from destinations.run_directory.layout import INSTALL_PYARROW, format_cells, strict_json
 
 from .files import clean_text, number_of, written_beside
 from .record import FIELDS, flat_record
@@ -312,9 +312,7 @@ def _pyarrow() -> Any:
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise ImportError(
-            'Parquet needs pyarrow. Run: pip install "training-destinations[query]", or export CSV.'
-        ) from error
+        raise ImportError(f"Parquet needs pyarrow. {INSTALL_PYARROW}, or export CSV.") from error
     return pyarrow
 
 
@@ -368,24 +366,13 @@ def _points_table(pa: Any, schema: Any, run_id: str, block: "Block") -> Any:
 
 
 def _write_parquet_rows(rows: list[dict[str, Any]], names: list[str], target: Any) -> None:
+    from destinations.run_directory.parquet import distinct_names
+
     pa = _pyarrow()
     columns = [_arrow_column(pa, name, [row.get(name) for row in rows]) for name in names]
     pa.parquet.write_table(
-        pa.table(columns, _distinct([clean_text(name) for name in names])), target, compression="zstd"
+        pa.table(columns, distinct_names(map(clean_text, names))), target, compression="zstd"
     )
-
-
-def _distinct(names: list[str]) -> list[str]:
-    """Returns names that differ in more than case, which DuckDB ignores."""
-    seen: set[str] = set()
-    distinct = []
-    for name in names:
-        found = name
-        while found.lower() in seen:
-            found += "_"
-        seen.add(found.lower())
-        distinct.append(found)
-    return distinct
 
 
 def _arrow_column(pa: Any, name: str, values: list[Any]) -> Any:

@@ -155,7 +155,7 @@ def _metric_summary(record: Mapping[str, Any]) -> MetricSummary:
 
 def computed_summary(run_dir: Path, rank: int) -> dict[str, MetricSummary]:
     """Computes the summary of a rank from its rows."""
-    from destinations.run_directory.blocks import read_blocks, without_abandoned
+    from destinations.run_directory.blocks import blocks_of, without_abandoned
     from destinations.run_directory.part_index import PartIndex, indexed_files, is_cut
     from destinations.run_directory.reader import merge_journal, take_snapshot
     from destinations.run_directory.statistics import Statistics
@@ -167,7 +167,7 @@ def computed_summary(run_dir: Path, rank: int) -> dict[str, MetricSummary]:
             if index is not None and not any(is_cut(index, resume) for resume in resumes):
                 statistics.add_index(index)
                 continue
-            for block in read_blocks(file.header, file.chunks()):
+            for block in blocks_of(file):
                 statistics.add_index(PartIndex.of_block(without_abandoned(block, resumes)))
         later = merge_journal([], snapshot.records)
         statistics.add_mixed((row.step, row.epoch, row.metrics) for row in later)

@@ -18,7 +18,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from destinations.run_directory.blocks import Block, block_of_rows, read_blocks, without_abandoned
+from destinations.run_directory.blocks import Block, block_of_rows, blocks_of, read_blocks, without_abandoned
 from destinations.run_directory.layout import OWN_COLUMNS, column_of, parse_header
 from destinations.run_directory.part_index import PartIndex, is_cut
 from destinations.run_directory.reader import (
@@ -74,7 +74,7 @@ class ClosedPart:
     Attributes:
         part: where it is.
         header: its first line.
-        nbytes: of the CSV.
+        nbytes: of the CSV, also where Parquet has replaced it.
         names: of its metrics.
         index: of its rows.
     """
@@ -99,11 +99,9 @@ class ClosedPart:
         Raises:
             OSError: it cannot be read.
         """
-        ends = self.index.of_rows("end")
-        start = int(ends[entries.start - 1]) if entries.start else len(self.header)
         with contextlib.closing(self.part.open()) as file:
-            chunks = _within_budget(file.chunks(start, end=int(ends[entries.stop - 1])))
-            yield from read_blocks(self.header, chunks, columns, with_time=with_time)
+            start, end = self.index.span(file, entries)
+            yield from _within_budget(blocks_of(file, columns, start=start, end=end, with_time=with_time))
 
 
 class ColumnCache:
@@ -208,6 +206,8 @@ class _RankColumns:
         self._reader = RankReader(run_dir, rank)
         self._lock = threading.Lock()  # Guards everything but `_announced`, which only grows by whole sets.
         self._announced: frozenset[str] = frozenset()
+        # By number, time and size of a part.
+        self._sizes: dict[tuple[int, int, int], int] = {}
         self._closed: dict[tuple[int, int, int], ClosedPart] = {}
         # The number of the part where the rows begin that are held.
         self._first = 1
@@ -270,13 +270,14 @@ class _RankColumns:
 
     def _update_closed(self, snapshot: MetricsSnapshot) -> tuple[ClosedPart, ...]:
         """Returns the closed parts if there are so many that their rows are not held, else none."""
-        sizes = {}
+        parts = {}
         for part in snapshot.parts:
-            state = part.path.stat()
-            sizes[part.number, state.st_mtime_ns, state.st_size] = part
-        if sum(size for _, _, size in sizes) <= MAX_HELD_BYTES:
+            state = part.stat()
+            parts[part.number, state.st_mtime_ns, state.st_size] = part
+        self._sizes = {key: self._sizes.get(key) or _csv_bytes(part) for key, part in parts.items()}
+        if sum(self._sizes.values()) <= MAX_HELD_BYTES:
             return ()
-        self._closed = {key: self._closed.get(key) or ClosedPart.of(part) for key, part in sizes.items()}
+        self._closed = {key: self._closed.get(key) or ClosedPart.of(part) for key, part in parts.items()}
         closed = tuple(self._closed.values())
         # Until the writer has cut them, which takes it a second, the indexes have rows that were abandoned.
         is_cut_now = any(is_cut(one.index, resume) for resume in snapshot.resumes for one in closed)
@@ -312,7 +313,7 @@ class _RankColumns:
             with_time = with_time or self._time is not None
             step = self._step = _Growing(np.int64)
         time = _Growing(np.float64) if with_time else None
-        _read_into(((file, len(file.header)) for file in snapshot.files(self._first)), added, step, time)
+        _read_into(((file, file.first) for file in snapshot.files(self._first)), added, step, time)
         self._time = self._time if time is None else time
         self._columns |= added
 
@@ -326,15 +327,21 @@ class _RankColumns:
         )
 
 
+def _csv_bytes(part: Part) -> int:
+    """Returns the size of a part as CSV, which tells how many rows it has, more or less."""
+    with contextlib.closing(part.open()) as file:
+        return file.end
+
+
 def _read_into(
     pieces: Iterable[tuple[CsvSnapshot, int]],
     columns: "Mapping[str, tuple[_Growing, _Growing]]",
     step: "_Growing | None",
     time: "_Growing | None",
 ) -> None:
-    """Appends the rows of files, each from an offset on, to columns, and to steps and times where wanted."""
+    """Appends the rows of files, each from a place on, to columns, and to steps and times where wanted."""
     blocks = (
-        read_blocks(csv.header, _within_budget(csv.chunks(start)), list(columns), with_time=time is not None)
+        _within_budget(blocks_of(csv, list(columns), start=start, with_time=time is not None))
         for csv, start in pieces
     )
     for block in itertools.chain.from_iterable(blocks):
@@ -348,10 +355,11 @@ def _read_into(
                 array.append(new)
 
 
-def _within_budget(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    for chunk in chunks:
+def _within_budget(blocks: Iterator[Block]) -> Iterator[Block]:
+    spend()
+    for block in blocks:
         spend()
-        yield chunk
+        yield block
 
 
 def joined(first: Block, second: Block) -> Block:

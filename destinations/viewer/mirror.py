@@ -84,10 +84,11 @@ class Mirror:
                 for one in wanted.values()
                 if one.version is None or known.get(one.name) != _Copied(one.size, one.version)
             ]
-            for name in known.keys() - wanted.keys():
-                self._remove(name)
             with ThreadPoolExecutor(_WORKERS, "viewer-mirror") as pool:
                 failed = dict(found for found in pool.map(self._copy, changed) if found is not None)
+            # Afterwards: a part in Parquet is there before its CSV is removed.
+            for name in known.keys() - wanted.keys():
+                self._remove(name)
             left_out += [f"{name}: {reason}" for name, reason in failed.items()]
             copied = {name: [one.size, one.version] for name, one in wanted.items() if name not in failed}
             replace_file(self.folder / _STATE, json.dumps(copied).encode())

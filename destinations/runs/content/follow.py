@@ -154,7 +154,7 @@ class Follower:
         self._segment: _Segment | None = None
         self._csv = CsvSnapshot(-1, b"", 0)
         # The parts before it, see `_identities`.
-        self._parts: dict[int, tuple[int, int, int]] = {}
+        self._parts: dict[int, int] = {}
         # Of its rows and those of the parts, if there are parts.
         self._last_time = 0.0
         self._csv_rows = 0
@@ -329,7 +329,7 @@ class Follower:
             found: list[MetricRow] = []
             for file, start in look.pieces():
                 of_file = list(file.rows(start))
-                if start <= len(file.header):
+                if start <= file.first:
                     self._first, self._csv_rows = next(iter(of_file), None), 0
                 self._csv_rows += len(of_file)
                 found += of_file
@@ -432,13 +432,12 @@ class Follower:
         return True
 
 
-def _identities(snapshot: MetricsSnapshot) -> dict[int, tuple[int, int, int]]:
-    """Returns inode, time and size of each part, by its number: numbers of inodes are used again."""
-    found: dict[int, tuple[int, int, int]] = {}
+def _identities(snapshot: MetricsSnapshot) -> dict[int, int]:
+    """Returns the time of each part, by its number: Parquet has that of the CSV in whose place it is."""
+    found = {}
     for part in snapshot.parts:
         with contextlib.suppress(FileNotFoundError):
-            state = part.path.stat()
-            found[part.number] = state.st_ino, state.st_mtime_ns, state.st_size
+            found[part.number] = part.stat().st_mtime_ns
     return found
 
 

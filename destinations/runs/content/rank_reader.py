@@ -53,7 +53,7 @@ class Look:
         is_continued: whether all that the last look saw is still there; also where it saw nothing.
         first: the number of the part, or of the one that the CSV will become, where the rows begin that the
             last look did not see.
-        start: the offset there; 0 for all rows.
+        start: the place there, see `CsvSnapshot`; 0 for all rows.
     """
 
     snapshot: MetricsSnapshot
@@ -63,10 +63,10 @@ class Look:
     start: int = 0
 
     def pieces(self) -> Iterator[tuple[CsvSnapshot, int]]:
-        """Yields each file with rows that the last look did not see, and the offset where these begin."""
+        """Yields each file with rows that the last look did not see, and the place where these begin."""
         start = self.start
         for file in self.snapshot.files(self.first):
-            yield file, start or len(file.header)
+            yield file, start or file.first
             start = 0
 
     def __enter__(self) -> Self:

@@ -17,7 +17,7 @@ from destinations.run_directory.blocks import (
     Floats,
     Steps,
     block_of_rows,
-    read_blocks,
+    blocks_of,
     without_abandoned,
 )
 from destinations.run_directory.layout import column_of, parse_header
@@ -112,7 +112,7 @@ def _blocks(look: Look, wanted: Sequence[str] | None) -> Iterator[Block]:
     for csv, start in look.pieces():
         if wanted is not None and not set(wanted).intersection(parse_header(csv.header)):
             continue
-        for block in read_blocks(csv.header, csv.chunks(start), wanted):
+        for block in blocks_of(csv, wanted, start=start):
             yield without_abandoned(block, resumes)
     rows = merge_journal([], look.snapshot.records)
     if rows:

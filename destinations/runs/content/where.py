@@ -18,12 +18,12 @@ from destinations.run_directory.blocks import (
     Block,
     Floats,
     block_of_rows,
-    read_blocks,
+    blocks_of,
     without_abandoned,
 )
 from destinations.run_directory.layout import column_of, parse_header
 from destinations.run_directory.part_index import OF_COLUMN, PartIndex, indexed_files
-from destinations.run_directory.reader import merge_journal, metric_columns, take_snapshot
+from destinations.run_directory.reader import CsvSnapshot, merge_journal, metric_columns, take_snapshot
 from destinations.runs.errors import FilterError, MetricNotFoundError
 
 from .series import Series
@@ -128,8 +128,8 @@ def values_where(run_dir: Path, name: str, where: Where, rank: int = 0) -> Itera
             raise MetricNotFoundError(name, known)
         for file, index in indexed_files(snapshot):
             if column in parse_header(file.header):
-                for start, end in _spans(index, column, where, len(file.header), file.end):
-                    for block in read_blocks(file.header, file.chunks(start, end=end), [column]):
+                for start, end in _spans(file, index, column, where):
+                    for block in blocks_of(file, [column], start=start, end=end):
                         yield _chosen(name, without_abandoned(block, snapshot.resumes), column, where)
         rows = merge_journal([], snapshot.records)
         if rows:
@@ -137,16 +137,17 @@ def values_where(run_dir: Path, name: str, where: Where, rank: int = 0) -> Itera
 
 
 def _spans(
-    index: PartIndex | None, column: str, where: Where, start: int, end: int
-) -> Iterator[tuple[int, int]]:
+    file: CsvSnapshot, index: PartIndex | None, column: str, where: Where
+) -> Iterator[tuple[int | None, int | None]]:
     """Yields from where to where the rows may fulfil the condition."""
     if index is None:
-        yield start, end
+        yield None, None
         return
-    ends = index.of_rows("end").astype(np.int64).tolist()
-    for before, after, may in zip([start, *ends[:-1]], ends, where.may_hold(index, column), strict=True):
-        if may:
-            yield before, after
+    may = np.concatenate([[False], where.may_hold(index, column), [False]])
+    # Where entries that may, and that follow one another, begin and end.
+    begins, ends = np.flatnonzero(may[1:] & ~may[:-1]), np.flatnonzero(~may[1:] & may[:-1])
+    for first, last in zip(begins.tolist(), ends.tolist(), strict=True):
+        yield index.span(file, slice(first, last))
 
 
 def _chosen(name: str, block: Block, column: str, where: Where) -> Series:
