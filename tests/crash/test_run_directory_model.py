@@ -1,4 +1,4 @@
-"""Drain, column change, abandoned rows and end are interrupted at every change of the disk, by SIGKILL and by a power loss.
+"""Drain, column change, abandoned rows, Parquet and end are interrupted at every change of the disk, by SIGKILL and by a power loss.
 
 Everything happens in this process, on a disk that writes down what it is told; see `disk_model.py`.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from destinations.run_directory import read_rows
+from destinations.run_directory.conversion import convert_part
 from destinations.run_directory.documents import Documents, write_summary
 from destinations.run_directory.drain import PART_BYTES, JournalDrain
 from destinations.run_directory.journal import Journal, make_journal, remove_journal, sync_journal
@@ -85,6 +86,18 @@ class Session:
         self.journal.retire()
         self.note("safe")
 
+    def convert(self):
+        """Turns the closed parts into Parquet, as the process of the run and the writer do together."""
+        for part in self.drain_._csv.parts():
+            if part.csv_path.exists():
+                assert convert_part(part, must_be_smaller=False, **self._options)
+
+    def die(self):
+        """Ends without a word: the next session finds the journal as it is."""
+        for segment in list(self.journal.segments):
+            segment.close()
+        self.drain_._csv.close()
+
     def close(self):
         self.journal.start_new_segment()
         self.drain()
@@ -138,9 +151,7 @@ def steps_in_parts(disk, run_dir):
         if first:
             session.close()
         else:
-            for segment in list(session.journal.segments):
-                segment.close()
-            session.drain_._csv.close()
+            session.die()
     assert part_numbers(parts_path(run_dir / "metrics.csv")) == [1, 2, 3, 4]
 
 
@@ -158,6 +169,49 @@ def steps_in_abandoned_parts(disk, run_dir):
     assert part_numbers(parts_path(run_dir / "metrics.csv")) == [1, 2]
 
 
+def steps_in_parquet(disk, run_dir):
+    """Two sessions, of which the first is killed; parts become Parquet, one of them in the next session."""
+    for first in (0, 8):
+        session = Session(run_dir, disk, part_bytes=60)
+        for step in range(first, first + 8):
+            session.log(row(step), step)
+            if step % 4 == 3:
+                session.drain()
+            if step % 8 == 5:
+                session.convert()
+        if first:
+            session.close()
+        else:
+            session.die()
+    assert suffixes(run_dir) == {
+        **{number: [".npy", ".parquet"] for number in (1, 2, 3)},
+        4: [".csv", ".npy"],
+    }
+
+
+def steps_in_abandoned_parquet(disk, run_dir):
+    """Training goes back to the middle of a part in Parquet, whose number is used again."""
+    for attempt, (first, last) in enumerate([(0, 8), (6, 8)]):
+        session = Session(run_dir, disk, part_bytes=60)
+        if attempt:
+            session.resume(first)
+        for step in range(first, last):
+            session.log(row(step, attempt), step)
+            if step % 4 == 3:
+                session.drain()
+                session.convert()
+        session.close()
+    assert suffixes(run_dir) == {number: [".npy", ".parquet"] for number in (1, 2)}
+
+
+def suffixes(run_dir):
+    """Returns which files there are of each part."""
+    found = {}
+    for path in sorted(parts_path(run_dir / "metrics.csv").iterdir()):
+        found.setdefault(int(path.stem), []).append(path.suffix)
+    return found
+
+
 def steps_that_are_abandoned(disk, run_dir):
     """Training goes back twice, over rows that are in the CSV and rows that are not."""
     for attempt, (first, last) in enumerate([(0, 16), (9, 20), (4, 12)]):
@@ -170,10 +224,7 @@ def steps_that_are_abandoned(disk, run_dir):
             if step % 7 == 6:
                 session.drain()
         if attempt < 2:
-            # It is killed: the next one finds the journal as it is.
-            for segment in list(session.journal.segments):
-                segment.close()
-            session.drain_._csv.close()
+            session.die()
         else:
             session.close()
 
@@ -192,9 +243,7 @@ def steps_that_fill_segments(disk, run_dir):
         if first:
             session.close()
         else:
-            for segment in list(session.journal.segments):
-                segment.close()
-            session.drain_._csv.close()
+            session.die()
 
 
 SCENARIOS = [
@@ -204,6 +253,8 @@ SCENARIOS = [
     steps_that_fill_segments,
     steps_in_parts,
     steps_in_abandoned_parts,
+    steps_in_parquet,
+    steps_in_abandoned_parquet,
 ]
 
 
