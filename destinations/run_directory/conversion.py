@@ -9,6 +9,7 @@ writes its temporary file; nothing waits for it, and it ends with the run.
 """
 
 import contextlib
+import itertools
 import marshal
 import os
 import signal
@@ -70,19 +71,33 @@ def write_verified(
     write_parquet(sink, csv.header, csv.end, lambda: _checked(csv, check))
     if must_be_smaller and sink.size >= csv.end:
         raise StaysCsvError(f"Parquet takes {sink.size} bytes, and CSV {csv.end}")
-    columns = parse_header(csv.header)
     with contextlib.closing(ParquetSnapshot(ParquetRows(os.dup(fd)))) as found:
-        rows = found.rows()
+        if (found.header, found.end) != (csv.header, csv.end):
+            raise StaysCsvError("the Parquet has another header than the CSV")
+        lines = itertools.chain.from_iterable(map(bytes.splitlines, found.chunks()))
         for chunk in _checked(csv, check):
-            for expected in parse_rows(columns, [chunk]):
-                row = next(rows, None)
-                if row is None or _bits(row) != _bits(expected):
-                    raise StaysCsvError(f"{row} of the Parquet is {expected} in the CSV"[:_MOST_TEXT])
-        if next(rows, None) is not None or (found.header, found.end) != (csv.header, csv.end):
-            raise StaysCsvError("the Parquet has more rows than the CSV, or another header")
+            _compare(parse_header(csv.header), chunk.splitlines(), lines)
+        if next(lines, None) is not None:
+            raise StaysCsvError("the Parquet has more rows than the CSV")
     state = os.fstat(csv.fileno())
     os.utime(fd, ns=(state.st_atime_ns, state.st_mtime_ns))
     disk.sync(fd)
+
+
+def _compare(columns: list[str], expected: list[bytes], found: Iterator[bytes]) -> None:
+    """Compares the next lines, as texts and, where these differ, as what the reader makes of them.
+
+    Raises:
+        StaysCsvError: a row is missing, or is another one.
+    """
+    pairs = list(zip(expected, found, strict=False))
+    if len(pairs) < len(expected):
+        raise StaysCsvError("the Parquet has fewer rows than the CSV")
+    different = [pair for pair in pairs if pair[0] != pair[1]]
+    rows = [parse_rows(list(columns), [b"\n".join([*lines, b""])]) for lines in zip(*different, strict=True)]
+    for one, other in zip(*rows, strict=True):
+        if _bits(one) != _bits(other):
+            raise StaysCsvError(f"{other} of the Parquet is {one} in the CSV"[:_MOST_TEXT])
 
 
 def _checked(csv: CsvSnapshot, check: Callable[[], None]) -> Iterator[bytes]:
@@ -184,7 +199,7 @@ def convert_part(part: Part, *, must_be_smaller: bool = True, disk: Disk = DISK)
         StaysCsvError: it stays CSV.
         OSError: the CSV cannot be read, the disk is full, or pyarrow is missing.
     """
-    with _Conversion(part, disk) as one, contextlib.closing(part.open()) as csv:
+    with _Conversion(part, disk) as one, contextlib.closing(CsvSnapshot.of(os.dup(one.csv))) as csv:
         write_verified(csv, one.parquet, must_be_smaller=must_be_smaller, disk=disk)
         return one.replace()
 

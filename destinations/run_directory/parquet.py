@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from .layout import INSTALL_PYARROW, PLAIN, parse_header
+from .layout import INSTALL_PYARROW, PLAIN, format_cell_rows, parse_header
 
 __all__ = ["ParquetRows", "StaysCsvError", "distinct_names", "write_parquet"]
 
@@ -303,12 +303,25 @@ class ParquetRows:
             yield from zip(*columns, strict=True)
 
     def lines(self, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-        """Yields the rows as lines of a CSV, some at a time; see `arrays`."""
-        end = self.count if end is None else end
-        for first in range(start, end, _BATCH_ROWS):
-            rows = self.cells(first, min(end, first + _BATCH_ROWS))
-            lines = [",".join(["" if cell is None else repr(cell) for cell in row]) for row in rows]
-            yield "\n".join([*lines, ""]).encode()
+        """Yields the rows as lines of a CSV, some at a time, formatted as the writer does; see `arrays`."""
+        count = len(self._columns)
+        for table in self._tables(tuple(range(count + len(self._integers))), start, end, _BATCH_ROWS):
+            flags = dict(zip(self._integers, table[count:], strict=True))
+            cells: list[list[bytes]] = []
+            floats: list[Floats] = []
+            for index, column in enumerate(table[:count]):
+                values, present = _numpy(column)
+                is_integer = _numpy(flags[index])[0] if index in flags else values.dtype == np.int64
+                if present.all() and not np.any(is_integer):
+                    floats.append(values)  # Those side by side are formatted together, which is faster.
+                    continue
+                if floats:
+                    cells.append(format_cell_rows(np.stack(floats, axis=1)))
+                    floats = []
+                cells.append(_texts(values, present, present & is_integer))
+            if floats:
+                cells.append(format_cell_rows(np.stack(floats, axis=1)))
+            yield b"\n".join([*map(b",".join, zip(*cells, strict=True)), b""])
 
     # Inside.
 
@@ -486,6 +499,19 @@ def _numpy(column: Any) -> tuple[Numbers, Bools]:
         values = np.frombuffer(numbers, kind, count, offset * 8) if count else np.empty(0, kind)
     present = np.ones(count, np.bool_) if not array.null_count else _bools(bits, offset, count)
     return values, present
+
+
+def _texts(values: Numbers, present: Bools, is_integer: Bools) -> list[bytes]:
+    """Returns the cells of a column, empty where missing."""
+    found = [b""] * len(values)
+    for place in np.flatnonzero(is_integer).tolist():
+        found[place] = b"%d" % values[place]
+    places = np.flatnonzero(present & ~is_integer)
+    if len(places):
+        texts = format_cell_rows(np.ascontiguousarray(values[places])[:, None])
+        for place, text in zip(places.tolist(), texts, strict=True):
+            found[place] = text
+    return found
 
 
 def _bools(bits: Any, offset: int, count: int) -> Bools:

@@ -26,7 +26,7 @@ from destinations.runs.errors import MetricNotFoundError
 
 from .rank_reader import Look, RankReader
 
-__all__ = ["Series", "read_series", "run_blocks"]
+__all__ = ["Series", "blocks_of_look", "read_series", "run_blocks"]
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -85,7 +85,7 @@ def read_series(run_dir: Path, name: str, rank: int = 0) -> Series:
         step: list[Steps] = [np.empty(0, np.int64)]
         time: list[Floats] = [np.empty(0)]
         value: list[Floats] = [np.empty(0)]
-        for block in _blocks(look, [column]):
+        for block in blocks_of_look(look, [column]):
             values, present = block.columns[column]
             chosen = slice(None) if present.all() else present
             step.append(block.step[chosen])
@@ -104,10 +104,11 @@ def _joined(pieces: list[Any]) -> Any:
 def run_blocks(run_dir: Path, rank: int = 0) -> Iterator[Block]:
     """Yields all rows of a rank in blocks; a block has only the metrics that occur in it."""
     with RankReader(run_dir, rank).look() as look:
-        yield from _blocks(look, None)
+        yield from blocks_of_look(look, None)
 
 
-def _blocks(look: Look, wanted: Sequence[str] | None) -> Iterator[Block]:
+def blocks_of_look(look: Look, wanted: Sequence[str] | None) -> Iterator[Block]:
+    """Yields the rows that a look found, in blocks with the wanted columns, or with the metrics that occur."""
     resumes = look.snapshot.resumes
     for csv, start in look.pieces():
         if wanted is not None and not set(wanted).intersection(parse_header(csv.header)):

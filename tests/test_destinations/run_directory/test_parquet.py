@@ -169,15 +169,25 @@ def test_parquet_that_takes_more_bytes_is_refused(tmp_path):
 
 
 def test_a_difference_is_found_before_the_csv_is_gone(tmp_path, monkeypatch):
-    """Where what is read back is not what the CSV has, the part stays CSV."""
-    rows = ParquetRows.cells
-    monkeypatch.setattr(
-        ParquetRows,
-        "cells",
-        lambda *args: ((*row[:3], -0.0 if row[3] == 0 else row[3]) for row in rows(*args)),
-    )
-    with pytest.raises(StaysCsvError, match="of the Parquet is"):
-        converted(b"step,epoch,time,loss\n", b"0,0,1.0,0.5\n1,0,1.0,0.0\n", tmp_path / "part.csv")
+    """Where what is read back is not what the CSV has, the part stays CSV; another text of a number is no difference."""
+    lines = ParquetRows.lines
+    header, text = b"step,epoch,time,loss\n", b"0,0,1.0,0.5\n1,0,1.0,0.0\n"
+
+    def is_read_back_as(old, new):
+        monkeypatch.setattr(ParquetRows, "lines", lambda *args: [b"".join(lines(*args)).replace(old, new)])
+
+    for old, new, message in [
+        (b",0.0\n", b",-0.0\n", "of the Parquet is"),
+        (b",0.0\n", b",0\n", "of the Parquet is"),
+        (b"1,0,1.0,0.0\n", b"", "fewer rows"),
+        (b",0.0\n", b",0.0\n2,0,1.0,0.0\n", "more rows"),
+    ]:
+        is_read_back_as(old, new)
+        with pytest.raises(StaysCsvError, match=message):
+            converted(header, text, tmp_path / "part.csv")
+    is_read_back_as(b"0.5", b"5e-1")
+    for file in converted(header, text, tmp_path / "part.csv"):
+        file.close()
 
 
 def test_other_programs_read_the_columns(tmp_path):

@@ -89,6 +89,26 @@ def test_a_copy_of_objects_without_versions_is_up_to_date(tmp_path):
     assert json.loads((tmp_path / "copy/one/sidecar.json").read_text())["notes"] == "new"
 
 
+def test_what_replaces_a_file_is_copied_before_that_is_removed(tmp_path):
+    """A part that has become Parquet is in the copy at any moment, as CSV or as Parquet."""
+    run = write_run(tmp_path / "runs" / "one")
+    parts = run / "parts" / "metrics"
+    parts.mkdir(parents=True)
+    (parts / "00000001.csv").write_text("step,loss\n0,0.5\n")
+    mirror = Mirror(LocalStore(tmp_path / "runs"), tmp_path / "copy")
+    mirror.refresh()
+    there = []
+    original = mirror._copy
+    copied = tmp_path / "copy/one/parts/metrics"
+    mirror._copy = lambda one: there.append((copied / "00000001.csv").exists()) or original(one)
+
+    (parts / "00000001.csv").rename(parts / "00000001.parquet")
+    mirror.refresh()
+
+    assert there == [True]
+    assert [path.name for path in copied.iterdir()] == ["00000001.parquet"]
+
+
 def test_a_copy_takes_only_what_changed(moto, tmp_path):
     """New rows come, what is gone goes, and nothing is fetched twice."""
     run = write_run(tmp_path / "runs" / "one", status="running", updated_at=1.7e9)
