@@ -35,10 +35,10 @@ _EXACT_FLOAT = 1 << 53
 # The most rows of a row group, and the most values: 32 MiB in memory. A part of 50 metrics is two groups.
 _GROUP_ROWS = 1 << 16
 _GROUP_VALUES = 1 << 22
-# What a footer describes, of a hundred bytes each, and with its schema some thirty numbers and names.
+# What a footer describes, of a hundred bytes each, and with its schema in ten structs.
 _MOST_CHUNKS = 20_000
 _FOOTER_BYTES = 4 << 20
-_MOST_ITEMS = 1 << 20
+_MOST_STRUCTS = 1 << 18
 _FILE_BYTES = 1 << 30
 _HEAD_BYTES = 512
 _DEEPEST = 8
@@ -61,16 +61,18 @@ class StaysCsvError(ValueError):
     """The rows have cells that are neither floats nor integers of 64 bits, or are too many columns."""
 
 
-def _pyarrow() -> Any:
-    """Returns pyarrow with its modules `parquet` and `csv`.
+def _pyarrow(*, is_writing: bool = False) -> Any:
+    """Returns pyarrow with the modules that are needed to read, or also those to write.
 
     Raises:
         OSError: it is not installed.
     """
     try:
-        import pyarrow.compute
-        import pyarrow.csv
         import pyarrow.parquet
+
+        if is_writing:
+            import pyarrow.compute  # takes a tenth of a second
+            import pyarrow.csv
     except ImportError as error:
         raise OSError(
             errno.ENOTSUP,
@@ -108,7 +110,7 @@ def write_parquet(target: Any, header: bytes, csv_bytes: int, chunks: Callable[[
         StaysCsvError: the rows cannot be written so that they come back as they are.
         OSError: pyarrow is not installed, or the disk is full.
     """
-    pa = _pyarrow()
+    pa = _pyarrow(is_writing=True)
     columns = parse_header(header)
     try:
         text = header.decode()
@@ -384,7 +386,7 @@ class ParquetRows:
         size = os.fstat(fd).st_size
         length = int.from_bytes(os.pread(fd, 4, size - 8), "little")
         start = size - 8 - length
-        found = _Thrift(os.pread(fd, length, start)).struct()
+        found, _ = _Thrift(os.pread(fd, length, start)).struct()
         count = len(self._columns) + len(self._integers)
         root, *columns = found[_OF_FILE["schema"]]
         groups = found[_OF_FILE["row_groups"]]
@@ -451,10 +453,9 @@ class ParquetRows:
         at, end = places[index]
         left = 10 * rows + _SLACK_BYTES
         while at < end:
-            head = _Thrift(os.pread(self._file.fileno(), _HEAD_BYTES, at))
-            fields = head.struct()
+            fields, length = _Thrift(os.pread(self._file.fileno(), _HEAD_BYTES, at)).struct()
             compressed, uncompressed = (fields[_OF_PAGE[name]] for name in ("compressed", "uncompressed"))
-            at += head.at + compressed
+            at += length + compressed
             left -= uncompressed
             if compressed < 0 or uncompressed < 0 or left < 0 or at > end:
                 raise ValueError(f"column {index} has a page of {compressed} bytes, {uncompressed} of values")
@@ -530,68 +531,77 @@ class _Thrift:
     """Reads Thrift's compact protocol: structs as dicts by the numbers of fields.
 
     Args:
-        data: begins with what is read.
-
-    Attributes:
-        at: the offset of what follows.
+        data: where they are.
     """
 
     def __init__(self, data: bytes) -> None:
         self._data = data
-        self.at = 0
-        self._left = _MOST_ITEMS
+        self._left = _MOST_STRUCTS
 
-    def struct(self, depth: int = 0) -> dict[int, Any]:
-        """Reads a struct.
+    def struct(self, at: int = 0, depth: int = 0) -> tuple[dict[int, Any], int]:
+        """Reads a struct; returns it, and the offset after it.
 
         Raises:
-            ValueError: it is deeper, or has more fields, than any of ours; IndexError, it is not all there.
+            ValueError: it is deeper, or has more structs, than any of ours; IndexError, it is not all there.
         """
-        found: dict[int, Any] = {}
-        field = 0
-        while head := self._byte():
-            field = field + (head >> 4) if head >> 4 else self._signed()
-            found[field] = self._value(head & 15, depth)
-        return found
-
-    def _value(self, kind: int, depth: int) -> Any:
         self._left -= 1
         if self._left < 0 or depth > _DEEPEST:
             raise ValueError("it is too large, or too deep")
+        data = self._data
+        found: dict[int, Any] = {}
+        field = 0
+        while head := data[at]:
+            at += 1
+            if head >> 4:
+                field += head >> 4
+            else:
+                field, at = self._signed(at)
+            kind = head & 15
+            if kind in {1, 2}:  # A bool, whose value is its type.
+                found[field] = kind == 1
+            else:
+                found[field], at = self._value(kind, at, depth)
+        return found, at + 1
+
+    def _value(self, kind: int, at: int, depth: int) -> tuple[Any, int]:
         match kind:
-            case 1 | 2:  # A bool, whose value is its type.
-                return kind == 1
-            case 3:
-                return self._byte()
             case 4 | 5 | 6:
-                return self._signed()
+                return self._signed(at)
             case 8:
-                length = self._unsigned()
-                self.at += length
-                return self._data[self.at - length : self.at]
+                length, at = _unsigned(self._data, at)
+                return self._data[at : at + length], at + length
             case 9:
-                head = self._byte()
-                count = head >> 4 if head >> 4 < 15 else self._unsigned()  # noqa: PLR2004  # 15: it follows
-                return [self._element(head & 15, depth + 1) for _ in range(count)]
+                return self._list(at, depth + 1)
             case 12:
-                return self.struct(depth + 1)
+                return self.struct(at, depth + 1)
+            case 1 | 2 | 3:
+                return self._data[at], at + 1
         raise ValueError(f"a field of type {kind}")
 
-    def _element(self, kind: int, depth: int) -> Any:
-        return self._byte() == 1 if kind in {1, 2} else self._value(kind, depth)
+    def _list(self, at: int, depth: int) -> tuple[list[Any], int]:
+        head, at = self._data[at], at + 1
+        count = head >> 4
+        if count == 15:  # noqa: PLR2004  # it follows
+            count, at = _unsigned(self._data, at)
+        if count > len(self._data) - at or depth > _DEEPEST:
+            raise ValueError(f"a list of {count} elements")
+        found = []
+        for _ in range(count):
+            one, at = self._value(head & 15, at, depth)
+            found.append(one)
+        return found, at
 
-    def _byte(self) -> int:
-        found = self._data[self.at]
-        self.at += 1
-        return found
+    def _signed(self, at: int) -> tuple[int, int]:
+        byte = self._data[at]
+        if byte < 128:  # noqa: PLR2004  # the last one: nearly all are
+            return (byte >> 1) ^ -(byte & 1), at + 1
+        number, at = _unsigned(self._data, at)
+        return (number >> 1) ^ -(number & 1), at
 
-    def _signed(self) -> int:
-        number = self._unsigned()
-        return (number >> 1) ^ -(number & 1)
 
-    def _unsigned(self) -> int:
-        number = shift = 0
-        while (byte := self._byte()) > 127:  # noqa: PLR2004  # another one follows
-            number |= (byte & 127) << shift
-            shift += 7
-        return number | byte << shift
+def _unsigned(data: bytes, at: int) -> tuple[int, int]:
+    number = shift = 0
+    while (byte := data[at]) > 127:  # noqa: PLR2004  # another one follows
+        number |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+    return number | byte << shift, at + 1

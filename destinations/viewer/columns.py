@@ -207,7 +207,6 @@ class _RankColumns:
         self._lock = threading.Lock()  # Guards everything but `_announced`, which only grows by whole sets.
         self._announced: frozenset[str] = frozenset()
         # By number, time and size of a part.
-        self._sizes: dict[tuple[int, int, int], int] = {}
         self._closed: dict[tuple[int, int, int], ClosedPart] = {}
         # The number of the part where the rows begin that are held.
         self._first = 1
@@ -274,11 +273,11 @@ class _RankColumns:
         for part in snapshot.parts:
             state = part.stat()
             parts[part.number, state.st_mtime_ns, state.st_size] = part
-        self._sizes = {key: self._sizes.get(key) or _csv_bytes(part) for key, part in parts.items()}
-        if sum(self._sizes.values()) <= MAX_HELD_BYTES:
-            return ()
         self._closed = {key: self._closed.get(key) or ClosedPart.of(part) for key, part in parts.items()}
         closed = tuple(self._closed.values())
+        # As CSV, which tells how many rows there are, more or less.
+        if sum(one.nbytes for one in closed) <= MAX_HELD_BYTES:
+            return ()
         # Until the writer has cut them, which takes it a second, the indexes have rows that were abandoned.
         is_cut_now = any(is_cut(one.index, resume) for resume in snapshot.resumes for one in closed)
         return () if is_cut_now else closed
@@ -325,12 +324,6 @@ class _RankColumns:
             np.full(len(step), np.nan) if self._time is None else self._time.values(),
             {name: (values.values(), present.values()) for name, (values, present) in columns.items()},
         )
-
-
-def _csv_bytes(part: Part) -> int:
-    """Returns the size of a part as CSV, which tells how many rows it has, more or less."""
-    with contextlib.closing(part.open()) as file:
-        return file.end
 
 
 def _read_into(
