@@ -1050,7 +1050,8 @@ def give_way(nice: int, *, is_idle: bool = False) -> None:
 
     Args:
         nice: Added to the nice value of this process, which the disk follows too.
-        is_idle: Whether to run only where nobody else wants to (sched(7)), where the system has that.
+        is_idle: Whether to run only where nobody else wants to (sched(7)), and to be killed first where there
+            is no memory, where the system has that.
     """
     os.nice(nice)
     with contextlib.suppress(OSError):
@@ -1058,6 +1059,8 @@ def give_way(nice: int, *, is_idle: bool = False) -> None:
     if is_idle:
         with contextlib.suppress(OSError, AttributeError):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
 def boot_id() -> str:

@@ -332,8 +332,8 @@ class PartConverter:
     def _attempt(self, act: Callable[[], None]) -> None:
         try:
             act()
-        except OSError as error:
-            self._fail(str(error))
+        except Exception as error:  # noqa: BLE001  # the part stays as it is, and rows are written
+            self._fail(f"{type(error).__name__}: {error}")
 
     def _fail(self, text: str) -> None:
         self.failed += 1

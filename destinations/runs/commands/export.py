@@ -1,4 +1,4 @@
-"""`export`: runs, metrics or rows as one file. `pack`: parts as Parquet. `compact`, `sql`: a dataset of runs."""
+"""`export`: runs, metrics or rows as one file. `pack`: parts as Parquet. `compact`, `sql`: a dataset."""
 
 import argparse
 from collections.abc import Sequence

@@ -106,7 +106,7 @@ def _append(array: Any, size: int, new: Any) -> int:
     """
     end = size + len(new)
     if end > len(array):
-        # Views are handed out only of the whole, in the end. The allocator moves large arrays without a copy.
+        # Nobody has a view of it yet. The allocator moves large arrays without a copy.
         array.resize(max(end, len(array) + (len(array) >> 4), _FIRST_ROWS), refcheck=False)
     array[size:end] = new
     return end
@@ -119,7 +119,7 @@ def run_blocks(run_dir: Path, rank: int = 0) -> Iterator[Block]:
 
 
 def blocks_of_look(look: Look, wanted: Sequence[str] | None) -> Iterator[Block]:
-    """Yields the rows that a look found, in blocks with the wanted columns, or with the metrics that occur."""
+    """Yields the rows that a look found, in blocks of the wanted columns, or of the metrics that occur."""
     resumes = look.snapshot.resumes
     for csv, start in look.pieces():
         if wanted is not None and not set(wanted).intersection(parse_header(csv.header)):

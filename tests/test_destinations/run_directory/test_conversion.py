@@ -157,7 +157,8 @@ def test_the_process_gives_way_and_is_killed_with_the_run(closed):
     converter = PartConverter(closed.csv, failures.append, least_bytes=1)
     converter.turn()
     pid = converter.pid
-    wait_until(lambda: os.sched_getscheduler(pid) == os.SCHED_IDLE or not state_of(pid))
+    wait_until(lambda: os.sched_getscheduler(pid) == os.SCHED_IDLE)
+    wait_until(lambda: Path(f"/proc/{pid}/oom_score_adj").read_text() == "1000\n")
 
     begun = time.monotonic()
     converter.stop()
