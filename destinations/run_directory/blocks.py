@@ -23,6 +23,7 @@ __all__ = [
     "Block",
     "Floats",
     "Steps",
+    "abandoned_by",
     "block_of_rows",
     "blocks_of",
     "read_blocks",
@@ -297,13 +298,18 @@ def _from_arrow(column: Any) -> tuple[Floats, _Bools]:
     return np.where(present, values, np.nan), present
 
 
+def abandoned_by(block: Block, resume: Resume) -> _Bools:
+    """Returns which rows a resume abandoned; for those without a step in 64 bits, which is not known, no."""
+    at = resume.time
+    is_later = np.True_ if at is None else ~(block.time <= at)
+    drops = (block.step > resume.step) | ((block.step == resume.step) & is_later)
+    return np.asarray(drops & (block.step != MISSING_STEP))
+
+
 def without_abandoned(block: Block, resumes: Sequence[Resume]) -> Block:
     """Drops the rows that a resume abandoned, which the CSV still has."""
     for resume in resumes:
-        at = resume.time
-        is_later = np.True_ if at is None else ~(block.time <= at)
-        drops = (block.step > resume.step) | ((block.step == resume.step) & is_later)
-        drops &= block.step != MISSING_STEP
+        drops = abandoned_by(block, resume)
         if drops.any():
             keep = ~drops
             columns = {name: (values[keep], there[keep]) for name, (values, there) in block.columns.items()}

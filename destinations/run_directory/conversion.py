@@ -173,6 +173,12 @@ class _Conversion:
         self._disk.unlink(csv)
         return True
 
+    @property
+    def damage(self) -> str | None:
+        """What the part lacks, which is said only while it is a CSV."""
+        with contextlib.closing(CsvSnapshot.of(os.dup(self.csv))) as file:
+            return self.part.damage(file)
+
     def __enter__(self) -> Self:
         return self
 
@@ -200,6 +206,8 @@ def convert_part(part: Part, *, must_be_smaller: bool = True, disk: Disk = DISK)
         OSError: the CSV cannot be read, the disk is full, or pyarrow is missing.
     """
     with _Conversion(part, disk) as one, contextlib.closing(CsvSnapshot.of(os.dup(one.csv))) as csv:
+        if (damage := one.damage) is not None:
+            raise StaysCsvError(damage)
         write_verified(csv, one.parquet, must_be_smaller=must_be_smaller, disk=disk)
         return one.replace()
 
@@ -274,8 +282,8 @@ class PartConverter:
         self._disk = disk
         self._look_at = 0.0
         self._job: tuple[subprocess.Popen[bytes], _Conversion] | None = None
-        # The files that stay CSV: inode and time.
-        self._left: set[tuple[int, int]] = set()
+        # The files that stay CSV, see `Part.identity`.
+        self._left: set[tuple[int, int, int]] = set()
         self.converted = 0
         """The number of parts that were converted."""
         self.failed = 0
@@ -341,15 +349,16 @@ class PartConverter:
 
     def _begin(self) -> None:
         for part in self._csv.parts():
-            try:
-                state = part.csv_path.stat()
-            except FileNotFoundError:
-                continue  # It is Parquet.
-            key = state.st_ino, state.st_mtime_ns
-            if state.st_size >= self._least_bytes and key not in self._left:
-                self._left.add(key)
-                self._start(_Conversion(part, self._disk))
-                return
+            identity = part.identity
+            if part.is_parquet or identity is None or identity in self._left:
+                continue
+            if identity[2] >= self._least_bytes:
+                self._left.add(identity)
+                conversion = _Conversion(part, self._disk)
+                if conversion.damage is None:
+                    self._start(conversion)
+                    return
+                conversion.__exit__()
 
     def _start(self, conversion: _Conversion) -> None:
         home = str(Path(__file__).resolve().parents[2])

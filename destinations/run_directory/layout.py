@@ -24,7 +24,7 @@ import attrs
 from uploads.disk import append_line, is_locked, read_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
     from pathlib import Path
     from types import ModuleType
 
@@ -142,7 +142,7 @@ _HEADER_BYTES = 64 << 10
 _MAX_NAME_BYTES = 120
 _DEEPEST = 100
 _SEGMENT = re.compile(rf"[0-9]+{re.escape(SEGMENT_SUFFIX)}")
-_PART = re.compile(r"([0-9]{8})\.(?:csv|parquet)")
+_PART = re.compile(r"([0-9]{8})(\.csv|\.npy|\.parquet)")
 _UNSAFE = re.compile(r"[^\w .,=+@()\[\]-]")
 
 
@@ -161,10 +161,18 @@ def part_path(parts: Path, number: int, suffix: str = ".csv") -> Path:
     return parts / f"{number:08d}{suffix}"
 
 
-def part_numbers(parts: Path) -> list[int]:
-    """Returns the numbers of the closed parts that are there, as CSV or as Parquet, ascending."""
+def part_numbers(parts: Path, suffixes: Collection[str] = (".csv", ".parquet")) -> list[int]:
+    """Returns the numbers of the closed parts, or of files beside them, ascending; only of regular files."""
     try:
-        return sorted({int(found[1]) for path in parts.iterdir() if (found := _PART.fullmatch(path.name))})
+        with os.scandir(parts) as entries:
+            found = [(match, entry) for entry in entries if (match := _PART.fullmatch(entry.name))]
+            return sorted(
+                {
+                    int(match[1])
+                    for match, entry in found
+                    if match[2] in suffixes and entry.is_file(follow_symlinks=False)
+                }
+            )
     except (FileNotFoundError, NotADirectoryError):
         return []
 

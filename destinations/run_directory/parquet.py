@@ -21,7 +21,14 @@ import numpy as np
 
 from .layout import INSTALL_PYARROW, PLAIN, format_cell_rows, parse_header
 
-__all__ = ["ParquetRows", "StaysCsvError", "distinct_names", "write_parquet"]
+__all__ = [
+    "DamagedParquetError",
+    "ParquetRows",
+    "StaysCsvError",
+    "distinct_names",
+    "is_whole",
+    "write_parquet",
+]
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Numbers = np.ndarray[Any, np.dtype[Any]]
@@ -59,6 +66,13 @@ _MOST_TEXT = 300
 
 class StaysCsvError(ValueError):
     """The rows have cells that are neither floats nor integers of 64 bits, or are too many columns."""
+
+
+class DamagedParquetError(OSError):
+    """The file is cut, has other bytes than were written, or is none of ours."""
+
+    def __init__(self, damage: object) -> None:
+        super().__init__(errno.EINVAL, f"the Parquet file is damaged, or none of ours: {damage}")
 
 
 def _pyarrow(*, is_writing: bool = False) -> Any:
@@ -236,6 +250,20 @@ def _groups(tables: Iterable[Any], rows: int, pa: Any) -> Iterator[Any]:
 # Reading.
 
 
+def is_whole(fd: int) -> bool:
+    """Returns whether a file begins and ends as Parquet does; one that was cut does not."""
+    size = os.fstat(fd).st_size
+    tail = os.pread(fd, 8, max(0, size - 8))
+    footer = int.from_bytes(tail[:4], "little")
+    ends = os.pread(fd, 4, 0), tail[4:]
+    return ends == (_MAGIC, _MAGIC) and footer + 12 <= size <= _FILE_BYTES and footer <= _FOOTER_BYTES
+
+
+def _check_whole(fd: int) -> None:
+    if not is_whole(fd):
+        raise DamagedParquetError(f"{os.fstat(fd).st_size} bytes do not end with a footer")
+
+
 class ParquetRows:
     """The rows of a file that `write_parquet` has written.
 
@@ -247,7 +275,8 @@ class ParquetRows:
         csv_bytes: the size of that.
 
     Raises:
-        OSError: it is damaged, is none of ours, or needs more memory than ours do; or pyarrow is missing.
+        DamagedParquetError: it is damaged, or is none of ours.
+        OSError: it needs more memory than ours do, or is of a later version; or pyarrow is missing.
     """
 
     def __init__(self, fd: int) -> None:
@@ -255,9 +284,10 @@ class ParquetRows:
         self._file = os.fdopen(fd, "rb", buffering=0)
         self._held: tuple[tuple[int, tuple[int, ...]], Any] | None = None
         try:
+            _check_whole(fd)  # also where pyarrow is missing
             self._pa = _pyarrow()
             with self._checked():
-                self._open(fd)
+                self._open()
         except BaseException:
             self.close()
             raise
@@ -336,21 +366,16 @@ class ParquetRows:
             *(self._pa.ArrowException, ArithmeticError, AttributeError, LookupError, RecursionError),
             *(TypeError, ValueError),
         ) as error:
-            raise OSError(errno.EINVAL, f"the Parquet file is damaged, or none of ours: {error}") from error
+            raise DamagedParquetError(error) from error
         except OSError as error:
             if error.errno is not None:
                 raise
             # pyarrow's own: a checksum, a page, an encoding.
-            raise OSError(errno.EINVAL, f"the Parquet file is damaged, or none of ours: {error}") from error
+            raise DamagedParquetError(error) from error
         except MemoryError as error:
             raise OSError(errno.ENOMEM, f"the Parquet file needs too much memory: {error}") from error
 
-    def _open(self, fd: int) -> None:
-        size = os.fstat(fd).st_size
-        tail = os.pread(fd, 8, max(0, size - 8))
-        footer = int.from_bytes(tail[:4], "little")
-        if tail[4:] != _MAGIC or not footer + 12 <= size <= _FILE_BYTES or footer > _FOOTER_BYTES:
-            raise ValueError(f"{size} bytes with a footer of {footer}")
+    def _open(self) -> None:
         parquet = self._pa.parquet.ParquetFile(
             self._pa.PythonFile(self._file, mode="r"),
             page_checksum_verification=True,
@@ -364,6 +389,8 @@ class ParquetRows:
         self.csv_bytes = int(about["csv_bytes"])
         self._columns = parse_header(self.header)
         self._integers = [int(index) for index in about["integers"]]
+        if int(about["version"]) > _VERSION:
+            raise OSError(errno.ENOTSUP, "the Parquet file is of a later version of this package. Update it")
         if (
             about["version"] != _VERSION
             or parquet.metadata.num_columns != len(self._columns) + len(self._integers)

@@ -10,21 +10,25 @@ import errno
 import functools
 import io
 import itertools
+import logging
 import os
+import re
+import struct
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import attrs
 
-from uploads.disk import end_of_last_line, open_regular, read_regular
+from uploads.disk import closing, end_of_last_line, open_regular, read_regular
 
 from .frames import MAGIC, Boundary, Resume
 from .layout import (
     MARKED_TAIL_BYTES,
     MAX_LINE_BYTES,
     OWN_COLUMNS,
+    PARTS_FOLDER,
     POSITION,
     Position,
     column_of,
@@ -51,8 +55,11 @@ __all__ = [
     "MetricsSnapshot",
     "ParquetSnapshot",
     "Part",
+    "PartChangedError",
     "clamp_to_float",
+    "damage_of_parts",
     "has_any_metric",
+    "is_begun_by",
     "last_file_rows",
     "last_rows",
     "merge_journal",
@@ -62,15 +69,31 @@ __all__ = [
     "read_rows",
     "read_series",
     "read_whole",
+    "retried",
+    "retried_items",
     "row_of",
     "take_snapshot",
 ]
 
+Result = TypeVar("Result")
+
 _TRIES = 100
+# Descriptors of parts. A GiB of rows: what training that resumes abandons is mostly less.
+_MOST_HELD = 16
+_MOST_MISSING = 100
 _CHUNK_BYTES = 1 << 20
 _TAIL_BYTES = 256 << 10
 _TAIL_ROWS = 1000
+# Times are rounded to microseconds.
+_SAME_SECONDS = 1e-5
 _MAX_CACHED_BYTES = 64 << 20
+_NPY_HEADER_BYTES = 128
+_SHAPE = re.compile(rb"'shape': \(\d{1,9}, (\d{1,9})\)")
+_FIELD = struct.Struct("<d")
+# The number of `first_time` in `part_index.OF_ROWS`; `end` is the first.
+_FIRST_TIME = 6
+_RANK = re.compile(r"metrics(?:\.rank([0-9]{1,9}))?")
+_log = logging.getLogger("destinations")
 _OWN_HEADERS = tuple(header_line(OWN_COLUMNS).rstrip() + end for end in (b",", b"\n", b"\r"))
 
 
@@ -202,6 +225,10 @@ class CsvSnapshot:
         start = max(0, size - MARKED_TAIL_BYTES)
         return csv_mark(self.header, self._piece(start, size - start), size, closed)
 
+    def begins_with(self, csv: "CsvSnapshot") -> bool:
+        """Returns whether this has the rows of a CSV, in the same place."""
+        return self.mark(csv.end) == csv.mark(csv.end) is not None
+
     def take(self) -> int:
         """Hands the descriptor over to the caller; this object cannot read any more."""
         fd, self._fd = self._fd, -1
@@ -251,61 +278,113 @@ class ParquetSnapshot(CsvSnapshot):
                 {name: cell for name, cell in zip(columns, cells, strict=True) if cell is not None}
             )
 
-    def mark(self, size: int, closed: int = 0) -> None:
-        """Returns None: what the CSV was is not known byte by byte."""
-        del size, closed
+    def begins_with(self, csv: CsvSnapshot) -> bool:
+        if self.header != csv.header or not 0 < csv.size <= self.size:
+            return False
+        count = sum(chunk.count(b"\n") for chunk in csv.chunks())
+        last = _last_csv_rows(csv, 1, (), ())
+        # Number by number, as texts: NaN is itself.
+        return repr(last) == repr(list(itertools.islice(self.rows(count - 1), 1)))
 
     def close(self) -> None:
         self.packed.close()
 
 
+class PartChangedError(OSError):
+    """A part is not the one that the snapshot found: a resume has cut it, or removed it. Take another one."""
+
+
 @attrs.frozen
 class Part:
-    """A closed part of the rows of a rank, which never changes: a CSV, or the Parquet that has replaced it.
+    """A closed part of the rows of a rank: a CSV, or the Parquet that has replaced it.
 
-    While both are there, the CSV counts: it is removed when the Parquet is complete.
+    Only a resume gives it other rows. While both files are there, the CSV counts: it is removed when the
+    Parquet is complete.
 
     Attributes:
         folder: of the parts of the rank.
         number: of the part, from 1 on.
+        identity: inode, time and size of the file that a snapshot found; numbers of parts, and of inodes, are
+            used again.
+        is_parquet: whether that was the Parquet.
     """
 
     folder: Path
     number: int
+    identity: tuple[int, int, int] | None = None
+    is_parquet: bool = False
+
+    @classmethod
+    def find(cls, folder: Path, number: int) -> Self | None:
+        """Returns the part that is there now; None if there is none."""
+        # A resume may write the CSV, and remove the Parquet, between the first two looks.
+        for is_parquet in (False, True, False):
+            part = cls(folder, number, is_parquet=is_parquet)
+            with contextlib.suppress(FileNotFoundError):
+                return attrs.evolve(part, identity=_identity_of(part.path.lstat()))
+        return None
 
     def open(self) -> CsvSnapshot:
-        """Opens the part; the caller closes it.
+        """Opens the part; the caller closes it. Parquet that is damaged has no rows, see `damage`.
 
         Raises:
-            OSError: it cannot be read, or a resume has removed it; or pyarrow is missing, for Parquet.
+            PartChangedError: its rows are not those that were found.
+            OSError: it cannot be read, or is not there; or pyarrow is missing, for Parquet.
         """
-        try:
-            fd = open_regular(self.csv_path)
-        except FileNotFoundError:
-            if (fd := open_existing(self.parquet_path)) < 0:
-                raise
-            return self._opened(fd)
-        return CsvSnapshot.of(fd)
-
-    def _opened(self, fd: int) -> CsvSnapshot:
-        from .parquet import ParquetRows  # imports numpy, and pyarrow
+        fd, is_parquet = self._open_file()
+        if not is_parquet:
+            return CsvSnapshot.of(fd)
+        from .parquet import DamagedParquetError, ParquetRows  # imports numpy, and pyarrow
 
         try:
-            return ParquetSnapshot(ParquetRows(fd))
+            found = ParquetSnapshot(ParquetRows(fd))
+        except DamagedParquetError:
+            return _Damaged(-1, b"", 0)
         except OSError as error:
             error.filename = error.filename or str(self.parquet_path)
             raise
+        if self.identity and not self.is_parquet and found.end != self.identity[2]:
+            found.close()
+            raise self._changed()
+        return found
 
-    def stat(self) -> os.stat_result:
-        """Returns the status of the file that `open` would open.
+    def _open_file(self) -> tuple[int, bool]:
+        """Returns the open file, and whether it is the Parquet.
 
         Raises:
-            FileNotFoundError: a resume has removed it.
+            PartChangedError: see `open`.
+            OSError: see `open`.
         """
         try:
-            return self.csv_path.stat()
-        except FileNotFoundError:
-            return self.parquet_path.stat()
+            fd, is_parquet = open_regular(self.csv_path), False
+        except FileNotFoundError as error:
+            fd, is_parquet = open_existing(self.parquet_path), True
+            if fd < 0:
+                if self.identity is None:
+                    raise
+                raise self._changed() from error
+        now = attrs.evolve(self, identity=_identity_of(os.fstat(fd)), is_parquet=is_parquet)
+        if self.identity is None or now.is_still(self):
+            return fd, is_parquet
+        os.close(fd)
+        raise self._changed()
+
+    def _changed(self) -> PartChangedError:
+        return PartChangedError(errno.ESTALE, "it was replaced while it was read. Try again", str(self.path))
+
+    def is_still(self, before: "Part") -> bool:
+        """Returns whether this has the rows of the part that was found before, as CSV or in Parquet since."""
+        if self.identity is None or before.identity is None or self.number != before.number:
+            return False
+        if self.is_parquet and not before.is_parquet:
+            # It has the time of the CSV. A resume writes another one, of another time.
+            return self.identity[1] == before.identity[1]
+        return (self.identity, self.is_parquet) == (before.identity, before.is_parquet)
+
+    @property
+    def path(self) -> Path:
+        """The path of the file that was found."""
+        return self.parquet_path if self.is_parquet else self.csv_path
 
     @property
     def csv_path(self) -> Path:
@@ -322,6 +401,77 @@ class Part:
         """The path of its index, see `part_index`."""
         return part_path(self.folder, self.number, ".npy")
 
+    @property
+    def absence(self) -> str:
+        """What to say where it is not there."""
+        return f"{_shown(self.path)} is missing: its rows are lost"
+
+    def warn(self, damage: str) -> None:
+        """Logs what is wrong with it."""
+        _log.warning("run folder %s: %s.", self.path.parents[2], damage)
+
+    def damage(self, file: CsvSnapshot) -> str | None:
+        """Returns what the open part lacks of the rows that its index says it has; None if nothing."""
+        if isinstance(file, _Damaged):
+            return f"{_shown(self.parquet_path)} is damaged: its rows cannot be read"
+        expected = _of_index(self.index_path)
+        if expected is None or expected.end <= file.end:
+            return None
+        return f"{_shown(self.path)} has {file.end:,} of {expected.end:,} bytes: rows are missing"
+
+    def check(self) -> str | None:
+        """Returns what the part lacks, see `damage`; of Parquet only whether it is whole, without pyarrow.
+
+        Raises:
+            PartChangedError: see `open`.
+            OSError: see `open`.
+        """
+        fd, is_parquet = self._open_file()
+        if not is_parquet:
+            with contextlib.closing(CsvSnapshot.of(fd)) as file:
+                return self.damage(file)
+        from .parquet import is_whole
+
+        with closing(fd):
+            return None if is_whole(fd) else self.damage(_Damaged(-1, b"", 0))
+
+
+class _Damaged(CsvSnapshot):
+    """A part in Parquet that cannot be read: without rows, and without columns."""
+
+
+def _shown(path: Path) -> str:
+    return "/".join(path.parts[-3:])
+
+
+def _identity_of(state: os.stat_result) -> tuple[int, int, int]:
+    return state.st_ino, state.st_mtime_ns, state.st_size
+
+
+@attrs.frozen
+class _Indexed:
+    """What the index of a part says: the size of its CSV, and the time of its first row."""
+
+    end: int
+    first_time: float
+
+
+def _of_index(path: Path) -> _Indexed | None:
+    """Reads the file of an index, as far as it is of the whole part; None if that does not say it."""
+    with contextlib.suppress(OSError):
+        fd = open_regular(path)
+        with closing(fd):
+            found = _SHAPE.search(os.pread(fd, _NPY_HEADER_BYTES, 0))
+            entries = int(found[1]) if found else 0
+            if not entries:
+                return None
+            places = (entries - 1, _FIRST_TIME * entries)
+            fields = [os.pread(fd, _FIELD.size, _NPY_HEADER_BYTES + _FIELD.size * at) for at in places]
+        if all(len(field) == _FIELD.size for field in fields):
+            end, first_time = (_FIELD.unpack(field)[0] for field in fields)
+            return _Indexed(int(end), first_time) if end == end // 1 else None
+    return None
+
 
 @attrs.frozen(eq=False, repr=False)
 class MetricsSnapshot:
@@ -332,30 +482,51 @@ class MetricsSnapshot:
         csv: the rows of the CSV, which begins after the parts.
         records: the records of the journal beyond it, see `segments.journal_records`.
         place: segment and offset where the journal continues; None without a position.
+        closed: the number of the last closed part; 0 if there is none.
+        missing: parts that should be there, the first hundred.
     """
 
     parts: tuple[Part, ...]
     csv: CsvSnapshot
     records: tuple[JournalRecord, ...]
     place: tuple[int, int] | None
+    closed: int
+    missing: tuple[Part, ...]
 
     @property
     def resumes(self) -> "list[Resume]":
         """The resumes whose abandoned rows the files still have."""
         return [record for record in self.records if isinstance(record, Resume)]
 
-    @property
-    def closed(self) -> int:
-        """The number of the last closed part; 0 if there is none."""
-        return self.parts[-1].number if self.parts else 0
-
     def files(self, first: int = 0) -> "Iterator[CsvSnapshot]":
-        """Yields the parts of at least this number, each open until the next one, then the CSV."""
-        for part in self.parts:
+        """Yields the parts of at least this number, each open until the next one, then the CSV.
+
+        The last parts are held open from the beginning: these are what a resume removes. What is missing or
+        cut is logged.
+
+        Raises:
+            PartChangedError: a resume has replaced a part; before the first file, unless there are many.
+        """
+        for part in self.missing:
             if part.number >= first:
-                with contextlib.closing(part.open()) as piece:
+                part.warn(part.absence)
+        wanted = [part for part in self.parts if part.number >= first]
+        with contextlib.ExitStack() as opened:
+            held = {
+                part.number: opened.enter_context(contextlib.closing(part.open()))
+                for part in wanted[-_MOST_HELD:]
+            }
+            for part in wanted:
+                with contextlib.closing(held[part.number] if part.number in held else part.open()) as piece:
+                    if (damage := part.damage(piece)) is not None:
+                        part.warn(damage)
                     yield piece
         yield self.csv
+
+    def damage(self) -> list[str]:
+        """Returns what is missing of the parts."""
+        found = [part.absence for part in self.missing]
+        return found + [damage for part in self.parts if (damage := part.check()) is not None]
 
     def rows(self) -> "Iterator[MetricRow]":
         """Yields all rows; holds none of the files."""
@@ -371,6 +542,30 @@ class MetricsSnapshot:
 
     def __exit__(self, *_: object) -> None:
         self.csv.close()
+
+
+def damage_of_parts(run_dir: Path, count: int) -> list[str]:
+    """Returns what is missing of the closed parts of all ranks, file by file.
+
+    Args:
+        run_dir: the folder of the run.
+        count: how many parts rank 0 had when it ended; while there is a position, that counts.
+
+    Raises:
+        OSError: as of `take_snapshot`.
+    """
+
+    def damage(rank: int) -> list[str]:
+        with take_snapshot(run_dir, rank, with_records=False) as snapshot:
+            found = snapshot.damage()
+            if rank == 0 and snapshot.place is None and snapshot.closed < count:
+                found.append(f"the last {count - snapshot.closed} parts are missing: their rows are lost")
+            return found
+
+    with os.scandir(run_dir / PARTS_FOLDER) as entries:
+        found = [match for entry in entries if (match := _RANK.fullmatch(entry.name))]
+    ranks = sorted({0, *(int(match[1] or 0) for match in found)})
+    return [one for rank in ranks for one in retried(functools.partial(damage, rank))]
 
 
 def metric_columns(snapshot: MetricsSnapshot) -> list[str]:
@@ -409,6 +604,25 @@ def take_snapshot(run_dir: Path, rank: int, *, with_records: bool = True) -> Met
     raise OSError(f"metrics in {run_dir} changed during each of {_TRIES} attempts to read them. Try again.")
 
 
+def retried(read: Callable[[], Result]) -> Result:
+    """Returns what reading returns, which is repeated where a resume has replaced parts meanwhile."""
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(PartChangedError):
+            return read()
+    return read()
+
+
+def retried_items(read: Callable[[], Iterator[Result]]) -> Iterator[Result]:
+    """Yields what reading yields, which begins again where parts were replaced before the first item."""
+
+    def begun() -> Iterator[Result]:
+        items = read()
+        first = list(itertools.islice(items, 1))
+        return itertools.chain(first, items)
+
+    yield from retried(begun)
+
+
 def _try(run_dir: Path, rank: int, with_records: bool) -> MetricsSnapshot | None:
     """Reads everything once; None if the writer replaced or removed a file meanwhile."""
     folder = journal_path(run_dir, rank)
@@ -417,6 +631,8 @@ def _try(run_dir: Path, rank: int, with_records: bool) -> MetricsSnapshot | None
     fd = open_existing(path)
     try:
         snapshot = _read(folder, path, fd, position, with_records=with_records)
+    except PartChangedError:
+        snapshot = None
     except BaseException:
         if fd >= 0:
             os.close(fd)
@@ -431,7 +647,8 @@ def _read(  # one look, step by step
 ) -> MetricsSnapshot | None:
     size = 0 if fd < 0 else os.fstat(fd).st_size
     header = b"" if fd < 0 else read_header(fd, size)
-    parts = _parts(path)
+    found = _parts(path)
+    closed = _last_number(path) if position is None else 0
     held: bytes | None = None
     end = size
     segment, offset = 0, len(MAGIC)
@@ -441,7 +658,7 @@ def _read(  # one look, step by step
         if state is None and size and Position.read(folder / POSITION) != position:
             return None
         known = state or position.states[-1]
-        parts = tuple(part for part in parts if part.number <= known.parts)
+        closed = known.parts
         segment, offset = known.segment, known.offset
         if state is not None:
             end = state.csv_bytes
@@ -461,28 +678,97 @@ def _read(  # one look, step by step
     csv = CsvSnapshot(fd, header, end, held)
     if after is None and position is None:
         # A new CSV, or one of another program; unless a whole session took place meanwhile.
-        is_as_before = _size(path) == size and _parts(path) == parts
-        parts = parts[:-1] if parts and _is_copy_of(parts[-1], csv) else parts
-        return MetricsSnapshot(parts, csv, tuple(records), None) if is_as_before else None
+        is_as_before = _size(path) == size and _parts(path) == found
+        closed -= _are_there_twice(found, csv)
+        return _snapshot(path, found, csv, records, None, closed) if is_as_before else None
     if after is None or position is None or after.generation != position.generation:
         return None
     if not is_whole and after != position:
         return None  # A segment was drained and removed before it was read: its rows are in newer lines.
     drained_beyond = with_records and any(state.segment > last for state in after.states)
-    return None if drained_beyond else MetricsSnapshot(parts, csv, tuple(records), (segment, offset))
+    return None if drained_beyond else _snapshot(path, found, csv, records, (segment, offset), closed)
 
 
 def _parts(csv: Path) -> tuple[Part, ...]:
+    """Returns the parts that are there."""
     folder = parts_path(csv)
-    return tuple(Part(folder, number) for number in part_numbers(folder))
+    found = (Part.find(folder, number) for number in part_numbers(folder))
+    return tuple(part for part in found if part is not None)
 
 
-def _is_copy_of(part: Part, csv: CsvSnapshot) -> bool:
-    """Returns whether a part is the CSV itself: it was being closed when the position was lost."""
-    if csv.fileno() < 0 or _size(part.csv_path) != csv.end:
+def _snapshot(
+    path: Path,
+    found: tuple[Part, ...],
+    csv: CsvSnapshot,
+    records: list[JournalRecord],
+    place: tuple[int, int] | None,
+    closed: int,
+) -> MetricsSnapshot:
+    """Returns the snapshot of the parts up to the last one that counts."""
+    parts = tuple(part for part in found if part.number <= closed)
+    befores = [0, *(part.number for part in parts)]
+    afters = [*befores[1:], closed + 1]
+    # A number of any size may be in a damaged file.
+    gaps = (range(before + 1, after) for before, after in zip(befores, afters, strict=True))
+    missing = itertools.islice(itertools.chain.from_iterable(gaps), _MOST_MISSING)
+    folder = parts_path(path)
+    return MetricsSnapshot(
+        parts,
+        csv,
+        tuple(records),
+        place,
+        closed,
+        tuple(Part(folder, number) for number in missing),
+    )
+
+
+def _last_number(csv: Path) -> int:
+    """Returns the number of the last part, where no position says it; an index may be there without it."""
+    return max(part_numbers(parts_path(csv), (".csv", ".parquet", ".npy"))[-1:], default=0)
+
+
+def _are_there_twice(parts: tuple[Part, ...], csv: CsvSnapshot) -> bool:
+    """Returns whether the last part is the CSV itself: it was being closed when the position was lost.
+
+    Drops the rows of the CSV where another part has them: the CSV was copied first, before it was closed.
+    """
+    last = parts[-1] if parts else None
+    if last and not last.is_parquet and _size_of(last) == csv.end and is_begun_by(last, csv):
+        return True
+    if any(is_begun_by(part, csv) for part in parts):
+        csv.end = len(csv.header)
+    return False
+
+
+def is_begun_by(part: Part, csv: CsvSnapshot) -> bool:
+    """Returns whether a part has the rows of the CSV, in the same place.
+
+    Raises:
+        PartChangedError: see `Part.open`.
+        OSError: see `Part.open`.
+    """
+    if csv.fileno() < 0 or not csv.size or not _may_be_begun_by(part, csv):
         return False
     with contextlib.closing(part.open()) as piece:
-        return piece.mark(csv.end) == csv.mark(csv.end) is not None
+        return piece.begins_with(csv)
+
+
+def _may_be_begun_by(part: Part, csv: CsvSnapshot) -> bool:
+    """Returns whether the size of a part, or the time of the first row of one in Parquet, may be so.
+
+    Nearly all parts are told apart by that, without opening Parquet.
+    """
+    if not part.is_parquet:
+        return _size_of(part) >= csv.end
+    indexed, row = _of_index(part.index_path), next(csv.rows(), None)
+    if indexed is None or row is None or row.time is None:
+        return True
+    # Not so where it is more than a rounding; NaN may be.
+    return not abs(indexed.first_time - row.time) > _SAME_SECONDS
+
+
+def _size_of(part: Part) -> int:
+    return part.identity[2] if part.identity else _size(part.path)
 
 
 def open_existing(path: Path) -> int:
@@ -538,8 +824,12 @@ def read_rows(run_dir: Path | str, rank: int = 0) -> list[MetricRow]:
         run_dir: the folder of the run.
         rank: whose rows; others than rank 0 have some only where the run was made with `all_ranks=True`.
     """
-    with take_snapshot(Path(run_dir), rank) as snapshot:
-        return list(snapshot.rows())
+
+    def read() -> list[MetricRow]:
+        with take_snapshot(Path(run_dir), rank) as snapshot:
+            return list(snapshot.rows())
+
+    return retried(read)
 
 
 def read_series(run_dir: Path | str, name: str, rank: int = 0) -> list[tuple[int | None, float]]:
@@ -567,9 +857,13 @@ def last_rows(
         rank: whose rows.
         wanted: columns; rows that have none of them do not count. All rows where empty.
     """
-    with take_snapshot(Path(run_dir), rank) as snapshot:
-        found = deque(_wanted(merge_journal([], snapshot.records), wanted, ()), maxlen=count)
-        return [*last_file_rows(snapshot, count - len(found), wanted), *found]
+
+    def read() -> list[MetricRow]:
+        with take_snapshot(Path(run_dir), rank) as snapshot:
+            found = deque(_wanted(merge_journal([], snapshot.records), wanted, ()), maxlen=count)
+            return [*last_file_rows(snapshot, count - len(found), wanted), *found]
+
+    return retried(read)
 
 
 def last_file_rows(snapshot: MetricsSnapshot, count: int, wanted: Collection[str] = ()) -> list[MetricRow]:

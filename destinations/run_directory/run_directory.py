@@ -198,6 +198,8 @@ class RunDirectory(RecordDestination):
         # One byte that forked children share: whether one of them has said that it writes nothing.
         self._told_of_child: mmap.mmap | None = None
         self._is_resume_due = False
+        # Whether training has begun since the folder was opened.
+        self._has_trained = False
         # The rows of this session while a resume is due, which must not abandon them.
         self._before_resume: deque[tuple[dict[str, float], int]] = deque(maxlen=_MAX_EARLY_RECORDS)
         self._checkpoint_time: float | None = None
@@ -374,14 +376,22 @@ class RunDirectory(RecordDestination):
         self._writer.start()
 
     def before_load(self, state: State, logger: Any) -> None:
-        """Clears the time of the last loaded checkpoint."""
+        """Clears the time of the last checkpoint; rows from here on are of the training that begins."""
         self._checkpoint_time = None
+        if self._has_trained:
+            self._expect_resume()
 
     def after_load(self, state: State, logger: Any) -> None:
         """Schedules a resume: the checkpoint may be older than the rows logged so far."""
-        self._expect_resume()
+        if self._has_trained or (self._writer is not None and self._writer.had_rows):
+            self._expect_resume()
+        elif self._documents is not None and state.timestamp.batch > 0:
+            # A new folder, with a checkpoint from elsewhere: no row of it is trained again.
+            self._documents.sessions.current["resume_step"] = int(state.timestamp.batch)
 
     def _expect_resume(self) -> None:
+        if self._is_resume_due:
+            return
         self._is_resume_due = True
         self._before_resume.clear()
         # Until then `log_metrics` takes all rows.
@@ -389,6 +399,7 @@ class RunDirectory(RecordDestination):
 
     def fit_start(self, state: State, logger: Any) -> None:
         """Abandons the rows that training will repeat."""
+        self._has_trained = True
         if self._writer is None or not self._is_resume_due:
             return
         self._is_resume_due = False

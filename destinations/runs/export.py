@@ -8,6 +8,7 @@ temporary name and renamed when it is complete. Parquet needs pyarrow: `pip inst
 import contextlib
 import csv
 import io
+import itertools
 import json
 import logging
 import math
@@ -192,29 +193,41 @@ def export_rows(
         OSError: a file of the run cannot be read.
         ImportError: pyarrow is not installed, for Parquet.
     """
-    from destinations.run_directory.reader import metric_columns
-
-    from .content.rank_reader import RankReader
-
     if type(run) is not Run:
         raise ValueError(f"run {run.run_id} is of a dataset, which has no rows. Use export_metrics.")
     target = _Target.of(destination, format, overwrite=overwrite)
-    with RankReader(run.path, rank).look() as look:
-        names = metric_columns(look.snapshot)
-        if target.format == "parquet":
-            from .content.series import blocks_of_look
-
-            with target.binary() as opened:
-                return _write_parquet_blocks(blocks_of_look(look, ["epoch", *names]), names, opened)
-        line_of = _csv_line if target.format == "csv" else _json_line
-        count = 0
-        with target.text() as stream:
-            if target.format == "csv":
-                stream.write(header_line([*OWN_COLUMNS, *names]).decode())
-            for row in look.snapshot.rows():
-                stream.write(line_of(row, names))
-                count += 1
+    names, rows = _rows_of(run.path, rank, in_blocks=target.format == "parquet")
+    if target.format == "parquet":
+        with target.binary() as opened:
+            return _write_parquet_blocks(rows, names, opened)
+    line_of = _csv_line if target.format == "csv" else _json_line
+    count = 0
+    with target.text() as stream:
+        if target.format == "csv":
+            stream.write(header_line([*OWN_COLUMNS, *names]).decode())
+        for row in rows:
+            stream.write(line_of(row, names))
+            count += 1
     return count
+
+
+def _rows_of(run_dir: Path, rank: int, *, in_blocks: bool) -> tuple[list[str], Iterator[Any]]:
+    """Returns the columns of the metrics, and the rows or their blocks, of one moment."""
+    from destinations.run_directory.reader import metric_columns, retried_items
+
+    from .content.rank_reader import RankReader
+    from .content.series import blocks_of_look
+
+    def items() -> Iterator[Any]:
+        with RankReader(run_dir, rank).look() as look:
+            names = metric_columns(look.snapshot)
+            rows = blocks_of_look(look, ["epoch", *names]) if in_blocks else look.snapshot.rows()
+            first = list(itertools.islice(rows, 1))
+            yield names
+            yield from itertools.chain(first, rows)
+
+    found = retried_items(items)
+    return next(found), found
 
 
 def _csv_line(row: "MetricRow", names: list[str]) -> str:

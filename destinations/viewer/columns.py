@@ -20,7 +20,7 @@ import numpy as np
 
 from destinations.run_directory.blocks import Block, block_of_rows, blocks_of, read_blocks, without_abandoned
 from destinations.run_directory.layout import OWN_COLUMNS, column_of, parse_header
-from destinations.run_directory.part_index import PartIndex, is_cut
+from destinations.run_directory.part_index import PartIndex, indexed_columns, is_cut
 from destinations.run_directory.reader import (
     CsvSnapshot,
     MetricsSnapshot,
@@ -28,6 +28,7 @@ from destinations.run_directory.reader import (
     merge_journal,
     metric_columns,
     read_whole,
+    retried,
 )
 from destinations.runs.budget import spend
 from destinations.runs.content.rank_reader import Look, RankReader
@@ -41,6 +42,8 @@ MAX_HELD_BYTES = 64 << 20
 """The rows of larger closed parts are not held, nor read at once: charts take their indexes."""
 _CACHE_BYTES = 256 << 20
 _FIRST_ROWS = 1024
+# Of the index of a part, until others are asked for: 64 bytes for each thousand rows.
+_HELD_COLUMNS = 64
 _MAX_BRANCH_BYTES = 256 << 20
 
 
@@ -76,22 +79,38 @@ class ClosedPart:
         header: its first line.
         nbytes: of the CSV, also where Parquet has replaced it.
         names: of its metrics.
-        index: of its rows.
+        columns: of its index, as it is on the disk.
+        index: of its rows, and of the columns that were asked for.
     """
 
     part: Part
     header: bytes
     nbytes: int
     names: list[str]
+    columns: frozenset[str]
     index: PartIndex
 
     @classmethod
-    def of(cls, part: Part) -> "ClosedPart":
-        """Opens a part."""
+    def of(cls, part: Part, before: "ClosedPart | None") -> "ClosedPart":
+        """Opens a part; `before` is another one, of which what is the same is not held twice."""
         with contextlib.closing(part.open()) as file:
-            index = PartIndex.read(part.index_path, file) or PartIndex.of(file)
+            index = PartIndex.read(part.index_path, file, ()) or PartIndex.of(file)
+            if before is not None and before.header == file.header:
+                return cls(part, before.header, file.end, before.names, before.columns, index)
             names = [name for name in parse_header(file.header) if name not in OWN_COLUMNS]
-            return cls(part, file.header, file.end, names, index)
+            columns = frozenset(indexed_columns(parse_header(file.header)))
+            return cls(part, file.header, file.end, names, columns, index)
+
+    def indexing(self, columns: Sequence[str]) -> "ClosedPart":
+        """Returns the part with the index of these columns; the one of a wide part is not read at once."""
+        held = self.index.columns
+        missing = [name for name in columns if name in self.columns and name not in held]
+        if not missing:
+            return self
+        with contextlib.closing(self.part.open()) as file:
+            wanted = [*missing, *(held if len(held) <= _HELD_COLUMNS else columns)]
+            index = PartIndex.read(self.part.index_path, file, wanted) or PartIndex.of(file)
+        return attrs.evolve(self, index=index)
 
     def read(self, entries: slice, columns: Sequence[str], *, with_time: bool) -> Iterator[Block]:
         """Yields the rows of some entries of the index.
@@ -134,7 +153,7 @@ class ColumnCache:
         Raises:
             OSError: a file cannot be read.
         """
-        frame = self._held(run_dir, rank).read(names, with_time=with_time)
+        frame = retried(lambda: self._held(run_dir, rank).read(names, with_time=with_time))
         self._trim((run_dir, rank), frame)
         return frame
 
@@ -206,8 +225,7 @@ class _RankColumns:
         self._reader = RankReader(run_dir, rank)
         self._lock = threading.Lock()  # Guards everything but `_announced`, which only grows by whole sets.
         self._announced: frozenset[str] = frozenset()
-        # By number, time and size of a part.
-        self._closed: dict[tuple[int, int, int], ClosedPart] = {}
+        self._closed: dict[Part, ClosedPart] = {}
         # The number of the part where the rows begin that are held.
         self._first = 1
         self._clear()
@@ -245,7 +263,7 @@ class _RankColumns:
         with self._lock, self._reader.look() as look:
             snapshot = look.snapshot
             closed = self._update_closed(snapshot)
-            open_part = attrs.evolve(snapshot, parts=()) if closed else snapshot
+            open_part = attrs.evolve(snapshot, parts=(), missing=()) if closed else snapshot
             known = list(
                 dict.fromkeys([*(n for one in closed for n in one.names), *metric_columns(open_part)])
             )
@@ -256,6 +274,7 @@ class _RankColumns:
             with_time = with_time or bool(resumes)
             try:
                 every = _columns_of([*names, *announced], known)
+                closed = self._index_closed(closed, every)
                 self._update(look, every, with_time=with_time, has_closed=bool(closed))
             except BaseException:
                 self._clear()  # Some columns may have rows that others do not have.
@@ -269,18 +288,26 @@ class _RankColumns:
 
     def _update_closed(self, snapshot: MetricsSnapshot) -> tuple[ClosedPart, ...]:
         """Returns the closed parts if there are so many that their rows are not held, else none."""
-        parts = {}
+        # Rows take in memory what they take as CSV, more or less; of Parquet only the file says that.
+        sizes = [part.identity[2] for part in snapshot.parts if part.identity]
+        if sum(sizes) <= MAX_HELD_BYTES and not any(part.is_parquet for part in snapshot.parts):
+            return ()
+        held, self._closed, before = self._closed, {}, None
         for part in snapshot.parts:
-            state = part.stat()
-            parts[part.number, state.st_mtime_ns, state.st_size] = part
-        self._closed = {key: self._closed.get(key) or ClosedPart.of(part) for key, part in parts.items()}
+            self._closed[part] = before = held.get(part) or ClosedPart.of(part, before)
         closed = tuple(self._closed.values())
-        # As CSV, which tells how many rows there are, more or less.
         if sum(one.nbytes for one in closed) <= MAX_HELD_BYTES:
             return ()
         # Until the writer has cut them, which takes it a second, the indexes have rows that were abandoned.
         is_cut_now = any(is_cut(one.index, resume) for resume in snapshot.resumes for one in closed)
         return () if is_cut_now else closed
+
+    def _index_closed(self, closed: tuple[ClosedPart, ...], columns: Sequence[str]) -> tuple[ClosedPart, ...]:
+        """Returns the parts with the indexes of some columns."""
+        if not closed:
+            return ()
+        self._closed = {part: one.indexing(columns) for part, one in self._closed.items()}
+        return tuple(self._closed.values())
 
     def _update(self, look: Look, wanted: Sequence[str], *, with_time: bool, has_closed: bool) -> None:
         """Reads new rows, for all columns that are held; all rows, for the others."""

@@ -29,7 +29,7 @@ from events.logger.destination import Destination
 from events.logger.device import DeviceCopies
 from events.logger.logger import Logger
 from events.run import agreed_run_name, new_run_name
-from events.state import Phase, State
+from events.state import Phase, State, as_tuple
 from events.timestamp import Time, Timestamp
 
 from . import distributed
@@ -45,7 +45,6 @@ from .schedulers import BoundSchedule, PlateauScheduler, bind_schedules, check_m
 from .set_up import (
     AUTOCAST_DTYPES,
     as_limit,
-    as_tuple,
     check_can_fit,
     check_choices,
     check_iterations,
@@ -255,7 +254,7 @@ class Trainer:
             distributed.from_rank_zero(run_name or agreed_run_name() or new_run_name()),
             None if max_duration is None else Time.from_input(max_duration, "ep"),
             model=model.module if isinstance(model, DistributedDataParallel) else model,
-            optimizers=as_tuple(optimizers),
+            optimizers=optimizers,
             device=self._device,
             precision=precision,
             train_dataloader=train_dataloader,
@@ -284,6 +283,7 @@ class Trainer:
             ledger = TimeLedger()
             several = (*several, ledger)
         self.engine = Engine(self.state, self.logger, several)
+        self._ledger = ledger
         distributed.charge_waiting(ledger)
         self._data = TrainData(
             self.state,
@@ -667,7 +667,10 @@ class Trainer:
             state.loss, parts = total_loss(self.loss(state.outputs, state.batch))
             self.engine.run_event(Event.AFTER_LOSS)
         self.engine.run_event(Event.BEFORE_BACKWARD)
-        self._scaler.scale(state.loss * share).backward()
+        loss = self._scaler.scale(state.loss * share)
+        if self._ledger is not None and isinstance(self._module, DistributedDataParallel):
+            self._ledger.wait_after_backward(loss)
+        loss.backward()
         self.engine.run_event(Event.AFTER_BACKWARD)
         state.loss = state.loss.detach()
         means.add("loss", state.loss, share)

@@ -17,7 +17,7 @@ from typing import Self
 import attrs
 
 from destinations.run_directory.layout import JOURNAL_FOLDER, journal_path, metrics_name
-from destinations.run_directory.reader import CsvSnapshot, MetricsSnapshot, take_snapshot
+from destinations.run_directory.reader import CsvSnapshot, MetricsSnapshot, Part, take_snapshot
 from destinations.run_directory.segments import journal_extent
 
 __all__ = ["Look", "RankReader", "stamps_of"]
@@ -90,6 +90,7 @@ class RankReader:
         self._run_dir = run_dir
         self._rank = rank
         self._seen: _SeenCsv | None = None
+        self._seen_parts: tuple[Part, ...] = ()
 
     def look(self, *, with_records: bool = True) -> Look:
         """Returns what there is, and since where it is new.
@@ -106,17 +107,23 @@ class RankReader:
             if seen is None:
                 return Look(snapshot, is_same_file=False, is_continued=True)
             now = None
-            for file in snapshot.files(seen.closed + 1):
-                # The CSV of the last look, or the part that it has become.
-                if file.fileno() >= 0:
-                    now = _SeenCsv.of(file, min(seen.end, file.end), seen.closed)
-                break
             is_in_place = snapshot.closed == seen.closed
+            # The CSV of the last look, or the part that it has become.
+            number = seen.closed + 1
+            part = next((part for part in snapshot.parts if part.number == number), None)
+            with contextlib.nullcontext(csv) if part is None else contextlib.closing(part.open()) as file:
+                if file.fileno() >= 0 and (is_in_place or part is not None):
+                    now = _SeenCsv.of(file, min(seen.end, file.end), seen.closed)
         except BaseException:
             csv.close()
             raise
         is_same = now is not None and (now.device, now.inode) == (seen.device, seen.inode)
-        if now != seen:
+        # A resume may have cut one of them, and left those after it.
+        before = [one for one in snapshot.parts if one.number < number]
+        are_same = len(before) == len(self._seen_parts) and all(
+            one.is_still(seen_part) for one, seen_part in zip(before, self._seen_parts, strict=True)
+        )
+        if now != seen or not are_same:
             return Look(snapshot, is_same and is_in_place, is_continued=False)
         return Look(snapshot, is_in_place, is_continued=True, first=seen.closed + 1, start=seen.end)
 
@@ -124,6 +131,7 @@ class RankReader:
         """Remembers that all rows of a look were read; before its end, as the CSV must be open."""
         csv = look.snapshot.csv
         self._seen = None if csv.fileno() < 0 else _SeenCsv.of(csv, csv.end, look.snapshot.closed)
+        self._seen_parts = look.snapshot.parts
 
     def extent(self) -> Hashable:
         """Returns a value that changes with the rows; reads none of them.

@@ -275,13 +275,13 @@ def test_a_full_disk_leaves_the_part(closed, tmp_path):
 def test_parts_of_a_run_that_has_ended_are_converted_here(closed, tmp_path):
     """All of them, with the times of the CSV; again, there is nothing to do."""
     closed.close()
-    before = {number: Part(closed.csv.folder, number).stat().st_mtime_ns for number in (1, 2, 3)}
+    before = {number: Part.find(closed.csv.folder, number).identity[1] for number in (1, 2, 3)}
 
     found = [(part.number, reason) for part, reason in convert_parts(tmp_path / "run", 0)]
 
     assert found == [(1, ""), (2, ""), (3, "")]
     assert parts_of(tmp_path / "run", ".csv") == []
-    assert {number: Part(closed.csv.folder, number).stat().st_mtime_ns for number in (1, 2, 3)} == before
+    assert {number: Part.find(closed.csv.folder, number).identity[1] for number in (1, 2, 3)} == before
     assert read_rows(tmp_path / "run") == closed.rows
     assert list(convert_parts(tmp_path / "run", 0)) == []
     assert not (tmp_path / "run/.lock").exists()
