@@ -832,18 +832,32 @@ def test_a_part_that_is_the_file_itself_does_not_count(tmp_path):
     assert [row.step for row in read_rows(tmp_path)] == list(range(102))
 
 
-def test_a_copy_whose_parts_were_copied_later_has_each_row_once(tmp_path):
-    """A metrics.csv that has become the beginning of a part meanwhile does not count, for readers and for a writer."""
+@pytest.mark.parametrize("is_converted", [False, True])
+@pytest.mark.parametrize("has_index", [False, True])
+@pytest.mark.parametrize("rows", [100, 110])
+def test_a_copy_whose_parts_were_copied_later_has_each_row_once(tmp_path, is_converted, has_index, rows):
+    """A metrics.csv that has become the beginning of a part meanwhile does not count, for readers and for a writer.
+
+    Nor does one that has become all of it, where others came after it.
+    """
     live, copy = tmp_path / "live", tmp_path / "copy"
     live.mkdir()
     copy.mkdir()
     writer = Writer(live, part_bytes=3000)
-    writer.log_and_drain(range(100))
+    writer.log_and_drain(range(rows))
     assert numbers(live) == []
     shutil.copy(live / "metrics.csv", copy)
-    writer.log_and_drain(range(100, 400))
+    writer.log_and_drain(range(rows, 400))
     writer.die()
+    if rows == 110:
+        # All that the first part will have.
+        shutil.copy(part_path(parts_path(live / "metrics.csv"), 1), copy / "metrics.csv")
+    if is_converted:
+        convert(live)
     shutil.copytree(live / "parts", copy / "parts")
+    if not has_index:
+        for path in parts_path(copy / "metrics.csv").glob("*.npy"):
+            path.unlink()
     with take_snapshot(live, 0) as snapshot:
         steps = [row.step for row in snapshot.rows()]
         expected = steps[: len(steps) - sum(1 for _ in snapshot.csv.rows())]
