@@ -66,6 +66,7 @@ __all__ = [
     "exists",
     "file_system_of",
     "fsync_path",
+    "give_way",
     "has_process_ended",
     "is_locked",
     "is_network_file_system",
@@ -1040,6 +1041,26 @@ def is_network_file_system(kind: str) -> bool:
     FUSE counts as one: nearly all of its file systems are (sshfs, s3fs, gcsfuse, rclone, JuiceFS).
     """
     return kind in _NETWORK_FILE_SYSTEMS or kind.startswith("fuse.")
+
+
+def give_way(nice: int, *, is_idle: bool = False) -> None:
+    """Leaves the processors and the disk to other processes; for a process that nobody waits for.
+
+    Where the kernel groups processes by session (autogroup), `nice` alone says nothing to another session.
+
+    Args:
+        nice: Added to the nice value of this process, which the disk follows too.
+        is_idle: Whether to run only where nobody else wants to (sched(7)), and to be killed first where there
+            is no memory, where the system has that.
+    """
+    os.nice(nice)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(nice), encoding="ascii")
+    if is_idle:
+        with contextlib.suppress(OSError, AttributeError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
 def boot_id() -> str:

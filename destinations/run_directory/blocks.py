@@ -1,4 +1,4 @@
-"""Blocks: rows of metrics as numpy arrays, read from the text of a CSV.
+"""Blocks: rows of metrics as numpy arrays, read from the text of a CSV or from the columns of Parquet.
 
 Numbers are read by the CSV reader of pyarrow, where it is installed, and by `float` otherwise, with the same
 results. Chunks of less than half a MiB, also of large files, always take `float`, for importing pyarrow costs
@@ -15,8 +15,8 @@ import attrs
 import numpy as np
 
 from .frames import Resume
-from .layout import OWN_COLUMNS, parse_header
-from .reader import MetricRow, clamp_to_float, parse_rows
+from .layout import OWN_COLUMNS, PLAIN, parse_header
+from .reader import CsvSnapshot, MetricRow, ParquetSnapshot, clamp_to_float, parse_rows
 
 __all__ = [
     "MISSING_STEP",
@@ -25,6 +25,7 @@ __all__ = [
     "Steps",
     "abandoned_by",
     "block_of_rows",
+    "blocks_of",
     "read_blocks",
     "read_by_arrow",
     "read_by_float",
@@ -41,12 +42,12 @@ MISSING_STEP = int(np.iinfo(np.int64).min)
 """The step of a row without one, or with one beyond 64 bits."""
 
 _EXACT_FLOAT = float(1 << 53)
-# What lines of numbers consist of, with "nan" and "inf"; among other letters, `float` takes "1_0" and " 1".
-_PLAIN = b"0123456789+-.einfa,\n"
 _NEGATIVE_ZERO = re.compile(rb"(?:^|[,\n])-0+[,\n]")
 # Importing pyarrow takes as long as `float` for the numbers of so many bytes.
 _ARROW_BYTES = 512 << 10
 _BATCH_ROWS = 10_000
+# A block of Parquet has so many values, about as many as one of a piece of a CSV.
+_BLOCK_VALUES = 1 << 17
 
 
 @attrs.frozen(eq=False)
@@ -75,6 +76,45 @@ class Block:
         return sum(one.nbytes for one in arrays)
 
 
+def blocks_of(
+    file: CsvSnapshot,
+    wanted: Collection[str] | None = None,
+    *,
+    start: int | None = None,
+    end: int | None = None,
+    with_time: bool = True,
+    most_rows: int | None = None,
+) -> Iterator[Block]:
+    """Yields the rows of a file in blocks; see `read_blocks`.
+
+    Args:
+        file: the CSV, or the part in Parquet.
+        wanted: columns; None for all metrics.
+        start: the place of the first row, see `CsvSnapshot`. Default: that of the first row of the file.
+        end: the place after the last row. Default: that after the last row of the file.
+        with_time: whether the times are needed.
+        most_rows: of a block of Parquet; default: by the number of columns.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    if not isinstance(file, ParquetSnapshot):
+        yield from read_blocks(file.header, file.chunks(start, end=end), wanted, with_time=with_time)
+        return
+    columns = parse_header(file.header)
+    names, places = _places_of(columns, wanted, with_time=with_time)
+    needed = _needed(places) or [0]
+    rows = most_rows or max(1, _BLOCK_VALUES // len(needed))
+    first = start or 0
+    for arrays in file.packed.arrays(needed, first, end, rows):
+        count = len(arrays[0][0])
+        block = _block_of_cells(dict(zip(needed, arrays, strict=True)), places, names, count)
+        if block is None:
+            block = block_of_rows(parse_rows(columns, file.packed.lines(first, first + count)), wanted)
+        yield block
+        first += count
+
+
 def read_blocks(
     header: bytes,
     chunks: Iterable[bytes],
@@ -93,7 +133,7 @@ def read_blocks(
     columns = parse_header(header)
     pieces = iter(chunks)
     for chunk in pieces:
-        others = chunk.translate(None, _PLAIN)
+        others = chunk.translate(None, PLAIN)
         if b'"' in others:
             # A quoted cell may contain a line feed: chunks are no longer whole lines.
             rows = parse_rows(columns, itertools.chain([chunk], pieces))
@@ -133,36 +173,59 @@ def _block_of_numbers(
     columns: list[str], chunk: bytes, wanted: Collection[str] | None, *, with_time: bool
 ) -> Block | None:
     """Returns the rows of a chunk of plain numbers; None if only `parse_rows` can tell what it means."""
-    names = [name for name in columns if name not in OWN_COLUMNS] if wanted is None else wanted
-    places: dict[str, list[int]] = {name: [] for name in ("step", "time", *names)}
-    for index, column in enumerate(columns):
-        if column in places and (with_time or column != "time"):
-            places[column].append(index)
-    needed = sorted({index for found in places.values() for index in found})
+    names, places = _places_of(columns, wanted, with_time=with_time)
+    needed = _needed(places)
     if len(chunk) >= _ARROW_BYTES and needed and _has_arrow():
         cells = read_by_arrow(chunk, needed, len(columns))
     else:
         cells = read_by_float(chunk, needed)
     if cells is None or (_has_negative_zero(cells) and _NEGATIVE_ZERO.search(chunk)):
         return None  # "-0" is an integer, which has no negative zero; "-0.0" is a float.
-    count = len(cells[needed[0]][0]) if needed else chunk.count(b"\n")
+    return _block_of_cells(cells, places, names, len(cells[needed[0]][0]) if needed else chunk.count(b"\n"))
+
+
+def _places_of(
+    columns: list[str], wanted: Collection[str] | None, *, with_time: bool
+) -> tuple[Collection[str], dict[str, list[int]]]:
+    """Returns the names of the wanted metrics, and where these, the steps and the times are."""
+    names = [name for name in columns if name not in OWN_COLUMNS] if wanted is None else wanted
+    places: dict[str, list[int]] = {name: [] for name in ("step", "time", *names)}
+    for index, column in enumerate(columns):
+        if column in places and (with_time or column != "time"):
+            places[column].append(index)
+    return names, places
+
+
+def _needed(places: dict[str, list[int]]) -> list[int]:
+    return sorted({index for found in places.values() for index in found})
+
+
+def _block_of_cells(
+    cells: _Cells, places: dict[str, list[int]], names: Collection[str], count: int
+) -> Block | None:
+    """Returns so many rows as a block; None if only `parse_rows` can tell what their steps are."""
 
     def column_named(name: str) -> tuple[Floats, _Bools]:
         values, present = np.full(count, np.nan), np.zeros(count, np.bool_)
         for place, index in enumerate(places[name]):
+            later, there = cells[index]
+            if later.dtype == np.int64:
+                later = np.where(there, later, np.nan)
             if place == 0:
-                values, present = cells[index]
+                values, present = later, there
             else:  # A duplicate column: the last present cell counts.
-                later, there = cells[index]
                 values, present = np.where(there, later, values), present | there
         return values, present
 
     steps, has_step = column_named("step")
-    has_step = has_step & np.isfinite(steps)
-    steps = np.where(has_step, steps, 0.0)
-    if (np.abs(steps) >= _EXACT_FLOAT).any():
-        return None
-    step = np.where(has_step, steps.astype(np.int64), MISSING_STEP)
+    if len(places["step"]) == 1 and cells[places["step"][0]][0].dtype == np.int64:
+        step = np.where(has_step, cells[places["step"][0]][0], MISSING_STEP)
+    else:
+        has_step = has_step & np.isfinite(steps)
+        steps = np.where(has_step, steps, 0.0)
+        if (np.abs(steps) >= _EXACT_FLOAT).any():
+            return None
+        step = np.where(has_step, steps.astype(np.int64), MISSING_STEP)
     return Block(step, column_named("time")[0], {name: column_named(name) for name in names})
 
 

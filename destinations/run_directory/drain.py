@@ -805,7 +805,7 @@ class JournalDrain:
         left = self._csv.rewrite_part(part, resume, aside, self._between)
         if had is not None:
             rows = had[0] - sum(one.count for one in left)
-            self._closed_parts[part.number] = rows, part.path.stat().st_size
+            self._closed_parts[part.number] = rows, part.csv_path.stat().st_size
         return left
 
     def _remove_surplus(self) -> None:

@@ -29,7 +29,17 @@ from destinations.base import check_folder
 from events import RecordError
 from uploads.disk import DISK, NO_FLOCK, Disk, FileLock, open_temporary, rename_new
 
-from .layout import HEARTBEAT, HEARTBEAT_SECONDS, SIDECAR, journal_path, metrics_name, segment_paths
+from .layout import (
+    HEARTBEAT,
+    HEARTBEAT_SECONDS,
+    INSTALL_PYARROW,
+    SIDECAR,
+    has_pyarrow,
+    journal_path,
+    metrics_name,
+    parts_path,
+    segment_paths,
+)
 
 __all__ = [
     "HeldFolder",
@@ -41,6 +51,7 @@ __all__ = [
     "WriterLock",
     "check_no_run",
     "check_path",
+    "check_readable",
     "holds_run",
     "remove_temporaries",
     "run_exists_error",
@@ -105,6 +116,16 @@ def check_no_run(run_dir: Path, rank: int) -> None:
     """Raises RunExistsError if the folder holds a run."""
     if holds_run(run_dir, rank):
         raise run_exists_error(run_dir, "a run already")
+
+
+def check_readable(run_dir: Path, rank: int) -> None:
+    """Raises RunPathError if the run has parts that cannot be read here: a resume may have to cut them."""
+    parts = parts_path(run_dir / metrics_name(rank))
+    if not has_pyarrow() and any(parts.glob("*.parquet")):
+        raise RunPathError(
+            f"run folder {str(run_dir)!r} has rows in Parquet, and pyarrow is not installed. "
+            f"{INSTALL_PYARROW}"
+        )
 
 
 def run_exists_error(run_dir: Path, what: str) -> RunExistsError:

@@ -10,20 +10,21 @@ import contextlib
 import csv
 import errno
 import hashlib
+import importlib.util
 import io
 import json
 import math
 import os
 import re
 import zlib
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from uploads.disk import append_line, is_locked, read_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
     from pathlib import Path
     from types import ModuleType
 
@@ -38,6 +39,7 @@ __all__ = [
     "HEARTBEAT",
     "HEARTBEAT_SECONDS",
     "HPARAMS",
+    "INSTALL_PYARROW",
     "JOURNAL_FOLDER",
     "MARKED_TAIL_BYTES",
     "MAX_LINE_BYTES",
@@ -45,6 +47,7 @@ __all__ = [
     "OWN_COLUMNS",
     "PARTS_FOLDER",
     "PARTS_OF_A_SESSION",
+    "PLAIN",
     "POSITION",
     "SEGMENT_SUFFIX",
     "SESSIONS",
@@ -62,6 +65,7 @@ __all__ = [
     "csv_mark",
     "format_cell_rows",
     "format_cells",
+    "has_pyarrow",
     "header_end",
     "header_line",
     "is_shallow",
@@ -139,11 +143,17 @@ minutes, as does the scanner of stable-pretraining.
 
 MARKED_TAIL_BYTES = 256
 
+INSTALL_PYARROW = 'Run: pip install "training-destinations[query]"'
+"""What to do where pyarrow is missing, which Parquet needs."""
+
+PLAIN = b"0123456789+-.einfa,\n"
+"""What lines of numbers consist of, with "nan" and "inf"; among others, `float` takes "1_0" and " 1"."""
+
 _HEADER_BYTES = 64 << 10
 _MAX_NAME_BYTES = 120
 _DEEPEST = 100
 _SEGMENT = re.compile(rf"[0-9]+{re.escape(SEGMENT_SUFFIX)}")
-_PART = re.compile(r"([0-9]{8}|[1-9][0-9]{8,17})\.(csv|npy)")
+_PART = re.compile(r"([0-9]{8}|[1-9][0-9]{8,17})(\.csv|\.npy|\.parquet)")
 _UNSAFE = re.compile(r"[^\w .,=+@()\[\]-]")
 
 
@@ -157,20 +167,22 @@ def parts_path(csv: Path) -> Path:
     return csv.parent / PARTS_FOLDER / csv.stem
 
 
-def part_path(parts: Path, number: int) -> Path:
-    """Returns the path of a closed part, of which the first has the number 1."""
-    return parts / f"{number:08d}.csv"
+def part_path(parts: Path, number: int, suffix: str = ".csv") -> Path:
+    """Returns the path of a closed part, of which the first has the number 1, or of a file beside it."""
+    return parts / f"{number:08d}{suffix}"
 
 
-def part_numbers(parts: Path, kind: Literal["csv", "npy"] = "csv") -> list[int]:
-    """Returns the numbers of the closed parts, or of their indexes, ascending; only of regular files."""
+def part_numbers(parts: Path, suffixes: Collection[str] = (".csv", ".parquet")) -> list[int]:
+    """Returns the numbers of the closed parts, or of files beside them, ascending; only of regular files."""
     try:
         with os.scandir(parts) as entries:
             found = [(match, entry) for entry in entries if (match := _PART.fullmatch(entry.name))]
             return sorted(
-                int(match[1])
-                for match, entry in found
-                if match[2] == kind and entry.is_file(follow_symlinks=False)
+                {
+                    int(match[1])
+                    for match, entry in found
+                    if match[2] in suffixes and entry.is_file(follow_symlinks=False)
+                }
             )
     except (FileNotFoundError, NotADirectoryError):
         return []
@@ -201,6 +213,11 @@ def part_before(numbers: Sequence[int]) -> int:
 
 def _before_session_of(number: int) -> int:
     return (number - 1) // PARTS_OF_A_SESSION * PARTS_OF_A_SESSION
+
+
+def has_pyarrow() -> bool:
+    """Returns whether pyarrow is installed; does not import it."""
+    return importlib.util.find_spec("pyarrow") is not None
 
 
 def summary_name(rank: int) -> str:

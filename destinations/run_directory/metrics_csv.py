@@ -44,7 +44,7 @@ from .layout import (
     read_header,
 )
 from .part_index import PartIndex
-from .reader import CsvSnapshot, Part
+from .reader import CsvSnapshot, Part, is_begun_by
 
 if TYPE_CHECKING:
     from .frames import Resume, RowBlock
@@ -196,13 +196,13 @@ class MetricsCsv:
         state = None if position is None else position.state_of(header, file_size)
         if state is not None:
             self.closed = state.parts
-        elif position is None and self._is_last_part(file_size):
+        elif position is None and self._is_last_part(CsvSnapshot(self._fd, header, file_size)):
             self.closed = part_before(numbers)
         end = end_of_last_line(self._fd, file_size) if state is None else state.csv_bytes
         if position is None and end > len(header):
             # A copy of a live run, of which the part was copied later, has these rows there.
-            numbers = [number for number in numbers if number <= self.closed]
-            end = len(header) if any(self._is_part(number, end) for number in numbers) else end
+            csv = CsvSnapshot(self._fd, header, end)
+            end = len(header) if any(self._is_part(part, csv) for part in self.parts()) else end
         if end < len(header) or not header:
             self.close()
             return None
@@ -375,16 +375,16 @@ class MetricsCsv:
     @property
     def part_bytes(self) -> int:
         """The size of all closed parts that are there."""
-        found = 0
-        for part in self.parts():
-            with contextlib.suppress(OSError):
-                found += part.path.stat().st_size
-        return found
+        return sum(part.identity[2] for part in self.parts() if part.identity)
 
     def rows_missing(self, number: int, rows: int, size: int) -> int:
         """Returns how many rows a part lacks of those that it had when it was closed with this size."""
+        part = Part.find(self.folder, number)
         try:
-            with contextlib.closing(Part(part_path(self.folder, number), number).open()) as file:
+            if part is None or part.is_parquet:
+                # It was compared with the CSV, row by row, when it took its place.
+                return rows if part is None or part.check() else 0
+            with contextlib.closing(part.open()) as file:
                 left = rows if file.end == size else sum(chunk.count(b"\n") for chunk in file.chunks())
         except OSError:
             return rows
@@ -393,7 +393,8 @@ class MetricsCsv:
     def parts(self, first: int = 1) -> list[Part]:
         """Returns the closed parts from a number on that are there."""
         numbers = (number for number in part_numbers(self.folder) if first <= number <= self.closed)
-        return [Part(part_path(self.folder, number), number) for number in numbers]
+        found = (Part.find(self.folder, number) for number in numbers)
+        return [part for part in found if part is not None]
 
     def prepare_next(
         self,
@@ -414,9 +415,11 @@ class MetricsCsv:
             self._disk.make_folder(folder)
             self._disk.sync_folder(folder.parent)
         number = max(self.closed + 1, self._first_part)
-        path = part_path(self.folder, number)
-        with contextlib.suppress(FileNotFoundError):
-            self._disk.unlink(path)
+        part = Part(self.folder, number)
+        path = part.csv_path
+        for left in (part.parquet_path, path):
+            with contextlib.suppress(FileNotFoundError):
+                self._disk.unlink(left)
         try:
             self._disk.link(self.path, path)
             if not os.path.samestat(path.stat(), os.fstat(self._fd)):
@@ -430,7 +433,7 @@ class MetricsCsv:
                     self._disk.write(fd, chunk, size)
                     size += len(chunk)
         closed = self.snapshot()
-        (index or PartIndex.of(closed, between)).write(Part(path, number).index_path, closed, self._disk)
+        (index or PartIndex.of(closed, between)).write(part.index_path, closed, self._disk)
         self._disk.sync_folder(self.folder)
         return self._prepare(header_line(dict.fromkeys((*OWN_COLUMNS, *columns))), (), number)
 
@@ -446,19 +449,21 @@ class MetricsCsv:
         As long as the journal has the resume, it makes no difference which of them is there.
         """
         left: list[AbandonedRows] = []
-        path = part_path(self.folder, part.number)
         # Otherwise it would say that rows are missing.
         with contextlib.suppress(FileNotFoundError):
             self._disk.unlink(part.index_path)
         with (
             contextlib.closing(part.open()) as file,
-            replacement(path, durable=True, disk=self._disk) as fd,
+            replacement(part.csv_path, durable=True, disk=self._disk) as fd,
         ):
             size = 0
             for chunk in itertools.chain([file.header], _kept(file, resume, left, aside, between)):
                 self._disk.write(fd, chunk, size)
                 size += len(chunk)
-        with contextlib.closing(Part(path, part.number).open()) as file:
+        # The CSV counts already.
+        with contextlib.suppress(FileNotFoundError):
+            self._disk.unlink(part.parquet_path)
+        with contextlib.closing(Part(self.folder, part.number).open()) as file:
             PartIndex.of(file, between).write(part.index_path, file, self._disk)
         return left
 
@@ -469,28 +474,29 @@ class MetricsCsv:
             OSError: one cannot be removed.
         """
         surplus = False
-        # A power loss may have left an index alone.
-        for kind in ("npy", "csv"):
-            for number in part_numbers(self.folder, kind):
+        # The CSV last, which counts where it is there; a power loss may have left an index alone.
+        for suffix in (".npy", ".parquet", ".csv"):
+            for number in part_numbers(self.folder, [suffix]):
                 if number > self.closed:
-                    self._disk.unlink(part_path(self.folder, number).with_suffix(f".{kind}"))
+                    self._disk.unlink(part_path(self.folder, number, suffix))
                     surplus = True
         if surplus:
             # Without a position, parts that a power loss restores would count again.
             self._disk.sync_folder(self.folder)
 
-    def _is_last_part(self, size: int) -> bool:
+    def _is_last_part(self, csv: CsvSnapshot) -> bool:
         """Returns whether the last part is this file: it was being closed when the position was lost."""
-        try:
-            return part_path(self.folder, self.closed).stat().st_size == size and self._is_part(
-                self.closed, size
-            )
-        except FileNotFoundError:
+        part = Part.find(self.folder, self.closed)
+        if part is None or part.identity is None or part.is_parquet:
             return False
+        return part.identity[2] == csv.end and self._is_part(part, csv)
 
-    def _is_part(self, number: int, size: int) -> bool:
-        """Returns whether a part begins with the first `size` bytes of this file."""
-        with closing(open_regular(part_path(self.folder, number))) as fd:
+    def _is_part(self, part: Part, csv: CsvSnapshot) -> bool:
+        """Returns whether a part begins with these rows of this file."""
+        if part.is_parquet:
+            return is_begun_by(part, csv)
+        size = csv.end
+        with closing(open_regular(part.csv_path)) as fd:
             if os.path.sameopenfile(fd, self._fd):
                 return True
             starts = range(0, size, _COPY_BYTES)

@@ -40,6 +40,7 @@ from .layout import (
     parts_path,
 )
 from .pieces import Change, FileState, Piece, piece_name, write_piece
+from .reader import Part
 
 if TYPE_CHECKING:
     from uploads import UploadHandle
@@ -257,12 +258,15 @@ class Mirror:
         for number in part_numbers(folder):
             if number in self._parts:
                 continue
-            path = f"{folder.parent.name}/{folder.name}/{number:08d}.csv"
+            part = Part.find(folder, number)
+            if part is None:
+                continue
+            path = part.path.relative_to(self._folder).as_posix()
             self._parts[number] = path
             if path not in self._claim.there:
                 handles.append(self._submit(path))
                 with contextlib.suppress(FileNotFoundError):
-                    self._submit(f"{path.removesuffix('.csv')}.npy")
+                    self._submit(part.index_path.relative_to(self._folder).as_posix())
         return handles
 
     def _submit(self, path: str) -> "UploadHandle":

@@ -19,10 +19,10 @@ import numpy as np
 
 from uploads.disk import DISK, Disk, closing, open_regular, replacement
 
-from .blocks import MISSING_STEP, Block, Floats, read_blocks
+from .blocks import MISSING_STEP, Block, Floats, blocks_of, read_blocks
 from .frames import Resume
 from .layout import column_of, parse_header
-from .reader import CsvSnapshot, MetricsSnapshot, clamp_to_float
+from .reader import CsvSnapshot, MetricsSnapshot, ParquetSnapshot, clamp_to_float
 
 __all__ = [
     "CHUNK_ROWS",
@@ -93,15 +93,25 @@ class PartIndex:
         """The number of rows."""
         return int(self.of_rows("rows").sum())
 
+    def span(self, file: CsvSnapshot, entries: slice) -> tuple[int, int]:
+        """Returns the place of the first row of some entries in the part, and that after the last one."""
+        ends, rows = self.of_rows("end"), self.of_rows("rows")
+        before = int(rows[: entries.start].sum())
+        last = before + int(rows[entries].sum())
+        start = file.first if not entries.start else file.place(int(ends[entries.start - 1]), before)
+        return start, file.place(int(ends[entries.stop - 1]), last)
+
     @classmethod
-    def of(cls, csv: CsvSnapshot, between: Callable[[], None] = lambda: None) -> "PartIndex":
-        """Computes the index of a CSV from its rows; calls `between` after each thousand."""
-        columns = indexed_columns(parse_header(csv.header))
+    def of(cls, file: CsvSnapshot, between: Callable[[], None] = lambda: None) -> "PartIndex":
+        """Computes the index of a part from its rows; calls `between` after each thousand.
+
+        In Parquet, offsets in the CSV are estimates.
+        """
+        columns = indexed_columns(parse_header(file.header))
         entries = []
-        for end, lines in _thousands(csv):
+        for end, block in _thousands(file, columns):
             between()
-            blocks = read_blocks(csv.header, [lines], columns)
-            entries += [_entry(block, columns, end) for block in blocks if len(block)]
+            entries += [_entry(block, columns, end)] if len(block) else []
         shape = len(OF_ROWS) + len(OF_COLUMN) * len(columns)
         return cls(columns, np.array(entries).T.copy() if entries else np.empty((shape, 0)))
 
@@ -393,15 +403,22 @@ def is_cut(index: PartIndex, resume: Resume) -> bool:
     return bool((index.of_rows("max_step") >= clamp_to_float(resume.step)).any())
 
 
-def _thousands(csv: CsvSnapshot) -> Iterator[tuple[int, bytes]]:
-    """Yields the lines of a CSV, a thousand at a time, and the offset after them."""
+def _thousands(csv: CsvSnapshot, columns: Sequence[str]) -> Iterator[tuple[int, Block]]:
+    """Yields the rows of a file, a thousand at a time, and the offset after them."""
     start = len(csv.header)
+    if isinstance(csv, ParquetSnapshot):
+        done = 0
+        for block in blocks_of(csv, columns, most_rows=CHUNK_ROWS):
+            done += len(block)
+            yield start + csv.size * done // csv.packed.count, block
+        return
     for chunk in csv.chunks():
         ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == ord("\n")) + 1
         cuts = [*ends[CHUNK_ROWS - 1 :: CHUNK_ROWS].tolist(), len(chunk)]
         before = 0
         for cut in dict.fromkeys(cuts):
-            yield start + cut, chunk[before:cut]
+            for block in read_blocks(csv.header, [chunk[before:cut]], columns):
+                yield start + cut, block
             before = cut
         start += len(chunk)
 

@@ -26,6 +26,7 @@ from events import RecordError, RunStatus, State, WriteRate, redact_text, safe_t
 from uploads import UploadError
 from uploads.disk import call_in_forked_children, read_json, stop_calling_in_forked_children
 
+from .conversion import LEAST_BYTES
 from .documents import Documents
 from .drain import PART_BYTES
 from .environment import describe_environment
@@ -38,14 +39,15 @@ from .folder import (
     WriterLock,
     check_no_run,
     check_path,
+    check_readable,
     run_exists_error,
     set_aside,
 )
 from .journal import Journal
-from .layout import ARTIFACTS_FOLDER, SIDECAR, lock_name
+from .layout import ARTIFACTS_FOLDER, INSTALL_PYARROW, SIDECAR, has_pyarrow, lock_name
 from .media_writer import FileKeeping, MediaWriter, artifact_path
 from .place import Place, check_template, check_writer, place_of
-from .rank_writer import JournalKind, RankWriter, loss_text
+from .rank_writer import JournalKind, PartKind, RankWriter, loss_text
 from .segments import MappedSegment, Segment
 
 if TYPE_CHECKING:
@@ -122,6 +124,9 @@ class RunDirectory(RecordDestination):
             the file in place), "off", or "auto": "copy", but "off" if another destination takes files.
         journal: "mapped", "appended" (one system call per row), or "auto": mapped, except on network file
             systems.
+        parts: what closed parts of a long run become: "parquet" (needs pyarrow), "csv", or "auto": Parquet
+            where pyarrow is installed. A process of the lowest priority converts them. Those of a run in a
+            store stay CSV.
         close_seconds: the timeout for writing the rest at close.
         mirror: the URI of a store, or a folder, that has the run too; with placeholders as in `run_dir`.
         mirror_seconds: the interval at which what is new goes there.
@@ -131,15 +136,18 @@ class RunDirectory(RecordDestination):
 
     Raises:
         RunPathError: the path is a file, is not writable, or the run name leads out of the folder; the store
-            cannot be read. Raised by the constructor if it can tell, else at `init`.
+            cannot be read; or the run there has parts in Parquet, and pyarrow is missing. Raised by the
+            constructor if it can tell, else at `init`.
         RunExistsError: at `init`, with `if_exists="error"`, or "auto" and a completed run.
         RunInUseError: at `init`, another process writes to the folder, or another machine to the store.
-        ValueError: the URI has no store; an argument has none of the values above, `if_exists="new"` with
-            `all_ranks`, or the name of a writer is none.
+        ValueError: the URI has no store, or `parts` is "parquet" with one; an argument has none of the values
+            above, `if_exists="new"` with `all_ranks`, or the name of a writer is none.
+        ImportError: `parts` is "parquet", and pyarrow is not installed.
         TypeError: tags are one string.
     """
 
     _part_bytes = PART_BYTES
+    _least_parquet_bytes = LEAST_BYTES
 
     def __init__(
         self,
@@ -154,6 +162,7 @@ class RunDirectory(RecordDestination):
         all_ranks: bool = False,
         keep_files: FileKeeping = "auto",
         journal: JournalKind = "auto",
+        parts: PartKind = "auto",
         close_seconds: float = 60.0,
         mirror: str | os.PathLike[str] | None = None,
         mirror_seconds: float = 10.0,
@@ -171,6 +180,9 @@ class RunDirectory(RecordDestination):
             raise ValueError('if_exists must not be "new" with all_ranks=True: ranks cannot agree on a name.')
         _check_choice("keep_files", keep_files, ("auto", "copy", "link", "off"))
         _check_choice("journal", journal, ("auto", "mapped", "appended"))
+        _check_choice("parts", parts, ("auto", "csv", "parquet"))
+        if parts == "parquet" and not has_pyarrow():
+            raise ImportError(f'parts="parquet" needs pyarrow. {INSTALL_PYARROW}')
         if not flush_seconds > 0:
             raise ValueError(f"flush_seconds must be more than 0, got {flush_seconds}.")
         if isinstance(tags, str):
@@ -183,6 +195,8 @@ class RunDirectory(RecordDestination):
         self._writer_name = "" if writer is None else check_writer(writer)
         self._mirror_seconds = mirror_seconds
         self._template, self._mirror_template = check_template(run_dir, mirror, self._writer_name)
+        if parts == "parquet" and self._mirror_template is not None:
+            raise ValueError('parts must not be "parquet" for a run in a store: there they stay CSV.')
         self._run_id = run_id
         self._tags = tuple(redact_text(str(tag)) for tag in tags)
         self._more_tags: tuple[str, ...] = ()
@@ -192,6 +206,7 @@ class RunDirectory(RecordDestination):
         self._all_ranks = all_ranks
         self._keep_files: FileKeeping = keep_files
         self._journal_kind = journal
+        self._part_kind = parts
         self._close_seconds = close_seconds
         self._clock = clock
         self._forget()
@@ -353,6 +368,7 @@ class RunDirectory(RecordDestination):
             claim = None if place.uri is None else self._claim_of(place.uri, state)
             if claim is not None:
                 claim.prepare(run_dir, lambda: set_aside(run_dir, lock))
+            check_readable(run_dir, state.rank)
             if must_be_new or self._if_exists in {"error", "new"}:
                 check_no_run(run_dir, state.rank)
             elif self._if_exists == "auto" and state.rank == 0 and self._is_trainer:
@@ -437,6 +453,8 @@ class RunDirectory(RecordDestination):
             part_bytes=self._part_bytes,
             mirror=mirror,
             by_step=not self._is_trainer,
+            part_kind=self._part_kind,
+            least_parquet_bytes=self._least_parquet_bytes,
         )
         self.try_log_metrics = self._packer_of(self._writer)
         if self._writer.had_rows and self._is_trainer:

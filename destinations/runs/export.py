@@ -1,4 +1,4 @@
-"""Exports runs, or all their metrics, to one file: CSV, JSON lines, or Parquet.
+"""Exports runs, all their metrics, or the rows of one run to one file: CSV, JSON lines, or Parquet.
 
 Runs are read one at a time, in blocks, so memory does not grow with the export. A file is written under a
 temporary name and renamed when it is complete. Parquet needs pyarrow: `pip install
@@ -8,6 +8,7 @@ temporary name and renamed when it is complete. Parquet needs pyarrow: `pip inst
 import contextlib
 import csv
 import io
+import itertools
 import json
 import logging
 import math
@@ -19,7 +20,13 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from destinations.run_directory.layout import format_cells, strict_json
+from destinations.run_directory.layout import (
+    INSTALL_PYARROW,
+    OWN_COLUMNS,
+    format_cells,
+    header_line,
+    strict_json,
+)
 
 from .files import clean_text, number_of, written_beside
 from .record import FIELDS, flat_record
@@ -27,10 +34,11 @@ from .run import Run
 
 if TYPE_CHECKING:
     from destinations.run_directory.blocks import Block
+    from destinations.run_directory.reader import MetricRow
 
     from .record import RunRecord
 
-__all__ = ["ExportFormat", "export_metrics", "export_runs"]
+__all__ = ["ExportFormat", "export_metrics", "export_rows", "export_runs"]
 
 ExportFormat = Literal["csv", "jsonl", "parquet"]
 
@@ -45,6 +53,7 @@ _SUFFIXES: dict[str, ExportFormat] = {
 _METRIC_COLUMNS = ("run_id", "metric", "step", "time", "value")
 _WRITER = "writer"
 _GROUP_POINTS = 1_000_000
+_GROUP_VALUES = 1 << 22
 
 Destination = str | PathLike[str] | IO[str] | IO[bytes]
 
@@ -152,6 +161,89 @@ def export_metrics(
             stream.writelines(lines)
             count += len(lines)
     return count
+
+
+def export_rows(
+    run: Run,
+    destination: Destination,
+    *,
+    format: ExportFormat | None = None,  # the word
+    rank: int = 0,
+    overwrite: bool = False,
+) -> int:
+    """Writes the rows of a run as one `metrics.csv` would have them: a column for each metric.
+
+    ```python
+    from destinations.runs import Run
+    from destinations.runs.export import export_rows
+
+    print(export_rows(Run.open("runs/digits"), "digits.csv"))  # 4
+    ```
+
+    The rows of closed parts, of the CSV and of the journal, in this order; CSV and JSON lines have every
+    number as it was logged. In Parquet steps are integers and all else floats, and a missing value is null.
+
+    Args:
+        run: the run; memory does not grow with it.
+        destination: a path, or a stream open for writing; it is not closed.
+        format: "csv", "jsonl" or "parquet". Default: by the suffix of the path.
+        rank: of the rows.
+        overwrite: whether to replace an existing file.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        ValueError: the format is unknown, or the run is one of a dataset, which has values and no rows.
+        FileExistsError: the file exists, and `overwrite` is False.
+        OSError: a file of the run cannot be read.
+        ImportError: pyarrow is not installed, for Parquet.
+    """
+    if type(run) is not Run:
+        raise ValueError(f"run {run.run_id} is of a dataset, which has no rows. Use export_metrics.")
+    target = _Target.of(destination, format, overwrite=overwrite)
+    names, rows = _rows_of(run.path, rank, in_blocks=target.format == "parquet")
+    if target.format == "parquet":
+        with target.binary() as opened:
+            return _write_parquet_blocks(rows, names, opened)
+    line_of = _csv_line if target.format == "csv" else _json_line
+    count = 0
+    with target.text() as stream:
+        if target.format == "csv":
+            stream.write(header_line([*OWN_COLUMNS, *names]).decode())
+        for row in rows:
+            stream.write(line_of(row, names))
+            count += 1
+    return count
+
+
+def _rows_of(run_dir: Path, rank: int, *, in_blocks: bool) -> tuple[list[str], Iterator[Any]]:
+    """Returns the columns of the metrics, and the rows or their blocks, of one moment."""
+    from destinations.run_directory.reader import metric_columns, retried_items
+
+    from .content.rank_reader import RankReader
+    from .content.series import blocks_of_look
+
+    def items() -> Iterator[Any]:
+        with RankReader(run_dir, rank).look() as look:
+            names = metric_columns(look.snapshot)
+            rows = blocks_of_look(look, ["epoch", *names]) if in_blocks else look.snapshot.rows()
+            first = list(itertools.islice(rows, 1))
+            yield names
+            yield from itertools.chain(first, rows)
+
+    found = retried_items(items)
+    return next(found), found
+
+
+def _csv_line(row: "MetricRow", names: list[str]) -> str:
+    cells = [row.step, row.epoch, row.time, *map(row.metrics.get, names)]
+    return ",".join(["" if cell is None else repr(cell) for cell in cells]) + "\n"
+
+
+def _json_line(row: "MetricRow", names: list[str]) -> str:
+    del names
+    return strict_json({"step": row.step, "epoch": row.epoch, "time": row.time, **row.metrics}) + "\n"
 
 
 def _blocks_of(
@@ -320,9 +412,7 @@ def _pyarrow() -> Any:
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise ImportError(
-            'Parquet needs pyarrow. Run: pip install "training-destinations[query]", or export CSV.'
-        ) from error
+        raise ImportError(f"Parquet needs pyarrow. {INSTALL_PYARROW}, or export CSV.") from error
     return pyarrow
 
 
@@ -381,25 +471,43 @@ def _points_table(pa: Any, schema: Any, run_id: str, block: "Block") -> Any:
     )
 
 
+def _write_parquet_blocks(blocks: "Iterable[Block]", names: list[str], target: Any) -> int:
+    """Writes rows, which have these metrics and the epoch, in row groups of some million values."""
+    from destinations.run_directory.blocks import MISSING_STEP
+    from destinations.run_directory.parquet import distinct_names
+
+    pa = _pyarrow()
+    columns = distinct_names(map(clean_text, (*OWN_COLUMNS, *names)))
+    schema = pa.schema([(name, pa.float64() if at else pa.int64()) for at, name in enumerate(columns)])
+    encodings = dict.fromkeys(columns[1:], "BYTE_STREAM_SPLIT") | {columns[0]: "DELTA_BINARY_PACKED"}
+    group_rows = max(1, _GROUP_VALUES // len(columns))
+    count = 0
+    pending: list[Any] = []
+    with pa.parquet.ParquetWriter(
+        target, schema, compression="zstd", use_dictionary=False, column_encoding=encodings
+    ) as writer:
+        for block in blocks:
+            found = [block.columns[name] for name in ("epoch", *names)]
+            values = [pa.array(one, mask=~there) for one, there in found]
+            step = pa.array(block.step, mask=block.step == MISSING_STEP)
+            time = pa.array(block.time, mask=block.time != block.time)  # NaN
+            pending.append(pa.table([step, values[0], time, *values[1:]], schema=schema))
+            count += len(block)
+            if sum(map(len, pending)) >= group_rows:
+                writer.write_table(pa.concat_tables(pending))
+                pending = []
+        writer.write_table(pa.concat_tables([schema.empty_table(), *pending]))
+    return count
+
+
 def _write_parquet_rows(rows: list[dict[str, Any]], names: list[str], target: Any) -> None:
+    from destinations.run_directory.parquet import distinct_names
+
     pa = _pyarrow()
     columns = [_arrow_column(pa, name, [row.get(name) for row in rows]) for name in names]
     pa.parquet.write_table(
-        pa.table(columns, _distinct([clean_text(name) for name in names])), target, compression="zstd"
+        pa.table(columns, distinct_names(map(clean_text, names))), target, compression="zstd"
     )
-
-
-def _distinct(names: list[str]) -> list[str]:
-    """Returns names that differ in more than case, which DuckDB ignores."""
-    seen: set[str] = set()
-    distinct = []
-    for name in names:
-        found = name
-        while found.lower() in seen:
-            found += "_"
-        seen.add(found.lower())
-        distinct.append(found)
-    return distinct
 
 
 def _arrow_column(pa: Any, name: str, values: list[Any]) -> Any:

@@ -266,7 +266,7 @@ def _computed_records(stream: Stream, rank: int) -> _Records:
 
 
 def _read_records(stream: Stream, rank: int) -> _Records:
-    from destinations.run_directory.blocks import read_blocks, without_abandoned
+    from destinations.run_directory.blocks import blocks_of, without_abandoned
     from destinations.run_directory.part_index import PartIndex, indexed_files, is_cut
     from destinations.run_directory.reader import merge_journal, take_snapshot
     from destinations.run_directory.statistics import Statistics
@@ -281,7 +281,7 @@ def _read_records(stream: Stream, rank: int) -> _Records:
             if index is not None and not any(is_cut(index, resume) for resume in resumes):
                 statistics.add_index(index)
                 continue
-            for block in read_blocks(file.header, file.chunks()):
+            for block in blocks_of(file):
                 statistics.add_index(PartIndex.of_block(without_abandoned(block, resumes)))
         later = merge_journal([], snapshot.records)
         statistics.add_mixed((row.step, row.epoch, row.metrics) for row in later)

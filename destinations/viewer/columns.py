@@ -18,7 +18,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from destinations.run_directory.blocks import Block, block_of_rows, read_blocks, without_abandoned
+from destinations.run_directory.blocks import Block, block_of_rows, blocks_of, read_blocks, without_abandoned
 from destinations.run_directory.layout import OWN_COLUMNS, column_of, parse_header, writer_path
 from destinations.run_directory.part_index import PartIndex, indexed_columns, is_cut
 from destinations.run_directory.reader import (
@@ -78,7 +78,7 @@ class ClosedPart:
     Attributes:
         part: where it is.
         header: its first line.
-        nbytes: of the CSV.
+        nbytes: of the CSV, also where Parquet has replaced it.
         names: of its metrics.
         columns: of its index, as it is on the disk.
         index: of its rows, and of the columns that were asked for.
@@ -119,11 +119,9 @@ class ClosedPart:
         Raises:
             OSError: it cannot be read.
         """
-        ends = self.index.of_rows("end")
-        start = int(ends[entries.start - 1]) if entries.start else len(self.header)
         with contextlib.closing(self.part.open()) as file:
-            chunks = _within_budget(file.chunks(start, end=int(ends[entries.stop - 1])))
-            yield from read_blocks(self.header, chunks, columns, with_time=with_time)
+            start, end = self.index.span(file, entries)
+            yield from _within_budget(blocks_of(file, columns, start=start, end=end, with_time=with_time))
 
 
 class ColumnCache:
@@ -298,13 +296,16 @@ class _RankColumns:
 
     def _update_closed(self, snapshot: MetricsSnapshot) -> tuple[ClosedPart, ...]:
         """Returns the closed parts if there are so many that their rows are not held, else none."""
-        # Each is the file that the snapshot found.
-        if sum(part.identity[2] for part in snapshot.parts if part.identity) <= MAX_HELD_BYTES:
+        # Rows take in memory what they take as CSV, more or less; of Parquet only the file says that.
+        sizes = [part.identity[2] for part in snapshot.parts if part.identity]
+        if sum(sizes) <= MAX_HELD_BYTES and not any(part.is_parquet for part in snapshot.parts):
             return ()
         held, self._closed, before = self._closed, {}, None
         for part in snapshot.parts:
             self._closed[part] = before = held.get(part) or ClosedPart.of(part, before)
         closed = tuple(self._closed.values())
+        if sum(one.nbytes for one in closed) <= MAX_HELD_BYTES:
+            return ()
         # Until the writer has cut them, which takes it a second, the indexes have rows that were abandoned.
         is_cut_now = any(is_cut(one.index, resume) for resume in snapshot.resumes for one in closed)
         return () if is_cut_now else closed
@@ -346,7 +347,7 @@ class _RankColumns:
             with_time = with_time or self._time is not None
             step = self._step = _Growing(np.int64)
         time = _Growing(np.float64) if with_time else None
-        _read_into(((file, len(file.header)) for file in snapshot.files(self._first)), added, step, time)
+        _read_into(((file, file.first) for file in snapshot.files(self._first)), added, step, time)
         self._time = self._time if time is None else time
         self._columns |= added
 
@@ -366,9 +367,9 @@ def _read_into(
     step: "_Growing | None",
     time: "_Growing | None",
 ) -> None:
-    """Appends the rows of files, each from an offset on, to columns, and to steps and times where wanted."""
+    """Appends the rows of files, each from a place on, to columns, and to steps and times where wanted."""
     blocks = (
-        read_blocks(csv.header, _within_budget(csv.chunks(start)), list(columns), with_time=time is not None)
+        _within_budget(blocks_of(csv, list(columns), start=start, with_time=time is not None))
         for csv, start in pieces
     )
     for block in itertools.chain.from_iterable(blocks):
@@ -382,10 +383,11 @@ def _read_into(
                 array.append(new)
 
 
-def _within_budget(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    for chunk in chunks:
+def _within_budget(blocks: Iterator[Block]) -> Iterator[Block]:
+    spend()
+    for block in blocks:
         spend()
-        yield chunk
+        yield block
 
 
 def joined(first: Block, second: Block) -> Block:

@@ -2,8 +2,9 @@
 
 At scale 1: 30 million rows of 50 metrics, 3,000 checkpoints (small files in their place), 200,000 pictures.
 The default is 1/200. Everything is measured at the scale and at a quarter of it, each in a process of its
-own, and read from the disk: what grows by more than the run does is marked. At scale 1 the folder takes some 30 GB;
-`BENCHMARK_FOLDER` says where it is meanwhile.
+own, and read from the disk: what grows by more than the run does is marked. Then the closed parts become
+Parquet, and what reads them is measured again. At scale 1 the folder takes some 30 GB; `BENCHMARK_FOLDER` says
+where it is meanwhile.
 """
 
 import json
@@ -18,8 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from destinations import Artifacts, RunDirectory
+from destinations.run_directory.conversion import convert_parts
 from destinations.run_directory.reader import last_rows
 from destinations.runs import open_runs
+from destinations.runs.summary import computed_summary
 from events import Run
 
 from .timing import Row, print_table
@@ -78,13 +81,23 @@ FIGURES = (
     ("reopened for writing", "s"),
     ("memory of the reader", "MiB"),
     ("memory of the page's server", "MiB"),
+    ("processor time to make Parquet of the parts", "s"),
+    ("size with Parquet", "MiB"),
+    ("Parquet: summary of all metrics, from the rows", "s"),
+    ("Parquet: one series, all steps", "s"),
+    ("Parquet: last 100 rows", "s"),
+    ("Parquet: page: first chart", "s"),
+    ("Parquet: page: zoom to 1,000 steps", "s"),
+    ("Parquet: memory of the reader", "MiB"),
+    ("Parquet: memory of the page's server", "MiB"),
 )
+OF_PARQUET = "Parquet: "
 
 
 def _in_child(scale: float) -> dict:
     with tempfile.TemporaryDirectory(prefix="month-", dir=os.environ.get("BENCHMARK_FOLDER")) as folder:
         found: dict = {}
-        for part in ("write", "read", "page", "reopen"):
+        for part in MEASURES:
             command = [sys.executable, "-m", "tests.benchmarks.month", part, folder, str(scale)]
             done = subprocess.run(
                 command, capture_output=True, text=True, check=False, timeout=LONGEST_SECONDS
@@ -97,7 +110,8 @@ def _in_child(scale: float) -> dict:
 
 def _destinations(folder: Path):
     return [
-        RunDirectory(folder / "run", if_exists="resume"),
+        # Converted afterwards: rows are written so much faster than in a month that it would not be done in time.
+        RunDirectory(folder / "run", if_exists="resume", parts="csv"),
         Artifacts(folder / "store", spool=folder / "spool", free_bytes=0, isolation="threads"),
     ]
 
@@ -112,15 +126,19 @@ def write(folder: Path, scale: float) -> dict:
     rows, checkpoints, pictures = (max(PARTS, int(scale * one)) for one in (ROWS, CHECKPOINTS, PICTURES))
     names = [f"{group}/m{number}" for group in ("train", "optimizer") for number in range(METRICS // 2)]
     rng = np.random.default_rng(0)
-    values = rng.normal(size=(1000, METRICS)).astype(np.float32).astype(float).tolist()
     picture = rng.integers(0, 256, (PICTURE_PIXELS, PICTURE_PIXELS, 3), dtype=np.uint8)
     memory = []
-    started = time.process_time()
+    started, values, not_ours = time.process_time(), [], 0.0
     source = folder / "checkpoint.pt"
     with Run(_destinations(folder), run_name="month") as run:
         directory = run.logger.destinations[0]
         for part in range(1, PARTS + 1):
             for step in range(rows * (part - 1) // PARTS, rows * part // PARTS):
+                if step % 1000 == 0 or not values:
+                    # Always others: what is repeated would be compressed.
+                    begun = time.thread_time()
+                    values = rng.standard_normal((1000, METRICS), np.float32).astype(float).tolist()
+                    not_ours += time.thread_time() - begun
                 run.log_metrics(dict(zip(names, values[step % 1000], strict=True)), step)
                 if step % 10_000 == 0:
                     directory.flush()
@@ -134,17 +152,37 @@ def write(folder: Path, scale: float) -> dict:
             run.batch_end()
             directory.flush()
             memory.append(_own_mib())
-    sizes = {path: path.stat().st_size for path in (folder / "run").rglob("*") if path.is_file()}
-    rows_in = [path for path in sizes if path.name == "metrics.csv" or "parts" in path.parts]
-    csv = sum(sizes.pop(path) for path in rows_in)
+    taken = time.process_time() - started - not_ours
+    csv, others = _sizes(folder)
     return {
         "rows": rows,
         "checkpoints": checkpoints,
         "pictures": pictures,
         "writer": memory,
         "size of metrics.csv and its parts": csv / (1 << 20),
-        "size of the rest of the folder": sum(sizes.values()) / (1 << 20),
-        "processor time of the writing process": time.process_time() - started,
+        "size of the rest of the folder": others / (1 << 20),
+        "processor time of the writing process": taken,
+    }
+
+
+def _sizes(folder: Path) -> tuple[int, int]:
+    """Returns the bytes of the rows, with their indexes, and of all else."""
+    sizes = {path: path.stat().st_size for path in (folder / "run").rglob("*") if path.is_file()}
+    rows = sum(sizes[path] for path in sizes if path.name == "metrics.csv" or "parts" in path.parts)
+    return rows, sum(sizes.values()) - rows
+
+
+def convert(folder: Path, scale: float) -> dict:
+    """Turns the parts into Parquet, as the process beside a run does."""
+    del scale
+    _forget(folder)
+    started = time.process_time()
+    for part, reason in convert_parts(folder / "run", 0):
+        assert not reason, (part, reason)
+    taken = time.process_time() - started
+    return {
+        "processor time to make Parquet of the parts": taken,
+        "size with Parquet": _sizes(folder)[0] / (1 << 20),
     }
 
 
@@ -173,6 +211,25 @@ def read(folder: Path, scale: float) -> dict:
     assert len(images) == max(PARTS, int(scale * PICTURES))
     assert len(last) == 100
     return {**found, "memory of the reader": _own_mib()}
+
+
+def of_parquet(found: dict) -> dict:
+    """Returns the figures that Parquet may change, by their names there."""
+    names = [name.removeprefix(OF_PARQUET) for name, _ in FIGURES if name.startswith(OF_PARQUET)]
+    return {f"{OF_PARQUET}{name}": found[name] for name in names if name in found}
+
+
+def read_again(folder: Path, scale: float) -> dict:
+    """Reads Parquet as a notebook does; the summary as if `summary.json` were not there."""
+    _forget(folder)
+    taken, summary = _timed(lambda: computed_summary(folder / "run", 0))
+    assert len(summary) == METRICS
+    return of_parquet({**read(folder, scale), "summary of all metrics, from the rows": taken})
+
+
+def page_again(folder: Path, scale: float) -> dict:
+    """Reads Parquet as the page does."""
+    return of_parquet(page(folder, scale))
 
 
 def page(folder: Path, scale: float) -> dict:
@@ -210,10 +267,19 @@ def _timed(call):
     return time.perf_counter() - started, found
 
 
+MEASURES = {
+    "write": write,
+    "read": read,
+    "page": page,
+    "convert": convert,
+    "read again": read_again,
+    "page again": page_again,
+    "reopen": reopen,
+}
+
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case [("write" | "read" | "page" | "reopen") as part, folder, scale]:
-            measure = {"write": write, "read": read, "page": page, "reopen": reopen}[part]
-            print(json.dumps(measure(Path(folder), float(scale))))
+        case [part, folder, scale] if part in MEASURES:
+            print(json.dumps(MEASURES[part](Path(folder), float(scale))))
         case arguments:
             sys.exit(0 if main(*map(float, arguments)) else 1)

@@ -314,7 +314,7 @@ def fates_to_try(source: random.Random) -> Iterator[tuple[dict[str, str], dict[s
             yield {"": rest, ".journal": fate}, {"": folder_rest}
         if rest == folder_rest:
             for fate in FILE_FATES:
-                yield {"": rest, ".tmp": fate, ".json": fate}, {"": folder_rest}
+                yield {"": rest, ".tmp": fate, ".json": fate, ".parquet": fate}, {"": folder_rest}
             for folder_fate in FOLDER_FATES:
                 yield {"": rest}, {"": folder_rest, "rank0": folder_fate}
                 yield {"": rest}, {"": folder_rest, "run": folder_fate}

@@ -1,4 +1,4 @@
-"""Drain, column change, abandoned rows and end are interrupted at every change of the disk, by SIGKILL and by a power loss.
+"""Drain, column change, abandoned rows, Parquet and end are interrupted at every change of the disk, by SIGKILL and by a power loss.
 
 Everything happens in this process, on a disk that writes down what it is told; see `disk_model.py`.
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from destinations.run_directory import read_rows
+from destinations.run_directory.conversion import convert_part
 from destinations.run_directory.documents import Documents, write_summary
 from destinations.run_directory.drain import PART_BYTES, JournalDrain
 from destinations.run_directory.journal import Journal, make_journal, remove_journal, sync_journal
@@ -93,6 +94,18 @@ class Session:
         self.journal.retire()
         self.note("safe")
 
+    def convert(self):
+        """Turns the closed parts into Parquet, as the process of the run and the writer do together."""
+        for part in self.drain_._csv.parts():
+            if part.csv_path.exists():
+                assert convert_part(part, must_be_smaller=False, **self._options)
+
+    def die(self):
+        """Ends without a word: the next session finds the journal as it is."""
+        for segment in list(self.journal.segments):
+            segment.close()
+        self.drain_._csv.close()
+
     def close(self):
         self.journal.start_new_segment()
         self.drain()
@@ -152,9 +165,7 @@ def steps_in_parts(disk, run_dir):
         if first:
             session.close()
         else:
-            for segment in list(session.journal.segments):
-                segment.close()
-            session.drain_._csv.close()
+            session.die()
     check_parts(disk, run_dir, [1, 2, 3, 4])
 
 
@@ -196,6 +207,70 @@ def rows_of_part(run_dir, number):
         return list(csv.DictReader(file))
 
 
+def steps_in_parquet(disk, run_dir):
+    """Two sessions, of which the first is killed; parts become Parquet, one of them in the next session."""
+    for first in (0, 8):
+        session = Session(run_dir, disk, part_bytes=60)
+        for step in range(first, first + 8):
+            session.log(row(step), step)
+            if step % 4 == 3:
+                session.drain()
+            if step % 8 == 5:
+                session.convert()
+        if first:
+            session.close()
+        else:
+            session.die()
+    assert suffixes(run_dir) == {
+        **{number: [".npy", ".parquet"] for number in (1, 2, 3)},
+        4: [".csv", ".npy"],
+    }
+
+
+def steps_in_abandoned_rows_of_a_first_parquet(disk, run_dir):
+    """A row of the first part is abandoned, which is Parquet, and so is the part after it."""
+    for attempt, (first, last) in enumerate([(0, 8), (7, 10)]):
+        session = Session(run_dir, disk, part_bytes=60)
+        if attempt:
+            session.resume(first)
+        else:
+            session.log(row(100), 100)
+        for step in range(first, last):
+            session.log(row(step, attempt), step)
+            if step % 4 == 3:
+                session.drain()
+                if not attempt:
+                    session.convert()
+        session.close()
+    if not isinstance(disk, model.DiskThatFailsOnce):
+        assert suffixes(run_dir)[1] == [".csv", ".npy"]
+        assert [one["step"] for one in rows_of_part(run_dir, 1)] == ["0", "1", "2", "3"]
+
+
+def steps_in_abandoned_parquet(disk, run_dir):
+    """Training goes back to the middle of a part in Parquet, which becomes a CSV again, and then Parquet."""
+    for attempt, (first, last) in enumerate([(0, 8), (6, 8)]):
+        session = Session(run_dir, disk, part_bytes=60)
+        if attempt:
+            session.resume(first)
+        for step in range(first, last):
+            session.log(row(step, attempt), step)
+            if step % 4 == 3:
+                session.drain()
+                session.convert()
+        session.close()
+    expected = {number: [".npy", ".parquet"] for number in (1, 2)}
+    assert suffixes(run_dir) == expected or isinstance(disk, model.DiskThatFailsOnce)
+
+
+def suffixes(run_dir):
+    """Returns which files there are of each part."""
+    found = {}
+    for path in sorted(parts_path(run_dir / "metrics.csv").iterdir()):
+        found.setdefault(int(path.stem), []).append(path.suffix)
+    return found
+
+
 def steps_that_are_abandoned(disk, run_dir):
     """Training goes back twice, over rows that are in the CSV and rows that are not."""
     for attempt, (first, last) in enumerate([(0, 16), (9, 20), (4, 12)]):
@@ -208,10 +283,7 @@ def steps_that_are_abandoned(disk, run_dir):
             if step % 7 == 6:
                 session.drain()
         if attempt < 2:
-            # It is killed: the next one finds the journal as it is.
-            for segment in list(session.journal.segments):
-                segment.close()
-            session.drain_._csv.close()
+            session.die()
         else:
             session.close()
 
@@ -230,9 +302,7 @@ def steps_that_fill_segments(disk, run_dir):
         if first:
             session.close()
         else:
-            for segment in list(session.journal.segments):
-                segment.close()
-            session.drain_._csv.close()
+            session.die()
 
 
 SCENARIOS = [
@@ -243,6 +313,9 @@ SCENARIOS = [
     steps_in_parts,
     steps_in_abandoned_parts,
     steps_in_abandoned_rows_of_a_first_part,
+    steps_in_parquet,
+    steps_in_abandoned_parquet,
+    steps_in_abandoned_rows_of_a_first_parquet,
 ]
 
 
@@ -363,7 +436,13 @@ def kill_after_an_error(scenario, number, quick_path):
 
 @pytest.mark.parametrize(
     "scenario",
-    [steps_with_columns, steps_in_parts, steps_in_abandoned_parts, steps_in_abandoned_rows_of_a_first_part],
+    [
+        steps_with_columns,
+        steps_in_parts,
+        steps_in_abandoned_parts,
+        steps_in_abandoned_rows_of_a_first_part,
+        steps_in_abandoned_rows_of_a_first_parquet,
+    ],
 )
 def test_an_error_of_the_disk_and_then_a_kill_lose_no_row(quick_path, scenario):
     """Whichever operation of a drain fails, the next drain goes on, and rows are there once at each change since."""

@@ -30,6 +30,7 @@ def add_commands(subparsers: Any) -> None:
     commands = _Commands(subparsers)
     _add_finding(commands)
     _add_reading(commands)
+    _add_export(commands)
     _add_editing(commands)
     _add_upkeep(commands)
 
@@ -52,7 +53,7 @@ _EXAMPLES = {
     "series": ("digits loss --where 'value >= 10'", "digits loss --limit 10"),
     "tail": ("digits", "digits --metric loss --lines 100 --no-follow"),
     "wait": ("'not alive' digits", "'summary.loss < 0.1' digits --timeout 2h"),
-    "export": ("-o runs.csv", "first second --metrics -o metrics.parquet"),
+    "export": ("first second --metrics -o metrics.parquet", "digits --rows -o digits.csv"),
     "tag": ("digits +good -new", "digits"),
     "note": ("digits 'with the new loss'", "digits"),
     "rename": ("digits 'The first'", "digits ''"),
@@ -61,6 +62,7 @@ _EXAMPLES = {
     "rm": ("digits", "first second --yes"),
     "gc": ("--older-than 7d", "--older-than 7d --delete"),
     "scan": ("", "--full"),
+    "pack": ("digits", "first second --json"),
     "compact": ("runs dataset", "runs s3://bucket/dataset"),
     "sql": (
         "'select run_id, min(value) from metrics group by run_id' --dataset dataset",
@@ -272,13 +274,25 @@ def _add_reading(commands: _Commands) -> None:
     parser.add_argument(
         "--interval", type=_seconds, default=1.0, metavar="TIME", help="polling interval (default: 1s)"
     )
+
+
+def _add_export(commands: _Commands) -> None:
     parser = commands.add(
-        "export", "export.export", "export the table of runs, or all metrics in long format"
+        "export",
+        "export.export",
+        "export the table of runs, all metrics in long format, or the rows of one run",
     )
     _add_selection(parser)
     _add_run(parser, nargs="*")
-    parser.add_argument(
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
         "--metrics", action="store_true", help="export all metrics: run_id, metric, step, time, value"
+    )
+    what.add_argument(
+        "--rows", action="store_true", help="export the rows of one run: a column for each metric"
+    )
+    parser.add_argument(
+        "--rank", type=_count, default=0, metavar="R", help="with --rows, of this rank (default: 0)"
     )
     parser.add_argument(
         "--output", "-o", metavar="FILE", help=".csv, .parquet or .jsonl file (default: CSV to stdout)"
@@ -332,6 +346,12 @@ def _add_upkeep(commands: _Commands) -> None:
     parser.add_argument("--delete", action="store_true", help="delete them permanently")
     parser = commands.add("scan", "listing.scan", "update the index and report what changed")
     parser.add_argument("--full", action="store_true", help="rebuild the index from scratch")
+    parser = commands.add(
+        "pack",
+        "export.pack",
+        "turn the closed parts of long runs into Parquet, a fifth of their size; needs the extra `query`",
+    )
+    _add_run(parser, nargs="+")
     parser = commands.add(
         "compact", "export.compact", "write finished runs to Delta Lake tables; needs the extra `query`"
     )

@@ -1,4 +1,4 @@
-"""`export`: runs or their metrics as CSV, Parquet or JSON Lines. `compact`, `sql`: a dataset of runs."""
+"""`export`: runs, metrics or rows as one file. `pack`: parts as Parquet. `compact`, `sql`: a dataset."""
 
 import argparse
 from collections.abc import Sequence
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import attrs
 
 from destinations.runs import DatasetError, Run
-from destinations.runs.export import ExportFormat, export_metrics, export_runs
+from destinations.runs.export import ExportFormat, export_metrics, export_rows, export_runs
 
 from .listing import selection_of
-from .running import EXIT_OK, UsageError, find_runs, open_selected, roots_of
+from .running import EXIT_FAILED, EXIT_OK, UsageError, find_runs, open_selected, roots_of
 from .screen import Cell, Column, CommandContext, bytes_text, table_lines, value_text
 
-__all__ = ["compact", "export", "sql"]
+__all__ = ["compact", "export", "pack", "sql"]
 
 _SUFFIXES = (".csv", ".parquet", ".jsonl")
 
@@ -26,7 +26,11 @@ def export(options: argparse.Namespace, session: CommandContext) -> int:
     on_screen: ExportFormat = "jsonl" if options.json else "csv"
     chosen = None if output is not None else on_screen
     target = session.screen.data_stream() if output is None else output
-    if options.metrics:
+    if options.rows and len(runs) != 1:
+        raise UsageError(f"--rows exports one run, got {len(runs)}. Give its name.")
+    if options.rows:
+        count = export_rows(runs[0], target, format=chosen, rank=options.rank, overwrite=options.overwrite)
+    elif options.metrics:
         count = export_metrics(runs, target, format=chosen, overwrite=options.overwrite)
     else:
         count = export_runs(runs, target, format=chosen, overwrite=options.overwrite)
@@ -46,6 +50,30 @@ def _selected(options: argparse.Namespace, session: CommandContext) -> Sequence[
         return find_runs(options.run_name, options, session)
     with open_selected(options, session) as runs:
         return runs.query(**selection_of(options))
+
+
+def pack(options: argparse.Namespace, session: CommandContext) -> int:
+    """Turns the closed parts of runs into Parquet."""
+    from destinations.run_directory import RunInUseError
+    from destinations.run_directory.conversion import convert_parts
+
+    packed, code = [], EXIT_OK
+    for run in find_runs(options.run_name, options, session):
+        try:
+            found = [(rank, *one) for rank in run.ranks() for one in convert_parts(run.path, rank)]
+        except RunInUseError as error:
+            session.note(str(error))
+            code = EXIT_FAILED
+            continue
+        left = [{"rank": rank, "part": part.number, "reason": why} for rank, part, why in found if why]
+        packed.append({"run_id": run.run_id, "parts": len(found) - len(left), "left": left})
+        if not options.json:
+            session.screen.line(f"{run.name}: {len(found) - len(left)} parts are Parquet now")
+        for one in left:
+            session.note(f"{run.name}: part {one['part']} of rank {one['rank']} stays CSV: {one['reason']}")
+    if options.json:
+        session.screen.json(packed)
+    return code
 
 
 def compact(options: argparse.Namespace, session: CommandContext) -> int:

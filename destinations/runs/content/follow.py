@@ -424,7 +424,7 @@ class Follower:
             found: list[MetricRow] = []
             for file, start in look.pieces():
                 of_file = list(file.rows(start))
-                if start <= len(file.header):
+                if start <= file.first:
                     self._first, self._csv_rows = next(iter(of_file), None), 0
                 self._csv_rows += len(of_file)
                 found += of_file
@@ -512,8 +512,10 @@ class Follower:
 
     def _take_rolled(self, look: Look, rows: list[MetricRow]) -> bool:
         """Reads the new rows where the CSV was replaced, and parts may have been closed or removed since."""
-        there = set(look.snapshot.parts)
-        kept = [part.number for part in self._parts if part in there]
+        there = {part.number: part for part in look.snapshot.parts}
+        kept = [
+            part.number for part in self._parts if part.number in there and there[part.number].is_still(part)
+        ]
         files = look.snapshot.files(max(kept, default=0) + 1)
         # Nothing is forgotten yet where a part was replaced meanwhile.
         first = next(files)

@@ -54,7 +54,7 @@ class Look:
         is_continued: whether all that the last look saw is still there; also where it saw nothing.
         first: the number of the part, or of the one that the CSV will become, where the rows begin that the
             last look did not see.
-        start: the offset there; 0 for all rows.
+        start: the place there, see `CsvSnapshot`; 0 for all rows.
     """
 
     snapshot: MetricsSnapshot
@@ -64,10 +64,10 @@ class Look:
     start: int = 0
 
     def pieces(self) -> Iterator[tuple[CsvSnapshot, int]]:
-        """Yields each file with rows that the last look did not see, and the offset where these begin."""
+        """Yields each file with rows that the last look did not see, and the place where these begin."""
         start = self.start
         for file in self.snapshot.files(self.first):
-            yield file, start or len(file.header)
+            yield file, start or file.first
             start = 0
 
     def __enter__(self) -> Self:
@@ -120,7 +120,10 @@ class RankReader:
             raise
         is_same = now is not None and (now.device, now.inode) == (seen.device, seen.inode)
         # A resume may have cut one of them, and left those after it.
-        are_same = tuple(one for one in snapshot.parts if one.number < number) == self._seen_parts
+        before = [one for one in snapshot.parts if one.number < number]
+        are_same = len(before) == len(self._seen_parts) and all(
+            one.is_still(seen_part) for one, seen_part in zip(before, self._seen_parts, strict=True)
+        )
         if now != seen or not are_same:
             return Look(snapshot, is_same and is_in_place, is_continued=False)
         return Look(snapshot, is_in_place, is_continued=True, first=seen.closed + 1, start=seen.end)

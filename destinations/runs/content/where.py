@@ -19,12 +19,13 @@ from destinations.run_directory.blocks import (
     Block,
     Floats,
     block_of_rows,
-    read_blocks,
+    blocks_of,
     without_abandoned,
 )
 from destinations.run_directory.layout import column_of, parse_header
 from destinations.run_directory.part_index import OF_COLUMN, PartIndex, indexed_files
 from destinations.run_directory.reader import (
+    CsvSnapshot,
     merge_journal,
     metric_columns,
     retried,
@@ -160,8 +161,8 @@ def _values_of(folder: Path, rank: int, name: str, column: str, where: Where) ->
     with take_snapshot(folder, rank) as snapshot:
         for file, index in indexed_files(snapshot, [column]):
             if column in parse_header(file.header):
-                for start, end in _spans(index, column, where, len(file.header), file.end):
-                    for block in read_blocks(file.header, file.chunks(start, end=end), [column]):
+                for start, end in _spans(file, index, column, where):
+                    for block in blocks_of(file, [column], start=start, end=end):
                         yield _chosen(name, without_abandoned(block, snapshot.resumes), column, where)
         rows = merge_journal([], snapshot.records)
         if rows:
@@ -169,16 +170,17 @@ def _values_of(folder: Path, rank: int, name: str, column: str, where: Where) ->
 
 
 def _spans(
-    index: PartIndex | None, column: str, where: Where, start: int, end: int
-) -> Iterator[tuple[int, int]]:
+    file: CsvSnapshot, index: PartIndex | None, column: str, where: Where
+) -> Iterator[tuple[int | None, int | None]]:
     """Yields from where to where the rows may fulfil the condition."""
     if index is None:
-        yield start, end
+        yield None, None
         return
-    ends = index.of_rows("end").astype(np.int64).tolist()
-    for before, after, may in zip([start, *ends], ends, where.may_hold(index, column), strict=False):
-        if may:
-            yield before, after
+    may = np.concatenate([[False], where.may_hold(index, column), [False]])
+    # Where entries that may, and that follow one another, begin and end.
+    begins, ends = np.flatnonzero(may[1:] & ~may[:-1]), np.flatnonzero(~may[1:] & may[:-1])
+    for first, last in zip(begins.tolist(), ends.tolist(), strict=True):
+        yield index.span(file, slice(first, last))
 
 
 def _chosen(name: str, block: Block, column: str, where: Where) -> Series:

@@ -44,6 +44,7 @@ _END_SECONDS = 5.0
 _KILL_SECONDS = 1.0
 _LOOK_SECONDS = 0.5
 _TRIES = 2
+# Leaves a processor that both want to training, nine parts of ten.
 _NICE = 10
 
 
@@ -320,9 +321,11 @@ def main(arguments: list[str]) -> None:
     Args:
         arguments: the descriptor of the socket, and the id of the training process.
     """
+    from uploads.disk import give_way
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    _give_way()
+    give_way(_NICE)
     connection, parent = Connection(int(arguments[0])), int(arguments[1])
     memory = torch.empty(0, dtype=torch.uint8)
     # A forked sibling may keep the socket open after the death of the parent.
@@ -336,16 +339,6 @@ def main(arguments: list[str]) -> None:
             os.close(descriptor)
         else:
             connection.send(_answer_to(message[1], memory, lambda: os.getppid() == parent))
-
-
-def _give_way() -> None:
-    """Leaves a processor that both want to training, nine parts of ten; the disk follows the same number.
-
-    Where the kernel groups processes by session (autogroup), `nice` alone says nothing to another session.
-    """
-    os.nice(_NICE)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(_NICE))
 
 
 def _answer_to(request: Request, memory: torch.Tensor, is_wanted: Callable[[], bool]) -> object:

@@ -1,28 +1,34 @@
-"""A metrics.csv that has grown is closed as a part, and every reader sees the rows as if it had not."""
+"""A metrics.csv that has grown is closed as a part, and every reader sees the rows as if it had not.
+
+Nor does a reader see whether a part is a CSV, or Parquet that has replaced it.
+"""
 
 import contextlib
 import errno
+import importlib.util
 import itertools
 import json
 import math
 import os
 import random
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from destinations import RunDirectory
-from destinations.run_directory import read_rows
+from destinations.run_directory import RunPathError, read_rows
 from destinations.run_directory.blocks import read_blocks
+from destinations.run_directory.conversion import convert_part
 from destinations.run_directory.drain import JournalDrain
 from destinations.run_directory.frames import Resume
 from destinations.run_directory.journal import Journal
 from destinations.run_directory.layout import journal_path, part_numbers, part_path, parts_path
 from destinations.run_directory.metrics_csv import AbandonedRows, MetricsCsv, RowFormatter
 from destinations.run_directory.part_index import OF_COLUMN, OF_ROWS, PartIndex, indexed_files
-from destinations.run_directory.reader import last_rows, take_snapshot
+from destinations.run_directory.reader import Part, last_rows, take_snapshot
 from destinations.runs import open_runs
 from destinations.runs.content.follow import Follower
 from destinations.runs.content.rank_reader import RankReader
@@ -33,7 +39,7 @@ from destinations.runs.errors import FilterError
 from destinations.runs.summary import computed_summary
 from destinations.viewer.columns import ColumnCache
 from events import Run, State
-from tests.test_destinations.runs.written import Written
+from tests.test_destinations.runs.written import Written, change_sidecar
 from uploads.disk import Disk
 
 
@@ -125,9 +131,20 @@ def numbers(run_dir):
     return part_numbers(parts_path(run_dir / "metrics.csv"))
 
 
+def convert(run_dir, chosen=None):
+    """Turns some parts into Parquet, or all."""
+    for number in chosen or numbers(run_dir):
+        part = Part(parts_path(run_dir / "metrics.csv"), number)
+        if part.csv_path.exists():
+            assert convert_part(part, must_be_smaller=False)
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """Two runs of the same rows: in parts, and in one file. The metric `acc` is there now and then, `late` late."""
+    """The same rows in parts, in one file, in Parquet, and in parts of which some are Parquet.
+
+    The metric `acc` is there now and then, `late` late.
+    """
     folder = tmp_path_factory.mktemp("runs")
     for name, written in (("parts", WrittenInParts), ("whole", Written)):
         with written(folder / name, run_id=name, flush_seconds=1000) as run:
@@ -139,6 +156,11 @@ def written(tmp_path_factory):
                     run.flush()
     assert len(numbers(folder / "parts")) > 3
     assert numbers(folder / "whole") == []
+    for name in ("parquet", "mixed"):
+        shutil.copytree(folder / "parts", folder / name)
+        convert(folder / name, [2] if name == "mixed" else None)
+        change_sidecar(folder / name, run_id=name)
+    assert not list((folder / "parquet" / "parts" / "metrics").glob("*.csv"))
     return folder
 
 
@@ -187,18 +209,20 @@ READERS = [
 ]
 
 
+@pytest.mark.parametrize("name", ["parts", "parquet", "mixed"])
 @pytest.mark.parametrize("read", READERS)
-def test_a_reader_sees_the_rows_of_all_parts(written, read):
+def test_a_reader_sees_the_rows_of_all_parts(written, read, name):
     """Rows, columns, last rows, summaries and charts are those of a run in one file."""
-    np.testing.assert_equal(read(written / "parts"), read(written / "whole"))
+    np.testing.assert_equal(read(written / name), read(written / "whole"))
 
 
-def test_a_summary_is_computed_from_the_indexes(written):
+@pytest.mark.parametrize("name", ["parts", "parquet"])
+def test_a_summary_is_computed_from_the_indexes(written, tmp_path, name):
     """What summary.json says is what the indexes and the last file say; where an index is missing, what its part does."""
     kept = computed_summary(written / "whole", 0)
-    with_indexes = computed_summary(written / "parts", 0)
-    copy = written / "copy"
-    shutil.copytree(written / "parts", copy)
+    with_indexes = computed_summary(written / name, 0)
+    copy = tmp_path / "copy"
+    shutil.copytree(written / name, copy)
     first, second, *_ = sorted((copy / "parts" / "metrics").glob("*.npy"))
     first.unlink()
     second.write_bytes(second.read_bytes()[:-8])
@@ -207,19 +231,19 @@ def test_a_summary_is_computed_from_the_indexes(written):
 
     for found in (with_indexes, without):
         assert found.keys() == kept.keys()
-        for name, one in kept.items():
-            assert found[name].mean == pytest.approx(one.mean, rel=1e-14)
+        for metric, one in kept.items():
+            assert found[metric].mean == pytest.approx(one.mean, rel=1e-14)
             np.testing.assert_equal(
                 [
-                    found[name].last,
-                    found[name].min,
-                    found[name].max,
-                    found[name].count,
-                    found[name].non_finite,
+                    found[metric].last,
+                    found[metric].min,
+                    found[metric].max,
+                    found[metric].count,
+                    found[metric].non_finite,
                 ],
                 [one.last, one.min, one.max, one.count, one.non_finite],
             )
-            assert (found[name].min_step, found[name].max_step) == (one.min_step, one.max_step)
+            assert (found[metric].min_step, found[metric].max_step) == (one.min_step, one.max_step)
 
 
 def test_an_index_is_that_of_the_rows_of_its_part(written):
@@ -292,8 +316,9 @@ CONDITIONS = [
 ]
 
 
+@pytest.mark.parametrize("name", ["parts", "mixed"])
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_a_condition_finds_its_values_by_the_index(written, condition):
+def test_a_condition_finds_its_values_by_the_index(written, condition, name):
     """What a condition finds in parts is what it finds in all rows, for metrics that are there now and then too."""
     where = Where.parse(condition)
     names = {"value": 0.0, "step": 0}
@@ -306,7 +331,7 @@ def test_a_condition_finds_its_values_by_the_index(written, condition):
             and eval(python, {}, {**names, "value": row.metrics[metric], "step": row.step})  # noqa: S307
             and not ("!= nan" in condition and math.isnan(row.metrics[metric]))
         ]
-        found = [one.step.tolist() for one in values_where(written / "parts", metric, where)]
+        found = [one.step.tolist() for one in values_where(written / name, metric, where)]
         assert list(itertools.chain.from_iterable(found)) == expected
 
 
@@ -342,14 +367,17 @@ def test_a_run_in_parts_is_continued(tmp_path):
     assert summary["metrics"]["loss"]["min"] == 0.0
 
 
-def test_a_resume_cuts_the_last_parts(tmp_path):
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_resume_cuts_the_last_parts(tmp_path, suffix):
     """Rows beyond the checkpoint go to abandoned/, with what was behind them; the parts before stay as they are."""
     with WrittenInParts(tmp_path / "run") as run:
         for step in range(400):
             run.log({"loss": float(step)}, step)
             if step % 50 == 49:
                 run.flush()
-    before = part_path(tmp_path / "run/parts/metrics", 1).read_bytes()
+    if suffix == ".parquet":
+        convert(tmp_path / "run")
+    before = part_path(tmp_path / "run/parts/metrics", 1, suffix).read_bytes()
     assert len(numbers(tmp_path / "run")) > 1
 
     with WrittenInParts(tmp_path / "run", batch=210) as run:
@@ -357,7 +385,7 @@ def test_a_resume_cuts_the_last_parts(tmp_path):
             run.log({"loss": -float(step)}, step)
 
     folder = tmp_path / "run"
-    assert part_path(folder / "parts/metrics", 1).read_bytes() == before
+    assert part_path(folder / "parts/metrics", 1, suffix).read_bytes() == before
     assert [(row.step, row.metrics["loss"]) for row in read_rows(folder)] == [
         *((step, float(step)) for step in range(210)),
         *((step, -float(step)) for step in range(210, 220)),
@@ -365,6 +393,7 @@ def test_a_resume_cuts_the_last_parts(tmp_path):
     assert rows_left(folder) == list(range(210, 400))
     summary = json.loads((folder / "summary.json").read_bytes())["metrics"]["loss"]
     assert (summary["count"], summary["max"], summary["min"], summary["last"]) == (220, 209.0, -219.0, -219.0)
+    assert not list((folder / "parts/metrics").glob(f"00000003{suffix}"))
 
 
 def rows_left(run_dir):
@@ -454,13 +483,19 @@ def test_a_session_that_is_killed_while_it_cuts_a_part_leaves_a_true_summary(tmp
     assert (summary["count"], summary["max"]) == (301, 299.0)
 
 
-def test_a_follower_sees_each_row_once_while_parts_are_closed(tmp_path):
-    """A follower that looks now and then, or missed several parts, gets every row once, in order."""
+@pytest.mark.parametrize("are_converted", [False, True])
+def test_a_follower_sees_each_row_once_while_parts_are_closed(tmp_path, are_converted):
+    """A follower that looks now and then, or missed several parts, gets every row once, in order.
+
+    Also where these become Parquet between two looks.
+    """
     writer = Writer(tmp_path)
     with Follower(tmp_path) as often, Follower(tmp_path) as rarely:
         seen, seldom = [], []
         for start in range(0, 800, 40):
             writer.log_and_drain(range(start, start + 40))
+            if are_converted and start % 80:
+                convert(tmp_path)
             seen += [row.step for row in often.poll()]
             if start in {40, 400}:
                 seldom += [row.step for row in rarely.poll()]
@@ -488,8 +523,12 @@ def test_a_follower_that_missed_a_cut_yields_what_is_new(tmp_path):
     assert second == list(range(150, 400))
 
 
-def test_only_rows_of_a_new_part_are_new_to_a_look(tmp_path):
-    """A look after a part was closed begins where the last one ended, within the part."""
+@pytest.mark.parametrize("converted", [(), (2,), (1, 2)])
+def test_only_rows_of_a_new_part_are_new_to_a_look(tmp_path, converted):
+    """A look after a part was closed begins where the last one ended, within the part.
+
+    Where that part has become Parquet since, all rows are new: they are not known byte by byte.
+    """
     writer = Writer(tmp_path, part_bytes=2000)
     reader = RankReader(tmp_path, 0)
     writer.log_and_drain(range(25))
@@ -497,12 +536,62 @@ def test_only_rows_of_a_new_part_are_new_to_a_look(tmp_path):
         reader.note(look)
 
     writer.log_and_drain(range(25, 225))
+    if converted:
+        convert(tmp_path, converted)
 
     with reader.look() as look:
         found = [row.step for file, start in look.pieces() for row in file.rows(start)]
     writer.die()
     assert len(numbers(tmp_path)) > 1
-    assert found == list(range(25, 225))
+    assert look.is_continued == (1 not in converted)
+    assert found == list(range(25 if look.is_continued else 0, 225))
+
+
+def test_a_part_that_is_there_twice_counts_once(tmp_path):
+    """While the CSV of a part is still there, it counts, and the Parquet does not, whatever it has."""
+    writer = Writer(tmp_path)
+    writer.log_and_drain(range(100))
+    writer.die()
+    part = Part(parts_path(tmp_path / "metrics.csv"), 1)
+    csv = part.csv_path.read_bytes()
+    convert(tmp_path, [1])
+    part.csv_path.write_bytes(csv)
+    part.parquet_path.write_bytes(b"no Parquet")
+
+    assert [row.step for row in read_rows(tmp_path)] == list(range(100))
+
+
+def test_a_reader_that_has_a_part_open_goes_on_while_it_becomes_parquet(tmp_path):
+    """What was opened as a CSV is read to its end, and what is opened later is Parquet: each row comes once."""
+    writer = Writer(tmp_path)
+    writer.log_and_drain(range(300))
+    writer.die()
+
+    with take_snapshot(tmp_path, 0) as snapshot:
+        rows = snapshot.rows()
+        steps = [next(rows).step for _ in range(5)]
+        convert(tmp_path)
+        steps += [row.step for row in rows]
+
+    assert steps == list(range(300))
+
+
+def test_without_pyarrow_parquet_is_an_error_that_says_what_to_install(tmp_path, monkeypatch):
+    """Rows that cannot be read are never left out in silence, by no reader, and no session begins there."""
+    writer = Writer(tmp_path)
+    writer.log_and_drain(range(100))
+    writer.die()
+    convert(tmp_path)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+
+    for read in READERS[:6]:
+        with pytest.raises(OSError, match=r'need pyarrow. Run: pip install "training-destinations\[query\]"'):
+            read(tmp_path)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(RunPathError, match="has rows in Parquet, and pyarrow is not installed"):
+        Written(tmp_path, batch=50)
+    with pytest.raises(ImportError, match='parts="parquet" needs pyarrow'):
+        RunDirectory(tmp_path / "other", parts="parquet")
 
 
 def test_names_that_are_not_used_any_more_are_not_columns_of_the_next_part(tmp_path):
@@ -743,18 +832,32 @@ def test_a_part_that_is_the_file_itself_does_not_count(tmp_path):
     assert [row.step for row in read_rows(tmp_path)] == list(range(102))
 
 
-def test_a_copy_whose_parts_were_copied_later_has_each_row_once(tmp_path):
-    """A metrics.csv that has become the beginning of a part meanwhile does not count, for readers and for a writer."""
+@pytest.mark.parametrize("is_converted", [False, True])
+@pytest.mark.parametrize("has_index", [False, True])
+@pytest.mark.parametrize("rows", [100, 110])
+def test_a_copy_whose_parts_were_copied_later_has_each_row_once(tmp_path, is_converted, has_index, rows):
+    """A metrics.csv that has become the beginning of a part meanwhile does not count, for readers and for a writer.
+
+    Nor does one that has become all of it, where others came after it.
+    """
     live, copy = tmp_path / "live", tmp_path / "copy"
     live.mkdir()
     copy.mkdir()
     writer = Writer(live, part_bytes=3000)
-    writer.log_and_drain(range(100))
+    writer.log_and_drain(range(rows))
     assert numbers(live) == []
     shutil.copy(live / "metrics.csv", copy)
-    writer.log_and_drain(range(100, 400))
+    writer.log_and_drain(range(rows, 400))
     writer.die()
+    if rows == 110:
+        # All that the first part will have.
+        shutil.copy(part_path(parts_path(live / "metrics.csv"), 1), copy / "metrics.csv")
+    if is_converted:
+        convert(live)
     shutil.copytree(live / "parts", copy / "parts")
+    if not has_index:
+        for path in parts_path(copy / "metrics.csv").glob("*.npy"):
+            path.unlink()
     with take_snapshot(live, 0) as snapshot:
         steps = [row.step for row in snapshot.rows()]
         expected = steps[: len(steps) - sum(1 for _ in snapshot.csv.rows())]

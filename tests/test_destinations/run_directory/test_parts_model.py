@@ -1,5 +1,9 @@
-"""Random rows, names, resumes, reopenings, kills and full disks: every reader sees what a list in memory has."""
+"""Random rows, names, resumes, reopenings, kills and full disks: every reader sees what a list in memory has.
 
+Meanwhile parts become Parquet, as far as they can.
+"""
+
+import contextlib
 import errno
 import itertools
 import math
@@ -11,10 +15,12 @@ import numpy as np
 import pytest
 
 from destinations.run_directory import read_rows
+from destinations.run_directory.conversion import convert_part
 from destinations.run_directory.drain import JournalDrain
 from destinations.run_directory.journal import Journal
 from destinations.run_directory.layout import column_of, journal_path, part_numbers, parts_path
 from destinations.run_directory.metrics_csv import MetricsCsv
+from destinations.run_directory.parquet import StaysCsvError
 from destinations.run_directory.reader import last_rows, read_whole, take_snapshot
 from destinations.runs.content.follow import Follower
 from destinations.runs.content.series import read_series, run_blocks
@@ -107,6 +113,8 @@ class Model:
         self.follower = Follower(run_dir)
         # What the follower has not seen, unless a resume came between.
         self.news = []
+        # With integers of more than 53 bits among floats, a part stays CSV.
+        self.numbers = NUMBERS if seed % 2 else [one for one in NUMBERS if one != 2**53 + 1]
         self.is_open = False
         self.open()
 
@@ -143,7 +151,7 @@ class Model:
             names.append(f"new{self.step}")
         if self.source.random() < 0.03:
             names += [f"n{self.source.randrange(30)}.{number}" for number in range(20)]
-        row = {name: self.source.choice([*NUMBERS, self.source.random()]) for name in names}
+        row = {name: self.source.choice([*self.numbers, self.source.random()]) for name in names}
         step = self.step
         if self.source.random() < 0.02:
             step += 500
@@ -160,12 +168,20 @@ class Model:
         self.rows = [one for one in self.rows if one[0] < self.step]
         self.news = None
 
+    def convert(self, share=0.5):
+        """Turns some parts into Parquet."""
+        for part in self.drain._csv.parts():
+            if not part.is_parquet and self.source.random() < share:
+                with contextlib.suppress(StaysCsvError):
+                    assert convert_part(part, must_be_smaller=False, disk=self.disk)
+
     def run(self):
-        """Drains, and reopens after a kill."""
+        """Drains, and converts; reopens after a kill."""
         self.disk.full = self.source.choice([0.0, 0.0, 0.02, 0.2])
         self.disk.kill = self.source.choice([0.0, 0.0, 0.02])
         try:
             self.drain.run()
+            self.convert()
         except OSError:
             pass
         except Killed:
@@ -324,5 +340,10 @@ def test_every_reader_sees_what_was_logged(tmp_path, monkeypatch, seed):
     check_columns(model, rows)
     check_parts(model)
     check_abandoned(model)
+    model.convert(1.0)
+    assert seed % 2 or all(part.is_parquet for part in model.drain._csv.parts())
+    check_columns(model, check_rows(model))
+    check_follower(model)
+    check_parts(model)
     model.follower.close()
     assert part_numbers(parts_path(tmp_path / "metrics.csv")) or len(model.rows) < 60

@@ -8,8 +8,12 @@ import sys
 
 import pytest
 
+from destinations import RunDirectory
+from destinations.run_directory import read_rows
+from destinations.run_directory.conversion import convert_part
+from destinations.run_directory.reader import Part
 from destinations.runs import Run, RunRecord
-from destinations.runs.export import export_metrics, export_runs
+from destinations.runs.export import export_metrics, export_rows, export_runs
 from tests.test_destinations.runs.written import Written, write_csv, write_shared
 
 
@@ -155,6 +159,76 @@ RECORDS = [
     },
     {"run_id": "b", "hparams": {"lr": 1, "flag": True, "mixed": "text", "LR": 2}, "notes": 'say "hi",\nthen'},
 ]
+
+
+class InParts(RunDirectory):
+    """Closes a part of some kilobytes."""
+
+    _part_bytes = 2000
+
+
+class WrittenInParts(Written):
+    """A run with small parts."""
+
+    kind = InParts
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory):
+    """A run whose first part is Parquet, with a CSV part, and rows in its last file; some metrics come and go."""
+    folder = tmp_path_factory.mktemp("long") / "run"
+    with WrittenInParts(folder) as written:
+        for step in range(200):
+            more = {"val/acc": step} if step % 3 == 0 else {}
+            late = {"late": math.nan if step == 150 else 5e-324} if step > 120 else {}
+            written.log({"loss": step / 7, **more, **late}, step)
+            if step % 20 == 19:
+                written.flush()
+        written.log({"loss": 2**60}, None)
+    assert convert_part(Part(folder / "parts/metrics", 1), must_be_smaller=False)
+    assert Part(folder / "parts/metrics", 2).csv_path.exists()
+    return Run.open(folder)
+
+
+def test_rows_as_csv_are_a_metrics_csv_again(long_run, tmp_path):
+    """One file has what the parts, the CSV and the journal have, number by number, with all columns."""
+    count = export_rows(long_run, tmp_path / "metrics.csv")
+
+    assert count == 201
+    assert (tmp_path / "metrics.csv").read_text().splitlines()[0] == "step,epoch,time,loss,val/acc,late"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "metrics.csv").rename(tmp_path / "run/metrics.csv")
+    assert repr(read_rows(tmp_path / "run")) == repr(read_rows(long_run.path))
+
+
+def test_rows_as_json_lines(long_run):
+    """A line has the metrics of its row; NaN is a text."""
+    stream = io.StringIO()
+
+    count = export_rows(long_run, stream, format="jsonl")
+
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert count == len(lines) == 201
+    assert list(lines[1]) == ["step", "epoch", "time", "loss"]
+    assert (lines[150]["late"], lines[151]["late"], lines[150]["val/acc"]) == ("NaN", 5e-324, 150)
+
+
+def test_rows_as_parquet(long_run, tmp_path):
+    """A column for each metric, null where it is missing; NaN is not missing."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+
+    count = export_rows(long_run, tmp_path / "rows.parquet")
+
+    table = parquet.read_table(tmp_path / "rows.parquet").to_pylist()
+    rows = read_rows(long_run.path)
+    assert count == len(table) == 201
+    assert list(table[0]) == ["step", "epoch", "time", "loss", "val/acc", "late"]
+    assert [one["step"] for one in table] == [row.step for row in rows]
+    assert [one["time"] for one in table] == [row.time for row in rows]
+    for name in ("loss", "val/acc", "late"):
+        found = [one[name] for one in table]
+        expected = [row.metrics.get(name) for row in rows]
+        assert repr(found) == repr([None if one is None else float(one) for one in expected])
 
 
 @pytest.fixture

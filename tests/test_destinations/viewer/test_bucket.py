@@ -90,6 +90,23 @@ def test_a_copy_of_objects_without_versions_is_up_to_date(tmp_path):
     assert json.loads((tmp_path / "copy/one/sidecar.json").read_text())["notes"] == "new"
 
 
+def test_what_replaced_a_file_is_brought_with_the_rows(tmp_path):
+    """A part that has become Parquet in the store takes the place of the CSV in the copy."""
+    run = write_run(tmp_path / "runs" / "one")
+    parts = run / "parts" / "metrics"
+    parts.mkdir(parents=True)
+    (parts / "00000001.csv").write_text("step,loss\n0,0.5\n")
+    copy = BucketCopy(LocalStore(tmp_path / "runs"), tmp_path / "copy")
+    copy.refresh()
+    copy.bring(tmp_path / "copy" / "one")
+
+    (parts / "00000001.csv").rename(parts / "00000001.parquet")
+    copy.refresh(at_once=True)
+    copy.bring(tmp_path / "copy" / "one")
+
+    assert [path.name for path in (tmp_path / "copy/one/parts/metrics").iterdir()] == ["00000001.parquet"]
+
+
 def test_a_copy_takes_only_what_changed(moto, tmp_path):
     """New rows come, what is gone goes, and nothing is fetched twice."""
     run = write_run(tmp_path / "runs" / "one", status="running", updated_at=1.7e9)

@@ -1,10 +1,12 @@
-"""Charts of a run in parts are drawn from the indexes of these, and are right at every zoom."""
+"""Charts of a run in parts are drawn from the indexes of these, and are right at every zoom, also of Parquet."""
 
 import itertools
+import shutil
 
 import numpy as np
 import pytest
 
+from destinations.run_directory.conversion import convert_parts
 from destinations.run_directory.drain import JournalDrain
 from destinations.run_directory.journal import Journal
 from destinations.run_directory.layout import journal_path, part_numbers, parts_path
@@ -44,12 +46,20 @@ def write(run_dir, steps, **options):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """The same rows, in parts of 100 kB and in one file."""
+    """The same rows, in parts of 100 kB, in Parquet, and in one file."""
     folder = tmp_path_factory.mktemp("runs")
     write(folder / "parts", range(ROWS), part_bytes=100_000)
     write(folder / "whole", range(ROWS))
     assert len(part_numbers(parts_path(folder / "parts" / "metrics.csv"))) > 5
+    shutil.copytree(folder / "parts", folder / "parquet")
+    assert all(not reason for _, reason in convert_parts(folder / "parquet", 0))
     return folder
+
+
+@pytest.fixture(params=["parts", "parquet"])
+def name(request):
+    """A run whose parts are CSV, and one whose parts are Parquet."""
+    return request.param
 
 
 @pytest.fixture
@@ -74,10 +84,10 @@ def answer(folder, name, metric, axis, points=50, **options):
 @pytest.mark.usefixtures("small_limit")
 @pytest.mark.parametrize("metric", ["loss", "acc", "late"])
 @pytest.mark.parametrize("kind", ["step", "time", "relative", "epoch", "metric:loss"])
-def test_a_chart_of_everything_has_the_extremes_and_the_number_of_values(written, metric, kind):
+def test_a_chart_of_everything_has_the_extremes_and_the_number_of_values(written, name, metric, kind):
     """Min, max and number of values are those of the rows; means differ by how values are grouped."""
     axis = Axis.parse(kind)
-    of_rows, of_indexes = (answer(written, name, metric, axis) for name in ("whole", "parts"))
+    of_rows, of_indexes = (answer(written, one, metric, axis) for one in ("whole", name))
 
     assert of_indexes["error"] is None
     assert of_indexes["rows"] == of_rows["rows"]
@@ -88,27 +98,27 @@ def test_a_chart_of_everything_has_the_extremes_and_the_number_of_values(written
 
 
 @pytest.mark.usefixtures("small_limit")
-def test_a_zoom_shows_the_values_themselves(written):
+def test_a_zoom_shows_the_values_themselves(written, name):
     """A part of the axis with few rows is read from the rows, with one neighbour on each side."""
     for start, end in [(SPIKE - 20, SPIKE + 20), (0, 3), (29_990, 40_000), (9_990, 10_010)]:
         axis = Axis("step", "", start, end)
-        of_rows, of_indexes = (answer(written, name, "loss", axis, points=100) for name in ("whole", "parts"))
+        of_rows, of_indexes = (answer(written, one, "loss", axis, points=100) for one in ("whole", name))
         for field in ("x", "y", "rows"):
             np.testing.assert_array_equal(of_indexes[field], of_rows[field])
 
 
 @pytest.mark.usefixtures("small_limit")
-def test_a_spike_is_there_at_every_zoom(written):
+def test_a_spike_is_there_at_every_zoom(written, name):
     """One value of thirty thousand is the greatest of its point, however much is shown."""
     for half in (10, 1000, 5000, 30_000):
-        found = answer(written, "parts", "loss", Axis("step", "", SPIKE - half, SPIKE + half))
+        found = answer(written, name, "loss", Axis("step", "", SPIKE - half, SPIKE + half))
         assert np.nanmax(found["y"] if found["high"] is None else found["high"]) == 1e6
 
 
 @pytest.mark.usefixtures("small_limit")
-def test_a_band_has_the_extremes_of_a_long_run(written):
+def test_a_band_has_the_extremes_of_a_long_run(written, name):
     """The band over a run in parts shows its spike too."""
-    with open_runs(written / "parts", cache=written / "cache-band") as runs:
+    with open_runs(written / name, cache=written / f"cache-band-{name}") as runs:
         reader = ChartReader()
         (run,) = runs.query()
         (band,) = reader.bands([("one", [("x", run, 0)])], "loss", Axis(), points=30)
@@ -118,14 +128,36 @@ def test_a_band_has_the_extremes_of_a_long_run(written):
 
 
 @pytest.mark.usefixtures("small_limit")
-def test_only_rows_of_the_last_file_are_held(written):
+def test_only_rows_of_the_last_file_are_held(written, name):
     """The memory of a run in parts is that of its last file, and all its metrics are known."""
     parts, whole = ColumnCache(), ColumnCache()
-    frame = parts.read(written / "parts", 0, ["loss"])
+    frame = parts.read(written / name, 0, ["loss"])
     whole.read(written / "whole", 0, ["loss"])
 
     assert frame.known == ["loss", "acc", "late"]
     assert parts.nbytes < whole.nbytes / 4
+
+
+@pytest.mark.usefixtures("small_limit")
+def test_a_chart_goes_on_while_parts_become_parquet(tmp_path):
+    """An answer is the same before, in between and after; what is held of the last file stays."""
+    write(tmp_path / "run", range(20_000), part_bytes=100_000)
+    reader = ChartReader()
+    with open_runs(tmp_path / "run", cache=tmp_path / "cache") as runs:
+        (run,) = runs.query()
+        conversions = convert_parts(tmp_path / "run", 0)
+        found = []
+        for _ in range(3):
+            found += reader.series([("x", run)], ["loss"], Axis("step", "", 500, 900), points=60)
+            found += reader.series([("x", run)], ["loss"], Axis(), points=60)
+            next(conversions)
+        list(conversions)
+        found += reader.series([("x", run)], ["loss"], Axis("step", "", 500, 900), points=60)
+        found += reader.series([("x", run)], ["loss"], Axis(), points=60)
+    reader.close()
+
+    for number, one in enumerate(found):
+        np.testing.assert_equal(one, found[number % 2])
 
 
 @pytest.mark.usefixtures("small_limit")

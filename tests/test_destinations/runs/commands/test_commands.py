@@ -576,6 +576,39 @@ def test_export_of_metrics_in_long_form(runs, tmp_path):
     assert len(lines.splitlines()) == 10
 
 
+def test_export_of_the_rows_of_a_run(runs, tmp_path):
+    """A column for each metric, as `metrics.csv` has them; one run at a time."""
+    code, said, _ = runs("export", "alpha", "--rows", "-o", tmp_path / "alpha.csv")
+    _, out, _ = runs("export", "alpha", "--rows")
+
+    assert (code, said) == (0, f"wrote 5 rows of 1 runs to {tmp_path / 'alpha.csv'}\n")
+    assert out == (tmp_path / "alpha.csv").read_text() == (tmp_path / "runs/alpha/metrics.csv").read_text()
+    assert runs("export", "alpha", "beta", "--rows") == (
+        2,
+        "",
+        "--rows exports one run, got 2. Give its name.\n",
+    )
+
+
+def test_pack_turns_parts_into_parquet(runs, tmp_path):
+    """What is CSV becomes Parquet, once; a part that takes fewer bytes as CSV stays, and is said."""
+    pytest.importorskip("pyarrow")
+    parts = tmp_path / "runs/alpha/parts/metrics"
+    parts.mkdir(parents=True)
+    lines = "".join(f"{step},0,{step / 8},{step % 7}\n" for step in range(3000))
+    (parts / "00000001.csv").write_text(f"step,epoch,time,loss\n{lines}")
+    (parts / "00000002.csv").write_text("step,epoch,time,loss\n3000,0,1.5,0.25\n")
+
+    first, again = runs("pack", "alpha"), runs("pack", "alpha", "--json")
+
+    assert first[:2] == (0, "alpha: 1 parts are Parquet now\n")
+    assert first[2].startswith("alpha: part 2 of rank 0 stays CSV: Parquet takes")
+    assert sorted(path.name for path in parts.iterdir()) == ["00000001.parquet", "00000002.csv"]
+    (packed,) = json.loads(again[1])
+    assert (packed["run_id"], packed["parts"], packed["left"][0]["part"]) == ("id-alpha", 0, 2)
+    assert len(runs("export", "alpha", "--rows")[1].splitlines()) == 3000 + 1 + 5 + 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

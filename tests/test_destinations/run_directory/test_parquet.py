@@ -1,0 +1,358 @@
+"""Parquet in the place of a part has the same rows to the last bit, or the part stays CSV."""
+
+import contextlib
+import json
+import marshal
+import os
+import struct
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet as pq
+
+from destinations.run_directory import parquet
+from destinations.run_directory.blocks import blocks_of, read_blocks
+from destinations.run_directory.conversion import write_verified
+from destinations.run_directory.layout import header_line, parse_header
+from destinations.run_directory.parquet import ParquetRows, StaysCsvError
+from destinations.run_directory.part_index import PartIndex
+from destinations.run_directory.reader import CsvSnapshot, ParquetSnapshot, parse_rows
+from tests.effort import times
+from tests.hostile.fuzzing import fuzz
+
+FLOATS = st.floats().map(repr) | st.sampled_from(["nan", "inf", "-inf", "-0.0", "5e-324", "1e-07", "1e16"])
+INTEGERS = st.integers(-(2**63), 2**63 - 1) | st.sampled_from([0, -1, 2**53, 2**53 + 1, -(2**53) - 1])
+SMALL = st.integers(-(2**53), 2**53)
+COLUMNS = [
+    FLOATS,
+    INTEGERS.map(str),
+    FLOATS | SMALL.map(str),
+    FLOATS | INTEGERS.map(str) | st.integers().map(str),
+]
+NAMES = [
+    "loss",
+    "Loss",
+    "train.loss",
+    "train",
+    "a,b",
+    'say "x"',
+    "",
+    "ü",
+    "metrics/step",
+    "loss is an integer",
+]
+
+
+@st.composite
+def csv_files(draw):
+    """Returns header and lines of a part: columns of a kind each, with missing cells, some named twice."""
+    names = ["step", "epoch", "time", *draw(st.lists(st.sampled_from(NAMES), max_size=6))]
+    if draw(st.booleans()):
+        names = draw(st.permutations(names))
+    kinds = [draw(st.sampled_from(COLUMNS)) | st.just("") for _ in names]
+    kinds = [
+        draw(st.sampled_from([INTEGERS.map(str), INTEGERS.map(str) | st.just(""), kind]))
+        if name == "step"
+        else kind
+        for name, kind in zip(names, kinds, strict=True)
+    ]
+    rows = draw(st.lists(st.tuples(*kinds), min_size=1, max_size=25))
+    return header_line(names), "".join(",".join(row) + "\n" for row in rows).encode()
+
+
+def converted(header, lines, path, **options):
+    """Returns the CSV and the Parquet that it becomes."""
+    path.write_bytes(header + lines)
+    csv = CsvSnapshot.of(os.open(path, os.O_RDONLY))
+    fd = os.open(path.with_suffix(".parquet"), os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    try:
+        write_verified(csv, fd, must_be_smaller=False, **options)
+    except BaseException:
+        csv.close()
+        os.close(fd)
+        raise
+    return csv, ParquetSnapshot(ParquetRows(fd))
+
+
+def bits_of_rows(rows):
+    """Returns rows with each number as its type and bits."""
+    return [marshal.dumps((row.step, row.epoch, row.time, row.metrics), 2) for row in rows]
+
+
+def bits_of_blocks(blocks):
+    """Returns steps, times and values of all rows, each value as its bits, 0 where it is missing."""
+    found = list(blocks)
+    columns = {}
+    for name in found[0].columns:
+        values, present = (np.concatenate([one.columns[name][at] for one in found]) for at in (0, 1))
+        columns[name] = np.where(present, values.view(np.int64), 0).tolist(), present.tolist()
+    steps, times = (np.concatenate([getattr(one, name) for one in found]) for name in ("step", "time"))
+    return steps.tolist(), times.view(np.int64).tolist(), columns
+
+
+@pytest.fixture(params=[3, 1 << 15])
+def rows_of_a_group(request, monkeypatch):
+    """Files of one row group, and of several."""
+    monkeypatch.setattr(parquet, "_GROUP_ROWS", request.param)
+    return request.param
+
+
+@pytest.mark.usefixtures("rows_of_a_group")
+def test_every_number_is_the_one_of_the_csv(tmp_path_factory):
+    """Rows, columns and lines are those of the CSV, bit by bit; what Parquet cannot have stays CSV."""
+    folder = tmp_path_factory.mktemp("parts")
+    stayed = []
+
+    @settings(max_examples=times(100, 400), deadline=None)
+    @given(csv_files())
+    def check(file):
+        header, lines = file
+        try:
+            csv, found = converted(header, lines, folder / "part.csv")
+        except StaysCsvError as error:
+            stayed.append(str(error))
+            return
+        with contextlib.closing(csv), contextlib.closing(found):
+            columns = parse_header(header)
+            expected = bits_of_rows(csv.rows())
+            assert (found.header, found.end, found.size) == (header, csv.end, csv.size)
+            assert bits_of_rows(found.rows()) == expected
+            assert bits_of_rows(found.rows(2)) == expected[2:]
+            again = b"".join(found.chunks())
+            assert bits_of_rows(parse_rows(list(columns), [again])) == expected
+            for wanted in ([one for one in columns if one not in {"step", "time"}], ["loss", "missing"], []):
+                of_csv = bits_of_blocks(read_blocks(header, [lines], wanted))
+                assert bits_of_blocks(blocks_of(found, wanted)) == of_csv
+                assert bits_of_blocks(blocks_of(found, wanted, most_rows=2)) == of_csv
+
+    check()
+    assert len(stayed) < times(80, 320)
+
+
+STAY = {
+    "a text": "1,0,2.0,abc\n",
+    "a quoted cell": '1,0,2.0,"1.5"\n',
+    "a header in the middle": "step,epoch,time,loss\n",
+    "a cell less": "1,0,2.0\n",
+    "a cell more": "1,0,2.0,1.5,2.5\n",
+    "an integer of more than 64 bits": f"1,0,2.0,{2**63}\n",
+    "an integer of 400 digits": f"1,0,2.0,{10**400}\n",
+    "a large integer among floats": f"1,0,2.0,1.5\n2,0,3.0,{2**53 + 1}\n",
+    "an integer with a zero before it": "1,0,2.0,007\n",
+    "a negative integer zero": "1,0,2.0,-0\n",
+    "an underscore": "1,0,2.0,1_0\n",
+    "a space": "1,0,2.0, 1\n",
+    "no number": "1,0,2.0,1e\n",
+}
+
+
+@pytest.mark.parametrize("line", STAY.values(), ids=STAY)
+def test_what_parquet_cannot_have_stays_csv(tmp_path, line):
+    """Cells that are no floats and no integers of 64 bits, and lines of another length, are left as they are."""
+    with pytest.raises(StaysCsvError):
+        converted(b"step,epoch,time,loss\n", b"0,0,1.0,0.5\n" + line.encode(), tmp_path / "part.csv")
+
+
+def test_parquet_that_takes_more_bytes_is_refused(tmp_path):
+    """A part of few rows stays CSV."""
+    path = tmp_path / "part.csv"
+    path.write_text("step,epoch,time,loss\n0,0,1.0,0.5\n")
+    with (
+        (tmp_path / "new").open("w+b") as new,
+        contextlib.closing(CsvSnapshot.of(os.open(path, os.O_RDONLY))) as csv,
+        pytest.raises(StaysCsvError, match=r"Parquet takes \d+ bytes, and CSV 33"),
+    ):
+        write_verified(csv, new.fileno())
+
+
+def test_a_difference_is_found_before_the_csv_is_gone(tmp_path, monkeypatch):
+    """Where what is read back is not what the CSV has, the part stays CSV; another text of a number is no difference."""
+    lines = ParquetRows.lines
+    header, text = b"step,epoch,time,loss\n", b"0,0,1.0,0.5\n1,0,1.0,0.0\n"
+
+    def is_read_back_as(old, new):
+        monkeypatch.setattr(ParquetRows, "lines", lambda *args: [b"".join(lines(*args)).replace(old, new)])
+
+    for old, new, message in [
+        (b",0.0\n", b",-0.0\n", "of the Parquet is"),
+        (b",0.0\n", b",0\n", "of the Parquet is"),
+        (b"1,0,1.0,0.0\n", b"", "fewer rows"),
+        (b",0.0\n", b",0.0\n2,0,1.0,0.0\n", "more rows"),
+    ]:
+        is_read_back_as(old, new)
+        with pytest.raises(StaysCsvError, match=message):
+            converted(header, text, tmp_path / "part.csv")
+    is_read_back_as(b"0.5", b"5e-1")
+    for file in converted(header, text, tmp_path / "part.csv"):
+        file.close()
+
+
+def test_other_programs_read_the_columns(tmp_path):
+    """They find steps, times and metrics by their names; integers among floats are floats with a flag."""
+    header, lines = b"step,epoch,time,loss,mixed\n", b"0,0,1.5,0.25,\n1,0,2.5,nan,3\n,,,,0.5\n"
+    csv, found = converted(header, lines, tmp_path / "part.csv")
+    csv.close()
+    found.close()
+
+    table = pq.read_table(tmp_path / "part.parquet")
+
+    assert table.column_names == ["step", "epoch", "time", "loss", "mixed", "mixed is an integer"]
+    assert [str(kind) for kind in table.schema.types] == [
+        "int64",
+        "int64",
+        "double",
+        "double",
+        "double",
+        "bool",
+    ]
+    assert table["step"].to_pylist() == [0, 1, None]
+    assert table["mixed"].to_pylist() == [None, 3.0, 0.5]
+    assert table["mixed is an integer"].to_pylist() == [False, True, False]
+
+
+def test_an_index_is_computed_from_parquet(tmp_path, rows_of_a_group):
+    """Where the index of a part is missing, Parquet gives the same entries, with estimates of their offsets."""
+    lines = "".join(f"{step},0,{step / 8},{step / 3}\n" for step in range(2500)).encode()
+    csv, found = converted(b"step,epoch,time,loss\n", lines, tmp_path / "part.csv")
+
+    with contextlib.closing(csv), contextlib.closing(found):
+        index = PartIndex.of(found)
+        whole = PartIndex.of_block(next(read_blocks(csv.header, [lines], index.columns)))
+        last = index.span(found, slice(len(index) - 1, len(index)))
+        steps = [step for block in blocks_of(found, [], start=last[0], end=last[1]) for step in block.step]
+
+    assert index.of_rows("end")[-1] == csv.end
+    assert index.rows == 2500
+    assert len(index) == (3 if rows_of_a_group > 1000 else 834)
+    assert index.of_column("loss")[2].min() == whole.of_column("loss")[2][0]
+    assert steps == list(range(int(index.of_rows("first_step")[-1]), 2500))
+
+
+# Hostile files.
+
+
+@pytest.fixture
+def good(tmp_path):
+    """The bytes of a file of 5,000 rows."""
+    lines = "".join(f"{step},0,{step / 8},{step / 3}\n" for step in range(5000)).encode()
+    csv, found = converted(b"step,epoch,time,loss\n", lines, tmp_path / "part.csv")
+    csv.close()
+    found.close()
+    return (tmp_path / "part.parquet").read_bytes()
+
+
+def read_all(path):
+    """Reads what a file has, in every way."""
+    with contextlib.closing(ParquetSnapshot(ParquetRows(os.open(path, os.O_RDONLY)))) as found:
+        return sum(1 for _ in found.rows()), sum(map(len, blocks_of(found))), b"".join(found.chunks())
+
+
+def test_a_damaged_file_is_an_error_and_shows_no_other_numbers(tmp_path, good):
+    """Whatever bytes are changed or missing, reading gives the rows or an OSError."""
+    path = tmp_path / "damaged.parquet"
+    path.write_bytes(good)
+    expected = read_all(path)
+
+    @fuzz(400)
+    @given(st.data())
+    def check(data):
+        changed = bytearray(good)
+        for _ in range(data.draw(st.integers(1, 3))):
+            at = data.draw(st.integers(0, len(good) - 1) | st.integers(len(good) - 1500, len(good) - 1))
+            changed[at] = data.draw(st.integers(0, 255))
+        cut = data.draw(st.sampled_from([0, 0, 0, 1, 100]))
+        path.write_bytes(changed[: len(changed) - cut])
+        with contextlib.suppress(OSError):
+            found = read_all(path)
+            assert found[:2] == expected[:2] or bytes(changed[-1500:]) != good[-1500:]
+
+    check()
+
+
+def test_a_changed_value_is_an_error(tmp_path, good):
+    """Pages have checksums: a flipped bit of values is not shown."""
+    path = tmp_path / "damaged.parquet"
+    for at in (200, len(good) // 2, len(good) // 4):
+        changed = bytearray(good)
+        changed[at] ^= 16
+        path.write_bytes(changed)
+        with pytest.raises(OSError, match="damaged, or none of ours"):
+            read_all(path)
+
+
+def about(columns, integers=(), rows=10, **changes):
+    """Returns the metadata of a file."""
+    header = header_line(columns).decode()
+    return {"version": 1, "header": header, "csv_bytes": 1000, "integers": list(integers), **changes}
+
+
+def write_foreign(path, table, metadata, **options):
+    """Writes a file with metadata as ours has."""
+    with pq.ParquetWriter(path, table.schema, store_schema=False, **options) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({"destinations": json.dumps(metadata)})
+
+
+ONE = pa.table({"step": pa.array([1], pa.int64())})
+FOREIGN = {
+    "texts": (pa.table({"step": ["x" * 1000]}), about(["step"])),
+    "lists": (pa.table({"step": pa.array([[1, 2]])}), about(["step"])),
+    "another number of columns": (ONE, about(["step", "time"])),
+    "an integer column that is not there": (ONE, about([], [5])),
+    "a header without an end": (ONE, about(["step"], header="step")),
+    "a version to come": (ONE, about(["step"], version=2)),
+    "no size": (ONE, about(["step"], csv_bytes=None)),
+    "a size that is none": (ONE, about(["step"], csv_bytes=float("inf"))),
+    "other metadata": (ONE, ["no", "object"]),
+    "too many rows in a group": (
+        pa.table({"step": pa.array(np.zeros(100_000, np.int64))}),
+        about(["step"]),
+    ),
+    "a dictionary": (ONE, about(["step"]), {"use_dictionary": True}),
+}
+
+
+@pytest.mark.parametrize("foreign", FOREIGN.values(), ids=FOREIGN)
+def test_a_file_that_is_none_of_ours_is_refused(tmp_path, foreign):
+    """Other types, other metadata and larger groups than ours are an error that says so."""
+    table, metadata, *options = foreign
+    path = tmp_path / "foreign.parquet"
+    write_foreign(path, table, metadata, **({"use_dictionary": False} | dict(*options)))
+
+    with pytest.raises(OSError, match=r"damaged, or none of ours|of a later version"):
+        read_all(path)
+
+
+def test_a_page_that_says_it_is_huge_is_refused(tmp_path):
+    """A page of zeros that would be 400 MB decompressed is refused before it is."""
+    path = tmp_path / "bomb.parquet"
+    # Each row has 8 bytes of values, and as a text 20,000: what the footer says is believed by nobody.
+    table = pa.table({"step": pa.array(["0" * 20_000] * 20_000)})
+    write_foreign(path, table, about(["step"]), use_dictionary=False, compression="zstd")
+    assert path.stat().st_size < 1 << 20
+    data = path.read_bytes()
+
+    footer = data[-8 - int.from_bytes(data[-8:-4], "little") : -8]
+    # The footer says that it is a column of doubles: type 6 is BYTE_ARRAY, 5 DOUBLE; 0x25 0x00 is "UTF-8".
+    footer = footer.replace(b"\x15\x0c", b"\x15\x0a").replace(b"\x25\x00\x4c\x1c\x00\x00", b"")
+    start = data[: -8 - int.from_bytes(data[-8:-4], "little")]
+    path.write_bytes(start + footer + struct.pack("<I", len(footer)) + b"PAR1")
+
+    with pytest.raises(OSError, match="damaged, or none of ours"):
+        read_all(path)
+
+
+def test_a_footer_that_says_it_is_huge_is_refused(tmp_path, good):
+    """The length of the footer is checked before it is read."""
+    path = tmp_path / "footer.parquet"
+    for length in (1 << 31, len(good), 17 << 20):
+        path.write_bytes(good[:-8] + struct.pack("<I", length) + b"PAR1")
+        with pytest.raises(OSError, match="damaged, or none of ours"):
+            read_all(path)
+    for content in (b"", b"PAR1", b"PAR1PAR1", b"\0" * 100):
+        path.write_bytes(content)
+        with pytest.raises(OSError, match="damaged, or none of ours"):
+            read_all(path)
