@@ -237,9 +237,10 @@ def _from_arrow(column: Any) -> tuple[Floats, _Bools]:
 def without_abandoned(block: Block, resumes: Sequence[Resume]) -> Block:
     """Drops the rows that a resume abandoned, which the CSV still has."""
     for resume in resumes:
-        at = resume.time
+        at, until = resume.time, resume.until
         is_later = np.True_ if at is None else ~(block.time <= at)
-        drops = (block.step > resume.step) | ((block.step == resume.step) & is_later)
+        is_own = np.False_ if until is None else block.time >= until
+        drops = (block.step > resume.step) | ((block.step == resume.step) & is_later & ~is_own)
         drops &= block.step != MISSING_STEP
         if drops.any():
             keep = ~drops

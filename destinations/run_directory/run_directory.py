@@ -13,7 +13,6 @@ import os
 import shutil
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -52,6 +51,7 @@ from .folder import (
 from .layout import ARTIFACTS_FOLDER, SIDECAR, lock_name
 from .media_writer import FileKeeping, MediaWriter, artifact_path
 from .rank_writer import JournalKind, RankWriter, loss_text
+from .resumption import Resumption
 from .segments import MappedSegment, Segment
 
 __all__ = ["RunDirectory"]
@@ -185,9 +185,8 @@ class RunDirectory(RecordDestination):
         self._is_silent = False
         # One byte that forked children share: whether one of them has said that it writes nothing.
         self._told_of_child: mmap.mmap | None = None
-        self._is_resume_due = False
-        # The rows of this session while a resume is due, which must not abandon them.
-        self._before_resume: deque[tuple[dict[str, float], int]] = deque(maxlen=_MAX_EARLY_RECORDS)
+        # None where this session continues nothing, or what it replaces is marked.
+        self._resumption: Resumption | None = None
         self._checkpoint_time: float | None = None
         self._early: list[Callable[[], None]] = []
         self._early_lost = 0
@@ -367,41 +366,35 @@ class RunDirectory(RecordDestination):
         self._expect_resume()
 
     def _expect_resume(self) -> None:
-        self._is_resume_due = True
-        self._before_resume.clear()
+        writer, state, documents = self._writer, self._state, self._documents
+        if writer is None or state is None or self._run_dir is None:
+            return
+
+        def note(step: int) -> None:
+            if documents is not None:
+                documents.sessions.current["resume_step"] = step
+
+        self._resumption = Resumption(
+            self._run_dir,
+            state.rank,
+            writer.journal,
+            batches_done=lambda: int(state.timestamp.batch),
+            on_step=note,
+            began_at=self._clock(),
+        )
         # Until then `log_metrics` takes all rows.
         self.try_log_metrics = _takes_none
 
     def fit_start(self, state: State, logger: Any) -> None:
-        """Abandons the rows that training will repeat."""
-        if self._writer is None or not self._is_resume_due:
-            return
-        self._is_resume_due = False
-        journal, step = self._writer.journal, int(state.timestamp.batch)
-        if step > 0:
-            self._resume_from(step, self._checkpoint_time)
-        elif self._before_resume:
-            step = self._resume_at_first_row(self._before_resume[0][1])
-        else:
-            # Nothing was loaded: training restarts, or a loop counts its own steps.
-            journal.on_first_row(self._resume_at_first_row)
-        for row, at in self._before_resume:
-            if at >= step:
-                journal.append(row, at)
-        self._before_resume.clear()
-        self.try_log_metrics = self._packer_of(self._writer)
+        """Abandons the rows that training will repeat, now or once it has repeated the first step."""
+        if self._resumption is not None:
+            self._resumption.begin(self._checkpoint_time)
+            self._forget_resumption()
 
-    def _resume_at_first_row(self, step: int) -> int:
-        is_counted = self._state is not None and step == int(self._state.timestamp.batch)
-        step = 0 if is_counted else step
-        self._resume_from(step, None)
-        return step
-
-    def _resume_from(self, step: int, at: float | None) -> None:
-        if self._writer is not None:
-            self._writer.journal.mark_resume(step, at)
-        if self._documents is not None:
-            self._documents.sessions.current["resume_step"] = step
+    def _forget_resumption(self) -> None:
+        if self._writer is not None and self._resumption is not None and self._resumption.is_done:
+            self._resumption = None
+            self.try_log_metrics = self._packer_of(self._writer)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the time of the checkpoint: rows of its step that were logged before belong to it."""
@@ -421,6 +414,9 @@ class RunDirectory(RecordDestination):
         if state.exception is not None and status == "failed":
             text = f"{type(state.exception).__name__}: {redact_text(str(state.exception))}"
         reason = None if state.stop_reason is None else redact_text(state.stop_reason)
+        if self._resumption is not None:
+            self._resumption.end()
+            self._forget_resumption()
         if self._documents is not None:
             self._documents.close(status, text, reason, self._clock())
 
@@ -468,9 +464,10 @@ class RunDirectory(RecordDestination):
         """Packs one row into the journal; buffers it before `init`."""
         writer = self._writer
         if writer is not None:
+            if (resumption := self._resumption) is not None and step is not None:
+                resumption.before(metrics, step)
+                self._forget_resumption()
             writer.journal.append(metrics, step)
-            if self._is_resume_due and step is not None:
-                self._before_resume.append((dict(metrics), step))
         else:
             kept = dict(metrics)
             self._keep_for_init("metrics", lambda: self.log_metrics(kept, step))
@@ -626,7 +623,7 @@ class RunDirectory(RecordDestination):
     def forget_in_child(self) -> None:
         """Silences a forked child: threads, lock and files belong to its parent."""
         writer = self._writer
-        self._writer = self._documents = self._media = self._lane = None
+        self._writer = self._documents = self._media = self._lane = self._resumption = None
         self.try_log_metrics = _takes_none
         self._is_silent = True
         if writer is not None:
