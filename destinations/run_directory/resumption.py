@@ -62,6 +62,8 @@ class Resumption:
         self._rows: deque[tuple[dict[str, float], int]] = deque(maxlen=_MAX_ROWS)
         self._has_begun = False
         self._step: int | None = None
+        # The rows of the step from earlier sessions, once they were read.
+        self._earlier: list[MetricRow] | None = None
         self.is_done = False
         """Whether the earlier rows are marked: the rows that come are of no interest any more."""
 
@@ -76,10 +78,12 @@ class Resumption:
             step = self._batches_done()
             if step > 0:
                 self._continue_from(step)
-                if checkpoint_time is not None:
+                if checkpoint_time is None:
+                    self._replace_if_clear(step)
+                else:
                     self._mark(step, checkpoint_time)
-            for _, at in list(self._rows):
-                self._decide(at)
+            elif self._rows:
+                self._decide(self._rows[0][1])
 
     def before(self, row: Mapping[str, float], step: int) -> None:
         """Takes note of a row that will be written next."""
@@ -87,6 +91,8 @@ class Resumption:
             self._decide(step)
             if not self.is_done:
                 self._rows.append((dict(row), step))
+                if self._step is not None:
+                    self._replace_if_clear(self._step)
 
     def end(self) -> None:
         """Decides now: no more rows will come."""
@@ -115,34 +121,47 @@ class Resumption:
         """Marks the rows of later steps, and those of this one that were logged after a time."""
         self.is_done = True
         self._journal.mark_resume(step, at)
-        # They are no earlier rows.
+        self._append_own_from(step)
+
+    def _append_own_from(self, step: int) -> None:
+        """Writes the rows of this session again that a mark has taken back with the earlier ones."""
         for row, own in self._rows:
             if own >= step:
                 self._journal.append(row, own)
-        self._rows.clear()
+
+    def _replace_if_clear(self, step: int) -> None:
+        """Replaces at once where every metric of the step was logged again, or there was none."""
+        again = self._again(step)
+        if all(name in again for row in self._of_step(step) for name in row.metrics):
+            self._replace(step)
 
     def _replace(self, step: int) -> None:
         """Marks the rows of later steps, and of this one the metrics that were logged again."""
         self.is_done = True
-        again = {column_of(name) for row, at in self._rows if at == step for name in row}
-        self._rows.clear()
-        earlier: list[MetricRow] = []
-        # Where they cannot be read, they stay.
-        with contextlib.suppress(OSError):
-            earlier = [
-                row
-                for row in rows_of_step(self._run_dir, self._rank, step)
-                if row.time is None or row.time < self._began_at
-            ]
+        again, earlier = self._again(step), self._of_step(step)
         if again.isdisjoint(name for row in earlier for name in row.metrics):
             # Of the step itself, none was logged later.
             self._journal.mark_resume(step, float("inf"))
-            return
-        self._journal.mark_resume(step, None, until=self._began_at)
-        for row in earlier:
-            kept = {name: value for name, value in row.metrics.items() if name not in again}
-            if kept:
-                self._journal.append_again(attrs.evolve(row, metrics=kept))
+        else:
+            self._journal.mark_resume(step, None, until=self._began_at)
+            for row in earlier:
+                kept = {name: value for name, value in row.metrics.items() if name not in again}
+                if kept:
+                    self._journal.append_again(attrs.evolve(row, metrics=kept))
+        self._append_own_from(step + 1)
+
+    def _again(self, step: int) -> set[str]:
+        """Returns the metrics that this session has logged at a step."""
+        return {column_of(name) for row, at in self._rows if at == step for name in row}
+
+    def _of_step(self, step: int) -> list[MetricRow]:
+        """Returns the rows of a step from earlier sessions; none where they cannot be read: they stay."""
+        if self._earlier is None:
+            found: list[MetricRow] = []
+            with contextlib.suppress(OSError):
+                found = rows_of_step(self._run_dir, self._rank, step)
+            self._earlier = [row for row in found if row.time is None or row.time < self._began_at]
+        return self._earlier
 
 
 def rows_of_step(run_dir: Path, rank: int, step: int) -> list[MetricRow]:

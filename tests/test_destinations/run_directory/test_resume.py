@@ -197,6 +197,23 @@ def test_a_loop_that_evaluates_before_it_trains_logs_it_anew(drive, tmp_path):
     ]
 
 
+def test_what_is_logged_before_training_begins_stays(drive, tmp_path):
+    """A row of this session is no earlier one, whatever its step."""
+    first = drive().fit()
+    log_steps(first, range(6), 0.0)
+    first.close()
+
+    second = drive(batch=3)
+    for step in (2, 3, 9):
+        second.log({"test/acc": float(step)}, step)
+    second.fit()
+    log_steps(second, range(3, 5), 100.0)
+    second.close()
+
+    assert sorted(read_series(tmp_path / "run", "test/acc")) == [(2, 2.0), (3, 3.0), (9, 9.0)]
+    assert [value for _, value in read_series(tmp_path / "run", "loss")] == [0.0, 1.0, 2.0, 103.0, 104.0]
+
+
 def test_a_session_that_ends_in_its_first_step_replaces_what_it_logged(drive, tmp_path):
     """The decision is taken at its end, and the next session sees each step once."""
     first = drive().fit()
