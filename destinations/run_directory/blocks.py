@@ -167,7 +167,7 @@ def _block_of_numbers(
 
 @attrs.define
 class _Arrow:
-    """Whether pyarrow is worth its import: `nbytes` were read without it, in chunks for which it is faster."""
+    """Whether pyarrow is worth its import: `nbytes` were read without it, in chunks that it reads faster."""
 
     nbytes: int = 0
 

@@ -4,8 +4,9 @@ import contextvars
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 import attrs
@@ -13,7 +14,7 @@ import numpy as np
 
 from destinations.run_directory.blocks import MISSING_STEP
 from destinations.run_directory.part_index import OF_COLUMN
-from destinations.runs import MetricNotFoundError, Run, RunsError
+from destinations.runs import BudgetError, MetricNotFoundError, Run, RunsError
 from destinations.runs.budget import spend
 from destinations.runs.content.ranks import band_of, furthest
 from destinations.runs.content.sources import branches_of
@@ -26,6 +27,8 @@ __all__ = ["AXES", "Axis", "ChartReader", "Rows", "rows_of", "series_answer"]
 AXES = ("step", "epoch", "time", "relative")
 _METRIC_AXIS = "metric:"
 _MAX_BRANCHES = 100
+# Of one answer; the others wait for their turn outside, so that a small answer does not wait for a large one.
+_SUBMITTED = 8
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -112,14 +115,16 @@ class ChartReader:
 
     **Threading.** Any thread may call any method.
 
+    Args:
+        threads: that read. Much of the reading is numpy's, which lets other threads run.
+
     Attributes:
         cache: the columns that were read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int = min(4, os.cpu_count() or 1)) -> None:
         self.cache = ColumnCache()
-        # Much of the reading is numpy's, which lets other threads run.
-        self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "viewer-series")
+        self._pool = ThreadPoolExecutor(threads, "viewer-series")
 
     def close(self) -> None:
         """Ends the threads."""
@@ -146,6 +151,9 @@ class ChartReader:
             rank: of the rows.
             cursors: of the series that are no branches, in this order, of an earlier answer; may be fewer.
             branches: whether to return abandoned branches too, each after its series; only without cursors.
+
+        Raises:
+            BudgetError: none of the runs could be read. Where some could, the others have an error.
         """
         # Charts are asked for one by one: those that wait are read in the same pass over a run.
         for _, run in runs:
@@ -155,25 +163,43 @@ class ChartReader:
 
         def of_run(item: tuple[str, Run | None]) -> list[dict[str, Any]]:
             run_id, run = item
-            answers = []
-            for metric, rows in zip(metrics, rows_of(self.cache, run, metrics, axis, rank), strict=True):
-                spend()
-                named = {"run": run_id, "metric": metric, "rank": rank}
-                cursor = after.get((run_id, metric), "")
-                answers.append({**named, "branch": None, **series_answer(rows, axis, points, cursor)})
-                if branches and run is not None and not cursors:
-                    answers += [
-                        {**named, "branch": name, **series_answer(left, axis, points)}
-                        for name, left in _branch_rows(run, metric, axis, rank)
-                    ]
+            answers: list[dict[str, Any]] = []
+            try:
+                found = rows_of(self.cache, run, metrics, axis, rank)
+                for metric, rows in zip(metrics, found, strict=True):
+                    spend()
+                    named = {"run": run_id, "metric": metric, "rank": rank}
+                    cursor = after.get((run_id, metric), "")
+                    answers.append({**named, "branch": None, **series_answer(rows, axis, points, cursor)})
+                    if branches and run is not None and not cursors:
+                        answers += [
+                            {**named, "branch": name, **series_answer(left, axis, points)}
+                            for name, left in _branch_rows(run, metric, axis, rank)
+                        ]
+            except BudgetError as error:
+                unread.append(error)
+                nothing = series_answer(Rows(error=str(error)), axis, points)
+                return [
+                    {"run": run_id, "metric": metric, "rank": rank, "branch": None, **nothing, "unread": True}
+                    for metric in metrics
+                ]
             return answers
 
-        return [one for found in self._map(of_run, runs) for one in found]
+        unread: list[BudgetError] = []
+        answers = [one for found in self._map(of_run, runs) for one in found]
+        if len(unread) == len(runs):
+            raise unread[0]
+        return answers
 
-    def _map(self, read: Callable[[Item], Result], items: Sequence[Item]) -> Iterable[Result]:
-        """Reads in the threads, within the budget of the caller."""
-        contexts = [contextvars.copy_context() for _ in items]
-        return self._pool.map(lambda context, item: context.run(read, item), contexts, items)
+    def _map(self, read: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+        """Reads in the threads, within the budget of the caller; a few wait there, for others come too."""
+        waiting: deque[Future[Result]] = deque()
+        for item in items:
+            waiting.append(self._pool.submit(contextvars.copy_context().run, read, item))
+            if len(waiting) >= _SUBMITTED:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
     def bands(
         self,

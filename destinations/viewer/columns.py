@@ -29,7 +29,8 @@ from destinations.run_directory.reader import (
     metric_columns,
     read_whole,
 )
-from destinations.runs.budget import spend
+from destinations.runs import BudgetError
+from destinations.runs.budget import seconds_left, spend
 from destinations.runs.content.rank_reader import Look, RankReader
 from destinations.runs.content.sources import Branch
 
@@ -208,6 +209,8 @@ class _RankColumns:
         self._reader = RankReader(run_dir, rank)
         self._lock = threading.Lock()  # Guards everything but `_announced`, which only grows by whole sets.
         self._announced: frozenset[str] = frozenset()
+        # What was there when the time of an answer was over, and for how long it had been read.
+        self._tried: tuple[Hashable, float] | None = None
         self._closed: dict[tuple[int, int, int], ClosedPart] = {}
         # The number of the part where the rows begin that are held.
         self._first = 1
@@ -243,7 +246,24 @@ class _RankColumns:
         self._announced |= frozenset(names)
 
     def read(self, names: Sequence[str], *, with_time: bool) -> MetricRows:
-        with self._lock, self._reader.look() as look:
+        with self._lock:
+            if self._tried is not None:
+                extent, seconds = self._tried
+                if seconds_left() < 2 * seconds and extent == self._reader.extent():
+                    raise BudgetError(
+                        f"the rows of this run take longer than {seconds:.0f} s to read. "
+                        "They are not read again until they change."
+                    )
+            left = seconds_left()
+            try:
+                return self._read(names, with_time=with_time)
+            except BudgetError:
+                if seconds_left() <= 0:
+                    self._tried = self._reader.extent(), left - seconds_left()
+                raise
+
+    def _read(self, names: Sequence[str], *, with_time: bool) -> MetricRows:
+        with self._reader.look() as look:
             snapshot = look.snapshot
             closed = self._update_closed(snapshot)
             open_part = attrs.evolve(snapshot, parts=()) if closed else snapshot

@@ -658,6 +658,8 @@ export class MetricChart {
     if (missing) parts.push(`× NaN at ${missing} ${missing === 1 ? "place" : "places"}.`);
     if (infinite) parts.push(`▲ infinite at ${infinite} ${infinite === 1 ? "place" : "places"}.`);
     if (this.series.some((one) => isBranch(one) && one.x.length)) parts.push("Dotted: left by a resume.");
+    const unread = this.series.filter((one) => one.unread);
+    if (unread.length) parts.push(`Without ${unread.length} of the runs: ${unread[0].error}`);
     // Of more bands they are many lines: hovering names them.
     const straggler = this.bands?.length === 1 ? this.bands[0].straggler : null;
     if (straggler)
