@@ -5,7 +5,6 @@ a lane (one background thread). A writer thread moves rows from the journal to `
 documents of the run up to date.
 """
 
-import difflib
 import inspect
 import logging
 import mmap
@@ -28,6 +27,7 @@ from events import (
     WriteRate,
     check_placeholders,
     check_run_name,
+    check_unknown,
     format_run_name,
     redact_text,
     safe_text,
@@ -139,10 +139,7 @@ class RunDirectory(RecordDestination):
         clock: Callable[[], float] = time.time,
         **unknown: Any,
     ) -> None:
-        for name in unknown:
-            near = difflib.get_close_matches(name, inspect.signature(RunDirectory).parameters, 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise TypeError(f"RunDirectory has no argument {name!r}.{hint}")
+        check_unknown("RunDirectory", unknown, inspect.signature(RunDirectory).parameters)
         super().__init__(write_rate=write_rate)
         _check_choice("if_exists", if_exists, ("auto", "resume", "error", "new"))
         if if_exists == "new" and all_ranks:
