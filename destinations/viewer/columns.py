@@ -42,6 +42,8 @@ MAX_HELD_BYTES = 64 << 20
 """The rows of larger closed parts are not held, nor read at once: charts take their indexes."""
 _CACHE_BYTES = 256 << 20
 _FIRST_ROWS = 1024
+# Of a smaller file, all columns are read at once: to open it and to parse the others takes as long.
+_WHOLE_BYTES = 1 << 20
 _MAX_BRANCH_BYTES = 256 << 20
 
 
@@ -116,14 +118,17 @@ class ColumnCache:
 
     def __init__(self, limit_bytes: int = _CACHE_BYTES) -> None:
         self._limit_bytes = limit_bytes
-        self._lock = threading.Lock()  # Guards `_ranks`.
+        self._lock = threading.Lock()  # Guards everything below.
         self._ranks: OrderedDict[tuple[Path, int], _RankColumns] = OrderedDict()
+        # Of each, as of its last read, and of all.
+        self._sizes: dict[tuple[Path, int], int] = {}
+        self._total = 0
 
     @property
     def nbytes(self) -> int:
         """The memory that the columns take."""
         with self._lock:
-            return sum(rank.nbytes for rank in self._ranks.values())
+            return self._total
 
     def read(self, run_dir: Path, rank: int, names: Sequence[str], *, with_time: bool = False) -> MetricRows:
         """Returns the rows of a rank as they are now.
@@ -161,19 +166,30 @@ class ColumnCache:
         """Drops the columns of a run."""
         with self._lock:
             for key in [key for key in self._ranks if key[0] == run_dir]:
-                del self._ranks[key]
+                self._drop(key)
+
+    def _drop(self, key: tuple[Path, int]) -> None:
+        del self._ranks[key]
+        self._total -= self._sizes.pop(key, 0)
+
+    def _weigh(self, key: tuple[Path, int]) -> None:
+        self._total -= self._sizes.pop(key, 0)
+        if key in self._ranks:
+            self._sizes[key] = self._ranks[key].nbytes
+            self._total += self._sizes[key]
 
     def _trim(self, newest: tuple[Path, int], frame: MetricRows) -> None:
         with self._lock:
-            total = sum(rank.nbytes for rank in self._ranks.values())
-            for key in list(self._ranks):
-                if total <= self._limit_bytes:
+            self._weigh(newest)
+            for key in list(self._ranks) if self._total > self._limit_bytes else ():
+                if self._total <= self._limit_bytes:
                     return
                 if key != newest:
-                    total -= self._ranks.pop(key).nbytes
-            if total > self._limit_bytes and newest in self._ranks:
+                    self._drop(key)
+            if self._total > self._limit_bytes and newest in self._ranks:
                 # One run alone is larger: what was not asked for just now is dropped.
                 self._ranks[newest].keep(frame.block.columns)
+                self._weigh(newest)
 
 
 def read_branch(branch: Branch, names: Sequence[str]) -> MetricRows:
@@ -212,6 +228,10 @@ class _RankColumns:
         # What was there when the time of an answer was over, and for how long it had been read.
         self._tried: tuple[Hashable, float] | None = None
         self._closed: dict[tuple[int, int, int], ClosedPart] = {}
+        # What the last read found: of which file, its metrics, and the parts that it did not hold.
+        self._stamp: Hashable = None
+        self._known: list[str] = []
+        self._shown_closed: tuple[ClosedPart, ...] = ()
         # The number of the part where the rows begin that are held.
         self._first = 1
         self._clear()
@@ -254,29 +274,41 @@ class _RankColumns:
                         f"the rows of this run take longer than {seconds:.0f} s to read. "
                         "They are not read again until they change."
                     )
+            stamp = self._reader.stamp()
+            if stamp is not None and stamp == self._stamp:
+                wanted = _columns_of(names, self._known)
+                if all(name in self._columns for name in wanted) and (self._time or not with_time):
+                    return self._rows(self._block(wanted))
             left = seconds_left()
             try:
-                return self._read(names, with_time=with_time)
+                found = self._read(names, with_time=with_time)
             except BudgetError:
                 if seconds_left() <= 0:
                     self._tried = self._reader.extent(), left - seconds_left()
                 raise
+            self._stamp = stamp
+            return found
+
+    def _rows(self, block: Block, resumes: int = 0) -> MetricRows:
+        return MetricRows(block, self._known, f"{self._token}.{resumes}", self._shown_closed)
 
     def _read(self, names: Sequence[str], *, with_time: bool) -> MetricRows:
         with self._reader.look() as look:
             snapshot = look.snapshot
             closed = self._update_closed(snapshot)
             open_part = attrs.evolve(snapshot, parts=()) if closed else snapshot
-            known = list(
+            known = self._known = list(
                 dict.fromkeys([*(n for one in closed for n in one.names), *metric_columns(open_part)])
             )
+            self._shown_closed = closed
             wanted = _columns_of(names, known)
             # One that is announced between these two lines is read when it is asked for.
             announced, self._announced = self._announced, frozenset()
             resumes = snapshot.resumes
             with_time = with_time or bool(resumes)
             try:
-                every = _columns_of([*names, *announced], known)
+                is_small = not closed and snapshot.csv.end <= _WHOLE_BYTES
+                every = _columns_of([*names, *(known if is_small else announced)], known)
                 self._update(look, every, with_time=with_time, has_closed=bool(closed))
             except BaseException:
                 self._clear()  # Some columns may have rows that others do not have.
@@ -286,7 +318,7 @@ class _RankColumns:
             rows = merge_journal([], snapshot.records)
             if rows:
                 block = joined(block, block_of_rows(rows, wanted))
-            return MetricRows(block, known, f"{self._token}.{len(resumes)}", closed)
+            return self._rows(block, len(resumes))
 
     def _update_closed(self, snapshot: MetricsSnapshot) -> tuple[ClosedPart, ...]:
         """Returns the closed parts if there are so many that their rows are not held, else none."""
