@@ -153,7 +153,7 @@ $(DEMO): pyproject.toml $(TORCH)
 $(READY): pyproject.toml $(TORCH) .ci/no-deps.txt .ci/peers.txt
 	$(PIP) --editable '.[dev]'
 	$(PIP) --no-deps --requirement .ci/no-deps.txt
-	$(PIP) --no-deps --upgrade --target $(VENV)/peers --requirement .ci/peers.txt
+	$(PIP) --no-deps --ignore-requires-python --upgrade --target $(VENV)/peers --requirement .ci/peers.txt
 	@touch $(READY)
 
 $(PAGE)/.ready: tests/page/package.json $(READY)
@@ -190,7 +190,7 @@ $(PEERS)/.ready: .ci/bench.txt .ci/no-deps.txt .ci/peers.txt pyproject.toml
 	$(PEERS)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint .ci/constraints.txt torch
 	$(PEERS)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint .ci/constraints.txt --requirement .ci/bench.txt
 	$(PEERS)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --requirement .ci/no-deps.txt
-	$(PEERS)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --upgrade --target $(PEERS)/peers --requirement .ci/peers.txt
+	$(PEERS)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --ignore-requires-python --upgrade --target $(PEERS)/peers --requirement .ci/peers.txt
 	@touch $(PEERS)/.ready
 
 clean:

@@ -7,7 +7,7 @@ import inspect
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -126,6 +126,7 @@ class Artifacts(LoggerDestination):
 
     def _forget(self) -> None:
         self._state: State | None = None
+        self._begin_span: Callable[[str, str], Callable[[], None]] = _no_span
         self._folder: StoreFolder | None = None
         self._files = 0
         self._bytes = 0
@@ -142,6 +143,8 @@ class Artifacts(LoggerDestination):
 
     def init(self, state: State, logger: Logger) -> None:
         self._state, self._outcome = state, ""
+        # Composer's has none.
+        self._begin_span = getattr(logger, "begin_span", _no_span)
         if state.rank == 0:
             self._open()
 
@@ -161,7 +164,15 @@ class Artifacts(LoggerDestination):
         folder = self._open()
         size = file_path.stat().st_size
         link = link and self._is_beside_spool(file_path, folder.queue)
-        folder.upload_file(remote_file_name, file_path, overwrite=overwrite, link=link, crc32=crc32)
+        end = self._begin_span(remote_file_name, "uploads")
+        try:
+            handle = folder.upload_file(
+                remote_file_name, file_path, overwrite=overwrite, link=link, crc32=crc32
+            )
+        except BaseException:
+            end()
+            raise
+        handle.add_done_callback(end)
         self._files += 1
         self._bytes += size
 
@@ -310,6 +321,10 @@ class Artifacts(LoggerDestination):
                 if time.monotonic() - paused_since > _PAUSED_SECONDS:
                     break
             bar.update(total - queue.unsettled() - bar.n)
+
+
+def _no_span(_name: str, _track: str) -> Callable[[], None]:
+    return lambda: None
 
 
 def _outcome(queue: UploadQueue, files: int, backlogs: tuple[Backlog, ...]) -> str:

@@ -72,8 +72,10 @@ if TYPE_CHECKING:
     from .trainer.checkpoint.export import export_weights
     from .trainer.checkpoint.load_callback import LoadCheckpoint
     from .trainer.checkpoint.reading import read_checkpoint
+    from .trainer.checkpoint.retention import Retention
     from .trainer.checkpoint.saver import CheckpointSaver
     from .trainer.checkpoint.schedule import AutoInterval
+    from .trainer.checkpoint.writing import CheckpointWriting
     from .trainer.evaluator import Evaluator
     from .trainer.schedulers import (
         ConstantScheduler,
@@ -95,6 +97,7 @@ __all__ = [
     "CallbackInUseError",
     "CheckpointError",
     "CheckpointSaver",
+    "CheckpointWriting",
     "CodeSnapshot",
     "ConstantScheduler",
     "ConstantWithWarmupScheduler",
@@ -130,6 +133,7 @@ __all__ = [
     "PlateauScheduler",
     "Precision",
     "RecordError",
+    "Retention",
     "Run",
     "RunStatus",
     "RuntimeEstimator",
@@ -177,8 +181,10 @@ __project__ = "training-destinations"
 _TORCH_EXPORTS = {
     ".trainer.trainer": ("Trainer",),
     ".trainer.evaluator": ("Evaluator",),
+    ".trainer.checkpoint.retention": ("Retention",),
     ".trainer.checkpoint.saver": ("CheckpointSaver",),
     ".trainer.checkpoint.schedule": ("AutoInterval",),
+    ".trainer.checkpoint.writing": ("CheckpointWriting",),
     ".trainer.checkpoint.load_callback": ("LoadCheckpoint",),
     ".trainer.checkpoint.export": ("export_weights",),
     ".trainer.checkpoint.reading": ("read_checkpoint",),

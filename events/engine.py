@@ -88,9 +88,6 @@ class Engine:
         for callback in (*callbacks, *logger.destinations):
             _require_callback(callback)
         ledger = _ledger_of(callbacks)
-        if ledger is not None:
-            # The first one, so that the hooks of the others are charged to their own buckets.
-            callbacks = (ledger, *(one for one in callbacks if one is not ledger))
         uploads = [(one, one.can_upload_files()) for one in logger.destinations]
         uploaders = tuple(one for one, does_upload in uploads if does_upload)
         others = tuple(one for one, does_upload in uploads if not does_upload)
@@ -98,23 +95,26 @@ class Engine:
         at_init = (*uploaders, *others, *callbacks)
         self._state = state
         self._logger = logger
-        self._hooks: dict[str, tuple[Hook, ...]] = {
+        hooks = {
             event: (
-                _hooks_of(event, logger, at_init, ledger)
+                _hooks_of(event, logger, at_init)
                 if event is Event.INIT
                 else (
-                    *_hooks_of(event, logger, callbacks, ledger),
-                    *_DELIVERIES.get(event, ()),
-                    *_hooks_of(event, logger, (*others, *uploaders), ledger),
+                    *_hooks_of(event, logger, callbacks),
+                    *((None, hook) for hook in _DELIVERIES.get(event, ())),
+                    *_hooks_of(event, logger, (*others, *uploaders)),
                 )
             )
             for event in Event
         }
-        if ledger is not None:
-            ledger.follow(self._hooks)
+        self._hooks: dict[str, tuple[Hook, ...]]
+        if ledger is None:
+            self._hooks = {event: tuple(hook for _, hook in found) for event, found in hooks.items()}
+        else:
+            self._hooks = ledger.follow(hooks, logger.destinations)
         # Last of what may fail: a failed constructor must claim nothing.
         _claim(ordered)
-        state.callbacks = ordered
+        state.callbacks = _Callbacks(ordered)
         if ledger is not None:
             logger.charge_time(ledger)
         # Refers to what closing needs, not to the engine itself, which can therefore be garbage-collected.
@@ -185,6 +185,18 @@ class Engine:
             raise raised
 
 
+class _Callbacks(tuple[Any, ...]):
+    """The callbacks of an engine, in `state.callbacks`; code for Composer takes them for a list."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        hint = ""
+        if name in {"append", "extend", "insert"}:
+            hint = " There is an engine already: call logger.attach(callback)."
+        raise AttributeError(f"state.callbacks has no {name!r}.{hint}", name=name, obj=self)
+
+
 # Pending records are delivered at these events, after the callbacks that log them and before the
 # destinations.
 _DELIVERIES: dict[Event, tuple[Hook, ...]] = dict.fromkeys(
@@ -229,21 +241,19 @@ def _holds(callbacks: Iterable[object], callback: object) -> bool:
 
 def _ledger_of(callbacks: Iterable[Any]) -> Any:
     """Returns the callback that charges time to buckets, `TimeLedger`, or None."""
-    return next((one for one in callbacks if hasattr(one, "charge_hook")), None)
+    return next((one for one in callbacks if hasattr(one, "charge_metrics")), None)
 
 
-def _hooks_of(event: Event, logger: Logger, callbacks: tuple[Any, ...], ledger: Any) -> tuple[Hook, ...]:
+def _hooks_of(event: Event, logger: Logger, callbacks: tuple[Any, ...]) -> list[tuple[Any, Hook]]:
+    """Returns the callbacks that override the hook of an event, each with the hook."""
     hooks = []
     for callback in callbacks:
-        hook = ledger.hook_of(event) if callback is ledger else _overridden_hook(callback, event)
+        hook = _overridden_hook(callback, event)
         if hook is not None:
-            guarded = _holds(logger.destinations, callback)
-            if guarded:
+            if _holds(logger.destinations, callback):
                 hook = logger.faults.guard(callback, event.value, hook)
-            if ledger is not None and callback is not ledger:
-                hook = ledger.charge_hook(callback, hook, is_destination=guarded)
-            hooks.append(hook)
-    return tuple(hooks)
+            hooks.append((callback, hook))
+    return hooks
 
 
 def _overridden_hook(callback: Callback, event: Event) -> Hook | None:

@@ -217,7 +217,7 @@ class Run(RecordMethods):
             None if max_duration is None else Time.from_input(max_duration, "ep"),
             train_dataloader=train_dataloader,
             model=model,
-            optimizers=tuple(optimizers) if isinstance(optimizers, list | tuple) else (optimizers,),
+            optimizers=optimizers,
         )
         if self.state.world_size > 1 and name_given is None:
             raise ValueError(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["Device", "Phase", "Precision", "RunStatus", "State", "length_of", "read_part"]
+__all__ = ["Device", "Phase", "Precision", "RunStatus", "State", "as_tuple", "length_of", "read_part"]
 
 
 class Phase(StrEnum):
@@ -179,8 +179,11 @@ _ELSEWHERE = {
 }
 
 
-def _several(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, list | tuple) else (value,)
+def as_tuple(one_or_more: Any) -> tuple[Any, ...]:
+    """Returns one value or a sequence of values as a tuple; none for None."""
+    if one_or_more is None:
+        return ()
+    return tuple(one_or_more) if isinstance(one_or_more, list | tuple) else (one_or_more,)
 
 
 def length_of(state: State) -> Time | None:
@@ -271,8 +274,8 @@ class State:
     node_rank: int = _environment_int("NODE_RANK", "GROUP_RANK", default=0)
     # `Any` beside it: in a trainer there is one, and a hook need not ask.
     model: torch.nn.Module | Any = attrs.field(default=None, kw_only=True)
-    optimizers: tuple[torch.optim.Optimizer, ...] = attrs.field(default=(), kw_only=True, converter=_several)
-    schedulers: tuple[Any, ...] = attrs.field(default=(), kw_only=True, converter=_several)
+    optimizers: tuple[torch.optim.Optimizer, ...] = attrs.field(default=(), kw_only=True, converter=as_tuple)
+    schedulers: tuple[Any, ...] = attrs.field(default=(), kw_only=True, converter=as_tuple)
     device: Any = attrs.field(default=None, kw_only=True, converter=attrs.converters.optional(Device))
     precision: Precision = attrs.field(default=Precision.FP32, kw_only=True, converter=Precision)
     seed: int | None = attrs.field(default=None, kw_only=True)

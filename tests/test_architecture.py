@@ -131,7 +131,7 @@ def test_what_is_imported_through_a_front_door_is_in_its_all():
 
 
 def test_uploads_never_imports_torch():
-    """Not even in a function: its worker process is to stay small."""
+    """No function of it does either: its worker process is to stay small."""
     assert [
         _place(path)
         for path in _modules("uploads")

@@ -174,9 +174,9 @@ def _public(module):
 def _prepare():
     """Writes what examples read: a finished run, a checkpoint, and a text."""
     from destinations import RunDirectory
-    from events import CheckpointSaver, Run
+    from events import CheckpointSaver, CheckpointWriting, Run
 
-    saver = CheckpointSaver("checkpoints", asynchronous=False)
+    saver = CheckpointSaver("checkpoints", writing=CheckpointWriting(asynchronous=False))
     namespace = _namespace() | {"saver": saver}
     exec(_TRAINER + ", callbacks=[saver]).fit()", namespace)  # noqa: S102  # as the examples
     for name in ("body.pt", "head.pt"):

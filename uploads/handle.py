@@ -1,5 +1,6 @@
 """Handles and outcomes of uploads, as returned by `UploadQueue`."""
 
+import contextlib
 import enum
 import re
 import threading
@@ -206,6 +207,7 @@ class UploadHandle:
     """
 
     _settled: threading.Event | None = None  # Created by the first wait.
+    _callbacks: list[Callable[[], object]] | None = None  # Created by the first of them.
 
     def __init__(
         self,
@@ -279,10 +281,27 @@ class UploadHandle:
         error = _ERRORS.get(self._outcome.state)
         return None if error is None else error(self._outcome.reason)
 
+    def add_done_callback(self, callback: Callable[[], object]) -> None:
+        """Has a function called when the upload has ended, or at once if it has.
+
+        It is called once, in the thread that settles the upload; it must return at once and not raise.
+        """
+        callbacks = vars(self).setdefault("_callbacks", [])
+        callbacks.append(callback)
+        if self._outcome is not None:
+            self._call_back()
+
     def _settle(self, outcome: Outcome) -> None:
         self._outcome = outcome
         if self._settled is not None:
             self._settled.set()
+        self._call_back()
+
+    def _call_back(self) -> None:
+        # Whoever takes a function from the list calls it.
+        while self._callbacks:
+            with contextlib.suppress(IndexError):
+                self._callbacks.pop()()
 
     def _event(self) -> threading.Event:
         """Returns the event that `_settle` sets. Atomic without a lock, which a fork could leave locked."""

@@ -62,7 +62,7 @@ class StoreFolder:
 
     def upload_file(
         self, name: str, path: Path, *, overwrite: bool, link: bool = False, crc32: int | None = None
-    ) -> None:
+    ) -> UploadHandle:
         """Submits a file; one called `*.symlink` that names a newer upload is a pointer to that.
 
         Args:
@@ -87,6 +87,7 @@ class StoreFolder:
         self._handles[name] = handle
         while len(self._handles) > _HANDLES_KEPT:
             del self._handles[next(iter(self._handles))]
+        return handle
 
     def has_uploaded(self, name: str) -> bool:
         """Returns whether a file is in the store; one that was not submitted lately counts as there.

@@ -97,7 +97,7 @@ class LightningEvents(_CallbackBase):
     # The run.
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Opens the run.
+        """Opens the run; fires `BEFORE_LOAD` before a `fit`.
 
         Raises:
             ValueError: it was made without a logger, and the trainer has no `LightningLogger`.
@@ -119,9 +119,10 @@ class LightningEvents(_CallbackBase):
         state.model, state.device = pl_module, trainer.strategy.root_device
         if stage == "fit":
             state.max_duration = _max_duration(trainer)
+            session.run_event(Event.BEFORE_LOAD)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Fires `BEFORE_LOAD`, `AFTER_LOAD`, `FIT_START`; Lightning has already loaded its checkpoint."""
+        """Fires `AFTER_LOAD`, `FIT_START`; Lightning has already loaded its checkpoint."""
         state, saved, self._saved = self._session.state, self._saved, None
         state.optimizers = tuple(trainer.optimizers)
         if saved is not None:
@@ -131,7 +132,7 @@ class LightningEvents(_CallbackBase):
                 {"batch": _batches_at_start(trainer), "epoch": trainer.current_epoch}
             )
         self._is_inside_batch = False
-        self._session.fit_start(timestamp, saved)
+        self._session.fit_start(timestamp, saved, is_before_load_due=False)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """Fires `FIT_END`."""
@@ -351,9 +352,9 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
 
     **Ranks.** Each rank has its own logger; rank 0, as of Lightning's `rank_zero_only`, writes shared files.
 
-    **Without `callback()`** destinations receive records, but of the events only `INIT`, `FIT_START` at the
-    first record of a `fit`, and `FIT_END`; the batch count of the run is the largest step logged. A `fit`
-    that begins at an earlier step than the rows of the run replaces those, as with a callback.
+    **Without `callback()`** destinations receive records, but of the events only `INIT`, `FIT_START`
+    before the first record of a `fit`, and `FIT_END`; the batch count of the run is the largest step logged.
+    A `fit` that begins at an earlier step than the rows of the run replaces those, as with a callback.
 
     Args:
         given: destinations that receive the records, or lists of them.
@@ -402,11 +403,12 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
         self._is_watch_due = False
         self._events: LightningEvents | None = None
         self._is_requeued = False
-        # What is known without a callback: whether a trainer is at work; whether a `fit` has completed; and,
-        # where the first record of a `fit` is due, whether it may go on from one.
+        # What is known without a callback: whether a trainer is at work; whether a `fit` has completed, and
+        # the next may go on from it; and the trainer of a `fit` that has logged nothing yet.
         self._is_in_stage = False
         self._has_fitted = False
-        self._due_fit: bool | None = None
+        self._may_go_on = False
+        self._silent_trainer: Any = None
 
     # Properties for Lightning.
 
@@ -440,6 +442,8 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
     def experiment(self) -> Experiment:
         """The `Logger` of the run, which also has `log_dir`, `add_scalar` and others of `SummaryWriter`."""
         self._read_rank()
+        if self._silent_trainer is not None:
+            self._begin_fit()
         return cast("Experiment", self._session.logger)
 
     def callback(self) -> LightningEvents:
@@ -467,8 +471,8 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
         session = self._session
         if not session.is_open:
             self._read_rank()
-        if self._due_fit is not None and step is not None:
-            self._begin_fit(int(step))
+        if self._silent_trainer is not None:
+            self._begin_fit(step)
         try:
             log_values(session.logger, metrics, step)
         finally:
@@ -530,24 +534,30 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
         is_completed = self._session.is_open and self._session.state.status is RunStatus.COMPLETED
         self._session.begin_stage()
         self._is_in_stage = True
-        is_fit = False
+        self._may_go_on = is_completed and self._has_fitted
+        self._silent_trainer = None
         with contextlib.suppress(AttributeError, RuntimeError):  # The model has no trainer.
-            is_fit = model.trainer.state.fn == "fit"
-        self._due_fit = is_completed and self._has_fitted if is_fit and not self._has_events else None
+            if model.trainer.state.fn == "fit" and not self._has_events:
+                self._silent_trainer = model.trainer
 
     @property
     def _has_events(self) -> bool:
         return self._events is not None and self._events.is_attached
 
-    def _begin_fit(self, step: int) -> None:
-        """Fires `FIT_START` at the first record of a `fit` without a callback."""
-        session, goes_on = self._session, self._due_fit
-        self._due_fit = None
-        if goes_on and step >= session.state.timestamp.batch.value:
+    def _begin_fit(self, step: int | None = None) -> None:
+        """Fires `FIT_START` where the trainer stands, before the first record of a `fit` with no callback."""
+        session, trainer, self._silent_trainer = self._session, self._silent_trainer, None
+        batch = _batches_at_start(trainer)
+        # Lightning logs the values of a batch once it is counted.
+        batch -= step is not None and step == batch - 1
+        if self._may_go_on and batch >= session.state.timestamp.batch.value:
             session.begin_fit()
             session.run_event(Event.FIT_START)
         else:
-            session.fit_start(session.state.timestamp.copy(batch=step))
+            session.fit_start(session.state.timestamp.copy(batch=batch))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_silent_trainer": None}
 
     def save(self) -> None:
         """Waits until everything logged is written; does nothing while a trainer is at work.
@@ -607,7 +617,7 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
             self._session.state.status = self._requeued_status
             return
         is_requeued, self._is_requeued = self._is_requeued, False
-        self._is_in_stage, self._due_fit = False, None
+        self._is_in_stage, self._silent_trainer = False, None
         if status == "success":
             if self._upload_last:
                 self._upload_kept_checkpoints()

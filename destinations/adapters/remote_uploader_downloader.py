@@ -19,30 +19,8 @@ _DEFAULT_ATTEMPTS = 3
 _WAIT_SECONDS = 86_400.0
 # Stands for the name of a file; no run has it in its name.
 _ANY = "\x00"
-# Composer's arguments of a store and ours, by scheme.
-_STORE_OPTIONS: dict[str, dict[str, str]] = {
-    "s3": {
-        "region_name": "region",
-        **{
-            name: name
-            for name in (
-                "endpoint_url",
-                "profile",
-                "aws_access_key_id",
-                "aws_secret_access_key",
-                "aws_session_token",
-                "addressing_style",
-            )
-        },
-    },
-    "gs": {},
-    "sftp": {
-        "port": "port",
-        "username": "username",
-        "known_hosts_filename": "known_hosts",
-        "key_filename": "key_filename",
-    },
-}
+# What Composer's stores call otherwise than ours; any other option has one name, and our store checks it.
+_RENAMED = {"region_name": "region", "known_hosts_filename": "known_hosts"}
 # Parts of boto3's `TransferConfig` and botocore's `Config`, as dictionaries.
 _S3_CONFIGS = {
     "transfer_config": {"multipart_chunksize": "part_bytes", "max_concurrency": "part_threads"},
@@ -164,7 +142,7 @@ def _store(bucket_uri: str, given: dict[str, Any]) -> tuple[str, dict[str, Any]]
         ValueError: one has no equivalent.
     """
     scheme = urlsplit(bucket_uri).scheme
-    if scheme not in _STORE_OPTIONS:
+    if scheme not in _PLACE:
         if scheme in {"libcloud", "oci", "mlflow", "dbfs", "hf"}:
             raise ValueError(
                 f"bucket_uri must be one of s3://, gs://, sftp://, got {bucket_uri!r}. "
@@ -186,17 +164,14 @@ def _store(bucket_uri: str, given: dict[str, Any]) -> tuple[str, dict[str, Any]]
             kind = type(parts).__name__
             raise ValueError(f"backend_kwargs[{config!r}] must be a dict, got {kind}.")  # noqa: TRY004
         options |= _renamed(parts, names, f"backend_kwargs[{config!r}]")
-    # The arguments of our own stores have no equivalent to look for.
-    ours = {"part_bytes", "part_threads", "create_only", "checksum", "client", "timeout_seconds", "password"}
-    options |= {name: given.pop(name) for name in list(given) if name in ours}
-    return uri, options | _renamed(given, _STORE_OPTIONS[scheme], "backend_kwargs")
+    given = {_RENAMED.get(name, name): value for name, value in given.items() if value is not None}
+    return uri, options | given
 
 
 def _renamed(given: Mapping[str, Any], names: Mapping[str, str], where: str) -> dict[str, Any]:
     unknown = sorted(given.keys() - names.keys())
     if unknown:
         raise ValueError(
-            f"{where} must be among {', '.join(names) or 'none'}, got {', '.join(unknown)}. "
-            "See docs/coming-from.md."
+            f"{where} must be among {', '.join(names)}, got {', '.join(unknown)}. See docs/coming-from.md."
         )
     return {names[name]: value for name, value in given.items() if value is not None}

@@ -499,14 +499,22 @@ class Session:
 
     # Events that move the timestamp.
 
-    def fit_start(self, timestamp: Timestamp, saved: Mapping[str, Any] | None = None) -> None:
+    def fit_start(
+        self,
+        timestamp: Timestamp,
+        saved: Mapping[str, Any] | None = None,
+        *,
+        is_before_load_due: bool = True,
+    ) -> None:
         """Starts training: fires `BEFORE_LOAD`, `AFTER_LOAD`, `FIT_START`.
 
         Args:
             timestamp: position of the trainer, after it has loaded its checkpoint, if any.
             saved: result of `state_dict` from that checkpoint, if any.
+            is_before_load_due: whether `BEFORE_LOAD` has not fired yet.
         """
-        self.run_event(Event.BEFORE_LOAD)
+        if is_before_load_due:
+            self.run_event(Event.BEFORE_LOAD)
         if saved is not None:
             self.load(saved)
         self.state.timestamp = timestamp

@@ -14,7 +14,7 @@ from uploads.disk import read_regular
 
 from .kind import Kind, RecordOutput, Work
 from .line import Line, whole_of
-from .media import MAX_MEDIUM_BYTES, MEDIA_INDEX, Medium, medium_fields, open_file
+from .media import MAX_MEDIUM_BYTES, MEDIA_INDEX, Medium, copy_medium, medium_fields, open_file
 
 if TYPE_CHECKING:
     import wave
@@ -105,9 +105,9 @@ class Audio(Medium):
 
 def _write(_name: str, *, audio: Any, sample_rate: int, caption: str | None = None) -> tuple[int, Work]:
     from destinations.copies import size_in_bytes
-    from destinations.media import copy_value, wav_bytes
+    from destinations.media import wav_bytes
 
-    copied = copy_value(audio)
+    copied = copy_medium(audio)
     shape = None if isinstance(copied, bytes) else list(copied.shape)
 
     def work(output: RecordOutput) -> None:
@@ -144,6 +144,7 @@ AUDIO = Kind(
     write=_write,
     parse=_parse,
     replay=_replay,
+    copies={"audio": copy_medium},
     plural="audio",
     noun="sound",
     shows="audio",

@@ -7,6 +7,7 @@ import attrs
 
 from .kind import Kind, RecordOutput, Work
 from .line import Line, number_of
+from .media import copy_array
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,14 +40,20 @@ class Histogram:
     moments: Mapping[str, float | None]
 
 
-def _write(name: str, *, values: Any, bins: "int | Sequence[float]") -> tuple[int, Work]:
-    from destinations.media import histogram_record, to_numpy
-    from events import BinnedValues, RecordError
+def _copied(values: Any) -> Any:
+    """Returns a copy of values as an array; values that are binned do not change."""
+    from events import BinnedValues
 
-    if not isinstance(values, BinnedValues):
-        values = to_numpy(values).copy()
-        if values.dtype.kind not in "biuf":
-            raise RecordError(f"histogram {name!r} needs numbers, got dtype {values.dtype}.")
+    return values if isinstance(values, BinnedValues) else copy_array(values)
+
+
+def _write(name: str, *, values: Any, bins: "int | Sequence[float]") -> tuple[int, Work]:
+    from destinations.media import histogram_record
+    from events import RecordError
+
+    values = _copied(values)
+    if getattr(values, "dtype", None) is not None and values.dtype.kind not in "biuf":
+        raise RecordError(f"histogram {name!r} needs numbers, got dtype {values.dtype}.")
 
     def work(output: RecordOutput) -> None:
         output.add_line(histogram_record(values, bins))
@@ -95,5 +102,6 @@ HISTOGRAM = Kind(
     write=_write,
     parse=_parse,
     replay=_replay,
+    copies={"values": _copied},
     shows="histogram",
 )

@@ -11,7 +11,7 @@ from destinations.run_directory.layout import MEDIA_FOLDER
 
 from .kind import FileOf, Kind, RecordOutput, Work
 from .line import Line, number_of
-from .media import MEDIA_INDEX, Medium, check_name, medium_fields, open_file
+from .media import MEDIA_INDEX, Medium, check_name, copy_medium, medium_fields, open_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -108,11 +108,10 @@ def _write(
 ) -> tuple[int, Work]:
     """Copies images; each becomes a PNG, and each mask another, with an overlay."""
     from destinations.copies import size_in_bytes
-    from destinations.media import copy_value, iter_masks, mask_png, overlay_png, png_bytes
+    from destinations.media import iter_masks, mask_png, overlay_png, png_bytes
     from events import RecordError
 
-    images = copy_value(images)
-    masks = {key: copy_value(mask) for key, mask in (masks or {}).items()}
+    images, masks = copy_medium(images), copy_medium(masks or {})
     for mask_name in masks:
         check_name(mask_name)
     labels = None
@@ -262,6 +261,7 @@ IMAGE = Kind(
     write=_write,
     parse=_parse,
     replay=_replay,
+    copies={"images": copy_medium, "masks": copy_medium},
     method="log_images",
     shows="image",
     folder=MEDIA_FOLDER,

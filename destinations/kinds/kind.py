@@ -1,6 +1,6 @@
 """What a kind of record declares, and what its writer and its reader get."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -63,6 +63,8 @@ class Kind:
         replay: takes the lines of one call, and returns the arguments of the method by name, but for name,
             step and caption. Raises `FileNotFoundError` where a file is missing.
         method: of a destination. Default: "log_" and the name.
+        copies: how a tracker copies arguments, by name, for its background thread; others are copied as plain
+            values.
         plural: the method of `Run`, and the name in the API. Default: the name and "s".
         noun: in messages. Default: the name in words.
         shows: how the page shows it, by the renderers of `static/media.js`: "image", "video", "audio",
@@ -82,6 +84,7 @@ class Kind:
     replay: Callable[[Sequence[Line]], dict[str, Any]]
     write: Callable[..., tuple[int, Work]] | None = None
     method: str = attrs.Factory(lambda self: f"log_{self.name}", takes_self=True)
+    copies: Mapping[str, Callable[[Any], Any]] = attrs.Factory(dict)
     plural: str = attrs.Factory(lambda self: f"{self.name}s", takes_self=True)
     noun: str = attrs.Factory(lambda self: self.name.replace("_", " "), takes_self=True)
     shows: str = ""

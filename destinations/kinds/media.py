@@ -16,10 +16,31 @@ __all__ = [
     "MEDIA_INDEX",
     "Medium",
     "check_name",
+    "copy_array",
+    "copy_medium",
     "medium_fields",
     "open_file",
     "parse_medium",
 ]
+
+
+def copy_medium(value: Any) -> Any:
+    """Returns a copy of an array, a picture or the content of a file, or of several in a list or by name."""
+    from destinations.media import copy_value
+
+    return (
+        {name: copy_value(one) for name, one in value.items()}
+        if isinstance(value, dict)
+        else copy_value(value)
+    )
+
+
+def copy_array(value: Any) -> Any:
+    """Returns a copy of numbers, also in a list, as one array."""
+    from destinations.media import to_numpy
+
+    return to_numpy(value).copy()
+
 
 MEDIA_INDEX = "media.jsonl"
 MAX_MEDIUM_BYTES = 1 << 30

@@ -12,7 +12,7 @@ from uploads.disk import read_regular
 
 from .kind import Kind, RecordOutput, Work
 from .line import Line
-from .media import MAX_MEDIUM_BYTES, MEDIA_INDEX, Medium, medium_fields
+from .media import MAX_MEDIUM_BYTES, MEDIA_INDEX, Medium, copy_array, medium_fields
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,9 +69,9 @@ class PointCloud(Medium):
 
 def _write(_name: str, *, points: Any, colors: Any, caption: str | None = None) -> tuple[int, Work]:
     from destinations.copies import size_in_bytes
-    from destinations.media import copy_value, iter_point_clouds, ply_bytes
+    from destinations.media import iter_point_clouds, ply_bytes
 
-    points, colors = copy_value(points), None if colors is None else copy_value(colors)
+    points, colors = copy_array(points), None if colors is None else copy_array(colors)
 
     def work(output: RecordOutput) -> None:
         for index, (cloud, shades) in enumerate(iter_point_clouds(points, colors)):
@@ -106,6 +106,7 @@ POINT_CLOUD = Kind(
     write=_write,
     parse=_parse,
     replay=_replay,
+    copies={"points": copy_array, "colors": copy_array},
     shows="points",
     folder=MEDIA_FOLDER,
     is_grouped=True,

@@ -10,7 +10,7 @@ from destinations.run_directory.layout import MEDIA_FOLDER
 
 from .kind import Kind, RecordOutput, Work
 from .line import Line
-from .media import MEDIA_INDEX, Medium, medium_fields
+from .media import MEDIA_INDEX, Medium, copy_medium, medium_fields
 
 __all__ = ["VIDEO", "Video"]
 
@@ -32,10 +32,10 @@ def _write(
     _name: str, *, video: Any, fps: float | None, caption: str | None = None, format: str = "mp4"
 ) -> tuple[int, Work]:
     from destinations.copies import size_in_bytes
-    from destinations.media import copy_value, video_file
+    from destinations.media import video_file
 
     given = Path(video).suffix if isinstance(video, str | Path) else ""
-    copied = copy_value(video)
+    copied = copy_medium(video)
 
     def work(output: RecordOutput) -> None:
         data, suffix = video_file(copied, fps, format)
@@ -64,6 +64,7 @@ VIDEO = Kind(
     write=_write,
     parse=_parse,
     replay=_replay,
+    copies={"video": copy_medium},
     shows="video",
     folder=MEDIA_FOLDER,
 )

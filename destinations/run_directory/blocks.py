@@ -23,6 +23,7 @@ __all__ = [
     "Block",
     "Floats",
     "Steps",
+    "abandoned_by",
     "block_of_rows",
     "read_blocks",
     "read_by_arrow",
@@ -280,14 +281,19 @@ def _from_arrow(column: Any) -> tuple[Floats, _Bools]:
     return np.where(present, values, np.nan), present
 
 
+def abandoned_by(block: Block, resume: Resume) -> _Bools:
+    """Returns which rows a resume abandoned; for those without a step in 64 bits, which is not known, no."""
+    at, until = resume.time, resume.until
+    is_later = np.True_ if at is None else ~(block.time <= at)
+    is_own = np.False_ if until is None else block.time >= until
+    drops = (block.step > resume.step) | ((block.step == resume.step) & is_later & ~is_own)
+    return np.asarray(drops & (block.step != MISSING_STEP))
+
+
 def without_abandoned(block: Block, resumes: Sequence[Resume]) -> Block:
     """Drops the rows that a resume abandoned, which the CSV still has."""
     for resume in resumes:
-        at, until = resume.time, resume.until
-        is_later = np.True_ if at is None else ~(block.time <= at)
-        is_own = np.False_ if until is None else block.time >= until
-        drops = (block.step > resume.step) | ((block.step == resume.step) & is_later & ~is_own)
-        drops &= block.step != MISSING_STEP
+        drops = abandoned_by(block, resume)
         if drops.any():
             keep = ~drops
             columns = {name: (values[keep], there[keep]) for name, (values, there) in block.columns.items()}

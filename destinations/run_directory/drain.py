@@ -3,7 +3,7 @@
 The order of writes guarantees it: lines are appended to the CSV, then `position.json` is replaced by one that
 covers them. In between, readers ignore the new lines and find their rows in the journal. A replacement of the
 CSV (new columns, abandoned rows removed, the next one after it was closed as a part) is announced in the
-position first; see `Position`.
+position first; see `Position`. Nothing is appended to a file before the position is of that file alone.
 
 Runs in the writer thread.
 """
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 import numpy as np
 
-from uploads.disk import DISK, Disk, replace_file, replacement
+from uploads.disk import DISK, Disk, replacement
 
 from .frames import (
     MAGIC,
@@ -47,9 +47,10 @@ from .layout import (
     segment_number,
     segment_paths,
 )
-from .metrics_csv import AbandonedRows, ChangedError, MetricsCsv, Replacement
+from .metrics_csv import AbandonedRows, ChangedError, Cut, MetricsCsv, Replacement
 from .part_index import IndexBuilder, PartIndex, is_cut
-from .segments import FIRST_BYTES, continues_from
+from .reader import Part
+from .segments import FIRST_BYTES, continues_from, names_before
 from .statistics import Statistics
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ _SMALL_BYTES = 64 << 10
 # for in advance.
 _MOST_LATE = 64
 _EMPTY_SHARE = 3
+# A row of so many values stays an array.
+_WIDE = 256
 _Names = tuple[str, ...]
 _Values = tuple[float, ...]
 Result = TypeVar("Result")
@@ -90,6 +93,18 @@ class _Place:
     drained: int = 0
 
 
+@attrs.define(eq=False)
+class _RowsOf:
+    """The rows of certain names: how many the file got since it was opened, and what statistics lack."""
+
+    names: _Names
+    in_file: int = 0
+    steps: list[int | None] = attrs.field(factory=list)
+    values: list[Any] = attrs.field(factory=list)
+    last: int = 0
+    """The number of the last one among all rows."""
+
+
 class RowBuffer:
     """Buffers lines to write, the row that later rows of its step may join, and values for statistics.
 
@@ -102,12 +117,16 @@ class RowBuffer:
         self._lines: list[bytes] = []
         self.line_count = 0
         """The number of complete lines."""
-        self._pending: tuple[int | None, int | None, float, _Names, _Values] | None = None
-        self._steps: dict[_Names, list[int | None]] = {}
-        self._values: dict[_Names, list[Any]] = {}
+        # Of a wide block, the values are an array.
+        self._pending: tuple[int | None, int | None, float, _Names, Any] | None = None
+        self._rows_of: dict[_Names, _RowsOf] = {}
+        # Those of the last row, and those with values that statistics lack.
+        self._current = _RowsOf(())
+        self._fresh: list[_RowsOf] = []
+        self._count = 0
         self._last_epoch: int | None = None
-        self.logged: Counter[_Names] = Counter()
-        """The number of rows by their names, since the file was begun or opened."""
+        # Names that became those of one line: always the same tuple, see `MetricsCsv.formatter`.
+        self._joined: tuple[_Names, _Names, _Names] = ((), (), ())
         self.index: IndexBuilder | None = None
         """Indexes the rows of a file that was begun here, and that has only these."""
 
@@ -121,11 +140,12 @@ class RowBuffer:
         _, step, epoch, at, values = row
         pending = self._pending
         if pending is not None and self._joins(step, epoch, names):
-            self._pending = (step, epoch, at, pending[3] + names, pending[4] + values)
+            both = self._both(pending[3], names)
+            self._pending = (step, epoch, at, both, (*pending[4], *values))
         else:
             self.finish_line()
             self._pending = (step, epoch, at, names, values)
-        self._count(names, [step], values, epoch)
+        self._note(names, [step], values, epoch)
 
     def add_block(self, names: _Names, block: "RowBlock") -> bool:
         """Adds many rows; False, with nothing added, if the first one joins the pending row."""
@@ -133,23 +153,30 @@ class RowBuffer:
             return False
         self.finish_line()
         before = len(block.steps) - 1
-        self._lines.append(self._csv.formatter(names).lines(block, before))
+        if before:
+            self._lines.append(self._csv.formatter(names).lines(block, before))
+            self.line_count += before
         if self.index is not None and before:
             rows = block.steps[:before], block.epochs[:before], block.times[:before], block.values[:before]
             self.index.add(names, *rows)
-        self.line_count += before
-        last = (block.steps[-1], block.epochs[-1], float(block.times[-1]))
-        self._pending = (*last, names, tuple(block.values[-1].tolist()))
-        self._count(names, block.steps, block.values, block.epochs[-1])
+        last = block.values[-1] if len(names) >= _WIDE else tuple(block.values[-1].tolist())
+        self._pending = (block.steps[-1], block.epochs[-1], float(block.times[-1]), names, last)
+        self._note(names, block.steps, block.values, block.epochs[-1])
         return True
 
     def finish_line(self) -> None:
         """Formats the pending row as a line."""
         if self._pending is not None:
             step, epoch, at, names, values = self._pending
-            self._lines.append(self._csv.formatter(names).line(step, epoch, at, values).encode())
+            formatter = self._csv.formatter(names)
+            if type(values) is np.ndarray:
+                self._lines.append(formatter.wide_line(step, epoch, at, values))
+                values = values[None]
+            else:
+                self._lines.append(formatter.line(step, epoch, at, values).encode())
+                values = [values]
             if self.index is not None:
-                self.index.add(names, [step], [epoch], [at], [values])
+                self.index.add(names, [step], [epoch], [at], values)
             self.line_count += 1
             self._pending = None
 
@@ -164,15 +191,17 @@ class RowBuffer:
         Returns:
             The number of rows, and the step of the last one.
         """
-        all_steps, all_values = self._steps, self._values
-        self._steps, self._values = {}, {}
+        fresh, self._fresh = self._fresh, []
         rows, last_step = 0, None
-        for names, steps in all_steps.items():
+        # The last value of a metric is that of the last row that has it.
+        for one in sorted(fresh, key=lambda one: one.last):
+            steps, values = one.steps, one.values
+            one.steps, one.values = [], []
             rows += len(steps)
             last_step = steps[-1] if steps[-1] is not None else last_step
             start = 0
-            for part in _merged_blocks(all_values[names]):
-                statistics.add(names, steps[start : start + len(part)], part, self._last_epoch)
+            for part in _merged_blocks(values):
+                statistics.add(one.names, steps[start : start + len(part)], part, self._last_epoch)
                 start += len(part)
         return rows, last_step
 
@@ -180,20 +209,27 @@ class RowBuffer:
         """Discards everything."""
         self.index = None
         self._lines, self.line_count, self._pending = [], 0, None
-        self._steps, self._values = {}, {}
+        for one in self._fresh:
+            one.steps, one.values = [], []
+        self._fresh = []
+
+    def begin_file(self) -> None:
+        """Notes that the file is another one, which has no rows yet."""
+        self.index = IndexBuilder()
+        self._rows_of, self._current = {}, _RowsOf(())
 
     def columns_in_use(self) -> list[str]:
         """Returns the columns of several rows of the file, in its order; of a single one it is not known."""
         rows: Counter[str] = Counter()
-        for names, count in self.logged.items():
-            for name in names:
-                rows[column_of(name)] += count
+        for one in self._rows_of.values():
+            for name in one.names:
+                rows[column_of(name)] += one.in_file
         return [column for column in self._csv.columns if rows[column] > 1]
 
     def empty_cells(self) -> int:
         """Returns how many cells are empty of the rows that were added since the file was begun or opened."""
         width = len(self._csv.columns) - len(OWN_COLUMNS)
-        return sum(count * (width - len(names)) for names, count in self.logged.items())
+        return sum(one.in_file * (width - len(one.names)) for one in self._rows_of.values())
 
     def _joins(self, step: int | None, epoch: int | None, names: _Names) -> bool:
         pending = self._pending
@@ -202,14 +238,26 @@ class RowBuffer:
             and pending[0] == step
             and pending[1] == epoch
             and pending[3] is not names
-            and set(pending[3]).isdisjoint(names)
+            and self._csv.formatter(pending[3]).can_join(self._csv.formatter(names))
         )
 
-    def _count(self, names: _Names, steps: list[Any], values: Any, epoch: int | None) -> None:
-        self._steps.setdefault(names, []).extend(steps)
-        self._values.setdefault(names, []).append(values)
+    def _both(self, first: _Names, second: _Names) -> _Names:
+        if self._joined[0] is not first or self._joined[1] is not second:
+            self._joined = first, second, first + second
+        return self._joined[2]
+
+    def _note(self, names: _Names, steps: list[Any], values: Any, epoch: int | None) -> None:
+        one = self._current
+        if one.names is not names:
+            one = self._current = self._rows_of.setdefault(names, _RowsOf(names))
+        if not one.steps:
+            self._fresh.append(one)
+        one.steps.extend(steps)
+        one.values.append(values)
+        one.in_file += len(steps)
+        self._count += len(steps)
+        one.last = self._count
         self._last_epoch = epoch
-        self.logged[names] += len(steps)
 
 
 def _merged_blocks(values: list[Any]) -> list[Any]:
@@ -228,10 +276,10 @@ class JournalDrain:
         csv: the CSV of the rank.
         journal: the writing end of a live journal; None to drain what a dead process left.
         on_rollback: called after abandoned rows were moved out of the CSV, with their number, the step of the
-            resume and their file.
+            resume and their file. Does not raise; `statistics` are to be computed again.
         on_change: called after rows that another program took out of the CSV were restored from the journal,
-            with how many were, and how many could not be.
-        between: called after each chunk of rows.
+            with how many were, and how many could not be. As `on_rollback`.
+        between: called after each chunk of rows, also of those that are read or written again.
         clock: monotonic seconds.
         disk: the disk operations.
         part_bytes: the size at which the CSV is closed as a part.
@@ -260,8 +308,10 @@ class JournalDrain:
         self._opened_at = self._clock()
         self._drained_bytes = 0
         self._rewritten_bytes = 0
-        # Of those that this object has closed.
-        self._rows_of_parts: dict[int, int] = {}
+        # Rows and bytes of those that this object has closed, or cut.
+        self._closed_parts: dict[int, tuple[int, int]] = {}
+        # Whether `position.json` is of the present file alone.
+        self._has_position = False
         # Whether there may be parts that do not count; a journal that says so must not end before they do.
         self._has_surplus = False
         # How many rows have brought new names to the present file.
@@ -282,8 +332,6 @@ class JournalDrain:
         self._buffer = RowBuffer(self._csv)
         # Whether nothing is known to have been changed within the CSV.
         self._is_sound = True
-        # The names of the last row, whose columns the file has.
-        self._last_names: tuple[str, ...] | None = None
 
     # Opening.
 
@@ -311,6 +359,7 @@ class JournalDrain:
         self._is_open = True
         self._begin_base()
         if self._csv.exists:
+            self._has_surplus = True
             self._write_position()
             self._remove_surplus()
         return self._csv.exists
@@ -330,8 +379,7 @@ class JournalDrain:
         if self._csv.exists and not self._csv.is_in_place():
             lost += self.rows
         else:
-            there = {part.number for part in self._csv.parts()}
-            lost += sum(rows for number, rows in self._rows_of_parts.items() if number not in there)
+            lost += sum(self._csv.rows_missing(number, *had) for number, had in self._closed_parts.items())
         for segment in [] if self._journal is None else list(self._journal.segments):
             if segment.number >= self._segment and not segment.is_at(segment.path):
                 lost += self._rows_left(segment.number, segment.path)
@@ -377,8 +425,6 @@ class JournalDrain:
         for _ in range(_TRIES):
             self._restore_if_changed()
             try:
-                if self._has_surplus:
-                    self._remove_surplus()
                 self._run()
             except ChangedError:
                 self._discard_unwritten()
@@ -392,6 +438,10 @@ class JournalDrain:
         raise OSError(errno.EBUSY, "another program keeps changing the file", str(self._csv.path))
 
     def _run(self) -> None:
+        if self._csv.exists and not self._has_position:
+            self._write_position()
+        if self._has_surplus:
+            self._remove_surplus()
         since_position = 0
         while True:
             segments = self._segments()
@@ -519,13 +569,8 @@ class JournalDrain:
         """Reads the schemas that this segment defines before the offset."""
         if self._names_of_segment == self._segment:
             return
-        self._names = {}
         self._names_of_segment = self._segment
-        if self._offset > len(MAGIC):
-            data = reader.read(len(MAGIC), self._offset - len(MAGIC))
-            self._names = {
-                record.schema: record.names for _, record in iter_frames(data) if isinstance(record, Keys)
-            }
+        self._names = names_before(reader.read(0, self._offset), self._offset)
 
     def _count_damage(self, data: bytes) -> None:
         rest = data.rstrip(b"\0")
@@ -537,16 +582,14 @@ class JournalDrain:
     def _take(self, row: Row, data: bytes, at: int) -> None:
         """Buffers a row, after which others follow in the data."""
         names = self._names[row[0]]
-        if names is not self._last_names:
-            if self._csv.formatter(names).missing:
-                self._add_columns(names, data, at)
-            self._last_names = names
+        if self._csv.formatter(names).missing:
+            self._add_columns(names, data, at)
         self._buffer.add(names, row)
 
     def _add_block(self, block: RowBlock) -> bool:
         """Buffers many rows; False if the first one must be handled by itself."""
         names = self._names.get(block.schema)
-        if names is None or names is not self._last_names or len(names) != block.values.shape[1]:
+        if names is None or len(names) != block.values.shape[1] or self._csv.formatter(names).missing:
             return False
         return self._buffer.add_block(names, block)
 
@@ -574,7 +617,6 @@ class JournalDrain:
         The CSV stays open: if it was deleted meanwhile, its rows are nowhere else.
         """
         self._buffer.clear()
-        self._last_names = None
         place = self._committed
         self._segment, self._offset = place.segment, place.offset
         if self._csv.exists:
@@ -595,14 +637,24 @@ class JournalDrain:
             self._close_part(self._buffer.columns_in_use())
 
     def _write_position(self, *following: CsvState) -> None:
+        self._csv.sync_name()
         states = (self._csv.state(self._segment, self._offset), *following)
-        text = Position(self._generation, states).to_json()
-        replace_file(self._folder / POSITION, text.encode(), durable=True, disk=self._disk)
-        # These rows are committed now.
+        position, path = Position(self._generation, states), self._folder / POSITION
+        try:
+            with replacement(path, disk=self._disk) as fd:
+                self._disk.write(fd, position.to_json().encode(), 0)
+                self._disk.sync(fd)
+        except OSError:
+            # A network file system may say that it has failed when the file has its name.
+            if Position.read(path) != position:
+                raise
+        # These rows are committed, also where the folder cannot be synced: who reads it next finds them.
+        self._has_position = not following
         rows, step = self._buffer.update_statistics(self.statistics)
         self.rows += rows
-        self.durable_step = step if step is not None else self.durable_step
         self._note_committed()
+        self._disk.sync_folder(self._folder)
+        self.durable_step = step if step is not None else self.durable_step
 
     def _note_committed(self) -> None:
         """Remembers the place that an error returns to; a new segment is one to restore rows from."""
@@ -653,7 +705,7 @@ class JournalDrain:
         self._late += sum(bool(self._csv.formatter(schema).missing) for schema in schemas)
         self._rewritten_bytes += self._csv.size
         index, header, width = self._buffer.index, len(self._csv.header), len(self._csv.columns)
-        self._replace(self._csv.prepare_columns([*wanted]), self._offset)
+        self._replace(self._csv.prepare_columns([*wanted]), self._segment, self._offset)
         if index is not None:
             index.widen(len(self._csv.header) - header, len(self._csv.columns) - width)
             self._buffer.index = index
@@ -674,62 +726,114 @@ class JournalDrain:
 
     def _close_part(self, columns: list[str]) -> None:
         """Closes the file as a part, and begins the next one with some columns."""
-        rows = self._csv.rows
+        had = self._csv.rows, self._csv.size
         index = self._index(lambda index: index.finish(self._csv.size, list(self._csv.columns)))
-        self._replace(self._csv.prepare_next(columns, index), self._offset)
-        self._buffer.index = IndexBuilder()
-        self._rows_of_parts[self._csv.closed] = rows
-        self._late = 0
-        self._buffer.logged.clear()
+
+        def closed() -> None:
+            self._buffer.begin_file()
+            self._closed_parts[self._csv.closed] = had
+            self._late = 0
+            self._has_surplus = False
+
+        # Until it counts.
+        self._has_surplus = True
+        following = self._csv.prepare_next(columns, index, self._between)
+        self._replace(following, self._segment, self._offset, closed)
 
     def _move_abandoned_rows(self, resume: Resume, end: int) -> None:
-        """Moves abandoned rows out of the CSV and the last parts into files in `abandoned/`."""
+        """Moves abandoned rows out of the CSV and the parts into files in `abandoned/`.
+
+        The last parts that have no other rows are removed; those that have some are written again.
+        """
         self._buffer.finish_line()
         self._write_lines()
         if not self._csv.exists:
             return
+        cuts = self._cuts(resume)
+        of_csv = Cut.of(self._csv.snapshot(), resume, self._between)
         folder, stem = self._run_dir / ABANDONED_FOLDER, self._csv.path.stem
+        # There are some where a session was killed when it had cut parts.
+        before = sorted(folder.glob(f"{stem}.step{resume.step}.*.csv")) if self._csv.closed else []
+        if not cuts and not of_csv.dropped and not before:
+            return
         self._disk.make_folder(folder)
 
         def aside(header: bytes) -> AbandonedRows:
             return AbandonedRows(folder, stem, resume.step, header, self._disk)
 
-        shorter, left = self._csv.prepare_without(resume.drops, aside, self._first_cut(resume))
-        if not left:
-            shorter.discard()
-            return
+        first = self._csv.closed + 1
+        while first - 1 in cuts and cuts[first - 1].is_all:
+            first -= 1
+        left: list[AbandonedRows] = []
+        for part in self._csv.parts():
+            if part.number in cuts and part.number < first:
+                left += self._cut(part, resume, aside)
+        shorter, of_last = self._csv.prepare_without(resume, first, aside, self._between)
+        left += of_last
         count = sum(one.count for one in left)
-        self._replace(shorter, end, lambda: self._on_rollback(count, resume.step, left[-1].path))
+        path = left[-1].path if left else before[-1]
+        self._has_surplus = True
+        self._replace(shorter, self._segment, end, lambda: self._on_rollback(count, resume.step, path))
         self._remove_surplus()
+
+    def _cuts(self, resume: Resume) -> dict[int, Cut]:
+        """Returns what a resume takes of the parts, by number, of which it takes rows.
+
+        The rows say that, from the last part on until one has none that is abandoned. Of the parts before,
+        the indexes say which may have some; nearly always none has.
+        """
+        found = {}
+        is_last = True
+        for part in reversed(self._csv.parts()):
+            with contextlib.closing(part.open()) as file:
+                index = None if is_last else PartIndex.read(part.index_path, file, ())
+                if index is None or is_cut(index, resume):
+                    cut = Cut.of(file, resume, self._between)
+                    is_last = is_last and cut.dropped > 0
+                    if cut.dropped:
+                        found[part.number] = cut
+        return found
+
+    def _cut(
+        self, part: Part, resume: Resume, aside: Callable[[bytes], AbandonedRows]
+    ) -> list[AbandonedRows]:
+        """Writes a part again without abandoned rows; the disk has the resume first, to do it again."""
+        self._disk.sync_folder(self._run_dir)
+        self._sync_waiting()
+        # Where that fails, it may have happened all the same: what the part should have is not known then.
+        had = self._closed_parts.pop(part.number, None)
+        left = self._csv.rewrite_part(part, resume, aside, self._between)
+        if had is not None:
+            rows = had[0] - sum(one.count for one in left)
+            self._closed_parts[part.number] = rows, part.path.stat().st_size
+        return left
 
     def _remove_surplus(self) -> None:
         self._has_surplus = True
         self._csv.remove_surplus()
-        self._rows_of_parts = {n: rows for n, rows in self._rows_of_parts.items() if n <= self._csv.closed}
+        self._closed_parts = {n: had for n, had in self._closed_parts.items() if n <= self._csv.closed}
         self._has_surplus = False
 
-    def _first_cut(self, resume: Resume) -> int:
-        """Returns the number of the first part that a resume may have abandoned rows of."""
-        for part in self._csv.parts():
-            with contextlib.closing(part.open()) as file:
-                index = PartIndex.read(part.index_path, file) or PartIndex.of(file)
-            if is_cut(index, resume):
-                return part.number
-        return self._csv.closed + 1
-
-    def _replace(self, new: Replacement, offset: int, then: Callable[[], object] = lambda: None) -> None:
+    def _replace(
+        self, new: Replacement, segment: int, offset: int, then: Callable[[], object] = lambda: None
+    ) -> None:
         """Announces the new version in the position, renames it into place, then drops the old state.
 
         Args:
             new: the new version.
-            offset: in the present segment, where the journal continues.
-            then: called as soon as the new version is in place.
+            segment: where the journal continues.
+            offset: in that segment.
+            then: called as soon as the new version is in place; does not raise.
         """
-        self._csv.sync()
-        self._write_position(new.state(self._segment, offset))
+        try:
+            self._csv.sync()
+            self._write_position(new.state(segment, offset))
+        except BaseException:
+            new.discard()
+            raise
         self._csv.accept(new)
         self._buffer.index = None
-        self._offset = offset
+        self._segment, self._offset = segment, offset
         self._generation += 1
         self.rewrites += 1
         then()
@@ -743,6 +847,7 @@ class JournalDrain:
         is_in_place = self._csv.is_in_place() and self._folder.is_dir()
         if not is_in_place:
             self._folder.mkdir(parents=True, exist_ok=True)
+        self._has_position &= os.path.lexists(self._folder / POSITION)
         if self._csv.exists:
             if not (self._is_sound and self._csv.is_as_left()):
                 self._restore_rows()
@@ -771,8 +876,7 @@ class JournalDrain:
             self.missing += lost
             self._on_change(rows_before - self.rows, lost)
 
-        self._segment = base.segment
-        self._replace(shorter, base.offset, restored)
+        self._replace(shorter, base.segment, base.offset, restored)
 
     def _keep_file_in_the_way(self) -> None:
         """Keeps a file that another program has put in the place of the CSV."""

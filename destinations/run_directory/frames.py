@@ -228,9 +228,11 @@ def _record(payload: bytes) -> Record:
     raise ValueError("a payload must be a row, keys or a resume")
 
 
+# Each segment begins with the same ones, which are one tuple then: to compare ten thousand takes its time.
+@functools.lru_cache(maxsize=16)
 def _names(text: str) -> tuple[str, ...]:
     names = json.loads(text)
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+    if not isinstance(names, list) or not set(map(type, names)) <= {str}:
         raise ValueError("names must be a list of texts")
     return tuple(names)
 
@@ -273,6 +275,8 @@ _CONSTANTS = {b"T": True, b"F": False, b"N": None}
 
 _MIN_ROWS = 4
 _MAX_VALUES = 8192
+# So many values are worth it in a single row.
+_WIDE = 256
 
 # Offsets in a frame of floats: header, "(5", schema, step, epoch, time, "(n".
 _CHECKSUM = 4
@@ -308,7 +312,7 @@ class RowBlock:
 
 
 def read_row_block(data: bytes, offset: int, most: int) -> RowBlock | None:
-    """Reads consecutive rows of floats of one schema; None if there are too few to be worth it.
+    """Reads consecutive rows of floats of one schema; None if there are too few values to be worth it.
 
     Args:
         data: frames.
@@ -322,19 +326,23 @@ def read_row_block(data: bytes, offset: int, most: int) -> RowBlock | None:
     length, _ = HEADER.unpack_from(data, offset)
     stride = HEADER.size + length
     count, rest = divmod(stride - _VALUES, _VALUE_BYTES)
-    following = offset + stride
-    if count < 1 or rest or data[offset : offset + 4] != data[following : following + 4]:
+    if count < 1 or rest:
         return None
-    if data[offset + _SCHEMA : offset + _STEP] != data[following + _SCHEMA : following + _STEP]:
+    following = offset + stride
+    least = 1 if count >= _WIDE else _MIN_ROWS
+    if least > 1 and (
+        data[offset : offset + 4] != data[following : following + 4]
+        or data[offset + _SCHEMA : offset + _STEP] != data[following + _SCHEMA : following + _STEP]
+    ):
         return None
     rows = min(most, max(_MIN_ROWS, _MAX_VALUES // count), (len(data) - offset) // stride)
-    if rows < _MIN_ROWS:
+    if rows < least:
         return None
     table = np.frombuffer(data, np.uint8, rows * stride, offset).reshape(rows, stride)
     rows = _alike(table, count)
     if rows:
         rows = _whole(data, offset, stride, table[:rows, _CHECKSUM : HEADER.size])
-    if rows < _MIN_ROWS:
+    if rows < least:
         return None
     table = table[:rows]
     values = table[:, _VALUES:].reshape(rows, count, _VALUE_BYTES)[:, :, 1:]

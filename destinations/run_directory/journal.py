@@ -155,6 +155,8 @@ _RETRY_SECONDS = 0.2
 _KEPT_OPEN = 16
 _SAMPLES_KEPT = 4096
 _are_numbers = frozenset({float, int, bool}).issuperset
+_are_floats = frozenset({float}).issuperset
+_are_texts = frozenset({str}).issuperset
 _MARSHAL_VERSION = 2
 _MAX_INTEGER_BITS = 4096
 _MAX_NAME_CHARACTERS = 16_384
@@ -371,7 +373,21 @@ class Journal:
                         f"metric name {name[:40]!r}… has {len(column_of(name))} characters as written, at "
                         f"most {_MAX_NAME_CHARACTERS} are allowed. Its values are not written.",
                     )
-        for name, value in list(row.items()):
+            text = "".join(row)
+            is_plain = text.isascii() and "\0" not in text and row.keys().isdisjoint({"step", "time"})
+            by_column: dict[str, str] = {}
+            for name in [] if is_plain else list(row):
+                if (first := by_column.setdefault(column_of(name), name)) is not name:
+                    del row[name]
+                    self._refuse_values(
+                        1,
+                        "same column",
+                        f"metrics {first!r:.80} and {name!r:.80} of one call have the same column. "
+                        "The value of the second is not written; give it another name.",
+                    )
+        # Of ten thousand floats, a loop takes as long as all else.
+        integers = [] if _are_floats(map(type, row.values())) else [*row.items()]
+        for name, value in integers:
             if type(value) is int and value.bit_length() > _MAX_INTEGER_BITS:
                 del row[name]
                 self._refuse_values(
@@ -689,7 +705,7 @@ def _last_number(folder: Path) -> int:
 
 def _plain(metrics: Mapping[str, float]) -> dict[str, float]:
     row = dict(metrics)
-    if not all(isinstance(name, str) for name in row):
+    if not (_are_texts(map(type, row)) or all(isinstance(name, str) for name in row)):
         raise RecordError("metrics must have strings as names.")
     if _are_numbers(map(type, row.values())):
         return row

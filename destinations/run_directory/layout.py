@@ -16,7 +16,7 @@ import math
 import os
 import re
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
@@ -132,7 +132,7 @@ _HEADER_BYTES = 64 << 10
 _MAX_NAME_BYTES = 120
 _DEEPEST = 100
 _SEGMENT = re.compile(rf"[0-9]+{re.escape(SEGMENT_SUFFIX)}")
-_PART = re.compile(r"([0-9]{8})\.csv")
+_PART = re.compile(r"([0-9]{8})\.(csv|npy)")
 _UNSAFE = re.compile(r"[^\w .,=+@()\[\]-]")
 
 
@@ -151,10 +151,16 @@ def part_path(parts: Path, number: int) -> Path:
     return parts / f"{number:08d}.csv"
 
 
-def part_numbers(parts: Path) -> list[int]:
-    """Returns the numbers of the closed parts that are there, ascending."""
+def part_numbers(parts: Path, kind: Literal["csv", "npy"] = "csv") -> list[int]:
+    """Returns the numbers of the closed parts, or of their indexes, ascending; only of regular files."""
     try:
-        return sorted(int(found[1]) for path in parts.iterdir() if (found := _PART.fullmatch(path.name)))
+        with os.scandir(parts) as entries:
+            found = [(match, entry) for entry in entries if (match := _PART.fullmatch(entry.name))]
+            return sorted(
+                int(match[1])
+                for match, entry in found
+                if match[2] == kind and entry.is_file(follow_symlinks=False)
+            )
     except (FileNotFoundError, NotADirectoryError):
         return []
 

@@ -4,16 +4,29 @@ Runs in the writer thread. Appended rows count only once `drain` has written a p
 """
 
 import contextlib
+import itertools
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
+import attrs
 import numpy as np
 
-from uploads.disk import DISK, NO_LINKS, Disk, end_of_last_line, open_temporary, replacement
+from uploads.disk import (
+    DISK,
+    NO_LINKS,
+    Disk,
+    closing,
+    end_of_last_line,
+    is_open_file,
+    open_regular,
+    open_temporary,
+    replacement,
+)
 
+from .blocks import MISSING_STEP, abandoned_by, read_blocks
 from .layout import (
     OWN_COLUMNS,
     CsvState,
@@ -33,11 +46,12 @@ from .part_index import PartIndex
 from .reader import CsvSnapshot, Part
 
 if TYPE_CHECKING:
-    from .frames import RowBlock
+    from .frames import Resume, RowBlock
 
 __all__ = [
     "AbandonedRows",
     "ChangedError",
+    "Cut",
     "MetricsCsv",
     "Replacement",
     "RowFormatter",
@@ -54,17 +68,19 @@ class ChangedError(Exception):
 
 
 class RowFormatter:
-    """Formats rows of certain names as lines of the CSV."""
+    """Formats rows of certain names as lines of one file, which must have all their columns."""
 
     def __init__(self, names: tuple[str, ...], columns: dict[str, int]) -> None:
-        targets = [columns.get(column_of(name)) for name in names]
         wanted = (*OWN_COLUMNS, *map(column_of, names))
         self.missing = [column for column in wanted if column not in columns]
+        targets = [] if self.missing else [columns[column_of(name)] for name in names]
+        self._places = frozenset(targets)
+        self._has_epoch = "epoch" in names
         self._targets = targets
         self._columns = columns
         self._own = [columns[name] for name in OWN_COLUMNS if name in columns]
         first = targets[0] if targets else None
-        self.line: Line = self._general
+        self.line: Line = self._incomplete if self.missing else self._general
         self._is_contiguous = (
             not self.missing
             and first is not None
@@ -77,6 +93,14 @@ class RowFormatter:
             self._after = "," * (len(columns) - first - len(names)) + "\n"
             self.line = self._contiguous
 
+    def can_join(self, other: Self) -> bool:
+        """Returns whether a row of these names and one of others, of one step and epoch, fit into a line.
+
+        Where one has a metric that replaces the epoch, they are of two epochs.
+        """
+        has_epoch = self._has_epoch or other._has_epoch
+        return not has_epoch and self._places.isdisjoint(other._places)
+
     def lines(self, block: "RowBlock", count: int) -> bytes:
         """Returns the lines of the first `count` rows of a block, at least one."""
         steps, epochs, times, values = block.steps, block.epochs, block.times[:count], block.values[:count]
@@ -88,17 +112,32 @@ class RowFormatter:
         stamps = format_cell_rows(times.round(6)[:, None])
         return b"".join(map(line.__mod__, zip(steps, epochs, stamps, format_cell_rows(values), strict=False)))
 
+    def wide_line(
+        self,
+        step: int | None,
+        epoch: int | None,
+        time: float,
+        values: "np.ndarray[Any, np.dtype[np.float64]]",
+    ) -> bytes:
+        """Returns the line of floats `(metrics,)`."""
+        if not self._is_contiguous:
+            return self.line(step, epoch, time, tuple(values.tolist())).encode()
+        before = f"{_cell(step)},{_cell(epoch)},{round(time, 6)!r}{self._before}".encode()
+        return b"".join([before, *format_cell_rows(values[None]), self._after.encode()])
+
     def _contiguous(self, step: int | None, epoch: int | None, time: float, values: tuple[float, ...]) -> str:
         cells = format_cells(values)
         return f"{_cell(step)},{_cell(epoch)},{round(time, 6)!r}{self._before}{cells}{self._after}"
+
+    def _incomplete(self, *_: object) -> str:
+        raise RuntimeError(f"the file has no column for {self.missing[:3]}: these values would be lost")
 
     def _general(self, step: int | None, epoch: int | None, time: float, values: tuple[float, ...]) -> str:
         cells = [""] * len(self._columns)
         for column, text in zip(self._own, (_cell(step), _cell(epoch), repr(round(time, 6))), strict=True):
             cells[column] = text
         for target, value in zip(self._targets, values, strict=True):
-            if target is not None:
-                cells[target] = format_cells((value,))
+            cells[target] = format_cells((value,))
         return ",".join(cells) + "\n"
 
 
@@ -126,10 +165,15 @@ class MetricsCsv:
         """The number of rows; of a file that was opened, those added since, until it is set."""
         self.columns: dict[str, int] = {}
         self._header = b""
+        # Whether the disk has the name of the open file, as far as this object gave it one.
+        self._is_named = True
         # Whether there may be bytes beyond the size that this object wrote.
         self._is_torn = False
         self._fd = -1
+        # Of this file alone. The last one is found without hashing ten thousand names for each row.
         self._formatters: dict[tuple[str, ...], RowFormatter] = {}
+        self._names: tuple[str, ...] | None = None
+        self._plan = RowFormatter((), {})
 
     def open(self, position: Position | None) -> CsvState | None:
         """Opens an existing file and truncates it to the rows that count.
@@ -153,6 +197,10 @@ class MetricsCsv:
         elif position is None and self._is_last_part(file_size):
             self.closed -= 1
         end = end_of_last_line(self._fd, file_size) if state is None else state.csv_bytes
+        if position is None and end > len(header):
+            # A copy of a live run, of which the part was copied later, has these rows there.
+            numbers = [number for number in numbers if number <= self.closed]
+            end = len(header) if any(self._is_part(number, end) for number in numbers) else end
         if end < len(header) or not header:
             self.close()
             return None
@@ -170,12 +218,15 @@ class MetricsCsv:
         return CsvState(zlib.crc32(self._header), self.size, segment, offset, self.closed)
 
     def formatter(self, names: tuple[str, ...]) -> RowFormatter:
-        """Returns the formatter of rows of these names, which knows the columns they lack."""
+        """Returns the formatter of rows of these names in the present file; it knows the columns it lacks."""
+        if names is self._names:
+            return self._plan
         plan = self._formatters.get(names)
         if plan is None:
             if len(self._formatters) > 1000:  # noqa: PLR2004  # mostly names that do not recur
                 self._formatters.clear()
             plan = self._formatters[names] = RowFormatter(names, self.columns)
+        self._names, self._plan = names, plan
         return plan
 
     @property
@@ -267,6 +318,12 @@ class MetricsCsv:
         if self._fd >= 0:
             self._disk.sync(self._fd)
 
+    def sync_name(self) -> None:
+        """Waits until the disk has the open file under its name."""
+        if not self._is_named:
+            self._disk.sync_folder(self.path.parent)
+            self._is_named = True
+
     def begin(self, columns: Iterable[str]) -> None:
         """Creates the file with its first columns."""
         self.accept(self._prepare(header_line(dict.fromkeys((*OWN_COLUMNS, *columns))), ()))
@@ -280,58 +337,68 @@ class MetricsCsv:
 
     def prepare_without(
         self,
-        is_dropped: Callable[[int | None, float], bool],
-        aside: Callable[[bytes], "AbandonedRows"],
+        resume: "Resume",
         first: int,
+        aside: "Callable[[bytes], AbandonedRows]",
+        between: Callable[[], None],
     ) -> tuple["Replacement", list["AbandonedRows"]]:
-        """Writes a copy without some rows; it takes the place of the last parts too.
+        """Writes a copy without abandoned rows, which comes after fewer parts.
 
         Args:
-            is_dropped: whether the row of a step and a time is left out.
+            resume: says which rows are abandoned.
+            first: the number of the first part of which, and of all later ones, all rows are abandoned;
+                `closed + 1` if there is none.
             aside: returns what takes the lines that are left out, for each file that has such lines.
-            first: the number of the first part that it takes the place of; `closed + 1` for none.
+            between: called after each chunk.
 
         Returns:
             The copy, and what took the lines; their files are permanent.
         """
         left: list[AbandonedRows] = []
-        with contextlib.ExitStack() as opened:
-            files = [opened.enter_context(contextlib.closing(one.open())) for one in self.parts(first)]
-            files.append(CsvSnapshot(self._fd, self._header, self.size))
-            header = header_line(dict.fromkeys(name for file in files for name in parse_header(file.header)))
-            header = self._header if len(files) == 1 else header
 
-            def kept() -> Iterator[bytes]:
-                for file in files:
-                    with contextlib.ExitStack() as one:
-                        dropped: AbandonedRows | None = None
-                        rearranged = _rearranged(file.header, header)
-                        columns = {name: at for at, name in enumerate(parse_header(file.header))}
-                        step_at, time_at = columns.get("step"), columns.get("time")
-                        for line in (
-                            line for chunk in file.chunks() for line in chunk.splitlines(keepends=True)
-                        ):
-                            cells = line.decode("utf-8", "replace").rstrip("\n").split(",")
-                            if not is_dropped(_integer(cells, step_at), _float(cells, time_at)):
-                                yield rearranged(line)
-                                continue
-                            if dropped is None:
-                                dropped = one.enter_context(aside(file.header))
-                            dropped.write(line)
-                        if dropped is not None:
-                            dropped.keep()
-                            left.append(dropped)
+        def kept() -> Iterator[bytes]:
+            for part in self.parts(first):
+                with contextlib.closing(part.open()) as file:
+                    yield from _kept(file, resume, left, aside, between)
+            yield from _kept(self.snapshot(), resume, left, aside, between)
 
-            return self._prepare(header, kept(), min(first - 1, self.closed)), left
+        return self._prepare(self._header, kept(), first - 1), left
+
+    def snapshot(self) -> CsvSnapshot:
+        """Returns the rows of the file, which stays open as long as this object does not replace it."""
+        return CsvSnapshot(self._fd, self._header, self.size)
 
     # Parts.
+
+    @property
+    def part_bytes(self) -> int:
+        """The size of all closed parts that are there."""
+        found = 0
+        for part in self.parts():
+            with contextlib.suppress(OSError):
+                found += part.path.stat().st_size
+        return found
+
+    def rows_missing(self, number: int, rows: int, size: int) -> int:
+        """Returns how many rows a part lacks of those that it had when it was closed with this size."""
+        try:
+            with contextlib.closing(Part(part_path(self.folder, number), number).open()) as file:
+                left = rows if file.end == size else sum(chunk.count(b"\n") for chunk in file.chunks())
+        except OSError:
+            return rows
+        return max(0, rows - left)
 
     def parts(self, first: int = 1) -> list[Part]:
         """Returns the closed parts from a number on that are there."""
         numbers = (number for number in part_numbers(self.folder) if first <= number <= self.closed)
         return [Part(part_path(self.folder, number), number) for number in numbers]
 
-    def prepare_next(self, columns: Iterable[str], index: PartIndex | None = None) -> "Replacement":
+    def prepare_next(
+        self,
+        columns: Iterable[str],
+        index: PartIndex | None = None,
+        between: Callable[[], None] = lambda: None,
+    ) -> "Replacement":
         """Closes the file as a part, and writes a file without rows that takes its place.
 
         The part counts once the position says so: until then its rows are those of this file.
@@ -339,6 +406,7 @@ class MetricsCsv:
         Args:
             columns: of the new file.
             index: of the part; computed from its rows if None.
+            between: called meanwhile.
         """
         for folder in (self.folder.parent, self.folder):
             self._disk.make_folder(folder)
@@ -359,10 +427,38 @@ class MetricsCsv:
                 for chunk in self._chunks(0):
                     self._disk.write(fd, chunk, size)
                     size += len(chunk)
-        index = index or PartIndex.of(CsvSnapshot(self._fd, self._header, self.size))
-        index.write(Part(path, number).index_path, self._disk)
+        closed = self.snapshot()
+        (index or PartIndex.of(closed, between)).write(Part(path, number).index_path, closed, self._disk)
         self._disk.sync_folder(self.folder)
         return self._prepare(header_line(dict.fromkeys((*OWN_COLUMNS, *columns))), (), number)
+
+    def rewrite_part(
+        self,
+        part: Part,
+        resume: "Resume",
+        aside: "Callable[[bytes], AbandonedRows]",
+        between: Callable[[], None],
+    ) -> list["AbandonedRows"]:
+        """Replaces a part, and its index, by one without abandoned rows; see `prepare_without`.
+
+        As long as the journal has the resume, it makes no difference which of them is there.
+        """
+        left: list[AbandonedRows] = []
+        path = part_path(self.folder, part.number)
+        # Otherwise it would say that rows are missing.
+        with contextlib.suppress(FileNotFoundError):
+            self._disk.unlink(part.index_path)
+        with (
+            contextlib.closing(part.open()) as file,
+            replacement(path, durable=True, disk=self._disk) as fd,
+        ):
+            size = 0
+            for chunk in itertools.chain([file.header], _kept(file, resume, left, aside, between)):
+                self._disk.write(fd, chunk, size)
+                size += len(chunk)
+        with contextlib.closing(Part(path, part.number).open()) as file:
+            PartIndex.of(file, between).write(part.index_path, file, self._disk)
+        return left
 
     def remove_surplus(self) -> None:
         """Removes the parts beyond the last that counts: their rows are in this file, or in `abandoned/`.
@@ -370,30 +466,38 @@ class MetricsCsv:
         Raises:
             OSError: one cannot be removed.
         """
-        surplus = [number for number in part_numbers(self.folder) if number > self.closed]
-        for number in surplus:
-            path = part_path(self.folder, number)
-            with contextlib.suppress(FileNotFoundError):
-                self._disk.unlink(Part(path, number).index_path)
-            self._disk.unlink(path)
+        surplus = False
+        # A power loss may have left an index alone.
+        for kind in ("npy", "csv"):
+            for number in part_numbers(self.folder, kind):
+                if number > self.closed:
+                    self._disk.unlink(part_path(self.folder, number).with_suffix(f".{kind}"))
+                    surplus = True
         if surplus:
             # Without a position, parts that a power loss restores would count again.
             self._disk.sync_folder(self.folder)
 
     def _is_last_part(self, size: int) -> bool:
         """Returns whether the last part is this file: it was being closed when the position was lost."""
-        path = part_path(self.folder, self.closed)
         try:
-            if os.path.samestat(path.stat(), os.fstat(self._fd)):
-                return True
-            if path.stat().st_size != size:
-                return False
-            with path.open("rb") as file:
-                return os.pread(file.fileno(), _COPY_BYTES, max(0, size - _COPY_BYTES)) == os.pread(
-                    self._fd, _COPY_BYTES, max(0, size - _COPY_BYTES)
-                )
+            return part_path(self.folder, self.closed).stat().st_size == size and self._is_part(
+                self.closed, size
+            )
         except FileNotFoundError:
             return False
+
+    def _is_part(self, number: int, size: int) -> bool:
+        """Returns whether a part begins with the first `size` bytes of this file."""
+        with closing(open_regular(part_path(self.folder, number))) as fd:
+            if os.path.sameopenfile(fd, self._fd):
+                return True
+            starts = range(0, size, _COPY_BYTES)
+            # The last bytes first, which tell rows of different times apart.
+            return all(
+                os.pread(fd, min(_COPY_BYTES, size - start), start)
+                == os.pread(self._fd, min(_COPY_BYTES, size - start), start)
+                for start in reversed(starts)
+            )
 
     @property
     def header(self) -> bytes:
@@ -424,6 +528,7 @@ class MetricsCsv:
         self._header = header
         self.columns = {name: index for index, name in enumerate(parse_header(header))}
         self._formatters.clear()
+        self._names = None
 
     def _chunks(self, start: int, end: int | None = None) -> Iterator[bytes]:
         end = self.size if end is None else end
@@ -449,10 +554,15 @@ class MetricsCsv:
         return Replacement(self.path, header, body, self._disk, self.closed if closed is None else closed)
 
     def accept(self, replacement: "Replacement") -> None:
-        """Renames a replacement into place and continues with it."""
+        """Renames a replacement into place and continues with it; see `sync_name`.
+
+        Raises:
+            OSError: it could not be renamed, and is gone.
+        """
         fd = replacement.take()
         self.close()
         self._fd, self.size, self.rows, self._is_torn = fd, replacement.size, replacement.rows, False
+        self._is_named = False
         self.closed = replacement.closed
         self._take_header(replacement.header)
 
@@ -539,9 +649,14 @@ class Replacement:
         return CsvState(zlib.crc32(self.header), self.size, segment, offset, self.closed)
 
     def take(self) -> int:
-        """Renames the file into place durably, and returns its descriptor."""
-        self._disk.replace(self._name, self._path)
-        self._disk.sync_folder(self._path.parent)
+        """Renames the file into place, and returns its descriptor; removes it where that fails."""
+        try:
+            self._disk.replace(self._name, self._path)
+        except OSError:
+            # A network file system may say that it has failed when the file has its name.
+            if not is_open_file(self._fd)(str(self._path)):
+                self.discard()
+                raise
         return self._fd
 
     def discard(self) -> None:
@@ -555,20 +670,66 @@ class Replacement:
         self.size += len(chunk)
 
 
-def _rearranged(header: bytes, wanted: bytes) -> Callable[[bytes], bytes]:
-    """Returns what turns lines of one header into lines of another one, which has its columns too."""
-    if header == wanted:
-        return lambda line: line
-    places = {name: at for at, name in enumerate(parse_header(wanted))}
-    targets = [places[name] for name in parse_header(header)]
+@attrs.frozen
+class Cut:
+    """What a resume takes of a file.
 
-    def rearrange(line: bytes) -> bytes:
-        found = [b""] * len(places)
-        for target, cell in zip(targets, line.rstrip(b"\n").split(b","), strict=False):
-            found[target] = cell or found[target]
-        return b",".join(found) + b"\n"
+    Attributes:
+        dropped: the number of abandoned rows.
+        is_all: whether these are all.
+    """
 
-    return rearrange
+    dropped: int
+    is_all: bool
+
+    @classmethod
+    def of(cls, file: CsvSnapshot, resume: "Resume", between: Callable[[], None]) -> Self:
+        """Reads the steps of the rows, and the times; calls `between` after each chunk."""
+        dropped, is_all = 0, True
+        for chunk in file.chunks(chunk_bytes=_COPY_BYTES):
+            drops = _abandoned_lines(file.header, chunk, resume)
+            dropped += int(drops.sum())
+            is_all = is_all and bool(drops.all())
+            between()
+        return cls(dropped, is_all)
+
+
+def _kept(
+    file: CsvSnapshot,
+    resume: "Resume",
+    left: list[AbandonedRows],
+    aside: Callable[[bytes], AbandonedRows],
+    between: Callable[[], None],
+) -> Iterator[bytes]:
+    """Yields the lines of a file that are not abandoned; the others are put aside."""
+    dropped: AbandonedRows | None = None
+    with contextlib.ExitStack() as one:
+        for chunk in file.chunks(chunk_bytes=_COPY_BYTES):
+            drops = _abandoned_lines(file.header, chunk, resume)
+            if not drops.any():
+                yield chunk
+            else:
+                lines = [line + b"\n" for line in chunk.split(b"\n")[:-1]]
+                yield b"".join(itertools.compress(lines, ~drops))
+                dropped = dropped or one.enter_context(aside(file.header))
+                for line in itertools.compress(lines, drops):
+                    dropped.write(line)
+            between()
+        if dropped is not None:
+            dropped.keep()
+            left.append(dropped)
+
+
+def _abandoned_lines(header: bytes, chunk: bytes, resume: "Resume") -> "np.ndarray[Any, np.dtype[np.bool_]]":
+    """Returns which of some lines are abandoned."""
+    blocks = list(read_blocks(header, [chunk], ()))
+    if [len(block) for block in blocks] == [chunk.count(b"\n")] and (blocks[0].step != MISSING_STEP).all():
+        return abandoned_by(blocks[0], resume)
+    # A step of more bits, or none; a line that is none of numbers.
+    columns = {name: at for at, name in enumerate(parse_header(header))}
+    step_at, time_at = columns.get("step"), columns.get("time")
+    cells = [line.decode("utf-8", "replace").split(",") for line in chunk.split(b"\n")[:-1]]
+    return np.array([resume.drops(_integer(row, step_at), _float(row, time_at)) for row in cells], np.bool_)
 
 
 def _integer(cells: list[str], index: int | None) -> int | None:

@@ -1,23 +1,28 @@
 """The index of a closed part: what each thousand of its rows have, as one array beside it.
 
 It is derived from the part, and can be deleted at any time. docs/format.md describes the file.
+
+It is not trusted: only regular files are read, of the size that the columns of the part give them, and each
+block of the array has a checksum. What no writer would have put there, such as entries that end in another
+order, is no index, and the caller computes it from the rows. Whoever forges a whole index can write rows as
+well, so that no reader asks for more; a resume, which moves rows, does.
 """
 
-import contextlib
-import io
-from collections.abc import Iterator, Sequence
+import os
+import zlib
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 import numpy as np
 
-from uploads.disk import DISK, Disk, replacement
+from uploads.disk import DISK, Disk, closing, open_regular, replacement
 
 from .blocks import MISSING_STEP, Block, Floats, read_blocks
 from .frames import Resume
 from .layout import column_of, parse_header
-from .reader import CsvSnapshot, MetricsSnapshot
+from .reader import CsvSnapshot, MetricsSnapshot, clamp_to_float
 
 __all__ = [
     "CHUNK_ROWS",
@@ -43,6 +48,10 @@ OF_ROWS = (
     *("first_time", "last_time", "min_time", "max_time"),
 )
 """What an entry says of its rows; `end` is the offset after the last one in the CSV."""
+
+_HEADER_BYTES = 128
+# As of 28 GiB of rows of a metric each. More would be read at once.
+_MAX_ENTRIES = 1 << 20
 
 OF_COLUMN = ("count", "finite", "min", "min_step", "max", "max_step", "mean", "last")
 """What an entry says of each column; min, max and mean are of the finite values."""
@@ -85,11 +94,12 @@ class PartIndex:
         return int(self.of_rows("rows").sum())
 
     @classmethod
-    def of(cls, csv: CsvSnapshot) -> "PartIndex":
-        """Computes the index of a CSV from its rows."""
+    def of(cls, csv: CsvSnapshot, between: Callable[[], None] = lambda: None) -> "PartIndex":
+        """Computes the index of a CSV from its rows; calls `between` after each thousand."""
         columns = indexed_columns(parse_header(csv.header))
         entries = []
         for end, lines in _thousands(csv):
+            between()
             blocks = read_blocks(csv.header, [lines], columns)
             entries += [_entry(block, columns, end) for block in blocks if len(block)]
         shape = len(OF_ROWS) + len(OF_COLUMN) * len(columns)
@@ -102,27 +112,108 @@ class PartIndex:
         return cls(columns, _entry(block, columns, 0)[:, None])
 
     @classmethod
-    def read(cls, path: Path, csv: CsvSnapshot) -> "PartIndex | None":
-        """Reads the file of an index; None if it is missing, or not that of this part."""
-        columns = indexed_columns(parse_header(csv.header))
-        with contextlib.suppress(OSError, ValueError, EOFError, SyntaxError):
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-            index = cls(columns, array)
-            if (
-                array.dtype == np.float64
-                and array.ndim == 2  # noqa: PLR2004  # fields and entries
-                and len(array) == len(OF_ROWS) + len(OF_COLUMN) * len(columns)
-                and (index.of_rows("end")[-1] if len(index) else len(csv.header)) == csv.end
-            ):
-                return index
-        return None
+    def read(cls, path: Path, csv: CsvSnapshot, wanted: Collection[str] | None = None) -> "PartIndex | None":
+        """Reads the file of an index; None if it is missing, damaged, or not that of this part.
 
-    def write(self, path: Path, disk: Disk = DISK) -> None:
-        """Writes the file."""
-        buffer = io.BytesIO()
-        np.save(buffer, np.ascontiguousarray(self.array), allow_pickle=False)
+        Args:
+            path: of the file.
+            csv: the part.
+            wanted: columns; others are left out. None for all.
+        """
+        every = indexed_columns(parse_header(csv.header))
+        names = frozenset(every if wanted is None else wanted)
+        places = [place for place, name in enumerate(every) if name in names]
+        try:
+            with closing(open_regular(path)) as fd:
+                array = _IndexFile(fd, csv, len(every)).read(places)
+        except OSError:
+            return None
+        return None if array is None else cls([every[place] for place in places], array)
+
+    def write(self, path: Path, csv: CsvSnapshot, disk: Disk = DISK) -> None:
+        """Writes the file of the index of a part, which has all its columns."""
+        array = np.ascontiguousarray(self.array, "<f8")
+        blocks = array[len(OF_ROWS) :].reshape(len(self.columns), len(OF_COLUMN) * len(self))
+        seed = zlib.crc32(csv.header)
+        sums = np.array([zlib.crc32(block, seed) for block in (array[: len(OF_ROWS)], *blocks)], "<u4")
+        pieces = (_npy_header(array), array.tobytes(), _npy_header(sums), sums.tobytes())
         with replacement(path, durable=True, disk=disk) as fd:
-            disk.write(fd, buffer.getvalue(), 0)
+            disk.write(fd, b"".join(pieces), 0)
+
+
+def _npy_header(array: "np.ndarray[Any, Any]") -> bytes:
+    """Returns what is before an array in a file of NumPy: the same bytes with each version of it."""
+    shape = f"({', '.join(map(str, array.shape))}{',' * (array.ndim == 1)})"
+    text = f"{{'descr': '{array.dtype.str}', 'fortran_order': False, 'shape': {shape}, }}"
+    length = _HEADER_BYTES - 10
+    return b"\x93NUMPY\x01\0" + length.to_bytes(2, "little") + text.ljust(length - 1).encode() + b"\n"
+
+
+class _IndexFile:
+    """The file of an index, as `PartIndex.write` writes it.
+
+    Args:
+        fd: the open file.
+        csv: the part.
+        columns: how many columns it has.
+    """
+
+    def __init__(self, fd: int, csv: CsvSnapshot, columns: int) -> None:
+        self._fd = fd
+        self._csv = csv
+        self._columns = columns
+        of_entry = 8 * (len(OF_ROWS) + len(OF_COLUMN) * columns)
+        rest = os.fstat(fd).st_size - 2 * _HEADER_BYTES - 4 * (1 + columns)
+        self._entries = rest // of_entry if rest >= 0 and rest % of_entry == 0 else -1
+        self._sums_at = _HEADER_BYTES + of_entry * self._entries + _HEADER_BYTES
+
+    def read(self, places: Sequence[int]) -> Floats | None:
+        """Returns the fields of the rows and of some columns, by number; None if it is not of the part."""
+        if not 0 <= self._entries <= _MAX_ENTRIES or not self._has_headers():
+            return None
+        seed = zlib.crc32(self._csv.header)
+        # The fields of the rows are the first block, then there is one for each column.
+        spans = [(0, len(OF_ROWS)), *((len(OF_ROWS) + len(OF_COLUMN) * at, len(OF_COLUMN)) for at in places)]
+        blocks = [
+            self._piece(_HEADER_BYTES + 8 * self._entries * at, 8 * self._entries * n) for at, n in spans
+        ]
+        sums = [self._piece(self._sums_at + 4 * at, 4) for at in (0, *(1 + place for place in places))]
+        if sums != [zlib.crc32(block, seed).to_bytes(4, "little") for block in blocks]:
+            return None
+        fields = sum(count for _, count in spans)
+        array = np.frombuffer(b"".join(blocks), "<f8").reshape(fields, self._entries).astype(np.float64)
+        return array if _is_plausible(array, len(self._csv.header), self._csv.end) else None
+
+    def _has_headers(self) -> bool:
+        fields = len(OF_ROWS) + len(OF_COLUMN) * self._columns
+        array = np.broadcast_to(np.empty((), "<f8"), (fields, self._entries))
+        sums = np.broadcast_to(np.empty((), "<u4"), (1 + self._columns,))
+        return self._piece(0, _HEADER_BYTES) == _npy_header(array) and self._piece(
+            self._sums_at - _HEADER_BYTES, _HEADER_BYTES
+        ) == _npy_header(sums)
+
+    def _piece(self, at: int, length: int) -> bytes:
+        return os.pread(self._fd, length, at)
+
+
+def _is_plausible(array: Floats, start: int, end: int) -> bool:
+    """Returns whether entries are in order, of whole rows between two offsets, with fields that fit."""
+    ends, rows, *of_rows = array[: len(OF_ROWS)]
+    columns = (len(array) - len(OF_ROWS)) // len(OF_COLUMN)
+    stats = array[len(OF_ROWS) :].reshape(columns, len(OF_COLUMN), array.shape[1]).swapaxes(0, 1)
+    count, finite, low, low_step, high, high_step, _, _ = stats
+    has = finite > 0
+    # Whatever is NaN fails a comparison.
+    with np.errstate(invalid="ignore"):
+        return bool(
+            (ends[-1] if len(ends) else start) == end
+            and (rows >= 1).all()
+            and (np.diff(ends, prepend=start) >= rows).all()
+            and all((whole == np.floor(whole)).all() for whole in (ends, rows, count, finite))
+            and not any(np.isinf(steps).any() for steps in (*of_rows[:4], low_step, high_step))
+            and ((finite >= 0) & (finite <= count) & (count <= rows)).all()
+            and np.where(has, np.isfinite(low) & np.isfinite(high) & (low <= high), np.isnan(low)).all()
+        )
 
 
 class IndexBuilder:
@@ -135,6 +226,7 @@ class IndexBuilder:
         self._rows = self._values = 0
         self._blocks: list[tuple[tuple[str, ...], list[Any], list[Any], Any, Any]] = []
         self._entries: list[tuple[Floats, list[str], Floats]] = []
+        self._columns: dict[tuple[str, ...], list[str]] = {}
 
     def add(
         self, names: tuple[str, ...], steps: list[Any], epochs: list[Any], times: Any, values: Any
@@ -173,35 +265,132 @@ class IndexBuilder:
     def _close_entry(self, end: int) -> None:
         blocks, count = self._blocks, self._rows
         self._blocks, self._rows, self._values = [], 0, 0
-        columns: dict[str, int] = {"epoch": 0}
-        places: dict[tuple[str, ...], list[int]] = {}
-        for names in dict.fromkeys(block[0] for block in blocks):
-            places[names] = [columns.setdefault(column_of(name), len(columns)) for name in names]
-        step, time = np.empty(count), np.empty(count)
-        values = np.full((len(columns), count), np.nan)
-        present = np.zeros(values.shape, np.bool_)
+        step, time, epoch = np.empty(count), np.empty(count), np.empty(count)
+        groups: dict[tuple[str, ...], list[tuple[int, Any]]] = {}
+        group: list[tuple[int, Any]] = []
+        before: tuple[str, ...] | None = None
         at = 0
         for names, steps, epochs, times, rows in blocks:
             to = at + len(steps)
-            step[at:to], time[at:to], values[0, at:to] = steps, times, epochs
-            present[0, at:to] = ~np.isnan(values[0, at:to])
-            values[places[names], at:to] = np.asarray(rows, np.float64).T
-            present[places[names], at:to] = True
+            step[at:to], time[at:to], epoch[at:to] = steps, times, epochs
+            # Of ten thousand names, even a look-up takes its time.
+            if names is not before:
+                group, before = groups.setdefault(names, []), names
+            group.append((at, rows))
             at = to
+        columns = {"epoch": 0}
+        for names in groups:
+            for name in self._columns_of(names):
+                columns.setdefault(name, len(columns))
+        found = _EntrySummary(len(columns))
+        for names, group in groups.items():
+            of_names = self._columns_of(names)
+            if "epoch" in of_names:
+                for at, rows in group:
+                    epoch[at : at + len(rows)] = np.nan
+            places = np.fromiter((columns[name] for name in of_names), np.intp, len(of_names))
+            rows_at = np.concatenate([np.arange(at, at + len(rows)) for at, rows in group])
+            found.add(places, rows_at, np.concatenate([np.asarray(rows, np.float64) for _, rows in group]))
+        there = np.flatnonzero(~np.isnan(epoch))
+        if len(there):
+            found.add(np.zeros(1, np.intp), there, epoch[there, None])
         of_rows = rows_entry(step, time.round(6), end)
-        self._entries.append((of_rows, list(columns), summarize(step, values, present)))
+        self._entries.append((of_rows, list(columns), found.fields(step)))
+
+    def _columns_of(self, names: tuple[str, ...]) -> list[str]:
+        if names not in self._columns:
+            self._columns[names] = [column_of(name) for name in names]
+        return self._columns[names]
 
 
-def indexed_files(snapshot: MetricsSnapshot) -> Iterator[tuple[CsvSnapshot, PartIndex | None]]:
-    """Yields the files of a snapshot, each with its index; None for the CSV, and where there is none."""
+class _EntrySummary:
+    """The fields of the columns of an entry, from rows of some of them at a time."""
+
+    def __init__(self, columns: int) -> None:
+        self._count, self._finite = np.zeros(columns), np.zeros(columns)
+        self._total, self._last = np.zeros(columns), np.full(columns, np.nan)
+        # Values, and the rows that they are in.
+        self._low, self._low_at = np.full(columns, np.inf), np.zeros(columns, np.intp)
+        self._negated_high, self._high_at = np.full(columns, np.inf), np.zeros(columns, np.intp)
+        self._last_at = np.full(columns, -1)
+
+    def add(self, places: Any, rows_at: Any, values: Floats) -> None:
+        """Adds values.
+
+        Args:
+            places: the columns that have them, `(columns,)`.
+            rows_at: the rows, ascending, `(rows,)`.
+            values: `(rows, columns)`.
+        """
+        is_finite = np.isfinite(values)
+        all_finite = bool(is_finite.all())
+        self._count[places] += len(values)
+        self._finite[places] += len(values) if all_finite else is_finite.sum(axis=0)
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._total[places] += _total(values if all_finite else np.where(is_finite, values, 0.0))
+        low, low_at = _least(values if all_finite else np.where(is_finite, values, np.inf))
+        _take_less(self._low, self._low_at, places, low, rows_at[low_at])
+        high, high_at = _least(-values if all_finite else np.where(is_finite, -values, np.inf))
+        _take_less(self._negated_high, self._high_at, places, high, rows_at[high_at])
+        is_later = rows_at[-1] > self._last_at[places]
+        later = places[is_later]
+        self._last[later], self._last_at[later] = values[-1][is_later], rows_at[-1]
+
+    def fields(self, step: Floats) -> Floats:
+        """Returns the fields of `OF_COLUMN`, float64 `(8, columns)`; `step` has that of each row."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mean = self._total / self._finite
+        of_finite = np.array([self._low, step[self._low_at], -self._negated_high, step[self._high_at], mean])
+        of_finite[:, self._finite == 0] = np.nan
+        return np.concatenate([[self._count, self._finite], of_finite, [self._last]])
+
+
+def _least(values: Floats) -> tuple[Floats, Any]:
+    """Returns the first least value of each column of `(rows, columns)`, and its row."""
+    rows, columns = values.shape
+    if columns <= rows:
+        across = np.ascontiguousarray(values.T)
+        at = across.argmin(axis=1)
+        return across[np.arange(columns), at], at
+    least, at = values[0].copy(), np.zeros(columns, np.intp)
+    for row in range(1, rows):
+        is_less = values[row] < least
+        np.copyto(least, values[row], where=is_less)
+        at[is_less] = row
+    return least, at
+
+
+def _total(values: Floats) -> Floats:
+    """Returns the sum of each column; of many rows the one with the least error."""
+    rows, columns = values.shape
+    found: Floats = np.ascontiguousarray(values.T).sum(axis=1) if columns <= rows else values.sum(axis=0)
+    return found
+
+
+def _take_less(held: Floats, held_at: Any, places: Any, values: Floats, rows_at: Any) -> None:
+    """Takes values that are less than those held, or as small and of an earlier row."""
+    before = held[places]
+    is_less = (values < before) | ((values == before) & (rows_at < held_at[places]))
+    held[places[is_less]], held_at[places[is_less]] = values[is_less], rows_at[is_less]
+
+
+def indexed_files(
+    snapshot: MetricsSnapshot, wanted: Collection[str] | None = None
+) -> Iterator[tuple[CsvSnapshot, PartIndex | None]]:
+    """Yields the files of a snapshot, each with its index; None for the CSV, and where there is none.
+
+    Args:
+        snapshot: the metrics.
+        wanted: as of `PartIndex.read`.
+    """
     for number, file in enumerate(snapshot.files()):
         part = snapshot.parts[number] if number < len(snapshot.parts) else None
-        yield file, None if part is None else PartIndex.read(part.index_path, file)
+        yield file, None if part is None else PartIndex.read(part.index_path, file, wanted)
 
 
 def is_cut(index: PartIndex, resume: Resume) -> bool:
     """Returns whether a resume may have abandoned rows of a part."""
-    return bool((index.of_rows("max_step") >= resume.step).any())
+    return bool((index.of_rows("max_step") >= clamp_to_float(resume.step)).any())
 
 
 def _thousands(csv: CsvSnapshot) -> Iterator[tuple[int, bytes]]:

@@ -40,7 +40,7 @@ from .layout import (
 )
 from .metrics_csv import MetricsCsv
 from .part_index import PartIndex
-from .reader import parse_rows
+from .reader import Part, parse_rows
 from .segments import AppendedSegment, MappedSegment, allocate
 from .statistics import Statistics
 
@@ -58,6 +58,8 @@ JournalKind = Literal["auto", "mapped", "appended"]
 
 _DOCUMENT_SECONDS = 5.0
 _LAST_TRIES = 5
+# A sample takes a row through the slow path.
+_SAMPLED_ROWS = 64
 _FLUSH_SECONDS = 10.0
 # Makes room for the final documents on a full disk.
 _RESERVE_BYTES = 64 << 10
@@ -147,8 +149,11 @@ class RankWriter:
         self._is_well = False
         self._environment_due = self._documents is not None
         self._heartbeat_at = 0.0
+        self._sampled_at = 0
         self._documents_at = -math.inf
         self._are_documents_due = True
+        # Whether rows are gone that the statistics have.
+        self._are_statistics_due = False
         self._deadline = math.inf
         # Accepted rows that are not in the folder; set at the end.
         self._lost_rows = 0
@@ -253,24 +258,25 @@ class RankWriter:
             self._drain.set_csv_rows(self._compute_statistics())
         else:
             self._drain.statistics = found
-            rows = self._add_rows_from(mark["bytes"])
+            rows = self._add_rows_from(mark["bytes"], found)
             # The CSV is read once where an earlier version has not counted its rows.
             before = mark_rows if type(mark_rows) is int else self._csv.count_rows(mark["bytes"])
             self._drain.set_csv_rows(before + rows)
 
     def _report_rollback(self, rows: int, step: int, path: Path) -> None:
-        """Reports abandoned rows, and recomputes the statistics of the rest."""
-        _log.warning(
-            "run folder %s: training continues from step %d; %d rows of later steps were moved to %s.",
-            self._run_dir,
-            step,
-            rows,
-            path.relative_to(self._root),
-        )
-        self._compute_statistics()
+        """Reports abandoned rows, if any; the statistics are to be those of the rest."""
+        if rows:
+            _log.warning(
+                "run folder %s: training continues from step %d; %d rows of later steps were moved to %s.",
+                self._run_dir,
+                step,
+                rows,
+                path.relative_to(self._root),
+            )
+        self._are_statistics_due = True
 
     def _report_change(self, restored: int, lost: int) -> None:
-        """Reports that another program has changed the CSV, and recomputes the statistics."""
+        """Reports that another program has changed the CSV, of which the statistics are to be."""
         self._last_error = f"another program has changed {metrics_name(self._rank)}"
         _log.log(
             logging.ERROR if lost else logging.WARNING,
@@ -281,25 +287,41 @@ class RankWriter:
             lost,
             f"{ABANDONED_FOLDER}/",
         )
-        self._compute_statistics()
+        self._are_statistics_due = True
         self._are_documents_due = True
 
     def _compute_statistics(self) -> int:
         """Recomputes the statistics from all rows, and returns the number of those of the CSV."""
-        statistics = self._drain.statistics = Statistics()
+        self._are_statistics_due = True
+        statistics = Statistics()
         for part in self._csv.parts():
-            with contextlib.closing(part.open()) as file:
-                statistics.add_index(PartIndex.read(part.index_path, file) or PartIndex.of(file))
+            try:
+                statistics.add_index(self._index_of(part))
+            except OSError as error:
+                _log.warning("run folder %s: a part cannot be read: %s", self._run_dir, error)
             self._between_chunks()
-        return self._add_rows_from(len(self._csv.header))
+        rows = self._add_rows_from(len(self._csv.header), statistics)
+        self._drain.statistics = statistics
+        self._are_statistics_due = False
+        return rows
 
-    def _add_rows_from(self, start: int) -> int:
+    def _index_of(self, part: Part) -> PartIndex:
+        """Returns the index of a part, which is written where it is missing."""
+        with contextlib.closing(part.open()) as file:
+            index = PartIndex.read(part.index_path, file)
+            if index is None:
+                index = PartIndex.of(file, self._between_chunks)
+                with contextlib.suppress(OSError):
+                    index.write(part.index_path, file)
+            return index
+
+    def _add_rows_from(self, start: int, statistics: Statistics) -> int:
         count = 0
         columns = parse_header(self._csv.header)
         for block in self._csv.blocks(start):
             rows = parse_rows(columns, [block])
             count += block.count(b"\n")
-            self._drain.statistics.add_mixed((row.step, row.epoch, row.metrics) for row in rows)
+            statistics.add_mixed((row.step, row.epoch, row.metrics) for row in rows)
             self._between_chunks()
         return count
 
@@ -339,10 +361,10 @@ class RankWriter:
             if is_last:
                 self._report_loss()
             return
-        except OSError as error:
+        except Exception as error:
             if is_last and not is_final and isinstance(error, FileNotFoundError):
                 raise
-            # The documents are still written: they report the error.
+            # The documents are still written: they report the error, also one of ours.
             is_well = False
             self._failed(error)
         self._write_environment(is_last)
@@ -403,6 +425,8 @@ class RankWriter:
             drained += self._drain.run()
         if is_last and not self._drain.verify():
             drained += self._drain.run()
+        if self._are_statistics_due:
+            self._compute_statistics()
         self.journal.retire()
         if not is_last:
             self.journal.prepare()
@@ -460,7 +484,9 @@ class RankWriter:
         _log.error("%s Writing has stopped; records logged since are lost, and counted at the end.", error)
 
     def _between_chunks(self) -> None:
-        self.journal.request_sample()
+        if not 0 <= self._csv.rows - self._sampled_at < _SAMPLED_ROWS:
+            self._sampled_at = self._csv.rows
+            self.journal.request_sample()
         if time.monotonic() - self._heartbeat_at > 1.0:
             self._touch()
             self.journal.retire()
@@ -480,7 +506,9 @@ class RankWriter:
 
     def _write_summary(self) -> None:
         run_id = self._documents.run_id if self._documents is not None else ""
-        mark = (self._csv_mark(self._csv.size) if self._csv.exists else None) or {}
+        # Without a mark, the summary is that of no rows: readers compute their own.
+        is_known = self._csv.exists and not self._are_statistics_due
+        mark = (self._csv_mark(self._csv.size) if is_known else None) or {}
         if mark:
             mark["rows"] = self._csv.rows
         write_summary(self._root, self._rank, run_id, self._drain.statistics, mark)
@@ -535,7 +563,7 @@ class RankWriter:
             "samples": len(samples),
             "p50_us": _percentile(samples, 0.5),
             "p99_us": _percentile(samples, 0.99),
-            "csv_bytes": self._csv.size + sum(part.path.stat().st_size for part in self._csv.parts()),
+            "csv_bytes": self._csv.size + self._csv.part_bytes,
             "csv_parts": self._csv.closed,
             "csv_rewrites": drain.rewrites,
             "waiting_rows": counts.pending,

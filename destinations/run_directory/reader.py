@@ -10,21 +10,25 @@ import errno
 import functools
 import io
 import itertools
+import logging
 import os
+import re
+import struct
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import attrs
 
-from uploads.disk import end_of_last_line, open_regular, read_regular
+from uploads.disk import closing, end_of_last_line, open_regular, read_regular
 
 from .frames import MAGIC, Boundary, Resume
 from .layout import (
     MARKED_TAIL_BYTES,
     MAX_LINE_BYTES,
     OWN_COLUMNS,
+    PARTS_FOLDER,
     POSITION,
     Position,
     column_of,
@@ -47,7 +51,9 @@ __all__ = [
     "MetricRow",
     "MetricsSnapshot",
     "Part",
+    "PartChangedError",
     "clamp_to_float",
+    "damage_of_parts",
     "has_any_metric",
     "last_file_rows",
     "last_rows",
@@ -58,14 +64,26 @@ __all__ = [
     "read_rows",
     "read_series",
     "read_whole",
+    "retried",
+    "retried_items",
     "row_of",
     "take_snapshot",
 ]
 
+Result = TypeVar("Result")
+
 _TRIES = 100
+# Descriptors of parts. A GiB of rows: what training that resumes abandons is mostly less.
+_MOST_HELD = 16
+_MOST_MISSING = 100
 _CHUNK_BYTES = 1 << 20
 _TAIL_BYTES = 256 << 10
 _MAX_CACHED_BYTES = 64 << 20
+_NPY_HEADER_BYTES = 128
+_SHAPE = re.compile(rb"'shape': \(\d{1,9}, (\d{1,9})\)")
+_END = struct.Struct("<d")
+_RANK = re.compile(r"metrics(?:\.rank([0-9]{1,9}))?")
+_log = logging.getLogger("destinations")
 _OWN_HEADERS = tuple(header_line(OWN_COLUMNS).rstrip() + end for end in (b",", b"\n", b"\r"))
 
 
@@ -183,36 +201,94 @@ class CsvSnapshot:
             os.close(fd)
 
 
+class PartChangedError(OSError):
+    """A part is not the one that the snapshot found: a resume has cut it, or removed it. Take another one."""
+
+
 @attrs.frozen
 class Part:
-    """A closed part of the rows of a rank, a CSV that never changes.
+    """A closed part of the rows of a rank, a CSV that only a resume replaces.
 
     Attributes:
         path: of the CSV.
         number: of the part, from 1 on.
+        identity: inode, time and size of the file that a snapshot found; numbers of parts, and of inodes, are
+            used again.
     """
 
     path: Path
     number: int
+    identity: tuple[int, int, int] | None = None
 
     def open(self) -> CsvSnapshot:
         """Opens the part; the caller closes it.
 
         Raises:
-            OSError: it cannot be read, or a resume has removed it.
+            PartChangedError: it is not the file that was found.
+            OSError: it cannot be read, or is not there.
         """
-        fd = open_regular(self.path)
         try:
-            size = os.fstat(fd).st_size
+            fd = open_regular(self.path)
+        except FileNotFoundError as error:
+            if self.identity is None:
+                raise
+            raise self._changed() from error
+        try:
+            size = self._checked(os.fstat(fd)).st_size
             return CsvSnapshot(fd, read_header(fd, size), end_of_last_line(fd, size))
         except BaseException:
             os.close(fd)
             raise
 
+    def _checked(self, state: os.stat_result) -> os.stat_result:
+        if self.identity not in {None, _identity_of(state)}:
+            raise self._changed()
+        return state
+
+    def _changed(self) -> PartChangedError:
+        return PartChangedError(errno.ESTALE, "it was replaced while it was read. Try again", str(self.path))
+
     @property
     def index_path(self) -> Path:
         """The path of its index, see `part_index`."""
         return self.path.with_suffix(".npy")
+
+    @property
+    def absence(self) -> str:
+        """What to say where it is not there."""
+        return f"{self._shown} is missing: its rows are lost"
+
+    def warn(self, damage: str) -> None:
+        """Logs what is wrong with it."""
+        _log.warning("run folder %s: %s.", self.path.parents[2], damage)
+
+    @property
+    def _shown(self) -> str:
+        return "/".join(self.path.parts[-3:])
+
+    def damage(self, file: CsvSnapshot) -> str | None:
+        """Returns what the open part lacks of the rows that its index says it has; None if nothing."""
+        expected = _indexed_bytes(self.index_path)
+        if expected is None or expected <= file.end:
+            return None
+        return f"{self._shown} has {file.end:,} of {expected:,} bytes: rows are missing"
+
+
+def _identity_of(state: os.stat_result) -> tuple[int, int, int]:
+    return state.st_ino, state.st_mtime_ns, state.st_size
+
+
+def _indexed_bytes(path: Path) -> int | None:
+    """Returns the size of the part of an index, from the file of this; None if that does not say it."""
+    with contextlib.suppress(OSError):
+        fd = open_regular(path)
+        with closing(fd):
+            found = _SHAPE.search(os.pread(fd, _NPY_HEADER_BYTES, 0))
+            entries = int(found[1]) if found else 0
+            end = os.pread(fd, _END.size, _NPY_HEADER_BYTES + _END.size * (entries - 1)) if entries else b""
+        if len(end) == _END.size and (size := _END.unpack(end)[0]) == size // 1:
+            return int(size)
+    return None
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -224,30 +300,54 @@ class MetricsSnapshot:
         csv: the rows of the CSV, which begins after the parts.
         records: the records of the journal beyond it, see `segments.journal_records`.
         place: segment and offset where the journal continues; None without a position.
+        closed: the number of the last closed part; 0 if there is none.
+        missing: parts that should be there, the first hundred.
     """
 
     parts: tuple[Part, ...]
     csv: CsvSnapshot
     records: tuple[JournalRecord, ...]
     place: tuple[int, int] | None
+    closed: int
+    missing: tuple[Part, ...]
 
     @property
     def resumes(self) -> "list[Resume]":
         """The resumes whose abandoned rows the files still have."""
         return [record for record in self.records if isinstance(record, Resume)]
 
-    @property
-    def closed(self) -> int:
-        """The number of the last closed part; 0 if there is none."""
-        return self.parts[-1].number if self.parts else 0
-
     def files(self, first: int = 0) -> "Iterator[CsvSnapshot]":
-        """Yields the parts of at least this number, each open until the next one, then the CSV."""
-        for part in self.parts:
+        """Yields the parts of at least this number, each open until the next one, then the CSV.
+
+        The last parts are held open from the beginning: these are what a resume removes. What is missing or
+        cut is logged.
+
+        Raises:
+            PartChangedError: a resume has replaced a part; before the first file, unless there are many.
+        """
+        for part in self.missing:
             if part.number >= first:
-                with contextlib.closing(part.open()) as piece:
+                part.warn(part.absence)
+        wanted = [part for part in self.parts if part.number >= first]
+        with contextlib.ExitStack() as opened:
+            held = {
+                part.number: opened.enter_context(contextlib.closing(part.open()))
+                for part in wanted[-_MOST_HELD:]
+            }
+            for part in wanted:
+                with contextlib.closing(held[part.number] if part.number in held else part.open()) as piece:
+                    if (damage := part.damage(piece)) is not None:
+                        part.warn(damage)
                     yield piece
         yield self.csv
+
+    def damage(self) -> list[str]:
+        """Returns what is missing of the parts."""
+        found = [part.absence for part in self.missing]
+        for part in self.parts:
+            with contextlib.closing(part.open()) as piece:
+                found += [one for one in [part.damage(piece)] if one is not None]
+        return found
 
     def rows(self) -> "Iterator[MetricRow]":
         """Yields all rows; holds none of the files."""
@@ -265,6 +365,30 @@ class MetricsSnapshot:
 
     def __exit__(self, *_: object) -> None:
         self.csv.close()
+
+
+def damage_of_parts(run_dir: Path, count: int) -> list[str]:
+    """Returns what is missing of the closed parts of all ranks, file by file.
+
+    Args:
+        run_dir: the folder of the run.
+        count: how many parts rank 0 had when it ended; while there is a position, that counts.
+
+    Raises:
+        OSError: as of `take_snapshot`.
+    """
+
+    def damage(rank: int) -> list[str]:
+        with take_snapshot(run_dir, rank, with_records=False) as snapshot:
+            found = snapshot.damage()
+            if rank == 0 and snapshot.place is None and snapshot.closed < count:
+                found.append(f"the last {count - snapshot.closed} parts are missing: their rows are lost")
+            return found
+
+    with os.scandir(run_dir / PARTS_FOLDER) as entries:
+        found = [match for entry in entries if (match := _RANK.fullmatch(entry.name))]
+    ranks = sorted({0, *(int(match[1] or 0) for match in found)})
+    return [one for rank in ranks for one in retried(functools.partial(damage, rank))]
 
 
 def metric_columns(snapshot: MetricsSnapshot) -> list[str]:
@@ -303,6 +427,25 @@ def take_snapshot(run_dir: Path, rank: int, *, with_records: bool = True) -> Met
     raise OSError(f"metrics in {run_dir} changed during each of {_TRIES} attempts to read them. Try again.")
 
 
+def retried(read: Callable[[], Result]) -> Result:
+    """Returns what reading returns, which is repeated where a resume has replaced parts meanwhile."""
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(PartChangedError):
+            return read()
+    return read()
+
+
+def retried_items(read: Callable[[], Iterator[Result]]) -> Iterator[Result]:
+    """Yields what reading yields, which begins again where parts were replaced before the first item."""
+
+    def begun() -> Iterator[Result]:
+        items = read()
+        first = list(itertools.islice(items, 1))
+        return itertools.chain(first, items)
+
+    yield from retried(begun)
+
+
 def _try(run_dir: Path, rank: int, with_records: bool) -> MetricsSnapshot | None:
     """Reads everything once; None if the writer replaced or removed a file meanwhile."""
     folder = journal_path(run_dir, rank)
@@ -311,6 +454,8 @@ def _try(run_dir: Path, rank: int, with_records: bool) -> MetricsSnapshot | None
     fd = open_existing(path)
     try:
         snapshot = _read(folder, path, fd, position, with_records=with_records)
+    except PartChangedError:
+        snapshot = None
     except BaseException:
         if fd >= 0:
             os.close(fd)
@@ -325,7 +470,8 @@ def _read(  # one look, step by step
 ) -> MetricsSnapshot | None:
     size = 0 if fd < 0 else os.fstat(fd).st_size
     header = b"" if fd < 0 else read_header(fd, size)
-    parts = _parts(path)
+    found = _parts(path)
+    closed = _last_number(path) if position is None else 0
     held: bytes | None = None
     end = size
     segment, offset = 0, len(MAGIC)
@@ -335,7 +481,7 @@ def _read(  # one look, step by step
         if state is None and size and Position.read(folder / POSITION) != position:
             return None
         known = state or position.states[-1]
-        parts = tuple(part for part in parts if part.number <= known.parts)
+        closed = known.parts
         segment, offset = known.segment, known.offset
         if state is not None:
             end = state.csv_bytes
@@ -355,25 +501,73 @@ def _read(  # one look, step by step
     csv = CsvSnapshot(fd, header, end, held)
     if after is None and position is None:
         # A new CSV, or one of another program; unless a whole session took place meanwhile.
-        is_as_before = _size(path) == size and _parts(path) == parts
-        parts = parts[:-1] if parts and _is_copy_of(parts[-1], csv) else parts
-        return MetricsSnapshot(parts, csv, tuple(records), None) if is_as_before else None
+        is_as_before = _size(path) == size and _parts(path) == found
+        closed -= _is_last_part(found, csv)
+        _drop_copied(found, csv)
+        return _snapshot(path, found, csv, records, None, closed) if is_as_before else None
     if after is None or position is None or after.generation != position.generation:
         return None
     if not is_whole and after != position:
         return None  # A segment was drained and removed before it was read: its rows are in newer lines.
     drained_beyond = with_records and any(state.segment > last for state in after.states)
-    return None if drained_beyond else MetricsSnapshot(parts, csv, tuple(records), (segment, offset))
+    return None if drained_beyond else _snapshot(path, found, csv, records, (segment, offset), closed)
 
 
 def _parts(csv: Path) -> tuple[Part, ...]:
+    """Returns the parts that are there."""
+    found = []
+    for path, number in ((part_path(parts_path(csv), one), one) for one in part_numbers(parts_path(csv))):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(Part(path, number, _identity_of(path.lstat())))
+    return tuple(found)
+
+
+def _snapshot(
+    path: Path,
+    found: tuple[Part, ...],
+    csv: CsvSnapshot,
+    records: list[JournalRecord],
+    place: tuple[int, int] | None,
+    closed: int,
+) -> MetricsSnapshot:
+    """Returns the snapshot of the parts up to the last one that counts."""
+    parts = tuple(part for part in found if part.number <= closed)
+    befores = [0, *(part.number for part in parts)]
+    afters = [*befores[1:], closed + 1]
+    # A number of any size may be in a damaged file.
+    gaps = (range(before + 1, after) for before, after in zip(befores, afters, strict=True))
+    missing = itertools.islice(itertools.chain.from_iterable(gaps), _MOST_MISSING)
+    folder = parts_path(path)
+    return MetricsSnapshot(
+        parts,
+        csv,
+        tuple(records),
+        place,
+        closed,
+        tuple(Part(part_path(folder, number), number) for number in missing),
+    )
+
+
+def _last_number(csv: Path) -> int:
+    """Returns the number of the last part, where no position says it; an index may be there without it."""
     folder = parts_path(csv)
-    return tuple(Part(part_path(folder, number), number) for number in part_numbers(folder))
+    return max((*part_numbers(folder)[-1:], *part_numbers(folder, "npy")[-1:]), default=0)
 
 
-def _is_copy_of(part: Part, csv: CsvSnapshot) -> bool:
-    """Returns whether a part is the CSV itself: it was being closed when the position was lost."""
-    if csv.fileno() < 0 or _size(part.path) != csv.end:
+def _is_last_part(parts: tuple[Part, ...], csv: CsvSnapshot) -> bool:
+    """Returns whether the last part is the CSV itself: it was being closed when the position was lost."""
+    return bool(parts) and _size(parts[-1].path) == csv.end and _begins_with(parts[-1], csv)
+
+
+def _drop_copied(parts: tuple[Part, ...], csv: CsvSnapshot) -> None:
+    """Drops the rows of the CSV that a longer part has: the CSV was copied first, before it was closed."""
+    if csv.size and any(_size(part.path) > csv.end and _begins_with(part, csv) for part in parts):
+        csv.end = len(csv.header)
+
+
+def _begins_with(part: Part, csv: CsvSnapshot) -> bool:
+    """Returns whether a part has the rows of the CSV, in the same place."""
+    if csv.fileno() < 0:
         return False
     with contextlib.closing(part.open()) as piece:
         return piece.mark(csv.end) == csv.mark(csv.end) is not None
@@ -432,8 +626,12 @@ def read_rows(run_dir: Path | str, rank: int = 0) -> list[MetricRow]:
         run_dir: the folder of the run.
         rank: whose rows; others than rank 0 have some only where the run was made with `all_ranks=True`.
     """
-    with take_snapshot(Path(run_dir), rank) as snapshot:
-        return list(snapshot.rows())
+
+    def read() -> list[MetricRow]:
+        with take_snapshot(Path(run_dir), rank) as snapshot:
+            return list(snapshot.rows())
+
+    return retried(read)
 
 
 def read_series(run_dir: Path | str, name: str, rank: int = 0) -> list[tuple[int | None, float]]:
@@ -461,9 +659,13 @@ def last_rows(
         rank: whose rows.
         wanted: columns; rows that have none of them do not count. All rows where empty.
     """
-    with take_snapshot(Path(run_dir), rank) as snapshot:
-        found = deque(_wanted(merge_journal([], snapshot.records), wanted, ()), maxlen=count)
-        return [*last_file_rows(snapshot, count - len(found), wanted), *found]
+
+    def read() -> list[MetricRow]:
+        with take_snapshot(Path(run_dir), rank) as snapshot:
+            found = deque(_wanted(merge_journal([], snapshot.records), wanted, ()), maxlen=count)
+            return [*last_file_rows(snapshot, count - len(found), wanted), *found]
+
+    return retried(read)
 
 
 def last_file_rows(snapshot: MetricsSnapshot, count: int, wanted: Collection[str] = ()) -> list[MetricRow]:

@@ -19,7 +19,7 @@ import attrs
 from .journal import Journal
 from .layout import column_of, parse_header
 from .part_index import PartIndex, indexed_files
-from .reader import CsvSnapshot, MetricRow, merge_journal, parse_rows, take_snapshot
+from .reader import CsvSnapshot, MetricRow, merge_journal, parse_rows, retried, take_snapshot
 
 __all__ = ["Resumption", "rows_of_step"]
 
@@ -60,7 +60,8 @@ class Resumption:
         self._lock = threading.RLock()
         # The rows of this session so far.
         self._rows: deque[tuple[dict[str, float], int]] = deque(maxlen=_MAX_ROWS)
-        self._has_begun = False
+        self.has_begun = False
+        """Whether training has begun."""
         self._step: int | None = None
         # The rows of the step from earlier sessions, once they were read.
         self._earlier: list[MetricRow] | None = None
@@ -74,7 +75,7 @@ class Resumption:
             checkpoint_time: when the checkpoint was saved, in seconds since 1970; None where that is unknown.
         """
         with self._lock:
-            self._has_begun = True
+            self.has_begun = True
             step = self._batches_done()
             if step > 0:
                 self._continue_from(step)
@@ -102,7 +103,7 @@ class Resumption:
 
     def _decide(self, at: int) -> None:
         """Marks the earlier rows, if a row at this step makes clear which."""
-        if not self._has_begun or self.is_done:
+        if not self.has_begun or self.is_done:
             return
         if self._step is None:
             # Nothing was loaded: training restarts, or a loop counts its own steps.
@@ -159,7 +160,7 @@ class Resumption:
         if self._earlier is None:
             found: list[MetricRow] = []
             with contextlib.suppress(OSError):
-                found = rows_of_step(self._run_dir, self._rank, step)
+                found = retried(lambda: rows_of_step(self._run_dir, self._rank, step))
             self._earlier = [row for row in found if row.time is None or row.time < self._began_at]
         return self._earlier
 

@@ -184,6 +184,8 @@ class RunDirectory(RecordDestination):
         self._told_of_child: mmap.mmap | None = None
         # None where this session continues nothing, or what it replaces is marked.
         self._resumption: Resumption | None = None
+        # Whether training has begun since the folder was opened.
+        self._has_trained = False
         self._checkpoint_time: float | None = None
         self._early: list[Callable[[], None]] = []
         self._early_lost = 0
@@ -355,17 +357,27 @@ class RunDirectory(RecordDestination):
         self._writer.start()
 
     def before_load(self, state: State, logger: Any) -> None:
-        """Clears the time of the last loaded checkpoint."""
+        """Clears the time of the last checkpoint; rows from here on are of the training that begins."""
         self._checkpoint_time = None
+        if self._has_trained:
+            self._expect_resume()
 
     def after_load(self, state: State, logger: Any) -> None:
         """Schedules a resume: the checkpoint may be older than the rows logged so far."""
-        self._expect_resume()
+        if self._has_trained or (self._writer is not None and self._writer.had_rows):
+            self._expect_resume()
+        elif self._documents is not None and state.timestamp.batch > 0:
+            # A new folder, with a checkpoint from elsewhere: no row of it is trained again.
+            self._documents.sessions.current["resume_step"] = int(state.timestamp.batch)
 
     def _expect_resume(self) -> None:
         writer, state, documents = self._writer, self._state, self._documents
         if writer is None or state is None or self._run_dir is None:
             return
+        if self._resumption is not None:
+            if not self._resumption.has_begun:
+                return
+            self._resumption.end()
 
         def note(step: int) -> None:
             if documents is not None:
@@ -384,6 +396,7 @@ class RunDirectory(RecordDestination):
 
     def fit_start(self, state: State, logger: Any) -> None:
         """Abandons the rows that training will repeat, now or once it has repeated the first step."""
+        self._has_trained = True
         if self._resumption is not None:
             self._resumption.begin(self._checkpoint_time)
             self._forget_resumption()

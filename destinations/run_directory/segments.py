@@ -28,6 +28,7 @@ __all__ = [
     "end_of_journal",
     "journal_extent",
     "journal_records",
+    "names_before",
 ]
 
 _POPULATE_STEP_BYTES = 64 << 10
@@ -312,8 +313,11 @@ def journal_extent(folder: Path, place: JournalPlace | None) -> JournalPlace:
     return number, offset + at
 
 
-def _names_before(data: bytes, start: int) -> dict[int, tuple[str, ...]]:
-    """Returns the names of schemas before an offset; does not decode the rows, which may be thousands."""
+def names_before(data: bytes, start: int) -> dict[int, tuple[str, ...]]:
+    """Returns the names of schemas before an offset; does not decode the rows, which may be thousands.
+
+    A power loss may have damaged frames before them, of rows that the CSV has.
+    """
     names = {}
     at = data.find(_KEYS_START, len(MAGIC), start)
     while at >= 0:
@@ -328,7 +332,7 @@ def _names_before(data: bytes, start: int) -> dict[int, tuple[str, ...]]:
 def _segment_records(data: bytes, start: int) -> tuple[list[JournalRecord], int]:
     """Returns the records of a segment from an offset on, and the offset where they end."""
     records: list[JournalRecord] = []
-    names = _names_before(data, start)
+    names = names_before(data, start)
     for end, record in iter_frames(data, start):
         match record:
             case Keys():

@@ -30,7 +30,7 @@ KNOWN = re.compile(
             r"(metrics|summary)(\.rank\d+)?\.(csv|json)",
             LOCK.pattern,
             rf"{ABANDONED_FOLDER}/\.?metrics(\.rank\d+)?\.step-?\d+(\.[0-9a-f]+\.csv|\.tmp)",
-            rf"{TIME_FOLDER}/(rank|spans)-\d+\.csv",
+            rf"{TIME_FOLDER}/(rank|spans|slow)-\d+\.csv",
             rf"{PARTS_FOLDER}/metrics(\.rank\d+)?/(\d+\.(csv|npy)|\.[\w.-]+\.tmp)",
             rf"{JOURNAL_FOLDER}/rank\d+/(\d+\.journal|position\.json|spare[\w.-]*|\.[\w.-]+\.tmp)",
             r"\.(sidecar|summary|hparams|environment|sessions|edits|metrics|reserve)[\w.-]*\.tmp",

@@ -266,10 +266,13 @@ class Run(RecordAccess):
 
     def metric_names(self, rank: int = 0) -> list[str]:
         """Returns the names of all metrics of a rank, in order of first appearance."""
-        from destinations.run_directory.reader import metric_columns, take_snapshot
+        from destinations.run_directory.reader import metric_columns, retried, take_snapshot
 
-        with take_snapshot(self.path, rank) as snapshot:
-            return metric_columns(snapshot)
+        def read() -> list[str]:
+            with take_snapshot(self.path, rank) as snapshot:
+                return metric_columns(snapshot)
+
+        return retried(read)
 
     def series(self, name: str, rank: int = 0) -> Series:
         """Returns all values of a metric as numpy arrays, including rows still in the journal.

@@ -155,6 +155,12 @@ def _metric_summary(record: Mapping[str, Any]) -> MetricSummary:
 
 def computed_summary(run_dir: Path, rank: int) -> dict[str, MetricSummary]:
     """Computes the summary of a rank from its rows."""
+    from destinations.run_directory.reader import retried
+
+    return retried(lambda: _computed_summary(run_dir, rank))
+
+
+def _computed_summary(run_dir: Path, rank: int) -> dict[str, MetricSummary]:
     from destinations.run_directory.blocks import read_blocks, without_abandoned
     from destinations.run_directory.part_index import PartIndex, indexed_files, is_cut
     from destinations.run_directory.reader import merge_journal, take_snapshot

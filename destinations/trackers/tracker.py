@@ -23,7 +23,6 @@ from destinations.base import LoggerDestination, RecordDestination, closed_state
 from destinations.copies import own_copy, size_in_bytes
 from destinations.kinds import kind_of
 from events import (
-    BinnedValues,
     RunStatus,
     State,
     WriteRate,
@@ -900,13 +899,13 @@ class Tracker(RecordDestination):
         name, step = arguments.pop("name", ""), arguments.pop("step", None)
         captions = arguments.pop("captions", None) or (arguments.pop("caption", None),)
         is_gif = arguments.pop("format", "mp4") == "gif"
+        method = f"log_{kind}"
+        about = kind_of(method=method)
         given: dict[str, Any] = {
-            key: None if value is None else _COPIES.get(key, own_copy)(value)
+            key: None if value is None else about.copies.get(key, own_copy)(value)
             for key, value in arguments.items()
         }
-        method = f"log_{kind}"
-        noun = kind_of(method=method).noun
-        what = f"{noun} {name!r}" if name else noun
+        what = f"{about.noun} {name!r}" if name else about.noun
         stamp = self._stamp(name, step, *captions)
         values = [Images(**given)] if kind == "images" else given.values()
         self._put(what, method, stamp, *values, prepare=_as_gif if is_gif else None)
@@ -993,27 +992,3 @@ def _as_gif(stamp: Stamp, video: Any, fps: float | None) -> tuple[Any, ...]:
     from destinations.media import gif_bytes
 
     return stamp, video if isinstance(video, bytes) else gif_bytes(video, fps), fps
-
-
-def _copied(value: Any) -> Any:
-    from destinations.media import copy_value
-
-    return copy_value(value)
-
-
-def _array(value: Any) -> Any:
-    from destinations.media import to_numpy
-
-    return value if isinstance(value, BinnedValues) else to_numpy(value).copy()
-
-
-_COPIES: dict[str, Callable[[Any], Any]] = {
-    "columns": list,
-    "images": _copied,
-    "masks": lambda masks: {name: _copied(mask) for name, mask in masks.items()},
-    "audio": _copied,
-    "video": _copied,
-    "values": _array,
-    "points": _array,
-    "colors": _array,
-}

@@ -20,7 +20,7 @@ import numpy as np
 
 from destinations.run_directory.blocks import Block, block_of_rows, read_blocks, without_abandoned
 from destinations.run_directory.layout import OWN_COLUMNS, column_of, parse_header
-from destinations.run_directory.part_index import PartIndex, is_cut
+from destinations.run_directory.part_index import PartIndex, indexed_columns, is_cut
 from destinations.run_directory.reader import (
     CsvSnapshot,
     MetricsSnapshot,
@@ -28,6 +28,7 @@ from destinations.run_directory.reader import (
     merge_journal,
     metric_columns,
     read_whole,
+    retried,
 )
 from destinations.runs import BudgetError
 from destinations.runs.budget import seconds_left, spend
@@ -44,6 +45,8 @@ _CACHE_BYTES = 256 << 20
 _FIRST_ROWS = 1024
 # Of a smaller file, all columns are read at once: to open it and to parse the others takes as long.
 _WHOLE_BYTES = 1 << 20
+# Of the index of a part, until others are asked for: 64 bytes for each thousand rows.
+_HELD_COLUMNS = 64
 _MAX_BRANCH_BYTES = 256 << 20
 
 
@@ -79,22 +82,38 @@ class ClosedPart:
         header: its first line.
         nbytes: of the CSV.
         names: of its metrics.
-        index: of its rows.
+        columns: of its index, as it is on the disk.
+        index: of its rows, and of the columns that were asked for.
     """
 
     part: Part
     header: bytes
     nbytes: int
     names: list[str]
+    columns: frozenset[str]
     index: PartIndex
 
     @classmethod
-    def of(cls, part: Part) -> "ClosedPart":
-        """Opens a part."""
+    def of(cls, part: Part, before: "ClosedPart | None") -> "ClosedPart":
+        """Opens a part; `before` is another one, of which what is the same is not held twice."""
         with contextlib.closing(part.open()) as file:
-            index = PartIndex.read(part.index_path, file) or PartIndex.of(file)
+            index = PartIndex.read(part.index_path, file, ()) or PartIndex.of(file)
+            if before is not None and before.header == file.header:
+                return cls(part, before.header, file.end, before.names, before.columns, index)
             names = [name for name in parse_header(file.header) if name not in OWN_COLUMNS]
-            return cls(part, file.header, file.end, names, index)
+            columns = frozenset(indexed_columns(parse_header(file.header)))
+            return cls(part, file.header, file.end, names, columns, index)
+
+    def indexing(self, columns: Sequence[str]) -> "ClosedPart":
+        """Returns the part with the index of these columns; the one of a wide part is not read at once."""
+        held = self.index.columns
+        missing = [name for name in columns if name in self.columns and name not in held]
+        if not missing:
+            return self
+        with contextlib.closing(self.part.open()) as file:
+            wanted = [*missing, *(held if len(held) <= _HELD_COLUMNS else columns)]
+            index = PartIndex.read(self.part.index_path, file, wanted) or PartIndex.of(file)
+        return attrs.evolve(self, index=index)
 
     def read(self, entries: slice, columns: Sequence[str], *, with_time: bool) -> Iterator[Block]:
         """Yields the rows of some entries of the index.
@@ -142,7 +161,7 @@ class ColumnCache:
         Raises:
             OSError: a file cannot be read.
         """
-        frame = self._held(run_dir, rank).read(names, with_time=with_time)
+        frame = retried(lambda: self._held(run_dir, rank).read(names, with_time=with_time))
         self._trim((run_dir, rank), frame)
         return frame
 
@@ -227,7 +246,7 @@ class _RankColumns:
         self._announced: frozenset[str] = frozenset()
         # What was there when the time of an answer was over, and for how long it had been read.
         self._tried: tuple[Hashable, float] | None = None
-        self._closed: dict[tuple[int, int, int], ClosedPart] = {}
+        self._closed: dict[Part, ClosedPart] = {}
         # What the last read found: of which file, its metrics, and the parts that it did not hold.
         self._stamp: Hashable = None
         self._known: list[str] = []
@@ -275,7 +294,7 @@ class _RankColumns:
                         "They are not read again until they change."
                     )
             stamp = self._reader.stamp()
-            if stamp is not None and stamp == self._stamp:
+            if stamp is not None and stamp == self._stamp and not self._shown_closed:
                 wanted = _columns_of(names, self._known)
                 if all(name in self._columns for name in wanted) and (self._time or not with_time):
                     return self._rows(self._block(wanted))
@@ -296,19 +315,20 @@ class _RankColumns:
         with self._reader.look() as look:
             snapshot = look.snapshot
             closed = self._update_closed(snapshot)
-            open_part = attrs.evolve(snapshot, parts=()) if closed else snapshot
+            open_part = attrs.evolve(snapshot, parts=(), missing=()) if closed else snapshot
             known = self._known = list(
                 dict.fromkeys([*(n for one in closed for n in one.names), *metric_columns(open_part)])
             )
-            self._shown_closed = closed
             wanted = _columns_of(names, known)
             # One that is announced between these two lines is read when it is asked for.
             announced, self._announced = self._announced, frozenset()
             resumes = snapshot.resumes
             with_time = with_time or bool(resumes)
             try:
-                is_small = not closed and snapshot.csv.end <= _WHOLE_BYTES
+                is_small = not snapshot.parts and snapshot.csv.end <= _WHOLE_BYTES
                 every = _columns_of([*names, *(known if is_small else announced)], known)
+                closed = self._index_closed(closed, every)
+                self._shown_closed = closed
                 self._update(look, every, with_time=with_time, has_closed=bool(closed))
             except BaseException:
                 self._clear()  # Some columns may have rows that others do not have.
@@ -322,17 +342,23 @@ class _RankColumns:
 
     def _update_closed(self, snapshot: MetricsSnapshot) -> tuple[ClosedPart, ...]:
         """Returns the closed parts if there are so many that their rows are not held, else none."""
-        sizes = {}
-        for part in snapshot.parts:
-            state = part.path.stat()
-            sizes[part.number, state.st_mtime_ns, state.st_size] = part
-        if sum(size for _, _, size in sizes) <= MAX_HELD_BYTES:
+        # Each is the file that the snapshot found.
+        if sum(part.identity[2] for part in snapshot.parts if part.identity) <= MAX_HELD_BYTES:
             return ()
-        self._closed = {key: self._closed.get(key) or ClosedPart.of(part) for key, part in sizes.items()}
+        held, self._closed, before = self._closed, {}, None
+        for part in snapshot.parts:
+            self._closed[part] = before = held.get(part) or ClosedPart.of(part, before)
         closed = tuple(self._closed.values())
         # Until the writer has cut them, which takes it a second, the indexes have rows that were abandoned.
         is_cut_now = any(is_cut(one.index, resume) for resume in snapshot.resumes for one in closed)
         return () if is_cut_now else closed
+
+    def _index_closed(self, closed: tuple[ClosedPart, ...], columns: Sequence[str]) -> tuple[ClosedPart, ...]:
+        """Returns the parts with the indexes of some columns."""
+        if not closed:
+            return ()
+        self._closed = {part: one.indexing(columns) for part, one in self._closed.items()}
+        return tuple(self._closed.values())
 
     def _update(self, look: Look, wanted: Sequence[str], *, with_time: bool, has_closed: bool) -> None:
         """Reads new rows, for all columns that are held; all rows, for the others."""

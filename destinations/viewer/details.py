@@ -236,7 +236,10 @@ def _time(run: Run) -> dict[str, Any] | None:
         return None
     found = report.to_json()
     kept = {name: found[name] for name in ("wall", "goodput", "productive", "seconds")}
-    kept |= {"faults": found["faults"][-_MAX_SESSIONS:], "slow": report.slow_text}
+    kept |= {
+        "faults": found["faults"][-_MAX_SESSIONS:],
+        "slow": "; ".join(filter(None, (report.slow_text, report.slow_steps_text))),
+    }
     return plain(kept)  # type: ignore[no-any-return]  # of a dict, a dict
 
 

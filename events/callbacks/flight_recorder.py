@@ -38,9 +38,10 @@ from events.names import check_run_name, format_run_name
 from events.redaction import error_text, redact_text
 from events.state import RunStatus, State, read_part
 
+from .collectives import OF_COLLECTIVE, fresh_dump, read_dump
 from .folder import run_folder
 from .norms import l2_norms, stacked
-from .time_ledger import TimeLedger
+from .time_ledger import TimeLedger, seconds_of_process
 
 __all__ = ["FlightRecorder", "StallClock"]
 
@@ -48,14 +49,6 @@ _log = logging.getLogger("events")
 
 _FORMAT_VERSION = 1
 _MAX_COLLECTIVES = 16
-_OF_COLLECTIVE = (
-    "profiling_name",
-    "collective_seq_id",
-    "process_group",
-    "input_sizes",
-    "retired",
-    "time_created_ns",
-)
 _MAX_NAMES = 10_000
 _MAX_IDS = 64
 _MAX_TEXT = 200
@@ -205,7 +198,11 @@ class FlightRecorder(Callback):
     `destinations runs show NAME --flight` merges the files: "rank 1 waits in all_reduce at train.py:42".
     Values on a device are kept when they have been copied, which is not waited for.
 
-    **Where else.** Destinations that send files away, as `Artifacts`, get the file too.
+    **NCCL.** What its watchdog writes before it ends the process (`TORCH_FR_DUMP_TEMP_FILE`,
+    `TORCH_NCCL_DEBUG_INFO_TEMP_FILE`, else `/tmp/nccl_trace_rank_N`) is read within a second, also by the
+    process that torchrun starts next: its collectives are in the file, with the reason "nccl".
+
+    **Where else.** Destinations that send files away, as `Artifacts`, get the file too, and that of NCCL.
 
     **Threading.** A daemon thread waits, from `INIT` to close. It needs the GIL: of a thread that hangs
     while it holds the GIL, nothing is written.
@@ -289,6 +286,9 @@ class FlightRecorder(Callback):
         self._handler: Any = None
         self._has_wakeup = False
         self._wrote_on_sigterm = threading.Event()
+        # From when on a dump of NCCL's watchdog is of this job, and what it said.
+        self._dumps_since = math.inf
+        self._dumped: list[dict[str, Any]] = []
 
     @property
     def path(self) -> Path | None:
@@ -302,6 +302,9 @@ class FlightRecorder(Callback):
         self._reset()
         self._path = self._folder(state) / f"rank-{state.rank}.json"
         self._state = state
+        # The watchdog ends the process: what it wrote then is found by the one that torchrun starts next.
+        is_restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
+        self._dumps_since = time.time() - (seconds_of_process(os.getppid()) if is_restart else 0.0)
         logger.add_destination(_MetricsTap(self._keep_metrics))  # type: ignore[arg-type]  # metrics alone
         self._sockets = socket.socketpair()
         # A signal handler writes to it.
@@ -357,6 +360,7 @@ class FlightRecorder(Callback):
         self._send(_STOP)
         if self._thread is not None:
             self._thread.join(_SECONDS_TO_WRITE)
+        self._look_for_dump()
         if state.status is RunStatus.FAILED:
             error = state.exception
             detail = "" if error is None else f"{type(error).__name__}: {error}"
@@ -441,6 +445,7 @@ class FlightRecorder(Callback):
             received = b""
             with contextlib.suppress(TimeoutError):
                 received = receiver.recv(1024)
+            self._look_for_dump()
             while self._pending:
                 self._write(*self._pending.popleft())
             if signal.SIGTERM in received:
@@ -558,8 +563,21 @@ class FlightRecorder(Callback):
         finally:
             self._lock.release()
 
+    def _look_for_dump(self) -> None:
+        """Takes what NCCL's watchdog wrote about this rank, which it does before it ends the process."""
+        state = self._state
+        path = None if state is None else fresh_dump(state.rank, self._dumps_since)
+        if state is None or path is None:
+            return
+        # The same again is none.
+        self._dumps_since = math.nextafter(path.stat().st_mtime, math.inf)
+        self._dumped = read_dump(path, _MAX_COLLECTIVES)
+        if self._dumped and self._write("nccl", f"NCCL's watchdog wrote {path}"):
+            _log.warning("NCCL's watchdog wrote %s: its collectives are in %s.", path, self._path)
+        self._upload(state, path)
+
     def _upload(self, state: State, path: Path) -> None:
-        """Gives the file to the destinations that send files away: the machine may go with the run."""
+        """Gives a file to the destinations that send files away: the machine may go with the run."""
         name = f"{state.run_name}/flight/{path.name}"
         for one in state.callbacks:
             takes_files = getattr(one, "can_upload_files", None)
@@ -591,7 +609,7 @@ class FlightRecorder(Callback):
             },
             "threads": self._threads(),
             "doing": next((one.doing() for one in state.callbacks if isinstance(one, TimeLedger)), None),
-            "collectives": _collectives(),
+            "collectives": self._dumped or _collectives(),
         }
         if error is not None:
             frames = _frames_of(traceback.walk_tb(error.__traceback__))
@@ -644,7 +662,7 @@ def _collectives() -> list[dict[str, Any]]:
 
         dump = getattr(c10d, "_dump_fr_trace_json")  # noqa: B009  # torch does not list it
         entries = json.loads(dump())["entries"][-_MAX_COLLECTIVES:]
-        return [{name: one.get(name) for name in _OF_COLLECTIVE} for one in entries]
+        return [{name: one.get(name) for name in OF_COLLECTIVE} for one in entries]
     except (ImportError, RuntimeError, ValueError, LookupError, TypeError, AttributeError):
         return []  # Of another version of torch.
 

@@ -36,6 +36,7 @@ Refuse = Callable[[str, Exception], None]
 """Takes the name and the error of a value that is left out."""
 
 _CHANNELS = (1, 3, 4)
+_MAX_AUDIO_CHANNELS = 64
 _MAX_BINS = 100_000
 
 
@@ -266,14 +267,18 @@ def check_text(text: Any, name: str) -> None:
 
 
 def check_audio(audio: Any, sample_rate: Any, name: str) -> None:
-    """Checks that audio has shape (samples,) or (channels, samples), and a sample rate."""
+    """Checks that audio has shape (samples,) or (channels, samples), with few channels, and a sample rate."""
     if not _is_number(sample_rate, Integral) or sample_rate <= 0:
         raise RecordError(
             f"audio {name!r} must have a sample rate of at least 1 Hz, got {short_repr(sample_rate)}."
         )
     if _is_encoded(audio, f"audio {name!r}"):
         return
-    _require_shape(audio, f"audio {name!r} must have shape (samples,) or (channels, samples)", {1, 2})
+    needed = (
+        f"audio {name!r} must have shape (samples,) or (channels, samples), with up to {_MAX_AUDIO_CHANNELS} "
+        "channels"
+    )
+    _require_shape(audio, needed, {1, 2}, lambda shape: len(shape) == 1 or shape[0] <= _MAX_AUDIO_CHANNELS)
 
 
 def _is_encoded(value: Any, what: str) -> bool:

@@ -4,6 +4,7 @@ Training thread only. `log_metrics` is the hot path: about a microsecond for ten
 what the destinations take.
 """
 
+import functools
 import inspect
 import logging
 import operator
@@ -40,7 +41,7 @@ __all__ = ["Logger"]
 _log = logging.getLogger("events")
 
 # The methods whose time a `TimeLedger` charges; those of other records call `log_record`.
-_CHARGED = ("log_metrics", "log_hyperparameters", "log_record", "upload_file", "flush")
+_CHARGED = ("log_hyperparameters", "log_record", "upload_file", "flush")
 _NO_SPAN: AbstractContextManager[None] = nullcontext()
 
 
@@ -154,7 +155,8 @@ class Logger(RecordMethods):
         """Lets a `TimeLedger` charge the time of all calls to `logging`, and keep spans."""
         self._ledger = ledger
         for name in _CHARGED:
-            setattr(self, name, ledger.timed(getattr(self, name), "logging"))
+            setattr(self, name, functools.partial(ledger.charge_call, "logging", getattr(self, name)))
+        self.log_metrics = ledger.charge_metrics(self.log_metrics)  # type: ignore[method-assign]
 
     def span(self, name: str) -> AbstractContextManager[None]:
         """Keeps the time of a block, for the trace of the run; nests.
@@ -171,6 +173,19 @@ class Logger(RecordMethods):
             name: of the span; of a few words, for spans of one name are alike.
         """
         return _NO_SPAN if self._ledger is None else self._ledger.span(name)
+
+    def begin_span(self, name: str, track: str) -> Callable[[], None]:
+        """Begins a span of what goes on beside training, as an upload; for callbacks and destinations.
+
+        Args:
+            name: of the span.
+            track: of those that are alike: "checkpoints", or "uploads", which may overlap.
+
+        Returns:
+            A function that ends it, in any thread.
+        """
+        end: Callable[[], None] = _nothing if self._ledger is None else self._ledger.begin_span(name, track)
+        return end
 
     def attach(self, callback: AttachedCallback) -> None:
         """Adds a callback to a run in progress; it gets all later events, before the other callbacks.
@@ -300,6 +315,8 @@ class Logger(RecordMethods):
             EngineClosedError: the run is closed.
         """
         action, values = f"log_{kind}", dict(arguments)
+        if kind == "traces" and isinstance(values.get("traces"), Mapping):
+            values["traces"] = self._with_trace_files(values["traces"])
         if action not in RECORD_KINDS or not RECORD_KINDS[action].is_record:
             self._require_open("log_record")
             self.faults.refuse("log_record", RecordError(f"kind {short_repr(kind)} of a record is unknown."))
@@ -309,6 +326,24 @@ class Logger(RecordMethods):
             self._log_images_by_name(values)
         else:
             self._log_record(action, values)
+
+    def _with_trace_files(self, traces: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Uploads the files among traces, and returns the traces with what each is called in their place."""
+        found = dict(traces)
+        for name, path in traces.items():
+            if not isinstance(path, Path) or not path.is_file():
+                continue
+            state = self._state
+            ending = "".join(one for one in path.suffixes[-2:] if one in {".json", ".gz"})
+            place = f"{self._prefix}{name}-ba{state.timestamp.batch.value}-rank{state.rank}{ending}"
+            # Braces would be placeholders.
+            remote = "{run_name}/traces/" + place.replace("{", "(").replace("}", ")")
+            try:
+                self.upload_file(remote, path, overwrite=True)
+            except (OSError, RecordError) as error:
+                self.faults.refuse("log_traces", RecordError(f"{name!r}: {error}"))
+            found[name] = {"file": format_name(remote, state), "size": path.stat().st_size}
+        return found
 
     def _log_record(self, action: str, values: dict[str, Any]) -> None:
         kind, name = RECORD_KINDS[action], ""
@@ -718,6 +753,10 @@ class Logger(RecordMethods):
         except BaseException as error:  # noqa: BLE001  # a destination must not stop training
             self.faults.failed(destination, "can_upload_files", error)
             return False
+
+
+def _nothing() -> None:
+    """Ends a span that nobody keeps."""
 
 
 def _prefix(before: str, name: Any) -> str:

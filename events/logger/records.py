@@ -345,6 +345,15 @@ class RecordMethods:
     def log_traces(self, traces: Mapping[str, Any]) -> None:
         """Logs debugging traces: values of any kind by name; secrets are redacted.
 
+        ```python
+        profiler.export_chrome_trace("trace.json.gz")
+        run.log_traces({"profile": Path("trace.json.gz")})
+        ```
+
+        A `Path` of a file is kept with the run as `upload_file` does it, as
+        `RUN/traces/NAME-baN-rankN.json.gz`: those of `torch.profiler` are joined to the trace of the run by
+        `destinations runs trace --profiles`.
+
         Raises:
             EngineClosedError: the run is closed.
         """

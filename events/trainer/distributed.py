@@ -38,14 +38,19 @@ __all__ = [
 _Collective = TypeVar("_Collective", bound=Callable[..., Any])
 _LEAVE_SECONDS = 0.1
 
-# Wraps a collective, to charge its time: `TimeLedger.timed` with "waiting". Of the newest trainer.
-_charge: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+# The `TimeLedger` that charges the time of collectives: of the newest trainer.
+_ledger: Any = None
+# How long this rank has waited for the others to create the process group, until a ledger knows of it.
+_joining_nanoseconds = 0
 
 
 def charge_waiting(ledger: Any) -> None:
-    """Lets a `TimeLedger` charge the time of collectives from here on; None ends it."""
-    global _charge  # noqa: PLW0603  # a process has one process group
-    _charge = None if ledger is None else functools.partial(ledger.timed, bucket="waiting")
+    """Lets a `TimeLedger` charge the time of collectives, and of `join`, from here on; None ends it."""
+    global _ledger, _joining_nanoseconds  # noqa: PLW0603  # a process has one process group
+    _ledger = ledger
+    if ledger is not None:
+        ledger.add_waiting(_joining_nanoseconds)
+        _joining_nanoseconds = 0
 
 
 def _meets(collective: _Collective) -> _Collective:
@@ -53,8 +58,9 @@ def _meets(collective: _Collective) -> _Collective:
 
     @functools.wraps(collective)
     def meet(*args: Any, **kwargs: Any) -> Any:
-        charged = collective if _charge is None or is_alone() else _charge(collective)
-        return charged(*args, **kwargs)
+        if _ledger is None or is_alone():
+            return collective(*args, **kwargs)
+        return _ledger.charge_call("waiting", collective, *args, **kwargs)
 
     return meet  # type: ignore[return-value]  # with the signature of the collective
 
@@ -67,6 +73,8 @@ def join(device: torch.device) -> bool:
     """
     if distributed.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return False
+    global _joining_nanoseconds  # noqa: PLW0603  # a process has one process group
+    began = time.perf_counter_ns()
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     if restart and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
@@ -81,6 +89,7 @@ def join(device: torch.device) -> bool:
         distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size)
     else:
         distributed.init_process_group(backend)
+    _joining_nanoseconds = time.perf_counter_ns() - began
     return True
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import attrs
 import torch
 
-from events.state import State
+from events.state import State, as_tuple
 from events.timestamp import Time, TimeUnit
 
-from .set_up import as_tuple, length_of
+from .set_up import length_of
 
 __all__ = [
     "BoundSchedule",

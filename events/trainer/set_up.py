@@ -21,7 +21,6 @@ __all__ = [
     "AUTOCAST_DTYPES",
     "COMPOSERS",
     "as_limit",
-    "as_tuple",
     "check_can_fit",
     "check_choices",
     "check_iterations",
@@ -194,13 +193,6 @@ def find_device(device: Any) -> torch.device:
         accelerator.current_accelerator() if accelerator is not None and accelerator.is_available() else None
     )
     return torch.device("cpu") if found is None else torch.device(found.type)
-
-
-def as_tuple(one_or_more: Any) -> tuple[Any, ...]:
-    """Returns one value or a sequence of values as a tuple."""
-    if one_or_more is None:
-        return ()
-    return tuple(one_or_more) if isinstance(one_or_more, list | tuple) else (one_or_more,)
 
 
 def length_of(dataloader: Any) -> int | None:

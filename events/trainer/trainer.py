@@ -31,7 +31,7 @@ from events.logger.device import DeviceCopies
 from events.logger.logger import Logger
 from events.names import check_unknown
 from events.run import agreed_run_name, new_run_name
-from events.state import Phase, State
+from events.state import Phase, State, as_tuple
 from events.timestamp import Time, Timestamp
 
 from . import distributed
@@ -48,7 +48,6 @@ from .set_up import (
     AUTOCAST_DTYPES,
     COMPOSERS,
     as_limit,
-    as_tuple,
     check_can_fit,
     check_choices,
     check_iterations,
@@ -258,7 +257,7 @@ class Trainer:
             distributed.from_rank_zero(run_name or agreed_run_name() or new_run_name()),
             None if max_duration is None else Time.from_input(max_duration, "ep"),
             model=model.module if isinstance(model, DistributedDataParallel) else model,
-            optimizers=as_tuple(optimizers),
+            optimizers=optimizers,
             device=self._device,
             precision=precision,
             train_dataloader=train_dataloader,
@@ -287,6 +286,7 @@ class Trainer:
             ledger = TimeLedger()
             several = (*several, ledger)
         self.engine = Engine(self.state, self.logger, several)
+        self._ledger = ledger
         distributed.charge_waiting(ledger)
         self._data = TrainData(
             self.state,
@@ -673,7 +673,10 @@ class Trainer:
             state.loss, parts = total_loss(self.loss(state.outputs, state.batch))
             self.engine.run_event(Event.AFTER_LOSS)
         self.engine.run_event(Event.BEFORE_BACKWARD)
-        self._scaler.scale(state.loss * share).backward()
+        loss = self._scaler.scale(state.loss * share)
+        if self._ledger is not None and isinstance(self._module, DistributedDataParallel):
+            self._ledger.wait_after_backward(loss)
+        loss.backward()
         self.engine.run_event(Event.AFTER_BACKWARD)
         state.loss = state.loss.detach()
         means.add("loss", state.loss, share)

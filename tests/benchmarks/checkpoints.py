@@ -312,14 +312,14 @@ class _Ours(_Saver):
 
     def __init__(self, state):
         from destinations import Artifacts
-        from events import CheckpointSaver, Engine, Logger, State
+        from events import CheckpointSaver, CheckpointWriting, Engine, Logger, State
 
         super().__init__(state)
         self.saver = CheckpointSaver(
             state.folder / "saved",
             save_interval=f"{self.interval}ba",
             keep=1,
-            asynchronous=self.asynchronous,
+            writing=CheckpointWriting(asynchronous=self.asynchronous),
         )
         spool = state.folder / f"spool{os.environ.get('RANK', '0')}"
         self.artifacts = Artifacts(state.folder / "store", spool=spool, free_bytes=0, progress_bar=False)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 def seconds_to_drain(rows: int, metrics: int) -> float:
     """Returns the processor seconds of one pass over a journal."""
-    from destinations.run_directory.drain import Drain
+    from destinations.run_directory.drain import JournalDrain
     from destinations.run_directory.journal import Journal
     from destinations.run_directory.metrics_csv import MetricsCsv
     from events import State
@@ -27,7 +27,7 @@ def seconds_to_drain(rows: int, metrics: int) -> float:
         journal = Journal(folder, State("bench"))
         for step in range(rows):
             journal.append(values[step % 16], step)
-        drain = Drain(run_dir, folder, MetricsCsv(run_dir / "metrics.csv"), journal)
+        drain = JournalDrain(run_dir, folder, MetricsCsv(run_dir / "metrics.csv"), journal)
         start = time.thread_time()
         drained = drain.run()
         taken = time.thread_time() - start

@@ -1,6 +1,7 @@
 """What `TimeLedger` costs: an event, a batch of a loop, the files of a month, and a trace of four ranks."""
 
 import io
+import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -8,14 +9,14 @@ from pathlib import Path
 from destinations import RunDirectory
 from destinations.runs.content.ledger import write_trace
 from events import Event, Run, TimeLedger
-from events.callbacks import time_ledger
+from events.callbacks.time_files import TimeFiles
 
 from .timing import Row, best_microseconds, print_table
 
 __all__ = ["main"]
 
 STEP_SECONDS = 0.001
-BATCHES, ROUNDS = 50, 150
+BATCHES = 5000
 TRACED, RANKS = 10_000, 4
 MONTH_SECONDS = 30 * 86_400
 EVENTS = (
@@ -47,27 +48,44 @@ def _batch(run):
 
 
 def _batch_microseconds(folder):
-    """Returns what the events of a batch and a row of metrics take, without and with a ledger, in turns."""
-    best = [float("inf"), float("inf")]
+    """Returns what the events of a batch and a row of metrics take, without and with a ledger, in turns.
+
+    The best twentieth of the batches that are divided, and of the others: what the code costs, and not what
+    else the machine does meanwhile.
+    """
+    taken = {"plain": [], "whole": [], "divided": []}
+    ledger = TimeLedger()
     with (
         Run(RunDirectory(folder / "plain"), [], "plain") as plain,
-        Run(RunDirectory(folder / "charged"), [TimeLedger()], "charged") as charged,
+        Run(RunDirectory(folder / "charged"), [ledger], "charged") as charged,
     ):
-        for number in range(2 * ROUNDS):
-            run, taken = (plain, charged)[number % 2], 0.0
-            for _ in range(BATCHES):
-                begin = time.perf_counter()
-                run.engine.run_event(Event.BATCH_START)
-                taken += time.perf_counter() - begin
-                # The rest of a step.
-                end = begin + STEP_SECONDS
-                while time.perf_counter() < end:
-                    pass
-                begin = time.perf_counter()
-                _batch(run)
-                taken += time.perf_counter() - begin
-            best[number % 2] = min(best[number % 2], taken / BATCHES * 1e6)
-    return best
+        for number in range(2 * BATCHES):
+            run = (plain, charged)[number % 2]
+            begin = time.perf_counter()
+            run.engine.run_event(Event.BATCH_START)
+            kind = "plain" if run is plain else "divided" if ledger._is_divided else "whole"
+            spent = time.perf_counter() - begin
+            # The rest of a step.
+            end = begin + STEP_SECONDS
+            while time.perf_counter() < end:
+                pass
+            begin = time.perf_counter()
+            _batch(run)
+            taken[kind].append(spent + time.perf_counter() - begin)
+    plain, whole, divided = (statistics.quantiles(found, n=20)[0] * 1e6 for found in taken.values())
+    share = len(taken["divided"]) / BATCHES
+    return plain, whole + (divided - whole) * share
+
+
+def _tick_microseconds(folder):
+    """Returns what a look of the ledger's thread takes, and one that writes a row, in processor time."""
+    ledger = TimeLedger(trace=False)
+    with Run(None, ledger, "benchmark") as run:
+        files = TimeFiles(ledger, folder, run.state, keeps_trace=False)
+        names = {"files": files, "ledger": ledger}
+        options = {"number": 2000, "repeats": 5, "timer": time.thread_time}
+        look = best_microseconds("ledger.snapshot(); files._look()", names, **options)
+        return look, best_microseconds("files._write(*ledger.snapshot())", names, **options)
 
 
 def _month_bytes(folder):
@@ -75,7 +93,7 @@ def _month_bytes(folder):
     now = [0]
     ledger = TimeLedger(trace=False, clock=lambda: now[0])
     with Run(None, ledger, "benchmark") as run:
-        writer = time_ledger._Writer(ledger, folder, run.state, keeps_trace=False)
+        writer = TimeFiles(ledger, folder, run.state, keeps_trace=False)
         sizes = []
         for day in (1, 2):
             while now[0] < day * 86_400 * 10**9:
@@ -115,11 +133,17 @@ def main():
         plain, charged = _batch_microseconds(folder)
         alone, listens = _event_microseconds([]), _event_microseconds([TimeLedger()])
         (folder / "month").mkdir()
+        look, write = _tick_microseconds(folder)
         trace, spans, count = _trace(folder / "trace")
         rows = [
             Row("an event, more than without", listens - alone, 1.0),
             Row("a batch of 12 events, more than without", charged - plain),
             Row("of a loop of 1 ms steps", (charged - plain) / 1e6 / STEP_SECONDS * 100, 0.1, unit="%"),
+            Row("a look of its thread", look),
+            Row("a row that it writes", write),
+            # It looks four times a second, and writes once.
+            Row("its thread, after some minutes", (4 * look + write) / 1e6 * 100, 0.1, unit="%"),
+            Row("its thread, in the first seconds", (50 * write) / 1e6 * 100, unit="%"),
             Row("rows of a month", _month_bytes(folder / "month") / 2**20, 10.0, unit="MiB"),
             Row("spans of a rank, 10,000 batches", spans / 2**20, unit="MiB"),
             Row("a trace of 10,000 batches, 4 ranks", trace / 2**20, 50.0, unit="MiB"),

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from destinations import Artifacts
-from events import Callback, CheckpointSaver, Trainer
+from events import Callback, CheckpointSaver, CheckpointWriting, Trainer
 
 BATCHES = 150
 PACE_SECONDS = 0.004
@@ -36,7 +36,12 @@ def train(folder: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 64), torch.nn.Dropout(0.3), torch.nn.Linear(64, 2))
     points = torch.randn(64, 3, generator=torch.Generator().manual_seed(7))
     saver = CheckpointSaver(
-        folder / "saved", save_interval="5ba", keep=3, keep_in_store=2, process_bytes=0, close_seconds=60
+        folder / "saved",
+        save_interval="5ba",
+        keep=3,
+        keep_in_store=2,
+        writing=CheckpointWriting(process_bytes=0),
+        close_seconds=60,
     )
     trainer = Trainer(
         model,

@@ -110,6 +110,59 @@ class DiskWithoutLinks(RecordingDisk):
         raise OSError(errno.EPERM, "no hard links", str(source))
 
 
+class DiskThatFailsOnce(RecordingDisk):
+    """A disk of which one operation fails, of those while it `is_failing`.
+
+    Args:
+        root: as of `RecordingDisk`.
+        number: which one, from 0 on.
+    """
+
+    def __init__(self, root: Path, number: int) -> None:
+        super().__init__(root)
+        self.is_failing = False
+        self.left = number
+        """How many are left before that one; -1 once it has failed."""
+
+    def _may_fail(self) -> None:
+        if self.is_failing and self.left >= 0:
+            self.left -= 1
+            if self.left < 0:
+                raise OSError(errno.ENOSPC, "no space, once")
+
+    def open(self, path: Path | str, flags: int, mode: int = 0o666) -> int:
+        self._may_fail()
+        return super().open(path, flags, mode)
+
+    def write(self, fd: int, data: bytes, offset: int) -> None:
+        self._may_fail()
+        super().write(fd, data, offset)
+
+    def truncate(self, fd: int, size: int) -> None:
+        self._may_fail()
+        super().truncate(fd, size)
+
+    def sync(self, fd: int) -> None:
+        self._may_fail()
+        super().sync(fd)
+
+    def sync_folder(self, path: Path) -> None:
+        self._may_fail()
+        super().sync_folder(path)
+
+    def replace(self, source: Path | str, target: Path) -> None:
+        self._may_fail()
+        super().replace(source, target)
+
+    def link(self, source: Path, target: Path) -> None:
+        self._may_fail()
+        super().link(source, target)
+
+    def unlink(self, path: Path | str) -> None:
+        self._may_fail()
+        super().unlink(path)
+
+
 class CrashedDisk:
     """The disk after some changes, of which it is not said yet what became of those that were not synced."""
 

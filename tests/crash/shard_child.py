@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from destinations import Artifacts
-from events import Callback, CheckpointSaver, Trainer
+from events import Callback, CheckpointSaver, CheckpointWriting, Trainer
 from events.trainer.distributed import leave
 
 
@@ -111,7 +111,7 @@ def run(folder, name, **options):
         options["save"],
         save_interval="4ba",
         sharded=None if is_divided else True,
-        process_bytes=int(options.get("process_bytes", 1 << 30)),
+        writing=CheckpointWriting(process_bytes=int(options.get("process_bytes", 1 << 30))),
         keep=int(options["keep"]) if "keep" in options else None,
         keep_in_store=int(options["keep_in_store"]) if "keep_in_store" in options else None,
         close_seconds=60,

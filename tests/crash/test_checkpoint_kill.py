@@ -85,7 +85,7 @@ def check_folder(folder):
 
 
 def test_what_is_resumed_after_each_kill_is_the_run_that_was_not_killed(trainers, tmp_path):
-    """To the last bit; whatever is seen in between, here and in the store, is whole."""
+    """The resumed run is equal to the last bit; whatever is seen in between, here and in the store, is whole."""
     start(trainers, tmp_path / "whole")
     assert status(trainers) == 0, (tmp_path / "errors").read_text()
     draw = random.Random(SEED)

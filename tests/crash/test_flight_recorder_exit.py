@@ -45,7 +45,7 @@ def read(folder):
 
 
 def test_sigterm_writes_the_file_while_the_main_thread_waits_in_c(start, tmp_path):
-    """And ends the process, which would otherwise wait until it is killed."""
+    """SIGTERM also ends the process, which would otherwise wait until it is killed."""
     process = start(BEGIN + "run = begin()\nwait_in_c()", tmp_path)
     assert process.stdout.readline() == "ready\n"
 
@@ -58,7 +58,7 @@ def test_sigterm_writes_the_file_while_the_main_thread_waits_in_c(start, tmp_pat
 
 
 def test_sigterm_still_ends_a_process_without_a_handler(start, tmp_path):
-    """By the signal itself, as it would have without the recorder."""
+    """The signal itself ends it, as it would have without the recorder."""
     process = start(
         BEGIN + "run = begin()\nprint('ready', flush=True)\nwhile True: time.sleep(0.01)", tmp_path
     )

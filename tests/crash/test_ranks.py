@@ -104,7 +104,7 @@ def test_ranks_write_one_run_without_a_collective_of_a_destination(torch_server,
 
 
 def test_a_rank_that_is_killed_is_restarted_and_continues_the_same_run(torchrun, tmp_path):
-    """As a new session; no row of either session is lost, on any rank."""
+    """It continues as a new session; no row of either session is lost, on any rank."""
     process = torchrun("elastic", tmp_path, 2, "--standalone", "--max-restarts", "2")
 
     assert process.wait(LIMIT_SECONDS) == 0, text_of(tmp_path)

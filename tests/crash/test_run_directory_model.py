@@ -3,6 +3,8 @@
 Everything happens in this process, on a disk that writes down what it is told; see `disk_model.py`.
 """
 
+import contextlib
+import csv
 import functools
 import importlib.util
 import os
@@ -17,11 +19,12 @@ from destinations.run_directory import read_rows
 from destinations.run_directory.documents import Documents, write_summary
 from destinations.run_directory.drain import PART_BYTES, JournalDrain
 from destinations.run_directory.journal import Journal, make_journal, remove_journal, sync_journal
-from destinations.run_directory.layout import journal_path, part_numbers, parts_path
+from destinations.run_directory.layout import journal_path, part_numbers, part_path, parts_path
 from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.run_directory.segments import AppendedSegment
 from destinations.run_directory.statistics import Statistics
 from events import State
+from tests.effort import times
 
 # This folder is no package: a helper beside the tests is loaded by its path.
 _spec = importlib.util.spec_from_file_location("disk_model", Path(__file__).with_name("disk_model.py"))
@@ -81,6 +84,11 @@ class Session:
         self.note("returned")
 
     def drain(self):
+        if isinstance(self.disk, model.DiskThatFailsOnce):
+            self.disk.is_failing = True
+            with contextlib.suppress(OSError):
+                self.drain_.run()
+            self.disk.is_failing = False
         self.drain_.run()
         self.journal.retire()
         self.note("safe")
@@ -104,6 +112,12 @@ def row(step, attempt=0):
     return metrics
 
 
+def check_parts(disk, run_dir, expected):
+    """Checks which parts were closed; after an error others may be."""
+    found = part_numbers(parts_path(run_dir / "metrics.csv"))
+    assert found == expected or isinstance(disk, model.DiskThatFailsOnce)
+
+
 def steps_with_columns(disk, run_dir):
     """Two sessions; columns appear, segments fill up, and the journal is taken away at the end of each."""
     for first in (0, 20):
@@ -124,7 +138,7 @@ def steps_with_new_names(disk, run_dir):
         if step in {5, 6, 80, 81}:
             session.drain()
     session.close()
-    assert part_numbers(parts_path(run_dir / "metrics.csv")) == [1]
+    check_parts(disk, run_dir, [1])
 
 
 def steps_in_parts(disk, run_dir):
@@ -141,7 +155,7 @@ def steps_in_parts(disk, run_dir):
             for segment in list(session.journal.segments):
                 segment.close()
             session.drain_._csv.close()
-    assert part_numbers(parts_path(run_dir / "metrics.csv")) == [1, 2, 3, 4]
+    check_parts(disk, run_dir, [1, 2, 3, 4])
 
 
 def steps_in_abandoned_parts(disk, run_dir):
@@ -155,7 +169,31 @@ def steps_in_abandoned_parts(disk, run_dir):
             if step % 4 == 3:
                 session.drain()
         session.close()
-    assert part_numbers(parts_path(run_dir / "metrics.csv")) == [1, 2]
+    check_parts(disk, run_dir, [1, 2])
+
+
+def steps_in_abandoned_rows_of_a_first_part(disk, run_dir):
+    """One row of the first part is of a late step: it is abandoned, and the parts after it are not."""
+    for attempt, (first, last) in enumerate([(0, 16), (15, 18)]):
+        session = Session(run_dir, disk, part_bytes=60)
+        if attempt:
+            session.resume(first)
+        else:
+            session.log(row(100), 100)
+        for step in range(first, last):
+            session.log(row(step, attempt), step)
+            if step % 4 == 3:
+                session.drain()
+        session.close()
+    check_parts(disk, run_dir, [1, 2, 3, 4, 5])
+    steps = [[one["step"] for one in rows_of_part(run_dir, number)] for number in (1, 2)]
+    assert steps == [["0", "1", "2", "3"], ["4", "5", "6", "7"]] or isinstance(disk, model.DiskThatFailsOnce)
+
+
+def rows_of_part(run_dir, number):
+    """Returns the lines of a part."""
+    with part_path(parts_path(run_dir / "metrics.csv"), number).open() as file:
+        return list(csv.DictReader(file))
 
 
 def steps_that_are_abandoned(disk, run_dir):
@@ -204,6 +242,7 @@ SCENARIOS = [
     steps_that_fill_segments,
     steps_in_parts,
     steps_in_abandoned_parts,
+    steps_in_abandoned_rows_of_a_first_part,
 ]
 
 
@@ -289,6 +328,49 @@ def test_a_kill_at_every_change_loses_no_row(quick_path, scenario, make_disk):
             checked += 1
         disk.apply(change)
     assert checked > 100
+
+
+def kill_after_an_error(scenario, number, quick_path):
+    """Has one operation of the drains fail, which then go on, and checks a kill at each change since; False if there are fewer."""
+    live, root = quick_path / "live", quick_path / "at"
+    live.mkdir()
+    recording = model.DiskThatFailsOnce(live, number)
+    recording.make_folder(live / "run")
+    scenario(recording, live / "run")
+    disk, begun, returned, seen = model.CrashedDisk(), [], 0, set()
+    for change in recording.changes:
+        match change:
+            case ("note", "begun", step, metrics):
+                begun.append((step, metrics))
+            case ("note", "returned"):
+                returned = len(begun)
+        if change[0] == "note":
+            continue
+        disk.apply(change)
+        files = disk.after_kill()
+        key = model.digest(files), returned, len(begun)
+        if key not in seen:
+            seen.add(key)
+            model.put(files, root)
+            rows = rows_in(root / "run") if (root / "run").exists() else []
+            assert rows in (rows_after(begun[:returned]), rows_after(begun)), (number, change[:2])
+            if len(seen) % times(3, 1) == 0:
+                assert go_on(root / "run")[: len(rows)] == rows, (number, change[:2])
+            shutil.rmtree(root)
+    shutil.rmtree(live)
+    return recording.left < 0
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [steps_with_columns, steps_in_parts, steps_in_abandoned_parts, steps_in_abandoned_rows_of_a_first_part],
+)
+def test_an_error_of_the_disk_and_then_a_kill_lose_no_row(quick_path, scenario):
+    """Whichever operation of a drain fails, the next drain goes on, and rows are there once at each change since."""
+    number = random.Random(scenario.__name__).randrange(times(11, 1))
+    while kill_after_an_error(scenario, number, quick_path):
+        number += times(11, 1)
+    assert number > 50
 
 
 @pytest.mark.parametrize("scenario", [one for one in SCENARIOS if one is not steps_with_new_names])

@@ -117,7 +117,7 @@ EVERYTHING = files_of("ep0-ba4", "ep1-ba8", "ep2-ba10")
 
 @pytest.mark.parametrize("shard", ["fsdp", "ddp"])
 def test_every_rank_writes_its_part(saved, shard):
-    """Of each tensor each part once; what is of a rank is in a file of its own."""
+    """Each part of each tensor is written once; what is of a rank is in a file of its own."""
     assert names(saved / shard) == EVERYTHING
     zero, one = seen(saved, shard, 2)
     assert zero["digest"] == one["digest"]
@@ -185,7 +185,7 @@ def test_a_rank_that_is_killed_while_it_saves_leaves_the_checkpoint_before(saved
 
 
 def test_a_damaged_shard_costs_its_checkpoint_on_every_rank(saved, run_ranks, tmp_path):
-    """Also on those that do not read it; the one before is loaded, and it is said which file it is."""
+    """Ranks that do not read it refuse it too; the one before is loaded, and it is said which file it is."""
     shutil.copytree(saved / "fsdp", tmp_path / "c")
     flip_a_bit(tmp_path / "c/ep2-ba10/__1_0.distcp")
     (tmp_path / "c/ep1-ba8/rank-0.pt").unlink()
@@ -256,7 +256,7 @@ def test_old_shards_of_all_ranks_go_from_a_store(run_ranks, tmp_path, uri, machi
 
 
 def test_after_a_rank_has_died_the_others_delete_what_it_has_uploaded(run_ranks, tmp_path):
-    """On another number of ranks; while it was dead nothing was deleted."""
+    """The run goes on with another number of ranks; while the rank was dead nothing was deleted."""
     plan = f"save={tmp_path}/c,store={tmp_path}/store,keep_in_store=1"
     run_ranks(2, tmp_path, f"first:{plan},batches=8")
     run_ranks(2, tmp_path, f"killed:{plan},batches=16,resume=1,kill=12", fails=True)

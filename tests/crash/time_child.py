@@ -4,11 +4,13 @@ A loop of 60 batches of some 10 ms, without torch, in which one thing takes 0.6 
 prints when its loop began and ended, by the system's clock.
 """
 
+import ctypes
 import gc
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 from destinations import InMemory, RunDirectory
 from events import Callback, Event, Run, TimeLedger
@@ -53,15 +55,30 @@ def slow(name):
         time.sleep(MORE)
 
 
+def ahead():
+    """A clock that is an hour ahead once the run has begun: of a session that is old."""
+    return time.perf_counter_ns() + hour[0]
+
+
+def busy(seconds):
+    """Works that long."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
 def train(run):
     """The batches that are left."""
     for batch in range(int(run.state.timestamp.batch), BATCHES):
         slow("data")
+        if FAULT == "held":
+            # As a page fault of a mapped file: the interpreter's lock is held.
+            ctypes.PyDLL(None).usleep(600_000 if batch == BATCHES // 2 else 1)
         run.batch_start()
         time.sleep(0.002)
         slow("batch")
         run.run_event(Event.BEFORE_FORWARD)
-        time.sleep(0.004)
+        busy(0.004) if FAULT == "stopped-late" else time.sleep(0.004)
         slow("forward")
         run.run_event(Event.AFTER_FORWARD)
         run.run_event(Event.BEFORE_BACKWARD)
@@ -77,17 +94,25 @@ def train(run):
         if batch == BATCHES // 2:
             if FAULT == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
-            if FAULT == "stopped":
+            if FAULT.startswith("stopped"):
                 os.kill(os.getpid(), signal.SIGSTOP)
+            if FAULT == "killed-in-span":
+                with run.span("tokenize"):
+                    time.sleep(1.3)
+                    os.kill(os.getpid(), signal.SIGKILL)
             run.eval_start()
             time.sleep(0.65 if FAULT == "evaluation" else 0.05)
             run.eval_end()
 
 
 loggers = [RunDirectory(FOLDER, if_exists="resume"), *([Blocked()] if FAULT == "logging" else [])]
-callbacks = [TimeLedger(), *([Slow()] if FAULT == "callbacks" else [])]
+hour = [0]
+callbacks = [TimeLedger(clock=ahead), *([Slow()] if FAULT == "callbacks" else [])]
 callbacks += [SlowSaver()] if FAULT == "checkpoint" else []
+while FAULT == "stands-by" and not Path(FOLDER, "go").exists():
+    time.sleep(0.01)
 with Run(loggers, callbacks, "mine") as run:
+    hour[0] = 3600 * 10**9 if FAULT == "stopped-late" else 0
     if FAULT == "start":
         time.sleep(0.6)
     train(run)

@@ -6,7 +6,7 @@ Skipped where there is no CUDA.
 import pytest
 import torch
 
-from events import CheckpointSaver, Engine, Logger, State, read_checkpoint
+from events import CheckpointSaver, CheckpointWriting, Engine, Logger, State, read_checkpoint
 from events.trainer.checkpoint.snapshot import SnapshotBuffer, rebuild
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -43,7 +43,9 @@ def test_a_checkpoint_of_a_model_on_a_device_is_read_on_the_host(tmp_path, proce
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.randn(8, 1000, device="cuda")).sum().backward()
     optimizer.step()
-    saver = CheckpointSaver(tmp_path, save_interval="2ba", process_bytes=process_bytes)
+    saver = CheckpointSaver(
+        tmp_path, save_interval="2ba", writing=CheckpointWriting(process_bytes=process_bytes)
+    )
     state = State("r", model=model, optimizers=(optimizer,))
     engine = Engine(state, Logger(state), [saver])
     engine.run_event("init")

@@ -65,7 +65,7 @@ def _seconds(call):
 
 @pytest.mark.parametrize("index", DEVICES)
 def test_a_value_overwritten_right_after_the_call_arrives_as_it_was(index, memory, logger, cycles):
-    """Though the device reaches the copy long after."""
+    """The old value arrives, though the device reaches the copy long after."""
     loss = torch.tensor(0.5, device=f"cuda:{index}")
     # The first call allocates, and loads kernels, which may wait for the device.
     logger.log_metrics({"loss": loss})
@@ -111,7 +111,7 @@ def test_every_dtype_keeps_its_value_and_its_kind(dtype, value, shape, memory, l
 
 
 def test_the_call_does_not_wait_for_queued_kernels(memory, logger, cycles, capsys):
-    """Where `.item()` and a copy with an event's synchronize, which is how torchrl converts, wait for all of them."""
+    """It returns where `.item()` and a copy with an event's synchronize, which is how torchrl converts, wait for all of them."""
     metrics = {f"m{index}": torch.tensor(float(index), device="cuda") for index in range(10)}
     for _ in range(10):
         logger.log_metrics(metrics)
@@ -225,7 +225,7 @@ def test_a_ring_that_drops_never_waits(memory, cycles):
 
 
 def test_while_a_graph_is_captured_logging_is_refused_and_the_capture_is_whole(memory):
-    """Also with a record on its way from before; the graph replays, and its output can be logged."""
+    """It is refused with a record on its way from before, too; the graph replays, and its output can be logged."""
     logger = Logger(State("r"), memory, raise_errors=True, strict=True)
     x = torch.ones((), device="cuda")
     logger.log_metrics({"before": x})
@@ -281,7 +281,7 @@ def test_memory_does_not_grow_with_the_calls(logger):
 
 @pytest.mark.skipif(len(DEVICES) < 2, reason="needs two CUDA devices")
 def test_values_of_two_devices_in_one_call_arrive_together(memory, logger, cycles):
-    """Though one of them is busy, and is not the current one."""
+    """They arrive though one of them is busy, and is not the current one."""
     torch.cuda.set_device(0)
     with torch.cuda.device(1):
         torch.cuda._sleep(cycles)

@@ -11,7 +11,7 @@ from torch import distributed, multiprocessing
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from events import CheckpointSaver, Trainer, read_checkpoint
+from events import CheckpointSaver, CheckpointWriting, Trainer, read_checkpoint
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -38,7 +38,10 @@ def train(rank, ranks, folder, load_path, batches, process_bytes):
         loss_fn=torch.nn.functional.mse_loss,
         optimizers=torch.optim.Adam(model.parameters()),
         callbacks=CheckpointSaver(
-            f"{folder}/saved", save_interval="3ba", process_bytes=process_bytes, overwrite=True
+            f"{folder}/saved",
+            save_interval="3ba",
+            writing=CheckpointWriting(process_bytes=process_bytes),
+            overwrite=True,
         ),
         run_name="r",
         device=DEVICE,

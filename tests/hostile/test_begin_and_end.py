@@ -65,7 +65,7 @@ def test_an_evaluation_that_does_not_ask_for_the_completed_run_is_beside_it(tmp_
 
 
 def test_a_run_that_trains_again_from_the_beginning_puts_the_old_rows_aside(tmp_path):
-    """As before: each step is seen once."""
+    """Each step is seen once, as before."""
     _train(tmp_path / "run", 10)
     _train(tmp_path / "run", 3, if_exists="resume")
 
@@ -138,7 +138,7 @@ def test_a_clock_that_fails_at_close_keeps_no_lock(tmp_path):
 
 
 def test_a_folder_that_cannot_be_opened_is_refused_when_the_run_begins(tmp_path):
-    """And nothing of it stays open: the folder is free, and so is the destination."""
+    """Nothing of it stays open: the folder is free, and so is the destination."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "journal").write_text("in the way")
     destination = RunDirectory(tmp_path / "run")

@@ -163,7 +163,7 @@ def test_a_run_folder_without_locks_has_one_writer(tmp_path):
 
 
 def test_every_module_can_be_imported_without_posix():
-    """As in a Python for Windows; adapters need their frameworks."""
+    """A Python for Windows can import them; adapters need their frameworks."""
     code, said = run_python(AS_ON_WINDOWS)
 
     assert code == 0, said

@@ -357,7 +357,7 @@ def test_harmless_texts_are_left_as_they_are():
 
 
 def test_secrets_in_structures_are_taken_out():
-    """By the name of a key, however it is nested; of a command line, by the option."""
+    """The name of a key gives a secret away, however it is nested; in a command line, the option does."""
     missed = [
         name
         for name in NAMES
@@ -369,7 +369,7 @@ def test_secrets_in_structures_are_taken_out():
 
 
 def test_harmless_names_in_structures_are_left_as_they_are():
-    """As they are in texts."""
+    """They stay, as they do in texts."""
     assert redact(HARMLESS_NAMES) == HARMLESS_NAMES
 
 

@@ -227,7 +227,7 @@ def test_hyperparameters_that_contain_themselves_say_so_where_they_do():
 
 
 def test_hyperparameters_given_to_the_destination_itself_are_made_plain_too(tmp_path):
-    """As a logger of Composer's does it."""
+    """A logger of Composer's gives them so."""
     destination = RunDirectory(tmp_path / "run")
     with Run(destination, run_name="r", strict=True):
         destination.log_hyperparameters({"odd": np.complex64(1j), "lr": 0.1})

@@ -18,7 +18,7 @@ from tests.soak.trainer import content, difference
 
 
 def test_the_wall_clock_of_another_process_jumps_and_the_monotonic_one_does_not(tmp_path):
-    """Also while it runs; files keep the system's own time."""
+    """It jumps while the process runs, too; files keep the system's own time."""
     clock = tmp_path / "clock"
     clock.write_bytes(struct.pack("d", 0.0))
     program = (

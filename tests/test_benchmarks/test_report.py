@@ -34,7 +34,7 @@ def test_a_ratio_is_worse_when_its_best_round_is_a_tenth_above_the_worst_before(
 
 
 def test_what_is_worse_is_named_with_both_ratios():
-    """And when the other was measured."""
+    """The line also says when the other was measured."""
     assert report.worse(figures(0.5), figures(0.8)) == [
         "calls: a call: 0.80 times the peer, 0.50 on 2026-03-14"
     ]
@@ -91,7 +91,7 @@ def test_tables_stand_between_their_markers_and_nothing_else_changes():
 
 
 def test_a_run_that_got_worse_fails_and_its_figures_are_kept(tmp_path, monkeypatch, capsys):
-    """As `make bench` does it: the second time takes three times as long as the first, beside the same peer."""
+    """`make bench` is run twice: the second time takes three times as long as the first, beside the same peer."""
     (tmp_path / "page.md").write_text("<!-- bench: slow -->\n<!-- end of bench -->\n")
     monkeypatch.setattr(report, "PAGE", tmp_path / "page.md")
     monkeypatch.setattr(report, "RESULTS", tmp_path / "results.json")

@@ -265,7 +265,7 @@ def test_files_arrive_at_an_s3_server(moto, make_artifacts, tmp_path):
 
 
 def test_files_arrive_at_a_server_that_ignores_create_only(make_artifacts, tmp_path, caplog, monkeypatch):
-    """With nothing but the bucket and the server in the URI; one warning says what is not guaranteed."""
+    """The URI has nothing but the bucket and the server; one warning says what is not guaranteed."""
     for name, value in s3_servers.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     contents = {f"ep{number}.pt": b"%d" % number for number in range(5)}
@@ -327,7 +327,7 @@ def test_a_file_without_a_destination_is_not_found(make_artifacts, tmp_path):
     ],
 )
 def test_mistakes_are_found_in_the_constructor(make_artifacts, store, options, message):
-    """And not when the first checkpoint is due."""
+    """The error does not wait until the first checkpoint is due."""
     with pytest.raises(ValueError, match=message):
         make_artifacts(store, **options)
 

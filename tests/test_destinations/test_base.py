@@ -42,7 +42,7 @@ def test_a_record_destination_takes_each_kind_of_record_with_one_method(method):
 
 
 def test_keyword_only_arguments_are_passed_on_where_they_are_given():
-    """As the logger does: a caption of None is none."""
+    """The logger passes them so: a caption of None is none."""
     noting = Noting()
 
     noting.log_video("clip.avi", 4, "clip", 7, caption="a jump", format="gif")

@@ -27,7 +27,7 @@ def log_each_with_a_caption(log):
 
 
 def test_captions_are_in_the_folder_and_in_what_reads_it(tmp_path):
-    """In the index of the media and in that of the tables; the reader has them."""
+    """The index of the media and that of the tables have them, and so has the reader."""
     with Run(loggers=RunDirectory(tmp_path / "run"), run_name="mine") as run:
         log_each_with_a_caption(run)
 
@@ -89,7 +89,7 @@ def test_a_destination_without_captions_gets_the_images_and_it_is_reported_once(
 
 
 def test_a_method_whose_arguments_cannot_be_read_gets_those_that_all_have():
-    """As of one that was compiled."""
+    """A compiled method is one."""
 
     class Opaque(OldDestination):
         def log_images(self, *arguments):
@@ -237,7 +237,7 @@ def test_frames_as_gif_in_a_folder_and_in_a_tracker(tmp_path):
 
 
 def test_an_unknown_format_of_video_is_refused():
-    """With those that there are."""
+    """The error names those that there are."""
     logger = Logger(State(run_name="mine"), InMemory(), strict=True)
 
     with pytest.raises(RecordError, match='must have the format "mp4" or "gif"'):

@@ -57,7 +57,7 @@ def test_a_folder_that_is_no_spool_is_named(tmp_path, capsys):
 
 
 def test_wrong_usage_is_exit_code_2(capsys):
-    """As argparse has it."""
+    """Argparse has it so."""
     with pytest.raises(SystemExit) as ended:
         cli.main(["downloads"])
 

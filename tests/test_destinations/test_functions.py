@@ -7,7 +7,7 @@ from events import Run
 
 
 def test_each_kind_of_record_goes_to_its_function(tmp_path):
-    """With the arguments of the method; kinds without a function are ignored, and not even evaluated."""
+    """The function gets the arguments of the method; kinds without one are ignored, and not even evaluated."""
     calls = []
     (tmp_path / "a").write_bytes(b"x")
     functions = Functions(

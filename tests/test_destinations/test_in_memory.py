@@ -279,7 +279,7 @@ def test_lets_go_of_the_run():
 
 
 def test_the_state_is_there_while_the_run_is_open():
-    """As Composer's has it, so that code that sets the timestamp works; it does not keep the model alive."""
+    """Composer's has it, so that code that sets the timestamp works; it does not keep the model alive."""
     memory = InMemory()
     assert memory.state is None
 

@@ -115,6 +115,6 @@ def test_a_tone_is_a_bright_line_at_its_frequency():
     ],
 )
 def test_what_makes_no_picture_is_refused(act, complaint):
-    """With what is wrong."""
+    """The error says what is wrong."""
     with pytest.raises(RecordError, match=complaint):
         act()

@@ -108,7 +108,7 @@ def test_a_loop_of_ones_own(tmp_path):
 
 
 def test_a_leading_tilde_is_the_home_folder_wherever_a_folder_is_named(tmp_path, monkeypatch):
-    """Where it is read as where it is written; none is called "~" in the working directory."""
+    """It is so where it is read and where it is written; none is called "~" in the working directory."""
     home, here = tmp_path / "home", tmp_path / "here"
     for folder in (home, here):
         folder.mkdir()

@@ -131,6 +131,8 @@ def test_the_state_knows_every_callback():
     engine = Engine(state, Logger(state, destination), [callback])
 
     assert state.callbacks == (callback, destination)
+    with pytest.raises(AttributeError, match=r"call logger\.attach\(callback\)"):
+        state.callbacks.append(Listener())
     engine.close()
 
 
@@ -433,7 +435,7 @@ def test_an_engine_that_could_not_be_made_has_claimed_nothing(reason):
 
 
 def test_a_closed_engine_refuses_events_and_says_what_to_do():
-    """By enum and by name; a name that is no event is still told so."""
+    """It refuses the enum and the name; a name that is no event is still told so."""
     engine = _engine([Listener()])
     before = engine.is_closed
 
@@ -571,7 +573,7 @@ def test_what_a_destination_raises_in_close_is_counted_and_does_not_come_out(cap
 
 
 def test_raise_errors_lets_what_a_destination_raises_in_close_out():
-    """After all callbacks are closed."""
+    """The error comes after all callbacks are closed."""
     after = ListeningDestination()
     engine = _engine([], [DestinationRaisesAt("close", OSError("disk")), after], raise_errors=True)
 
@@ -649,7 +651,7 @@ def test_a_status_that_was_set_before_close_stays():
 
 
 def test_close_goes_to_the_callbacks_the_engine_was_made_with():
-    """Whatever has become of `state.callbacks` since."""
+    """What has become of `state.callbacks` since does not matter."""
     callback = Listener()
     engine = _engine([callback])
     engine._state.callbacks = ()
@@ -663,7 +665,7 @@ def test_close_goes_to_the_callbacks_the_engine_was_made_with():
 
 
 def test_an_engine_that_is_forgotten_is_closed():
-    """When it is garbage-collected; its callbacks may be used again."""
+    """The garbage collector closes it; its callbacks may be used again."""
     callback = Listener()
     engine = _engine([callback])
 
@@ -844,7 +846,7 @@ def test_every_engine_left_open_is_closed_when_the_interpreter_ends():
     "ending", ["", "kept.close()", "del kept; import gc; gc.collect()", "raise RuntimeError"]
 )
 def test_a_forked_child_closes_nothing(ending):
-    """Not at its exit, not by a call, not by forgetting: the run is its parent's."""
+    """Its exit, a call and forgetting do nothing: the run is its parent's."""
     result = _run_python(
         textwrap.dedent(PROGRAM)
         + textwrap.dedent(f"""
@@ -979,7 +981,7 @@ def test_an_engine_takes_the_callbacks_of_the_state_as_composers_does():
 
 
 def test_a_hook_with_the_name_of_another_framework_is_reported(caplog):
-    """With the name that is called; not where both are there."""
+    """The warning has the name that is called; there is none where both are there."""
 
     class Lost(Callback):
         def on_batch_end(self, state, logger):

@@ -87,7 +87,7 @@ def test_a_run_name_with_braces_is_not_filled_in_again():
 
 
 def test_an_unknown_placeholder_of_a_folder_is_reported(caplog):
-    """With the nearest that is known; the folder is made as it is written."""
+    """The warning has the nearest that is known; the folder is made as it is written."""
     check_run_name("runs/{runname}/{rank}", State("mine"))
     check_run_name("runs/{run_name}", State("mine"))
 

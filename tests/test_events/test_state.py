@@ -257,7 +257,7 @@ def test_precision_and_length_have_values_as_in_composer():
 
 
 def test_one_optimizer_and_one_scheduler_need_no_list():
-    """As in Composer, also where they are assigned later."""
+    """Composer takes them so, also where they are assigned later."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3)
     state = State("mine", optimizers=optimizer)
@@ -270,7 +270,7 @@ def test_one_optimizer_and_one_scheduler_need_no_list():
 
 
 def test_callbacks_may_be_appended_before_there_is_an_engine():
-    """As code for Composer's engine does."""
+    """Code for Composer's engine does so."""
     heard = []
 
     class Listener(Callback):
@@ -302,7 +302,7 @@ def test_the_seed_of_rank_0_and_whether_the_model_is_divided_are_known():
     [("state_dict", "CheckpointSaver"), ("previous_timestamp", "Interval"), ("lodel", "has no 'lodel'")],
 )
 def test_what_a_state_does_not_have_is_named(name, hint):
-    """With what to use where that is known; `hasattr` and copies are as ever."""
+    """The error says what to use where that is known; `hasattr` and copies are as ever."""
     state = State("mine")
 
     with pytest.raises(AttributeError, match=hint):

@@ -260,7 +260,7 @@ def test_a_share_that_is_not_whole_is_rounded_toward_zero():
     ],
 )
 def test_units_do_not_mix(operation):
-    """Not in arithmetic, not in comparison, and not in `==`, which would be false for ever."""
+    """Arithmetic, comparison and `==` raise, of which the last would be false for ever."""
     with pytest.raises(TimeUnitError) as caught:
         operation(Time(1, "ep"), Time(1, "ba"))
 
@@ -487,7 +487,7 @@ def test_a_state_dict_of_another_version_is_read_as_far_as_it_goes():
 
 
 def test_the_type_of_the_value_may_be_named():
-    """As in code that was written for Composer, in annotations that are evaluated."""
+    """Code that was written for Composer does so, in annotations that are evaluated."""
 
     def later(time: Time[int], by: Time[float] | None = None) -> Time[int]:
         return time * 2
@@ -510,7 +510,7 @@ def test_the_type_of_the_value_may_be_named():
     ],
 )
 def test_each_unit_has_a_constructor_as_in_composer(time, text):
-    """And a string, which is read back as the same time."""
+    """It has a string too, which is read back as the same time."""
     assert time.to_timestring() == str(time) == text
     assert Time.from_timestring(text) == time
 

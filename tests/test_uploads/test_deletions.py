@@ -72,7 +72,7 @@ def names(store):
 
 
 def test_an_object_is_deleted_after_the_upload_that_replaces_it(queue, store, file):
-    """Not while that is under way."""
+    """It stays while that is under way."""
     queue.delete("old", after=[queue.submit(file, "slow")])
     first = queue.submit(file, "first")
     first.result(WAIT_SECONDS)
@@ -84,7 +84,7 @@ def test_an_object_is_deleted_after_the_upload_that_replaces_it(queue, store, fi
 
 
 def test_it_stays_where_that_upload_fails(queue, store, file, caplog):
-    """And the log says so."""
+    """The log says so."""
     queue.delete("old", after=[queue.submit(file, "bad")])
     queue.drain(WAIT_SECONDS)
 
@@ -104,7 +104,7 @@ def test_it_waits_for_pending_uploads_of_its_name(queue, store, file):
 
 
 def test_a_target_of_a_pointer_beside_it_stays(queue, store, file, caplog):
-    """With its folders in the name or without; a pointer in another folder says nothing."""
+    """The pointer has its folders in the name or not; one in another folder says nothing."""
     for name, text in {"a/one.symlink": "x/old", "b/two.symlink": "gone"}.items():
         path = store.root / name
         path.parent.mkdir(exist_ok=True)
@@ -246,7 +246,7 @@ def test_what_is_deleted_is_withdrawn_too(queue, store, busy):
 
 
 def test_a_deletion_waits_for_what_replaces_what_it_waited_for(queue, store, file, busy, caplog):
-    """With a rule that keeps one: the first goes when the third is there; the second was withdrawn."""
+    """A rule keeps one: the first goes when the third is there; the second was withdrawn."""
     queue.delete("old", after=[busy[1]])
     newest = queue.submit(file, "newest")
     queue.delete("slow", after=[newest])

@@ -238,7 +238,7 @@ def test_a_file_that_comes_while_it_is_downloaded_is_kept(tmp_path):
 
 @pytest.mark.parametrize("there", [b"sho", b"longer"])
 def test_a_size_that_is_not_the_objects_is_an_error(tmp_path, there):
-    """Where no connection broke, too; it is not asked for ever."""
+    """It is one where no connection broke, too; it is not asked for ever."""
 
     class Other(StoreThatBreaks):
         def get(self, name, offset=0, version=None):
@@ -310,7 +310,7 @@ def test_a_pointer_is_read_to_its_end_and_not_much_further(tmp_path):
 
 
 def test_composers_pointers_are_followed(store, make_file, tmp_path):
-    """By the name without their ending, as one to another is, with that ending or without."""
+    """The name is given without their ending, as one to another is, with that ending or without."""
     _put(store, make_file, "latest.symlink", b"folder/name\n")
     _put(store, make_file, "newest.symlink", b"latest")
     _put(store, make_file, "last.symlink", b"latest.symlink")

@@ -33,7 +33,7 @@ def test_a_file_that_its_owner_kept_to_themselves_stays_so(make_queue, make_file
 
 
 def test_the_umask_takes_away_from_the_permissions(make_queue, make_file, tmp_path):
-    """As `cp` does it."""
+    """`cp` does it so."""
     source = make_file()
     source.chmod(0o666)
     umask = os.umask(0o027)
@@ -46,7 +46,7 @@ def test_the_umask_takes_away_from_the_permissions(make_queue, make_file, tmp_pa
 
 
 def test_paths_that_are_not_utf_8_work(make_queue, make_file, tmp_path):
-    """Of the source, the spool and the store; the manifest shows the bytes that are none."""
+    """Source, spool and store may have them; the manifest shows the bytes that are none."""
     store = LocalStore(tmp_path / LATIN_1 / "store")
     queue = make_queue(store, spool=tmp_path / LATIN_1 / "spool")
     source = make_file(f"{LATIN_1}.bin")

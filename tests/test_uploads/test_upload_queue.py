@@ -63,6 +63,21 @@ def test_a_submitted_file_arrives_and_leaves_no_trace_in_the_spool(make_queue, m
     assert _staged_files(queue) == []
 
 
+def test_a_handle_tells_when_its_upload_has_ended(make_queue, make_file, gate):
+    """Each function once, also one that is added later."""
+    called = []
+    queue = make_queue(StoreThatWaits(gate))
+    handle = queue.submit(make_file(), "name")
+    handle.add_done_callback(lambda: called.append("first"))
+    assert called == []
+    gate.set()
+    handle.result(LIMIT_SECONDS)
+    queue.drain(LIMIT_SECONDS)
+    handle.add_done_callback(lambda: called.append("later"))
+
+    assert called == ["first", "later"]
+
+
 def test_a_handle_shows_the_state_of_its_upload(make_queue, make_file, gate):
     """States go pending or inflight, then done; waiting has a limit."""
     queue = make_queue(StoreThatWaits(gate))
@@ -241,7 +256,7 @@ def test_bad_arguments_raise_at_the_call(make_queue, make_file, tmp_path):
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )
 def test_a_queue_with_a_bad_argument_is_refused(tmp_path, monkeypatch, options, expected):
-    """Where it is made, and not when the first file is submitted; nothing is left behind."""
+    """The error comes where it is made, and not when the first file is submitted; nothing is left behind."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file.txt").write_text("a file")
 
@@ -982,7 +997,7 @@ class QueueThatIsInterruptedBeforeItEnds(UploadQueue):
 
 
 def test_ctrl_c_at_any_moment_of_the_exit_ends_the_queue_in_order(tmp_path, make_file, gate, caplog):
-    """Also where it comes before anything was stopped, what is left is named and the spool is given back."""
+    """What is left is named and the spool is given back, also where it comes before anything was stopped."""
     store = StoreThatWaits(gate)
     queue = QueueThatIsInterruptedBeforeItEnds(
         store, spool=tmp_path / "spool", workers=1, free_bytes=0, close_at_exit=False

@@ -157,7 +157,7 @@ def test_an_endpoint_of_the_environment_is_the_stores(name, monkeypatch):
 
 
 def test_settings_that_may_change_between_runs_are_no_other_store():
-    """Of the options only those that say which server."""
+    """Only the options that say which server count."""
     uris = [
         "s3://bucket/run?endpoint_url=http://127.0.0.1:9000",
         "s3://bucket/run/?endpoint_url=http://127.0.0.1:9000/&region=eu&checksum=md5&part_bytes=5",

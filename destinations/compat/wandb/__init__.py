@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,13 +20,16 @@ import events
 from destinations.run_directory import RunDirectory
 from uploads.disk import read_json
 
-from .calls import ACTIVE, METHODS, Error, Run, missing
-from .items import as_dict, say_not_kept
-from .values import Artifact, Audio, Histogram, Html, Image, Object3D, Table, Video
+from . import data_types, plot
+from .calls import ACTIVE, METHODS, Run
+from .data_types import Artifact, Audio, Classes, Histogram, Html, Image, Object3D, Table, Video
+from .elsewhere import Error, missing, say_not_kept
+from .items import Items, as_dict
 
 __all__ = [
     "Artifact",
     "Audio",
+    "Classes",
     "Error",
     "Histogram",
     "Html",
@@ -35,12 +38,23 @@ __all__ = [
     "Run",
     "Table",
     "Video",
+    "data_types",
+    "finish",
     "init",
+    "plot",
 ]
 
-Classes = list
+__version__ = "0.31.0"
+"""The version of W&B whose calls these are."""
+
+Config, CommError, UsageError = Items, Error, Error
+AlertLevel = SimpleNamespace(INFO="INFO", WARN="WARN", ERROR="ERROR")
 util = SimpleNamespace(generate_id=lambda length=8: secrets.token_hex(length)[:length])
-errors = SimpleNamespace(Error=Error, CommError=Error, UsageError=Error)
+errors = SimpleNamespace(Error=Error, CommError=Error, UsageError=Error, AuthenticationError=Error)
+# Programs name these as types.
+sdk = wandb_sdk = SimpleNamespace(
+    wandb_run=SimpleNamespace(Run=Run), wandb_config=SimpleNamespace(Config=Items), data_types=data_types
+)
 
 _SILENTLY_IGNORED = frozenset({"allow_val_change", "anonymous", "entity", "force", "mode", "settings"})
 
@@ -137,6 +151,15 @@ def init(
     return run
 
 
+def finish(exit_code: int | None = None, quiet: bool | None = None) -> None:
+    """Ends the run, as failed if the code is not 0; without a run it does nothing."""
+    if ACTIVE.run is not None:
+        ACTIVE.run.finish(exit_code)
+
+
+join = finish
+
+
 def _folder_of(root: Path, name: str | None, run_id: str | None, resume: Any) -> tuple[Path, Any]:
     """Returns the folder of a run, and what to do if a run is in it."""
     sidecars = root.glob("*/sidecar.json") if run_id is not None else ()
@@ -156,11 +179,24 @@ def _as_folder(name: str) -> str:
     return re.sub(r"[^\w.,=+@ -]", "-", name).strip(". ")[:120] or "unnamed"
 
 
+def _needed_run(name: str) -> Run:
+    if ACTIVE.run is None:
+        raise Error(f"wandb.{name} needs a run: call wandb.init() first.")
+    return ACTIVE.run  # type: ignore[no-any-return]  # a Run
+
+
+def _method(name: str) -> Callable[..., Any]:
+    """Returns a method of the run that is open when it is called."""
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        return getattr(_needed_run(name), name)(*arguments, **named)
+
+    return call
+
+
 def __getattr__(name: str) -> Any:
     if name == "run":
         return ACTIVE.run
-    if name not in METHODS | {"config", "summary"}:
-        return missing(name)
-    if ACTIVE.run is None:
-        raise Error(f"wandb.{name} needs a run: call wandb.init() first.")
-    return getattr(ACTIVE.run, name)
+    if name in {"config", "summary"}:
+        return getattr(_needed_run(name), name)
+    return _method(name) if name in METHODS else missing(name)

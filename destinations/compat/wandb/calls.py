@@ -18,63 +18,24 @@ from typing import Any, Self
 import events
 from destinations.run_directory import RunDirectory, read_rows
 
-from .items import Items, flat, say_not_kept
-from .values import Artifact, Image, Table, Value
+from .data_types import Artifact, Image, Table, Value
+from .elsewhere import NOTHING, Error, missing, say_not_kept
+from .items import Items, flat
 
-__all__ = ["ACTIVE", "METHODS", "Error", "Run", "missing"]
+__all__ = ["ACTIVE", "METHODS", "Run"]
 
 _log = logging.getLogger("destinations")
 
-METHODS = frozenset({"alert", "define_metric", "finish", "log", "log_artifact", "log_code", "log_model"}) | {
+METHODS = frozenset({"alert", "define_metric", "log", "log_artifact", "log_code", "log_model"}) | {
     "save",
     "unwatch",
     "watch",
 }
-# Of the module and of the run: those whose results programs need, and others.
-_NEEDED = frozenset({"Api", "agent", "api", "controller", "restore", "sweep", "use_artifact", "use_model"})
-_NOT_KEPT = frozenset(
-    {"AlertLevel", "Graph", "JoinedTable", "Molecule", "Plotly", "Settings", "box3d", "display", "get_url"}
-    | {"link_artifact", "link_model", "login", "mark_preempting", "plot", "plot_table", "require", "settings"}
-    | {"setup", "teardown", "termerror", "termlog", "termwarn"}
-)
 _NUMBERS = frozenset({bool, int, float})
+_GIVEN_AT_INIT = frozenset({"name", "notes", "tags"})
 
 ACTIVE = SimpleNamespace(run=None)
 """The run of the module's functions."""
-
-
-class Error(Exception):
-    """A call needs a run, or a server of W&B."""
-
-
-class _NotKept:
-    """Whatever is called or asked of it is itself."""
-
-    def __call__(self, *_: Any, **__: Any) -> Self:
-        return self
-
-    def __getattr__(self, name: str) -> Self:
-        if name == "shape" or name.startswith("__"):
-            raise AttributeError(name)
-        return self
-
-
-_NOTHING = _NotKept()
-
-
-def missing(name: str) -> Any:
-    """Returns what stands for a name of W&B that is not here.
-
-    Raises:
-        Error: a program needs its result.
-        AttributeError: W&B has no such name either.
-    """
-    if name in _NEEDED:
-        raise Error(f"wandb.{name} needs a server of W&B, and has no counterpart in a run folder.")
-    if name not in _NOT_KEPT:
-        raise AttributeError(f"destinations.compat.wandb has no {name!r}.")
-    say_not_kept(f"wandb.{name}")
-    return _NOTHING
 
 
 class Run:
@@ -100,23 +61,28 @@ class Run:
 
     **Threading.** Any thread may call `log`. **Ranks.** Rank 0 writes.
 
-    It has what was given to `init` (`name`, `id`, `project`, `group`, `job_type`, `tags`, `notes`), and
-    `dir`, the folder, `step`, `starting_step`, `start_time` and `resumed`.
+    It has what was given to `init` (`name`, `id`, `project`, `entity`, `group`, `job_type`, `tags`, `notes`),
+    and `dir`, the folder, `path`, `step`, `starting_step`, `start_time` and `resumed`; `url` is None. A name,
+    tags or notes that are set later are not kept, which is said once.
     """
 
     def __init__(self, run: events.Run, folder: RunDirectory, about: Mapping[str, Any]) -> None:
         self.__dict__.update(about)
-        self.url = self.sweep_id = None
+        self.url = self.project_url = self.sweep_url = self.sweep_id = None
+        self.offline, self.disabled = True, False
         self.start_time = time.time()
         # Guards what is below.
         self._lock = threading.RLock()
         self._run: events.Run | None = run
         run.run_event(events.Event.INIT)
         self.dir, self.id = str(folder.run_dir or ""), folder.run_id or about["id"]
+        self.sync_dir = self.dir
+        self.path = "/".join(filter(None, (about["entity"], about["project"], self.id)))
         rows = read_rows(self.dir) if self.dir else ()
         self.step = max((row.step for row in rows if row.step is not None), default=-1) + 1
         self.starting_step, self.resumed = self.step, self.step > 0
         self.config, self.summary = Items(self._set_config), Items(self._set_summary)
+        self.config_static = self.config
         # The metrics of this step; the step metric of metrics, by name or "NAME*", and its last value.
         self._names: set[str] = set()
         self._step_metrics: dict[str, str] = {}
@@ -187,7 +153,7 @@ class Run:
 
     def _is_number(self, run: events.Run, name: str, value: Any) -> bool:
         """Logs a value that is a record; returns whether it is left."""
-        if value is None or value is _NOTHING:
+        if value is None or value is NOTHING:
             return False
         shape = getattr(value, "shape", None)
         if isinstance(value, str):
@@ -242,16 +208,22 @@ class Run:
                 run.log_metrics(numbers, self.step)
 
     def alert(self, title: str, text: str = "", level: Any = None, wait_duration: Any = None) -> None:
-        """Logs a warning, and a text of the run."""
-        _log.warning("%s: %s", title, text)
+        """Logs a message, at a `wandb.AlertLevel` or as a warning, and a text of the run."""
+        number = logging.getLevelNamesMapping().get(str(level).upper(), logging.WARNING)
+        _log.log(number, "%s: %s", title, text)
         self._opened("alert").log_text(f"{title}: {text}", name="alert", step=self.step)
 
     # Files.
 
     def save(
-        self, glob_str: Any, base_path: Any = None, policy: str = "live", glob: bool = True
+        self, glob_str: Any = None, base_path: Any = None, policy: str = "live", glob: bool = True
     ) -> list[str]:
-        """Copies files into the run; unless `policy` is "now", again at its end if they have changed."""
+        """Copies files into the run; unless `policy` is "now", again at its end if they have changed.
+
+        Without files, as older programs call it once they have set a name, it does nothing.
+        """
+        if glob_str is None:
+            return []
         run, given = self._opened("save"), Path(os.fsdecode(glob_str))
         base = base_path or (given.parent.parent if given.is_absolute() else ".")
         found = globs.glob(str(given)) if glob else [str(given)]  # noqa: PTH207  # it may be absolute
@@ -379,8 +351,22 @@ class Run:
             raise Error(f"run {self.dir!r} is finished: {action} needs another wandb.init().")
         return self._run
 
+    def status(self) -> None:
+        """Returns None: nothing is sent anywhere."""
+
+    get_url = get_project_url = get_sweep_url = status
+
+    def project_name(self) -> str:
+        """Returns the name of the project."""
+        return str(self.__dict__["project"])
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _GIVEN_AT_INIT:
+            say_not_kept(f"run.{name} that is set after init", f" Give it as wandb.init({name}=...).")
+        super().__setattr__(name, value)
+
     def __getattr__(self, name: str) -> Any:
-        return missing(name)
+        return missing(name, "wandb.run")
 
 
 def _records_of(value: Any) -> list[Value]:

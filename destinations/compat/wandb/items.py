@@ -1,24 +1,12 @@
-"""`Items`: the configuration and the summary of a run, as W&B has them; and what is said once."""
+"""`Items`: the configuration and the summary of a run, as W&B has them."""
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path, PurePath
 from typing import Any
 
 import yaml
 
-__all__ = ["Items", "as_dict", "flat", "say_not_kept"]
-
-_log = logging.getLogger("destinations")
-
-_told: set[str] = set()
-
-
-def say_not_kept(what: str, hint: str = "") -> None:
-    """Says once that something is not kept."""
-    if what not in _told:
-        _told.add(what)
-        _log.warning("wandb: %s is not kept in a run folder.%s This is said once.", what, hint)
+__all__ = ["Items", "as_dict", "flat"]
 
 
 def as_dict(config: Any) -> dict[str, Any]:

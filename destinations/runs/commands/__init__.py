@@ -191,6 +191,9 @@ def _add_reading(commands: _Commands) -> None:
     parser.add_argument(
         "--output", "-o", metavar="FILE", required=True, help=".json file, for ui.perfetto.dev"
     )
+    parser.add_argument(
+        "--profiles", action="store_true", help="with the files of torch.profiler that log_traces has kept"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     parser = commands.add(
         "checkpoints",

@@ -36,6 +36,7 @@ def import_(options: argparse.Namespace, session: CommandContext) -> int:
             {
                 "runs": report.runs,
                 "unchanged": report.unchanged,
+                "busy": report.busy,
                 "rows": report.rows,
                 "values": report.values,
                 "records": dict(report.records),
@@ -51,6 +52,8 @@ def import_(options: argparse.Namespace, session: CommandContext) -> int:
             f"imported {report.runs} runs into {root}: {report.rows} rows, {report.values} values{records}; "
             f"{report.unchanged} were there already"
         )
+    if report.busy:
+        session.note(f"another process was importing {report.busy} runs, which were left to it")
     if left_out := report.left_out:
         what = ", ".join(_counted(kind, count) for kind, count in sorted(left_out.items()))
         session.note(f"left out: {what}")

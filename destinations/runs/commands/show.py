@@ -92,6 +92,7 @@ def _show_head(run: Run, session: CommandContext) -> None:
     for text in (
         times + (f", in {sessions} sessions" if sessions > 1 else ""),
         "" if spent is None else goodput_text(spent),
+        "" if spent is None else value_text(spent.slow_steps_text or spent.slow_text),
         f"tags: {', '.join(record.tags)}" if record.tags else "",
         f"notes: {value_text(record.notes)}" if record.notes else "",
         "archived" if record.archived else "",

@@ -5,12 +5,12 @@ import os
 from pathlib import Path
 
 from destinations.run_directory.layout import TIME_FOLDER
-from destinations.runs.content.ledger import TimeReport, write_trace
+from destinations.runs.content.ledger import TimeReport, is_profile, write_trace
 from destinations.runs.files import written_beside
 
 from .fields import local_time
 from .running import EXIT_OK, find_runs
-from .screen import Column, CommandContext, duration_text, table_lines
+from .screen import Column, CommandContext, duration_text, table_lines, value_text
 
 __all__ = ["goodput_text", "time", "trace"]
 
@@ -52,9 +52,11 @@ def time(options: argparse.Namespace, session: CommandContext) -> int:
         ]
         for line in table_lines(columns, rows, screen):
             screen.line(line)
-    if report.slow_rank is not None:
+    texts = [text for text in (report.slow_text, report.slow_steps_text) if text]
+    if texts:
         screen.line()
-        screen.line(report.slow_text)
+    for text in texts:
+        screen.line(value_text(text))
     return EXIT_OK
 
 
@@ -66,8 +68,10 @@ def trace(options: argparse.Namespace, session: CommandContext) -> int:
         written_beside(path, overwrite=options.overwrite) as beside,
         beside.open("w", encoding="utf-8") as file,
     ):
-        uploads = {one.name: one.time for one in run.artifacts() if one.time is not None}
-        count = write_trace(run.path / TIME_FOLDER, file, name=run.name, uploads=uploads)
+        artifacts = run.artifacts()
+        uploads = {one.name: one.time for one in artifacts if one.time is not None}
+        profiles = [one.path for one in artifacts if is_profile(one.name)] if options.profiles else []
+        count = write_trace(run.path / TIME_FOLDER, file, name=run.name, uploads=uploads, profiles=profiles)
     session.note(f"{count:,} events in {os.fspath(path)}: open it at https://ui.perfetto.dev")
     return EXIT_OK
 

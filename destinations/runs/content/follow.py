@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import attrs
 
@@ -32,10 +32,14 @@ from destinations.run_directory.reader import (
     CsvSnapshot,
     MetricRow,
     MetricsSnapshot,
+    Part,
+    PartChangedError,
     has_any_metric,
     last_file_rows,
     open_existing,
     read_whole,
+    retried,
+    retried_items,
     row_of,
 )
 from destinations.run_directory.segments import FIRST_BYTES, JournalPlace, continues_from
@@ -153,8 +157,8 @@ class Follower:
         self._journal = journal_path(run_dir, rank)
         self._segment: _Segment | None = None
         self._csv = CsvSnapshot(-1, b"", 0)
-        # The parts before it, see `_identities`.
-        self._parts: dict[int, tuple[int, int, int]] = {}
+        # The parts before it.
+        self._parts: tuple[Part, ...] = ()
         # Of its rows and those of the parts, if there are parts.
         self._last_time = 0.0
         self._csv_rows = 0
@@ -185,10 +189,14 @@ class Follower:
             last: only so many, the last ones; None for all.
             wanted: columns; only rows with one of them count for `last`. Empty for all rows.
         """
+        yield from retried_items(lambda: self._begin(last, wanted))
+
+    def _begin(self, last: int | None, wanted: Collection[str]) -> Iterator[MetricRow]:
         rows: list[MetricRow] = []
         extent = self._reader.extent()
         with self._reader.look(with_records=False) as look:
             csv = look.snapshot.csv
+            last_time = _last_time(look.snapshot)
             self._first = next(csv.rows(), None)
             if last is None:
                 for file in look.snapshot.files():
@@ -202,7 +210,7 @@ class Follower:
                 # Detects a file rewritten in place by another writer.
                 is_own = self._first is None or self._first.time is not None
                 self._csv_rows = len(rows) if is_own else sum(1 for _ in csv.rows())
-            self._hold(look)
+            self._hold(look, last_time)
         self._continue_from(look.snapshot.place, extent, rows)
         yield from (
             rows if last is None else deque((row for row in rows if has_any_metric(row, wanted)), maxlen=last)
@@ -232,7 +240,9 @@ class Follower:
             if is_there:
                 entered = self._enter_successor(later)
                 if entered:
-                    self._forget_drained()
+                    # Later, where a resume replaces parts just now.
+                    with contextlib.suppress(PartChangedError):
+                        self._forget_drained()
                     continue
                 if entered is None:
                     return
@@ -271,7 +281,7 @@ class Follower:
             if segment is None or place is None or place > (segment.number, segment.offset):
                 return  # The CSV also has rows that were not read yet.
             if look.snapshot.csv.fileno() >= 0:
-                self._hold(look)
+                self._hold(look, _last_time(look.snapshot))
         while self._recent and self._recent[0][0] <= place:
             self._recent.popleft()
 
@@ -282,6 +292,18 @@ class Follower:
         self._leave_segment()
         self._segment = _Segment(fd, number, offset)
         return True
+
+    def _enter_following(self, place: JournalPlace) -> bool:
+        """Enters the first segment that continues from a place in one that is gone, as before the first."""
+        for number in map(segment_number, segment_paths(self._journal)):
+            fd = open_existing(segment_path(self._journal, number)) if number > place[0] else -1
+            if fd >= 0 and continues_from(os.pread(fd, FIRST_BYTES, 0), place):
+                self._leave_segment()
+                self._segment = _Segment(fd, number, len(MAGIC))
+                return True
+            if fd >= 0:
+                os.close(fd)
+        return False
 
     def _leave_segment(self) -> None:
         segment, self._segment = self._segment, None
@@ -295,11 +317,19 @@ class Follower:
         extent = self._reader.extent()
         if extent == self._extent:
             return
+        place = retried(lambda: self._take_look(rows))
+        if place is not False:
+            self._continue_from(place, extent, rows)
+
+    def _take_look(self, rows: list[MetricRow]) -> JournalPlace | Literal[False] | None:
+        """Reads new rows of the CSV; returns where it ends, and False while another program rewrites it."""
         with self._reader.look(with_records=False) as look:
+            # First, as a part may have been replaced.
+            last_time = _last_time(look.snapshot)
             if not self._take_csv(look, rows):
-                return
-            self._hold(look)
-        self._continue_from(look.snapshot.place, extent, rows)
+                return False
+            self._hold(look, last_time)
+        return look.snapshot.place
 
     def _continue_from(self, place: JournalPlace | None, extent: object, rows: list[MetricRow]) -> None:
         """Reads the journal from the place where the CSV ends."""
@@ -308,15 +338,13 @@ class Follower:
         if place is None:
             numbers = [segment_number(path) for path in segment_paths(self._journal)]
             place = (numbers[0], len(MAGIC)) if numbers else None
-        if place is not None and self._enter_segment(*place):
+        if place is not None and (self._enter_segment(*place) or self._enter_following(place)):
             self._follow_journal(rows)
 
-    def _hold(self, look: Look) -> None:
+    def _hold(self, look: Look, last_time: float) -> None:
         """Keeps the file open in its present state, to compare with its next."""
         self._reader.note(look)
-        self._parts = _identities(look.snapshot)
-        if self._parts:
-            self._last_time = max((row.time or 0.0 for row in last_file_rows(look.snapshot, 1)), default=0.0)
+        self._parts, self._last_time = look.snapshot.parts, last_time
         csv = look.snapshot.csv
         header, end, fd = csv.header, csv.end, csv.take()
         self._csv.close()
@@ -417,14 +445,16 @@ class Follower:
 
     def _take_rolled(self, look: Look, rows: list[MetricRow]) -> bool:
         """Reads the new rows where the CSV was replaced, and parts may have been closed or removed since."""
-        before, after = self._parts, _identities(look.snapshot)
-        kept = [number for number in before if before[number] == after.get(number)]
+        there = set(look.snapshot.parts)
+        kept = [part.number for part in self._parts if part in there]
         files = look.snapshot.files(max(kept, default=0) + 1)
-        found = (row for file in files for row in file.rows())
-        if len(kept) == len(before):
+        # Nothing is forgotten yet where a part was replaced meanwhile.
+        first = next(files)
+        found = (row for file in itertools.chain([first], files) for row in file.rows())
+        if len(kept) == len(self._parts):
             rows += self._unknown(found, self._csv.rows())
         else:
-            # A resume has put what it left of the last parts into the CSV, where nothing of it is new.
+            # A resume has cut or removed parts: nothing is new of what it left.
             later = (row for row in found if (row.time or 0.0) > self._last_time)
             rows += self._unknown(later, iter(()))
         self._first = next(look.snapshot.csv.rows(), None)
@@ -432,14 +462,10 @@ class Follower:
         return True
 
 
-def _identities(snapshot: MetricsSnapshot) -> dict[int, tuple[int, int, int]]:
-    """Returns inode, time and size of each part, by its number: numbers of inodes are used again."""
-    found: dict[int, tuple[int, int, int]] = {}
-    for part in snapshot.parts:
-        with contextlib.suppress(FileNotFoundError):
-            state = part.path.stat()
-            found[part.number] = state.st_ino, state.st_mtime_ns, state.st_size
-    return found
+def _last_time(snapshot: MetricsSnapshot) -> float:
+    """Returns the time of the last row of the files, if there are parts."""
+    rows = last_file_rows(snapshot, 1) if snapshot.parts else ()
+    return max((row.time or 0.0 for row in rows), default=0.0)
 
 
 class _Counted:

@@ -17,7 +17,7 @@ from typing import Self
 import attrs
 
 from destinations.run_directory.layout import JOURNAL_FOLDER, journal_path, metrics_name
-from destinations.run_directory.reader import CsvSnapshot, MetricsSnapshot, take_snapshot
+from destinations.run_directory.reader import CsvSnapshot, MetricsSnapshot, Part, take_snapshot
 from destinations.run_directory.segments import journal_extent
 
 __all__ = ["Look", "RankReader", "stamps_of"]
@@ -92,6 +92,7 @@ class RankReader:
         self._journal = journal_path(run_dir, rank)
         self._csv = run_dir / metrics_name(rank)
         self._seen: _SeenCsv | None = None
+        self._seen_parts: tuple[Part, ...] = ()
 
     def look(self, *, with_records: bool = True) -> Look:
         """Returns what there is, and since where it is new.
@@ -108,17 +109,20 @@ class RankReader:
             if seen is None:
                 return Look(snapshot, is_same_file=False, is_continued=True)
             now = None
-            for file in snapshot.files(seen.closed + 1):
-                # The CSV of the last look, or the part that it has become.
-                if file.fileno() >= 0:
-                    now = _SeenCsv.of(file, min(seen.end, file.end), seen.closed)
-                break
             is_in_place = snapshot.closed == seen.closed
+            # The CSV of the last look, or the part that it has become.
+            number = seen.closed + 1
+            part = next((part for part in snapshot.parts if part.number == number), None)
+            with contextlib.nullcontext(csv) if part is None else contextlib.closing(part.open()) as file:
+                if file.fileno() >= 0 and (is_in_place or part is not None):
+                    now = _SeenCsv.of(file, min(seen.end, file.end), seen.closed)
         except BaseException:
             csv.close()
             raise
         is_same = now is not None and (now.device, now.inode) == (seen.device, seen.inode)
-        if now != seen:
+        # A resume may have cut one of them, and left those after it.
+        are_same = tuple(one for one in snapshot.parts if one.number < number) == self._seen_parts
+        if now != seen or not are_same:
             return Look(snapshot, is_same and is_in_place, is_continued=False)
         return Look(snapshot, is_in_place, is_continued=True, first=seen.closed + 1, start=seen.end)
 
@@ -126,6 +130,7 @@ class RankReader:
         """Remembers that all rows of a look were read; before its end, as the CSV must be open."""
         csv = look.snapshot.csv
         self._seen = None if csv.fileno() < 0 else _SeenCsv.of(csv, csv.end, look.snapshot.closed)
+        self._seen_parts = look.snapshot.parts
 
     def stamp(self) -> Hashable:
         """Returns what tells the CSV of a run that nobody writes from another; None if there is a journal."""

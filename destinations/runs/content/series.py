@@ -21,7 +21,7 @@ from destinations.run_directory.blocks import (
     without_abandoned,
 )
 from destinations.run_directory.layout import column_of, parse_header
-from destinations.run_directory.reader import merge_journal, metric_columns
+from destinations.run_directory.reader import merge_journal, metric_columns, retried, retried_items
 from destinations.runs.errors import MetricNotFoundError
 
 from .rank_reader import Look, RankReader
@@ -77,6 +77,10 @@ def read_series(run_dir: Path, name: str, rank: int = 0) -> Series:
     Raises:
         MetricNotFoundError: the run has no such metric; the message suggests the closest.
     """
+    return retried(lambda: _read(run_dir, name, rank))
+
+
+def _read(run_dir: Path, name: str, rank: int) -> Series:
     with RankReader(run_dir, rank).look() as look:
         known = metric_columns(look.snapshot)
         column = next((one for one in (column_of(name), name) if one in known or one == "epoch"), None)
@@ -103,8 +107,12 @@ def _joined(pieces: list[Any]) -> Any:
 
 def run_blocks(run_dir: Path, rank: int = 0) -> Iterator[Block]:
     """Yields all rows of a rank in blocks; a block has only the metrics that occur in it."""
-    with RankReader(run_dir, rank).look() as look:
-        yield from _blocks(look, None)
+
+    def blocks() -> Iterator[Block]:
+        with RankReader(run_dir, rank).look() as look:
+            yield from _blocks(look, None)
+
+    return retried_items(blocks)
 
 
 def _blocks(look: Look, wanted: Sequence[str] | None) -> Iterator[Block]:

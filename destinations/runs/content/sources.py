@@ -24,7 +24,7 @@ from destinations.run_directory.layout import (
     JOURNAL_FOLDER,
     metrics_name,
 )
-from destinations.run_directory.reader import MetricRow, read_whole
+from destinations.run_directory.reader import MetricRow, read_whole, retried_items
 from destinations.runs.files import json_lines, number_of, whole_of
 
 from .rank_reader import RankReader
@@ -193,8 +193,11 @@ def _abandoned_rows(branch: Branch, position: ReadPosition) -> Iterator[Item]:
 
 
 def _rows(run_dir: Path, rank: int) -> Iterator[MetricRow]:
-    with RankReader(run_dir, rank).look() as look:
-        yield from look.snapshot.rows()
+    def rows() -> Iterator[MetricRow]:
+        with RankReader(run_dir, rank).look() as look:
+            yield from look.snapshot.rows()
+
+    return retried_items(rows)
 
 
 def _new_rows(rows: Iterable[MetricRow], position: ReadPosition) -> Iterator[Item]:

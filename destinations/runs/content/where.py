@@ -23,7 +23,7 @@ from destinations.run_directory.blocks import (
 )
 from destinations.run_directory.layout import column_of, parse_header
 from destinations.run_directory.part_index import OF_COLUMN, PartIndex, indexed_files
-from destinations.run_directory.reader import merge_journal, metric_columns, take_snapshot
+from destinations.run_directory.reader import merge_journal, metric_columns, retried_items, take_snapshot
 from destinations.runs.errors import FilterError, MetricNotFoundError
 
 from .series import Series
@@ -114,19 +114,23 @@ def values_where(run_dir: Path, name: str, where: Where, rank: int = 0) -> Itera
 
     Args:
         run_dir: the folder of the run.
-        name: of the metric, as logged or as in the CSV.
+        name: of the metric, as logged or as in the CSV; "epoch" is the epoch of each row.
         where: the condition.
         rank: of the rows.
 
     Raises:
         MetricNotFoundError: the run has no such metric; the message suggests the closest.
     """
+    return retried_items(lambda: _values_where(run_dir, name, where, rank))
+
+
+def _values_where(run_dir: Path, name: str, where: Where, rank: int) -> Iterator[Series]:
     with take_snapshot(run_dir, rank) as snapshot:
         known = metric_columns(snapshot)
-        column = next((one for one in (column_of(name), name) if one in known), None)
+        column = next((one for one in (column_of(name), name) if one in known or one == "epoch"), None)
         if column is None:
             raise MetricNotFoundError(name, known)
-        for file, index in indexed_files(snapshot):
+        for file, index in indexed_files(snapshot, [column]):
             if column in parse_header(file.header):
                 for start, end in _spans(index, column, where, len(file.header), file.end):
                     for block in read_blocks(file.header, file.chunks(start, end=end), [column]):
@@ -144,7 +148,7 @@ def _spans(
         yield start, end
         return
     ends = index.of_rows("end").astype(np.int64).tolist()
-    for before, after, may in zip([start, *ends[:-1]], ends, where.may_hold(index, column), strict=True):
+    for before, after, may in zip([start, *ends], ends, where.may_hold(index, column), strict=False):
         if may:
             yield before, after
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from destinations.runs.open import open_runs
 from destinations.runs.send import send
+from destinations.runs.send.ledger import BusyError
 
 from .source import ImportReport, Progress, Source, SourceError
 
@@ -34,6 +35,9 @@ def _copy(place: str, root: Path, report: ImportReport, progress: Progress) -> N
         progress(done, len(found), 0)
         try:
             sent = send(run, f"run:{root}", abandoned=True)
+        except BusyError:
+            report.busy += 1
+            continue
         except Exception as error:  # noqa: BLE001  # whatever is wrong with this run, the others are wanted
             report.fail(f"skipped run {run.run_id} in {run.path}: {error}")
             continue

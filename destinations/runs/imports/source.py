@@ -157,6 +157,7 @@ class ImportReport:
     Attributes:
         runs: how many were written.
         unchanged: how many were there already, and have not changed.
+        busy: how many another process was importing, to which they were left.
         rows: rows of metrics.
         values: values in these rows.
         records: other records and files, by kind.
@@ -167,6 +168,7 @@ class ImportReport:
 
     runs: int = 0
     unchanged: int = 0
+    busy: int = 0
     rows: int = 0
     values: int = 0
     records: Counter[str] = attrs.field(factory=Counter)

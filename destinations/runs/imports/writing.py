@@ -1,7 +1,9 @@
 """Writes a run of a source as a run folder, once: a ledger in the folder says what was written of it."""
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,8 @@ from destinations.run_directory import RunDirectory
 from destinations.run_directory.layout import ENVIRONMENT, SESSIONS, SIDECAR, label_name, strict_json
 from destinations.runs.content.sources import ReadPosition
 from destinations.runs.files import read_object_file
-from destinations.runs.send.ledger import SendingError, SentLedger, read_ledger
-from destinations.runs.send.replay import RecordClock
+from destinations.runs.send.ledger import BusyError, SendingError, SentLedger, read_ledger
+from destinations.runs.send.replay import RecordClock, exception_of
 from destinations.runs.send.targets import LEDGER, RunPlace, folder_place, has_content
 from destinations.trackers.names import short_hash
 from destinations.trackers.target import SentRun
@@ -25,6 +27,8 @@ _ROW_SECONDS = 1.0
 # A queue that is full would drop records.
 _RECORDS_BETWEEN_FLUSHES = 50
 _VERSION = 1
+# Another process that has the lock of a ledger says at once in it which run it writes.
+_CLAIM_SECONDS = 10.0
 
 
 class _Directory(RunDirectory):
@@ -41,10 +45,13 @@ class _Place(RunPlace):
 
     def _find_folder(self, parent: Path) -> Path:
         identity = self.run.run_id
-        if identity in self.folders:
-            return self.folders[identity]
         plain = parent / self.run.path.name
-        return plain if not has_content(plain) else parent / f"{plain.name}-{short_hash(identity, 8)}"
+        beside = parent / f"{plain.name}-{short_hash(identity, 8)}"
+        # Another process may have begun the run since the folders were read.
+        owners = {folder: read_ledger(folder / LEDGER).get("run_id") for folder in (plain, beside)}
+        if identity in self.folders or identity in owners.values():
+            return self.folders.get(identity) or next(one for one in owners if owners[one] == identity)
+        return beside if owners[plain] is not None or has_content(plain) else plain
 
 
 class Writer:
@@ -68,7 +75,7 @@ class Writer:
         self._folders = {str(ledger.get("run_id")): folder for ledger, folder in ledgers}
 
     def write(self, run: SourceRun) -> None:
-        """Writes a run, unless it is there and has not changed.
+        """Writes a run, unless it is there and has not changed, or another process is writing it.
 
         Raises:
             SendingError: its folder holds something else, or was written to since.
@@ -82,23 +89,55 @@ class Writer:
         name = label_name(run.name)[:200] or "run"
         sent = SentRun(run.identity, name, Path(name))
         given = {"run_id": run.run_id, "tags": run.tags, "notes": run.notes}
-        place = folder_place(self._place_class(), _Directory, self._root, sent, given)
-        place.check()
-        with SentLedger(place.ledger_path, run.identity, self._source) as ledger:
-            if ledger.state == "done" and (place.folder / SESSIONS).exists():
-                raise SendingError(
-                    f"run folder {str(place.folder)!r} was written to after it was imported. Move it "
-                    "elsewhere to import the run anew."
-                )
-            place.check_restart()
-            ledger.begin("")
-            place.restart()
-            clock = RecordClock()
-            failures = self._report.failure_count
-            self._log(run, place.make(clock), clock)
-            self._finish(run, place.folder)
-            if failures == self._report.failure_count:
-                ledger.finish(ReadPosition(), stamp)
+        try:
+            with self._claimed(sent, given) as (place, ledger):
+                self._write(run, stamp, place, ledger)
+        except BusyError:
+            self._report.busy += 1
+
+    @contextlib.contextmanager
+    def _claimed(self, sent: SentRun, given: Mapping[str, Any]) -> Iterator[tuple[RunPlace, SentLedger]]:
+        """Holds the ledger of a run's folder, so that no other process writes the run; yields both.
+
+        Raises:
+            BusyError: another process does.
+            SendingError: its folder holds something else.
+        """
+        give_up_at = time.monotonic() + _CLAIM_SECONDS
+        with contextlib.ExitStack() as held:
+            while True:
+                place = folder_place(self._place_class(), _Directory, self._root, sent, given)
+                place.check()
+                try:
+                    ledger = held.enter_context(SentLedger(place.ledger_path, sent.run_id, self._source))
+                    break
+                except SendingError as error:
+                    # The folder was taken since it was looked at; who did that is about to say for which run.
+                    owner = read_ledger(place.ledger_path).get("run_id")
+                    is_unknown = owner is None and not isinstance(error, BusyError)
+                    if owner == sent.run_id or is_unknown or time.monotonic() > give_up_at:
+                        raise
+                    time.sleep(0.02)
+            yield place, ledger
+
+    def _write(self, run: SourceRun, stamp: dict[str, Any], place: RunPlace, ledger: SentLedger) -> None:
+        if ledger.state == "done" and ledger.facts == stamp:
+            self._report.unchanged += 1
+            return
+        if ledger.state == "done" and (place.folder / SESSIONS).exists():
+            raise SendingError(
+                f"run folder {str(place.folder)!r} was written to after it was imported. Move it "
+                "elsewhere to import the run anew."
+            )
+        place.check_restart()
+        ledger.begin("")
+        place.restart()
+        clock = RecordClock()
+        failures = self._report.failure_count
+        self._log(run, place.make(clock), clock)
+        self._finish(run, place.folder)
+        if failures == self._report.failure_count:
+            ledger.finish(ReadPosition(), stamp)
         self._folders[run.identity] = place.folder
         self._report.runs += 1
         self._report.left_out += run.left_out
@@ -117,6 +156,8 @@ class Writer:
         clock.now = run.created_at
         error: BaseException | None = None
         engine.run_event("init")
+        # A restart of the source then replaces rows of this training.
+        engine.run_event("fit_start")
         try:
             _Items(run, destination, clock, logger, engine, self._report, self._on_items).log_all()
             if run.hyperparameters:
@@ -129,7 +170,7 @@ class Writer:
                 clock.now = run.ended_at
             state.status = RunStatus(run.status or "preempted")
             if run.exception and run.status == "failed":
-                state.exception = _exception_of(run.exception)
+                state.exception = exception_of(run.exception)
             engine.close(error)
 
     def _finish(self, run: SourceRun, folder: Path) -> None:
@@ -263,11 +304,3 @@ def _rows_of(items: Iterable[Item]) -> Iterator[Item]:
 def _literal(name: str) -> str:
     """Returns a file name without placeholders."""
     return name.replace("{", "_").replace("}", "_")
-
-
-def _exception_of(text: str) -> BaseException:
-    name, separator, rest = text.partition(": ")
-    if not separator or not name.isidentifier():
-        name, rest = "Exception", text
-    kind: type[Exception] = type(name, (Exception,), {})
-    return kind(rest)

@@ -10,6 +10,7 @@ s) is not trusted.
 """
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -26,6 +27,7 @@ from destinations.run_directory.layout import (
     HEARTBEAT,
     JOURNAL_FOLDER,
     MEDIA_FOLDER,
+    PARTS_FOLDER,
     SESSIONS,
     SIDECAR,
     SUMMARY,
@@ -175,6 +177,9 @@ _UNKNOWN = "?"
 # After it: the rows were read when the heartbeat was stale, so that they are all there will be.
 _SETTLED = " settled"
 # Statuses that the writer sets together with the summary of all rows.
+# What a sidecar says of a run that has closed parts; the others need not be looked at.
+_PARTS = re.compile(rb'"csv_parts":\s*([1-9][0-9]{0,7})')
+_MOST_DAMAGES = 3
 _SUMMARIZED = TERMINAL_STATUSES - {"failed to write"}
 
 
@@ -434,6 +439,8 @@ class Scanner:
                 fields["summary"] = _last_values(base) or fields.get("summary", {})
             except (OSError, ValueError) as error:
                 problem = problem or f"{METRICS} cannot be read: {error}"
+        if problem is None and (parts := _PARTS.search(raw)):
+            problem = _damage_of_parts(base, int(parts[1]))
         return ScanChange(
             path,
             fields,
@@ -546,6 +553,15 @@ class Scanner:
 
     def _fingerprint(self, state: os.stat_result) -> str:
         return f"{self._trusted_ns(state) or _UNKNOWN}-{state.st_size}-{state.st_ino}"
+
+
+def _damage_of_parts(run_dir: str, parts: int) -> str | None:
+    from destinations.run_directory.reader import damage_of_parts
+
+    try:
+        return "; ".join(damage_of_parts(Path(run_dir), parts)[:_MOST_DAMAGES]) or None
+    except (OSError, ValueError) as error:
+        return f"{PARTS_FOLDER} cannot be read: {error}"
 
 
 def _last_values(run_dir: str) -> dict[str, float]:

@@ -18,13 +18,17 @@ from destinations.runs.content.sources import ReadPosition
 from destinations.runs.errors import RunsError
 from uploads.disk import is_open_file, open_regular, read_regular, replace_file, try_lock
 
-__all__ = ["SendingError", "SentLedger"]
+__all__ = ["BusyError", "SendingError", "SentLedger", "read_ledger"]
 
 _VERSION = 1
 
 
 class SendingError(RunsError):
     """The run cannot be sent to this target."""
+
+
+class BusyError(SendingError):
+    """Another process is sending the run."""
 
 
 class SentLedger:
@@ -36,7 +40,8 @@ class SentLedger:
         target: the target.
 
     Raises:
-        SendingError: on entering: another process holds the lock, or the ledger belongs to another run.
+        BusyError: on entering: another process holds the lock.
+        SendingError: on entering: the ledger belongs to another run.
     """
 
     def __init__(self, path: Path, run_id: str, target: str) -> None:
@@ -74,7 +79,7 @@ class SentLedger:
         with contextlib.suppress(OSError):
             is_mine = try_lock(self._lock)
         if not is_mine:
-            raise SendingError(
+            raise BusyError(
                 f"another process is sending run {self._about['run_id']!r} to {self._about['target']}."
             )
 

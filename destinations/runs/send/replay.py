@@ -29,7 +29,7 @@ from destinations.runs.files import read_object_file, whole_of
 from destinations.runs.record import is_alive
 from destinations.runs.run import Run
 
-__all__ = ["ReadPosition", "RecordClock", "ReplayReport", "RewoundError", "replay"]
+__all__ = ["ReadPosition", "RecordClock", "ReplayReport", "RewoundError", "exception_of", "replay"]
 
 
 _MAX_PROBLEMS = 100
@@ -358,7 +358,7 @@ class _Replay:
             status == "running" and about.run.record.heartbeat_at
         ):
             self._state.status = RunStatus.FAILED
-            self._state.exception = _exception_of(about.exception or "Killed: the heartbeat stopped")
+            self._state.exception = exception_of(about.exception or "Killed: the heartbeat stopped")
         else:
             self._state.status = RunStatus.COMPLETED
 
@@ -376,7 +376,7 @@ def _supports(destination: Any, method: str) -> bool:
     return found is not None and not getattr(found, "is_default", False)
 
 
-def _exception_of(text: str) -> BaseException:
+def exception_of(text: str) -> BaseException:
     """Returns an exception that prints as `text`, "Type: message"."""
     name, separator, rest = text.partition(": ")
     if not separator or not name.isidentifier():

@@ -18,7 +18,7 @@ import {
 import { statusMark } from "./runs.js";
 import { linkTo, selectRuns, selectedRuns, state } from "./state.js";
 import { dataTable, flatten, pairTable, plainTable } from "./table.js";
-import { timeBand } from "./time.js";
+import { faultTable, timeBand } from "./time.js";
 import { View } from "./view.js";
 
 /** The columns of the statistics of metrics, with their headings. */
@@ -152,6 +152,7 @@ export function showRun(root) {
           was: { note: detail.note ?? "" },
         })),
       ),
+      detail.time?.wall ? timeBand(detail.time) : false,
     );
 
     if (detail.problem)
@@ -199,7 +200,7 @@ export function showRun(root) {
         ),
         "wide",
       );
-    if (detail.time?.wall) panel("Time", timeBand(detail.time), "wide");
+    if (detail.time?.faults.length) panel("Faults", faultTable(detail.time.faults), "wide");
     const fields = Object.keys(SUMMARY_COLUMNS);
     const summary = Object.entries(detail.summary ?? {}).map(([metric, one]) =>
       fields.map((name) => ({ metric, ...one })[name]),

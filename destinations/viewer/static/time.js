@@ -31,7 +31,7 @@ export function partsOf(time) {
   );
 }
 
-/** Returns the content of the panel "Time". */
+/** Returns the band of what the time was spent on, with goodput, and who made others wait. */
 export function timeBand(time) {
   const parts = partsOf(time);
   const text = ({ part, seconds }) =>
@@ -41,7 +41,7 @@ export function timeBand(time) {
     .map(([name, seconds]) => `${name} ${formatDuration(seconds)}`);
   return el(
     "div",
-    { class: "body" },
+    { class: "time", "data-panel": "Time" },
     el(
       "p",
       { title: buckets.join("\n") },
@@ -66,21 +66,24 @@ export function timeBand(time) {
       parts.map((one) => el("li", {}, el("i", { class: `time-${one.part}` }), text(one))),
     ),
     time.slow && el("p", { class: "bad" }, time.slow),
-    time.faults.length > 0 &&
-      el(
-        "div",
-        { class: "scroll", tabIndex: 0 },
-        plainTable(
-          time.faults.map((one) => [
-            el("td", {}, one.status || "ended"),
-            el("td", {}, formatTime(one.at)),
-            el("td", { class: "number" }, formatNumber(one.step)),
-            ...["cost", "gone", "start", "restore", "repeated"].map((name) =>
-              el("td", { class: "number" }, formatDuration(one[name])),
-            ),
-          ]),
-          ["Ended", "When", "At step", "Lost", "Gone", "Start", "Restore", "Repeated"],
+  );
+}
+
+/** Returns the table of what each fault cost. */
+export function faultTable(faults) {
+  return el(
+    "div",
+    { class: "scroll", tabIndex: 0 },
+    plainTable(
+      faults.map((one) => [
+        el("td", {}, one.status || "ended"),
+        el("td", {}, formatTime(one.at)),
+        el("td", { class: "number" }, formatNumber(one.step)),
+        ...["cost", "gone", "start", "restore", "repeated"].map((name) =>
+          el("td", { class: "number" }, formatDuration(one[name])),
         ),
-      ),
+      ]),
+      ["Ended", "When", "At step", "Lost", "Gone", "Start", "Restore", "Repeated"],
+    ),
   );
 }

@@ -91,7 +91,7 @@ def summary_of(state: State, identifier: str, best: Retention, *, weights_only: 
             "epoch": int(state.timestamp.epoch),
             "time": time.time(),
             "metrics": values_of_now(state),
-            "best_by": None if best.metric is None else {"metric": best.metric, "mode": best.mode},
+            "best_by": None if best.best is None else {"metric": best.best, "mode": best.best_mode},
             "weights_only": weights_only,
         }
     )

@@ -8,7 +8,7 @@ import contextlib
 import logging
 import tempfile
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +67,7 @@ class Save:
         pointer: the path of the pointer, and the text it gets; or None.
         before: what was kept before it.
         surplus: what is removed once it is complete, paths and identifiers.
+        end: ends its span in the trace of the run.
     """
 
     path: Path
@@ -76,6 +77,7 @@ class Save:
     pointer: tuple[Path, str] | None
     before: Kept
     surplus: tuple[tuple[Path, str], ...]
+    end: Callable[[], None]
 
 
 class _Target:

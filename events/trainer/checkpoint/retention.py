@@ -14,7 +14,7 @@ from events.state import State
 if TYPE_CHECKING:
     from events.timestamp import Timestamp
 
-__all__ = ["Kept", "KeptCheckpoints", "Retention", "SavedCheckpoint", "values_of_now"]
+__all__ = ["Kept", "KeptCheckpoints", "Retention", "SavedCheckpoint", "rules_of", "values_of_now"]
 
 _log = logging.getLogger("events")
 
@@ -65,43 +65,42 @@ class SavedCheckpoint:
 
 @attrs.frozen
 class Retention:
-    """A rule; a checkpoint that any part of it wants stays.
+    """Which checkpoints are kept: one that any part of it wants stays.
+
+    ```python
+    saver = CheckpointSaver("checkpoints", keep=Retention(3, best="metrics/eval/accuracy", every=10))
+    ```
 
     Args:
         newest: how many of the newest; None for all.
-        best: how many of the best by `metric`.
-        metric: the name of the metric or loss, such as "metrics/eval/accuracy"; None for none.
-        mode: whether more of it is better ("max") or less ("min").
+        best: the name of a metric or loss of the evaluation, such as "metrics/eval/accuracy" or
+            "loss/eval/total": the best checkpoints stay too, of equal ones the older. A value is that of the
+            batch that was evaluated: a checkpoint of another batch has none, and NaN is never best.
+        best_mode: whether the best has the largest value ("max") or the smallest ("min").
+        best_count: how many of the best.
         every: each n-th stays for ever; None for none.
-        suffix: the end of the arguments' names in messages.
 
     Raises:
-        ValueError: a number is less than one, the mode is neither, or the metric is not one of an evaluation.
+        ValueError: a number is less than one, the mode is neither, or `best` is not of an evaluation.
     """
 
     newest: int | None = None
-    best: int = 1
-    metric: str | None = None
-    mode: Literal["max", "min"] = "max"
-    every: int | None = None
-    suffix: str = ""
+    best: str | None = attrs.field(default=None, kw_only=True)
+    best_mode: Literal["max", "min"] = attrs.field(default="max", kw_only=True)
+    best_count: int = attrs.field(default=1, kw_only=True)
+    every: int | None = attrs.field(default=None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        for name, value in (
-            ("keep", self.newest),
-            ("keep_best" if self.suffix else "keep_best_count", self.best),
-            ("keep_every", self.every),
-        ):
+        numbers = {"newest": self.newest, "best_count": self.best_count, "every": self.every}
+        for name, value in numbers.items():
             if value is not None and value < 1:
-                hint = " Write None to keep all." if name == "keep" else ""
-                raise ValueError(f"{name}{self.suffix} must be at least 1, got {value}.{hint}")
-        if self.metric is not None and not re.fullmatch(r"(metrics|loss)/[^/]+/.+", self.metric):
+                raise ValueError(f"{name} must be at least 1, got {value}.")
+        if self.best is not None and not re.fullmatch(r"(metrics|loss)/[^/]+/.+", self.best):
             raise ValueError(
-                f"keep_best must be a metric of an evaluation, got {self.metric!r}. "
-                'Write "metrics/eval/accuracy".'
+                f'best must be a metric of an evaluation, got {self.best!r}. Write "metrics/eval/accuracy".'
             )
-        if self.mode not in {"max", "min"}:
-            raise ValueError(f"keep_best_mode must be 'max' or 'min', got {self.mode!r}.")
+        if self.best_mode not in {"max", "min"}:
+            raise ValueError(f"best_mode must be 'max' or 'min', got {self.best_mode!r}.")
 
     def surplus(self, saved: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
         """Returns those that no part of the rule wants, oldest first.
@@ -112,18 +111,51 @@ class Retention:
         if self.newest is None:
             return []
         kept = {one.path for one in saved[-self.newest :]}
-        kept |= {one.path for one in self.ranked(saved)[: self.best]}
+        kept |= {one.path for one in self.ranked(saved)[: self.best_count]}
         if self.every is not None:
             kept |= {one.path for one in saved if one.number % self.every == 0}
         return [one for one in saved if one.path not in kept]
 
     def ranked(self, saved: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
         """Returns those that have the metric, the best first; of equal ones the older first, NaN nowhere."""
-        if self.metric is None:
+        if self.best is None:
             return []
-        sign = -1 if self.mode == "max" else 1
+        sign = -1 if self.best_mode == "max" else 1
         known = [one for one in saved if one.metric is not None and not math.isnan(one.metric)]
         return sorted(known, key=lambda one: (sign * (one.metric or 0.0), one.number))
+
+
+def _rule_of(name: str, given: int | Retention | None) -> Retention:
+    if isinstance(given, Retention):
+        return given
+    if given is not None and given < 1:
+        raise ValueError(f"{name} must be at least 1, got {given}. Write None to keep all.")
+    return Retention(given)
+
+
+def rules_of(
+    here: int | Retention | None, in_store: int | Retention | None, newest: int | None
+) -> tuple[Retention, Retention]:
+    """Returns the rules for this machine and for the store, each given as such or as a number of the newest.
+
+    Args:
+        here: that for this machine.
+        in_store: that for the store; the best is that of the other rule where it names none.
+        newest: how many of the newest stay here where that is not said.
+
+    Raises:
+        ValueError: a number is less than one, or the rules name different metrics.
+    """
+    local, stored = _rule_of("keep", here), _rule_of("keep_in_store", in_store)
+    if local.newest is None:
+        local = attrs.evolve(local, newest=newest)
+    if stored.best is None:
+        stored = attrs.evolve(stored, best=local.best, best_mode=local.best_mode, best_count=local.best_count)
+    if stored.best != local.best:
+        raise ValueError(
+            f"keep_in_store must have the best of keep, {local.best!r}, or none, got {stored.best!r}."
+        )
+    return local, stored
 
 
 @attrs.frozen
@@ -213,11 +245,11 @@ class KeptCheckpoints:
             state: the run.
         """
         self._number += 1
-        metric = values_of_now(state).get(self.here.metric or "")
+        metric = values_of_now(state).get(self.here.best or "")
         new = attrs.evolve(new, number=self._number, batch=int(state.timestamp.batch), metric=metric)
         before, self.now = self.now, self.now.with_new(new, self.here, self.in_store)
         self._has_metric |= metric is not None
-        if state.eval_values and self.here.metric not in state.eval_values:
+        if state.eval_values and self.here.best not in state.eval_values:
             self.look_for_metric(state)
         return before
 
@@ -244,18 +276,18 @@ class KeptCheckpoints:
 
     def evaluated(self, state: State) -> None:
         """Notes the value of weights that were saved before they were evaluated."""
-        metric = values_of_now(state).get(self.here.metric or "")
+        metric = values_of_now(state).get(self.here.best or "")
         if metric is not None:
             self.now = self.now.with_metric(int(state.timestamp.batch), metric)
 
     def look_for_metric(self, state: State) -> None:
         """Says once that no checkpoint has the metric by which the best is kept."""
-        best_by = self.here.metric
+        best_by = self.here.best
         self._has_metric |= any(one.metric is not None for one in self.now.local)
         if best_by is not None and not self._has_metric and state.rank == 0:
             self._has_metric = True
             known = ", ".join(state.eval_values) or "none, for there was no evaluation"
-            _log.warning("keep_best=%r has no value. Those of the last evaluation are %s.", best_by, known)
+            _log.warning("best=%r has no value. Those of the last evaluation are %s.", best_by, known)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the checkpoints that are there, so that the rules work across sessions."""

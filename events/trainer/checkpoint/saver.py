@@ -13,7 +13,7 @@ import secrets
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -31,9 +31,9 @@ from .files import POINTER_SUFFIX
 from .folder import OwnFolder
 from .place import SavePlace, is_uri
 from .publisher import CheckpointCounts, Publisher, Save, in_folder
-from .retention import KeptCheckpoints, Retention, SavedCheckpoint
+from .retention import KeptCheckpoints, Retention, SavedCheckpoint, rules_of
 from .schedule import AutoInterval, AutoSchedule
-from .writing import PROCESS_BYTES, ShardedWriting, WholeWriting, WritingOptions
+from .writing import CheckpointWriting, ShardedWriting, WholeWriting, WritingOptions
 
 __all__ = ["CheckpointCounts", "CheckpointSaver"]
 
@@ -43,14 +43,25 @@ _LOOK_SECONDS = 0.1
 # After which a wait is said.
 _NOTICE_SECONDS = 10.0
 _DESTINATION_SECONDS = 30.0
+# What code for Composer asks of its saver, and where that is here.
+_ELSEWHERE = {
+    "all_saved_checkpoints_to_timestamp": (
+        "state.last_checkpoint is the newest, and saver.state_dict() has those that are kept."
+    ),
+    "saved_checkpoints": "saver.state_dict() has those that are kept.",
+}
 _NOT_THE_NAME = re.compile(r"\{(?!run_name\})[^{}]*\}")
+
+
+def _nothing() -> None:
+    """Ends the span of a checkpoint that another rank writes."""
 
 
 class CheckpointSaver(Callback):
     """Saves a checkpoint at an interval and when training ends, and uploads it through the destinations.
 
     ```python
-    saver = CheckpointSaver("runs/mine/checkpoints", save_interval="500ba", keep=3, keep_every=10)
+    saver = CheckpointSaver("runs/mine/checkpoints", save_interval="500ba", keep=Retention(3, every=10))
     Trainer(..., callbacks=[saver])
     ```
 
@@ -86,38 +97,27 @@ class CheckpointSaver(Callback):
             as it costs little and the store takes them.
         latest_filename: the name of the pointer to the newest, which may contain placeholders, and gets the
             ending ".symlink" if it has another; None for no pointer.
-        keep: how many of the newest to keep locally, in `folder` and in a `RunDirectory`; None for all, or
-            for one where `folder` is in a store, else for two where `save_interval` is "auto" or an
-            `AutoInterval`. While uploads to that store fail, one that is not kept is not uploaded, and
-            counted as withdrawn, unless `keep_in_store` says so.
-        keep_best: the name of a metric or loss of the evaluation, such as "metrics/eval/accuracy" or
-            "loss/eval/total": the best checkpoints stay too, of equal ones the older. A value is that of the
-            batch that was evaluated: a checkpoint of another batch has none, and NaN is never best.
-        keep_best_mode: whether the best has the largest value ("max") or the smallest ("min").
-        keep_best_count: how many of the best stay.
-        keep_every: each n-th checkpoint stays for ever; None for none.
-        keep_in_store: how many of the newest to keep where they are uploaded; None, the default, for all:
-            nothing is deleted there. Older ones that this run has uploaded are deleted once the newer one and
-            its pointer are there.
-        keep_best_in_store: how many of the best stay there; default: as many as locally.
-        keep_every_in_store: each n-th stays there for ever; None for none.
+        keep: what to keep locally, in `folder` and in a `RunDirectory`: how many of the newest, or a
+            `Retention`; None for all, or for one where `folder` is in a store, else for two where
+            `save_interval` is "auto" or an `AutoInterval`. While uploads to that store fail, one that is not
+            kept is not uploaded, and counted as withdrawn, unless `keep_in_store` says so.
+        keep_in_store: what to keep where they are uploaded, likewise; None, the default, for all: nothing is
+            deleted there. Older ones that this run has uploaded are deleted once the newer one and its
+            pointer are there. The best are those of `keep`, as many as there unless a `Retention` says
+            otherwise.
         remote_folder: the folder of the uploaded files.
         overwrite: whether a new run may save into a folder where another run has saved.
         weights_only: whether a checkpoint holds the model alone: a run cannot be resumed from it.
-        asynchronous: whether the file is written in the background.
+        writing: how the file is written: in the background, by a process or a thread.
         sharded: whether each rank writes its part of a checkpoint; None where the model is divided by
             `fully_shard`. The ending ".pt" of `filename` is left out then.
-        when_busy: what happens where the checkpoint before is still being written: training waits for it
-            ("wait"), or this one is left out ("skip"); the one where training ends never is.
-        process_bytes: the size from which on a process writes and not a thread; each tensor counts as 16 KiB
-            more than it has.
         close_seconds: how long `close` may wait for the file, and for uploads to a store; training waits as
             long for a file to be written, at least five seconds. What takes longer is given up and counted
             as failed.
 
     Raises:
-        ValueError: one of the numbers is less than one, a choice is none of those named, or the folder is a
-            URI without a store.
+        ValueError: a number is less than one, the rules name different metrics, or the folder is a URI
+            without a store.
         TimeStringError: the interval has no unit.
         FileExistsError: the folder holds checkpoints of another run, or a destination does under these
             names: when the trainer is made; at `FIT_START` where it is a local folder.
@@ -134,58 +134,43 @@ class CheckpointSaver(Callback):
         *,
         save_interval: str | int | Time | AutoInterval = "1ep",
         latest_filename: str | None = f"latest{POINTER_SUFFIX}",
-        keep: int | None = None,
-        keep_best: str | None = None,
-        keep_best_mode: Literal["max", "min"] = "max",
-        keep_best_count: int = 1,
-        keep_every: int | None = None,
-        keep_in_store: int | None = None,
-        keep_best_in_store: int | None = None,
-        keep_every_in_store: int | None = None,
+        keep: int | Retention | None = None,
+        keep_in_store: int | Retention | None = None,
         remote_folder: str = "{run_name}/checkpoints",
         overwrite: bool = False,
         weights_only: bool = False,
-        asynchronous: bool = True,
+        writing: CheckpointWriting = CheckpointWriting(),  # noqa: B008  # frozen
         sharded: bool | None = None,
-        when_busy: Literal["wait", "skip"] = "wait",
-        process_bytes: int = PROCESS_BYTES,
         close_seconds: float = 600.0,
     ) -> None:
-        if when_busy not in {"wait", "skip"}:
-            raise ValueError(f"when_busy must be 'wait' or 'skip', got {when_busy!r}.")
         for template in (str(folder), filename, latest_filename or "", remote_folder):
             check_placeholders(template)
         if latest_filename is not None and not latest_filename.endswith(POINTER_SUFFIX):
             latest_filename += POINTER_SUFFIX
         folder = os.path.expanduser(str(folder))  # noqa: PTH111  # Path raises without a home
+        newest = None
+        if isinstance(save_interval, str) and save_interval == "auto":
+            save_interval = AutoInterval()
+        # One of the two says when.
+        self._auto: AutoSchedule | None = None
+        self._every: Interval | None = None
+        if isinstance(save_interval, AutoInterval):
+            self._auto = AutoSchedule(save_interval)
+            newest = 2  # All of them would fill the disk.
+        else:
+            self._every = Interval(save_interval, default_unit="ep")
         if is_uri(folder):
             from uploads import open_store
 
             open_store(folder)  # Reports a mistake here, not with the first checkpoint.
-            keep = 1 if keep is None else keep
+            newest = 1
         self.counts = CheckpointCounts()
-        if isinstance(save_interval, str) and save_interval == "auto":
-            save_interval = AutoInterval()
-        self._interval: Interval | AutoSchedule
-        if isinstance(save_interval, AutoInterval):
-            self._interval = AutoSchedule(save_interval)
-            # All of them would fill the disk.
-            keep = 2 if keep is None else keep
-        else:
-            self._interval = Interval(save_interval, default_unit="ep")
-        self._when_busy = when_busy
         self._close_seconds = close_seconds
         self._weights_only = weights_only
         self._sharded = sharded
         self._overwrite = overwrite
-        self._options = WritingOptions(asynchronous, process_bytes, close_seconds)
-        best = keep_best_count if keep_best_in_store is None else keep_best_in_store
-        self._kept = KeptCheckpoints(
-            Retention(keep, keep_best_count, keep_best, keep_best_mode, keep_every),
-            Retention(
-                keep_in_store, best, keep_best, keep_best_mode, keep_every_in_store, suffix="_in_store"
-            ),
-        )
+        self._options = WritingOptions(writing, close_seconds)
+        self._kept = KeptCheckpoints(*rules_of(keep, keep_in_store, newest))
         self._place = SavePlace(folder, filename, latest_filename, remote_folder)
         self._arrange()
 
@@ -197,6 +182,13 @@ class CheckpointSaver(Callback):
         )
         kind = ShardedWriting if self._place.is_sharded else WholeWriting
         self._writing = kind(self._options, self._publisher, self.counts)
+
+    if not TYPE_CHECKING:  # which would then take any name
+
+        def __getattr__(self, name: str) -> Any:
+            """Says where that is which code for Composer asks for."""
+            hint = _ELSEWHERE.get(name, "")
+            raise AttributeError(f"CheckpointSaver has no {name!r}. {hint}".rstrip(), name=name, obj=self)
 
     @property
     def writer_pid(self) -> int | None:
@@ -211,7 +203,11 @@ class CheckpointSaver(Callback):
     @property
     def interval(self) -> Time | None:
         """How often it saves; None where that depends on what it costs."""
-        return None if isinstance(self._interval, AutoSchedule) else self._interval.time
+        return None if self._every is None else self._every.time
+
+    @property
+    def _interval(self) -> Interval | AutoSchedule:
+        return self._auto or self._every  # type: ignore[return-value]  # one of them is there
 
     @property
     def weights_only(self) -> bool:
@@ -289,7 +285,7 @@ class CheckpointSaver(Callback):
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         """Saves if the interval has passed, and hands on the checkpoint before once it is complete."""
         interval = self._interval
-        with interval.measured() if isinstance(interval, AutoSchedule) else nullcontext():
+        with nullcontext() if self._auto is None else self._auto.measured():
             self._writing.advance(state, logger)
             self._publisher.move_pointers(state)
             if interval.passed(state):
@@ -302,15 +298,14 @@ class CheckpointSaver(Callback):
 
         No collective; what it returns must be given to `agree` on all ranks.
         """
-        interval = self._interval
-        if not isinstance(interval, AutoSchedule) or self._options.rank != 0:
+        if self._auto is None or self._options.rank != 0:
             return False
-        return interval.is_due(lambda: self._writing.pending is None and self._publisher.has_arrived())
+        return self._auto.is_due(lambda: self._writing.pending is None and self._publisher.has_arrived())
 
     def agree(self, *, is_due: bool) -> None:
         """Takes what rank 0 has decided."""
-        if isinstance(self._interval, AutoSchedule):
-            self._interval.is_agreed = is_due
+        if self._auto is not None:
+            self._auto.is_agreed = is_due
 
     def eval_end(self, state: State, logger: Logger) -> None:
         """Notes the value of weights that were saved before they were evaluated."""
@@ -366,7 +361,7 @@ class CheckpointSaver(Callback):
         # Only rank 0 knows whether the last save succeeded, and all ranks must decide alike.
         if not distributed.from_rank_zero(self._is_to_save(state, logger, is_last=is_last)):
             return
-        save = self._next(state)
+        save = self._next(state, logger)
         checkpoint = checkpoint_of(
             state,
             logger,
@@ -384,7 +379,7 @@ class CheckpointSaver(Callback):
         """Returns whether to save now; before that, ends the checkpoint that is being written."""
         if self._writing.pending is not None:
             is_busy = not self._writing.is_done()
-            if is_busy and self._when_busy == "skip" and not is_last:
+            if is_busy and self._options.how.when_busy == "skip" and not is_last:
                 self.counts.skipped += 1
                 self._writing.look_for_delay()
                 return False
@@ -394,7 +389,7 @@ class CheckpointSaver(Callback):
             self._writing.settle(state, logger)
         return self._kept.saved_at != state.timestamp
 
-    def _next(self, state: State) -> Save:
+    def _next(self, state: State, logger: Logger) -> Save:
         """Returns the checkpoint to save now, which is one of those that are kept from here on."""
         place, folder, remote = self._place, self._folder.path(state), self._folder.remote(state)
         name, identifier = place.name(state), secrets.token_hex(16)
@@ -415,4 +410,5 @@ class CheckpointSaver(Callback):
             None if pointer is None else (folder / pointer, remote_name),
             before,
             in_folder(self._kept.gone(before)[0], folder),
+            logger.begin_span(name, "checkpoints") if self._writing.takes_part else _nothing,
         )

@@ -14,7 +14,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -30,15 +30,12 @@ from .sharded import ShardPlan, ShardRequest, WrittenShard, complete, files_of, 
 from .snapshot import NotEnoughMemoryError, SnapshotBuffer, StateSnapshot, outline_of
 from .writer import CheckpointWriter, Request, in_thread
 
-__all__ = ["PROCESS_BYTES", "ShardedWriting", "WholeWriting", "WritingOptions"]
+__all__ = ["CheckpointWriting", "ShardedWriting", "WholeWriting", "WritingOptions"]
 
 _log = logging.getLogger("events")
 
-PROCESS_BYTES = 32 << 20
-"""The size from which on a process writes and not a thread."""
-
 # Of the size: for what else is in a checkpoint, as states of callbacks and of random number generators.
-_SPARE = 32
+_SPARE, _SPARE_BYTES = 32, 1 << 20
 # Of training for a file, whatever `close_seconds` is.
 _LEAST_SECONDS = 5.0
 # After which a wait is said.
@@ -47,18 +44,46 @@ _NOTICE_SECONDS = 10.0
 _KILLED_SECONDS = 2.0
 
 
+@attrs.frozen(kw_only=True)
+class CheckpointWriting:
+    """How the file of a checkpoint is written.
+
+    ```python
+    saver = CheckpointSaver("checkpoints", writing=CheckpointWriting(when_busy="skip"))
+    ```
+
+    Args:
+        asynchronous: whether it is written in the background.
+        when_busy: what happens where the checkpoint before is still being written: training waits for it
+            ("wait"), or this one is left out ("skip"); the one where training ends never is.
+        process_bytes: the size from which on a process writes and not a thread; each tensor counts as 16 KiB
+            more than it has.
+
+    Raises:
+        ValueError: `when_busy` is neither.
+    """
+
+    asynchronous: bool = True
+    when_busy: Literal["wait", "skip"] = "wait"
+    process_bytes: int = 32 << 20
+
+    def __attrs_post_init__(self) -> None:
+        if self.when_busy not in {"wait", "skip"}:
+            raise ValueError(f"when_busy must be 'wait' or 'skip', got {self.when_busy!r}.")
+
+
 @attrs.frozen
 class WritingOptions:
-    """How checkpoints are written: the options of `CheckpointSaver`, and by whom.
+    """How checkpoints are written, and by whom.
 
     Attributes:
-        asynchronous, process_bytes, close_seconds: those of `CheckpointSaver`.
+        how: as the user says it.
+        close_seconds: that of `CheckpointSaver`.
         rank: this rank.
         is_first_here: whether it is the first on its machine.
     """
 
-    asynchronous: bool
-    process_bytes: int
+    how: CheckpointWriting
     close_seconds: float
     rank: int = 0
     is_first_here: bool = True
@@ -126,7 +151,7 @@ class _Writing(ABC):
 
     def prepare(self, state: State) -> None:
         """Makes memory for the copy, and starts the process that writes, before the first save needs them."""
-        if self._buffer is not None or not self._options.asynchronous or not self.takes_part:
+        if self._buffer is not None or not self._options.how.asynchronous or not self.takes_part:
             return
         model: Any = state.model
         try:
@@ -136,7 +161,7 @@ class _Writing(ABC):
             }
             outline = outline_of(self._own_part(values, state))
             buffer, writer = self._parts()
-            buffer.reserve(outline.room + outline.room // _SPARE + PROCESS_BYTES // _SPARE)
+            buffer.reserve(outline.room + outline.room // _SPARE + _SPARE_BYTES)
         except Exception as error:  # noqa: BLE001  # the save itself reports it
             _log.debug("nothing is prepared for checkpoints: %s", error)
             self._parts()
@@ -241,7 +266,7 @@ class _Writing(ABC):
             reason = "one that was given up before is still being written, to a disk that does not answer"
             pending.future.set_exception(OSError(errno.EBUSY, reason))
             return
-        if self._options.asynchronous:
+        if self._options.how.asynchronous:
             buffer, writer = self._parts()
             try:
                 snapshot, wait = buffer.take(values)
@@ -265,7 +290,7 @@ class _Writing(ABC):
 
     def _parts(self) -> tuple[SnapshotBuffer, CheckpointWriter]:
         if self._buffer is None or self._writer is None:
-            self._buffer, self._writer = SnapshotBuffer(), CheckpointWriter(self._options.process_bytes)
+            self._buffer, self._writer = SnapshotBuffer(), CheckpointWriter(self._options.how.process_bytes)
         return self._buffer, self._writer
 
     def _has_come(self, future: "concurrent.futures.Future[Any]", what: str, seconds: float) -> bool:
@@ -305,6 +330,8 @@ class _Writing(ABC):
         if pending is None:
             return
         error, is_complete = self._step_ended(pending)
+        if error is not None or is_complete:
+            pending.save.end()
         if error is None and not is_complete:
             self.pending = pending
         elif error is None:

@@ -1,5 +1,6 @@
 """Our logger and callback in real Lightning trainers, of both packages."""
 
+import contextlib
 import importlib
 import json
 import pickle
@@ -481,6 +482,83 @@ def test_a_failed_fit_that_is_run_again_replaces_its_rows(tmp_path, has_callback
     assert list((tmp_path / "run" / "abandoned").iterdir()) != []
 
 
+@pytest.mark.parametrize("has_callback", [True, False])
+def test_rows_before_the_first_batch_is_logged_are_kept(tmp_path, has_callback):
+    """What a module logs itself, as a fit begins and in each step, is kept: in a new run, and in one begun anew."""
+    value = 0.0
+
+    def on_fit_start(self):
+        self.logger.experiment.add_scalar("begins", value, 0)
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.logger.experiment.add_scalar("mine", value, self.global_step)
+        if value == 0.0 and self.global_step == 3:
+            raise RuntimeError("once")
+
+    def fit():
+        logger = LightningLogger(RunDirectory(tmp_path / "run"), raise_errors=True)
+        options = {"max_epochs": 2} if has_callback else {"max_epochs": 2, "callbacks": []}
+        model = make_model(
+            "lightning.pytorch", on_fit_start=on_fit_start, on_train_batch_start=on_train_batch_start
+        )
+        with contextlib.closing(logger):
+            make_trainer("lightning.pytorch", logger, tmp_path, **options).fit(model, loader())
+
+    def rows_of(name):
+        rows = read_rows(tmp_path / "run")
+        return [(row.step, row.metrics[name]) for row in rows if name in row.metrics]
+
+    with pytest.raises(RuntimeError, match="once"):
+        fit()
+    first = rows_of("begins"), rows_of("mine")
+    value = 1.0
+    fit()
+
+    assert first == ([(0, 0.0)], [(step, 0.0) for step in range(4)])
+    assert rows_of("begins") == [(0, 1.0)]
+    assert rows_of("mine") == [(step, 1.0) for step in range(4)]
+
+
+def test_a_fit_begins_where_its_trainer_stands(tmp_path):
+    """Without a callback, a first record with steps of its own leaves the rows before the checkpoint."""
+
+    def on_train_epoch_start(self):
+        self.logger.experiment.add_scalar("by_epoch", 0.5, self.current_epoch)
+
+    def fit(**options):
+        with contextlib.closing(LightningLogger(RunDirectory(tmp_path / "run"), raise_errors=True)) as logger:
+            trainer = make_trainer("lightning.pytorch", logger, tmp_path, callbacks=[], **options)
+            model = make_model("lightning.pytorch", on_train_epoch_start=on_train_epoch_start)
+            trainer.fit(model, loader(), ckpt_path=checkpoint)
+            logger.log_metrics({"loss": 9.0}, step=5)
+            (tmp_path / "run" / "sidecar.json").write_text("{}")  # it did not complete
+            return trainer.checkpoint_callback.best_model_path
+
+    checkpoint = None
+    checkpoint = fit(max_epochs=2)
+    fit(max_epochs=3)
+
+    rows = read_rows(tmp_path / "run")
+    assert [row.step for row in rows if "loss" in row.metrics] == [0, 1, 2, 3, 4, 5, 5]
+    assert [row.step for row in rows if "by_epoch" in row.metrics] == [0, 1, 2]
+
+
+def test_a_second_fit_keeps_what_it_logs_as_it_begins(tmp_path):
+    """A fit that begins anew in one program replaces the rows of the first, and not its own first one."""
+    logger = LightningLogger(RunDirectory(tmp_path / "run"), raise_errors=True)
+    for value in (1.0, 2.0):
+        model = make_model(
+            "lightning.pytorch",
+            on_fit_start=lambda self, value=value: self.logger.experiment.add_scalar("begins", value, 0),
+        )
+        make_trainer("lightning.pytorch", logger, tmp_path, max_epochs=1).fit(model, loader())
+    logger.close()
+
+    rows = read_rows(tmp_path / "run")
+    assert [(row.step, row.metrics["begins"]) for row in rows if "begins" in row.metrics] == [(0, 2.0)]
+    assert [row.step for row in rows if "loss" in row.metrics] == [0, 1]
+
+
 def test_a_fit_that_goes_on_keeps_all_rows(tmp_path):
     """A trainer that fits further, without a callback, moves no row aside."""
     logger = LightningLogger(RunDirectory(tmp_path / "run"), raise_errors=True)
@@ -499,7 +577,7 @@ def test_a_fit_that_goes_on_keeps_all_rows(tmp_path):
 
 
 def test_a_fit_that_resumes_after_a_test_keeps_the_rows_before_it(tmp_path):
-    """Without a callback; the test, in a program of its own before, has logged a row of step 0."""
+    """There is no callback; the test, in a program of its own before, has logged a row of step 0."""
 
     def begin(**options):
         logger = LightningLogger(RunDirectory(tmp_path / "run"), raise_errors=True)
@@ -624,7 +702,7 @@ def test_checkpoints_are_uploaded_where_that_was_asked_for(tmp_path):
 
 
 def test_logger_and_callback_can_be_pickled_while_they_are_open(tmp_path):
-    """As `ddp_spawn` does: the copy is closed, knows where the run stands, and opens by itself."""
+    """`ddp_spawn` does so: the copy is closed, knows where the run stands, and opens by itself."""
     logger = LightningLogger(RunDirectory(tmp_path / "run"), run_name="mine", raise_errors=True)
     logger.callback()
     logger.log_metrics({"a": 1.0}, 7)
@@ -754,7 +832,7 @@ def test_checkpoints_are_uploaded_without_a_second_copy(tmp_path, slow_store, in
 
 
 def test_a_run_directory_keeps_the_checkpoints_that_lightning_keeps(tmp_path, inodes):
-    """By links; one that Lightning has deleted goes with the next."""
+    """It keeps them by links; one that Lightning has deleted goes with the next."""
     run = RunDirectory(tmp_path / "run")
     logger = LightningLogger(run, upload_checkpoints=True, raise_errors=True)
     options = {"max_epochs": 4, "callbacks": [logger.callback(), save_each_epoch()]}
@@ -769,7 +847,7 @@ def test_a_run_directory_keeps_the_checkpoints_that_lightning_keeps(tmp_path, in
 
 
 def test_destinations_may_come_as_a_list():
-    """As loggers do elsewhere; several lists and single ones are one list."""
+    """Loggers come so elsewhere; several lists and single ones are one list."""
     one, two, three = InMemory(), InMemory(), InMemory()
 
     with LightningLogger([one, two], three, run_name="list") as logger:

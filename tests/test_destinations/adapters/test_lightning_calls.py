@@ -140,7 +140,7 @@ def test_a_watched_model_has_histograms(tmp_path):
 
 
 def test_a_watched_model_without_events_is_reported(tmp_path, caplog):
-    """Once, with what to do."""
+    """It is said once, with what to do."""
     logger = LightningLogger(InMemory(), raise_errors=True)
     model = Tiny()
     logger.watch(model)
@@ -200,7 +200,7 @@ def test_a_cell_that_failed_and_is_run_again(tmp_path, sidecar):
 
 
 def test_events_without_a_logger_join_the_one_of_the_trainer(tmp_path, listener):
-    """Also where there is none, which is an error that says what to do."""
+    """Where the trainer has none, an error says what to do."""
     logger = LightningLogger(callbacks=listener, raise_errors=True)
 
     fit(logger, tmp_path, callbacks=[LightningEvents()], enable_checkpointing=False)

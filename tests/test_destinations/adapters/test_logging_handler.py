@@ -97,7 +97,7 @@ def test_what_other_threads_log_waits_for_the_training_thread(library):
 
 
 def test_many_threads_at_once_lose_nothing_within_the_bound(library):
-    """And beyond it, what is dropped is counted."""
+    """What is dropped beyond it is counted."""
     memory = InMemory()
     with Run(loggers=[memory], run_name="mine", raise_errors=True) as run:
         handler = LoggingHandler(run.logger)

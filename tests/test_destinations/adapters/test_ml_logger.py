@@ -25,7 +25,7 @@ def of_kind(memory, kind):
 
 
 def test_every_kind_of_record_has_the_names_of_ml():
-    """In any layout; a function may return a sound and its rate; floats beyond 1 are scaled."""
+    """Images may have any layout; a function may return a sound and its rate; floats beyond 1 are scaled."""
     memory = InMemory()
     with MlLogger(memory, raise_errors=True) as logger:
         logger.log_scalar("loss", torch.tensor(0.5))
@@ -212,7 +212,7 @@ def test_the_interval_depends_on_the_length_of_the_run():
 
 
 def test_namespaces_are_joined_as_in_ml():
-    """With an underscore; None leaves the outer ones out, inside its block."""
+    """An underscore joins them; None leaves the outer ones out, inside its block."""
     memory = InMemory()
     with MlLogger(memory, default_namespace="model", raise_errors=True) as logger:
         with logger.namespace_context("a"):
@@ -228,7 +228,7 @@ def test_namespaces_are_joined_as_in_ml():
 
 
 def test_a_program_that_never_closes_is_completed(tmp_path, environment, sidecar):
-    """And what still waited for a write is written when the interpreter ends."""
+    """What still waited for a write is written when the interpreter ends."""
     program = """
 import sys
 from destinations import RunDirectory

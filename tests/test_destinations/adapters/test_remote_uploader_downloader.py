@@ -62,7 +62,7 @@ def test_a_folder_and_the_defaults_work_too(tmp_path):
 
 
 def test_files_are_found_and_downloaded_after_the_run(moto, tmp_path):
-    """As from Composer's, whose trainer may be closed by then; before a run there is nothing to download."""
+    """Composer's does so too, whose trainer may be closed by then; before a run there is nothing to download."""
     uploader = RemoteUploaderDownloader(
         "s3://bucket/after",
         backend_kwargs={"endpoint_url": moto.endpoint_url, "addressing_style": "path"},
@@ -101,17 +101,18 @@ def test_attempts_are_counted_where_ours_are(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("uri", "backend", "message"),
     [
-        ("s3://bucket", {"regoin": "x"}, "backend_kwargs must be among region_name, .*, got regoin"),
+        ("s3://bucket", {"regoin": "x"}, "unknown options regoin: an S3 store takes"),
         ("s3://bucket", {"bucket": "other"}, r"backend_kwargs\['bucket'\] must be that of the URI, 'bucket'"),
         ("s3://bucket", {"transfer_config": {"max_io_queue": 1}}, r"\['transfer_config'\] must be among"),
         ("s3://bucket", {"client_config": object()}, r"\['client_config'\] must be a dict, got object"),
-        ("gs://bucket", {"key": "x"}, "backend_kwargs must be among none, got key"),
+        ("gs://bucket", {"key": "x"}, "'key' is not valid for store 'GCS'"),
+        ("sftp://host", {"key": "x"}, "unexpected keyword argument 'key'"),
         ("libcloud://bucket", {}, "must be one of s3://, gs://, sftp://, got 'libcloud://bucket'"),
         ("s3://bucket", {}, "must contain {remote_file_name}"),
     ],
 )
 def test_what_has_no_equivalent_is_refused(uri, backend, message):
-    """Where it is constructed, with its name."""
+    """The constructor raises, and names it."""
     options = {"file_path_format_string": "x"} if not backend and uri.startswith("s3") else {}
 
     with pytest.raises(ValueError, match=message):

@@ -33,7 +33,7 @@ def test_nothing_is_opened_or_made_before_it_is_needed(tmp_path):
     ids=["folder", "list", "class"],
 )
 def test_what_is_no_destination_is_refused_where_it_is_given(given, expected):
-    """And not once a trainer has loaded its data."""
+    """The error does not wait until a trainer has loaded its data."""
     with pytest.raises(TypeError, match=expected):
         Session([given], run_name="mine")
 
@@ -206,7 +206,7 @@ def test_two_destinations_of_a_class_keep_their_own_in_checkpoints():
 
 
 def test_batches_know_their_samples_and_values_are_sorted():
-    """Whatever a dataloader yields, and whatever a trainer logs."""
+    """A dataloader may yield anything, and a trainer log anything."""
     numpy = pytest.importorskip("numpy")
 
     counts = [samples_in(batch) for batch in (numpy.zeros((4, 2)), {"a": [numpy.zeros(3)]}, (1, 2), "text")]
@@ -246,7 +246,7 @@ else:
 def test_the_end_of_the_program_closes_what_was_left_open(
     tmp_path, environment, sidecar, ending, status, exception
 ):
-    """With the exception that ended it; `sys.exit` inside of fit is no good end, whatever its code."""
+    """The run has the exception that ended it; `sys.exit` inside of fit is no good end, whatever its code."""
     subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "run"), ending],
         env=environment,

@@ -168,7 +168,7 @@ def test_plain_dicts_may_be_nested_and_a_bad_value_costs_itself():
 
 
 def test_values_on_a_device_are_returned_converted_when_read():
-    """And not before: reading waits for the device."""
+    """They are not converted before: reading waits for the device."""
 
     class OnDevice:
         shape = ()
@@ -202,7 +202,7 @@ def test_host_metrics_have_a_separator():
 
 @pytest.mark.parametrize("kind", ["csv", "tensorboard", "wandb", "mlflow", "trackio", "InMemory", "", None])
 def test_get_logger_has_their_types(tmp_path, kind, sidecar):
-    """With their arguments; none for none, and an unknown name is said."""
+    """It takes their arguments; none gives none, and an unknown name is said."""
     name = generate_exp_name("dqn", "pong")
     more = {"wandb_kwargs": {"offline": True, "project": "p"}, "mlflow_kwargs": {"tags": {"a": "b"}}}
 

@@ -59,7 +59,7 @@ def test_the_table_is_one_line_for_each_check(examined, capsys):
 
 
 def test_credentials_are_named_and_not_shown(examined, monkeypatch):
-    """Where they are, never what they are."""
+    """The doctor says where they are, never what they are."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAVERYSECRET123456")
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
 
@@ -148,7 +148,7 @@ def test_a_home_in_which_uploads_cannot_wait_is_a_warning(examined, tmp_path, mo
 
 
 def test_a_full_disk_is_a_problem(examined, monkeypatch):
-    """Before the run finds out."""
+    """The doctor says so before the run finds out."""
     usage = doctor.shutil.disk_usage(".")._replace(free=1 << 20)
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: usage)
 

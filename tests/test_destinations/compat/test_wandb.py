@@ -1,6 +1,8 @@
 """`destinations.compat.wandb` beside `wandb`: steps and rows of both, and what becomes of each kind of value."""
 
 import argparse
+import contextlib
+import importlib
 import json
 import logging
 import os
@@ -11,6 +13,7 @@ import textwrap
 import numpy as np
 import pytest
 import torch
+from packaging import version
 from PIL import Image as Pictures
 
 from destinations.compat import wandb
@@ -58,7 +61,7 @@ QUIET = (
 def _nothing_is_open(tmp_path, monkeypatch):
     """Each test has a working directory of its own, and begins without a run, and with nothing said."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("destinations.compat.wandb.items._told", set())
+    monkeypatch.setattr("destinations.compat.wandb.elsewhere._told", set())
     yield
     if wandb.run is not None:
         wandb.finish()
@@ -143,7 +146,7 @@ def test_a_step_ends_with_the_call_that_commits_it(caplog):
 
 
 def test_an_epoch_that_is_logged_is_that_of_the_rows_after_it():
-    """Also of those that do not name it."""
+    """Rows that do not name it have it too."""
     with wandb.init(project="p", name="run") as run:
         for epoch in range(3):
             run.log({"epoch": epoch, "loss": 0.5})
@@ -153,7 +156,7 @@ def test_an_epoch_that_is_logged_is_that_of_the_rows_after_it():
 
 
 def test_what_was_logged_survives_a_kill(tmp_path):
-    """Also of a step that has not ended."""
+    """A step that has not ended is kept too."""
     program = """
         import os
         from destinations.compat import wandb
@@ -170,7 +173,7 @@ def test_what_was_logged_survives_a_kill(tmp_path):
 
 
 def test_config_is_a_mapping_with_attributes_and_becomes_the_hyperparameters(tmp_path):
-    """Of a dict, a namespace or a file, with some keys left out; later values replace earlier ones."""
+    """A dict, a namespace or a file gives it, with some keys left out; later values replace earlier ones."""
     (tmp_path / "config.yaml").write_text("wandb_version: 1\nlayers:\n  value: 3\nwidth: 8\n")
 
     run = wandb.init(
@@ -323,7 +326,7 @@ def test_each_kind_of_value_is_a_record_of_its_kind():
 
 
 def test_a_table_has_its_rows_and_images_beside_it():
-    """Of rows, of columns added later, and of a data frame."""
+    """It may be made of rows, of columns added later, or of a data frame."""
     pd = pytest.importorskip("pandas")
     table = wandb.Table(columns=["class", "image"])
     for name in ("cat", "dog"):
@@ -470,7 +473,7 @@ def test_the_status_says_how_the_run_ended():
     ("ending", "status"), [("", "completed"), ("raise ValueError('diverged')", "failed")]
 )
 def test_a_program_that_does_not_finish_its_run_ends_it(tmp_path, ending, status):
-    """As with W&B, and nothing is said of it."""
+    """It does so with W&B too, and nothing is said of it."""
     program = "from destinations.compat import wandb\nwandb.init(project='p', name='run').log({'a': 1})\n"
 
     finished = subprocess.run(
@@ -485,23 +488,95 @@ def test_what_has_no_counterpart_is_said_once_or_raises(caplog):
     """A chart of W&B's page costs a line; what a program would need an answer of is an error."""
     with caplog.at_level(logging.WARNING), wandb.init(project="p", name="run", monitor_gym=True) as run:
         for _ in range(2):
-            run.log({"chart": wandb.plot.line_series([1], [2]), "loss": 1.0})
+            run.log({"chart": wandb.plot.roc_curve([1], [2]), "loss": 1.0})
             wandb.login()
             wandb.Image(np.zeros((4, 4)), boxes={"guess": {"box_data": []}})
             wandb.Object3D.from_point_cloud(np.zeros((8, 3)), boxes=[{"corners": []}])
-        with pytest.raises(wandb.Error, match=r"wandb\.use_artifact needs a server"):
+        with pytest.raises(wandb.Error, match=r"wandb\.run\.use_artifact needs W&B's server"):
             run.use_artifact("set:latest")
-    with pytest.raises(AttributeError, match="has no 'lgo'"):
-        _ = wandb.lgo
+    with pytest.raises(AttributeError, match="has no 'digest'"):
+        _ = wandb.Artifact("set").digest
 
     assert [record.getMessage().split(" is not kept")[0] for record in caplog.records] == [
         "wandb: wandb.init(monitor_gym=...)",
-        "wandb: wandb.plot",
+        "wandb: wandb.plot.roc_curve",
         "wandb: wandb.login",
         "wandb: boxes of an image",
         "wandb: boxes and vectors beside points",
     ]
     assert _points(Run.open("runs/p/run")) == {"loss": {0: 1, 1: 1}}
+
+
+@pytest.mark.parametrize("owner", ["wandb", "wandb.Run", "wandb.plot", "wandb.data_types"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_each_public_name_of_wandb_is_there_or_says_that_it_is_not(owner):
+    """No program meets a bare AttributeError where W&B has a name; what it needs an answer of raises `Error`."""
+    theirs, ours = importlib.import_module("wandb"), wandb
+    for part in owner.split(".")[1:]:
+        theirs, ours = getattr(theirs, part), getattr(ours, part)
+    one = wandb.init(project="p") if owner == "wandb.Run" else ours
+    internal = {"annotations", "wandb", "utils", "viz", "Visualize", "CustomChart", "Media", "WBValue"}
+    internal |= {"BatchableMedia", "Node", "WBTraceTree"}
+
+    for name in {name for name in dir(theirs) if name[0] != "_"} - internal:
+        with contextlib.suppress(wandb.Error):
+            getattr(one, name)
+    with pytest.raises(AttributeError, match="has no 'lgo'"):
+        _ = one.lgo
+
+
+def test_programs_may_ask_and_set_what_wandb_lets_them(caplog):
+    """Names of older programs are taken; a name, tags or notes that are set late are said not to be kept."""
+    assert wandb.finish() is None
+    log = wandb.log
+    with pytest.raises(wandb.Error, match=r"call wandb\.init"):
+        log({"loss": 1.0})
+    run: wandb.sdk.wandb_run.Run = wandb.init(project="p", name="run", entity="us", tags=["a"], id="one")
+    about = (run.path, run.offline, run.disabled, run.url, run.get_url(), run.project_name())
+
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            wandb.run.name = f"{run.name}-later"
+            wandb.run.save()
+            run.tags += ("late",)
+        run.alert("high", level=wandb.AlertLevel.ERROR)
+    log({"loss": 1.0})
+    wandb.finish(1)
+
+    assert about == ("us/p/one", True, False, None, None, "p")
+    assert (run.name, run.tags) == ("run-later-later", ("a", "late", "late"))
+    assert [(record.levelname, record.getMessage().split(" is not")[0]) for record in caplog.records] == [
+        ("WARNING", "wandb: run.name that is set after init"),
+        ("WARNING", "wandb: run.tags that is set after init"),
+        ("ERROR", "high: "),
+    ]
+    assert wandb.run is None
+    assert (Run.open("runs/p/run").status, _points(Run.open("runs/p/run"))) == ("failed", {"loss": {0: 1}})
+    assert version.parse(wandb.__version__) >= version.parse("0.20")
+
+
+def test_the_table_of_a_chart_is_kept():
+    """A chart of a table is that table; a confusion matrix has the rows that W&B computes."""
+    theirs = importlib.import_module("wandb").plot.confusion_matrix
+    truth, guess, names = [0, 1, 1, 2, 2, 2], [0, 1, 0, 2, 1, 2], ["cat", "dog", "cow", "owl"]
+    scores = np.eye(4)[guess]
+    calls = [
+        {"y_true": truth, "preds": guess, "class_names": names},
+        {"y_true": truth, "probs": scores, "class_names": names},
+        {"y_true": [3, 5, 5], "preds": [5, 5, 3]},
+    ]
+
+    with wandb.init(project="p", name="run") as run:
+        for index, call in enumerate(calls):
+            run.log({f"matrix{index}": wandb.plot.confusion_matrix(**call)})
+        run.log({"line": wandb.plot.line(wandb.Table(["x", "y"], [[0, 1]]), "x", "y", title="a line")})
+
+    read = Run.open("runs/p/run")
+    for index, call in enumerate(calls):
+        wanted = theirs(**call).table
+        assert list(read.table(f"matrix{index}").columns) == wanted.columns
+        assert [list(row) for row in read.table(f"matrix{index}").rows] == wanted.data
+    assert read.table("line").rows == ((0, 1),)
 
 
 class Unreadable:

@@ -1,10 +1,14 @@
 """A metrics.csv that has grown is closed as a part, and every reader sees the rows as if it had not."""
 
+import contextlib
+import errno
 import itertools
 import json
 import math
+import os
 import random
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,10 +17,11 @@ from destinations import RunDirectory
 from destinations.run_directory import read_rows
 from destinations.run_directory.blocks import read_blocks
 from destinations.run_directory.drain import JournalDrain
+from destinations.run_directory.frames import Resume
 from destinations.run_directory.journal import Journal
 from destinations.run_directory.layout import journal_path, part_numbers, part_path, parts_path
-from destinations.run_directory.metrics_csv import MetricsCsv
-from destinations.run_directory.part_index import PartIndex, indexed_files
+from destinations.run_directory.metrics_csv import AbandonedRows, MetricsCsv, RowFormatter
+from destinations.run_directory.part_index import OF_COLUMN, OF_ROWS, PartIndex, indexed_files
 from destinations.run_directory.reader import last_rows, take_snapshot
 from destinations.runs import open_runs
 from destinations.runs.content.follow import Follower
@@ -27,7 +32,7 @@ from destinations.runs.content.where import Where, values_where
 from destinations.runs.errors import FilterError
 from destinations.runs.summary import computed_summary
 from destinations.viewer.columns import ColumnCache
-from events import State
+from events import Run, State
 from tests.test_destinations.runs.written import Written
 from uploads.disk import Disk
 
@@ -57,12 +62,12 @@ class Hasty(Disk):
 class Writer:
     """A journal and its drain, without the thread."""
 
-    def __init__(self, run_dir, part_bytes=600):
+    def __init__(self, run_dir, part_bytes=600, disk=None):
         self.folder = journal_path(run_dir, 0)
         self.folder.mkdir(parents=True, exist_ok=True)
         times = itertools.count(1000)
         self.journal = Journal(self.folder, State("x"), segment_bytes=4096, clock=lambda: float(next(times)))
-        disk = Hasty()
+        disk = disk or Hasty()
         csv = MetricsCsv(run_dir / "metrics.csv", disk)
         self.drain = JournalDrain(run_dir, self.folder, csv, self.journal, part_bytes=part_bytes, disk=disk)
 
@@ -83,6 +88,36 @@ class Writer:
         for segment in list(self.journal.segments):
             segment.close()
         self.drain._csv.close()
+
+
+def rows_now(run_dir):
+    """Returns what a reader sees."""
+    return [(row.step, row.epoch, row.metrics) for row in read_rows(run_dir)]
+
+
+class Failing(Hasty):
+    """Fails once where a file gets its name, or where its folder is synced then; may be killed at the next position."""
+
+    fails_to_replace = fails_to_sync = ""
+    killed_at_lines = -1
+    renamed = ""
+
+    def replace(self, source, target):
+        """Renames, or raises."""
+        if self.fails_to_replace == target.name:
+            self.fails_to_replace = ""
+            raise OSError(errno.ENOSPC, "full")
+        csv = target.parents[2] / "metrics.csv"
+        if target.name == "position.json" and csv.read_bytes().count(b"\n") == self.killed_at_lines:
+            raise KeyboardInterrupt
+        super().replace(source, target)
+        self.renamed = target.name
+
+    def sync_folder(self, path):
+        """Raises where a file was renamed just now."""
+        if self.renamed and self.fails_to_sync == self.renamed:
+            self.fails_to_sync = ""
+            raise OSError(errno.EIO, "not synced")
 
 
 def numbers(run_dir):
@@ -205,6 +240,10 @@ def check_index(file, index):
         found, expected = np.array(index.array[1:, entry]), computed.array[1:, 0]
         # The writer rounds times to microseconds by numpy and by Python, which differ in the last one.
         np.testing.assert_allclose(found[5:9], expected[5:9], rtol=0, atol=2e-6)
+        # The order of a sum is not said.
+        means = slice(len(OF_ROWS) - 1 + OF_COLUMN.index("mean"), None, len(OF_COLUMN))
+        np.testing.assert_allclose(found[means], expected[means], rtol=1e-13)
+        found[means] = expected[means]
         np.testing.assert_equal(np.delete(found, range(5, 9)), np.delete(expected, range(5, 9)))
         start = end
     assert start == file.end
@@ -323,12 +362,96 @@ def test_a_resume_cuts_the_last_parts(tmp_path):
         *((step, float(step)) for step in range(210)),
         *((step, -float(step)) for step in range(210, 220)),
     ]
-    left = [
-        line for path in (folder / "abandoned").glob("*.csv") for line in path.read_text().splitlines()[1:]
-    ]
-    assert sorted(int(line.split(",")[0]) for line in left) == list(range(210, 400))
+    assert rows_left(folder) == list(range(210, 400))
     summary = json.loads((folder / "summary.json").read_bytes())["metrics"]["loss"]
     assert (summary["count"], summary["max"], summary["min"], summary["last"]) == (220, 209.0, -219.0, -219.0)
+
+
+def rows_left(run_dir):
+    """Returns the steps of the rows in `abandoned/`."""
+    lines = [
+        line for path in (run_dir / "abandoned").glob("*.csv") for line in path.read_text().splitlines()[1:]
+    ]
+    return sorted(int(line.split(",")[0]) for line in lines)
+
+
+def test_an_early_row_of_a_late_step_costs_its_part_alone(tmp_path):
+    """Parts without abandoned rows stay as they are, and none becomes larger."""
+    writer = Writer(tmp_path, part_bytes=3000)
+    writer.log([10_000])
+    writer.log_and_drain(range(1, 1500))
+    folder = parts_path(tmp_path / "metrics.csv")
+    before = {number: part_path(folder, number).read_bytes() for number in numbers(tmp_path)}
+    index = part_path(folder, 1).with_suffix(".npy")
+    entries = np.load(index).shape
+
+    calls = []
+    writer.drain._between = lambda: calls.append(1)
+    writer.journal.mark_resume(1490, None)
+    writer.log(range(1490, 1495))
+    writer.drain.run()
+    writer.die()
+
+    assert [row.step for row in read_rows(tmp_path)] == list(range(1, 1495))
+    assert rows_left(tmp_path) == [*range(1490, 1500), 10_000]
+    after = {number: part_path(folder, number).read_bytes() for number in numbers(tmp_path)}
+    assert [number for number in before if after[number] != before[number]] == [1]
+    assert len(before) > 5
+    assert len(before[1]) > len(after[1])
+    assert np.load(index).shape == entries
+    # The heartbeat goes on meanwhile.
+    assert len(calls) >= 3
+
+
+def test_a_forged_index_does_not_hide_rows_from_a_resume(tmp_path):
+    """The last parts are asked themselves, until one has no abandoned row."""
+    writer = Writer(tmp_path)
+    writer.log_and_drain(range(300))
+    with take_snapshot(tmp_path, 0) as snapshot:
+        for part in snapshot.parts:
+            with contextlib.closing(part.open()) as file:
+                index = PartIndex.read(part.index_path, file)
+                index.array[2:6] = -1.0
+                index.write(part.index_path, file)
+    writer.journal.mark_resume(100, None)
+    writer.log(range(100, 120))
+    writer.drain.run()
+    writer.die()
+
+    assert [row.step for row in read_rows(tmp_path)] == list(range(120))
+    assert rows_left(tmp_path) == list(range(100, 300))
+
+
+def test_a_session_that_is_killed_while_it_cuts_a_part_leaves_a_true_summary(tmp_path):
+    """What it did not come to is done by the next one, of which the statistics are those of the rows."""
+    run_dir = tmp_path / "run"
+    with WrittenInParts(run_dir) as run:
+        run.log({"loss": 1e6}, 1000)
+        for step in range(300):
+            run.log({"loss": float(step)}, step)
+            if step % 50 == 49:
+                run.flush()
+    shutil.rmtree(run_dir / "journal", ignore_errors=True)
+    # As of a session that was killed when it had cut the first part.
+    writer = Writer(run_dir, 4000)
+    writer.drain.open()
+    (part, *_) = writer.drain._csv.parts()
+
+    def aside(header):
+        return AbandonedRows(run_dir / "abandoned", "metrics", 310, header)
+
+    (run_dir / "abandoned").mkdir()
+    writer.journal.mark_resume(310, None)
+    writer.drain._csv.rewrite_part(part, Resume(310, None), aside, lambda: None)
+    writer.die()
+
+    with WrittenInParts(run_dir, batch=310) as run:
+        run.log({"loss": -1.0}, 310)
+
+    assert [row.step for row in read_rows(run_dir)] == [*range(300), 310]
+    assert rows_left(run_dir) == [1000]
+    summary = json.loads((run_dir / "summary.json").read_bytes())["metrics"]["loss"]
+    assert (summary["count"], summary["max"]) == (301, 299.0)
 
 
 def test_a_follower_sees_each_row_once_while_parts_are_closed(tmp_path):
@@ -397,6 +520,176 @@ def test_names_that_are_not_used_any_more_are_not_columns_of_the_next_part(tmp_p
     assert read_rows(tmp_path)[0].metrics == {"loss": 0.0, "once": 1.0}
 
 
+def test_values_of_names_that_the_next_part_lacks_are_written(tmp_path):
+    """The last row of a part brought a name, which the next file begins without: the rows that follow have it."""
+    with WrittenInParts(tmp_path / "run", flush_seconds=1000) as run:
+        for step in range(150):
+            run.log({"loss": step / 8}, step)
+        run.log({"eval/acc": 0.5}, 150)
+        run.flush()
+        closed = numbers(tmp_path / "run")
+        for step in range(151, 400):
+            run.log({"eval/acc": step / 8}, step)
+
+    assert closed == [1]
+    assert [row.metrics for row in read_rows(tmp_path / "run")[151:]] == [
+        {"eval/acc": step / 8} for step in range(151, 400)
+    ]
+    sidecar = json.loads((tmp_path / "run" / "sidecar.json").read_bytes())
+    assert (sidecar["status"], sidecar["lost"]) == ("completed", {})
+
+
+def test_a_session_that_closes_the_file_of_an_earlier_one_writes_its_values(tmp_path):
+    """A file that is past its limit when it is opened becomes a part after one row, of which all names are used again."""
+    with Written(tmp_path / "run") as run:
+        for step in range(400):
+            run.log({f"m{number}": step / 8 for number in range(5)}, step)
+
+    with WrittenInParts(tmp_path / "run", batch=400) as run:
+        for step in range(400, 404):
+            run.log({"m0": step / 8, "m1": 1.0}, step)
+            run.flush()
+
+    assert numbers(tmp_path / "run")[0] == 1
+    assert [row.metrics for row in read_rows(tmp_path / "run")[400:]] == [
+        {"m0": step / 8, "m1": 1.0} for step in range(400, 404)
+    ]
+
+
+def test_a_row_without_columns_for_its_values_is_not_written():
+    """A line with fewer cells than values would be a silent loss."""
+    formatter = RowFormatter(("loss", "acc"), {"step": 0, "epoch": 1, "time": 2, "loss": 3})
+
+    assert formatter.missing == ["acc"]
+    with pytest.raises(RuntimeError, match="acc"):
+        formatter.line(1, 0, 1.0, (0.5, 0.25))
+
+
+def test_two_names_with_one_column_keep_their_values(tmp_path):
+    """`step` is written as `metrics/step`: a second call of the step gets a line of its own, a second name of the call is refused."""
+    with WrittenInParts(tmp_path / "run") as run:
+        run.log({"step": 1.0}, 1)
+        run.log({"metrics/step": 2.0}, 1)
+        run.log({"step": 3.0, "metrics/step": 4.0}, 2)
+
+    assert [row.metrics["metrics/step"] for row in read_rows(tmp_path / "run")] == [1.0, 2.0, 3.0]
+    assert json.loads((tmp_path / "run" / "sidecar.json").read_bytes())["overhead"]["refused"] == 1
+
+
+def test_a_call_with_the_epoch_as_a_metric_is_a_line_of_its_own(tmp_path):
+    """It is of another epoch than the calls of its step, for the file as for who reads the journal."""
+    writer = Writer(tmp_path)
+    with Follower(tmp_path) as follower:
+        writer.journal.append({"loss": 0.5}, 3)
+        writer.journal.append({"epoch": 0.25, "acc": 1.0}, 3)
+        writer.journal.append({"lr": 0.1}, 3)
+        before = rows_now(tmp_path)
+        writer.drain.run()
+        after = rows_now(tmp_path)
+        seen = [row.metrics for row in (*follower.poll(), *follower.poll())]
+    writer.die()
+
+    assert before == after == [(3, 0, {"loss": 0.5}), (3, 0.25, {"acc": 1.0}), (3, 0, {"lr": 0.1})]
+    assert seen == [{"loss": 0.5}, {"acc": 1.0}, {"lr": 0.1}]
+
+
+@pytest.mark.parametrize("name", ["position.json", "metrics.csv"])
+@pytest.mark.parametrize("fault", ["fails_to_replace", "fails_to_sync"])
+@pytest.mark.parametrize("before", [0, 5])
+def test_rows_are_there_once_after_an_error_and_a_kill(tmp_path, name, fault, before):
+    """Where a file could not be renamed, or its folder not be synced, the next turn goes on; a kill within it doubles no row."""
+    disk = Failing()
+    writer = Writer(tmp_path, 1 << 20, disk)
+    writer.log(range(before))
+    writer.drain.run()
+    writer.log(range(before, 10), acc=0.5)
+    setattr(disk, fault, name)
+    with pytest.raises(OSError, match=r"full|not synced"):
+        writer.drain.run()
+    # Killed when all rows are appended, and the position that covers them is not there yet.
+    disk.killed_at_lines = 11
+    with pytest.raises(KeyboardInterrupt):
+        writer.drain.run()
+    writer.die()
+
+    assert [row.step for row in read_rows(tmp_path)] == list(range(10))
+    again = Writer(tmp_path)
+    again.drain.run()
+    again.die()
+    assert [row.step for row in read_rows(tmp_path)] == list(range(10))
+
+
+class KilledAtTruncate(Failing):
+    """Is killed after it has cut a file."""
+
+    def truncate(self, fd, size):
+        """Cuts, and raises."""
+        super().truncate(fd, size)
+        raise KeyboardInterrupt
+
+
+def test_what_a_position_covers_is_not_written_again(tmp_path):
+    """Where the folder cannot be synced after position.json has its name, its rows count: they are not cut off."""
+    disk = KilledAtTruncate()
+    writer = Writer(tmp_path, 1 << 20, disk)
+    writer.log(range(5))
+    writer.drain.run()
+    writer.log(range(5, 10))
+    disk.fails_to_sync = "position.json"
+    with pytest.raises(OSError, match="not synced"):
+        writer.drain.run()
+    writer.log(range(10, 12))
+    with contextlib.suppress(KeyboardInterrupt):
+        writer.drain.run()
+    writer.die()
+
+    assert [row.step for row in read_rows(tmp_path)] == list(range(12))
+
+
+class FailingWithoutLinks(Failing):
+    """On which a part is a copy."""
+
+    def link(self, source, target):
+        """Raises OSError."""
+        raise OSError(errno.EPERM, "no links")
+
+
+def test_a_part_that_could_not_be_closed_does_not_count_when_the_journal_is_gone(tmp_path):
+    """What was made of it when the disk was full is removed by the next turn, which closes it later and larger."""
+    disk = FailingWithoutLinks()
+    writer = Writer(tmp_path, disk=disk)
+    writer.log(range(40))
+    disk.fails_to_replace = "00000001.npy"
+    with pytest.raises(OSError, match="full"):
+        writer.drain.run()
+    writer.drain._part_bytes = 1 << 20
+    writer.log(range(40, 50))
+    writer.drain.run()
+    writer.die()
+    assert writer.drain.is_fully_drained()
+    shutil.rmtree(tmp_path / "journal")
+
+    assert [row.step for row in read_rows(tmp_path)] == list(range(50))
+
+
+class OfNoSize(RunDirectory):
+    """Fails in the writer thread with an error that is no OSError."""
+
+    _part_bytes = None
+
+
+def test_an_error_of_ours_in_the_writer_thread_is_said_at_the_end(tmp_path):
+    """The status and the error are in the sidecar, and the rows in the journal."""
+    run = Run([OfNoSize(tmp_path / "run")], run_name="x")
+    run.log_metrics({"loss": 0.5}, 0)
+    run.close()
+
+    sidecar = json.loads((tmp_path / "run" / "sidecar.json").read_bytes())
+    assert sidecar["status"] == "completed"
+    assert "TypeError" in sidecar["overhead"]["last_error"]
+    assert [row.metrics for row in read_rows(tmp_path / "run")] == [{"loss": 0.5}]
+
+
 def test_rows_come_once_to_a_reader_while_parts_are_closed(tmp_path):
     """A reader that reads all the time while files become parts sees each row once, in order, and ever more of them."""
     seen = []
@@ -448,6 +741,52 @@ def test_a_part_that_is_the_file_itself_does_not_count(tmp_path):
         run.log({"loss": 0.5}, 101)
     assert numbers(tmp_path) == before
     assert [row.step for row in read_rows(tmp_path)] == list(range(102))
+
+
+def test_a_copy_whose_parts_were_copied_later_has_each_row_once(tmp_path):
+    """A metrics.csv that has become the beginning of a part meanwhile does not count, for readers and for a writer."""
+    live, copy = tmp_path / "live", tmp_path / "copy"
+    live.mkdir()
+    copy.mkdir()
+    writer = Writer(live, part_bytes=3000)
+    writer.log_and_drain(range(100))
+    assert numbers(live) == []
+    shutil.copy(live / "metrics.csv", copy)
+    writer.log_and_drain(range(100, 400))
+    writer.die()
+    shutil.copytree(live / "parts", copy / "parts")
+    with take_snapshot(live, 0) as snapshot:
+        steps = [row.step for row in snapshot.rows()]
+        expected = steps[: len(steps) - sum(1 for _ in snapshot.csv.rows())]
+
+    assert [row.step for row in read_rows(copy)] == expected
+    with Written(copy, batch=1000) as run:
+        run.log({"loss": 0.5}, 1000)
+    assert [row.step for row in read_rows(copy)] == [*expected, 1000]
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_file_is_no_part(tmp_path, make):
+    """A folder, a FIFO or a link with the name of a later part is left alone."""
+    writer = Writer(tmp_path)
+    writer.log_and_drain(range(100))
+    writer.die()
+    make(part_path(parts_path(tmp_path / "metrics.csv"), 99))
+
+    assert [row.step for row in read_rows(tmp_path)] == list(range(100))
+    again = Writer(tmp_path)
+    again.log([100])
+    again.drain.run()
+    again.die()
+    shutil.rmtree(tmp_path / "journal")
+    assert [row.step for row in read_rows(tmp_path)] == list(range(101))
+
+
+def test_the_epoch_is_a_metric_that_a_condition_finds(written):
+    """As `series` of a run, a condition takes the epoch of each row."""
+    found = [one.step.tolist() for one in values_where(written / "parts", "epoch", Where.parse("step > 395"))]
+
+    assert list(itertools.chain.from_iterable(found)) == [396, 397, 398, 399]
 
 
 def test_a_folder_of_the_version_before_is_continued(tmp_path):

@@ -17,7 +17,7 @@ from destinations.run_directory import RunExistsError, RunInUseError, RunPathErr
 from destinations.run_directory.documents import SessionLog
 from destinations.run_directory.folder import WriterLock, check_path
 from destinations.runs import Run as Opened
-from events import Run, Timestamp, Trainer
+from events import Event, Run, Timestamp, Trainer
 
 
 def sidecar(tmp_path):
@@ -747,6 +747,20 @@ def test_rows_logged_before_training_begins_are_kept(tmp_path, restored):
     assert sorted(rows) == list(range(restored + 3))
     for step in range(restored, restored + 3):
         assert rows[step] == {"loss": float(100 * restored + step), "accuracy": 0.5}
+
+
+@pytest.mark.parametrize("loaded", [0, 5])
+def test_a_new_run_keeps_what_was_logged_before_its_checkpoint_was_loaded(tmp_path, loaded):
+    """Its rows are all of this session: training repeats none of them, wherever it continues from."""
+    with Run(RunDirectory(tmp_path / "run"), run_name="mine", raise_errors=True) as run:
+        run.log_metrics({"accuracy": 0.5}, 7)
+        run.state.timestamp = Timestamp(batch=loaded)
+        for event in (Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START):
+            run.run_event(event)
+        run.log_metrics({"loss": 1.0}, loaded)
+
+    assert [row.step for row in read_rows(tmp_path / "run")] == [7, loaded]
+    assert [line["resume_step"] for line in SessionLog.read(tmp_path / "run")] == [loaded or None]
 
 
 def test_temporary_files_of_a_killed_session_are_removed(drive, tmp_path):

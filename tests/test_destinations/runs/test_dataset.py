@@ -599,7 +599,7 @@ def test_damaged_runs_are_reported_and_the_others_taken(root, tmp_path):
 
 
 def test_a_run_that_is_deleted_meanwhile_keeps_what_the_dataset_has(root, tmp_path):
-    """Before its turn or while it is read; a new one is reported, and is not in the dataset without values."""
+    """It goes before its turn or while it is read; a new one is reported, and is not in the dataset without values."""
     place = str(tmp_path / "data")
     compact([Run.open(root / "a"), Run.open(root / "b")], place)
     for name in "ab":
@@ -727,7 +727,7 @@ def test_any_thread_may_read_a_dataset(root, tmp_path):
 
 
 def test_queries_spill_to_the_temporary_folder(root, tmp_path):
-    """And not to the current one, as DuckDB does by itself."""
+    """They do not use the current one, as DuckDB does by itself."""
     compact(runs_of(root), str(tmp_path / "data"))
 
     with open_dataset(tmp_path / "data") as dataset:
@@ -803,7 +803,7 @@ def test_runs_of_a_dataset_are_not_compacted(root, tmp_path):
 
 @pytest.mark.parametrize("days", [-1, float("nan"), float("inf")])
 def test_a_wrong_number_of_days_is_refused(root, tmp_path, days):
-    """Before anything is written."""
+    """The error comes before anything is written."""
     with pytest.raises(ValueError, match="vacuum_days must be 0 or more"):
         compact(runs_of(root), str(tmp_path / "data"), vacuum_days=days)
 

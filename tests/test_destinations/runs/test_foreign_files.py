@@ -69,7 +69,7 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path, secret):
     "path", ["media/secret.csv", "../outside/secret.csv", "/etc/passwd", "media/../../x", ""]
 )
 def test_a_path_that_leads_out_is_a_damaged_line(tmp_path, secret, path):
-    """By a folder that is a link, by "..", or as it stands."""
+    """It leads out by a folder that is a link, by "..", or as it stands."""
     run = media_run(tmp_path / "runs/a", path)
     (run.path / "media").symlink_to(secret.parent)
 

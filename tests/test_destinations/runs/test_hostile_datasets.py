@@ -115,7 +115,7 @@ def _put_pipe(dataset):
 
 @pytest.mark.parametrize("change", [_link_table, _link_log, _link_file, _link_folder, _put_pipe])
 def test_a_link_or_a_pipe_in_a_dataset_is_refused(made, dataset, change):
-    """Before the tables are listed: a vacuum would delete files behind a link."""
+    """The error comes before the tables are listed: a vacuum would delete files behind a link."""
     change(dataset)
     before = files_of(dataset.parent)
 

@@ -147,7 +147,7 @@ def test_without_a_finite_value_there_is_no_line(values):
     "values", [[1.0], [3.0, 3.0], [-1.7e308, 1.7e308], [0.0, np.nan, 1.0], range(100_000)], ids=repr
 )
 def test_a_line_stays_within_its_picture(values):
-    """However large, small, equal or many the values are: at most two points for each column of pixels."""
+    """It has at most two points for each column of pixels, however large, small, equal or many the values are."""
     found = points(sparkline_svg(np.array(values, np.float64)))
 
     assert 1 <= len(found) <= 320

@@ -184,7 +184,7 @@ def test_a_row_tells_none_from_a_missing_hyperparameter(runs_of):
 
 
 def test_runs_are_sorted_by_their_duration(runs_of):
-    """And not by their start; a run that is being written has lasted until now."""
+    """Their start does not count; a run that is being written has lasted until now."""
     runs = runs_of(
         [
             {"status": "completed", "created_at": NOW - 1000, "ended_at": NOW - 990},

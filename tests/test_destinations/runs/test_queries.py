@@ -53,7 +53,7 @@ def ids(found):
 
 
 def test_the_newest_run_comes_first(opened, root):
-    """Unless asked otherwise; a run that does not say when it began comes last."""
+    """Another order may be asked for; a run that does not say when it began comes last."""
     for name, created_at in (("old", 1.0), ("new", 3.0), ("none", None), ("middle", 2.0)):
         write_run(root / name, created_at=created_at)
 
@@ -259,7 +259,7 @@ def test_what_may_be_several_runs_is_an_error_that_names_them(opened, root):
 
 
 def test_names_of_hyperparameters_and_metrics(opened, root):
-    """In the order in which they came."""
+    """They are in the order in which they came."""
     write_run(root / "a", hparams={"x": 1, "b.c": 2}, summary={"loss": 1})
 
     runs = opened()
@@ -443,7 +443,7 @@ def test_edits_of_strange_types_count_as_none(opened, root):
 
 
 def test_an_edit_of_a_run_that_is_gone_is_an_error(opened, root):
-    """And makes no folder in its place."""
+    """It makes no folder in its place."""
     write_run(root / "a")
     runs = opened()
     (root / "a").rename(root / "b")
@@ -501,7 +501,7 @@ def test_a_page_is_a_part_of_what_matches_with_its_number(tmp_path):
 
 
 def test_a_fingerprint_changes_with_its_run_only(tmp_path):
-    """Also where another process has updated the index."""
+    """That holds where another process has updated the index, too."""
     one, two = (write_run(tmp_path / "runs" / name) for name in ("one", "two"))
     with open_runs(tmp_path / "runs", cache=tmp_path / "cache") as runs:
         before = runs.fingerprints()
@@ -614,7 +614,7 @@ def test_best_reads_a_run_again_that_is_written_or_was_a_moment_ago(opened, root
 
 
 def test_best_of_a_run_without_a_summary_is_that_of_its_rows(opened, root):
-    """As with Lightning's `CSVLogger`, whose rows are read once."""
+    """Lightning's `CSVLogger` writes such runs, whose rows are read once."""
     write_lightning(root / "version_0", "epoch,loss,step\r\n0,0.5,1\r\n0,0.25,2\r\n0,nan,3\r\n")
 
     assert bests(opened().best("loss", is_max=False)) == [("version_0", 0.25, 2)]
@@ -635,7 +635,7 @@ def test_best_leaves_out_a_run_that_cannot_be_read(opened, root, caplog):
 
 
 def test_best_does_not_give_a_run_the_values_of_one_that_is_gone(opened, root):
-    """Also where both have the same number in the index, one after the other."""
+    """Both may have the same number in the index, one after the other."""
     summarize(write_run(root / "a"), loss={"min": 1.0})
     age(root / "a")
     runs = opened()
@@ -679,7 +679,7 @@ def test_a_query_ends_with_its_budget(tmp_path):
 
 
 def test_runs_are_sorted_by_how_long_they_took(root, opened):
-    """Not by when they began; a live run counts until its heartbeat, and one without a beginning is last."""
+    """When they began does not count; a live run counts until its heartbeat, and one without a beginning is last."""
     write_run(root / "short", created_at=NOW - 3 * HOUR, ended_at=NOW - 3 * HOUR + 5)
     write_run(root / "long", created_at=NOW - 9 * HOUR, ended_at=NOW - HOUR)
     write_run(root / "live", status="running", created_at=NOW - 2 * HOUR, beat=NOW - 1)

@@ -160,7 +160,7 @@ def test_long_names_are_cut_in_the_middle():
 
 
 def test_metrics_are_chosen_by_patterns():
-    """Also those that are left out by default."""
+    """Those that are left out by default can be chosen too."""
     console = silent(metrics=["time/*"])
     values = {"loss": 1.0, "time/epoch": 2}
     run = DryRun(console, max_duration="1ep", batches_per_epoch=1, train_metrics=lambda _: values)

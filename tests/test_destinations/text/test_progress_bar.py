@@ -357,7 +357,7 @@ run.close()
 
 @pytest.mark.parametrize("rows", [0, 1, 2])
 def test_a_terminal_that_says_it_has_no_rows_has_a_bar(terminal, rows):
-    """As in a container that was given a terminal without a size."""
+    """A container may be given a terminal without a size."""
     screen = terminal(
         PRELUDE
         + """

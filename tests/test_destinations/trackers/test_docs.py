@@ -22,7 +22,7 @@ BLOCKS = [
 
 @pytest.mark.parametrize("code", BLOCKS, ids=[str(index) for index in range(len(BLOCKS))])
 def test_examples_with_tensorboard_run(code, tmp_path):
-    """By themselves, with warnings as errors, and leave an event file with scalars."""
+    """They run by themselves, with warnings as errors, and leave an event file with scalars."""
     finished = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         cwd=tmp_path,

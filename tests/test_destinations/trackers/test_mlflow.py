@@ -293,7 +293,7 @@ def test_metrics_keep_steps_times_and_values(everything):
 
 
 def test_names_that_are_changed_are_written_down(everything):
-    """As tags; no two metrics become one."""
+    """They are tags; no two metrics become one."""
     tags = everything.run.data.tags
     names = {key: tags[key] for key in tags if key.startswith("metric_name.")}
 
@@ -322,7 +322,7 @@ def test_hyperparameters_are_params_and_a_file(everything):
 
 
 def test_images_have_keys_and_steps(everything):
-    """As MLflow's own page of images has them, each pixel as it was."""
+    """MLflow's own page of images has them, each pixel as it was."""
     expected = np.arange(480, dtype="uint8").reshape(2, 3, 8, 10).transpose(0, 2, 3, 1)
 
     for index in range(2):
@@ -463,7 +463,7 @@ def test_files_can_be_brought_back(sqlite_uri, tmp_path):
     ],
 )
 def test_the_status_says_how_it_ended(sqlite_uri, tmp_path, exception, status):
-    """And the exception is a tag, without secrets."""
+    """The exception is a tag, without secrets."""
     run = DryRun(make(sqlite_uri, tmp_path), max_duration="1ba")
     run.init()
     run.fit()
@@ -502,7 +502,7 @@ def test_a_run_continues_under_its_id(sqlite_uri, tmp_path):
 
 
 def test_a_run_continues_where_asked(sqlite_uri, tmp_path):
-    """By its id; that of another rank's checkpoint is not taken."""
+    """Its id says which; that of another rank's checkpoint is not taken."""
     first = DryRun(make(sqlite_uri, tmp_path), max_duration="1ba")
     first.init()
     first.fit()
@@ -646,7 +646,7 @@ def test_no_two_names_become_one():
 
 
 def test_requests_are_within_limits():
-    """By number, and by bytes; nothing is left out."""
+    """Number and bytes are bounded; nothing is left out."""
     from mlflow.entities import Metric
     from mlflow.utils.proto_json_utils import message_to_json
 

@@ -490,7 +490,7 @@ def test_a_newer_file_is_read_later_also_when_the_clock_was_put_back(tmp_path):
 
 
 def test_ranks_have_folders_of_their_own(tmp_path):
-    """Where asked; without, rank 1 makes nothing."""
+    """They have them where asked; without, rank 1 makes nothing."""
     for all_ranks in (False, True):
         run = DryRun(TensorBoard(tmp_path / str(all_ranks), all_ranks=all_ranks), rank=1)
         run.init()
@@ -669,7 +669,7 @@ def test_monitor_events_arrive_as_scalars(tmp_path):
 # What torch says where this process may have one processor only.
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes:UserWarning")
 def test_forked_workers_of_a_dataloader_write_nothing(tmp_path):
-    """And the parent's file is whole after them."""
+    """The parent's file is whole after them."""
     import torch.utils.data
 
     destination = TensorBoard(tmp_path, flush_seconds=0.01)
@@ -760,7 +760,7 @@ print([name for name in ("tensorflow", "torch") if name in sys.modules])
 
 
 def test_without_the_package_the_extra_is_named(tmp_path):
-    """Where it is made, not where the run begins."""
+    """The error comes where it is made, not where the run begins."""
     code = """
 import sys
 sys.modules["tensorboard"] = None

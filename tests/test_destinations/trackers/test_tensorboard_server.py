@@ -253,7 +253,7 @@ def test_sounds_and_points_are_there(server):
 
 
 def test_the_hparams_tab_has_all_hyperparameters_and_metrics_of_all_runs(server):
-    """Also those that one run has alone, with how each run ended."""
+    """It has those that one run has alone too, with how each run ended."""
     experiment = server.post("plugin/hparams/experiment", {"experimentName": "", "hparamsLimit": 0})
     names = [info["name"] for info in experiment["hparamInfos"]]
     metrics = [info["name"] for info in experiment["metricInfos"]]

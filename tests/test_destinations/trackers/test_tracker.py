@@ -177,7 +177,7 @@ def test_records_arrive_in_the_order_in_which_they_were_logged():
 
 
 def test_the_timer_overtakes_nothing():
-    """Also where it is due while a record waits between two rows."""
+    """It waits where it is due while a record waits between two rows, too."""
     began, may_go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
     class SlowText(Recording):
@@ -262,7 +262,7 @@ def test_what_the_sink_does_not_take_is_not_even_copied():
 
 
 def test_a_path_that_is_not_there_is_the_callers_error():
-    """Before anything is queued."""
+    """The error comes before anything is queued."""
     tracker = Recorder()
     run = DryRun(tracker)
     run.init()
@@ -591,7 +591,7 @@ def test_a_forked_child_logs_nothing():
     [{"flush_seconds": 0}, {"max_waiting_values": 0}, {"max_waiting_bytes": 0}, {"when_full": "panic"}],
 )
 def test_arguments_out_of_range_are_refused(options):
-    """Where the tracker is made."""
+    """The error comes where the tracker is made."""
     with pytest.raises(ValueError, match="must be"):
         Recorder(**options)
 

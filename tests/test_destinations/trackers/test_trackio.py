@@ -103,7 +103,7 @@ def test_hyperparameters_are_the_configuration(logged):
 
 @needs_trackio
 def test_every_kind_of_record_arrives(logged):
-    """With the type that Trackio has for it; several images are numbered, masks are laid over."""
+    """Each has the type that Trackio has for it; several images are numbered, masks are laid over."""
     metrics, _, suffixes = logged
 
     types = {

@@ -365,7 +365,7 @@ def test_images_are_what_they_were(everything):
 
 
 def test_masks_have_pixels_and_labels(everything):
-    """Of each image; the labels are in the config."""
+    """Each image has its own; the labels are in the config."""
     media = everything["media"]["masked"]
     (first, _) = media["all_masks"]
 
@@ -426,7 +426,7 @@ def test_sounds_and_videos_are_files(everything):
 
 
 def test_histograms_have_counts_and_edges(everything):
-    """Of finite values; more bins than W&B takes are joined, and no value is lost."""
+    """They count finite values; more bins than W&B takes are joined, and no value is lost."""
     row = next(row for row in everything["rows"] if "histogram._type" in row)
     fine = next(row for row in everything["rows"] if "fine._type" in row)
 
@@ -463,7 +463,7 @@ def test_files_are_artifacts(everything):
 
 
 def test_a_completed_run_exits_with_zero(everything):
-    """And others do not: see below."""
+    """Others do not: see below."""
     assert records_of(everything["path"], "exit")[0].get("exit_code", 0) == 0
 
 
@@ -556,7 +556,7 @@ def test_the_name_may_have_any_placeholder_of_a_run(tmp_path):
 
 
 def test_a_disabled_one_writes_nothing(tmp_path):
-    """And fails at nothing."""
+    """It fails at nothing either."""
     destination = make(tmp_path, mode="disabled")
     run = DryRun(destination, max_duration="1ba")
 
@@ -587,7 +587,7 @@ def test_going_online_without_a_key_is_an_error_of_the_lane(tmp_path, monkeypatc
 
 
 def test_a_required_tracker_without_a_key_stops_the_run_before_training(tmp_path, monkeypatch):
-    """Where the run begins, with what to do."""
+    """The error comes where the run begins, and says what to do."""
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
 
@@ -728,7 +728,7 @@ def test_bad_arguments_are_refused(options):
 
 @pytest.mark.parametrize("name", WEIRD_NAMES)
 def test_any_name_is_made_one_that_w_and_b_takes(name):
-    """As a metric, as a medium, which is a path too, and as an artifact."""
+    """It is tried as a metric, as a medium, which is a path too, and as an artifact."""
     for key in (metric_key(name, "global_step"), media_key(name)):
         assert key
         assert key.encode()

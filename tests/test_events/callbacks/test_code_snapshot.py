@@ -51,7 +51,7 @@ def git(folder, *arguments):
 
 
 def test_code_is_kept_and_nothing_else(keep, folder):
-    """By patterns; hidden files and caches are no code."""
+    """Patterns choose it; hidden files and caches are no code."""
     assert keep(CodeSnapshot(folder)) == {
         "config.yaml": b"lr: 1",
         "models/net.py": b"x = 2",
@@ -60,7 +60,7 @@ def test_code_is_kept_and_nothing_else(keep, folder):
 
 
 def test_in_a_repository_git_says_what_belongs_to_it(keep, folder, caplog):
-    """As the files are now; deleted ones are left out, and new ones, which are named."""
+    """The files are as they are now; deleted ones are left out, and new ones, which are named."""
     (folder / ".gitignore").write_text("*.yaml\n__pycache__\n.env.py\n")
     (folder / "old.py").write_bytes(b"")
     git(folder, "init")

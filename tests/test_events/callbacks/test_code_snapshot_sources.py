@@ -91,7 +91,7 @@ def test_files_that_are_named_like_secrets_are_left_out(keep, project, caplog):
 
 
 def test_secrets_inside_of_files_are_taken_out(keep, project, caplog):
-    """In code only what is written down; in settings, what a secret's name has."""
+    """Code loses only what is written down; settings lose what a secret's name has."""
     root, add = project
     code = f'token = next(tokens)\npassword: str = args.password\napi_key = "{SECRET}"\ndb_password = "hunter2"\n'
     write(root, {"train.py": code, "config.yaml": "password: hunter2\nlr: 1\n", "good.py": "token = x\n"})

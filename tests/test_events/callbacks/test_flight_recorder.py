@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import pickle
 import resource
 import signal
 import threading
@@ -12,8 +13,10 @@ import pytest
 import torch
 
 from destinations import Artifacts, InMemory, RunDirectory
+from destinations.runs.content.flight import read_flights
 from events import Callback, Run
 from events.callbacks import FlightRecorder
+from events.callbacks.collectives import read_dump
 from events.callbacks.flight_recorder import StallClock
 
 
@@ -72,7 +75,7 @@ def test_a_job_with_many_open_files_is_recorded_too(tmp_path, many_descriptors):
 
 
 def test_a_nan_loss_writes_the_last_steps_into_the_folder_of_the_run(tmp_path):
-    """Once; every metric of the last steps is there, and the file is strict JSON."""
+    """It does so once; every metric of the last steps is there, and the file is strict JSON."""
     recorder = FlightRecorder(steps=3)
     with Run([RunDirectory(tmp_path / "run"), InMemory()], recorder, run_name="mine") as run:
         for step in range(6):
@@ -312,7 +315,7 @@ def test_a_folder_that_cannot_be_written_does_not_stop_training(tmp_path, caplog
 
 
 def test_a_recorder_without_a_folder_is_refused_before_training(tmp_path):
-    """As are numbers that make no sense, and a recorder among the destinations."""
+    """So are numbers that make no sense, and a recorder among the destinations."""
     with pytest.raises(ValueError, match="FlightRecorder needs a folder"), Run(callbacks=FlightRecorder()):
         pass
     with pytest.raises(ValueError, match="steps must be at least 1"):
@@ -326,7 +329,7 @@ def test_a_recorder_without_a_folder_is_refused_before_training(tmp_path):
 
 
 def test_another_rank_writes_into_the_folder_of_the_run_of_rank_0(tmp_path, monkeypatch):
-    """Though its own `RunDirectory` writes nothing."""
+    """It does so though its own `RunDirectory` writes nothing."""
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "4")
     with (
@@ -339,7 +342,7 @@ def test_another_rank_writes_into_the_folder_of_the_run_of_rank_0(tmp_path, monk
 
 
 def test_a_file_is_uploaded_with_the_run(tmp_path):
-    """By destinations that send files away: the machine may go before anybody looks."""
+    """Destinations that send files away take it: the machine may go before anybody looks."""
     store = tmp_path / "store"
     with (
         pytest.raises(ValueError, match="no"),
@@ -353,3 +356,85 @@ def test_a_file_is_uploaded_with_the_run(tmp_path):
 
     uploaded = json.loads((store / "mine/flight/rank-0.json").read_bytes())
     assert uploaded["reason"] == "exception"
+
+
+@pytest.fixture
+def dumps(tmp_path, monkeypatch):
+    """Has NCCL's watchdog write into a folder of the test; returns the file of rank 0."""
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(tmp_path / "trace_"))
+    return tmp_path / "trace_0"
+
+
+COLLECTIVE = {
+    "profiling_name": "nccl:all_reduce",
+    "collective_seq_id": 41,
+    "process_group": ("0", "default_pg"),
+    "frames": [{"name": "all_reduce", "filename": "train.py", "line": 3}],
+    "input_sizes": [[3]],
+    "state": "started",
+    "retired": False,
+    "time_created_ns": 1795641095930502135,
+}
+
+
+def test_what_the_watchdog_of_nccl_wrote_is_joined_and_uploaded(tmp_path, dumps):
+    """Its last collectives are those of the rank; the dump itself goes where the files of the run go."""
+    recorder = FlightRecorder(folder=tmp_path / "flight", hang_seconds=None)
+    with Run(Artifacts(tmp_path / "store", spool=tmp_path / "spool"), recorder, "mine") as run:
+        run.batch_start()
+        dumps.write_bytes(pickle.dumps({"version": "2.10", "entries": [COLLECTIVE]}, protocol=2))
+        run.batch_end()
+
+    (flight,) = read_flights(tmp_path / "flight")
+    assert (flight.reason, flight.detail) == ("nccl", f"NCCL's watchdog wrote {dumps}")
+    assert flight.last_collectives == {"['0', 'default_pg']": (41, "nccl:all_reduce")}
+    assert (tmp_path / "store/mine/flight/trace_0").read_bytes() == dumps.read_bytes()
+
+
+class Harmful:
+    """Runs a program where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"no pickle",
+        b"\x80\x04\x96\xff\xff\xff\xff\xff\x00\x00\x00.",
+        pickle.dumps([1, 2]),
+        pickle.dumps({"entries": [3]}),
+        pickle.dumps({"entries": range(3)}),
+    ],
+)
+def test_a_dump_that_is_none_is_left_alone(tmp_path, dumps, content):
+    """It neither harms nor is it reported."""
+    recorder = FlightRecorder(folder=tmp_path / "flight", hang_seconds=None)
+    with Run(None, recorder, "mine") as run:
+        dumps.write_bytes(content)
+        run.batch_end()
+
+    assert not (tmp_path / "flight").exists()
+
+
+def test_a_dump_runs_no_code(tmp_path, dumps):
+    """A pickle may name any function, and another user's program may have written it."""
+    path = tmp_path / "harm"
+    dumps.write_bytes(pickle.dumps({"entries": [{"profiling_name": Harmful(path)}]}))
+
+    assert read_dump(dumps, 3) == []
+    assert not path.exists()
+
+
+def test_an_old_dump_is_of_another_job(tmp_path, dumps):
+    """One from before the run; torchrun's next attempt takes that of the one before."""
+    dumps.write_bytes(pickle.dumps({"entries": [COLLECTIVE]}))
+    os.utime(dumps, (1.0, 1.0))
+    with Run(None, FlightRecorder(folder=tmp_path / "flight", hang_seconds=None), "mine") as run:
+        run.batch_end()
+
+    assert not (tmp_path / "flight").exists()

@@ -130,7 +130,7 @@ def test_unknown_units_are_refused():
 
 
 def test_learning_rates_have_composers_names(make_trainer):
-    """After the scheduler has stepped."""
+    """The rate is that after the scheduler has stepped."""
     memory = InMemory()
     make_trainer(callbacks=LRMonitor(), loggers=memory, max_duration="3ba").fit()
 

@@ -35,7 +35,7 @@ def every_two_seconds():
 
 
 def test_it_is_asked_in_a_thread_and_logged_by_the_training_thread(metric_list):
-    """At the end of a batch and at close; the name of the monitor is the prefix of its metrics."""
+    """It is logged at the end of a batch and at close; the name of the monitor is the prefix of its metrics."""
     buffer = Buffer(10, 20, 30)
     threads_before = threading.enumerate()
     with Run(metric_list, StatsMonitor(buffer, name="buffer", every_seconds=0.001), "mine") as run:
@@ -76,7 +76,7 @@ def test_a_rate_is_the_increase_of_a_counter_per_second():
 
 
 def test_a_counter_decides_when():
-    """Where it crosses a multiple; several at once are one, and a reset counts from there."""
+    """It is due where the counter crosses a multiple; several at once are one, and a reset counts from there."""
     buffer = Buffer(5, 9, 11, 12, 47, 49, 3, 9, 10)
     monitor = StatsMonitor(buffer, every_count=("written", 10), rates=["written"], clock=every_two_seconds())
 

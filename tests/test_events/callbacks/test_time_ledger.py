@@ -4,13 +4,20 @@ import contextlib
 import csv
 import gc
 import logging
+import os
+import sys
+import threading
 
 import pytest
 import torch
 
-from destinations import InMemory, RunDirectory
+from destinations import Artifacts, InMemory, RunDirectory, runs
+from destinations.cli import main
 from events import Callback, CheckpointSaver, Event, Run, TimeLedger
 from events.callbacks import time_ledger
+from events.callbacks.growing_csv import GrowingCsv
+from events.callbacks.time_files import TimeFiles
+from tests.trace_format import checked_trace
 
 
 class Clock:
@@ -28,7 +35,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     """Gives a clock; the beginning of this process does not count."""
-    monkeypatch.setattr(time_ledger, "_has_counted_start", True)
+    monkeypatch.setattr(time_ledger, "_counted_process", os.getpid())
     return Clock()
 
 
@@ -236,7 +243,7 @@ def test_few_of_short_batches_are_divided(clock):
             run.batch_end()
             reads.append(clock.reads - before)
 
-        assert reads == ([4] + 10 * [2]) * 3 + [4] + 6 * [2]
+        assert reads == [4] + 25 * [2] + [4] + 13 * [2]
         assert charged(ledger) == {
             "batch": pytest.approx(40 * 0.0002),
             "forward": pytest.approx(40 * 0.0003),
@@ -256,7 +263,7 @@ def test_an_event_reads_the_clock_once(clock):
 
 
 def test_shares_are_metrics(clock):
-    """At a rate, those of the time since the last ones."""
+    """At a rate, and at the end: those of the time since the last ones."""
     kept = InMemory()
     with Run(kept, TimeLedger(metrics_seconds=10, clock=clock), "mine") as run:
         run.fit_start()
@@ -268,8 +275,10 @@ def test_shares_are_metrics(clock):
         run.batch_start()
         run.batch_end()
 
-    assert [value for _, value in kept.data["time/batch"]] == [12 / 14]
-    assert [value for _, value in kept.data["time/data"]] == [2 / 14]
+        clock.seconds += 1
+
+    assert [value for _, value in kept.data["time/batch"]] == [12 / 14, 0]
+    assert [value for _, value in kept.data["time/data"]] == [2 / 14, (2 + 1) / (2 + 1)]
 
 
 def test_files_say_what_was_charged(clock, tmp_path):
@@ -287,9 +296,269 @@ def test_files_say_what_was_charged(clock, tmp_path):
     assert len({row["session"] for row in found}) == 2
     assert sum(float(row["batch"] or 0) for row in found) == 6
     assert found[-1]["step"] == "1"
-    own = [span for span in spans if span["is_own"] == "1"]
+    own = [span for span in spans if span["track"] == "spans"]
     assert [(span["name"], span["microseconds"]) for span in own] == [('tokenize, "fast"', "2000000")] * 2
     assert ("batch", "3000000") in [(span["name"], span["microseconds"]) for span in spans]
+
+
+def test_the_last_part_of_a_minute_has_shares_too(clock):
+    """They are logged where a run ends that had some; a run of seconds has no row that its program did not log."""
+    for seconds, expected in ((3, None), (63, [63 / 63, 3 / 4])):
+        kept = InMemory()
+        with Run(kept, TimeLedger(clock=clock), "mine") as run:
+            run.batch_start()
+            clock.seconds += seconds
+            run.batch_end()
+            run.batch_start()
+            clock.seconds += 3
+            run.batch_end()
+            clock.seconds += 1
+
+        found = kept.data.get("time/batch")
+        assert (found and [value for _, value in found]) == expected
+
+
+def test_a_ledger_that_is_used_again_begins_anew(clock):
+    """The pause between two runs is of neither."""
+    ledger = TimeLedger(clock=clock)
+    for _ in range(2):
+        with Run(None, ledger, "mine") as run:
+            run.batch_start()
+            clock.seconds += 1
+            run.batch_end()
+
+            assert charged(ledger) == {"batch": 1}
+        clock.seconds += 100
+
+
+@pytest.mark.parametrize(("is_shell", "seconds"), [(False, 3600), (True, 0)])
+def test_what_was_before_init_counts_for_the_first_run(clock, monkeypatch, is_shell, seconds):
+    """From the beginning of the process, an hour at most; not in a shell or a notebook, nor for a second run."""
+    monkeypatch.setattr(time_ledger, "_counted_process", 0)
+    monkeypatch.setattr(time_ledger, "seconds_of_process", lambda: 5000.0)
+    if is_shell:
+        monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    for expected in (seconds, 0):
+        ledger = TimeLedger(clock=clock)
+        with Run(None, ledger, "mine") as run:
+            run.fit_start()
+            assert charged(ledger).get("start", 0) == expected
+
+
+def test_waiting_for_the_process_group_is_not_start(clock, monkeypatch):
+    """The trainer says how long it took: a rank that is late is told from those that wait for it."""
+    monkeypatch.setattr(time_ledger, "_counted_process", 0)
+    monkeypatch.setattr(time_ledger, "seconds_of_process", lambda: 10.0)
+    ledger = TimeLedger(clock=clock)
+    ledger.add_waiting(4 * 10**9)
+    with Run(None, ledger, "mine") as run:
+        run.fit_start()
+        assert charged(ledger) == {"start": 6, "waiting": 4}
+
+
+def in_thread(function):
+    """Calls a function in another thread and waits for it."""
+    thread = threading.Thread(target=function, name="worker")
+    thread.start()
+    thread.join()
+
+
+def test_calls_of_other_threads_are_not_charged(clock):
+    """A thread that logs to a slow destination takes nothing of the bucket of the one that trains."""
+    ledger = TimeLedger(clock=clock)
+    with Run(SlowDestination(clock), ledger, "mine") as run:
+        run.batch_start()
+        run.run_event(Event.BEFORE_FORWARD)
+        in_thread(lambda: run.log_metrics({"gpu": 1.0}, step=0))
+        in_thread(lambda: run.log_text("text", "name"))
+
+        assert charged(ledger) == {"forward": 1}
+
+
+def test_spans_of_threads_have_tracks_of_their_own(clock, tmp_path):
+    """Those of one thread nest; two threads of one name are two."""
+
+    def work():
+        with run.span("read"):
+            clock.seconds += 1
+
+    with Run(RunDirectory(tmp_path / "run"), TimeLedger(clock=clock), "mine") as run:
+        work()
+        first = threading.Thread(target=lambda: (work(), in_thread(work)), name="worker")
+        first.start()
+        first.join()
+    spans = rows(tmp_path / "run/time/spans-0.csv")
+
+    assert [span["track"] for span in spans if span["name"] == "read"] == [
+        "spans",
+        "spans of worker",
+        "spans of worker (2)",
+    ]
+
+
+def test_a_trace_that_is_full_keeps_what_is_rare(clock, tmp_path):
+    """Batches go first: evaluations, checkpoints, epochs, collections and own spans are kept."""
+    ledger = TimeLedger(clock=clock)
+    saver = type("Saves", (Takes,), {"time_bucket": "checkpoint"})(clock, batch_checkpoint=0.01)
+    with Run(RunDirectory(tmp_path / "run"), [ledger, saver], "mine") as run:
+        ledger._files.stride = 0
+        run.epoch_start()
+        run.batch_start()
+        clock.seconds += 0.01
+        run.batch_end()
+        run.eval_start()
+        clock.seconds += 0.01
+        run.eval_end()
+        with run.span("own"):
+            clock.seconds += 0.01
+        run.epoch_end()
+        ledger.begin_span("ep1.pt", "checkpoints")()
+    spans = rows(tmp_path / "run/time/spans-0.csv")
+
+    assert {(span["track"], span["name"]) for span in spans} == {
+        ("time", "checkpoint"),
+        ("time", "evaluation"),
+        ("loop", "evaluation eval"),
+        ("loop", "epoch 0"),
+        ("spans", "own"),
+        ("checkpoints", "ep1.pt"),
+    }
+
+
+def test_uploads_and_checkpoints_have_spans(make_trainer, tmp_path):
+    """From the call to the arrival, which the training thread does not wait for."""
+    trainer = make_trainer(
+        loggers=[
+            RunDirectory(tmp_path / "run"),
+            Artifacts(tmp_path / "store", spool=tmp_path / "spool", remote_file_name="{remote_file_name}"),
+        ],
+        save_folder=tmp_path / "checkpoints",
+        max_duration="1ep",
+    )
+    trainer.fit()
+    trainer.close()
+    spans = rows(tmp_path / "run/time/spans-0.csv")
+
+    (checkpoint,) = [span["name"] for span in spans if span["track"] == "checkpoints"]
+    uploads = [span["name"] for span in spans if span["track"] == "uploads"]
+    assert checkpoint.startswith("ep1-ba")
+    assert any(name.endswith(checkpoint) for name in uploads)
+    assert all(span["microseconds"] for span in spans if span["track"] in {"uploads", "checkpoints"})
+
+
+def test_files_of_traces_are_kept_and_joined_to_the_trace(tmp_path):
+    """Those of `torch.profiler`: with the run, by name, step and rank, and on request in its trace."""
+    with torch.profiler.profile() as profiler:
+        torch.ones(3).sum()
+    profiler.export_chrome_trace(str(tmp_path / "trace.json.gz"))
+    with Run(RunDirectory(tmp_path / "run"), TimeLedger(), "mine") as run:
+        run.batch_start()
+        run.log_traces({"profile{1}": tmp_path / "trace.json.gz", "missing": tmp_path / "none", "other": 3})
+        run.batch_end()
+    found = runs.Run.open(tmp_path / "run")
+    (artifact,) = found.artifacts()
+    (trace,) = found.traces()
+    trace_path = tmp_path / "whole.json"
+    where = ["--root", str(tmp_path), "-o", str(trace_path)]
+
+    assert artifact.name == "mine/traces/profile(1)-ba0-rank0.json.gz"
+    assert artifact.path.read_bytes() == (tmp_path / "trace.json.gz").read_bytes()
+    assert trace.traces["profile{1}"] == {"file": artifact.name, "size": artifact.size}
+    assert trace.traces["other"] == 3
+    assert main(["runs", "trace", "run", *where]) == 0
+    without = checked_trace(trace_path)
+    assert main(["runs", "trace", "run", "--profiles", "--overwrite", *where]) == 0
+    events = checked_trace(trace_path, is_ours=False)
+    assert events[: len(without)] == without
+    assert len(events) > len(without)
+    sums = [one for one in events if one["name"] == "aten::sum"]
+    own = [one for one in events if one.get("ph") == "X" and one["pid"] == 0]
+    # Both have the clock of the machine.
+    assert abs(sums[0]["ts"] - own[0]["ts"]) < 60e6
+
+
+def test_the_trace_of_a_trainer_is_one_that_perfetto_opens(make_trainer, tmp_path):
+    """With spans of threads, evaluations, checkpoints and uploads: complete, and nested on each track."""
+
+    class Spans(Callback):
+        def batch_start(self, state, logger):
+            def read():
+                with logger.span("read"):
+                    pass
+
+            with logger.span("outer"), logger.span("inner"):
+                in_thread(read)
+
+    trainer = make_trainer(
+        loggers=[RunDirectory(tmp_path / "run"), Artifacts(tmp_path / "store", spool=tmp_path / "spool")],
+        save_folder=tmp_path / "checkpoints",
+        callbacks=Spans(),
+        max_duration="2ep",
+    )
+    trainer.fit()
+    trainer.close()
+
+    assert main(["runs", "trace", "run", "--root", str(tmp_path), "-o", str(tmp_path / "trace.json")]) == 0
+    events = checked_trace(tmp_path / "trace.json")
+    names = {one["name"] for one in events}
+    assert {"forward", "backward", "epoch 1", "batch 0", "outer", "inner", "checkpoint"} <= names
+    assert {one["ph"] for one in events} >= {"M", "X", "b", "e"}
+
+
+def files_of(ledger, folder, run, **arguments):
+    """Returns the writer of a ledger, to be called by the test itself."""
+    return TimeFiles(ledger, folder, run.state, keeps_trace=True, **arguments)
+
+
+def test_what_is_open_is_written_before_it_ends(clock, tmp_path):
+    """After a second, once: it is there if the process is killed."""
+    ledger = TimeLedger(clock=clock)
+    with Run(None, ledger, "mine") as run:
+        files = files_of(ledger, tmp_path, run)
+        with run.span("tokenize"):
+            clock.seconds += 0.9
+            files._write(*ledger.snapshot())
+            assert not (tmp_path / "spans-0.csv").exists()
+            clock.seconds += 0.2
+            files._write(*ledger.snapshot())
+            files._write(*ledger.snapshot())
+    spans = rows(tmp_path / "spans-0.csv")
+
+    assert [(span["name"], span["microseconds"]) for span in spans] == [("start", ""), ("tokenize", "")]
+
+
+def test_a_machine_that_slept_was_stopped(clock, tmp_path):
+    """The ledger's clock does not count it; rows do."""
+    slept = [100 * 10**9]
+    ledger = TimeLedger(clock=clock)
+    with Run(None, ledger, "mine") as run:
+        files = files_of(ledger, tmp_path, run, asleep=lambda: slept[0])
+        run.batch_start()
+        clock.seconds += 2
+        slept[0] += 30 * 10**9
+        files._look()
+        files._write(*ledger.snapshot())
+    (row,) = rows(tmp_path / "rank-0.csv")
+
+    assert (row["batch"], row["stopped"]) == ("2", "30")
+    assert float(row["end"]) - float(row["begin"]) == pytest.approx(32)
+
+
+def test_slow_steps_are_kept_of_several_ranks(clock, tmp_path):
+    """Those that take twice as long as usual, with what they were spent on."""
+    ledger = TimeLedger(clock=clock)
+    with Run(None, ledger, "mine") as run:
+        ledger._has_ranks = True
+        files = files_of(ledger, tmp_path, run)
+        for batch in range(10):
+            run.batch_start()
+            clock.seconds += 0.1
+            run.batch_end()
+            clock.seconds += 0.5 if batch == 7 else 0.01
+            files._write(*ledger.snapshot())
+    found = rows(tmp_path / "slow-0.csv")
+
+    assert [(row["step"], row["data"], row["batch"]) for row in found] == [("8", "0.5", "0.1")]
 
 
 def test_without_a_folder_nothing_is_written(clock, tmp_path, monkeypatch):
@@ -318,7 +587,7 @@ def test_a_last_line_is_replaced_in_place(tmp_path):
     """A shorter one is filled up with spaces; a torn one of an earlier session ends before the next."""
     path = tmp_path / "rank-0.csv"
     path.write_text("name\ntor")
-    file = time_ledger.GrowingCsv(path, "name")
+    file = GrowingCsv(path, "name")
     file.write("a long one", is_last=False)
     file.write("short", is_last=True)
     file.write("next", is_last=False)

@@ -117,7 +117,7 @@ class SlowData:
 
 
 def test_in_a_trainer_reading_is_what_the_dataloader_takes(metric_list, clock):
-    """And a step is what follows; neither is of the evaluation."""
+    """A step is what follows; neither is of the evaluation."""
     model = torch.nn.Linear(3, 2)
 
     def slow_loss(outputs, targets):

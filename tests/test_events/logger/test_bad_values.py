@@ -33,7 +33,7 @@ def test_one_bad_metric_among_good_ones(tmp_path, caplog):
 
 @pytest.mark.parametrize("rate", [None, WriteRate(every_seconds=10, media=True)], ids=["at once", "waits"])
 def test_a_record_that_is_bad_as_a_whole_is_counted_once(rate):
-    """However many destinations would have got it, and whenever."""
+    """It does not matter how many destinations would have got it, and when."""
     memories = [InMemory(write_rate=rate), InMemory(write_rate=rate)]
     logger = Logger(State("mine"), memories)
 
@@ -65,7 +65,7 @@ def test_one_bad_image_of_a_list_costs_itself():
 
 
 def test_one_bad_row_of_a_table_costs_itself():
-    """And a column that is no text gets one."""
+    """A column that is no text gets one."""
     memory = InMemory()
 
     Logger(State("mine"), memory).log_table(["a", 2], [[1, 2], [3], "no row", [4, 5]])
@@ -128,7 +128,7 @@ def test_a_table_cell_of_ten_thousand_values_is_kept():
 
 @pytest.mark.parametrize(("kind", "place"), [(list, 0), (dict, "again")])
 def test_a_table_cell_that_contains_itself_ends_with_a_text(kind, place):
-    """After a hundred levels; what is nested less deeply is kept, and so are the other cells."""
+    """It ends after a hundred levels; what is nested less deeply is kept, and so are the other cells."""
     seen = []
 
     class Received(LoggerDestination):
@@ -223,7 +223,7 @@ def test_masks_with_a_channel_are_those_without():
     ],
 )
 def test_a_mask_with_fractions_is_reported_with_the_line_that_logged_it(mask, caplog):
-    """Not later, by the thread that writes it; the image and its other mask are logged."""
+    """The thread that writes it would be too late; the image and its other mask are logged."""
     memory = InMemory()
     logger = Logger(State("mine"), memory)
 

@@ -95,7 +95,7 @@ def test_empty_bins_at_the_ends_are_outside_of_the_values():
 
 
 def test_no_values_at_all_make_an_empty_record():
-    """As with values of which none is finite."""
+    """Values of which none is finite do so too."""
     record = BinnedValues([0, 0], [0.0, 1.0, 2.0], non_finite=3).record()
 
     assert record == histogram_record(np.full(3, np.nan))

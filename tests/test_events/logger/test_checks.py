@@ -150,9 +150,10 @@ def test_sounds_of_these_shapes_are_taken(logger, audio, rate):
         (
             np.zeros((1, 2, 3)),
             8000,
-            r"audio 'x' must have shape \(samples,\) or \(channels, samples\), got \(1, 2, 3\)",
+            r"audio 'x' must have shape \(samples,\) or \(channels, samples\), .*, got \(1, 2, 3\)",
         ),
         (np.zeros(0), 8000, r"got \(0,\)"),
+        (np.zeros((8000, 2)), 8000, r"with up to 64 channels, got \(8000, 2\)"),
         (None, 8000, "got NoneType"),
         ([0.0, 0.1], 8000, "got list"),
         *(

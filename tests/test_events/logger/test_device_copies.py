@@ -667,6 +667,6 @@ def test_a_forked_child_touches_no_device(monkeypatch):
     "bad", [{"slots": 0}, {"scalars_per_slot": 0}, {"when_full": "merge"}, {"wait_seconds": -1}]
 )
 def test_a_policy_that_makes_no_sense_is_refused(bad):
-    """When it is made."""
+    """The error comes when it is made."""
     with pytest.raises(ValueError):  # noqa: PT011  # attrs' own texts
         DeviceCopies(**bad)

@@ -257,7 +257,7 @@ def test_what_went_wrong_is_summed_up_at_close(caplog):
 
 
 def test_raise_errors_counts_and_raises_the_error():
-    """For tests; no destination is parked."""
+    """It is for tests; no destination is parked."""
     logger = Logger(State("r"), FailsWhileTold(), raise_errors=True)
 
     for _ in range(12):

@@ -50,7 +50,7 @@ INTEGERS = [
     ids=str,
 )
 def test_a_tensor_of_one_element_is_its_number(shape, dtype, value):
-    """In every dtype and shape; booleans and integers stay what they are."""
+    """It may have any dtype and shape; booleans and integers stay what they are."""
     tensor = torch.full(shape, value, dtype=torch.float32).to(dtype)
 
     number = _logged({"a": tensor})["a"]
@@ -265,7 +265,7 @@ def test_results_of_torchmetrics_are_logged():
 
 
 def test_of_a_dtensor_the_local_part_is_logged():
-    """Without a collective: the other ranks may be elsewhere."""
+    """There is no collective: the other ranks may be elsewhere."""
 
     class Distributed:
         placements = ("a placement",)

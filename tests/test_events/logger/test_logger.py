@@ -311,7 +311,7 @@ def test_a_sample_rate_of_numpy_arrives_as_an_int(state):
 
 
 def test_hyperparameters_are_plain_and_hold_no_secret(state):
-    """Whatever they were kept in."""
+    """It does not matter what they were kept in."""
     destination = Records()
     hyperparameters = {"path": pathlib.Path("a"), "wandb": {"api_key": "xyz"}, "num_tokens": 512}
 
@@ -373,7 +373,7 @@ def test_a_missing_file_is_refused_if_a_destination_takes_files(state, tmp_path)
 
 
 def test_a_directory_is_refused(state, tmp_path):
-    """At the call; an upload is one file."""
+    """The call raises; an upload is one file."""
     with pytest.raises(IsADirectoryError, match="is a directory"):
         Logger(state, Records()).upload_file("a", tmp_path)
 
@@ -415,7 +415,7 @@ def test_a_file_comes_from_the_first_destination_that_has_it(state):
 
 
 def test_placeholders_are_filled_in_in_a_download(state):
-    """As they were in the upload."""
+    """They are filled in as they were in the upload."""
     has = Keeps("mine/ep2.pt")
 
     Logger(state, has).download_file("{run_name}/ep{epoch}.pt", pathlib.Path("{run_name}.pt"))
@@ -442,7 +442,7 @@ def test_a_local_file_in_the_way_is_for_the_caller_to_know(state):
 
 
 def test_files_are_refused_after_close(state, tmp_path):
-    """In both directions: a closed destination is not called."""
+    """Both directions are: a closed destination is not called."""
     file = tmp_path / "a.pt"
     file.write_text("x")
     destination = Keeps("a.pt")

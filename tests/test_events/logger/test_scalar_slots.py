@@ -59,7 +59,7 @@ def test_every_dtype_keeps_its_value_and_its_kind(dtype, value):
 
 
 def test_kinds_mix_in_one_call_and_a_slot_is_used_again():
-    """With fewer values the second time: nothing of the first is left."""
+    """The second time has fewer values: nothing of the first is left."""
     slot, _ = _slot()
 
     slot.start([torch.tensor(0.5), torch.tensor(3), torch.tensor([[True]]), torch.tensor(float("nan"))])

@@ -146,7 +146,7 @@ def test_each_phase_has_its_own_clock():
 
 @pytest.mark.parametrize("end", ["fit_end", "flush", "close"])
 def test_what_waits_is_written_at_the_end(end):
-    """Of every phase, in the order in which it was logged."""
+    """Every phase is, in the order in which it was logged."""
     run = Run(every_seconds=10)
     run.log({"loss": 0}, phase=Phase.TRAIN)
     run.log({"loss": 1})
@@ -173,7 +173,7 @@ def test_steps_count_batches_since_the_last_write():
 
 
 def test_with_seconds_and_steps_the_earlier_counts():
-    """As soon as either has passed."""
+    """It is due as soon as either has passed."""
     run = Run(every_steps=3, every_seconds=10)
 
     run.log({"loss": 0})
@@ -264,7 +264,7 @@ def test_an_aggregate_counts_functions_that_were_called_for_another_destination(
 
 
 def test_memory_is_bounded_by_the_number_of_names():
-    """However the names come together between two writes."""
+    """It does not matter how the names come together between two writes."""
     run = Run(every_seconds=10)
     run.log({"a": 0})
 
@@ -326,7 +326,7 @@ def test_the_last_value_of_each_name_waits():
 
 
 def test_a_bad_value_is_refused_though_it_would_wait():
-    """At the call; the others wait."""
+    """The call refuses it; the others wait."""
     run = Run(every_seconds=10)
     run.log({"a": 0})
 
@@ -502,7 +502,7 @@ def test_a_destination_that_knows_nothing_of_rates_may_have_one():
 
 @pytest.mark.parametrize("kind", [Console, InMemory, ProgressBar, TextFile])
 def test_every_destination_takes_a_rate(kind):
-    """By name; it can be pickled with it."""
+    """Each takes it by name; it can be pickled with it."""
     rate = WriteRate(every_seconds=10)
 
     destination = pickle.loads(pickle.dumps(kind(write_rate=rate)))  # noqa: S301  # our own bytes

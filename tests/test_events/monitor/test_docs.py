@@ -50,7 +50,7 @@ def test_every_public_name_is_listed():
 
 
 def test_every_aggregation_is_listed_in_order():
-    """With the suffix that its metric has."""
+    """Each row has the suffix that its metric has."""
     assert first_column("A tensor costs more") == [aggregation.value for aggregation in Aggregation]
 
 

@@ -44,7 +44,7 @@ def test_windows_become_metrics_with_the_step_of_their_end(metric_list):
 
 
 def test_what_is_left_is_logged_at_close(metric_list):
-    """Open windows, and events that waited."""
+    """It delivers open windows, and events that waited."""
     stat = Stat("x", [Aggregation.COUNT], HOUR)
     with Run(metric_list, monitor.ForwardMonitor(), "mine") as run:
         run.batch_end()
@@ -169,7 +169,7 @@ def test_a_full_queue_drops_the_oldest_and_counts(metric_list, caplog):
 
 
 def test_what_is_between_two_places_is_not_lost(metric_list, caplog):
-    """At any time: another thread may have put an item that is not counted yet, or be delivering it."""
+    """Another thread may at any time have put an item that is not counted yet, or be delivering it."""
     forwarding = monitor.ForwardMonitor()
     seen = []
 

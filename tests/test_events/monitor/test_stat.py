@@ -94,7 +94,7 @@ def test_count_and_get_are_those_of_the_open_window(heard):
 
 
 def test_a_window_without_samples_logs_nothing(heard):
-    """However often it is flushed."""
+    """It logs nothing however often it is flushed."""
     stat = Stat("x", [Aggregation.COUNT], HOUR)
 
     stat.flush()
@@ -126,7 +126,7 @@ def test_a_window_that_reaches_its_cap_is_logged_at_once(heard):
 
 @pytest.mark.parametrize("cap", [1, 4095, 4096, 4097, 10_000])
 def test_a_cap_of_any_size_is_exact(heard, cap):
-    """Also where samples are folded in on the way there."""
+    """It is exact where samples are folded in on the way there, too."""
     stat = Stat("x", [Aggregation.COUNT, Aggregation.SUM], HOUR, max_samples=cap)
 
     for _ in range(cap + 5):
@@ -148,7 +148,7 @@ def test_windows_end_on_time_without_another_add(heard):
 
 @pytest.mark.parametrize("size", [timedelta(microseconds=1), timedelta(milliseconds=1), timedelta.max])
 def test_windows_of_any_length(heard, size):
-    """Where torch ends the process for those below a millisecond."""
+    """Torch ends the process for those below a millisecond."""
     stat = Stat("x", [Aggregation.SUM], size)
 
     stat.add(1.0)
@@ -192,7 +192,7 @@ def test_many_windows_each_at_their_time():
 
 
 def test_the_open_window_is_logged_when_a_stat_is_deleted(heard):
-    """By the thread that closes windows, and not inside the garbage collector."""
+    """The thread that closes windows logs it, and not the garbage collector."""
     stat = Stat("x", [Aggregation.COUNT], HOUR)
     stat.add(1.0)
 
@@ -400,7 +400,7 @@ def test_a_tensor_is_read_when_it_is_added():
     ],
 )
 def test_bad_arguments_are_refused(arguments, error, message):
-    """Instead of a crash at the first add."""
+    """They would crash at the first add."""
     with pytest.raises(error, match=message):
         Stat(*arguments)
 

@@ -52,7 +52,7 @@ def test_the_deviation_of_large_numbers_does_not_cancel():
 
 
 def test_a_single_sample_is_all_of_them():
-    """And its deviation is zero."""
+    """Its deviation is zero."""
     values = summary_of([3.5])
 
     assert values == {

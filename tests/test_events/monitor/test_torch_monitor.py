@@ -32,7 +32,7 @@ def with_prelude(code):
 
 
 def test_stats_and_events_of_torch_become_metrics(in_torch_child):
-    """With the step of their time; counts as integers, strings as texts; the process ends with 0."""
+    """They have the step of their time; counts are integers, strings texts; the process ends with 0."""
     in_torch_child(
         with_prelude(
             """

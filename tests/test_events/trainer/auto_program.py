@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from events import AutoInterval, Callback, CheckpointSaver, Trainer
+from events import AutoInterval, Callback, CheckpointSaver, CheckpointWriting, Trainer
 
 
 class Seconds(Callback):
@@ -47,7 +47,10 @@ def main(folder, mode, killed_at="0"):
     seconds = Seconds(int(killed_at))
     policy = AutoInterval(save_overhead=0.005, min_seconds=2, clock=lambda: seconds.now)
     saver = CheckpointSaver(
-        folder / "saved", save_interval=policy, sharded=mode == "sharded", asynchronous=False
+        folder / "saved",
+        save_interval=policy,
+        sharded=mode == "sharded",
+        writing=CheckpointWriting(asynchronous=False),
     )
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     trainer = Trainer(

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from destinations import Artifacts, LoggerDestination
-from events import Callback, CheckpointError, CheckpointSaver, read_checkpoint
+from events import Callback, CheckpointError, CheckpointSaver, CheckpointWriting, read_checkpoint
 from events.trainer.checkpoint.files import AbandonedError, sweep
 from events.trainer.checkpoint.snapshot import SnapshotBuffer
 from events.trainer.checkpoint.writer import CheckpointWriter, Request
@@ -60,8 +60,11 @@ class At(Callback):
 def make_run(make_trainer, tmp_path):
     """Makes a trainer with a saver whose every checkpoint is written by a process."""
 
-    def make(*callbacks, trainer=None, **arguments):
-        settings = {"save_interval": "3ba", "process_bytes": 0} | arguments
+    def make(*callbacks, trainer=None, process_bytes=0, asynchronous=True, when_busy="wait", **arguments):
+        writing = CheckpointWriting(
+            asynchronous=asynchronous, when_busy=when_busy, process_bytes=process_bytes
+        )
+        settings = {"save_interval": "3ba", "writing": writing} | arguments
         saver = CheckpointSaver(tmp_path / "saved", **settings)
         return saver, make_trainer(callbacks=[*callbacks, saver], **(trainer or {}))
 
@@ -118,7 +121,9 @@ class TestWhileItIsWritten:
             calls={"ba5": lambda: os.kill(saver.writer_pid, signal.SIGCONT)}, trainer={"max_duration": "6ba"}
         )
         trainer.fit()
-        at_once = CheckpointSaver(tmp_path / "at_once", save_interval="3ba", asynchronous=False)
+        at_once = CheckpointSaver(
+            tmp_path / "at_once", save_interval="3ba", writing=CheckpointWriting(asynchronous=False)
+        )
         make_trainer(callbacks=[At(ba99=None), at_once], max_duration="6ba").fit()
 
         later, reference = (read_checkpoint(tmp_path / name / "ep0-ba3.pt") for name in ("saved", "at_once"))
@@ -245,7 +250,7 @@ class TestTheProcessThatWrites:
     def test_where_no_thread_can_be_started_training_writes(
         self, make_run, tmp_path, monkeypatch, asynchronous
     ):
-        """As with too little memory for its stack: no checkpoint is lost, and training goes on."""
+        """There may be too little memory for its stack: no checkpoint is lost, and training goes on."""
         start = threading.Thread.start
 
         def refuse(thread):
@@ -262,7 +267,7 @@ class TestTheProcessThatWrites:
         assert read_checkpoint(tmp_path / "saved" / "latest.symlink")["timestamp"]["batch"] == 10
 
     def test_without_memory_files_a_thread_writes(self, make_run, tmp_path, monkeypatch):
-        """As on systems that have none: a process would need one."""
+        """Some systems have none: a process would need one."""
         monkeypatch.delattr("os.memfd_create")
         saver, trainer = make_run()
 
@@ -329,7 +334,7 @@ class TestAWriterThatHangs:
 
     @pytest.mark.parametrize("sharded", [False, True])
     def test_the_last_checkpoint_is_tried_again(self, make_stopped, tmp_path, sharded):
-        """By a thread, for which nothing has to start."""
+        """A thread tries it, for which nothing has to start."""
         saver, trainer = make_stopped(sharded=sharded, trainer={"max_duration": "3ba"})
         limit_the_first(saver, trainer)
 
@@ -339,7 +344,7 @@ class TestAWriterThatHangs:
         assert read_checkpoint(tmp_path / "saved" / "latest.symlink")["timestamp"]["batch"] == 3
 
     def test_one_that_cannot_be_written_in_the_end_is_an_error(self, make_run, tmp_path):
-        """As for every reason; a folder that was made for nothing is not left."""
+        """That holds for every reason; a folder that was made for nothing is not left."""
         saver, trainer = make_run(
             At(ba2=lambda: setattr(saver._writing, "_stuck", concurrent.futures.Future())),
             trainer={"max_duration": "3ba"},
@@ -383,7 +388,7 @@ class TestAWriterThatHangs:
         assert "to a disk that does not answer); training continues" in caplog.text
 
     def test_what_is_not_wanted_any_more_never_appears(self, tmp_path):
-        """Also where its thread goes on later."""
+        """It does not appear where its thread goes on later, either."""
         buffer, writer = SnapshotBuffer(), CheckpointWriter(1 << 30)
         snapshot, _ = buffer.take({"weight": torch.ones(3)})
         goes_on, given_up = threading.Event(), threading.Event()
@@ -495,7 +500,7 @@ class TestWhatCannotBeSaved:
         assert saver.counts.saved == 1
 
     def test_an_object_in_the_state_of_a_callback_is_named(self, make_run):
-        """Before a file is written that could not be read again."""
+        """The error comes before a file is written that could not be read again."""
 
         class Keeps(Callback):
             def state_dict(self):
@@ -576,7 +581,7 @@ class TestHalfWritten:
         assert len(listing(tmp_path)) == 5
 
     def test_is_swept_when_training_starts(self, make_run, tmp_path):
-        """By the next process that saves there."""
+        """The next process that saves there removes it."""
         (tmp_path / "saved").mkdir()
         (tmp_path / "saved" / ".ep0-ba3.pt.4194999-0.tmp").write_bytes(b"half")
 

@@ -10,7 +10,15 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from destinations import Artifacts, LoggerDestination
-from events import Callback, CheckpointError, CheckpointSaver, RecordError, Trainer, read_checkpoint
+from events import (
+    Callback,
+    CheckpointError,
+    CheckpointSaver,
+    RecordError,
+    Retention,
+    Trainer,
+    read_checkpoint,
+)
 
 
 def listing(folder):
@@ -405,7 +413,7 @@ class TestNames:
             make_trainer(save_folder=tmp_path, save_latest_filename=latest).fit()
 
     def test_of_two_runs_in_a_folder_each_resumes_its_own(self, make_trainer, tmp_path):
-        """Where the newest is damaged, too."""
+        """It does so where the newest is damaged, too."""
 
         def make(run_name, **arguments):
             return make_trainer(
@@ -463,7 +471,7 @@ class TestNames:
     def test_what_would_lead_elsewhere_is_refused_when_the_trainer_is_made(
         self, make_trainer, tmp_path, monkeypatch, arguments, error, message
     ):
-        """And nothing is written."""
+        """Nothing is written."""
         monkeypatch.chdir(tmp_path)
 
         with pytest.raises(error, match=message):
@@ -488,11 +496,11 @@ class TestNames:
 
     def test_a_metric_that_does_not_exist_is_said(self, make_trainer, make_dataloader, tmp_path, caplog):
         """Once, with those that do; and where there is no evaluation."""
-        saver = CheckpointSaver(tmp_path / "one", keep=1, keep_best="metrics/eval/acuracy")
+        saver = CheckpointSaver(tmp_path / "one", keep=Retention(1, best="metrics/eval/acuracy"))
         make_trainer(callbacks=saver, eval_dataloader=make_dataloader()).fit()
-        saver = CheckpointSaver(tmp_path / "two", keep=1, keep_best="loss/eval/total")
+        saver = CheckpointSaver(tmp_path / "two", keep=Retention(1, best="loss/eval/total"))
         make_trainer(callbacks=saver).fit()
 
-        assert caplog.text.count("keep_best='metrics/eval/acuracy' has no value. Those of the last") == 1
+        assert caplog.text.count("best='metrics/eval/acuracy' has no value. Those of the last") == 1
         assert "metrics/eval/accuracy" in caplog.text
-        assert caplog.text.count("keep_best='loss/eval/total' has no value. Those of the last") == 1
+        assert caplog.text.count("best='loss/eval/total' has no value. Those of the last") == 1

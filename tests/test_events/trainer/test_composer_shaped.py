@@ -9,6 +9,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from events import (
     Callback,
+    CheckpointSaver,
     ConstantScheduler,
     ConstantWithWarmupScheduler,
     CosineAnnealingScheduler,
@@ -86,7 +87,7 @@ def test_a_model_with_its_own_loss_and_metrics_needs_no_loss_fn(metric_list):
 
 
 def test_callbacks_read_the_values_of_metrics_and_what_updating_them_returned(metric_list):
-    """As callbacks of llm-foundry do; a metric of another evaluation keeps its value."""
+    """Callbacks of llm-foundry do so; a metric of another evaluation keeps its value."""
     seen = []
 
     class Tells(Shaped):
@@ -265,7 +266,7 @@ class Crowded(Shaped):
 
 
 def test_auto_halves_the_microbatch_until_it_fits(metric_list, caplog):
-    """Once: later batches begin with what fitted. The gradients are those of the whole batch."""
+    """It does so once: later batches begin with what fitted. The gradients are those of the whole batch."""
     model, whole = Crowded(), Shaped()
     train(model, metric_list, max_duration="2ba", device_train_microbatch_size="auto")
     train(whole, None, max_duration="2ba")
@@ -344,7 +345,17 @@ def test_several_dataloaders_need_no_labels(make_trainer, make_dataloader):
     ],
 )
 def test_an_argument_that_the_trainer_lacks_is_named(make_trainer, name, hint):
-    """With what to use instead; Composer's None for it is no error."""
+    """The error says what to use instead; Composer's None for it is no error."""
     make_trainer(algorithms=None)
     with pytest.raises(TypeError, match=f"no argument '{name}'.*{hint}"):
         make_trainer(**{name: True})
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("all_saved_checkpoints_to_timestamp", r"saver\.state_dict\(\)"), ("foldr", "has no 'foldr'")],
+)
+def test_what_a_saver_does_not_have_is_named(tmp_path, name, hint):
+    """The error says what to use where that is known."""
+    with pytest.raises(AttributeError, match=hint):
+        getattr(CheckpointSaver(tmp_path), name)

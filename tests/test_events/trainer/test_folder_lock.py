@@ -47,7 +47,7 @@ def names(folder):
 @pytest.mark.parametrize("autoresume", [False, True])
 @pytest.mark.parametrize("sharded", [False, True])
 def test_a_folder_of_another_process_is_refused(make_trainer, holder, tmp_path, autoresume, sharded):
-    """Before anything is loaded; the message says who has it."""
+    """The error comes before anything is loaded, and says who has it."""
     who = rf"process {holder.pid} on {os.uname().nodename} saves checkpoints of run 'theirs' there, since 20"
 
     with pytest.raises(CheckpointError, match=who):
@@ -57,7 +57,7 @@ def test_a_folder_of_another_process_is_refused(make_trainer, holder, tmp_path, 
 
 
 def test_that_of_a_killed_process_is_free(make_trainer, holder, tmp_path):
-    """At once; its file is taken over, and removed in the end."""
+    """It is free at once; its file is taken over, and removed in the end."""
     holder.send_signal(signal.SIGKILL)
     holder.wait()
 
@@ -69,7 +69,7 @@ def test_that_of_a_killed_process_is_free(make_trainer, holder, tmp_path):
 
 @pytest.mark.parametrize("is_uri", [False, True], ids=["folder", "store"])
 def test_two_trainers_of_a_process_have_it_one_after_the_other(make_trainer, tmp_path, monkeypatch, is_uri):
-    """Of a folder in a store it is the one on this machine."""
+    """The lock of a folder in a store is the one on this machine."""
     monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "machine"))
     folder = f"file://{tmp_path}/store" if is_uri else tmp_path / "saved"
     first = make_trainer(save_folder=folder)
@@ -110,7 +110,7 @@ def test_a_forked_child_does_not_keep_it(make_trainer, tmp_path):
 
 
 def test_a_file_system_without_locks_is_said(make_trainer, tmp_path, monkeypatch, caplog):
-    """Once; training goes on."""
+    """It is said once; training goes on."""
     monkeypatch.setattr("uploads.disk.fcntl", None)
 
     with make_trainer(save_folder=tmp_path, save_interval="2ba") as trainer:
@@ -148,7 +148,7 @@ def test_what_somebody_else_has_put_there_is_not_removed(make_trainer, tmp_path,
 
 
 def test_what_a_killed_process_has_moved_aside_is_removed(make_trainer, tmp_path):
-    """As it does before it compares what it removes."""
+    """A process moves a file aside before it compares what it removes."""
     saver = CheckpointSaver(tmp_path)
     with make_trainer(callbacks=saver, max_duration="1ep") as trainer:
         trainer.fit()
@@ -174,7 +174,7 @@ def test_an_identifier_that_is_none_is_nobodys(tmp_path, identifier):
 
 
 def test_the_file_that_is_checked_is_the_one_that_is_loaded(make_trainer, tmp_path, monkeypatch):
-    """Also where its name is given to another file in between."""
+    """That holds where its name is given to another file in between, too."""
     for name, duration in (("a", "5ba"), ("b", "10ba")):
         with make_trainer(save_folder=tmp_path / name, max_duration=duration) as trainer:
             trainer.fit()

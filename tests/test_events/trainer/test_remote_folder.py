@@ -92,7 +92,7 @@ def test_a_store_that_loses_an_answer_in_the_middle_of_a_checkpoint(make_trainer
 
 
 def test_what_an_earlier_process_left_is_uploaded_when_the_next_one_begins(make_trainer, moto):
-    """Before it trains; the files are in the spool."""
+    """It goes before training; the files are in the spool."""
     proxy, has_arrived = FaultProxy(moto.endpoint_url), threading.Event()
     proxy.plan = lambda request: Answer(503, "SlowDown") if request.method == "PUT" else None
     folder = moto.at(proxy.url).uri("left-behind")
@@ -222,7 +222,7 @@ def test_a_store_with_another_run_of_the_name_is_refused(make_trainer, uri, mach
 @pytest.mark.parametrize("template", ["{run_name}", ""])
 @pytest.mark.parametrize("options", [{}, {"save_sharded": True}], ids=["file", "shards"])
 def test_names_that_a_destination_has_of_another_run_are_refused(make_trainer, tmp_path, template, options):
-    """On a machine that has nothing of it; runs of other names, and this run resumed, are let in."""
+    """The machine has nothing of it; runs of other names, and this run resumed, are let in."""
 
     def make(folder, **arguments):
         artifacts = Artifacts(f"{tmp_path}/store/{template}", spool=tmp_path / folder / "spool", free_bytes=0)
@@ -248,7 +248,7 @@ def test_names_that_a_destination_has_of_another_run_are_refused(make_trainer, t
 
 
 def test_a_store_is_asked_by_one_listing_however_much_it_has(make_trainer, moto):
-    """Of a thousand names; whatever they are called, those of this run are found among them."""
+    """It has a thousand names; whatever they are called, those of this run are found among them."""
     for name in ("other-0.txt", "other-1.txt", "test-ba3.pt"):
         moto.client().put_object(Bucket="bucket", Key=f"full/{name}", Body=b"")
     proxy = FaultProxy(moto.endpoint_url)
@@ -339,6 +339,6 @@ def test_a_uri_that_is_none_is_refused_at_once(make_trainer):
 
 
 def test_a_uri_without_an_object_says_so(tmp_path):
-    """As a path without a file does."""
+    """A path without a file does so too."""
     with pytest.raises(FileNotFoundError):
         read_checkpoint(f"file://{tmp_path}/none.pt")

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from destinations import Artifacts, RunDirectory
 from destinations.runs import Run
-from events import Callback, CheckpointSaver, Evaluator, read_checkpoint
-from events.trainer.checkpoint.retention import Retention, SavedCheckpoint
+from events import Callback, CheckpointSaver, CheckpointWriting, Evaluator, Retention, read_checkpoint
+from events.trainer.checkpoint.retention import SavedCheckpoint
 from tests.servers import s3_servers
 from tests.servers.fault_proxy import FaultProxy
 from uploads import UploadQueue, open_store
@@ -45,14 +45,14 @@ def saved(*metrics):
         ({"newest": None}, "123456"),
         ({"newest": 2}, "56"),
         ({"newest": 1, "every": 2}, "246"),
-        ({"newest": 1, "metric": "metrics/eval/a"}, "36"),
-        ({"newest": 1, "metric": "metrics/eval/a", "mode": "min"}, "16"),
-        ({"newest": 1, "metric": "metrics/eval/a", "best": 2}, "346"),
-        ({"newest": 2, "metric": "metrics/eval/a", "every": 5}, "356"),
+        ({"newest": 1, "best": "metrics/eval/a"}, "36"),
+        ({"newest": 1, "best": "metrics/eval/a", "best_mode": "min"}, "16"),
+        ({"newest": 1, "best": "metrics/eval/a", "best_count": 2}, "346"),
+        ({"newest": 2, "best": "metrics/eval/a", "every": 5}, "356"),
     ],
 )
 def test_what_any_part_of_the_rule_wants_stays(rule, kept):
-    """Of six; the second has no value, the fifth is NaN, of the equal third and fourth the older is better."""
+    """There are six; the second has no value, the fifth is NaN, of the equal third and fourth the older is better."""
     six = saved(0.0, None, 0.9, 0.9, float("nan"), 0.5)
 
     gone = Retention(**rule).surplus(six)
@@ -63,12 +63,12 @@ def test_what_any_part_of_the_rule_wants_stays(rule, kept):
 @given(
     metrics=st.lists(st.none() | st.floats(), min_size=1),
     newest=st.integers(1, 5),
-    best=st.integers(1, 3),
+    count=st.integers(1, 3),
     every=st.none() | st.integers(1, 4),
 )
-def test_the_newest_always_stays_and_what_is_gone_stays_gone(metrics, newest, best, every):
+def test_the_newest_always_stays_and_what_is_gone_stays_gone(metrics, newest, count, every):
     """Applied after each checkpoint, the rule leaves those that it leaves where it is applied once at the end."""
-    rule = Retention(newest, best, "metrics/eval/a", "max", every)
+    rule = Retention(newest, best="metrics/eval/a", best_count=count, every=every)
     everything = saved(*metrics)
 
     left = []
@@ -85,12 +85,11 @@ def test_the_newest_always_stays_and_what_is_gone_stays_gone(metrics, newest, be
 
 
 def test_the_best_and_every_third_stay_on_the_disk(make_trainer, make_dataloader, tmp_path):
-    """By the metric as it is logged; across two sessions."""
+    """The metric has the name under which it is logged, and the rule holds across two sessions."""
 
     def run(duration):
-        saver = CheckpointSaver(
-            tmp_path / "saved", keep=1, keep_best="metrics/eval/accuracy", keep_every=3, filename="{batch}.pt"
-        )
+        rule = Retention(1, best="metrics/eval/accuracy", every=3)
+        saver = CheckpointSaver(tmp_path / "saved", keep=rule, filename="{batch}.pt")
         with make_trainer(
             callbacks=[Accuracy(), saver],
             eval_dataloader=make_dataloader(),
@@ -125,9 +124,7 @@ def test_a_value_is_that_of_the_batch_that_was_evaluated(
         tmp_path / "saved",
         filename="{batch}.pt",
         save_interval="1ba",
-        keep=1,
-        keep_best="metrics/eval/accuracy",
-        keep_best_mode=mode,
+        keep=Retention(1, best="metrics/eval/accuracy", best_mode=mode),
     )
 
     with make_trainer(
@@ -171,8 +168,7 @@ def test_an_evaluation_after_the_save_is_of_the_same_weights(make_trainer, make_
         tmp_path / "saved",
         filename="{batch}.pt",
         save_interval="5ba",
-        keep=1,
-        keep_best="metrics/eval/accuracy",
+        keep=Retention(1, best="metrics/eval/accuracy"),
     )
 
     with make_trainer(
@@ -184,26 +180,32 @@ def test_an_evaluation_after_the_save_is_of_the_same_weights(make_trainer, make_
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("make", "message"),
     [
-        ({"keep": 0}, "keep must be at least 1, got 0. Write None to keep all"),
-        ({"keep_every": 0}, "keep_every must be at least 1"),
-        ({"keep_in_store": 0}, "keep_in_store must be at least 1, got 0. Write None to keep all"),
-        ({"keep_best_in_store": 0}, "keep_best_in_store must be at least 1"),
-        ({"keep_every_in_store": 0}, "keep_every_in_store must be at least 1"),
-        ({"keep_best_count": 0}, "keep_best_count must be at least 1"),
+        (lambda: CheckpointSaver(keep=0), "keep must be at least 1, got 0. Write None to keep all"),
         (
-            {"keep_best": "accuracy"},
-            "keep_best must be a metric of an evaluation, got 'accuracy'. Write \"metrics",
+            lambda: CheckpointSaver(keep_in_store=0),
+            "keep_in_store must be at least 1, got 0. Write None to keep all",
         ),
-        ({"keep_best_mode": "most"}, "keep_best_mode must be 'max' or 'min', got 'most'"),
-        ({"when_busy": "stop"}, "when_busy must be 'wait' or 'skip', got 'stop'"),
+        (lambda: Retention(0), "newest must be at least 1, got 0"),
+        (lambda: Retention(every=0), "every must be at least 1, got 0"),
+        (lambda: Retention(best_count=0), "best_count must be at least 1, got 0"),
+        (
+            lambda: Retention(best="accuracy"),
+            "best must be a metric of an evaluation, got 'accuracy'. Write \"metrics",
+        ),
+        (lambda: Retention(best_mode="most"), "best_mode must be 'max' or 'min', got 'most'"),
+        (
+            lambda: CheckpointSaver(keep_in_store=Retention(2, best="loss/eval/total")),
+            "keep_in_store must have the best of keep, None, or none, got 'loss/eval/total'",
+        ),
+        (lambda: CheckpointWriting(when_busy="stop"), "when_busy must be 'wait' or 'skip', got 'stop'"),
     ],
 )
-def test_a_rule_that_is_none_is_refused(arguments, message):
-    """In the constructor, with what to write."""
+def test_a_rule_that_is_none_is_refused(make, message):
+    """The constructor raises, and says what to write."""
     with pytest.raises(ValueError, match=message):
-        CheckpointSaver(**arguments)
+        make()
 
 
 def stored(folder):
@@ -233,14 +235,14 @@ def in_epochs(make_trainer, make_dataloader, tmp_path):
     return run
 
 
-RULES = {"keep_best": "metrics/eval/accuracy", "keep_in_store": 2, "keep_every_in_store": 3}
+RULES = {"keep": Retention(1, best="metrics/eval/accuracy"), "keep_in_store": Retention(2, every=3)}
 
 
 def test_the_store_has_a_rule_of_its_own(in_epochs, tmp_path):
     """It keeps two newest, the best and every third; here one newest and the best stay, over two sessions."""
     for duration in ("3ep", "6ep"):
         artifacts = Artifacts(tmp_path / "store", spool=tmp_path / "spool", free_bytes=0)
-        in_epochs(artifacts, keep=1, duration=duration, **RULES)
+        in_epochs(artifacts, duration=duration, **RULES)
 
     assert stored(tmp_path / "store") == KEPT_IN_STORE
     assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == [
@@ -251,13 +253,14 @@ def test_the_store_has_a_rule_of_its_own(in_epochs, tmp_path):
 
 
 def test_in_s3_too_and_nothing_is_deleted_unasked(in_epochs, monkeypatch, tmp_path):
-    """By the queue of a folder in a store; what is not a checkpoint of this run stays."""
+    """The queue of a folder in a store deletes; what is not a checkpoint of this run stays."""
     monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "machine"))
     for name, value in s3_servers.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     with s3_servers.moto() as moto:
         in_epochs(folder=moto.uri("ruled"), duration="3ep", **RULES)
-        in_epochs(folder=moto.uri("ruled"), **RULES)
+        # One is kept here where nothing is said.
+        in_epochs(folder=moto.uri("ruled"), **RULES | {"keep": Retention(best="metrics/eval/accuracy")})
         in_epochs(folder=moto.uri("all"), keep=1)
 
         assert stored(moto.uri("ruled")) == KEPT_IN_STORE
@@ -267,7 +270,7 @@ def test_in_s3_too_and_nothing_is_deleted_unasked(in_epochs, monkeypatch, tmp_pa
 
 
 def test_a_checkpoint_to_which_another_pointer_leads_stays(in_epochs, tmp_path, caplog):
-    """Whoever wrote that pointer; the log says so."""
+    """Whoever wrote that pointer, it counts; the log says so."""
     folder = tmp_path / "store" / "test/checkpoints"
     folder.mkdir(parents=True)
     (folder / "mine.symlink").write_text("test/checkpoints/10.pt")
@@ -310,10 +313,10 @@ def names_in(folder):
 
 
 def test_shards_follow_the_rules_too(in_epochs, tmp_path):
-    """Here and by a destination: whole folders go; across two sessions."""
+    """Whole folders go, here and by a destination, across two sessions."""
     for duration in ("3ep", "6ep"):
         artifacts = Artifacts(tmp_path / "store", spool=tmp_path / "spool", free_bytes=0)
-        in_epochs(artifacts, keep=1, duration=duration, sharded=True, **RULES)
+        in_epochs(artifacts, duration=duration, sharded=True, **RULES)
 
     assert whole_names(tmp_path / "store", "test/checkpoints/") == folders_of(10, 15, 25, 30)
     assert names_in(tmp_path / "saved") == sorted([*folders_of(10, 30), "10", "30"])
@@ -460,7 +463,7 @@ def test_in_s3_such_a_session_deletes_what_is_left_too(in_epochs, monkeypatch, t
 
 def test_a_run_directory_alone_follows_the_rules_without_a_second_copy(in_epochs, tmp_path):
     """Its files are those of the saver, by hard links, and go with them; the record says so."""
-    in_epochs(RunDirectory(tmp_path / "run"), keep=1, keep_best="metrics/eval/accuracy")
+    in_epochs(RunDirectory(tmp_path / "run"), keep=Retention(1, best="metrics/eval/accuracy"))
 
     kept = tmp_path / "run/artifacts/test/checkpoints"
     assert sorted(path.name for path in kept.iterdir()) == ["10.pt", "30.pt", "latest.symlink"]
@@ -473,7 +476,7 @@ def test_a_run_directory_alone_follows_the_rules_without_a_second_copy(in_epochs
 
 @pytest.mark.parametrize("is_moved", [False, True])
 def test_a_name_that_is_used_again_is_not_removed_for_the_one_that_had_it(make_trainer, tmp_path, is_moved):
-    """Here and in the store, after a resume, which does again what a killed session may not have done."""
+    """They go here and in the store, after a resume, which does again what a killed session may not have done."""
 
     def run(folder, duration):
         artifacts = Artifacts(tmp_path / "store", spool=tmp_path / "spool", free_bytes=0)
@@ -616,7 +619,7 @@ def test_what_is_not_kept_does_not_wait_for_a_store_that_is_away(
 
 
 def test_a_stricter_rule_is_applied_to_all_that_is_there(make_trainer, tmp_path):
-    """However many it removes at once; also by the session after one that was killed before it did."""
+    """It removes as many at once as it must; the session after one that was killed before it did so removes them too."""
 
     def run(duration, **rules):
         saver = CheckpointSaver(tmp_path / "saved", "{batch}.pt", save_interval="1ba", **rules)

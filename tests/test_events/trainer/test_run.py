@@ -147,7 +147,7 @@ def test_logging_after_the_block_is_an_error(metric_list):
 
 
 def test_an_unnamed_run_gets_a_name_that_sorts_by_time(monkeypatch):
-    """Unless the environment has one."""
+    """The environment may have one instead."""
     monkeypatch.delenv("RUN_NAME", raising=False)
     with Run() as first, Run() as second:
         assert first.state.run_name != second.state.run_name

@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from destinations import LoggerDestination
-from events import AutoInterval, Callback, CheckpointSaver, State, TimeStringError, read_checkpoint
+from events import (
+    AutoInterval,
+    Callback,
+    CheckpointSaver,
+    CheckpointWriting,
+    State,
+    TimeStringError,
+    read_checkpoint,
+)
 from events.trainer.checkpoint.schedule import AutoSchedule
 
 _PROGRAM = Path(__file__).with_name("auto_program.py")
@@ -57,7 +65,9 @@ class SlowStore(LoggerDestination):
 def saved_at(make_trainer, tmp_path, seconds, loggers=(), **policy):
     """Returns the batches at which a run of nineteen batches saves."""
     interval = AutoInterval(clock=lambda: seconds.now, **policy)
-    saver = CheckpointSaver(tmp_path, save_interval=interval, asynchronous=False, keep=100)
+    saver = CheckpointSaver(
+        tmp_path, save_interval=interval, writing=CheckpointWriting(asynchronous=False), keep=100
+    )
     with make_trainer(callbacks=[seconds, saver], loggers=loggers, max_duration="19ba") as trainer:
         trainer.fit()
     return seconds.saved_at

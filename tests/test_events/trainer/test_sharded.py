@@ -16,7 +16,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from destinations import LoggerDestination
-from events import Callback, CheckpointError, CheckpointSaver, Trainer, export_weights, read_checkpoint
+from events import (
+    Callback,
+    CheckpointError,
+    CheckpointSaver,
+    CheckpointWriting,
+    Trainer,
+    export_weights,
+    read_checkpoint,
+)
 
 FILES = [".metadata", "__0_0.distcp", "manifest.json", "rank-0.pt"]
 NEWEST = "ep2-ba10"
@@ -83,7 +91,7 @@ class TestOnTheDisk:
         assert whole["timestamp"]["batch"] == shards["timestamp"]["batch"]
 
     def test_torch_reads_the_tensors_without_this_package(self, saved, tmp_path):
-        """By its own converter, under the names that are documented."""
+        """Its own converter does, under the names that are documented."""
         dcp_to_torch_save(saved / NEWEST, tmp_path / "model.pt")
 
         found = torch.load(tmp_path / "model.pt", weights_only=True)
@@ -94,7 +102,7 @@ class TestOnTheDisk:
         )
 
     def test_tied_weights_are_written_once(self, make_trainer, tmp_path):
-        """And are in both places again."""
+        """They are in both places again."""
         trainer = make_trainer(save_folder=tmp_path / "saved", save_sharded=True, max_duration="1ba")
         layer = trainer.state.model[0]
         trainer.state.model.register_parameter("tied", layer.weight)
@@ -109,7 +117,13 @@ class TestOnTheDisk:
         ]
 
     @pytest.mark.parametrize(
-        "way", [{"process_bytes": 0}, {"asynchronous": False}, {"weights_only": True}], ids=str
+        "way",
+        [
+            {"writing": CheckpointWriting(process_bytes=0)},
+            {"writing": CheckpointWriting(asynchronous=False)},
+            {"weights_only": True},
+        ],
+        ids=["process", "training thread", "weights"],
     )
     def test_every_way_of_writing(self, make_trainer, saved, tmp_path, way):
         """A process writes, the training thread does, or the model is saved alone."""
@@ -124,7 +138,7 @@ class TestOnTheDisk:
         assert saver.counts.saved == 3
 
     def test_old_ones_are_removed_with_their_folder(self, make_trainer, tmp_path):
-        """Unless something else is in it."""
+        """The folder stays where something else is in it."""
 
         class Keeps(Callback):
             def batch_end(self, state, logger):
@@ -154,7 +168,9 @@ class TestOnTheDisk:
                     seen.extend(names(folder))
                     (folder / "ep0-ba4/manifest.json").rmdir()
 
-        saver = CheckpointSaver(folder, save_interval="2ba", sharded=True, asynchronous=False, keep=1)
+        saver = CheckpointSaver(
+            folder, save_interval="2ba", sharded=True, writing=CheckpointWriting(asynchronous=False), keep=1
+        )
         with make_trainer(callbacks=[BlocksAManifest(), saver], max_duration="6ba") as trainer:
             trainer.fit()
 
@@ -358,7 +374,7 @@ class TestThePointerInAStore:
     """It is handed on when everything that it stands for is there."""
 
     def test_waits_for_the_files(self, make_trainer, tmp_path):
-        """Of the newest; training goes on meanwhile."""
+        """It waits for those of the newest; training goes on meanwhile."""
         slow, seen, deleted = Slow(), [], []
 
         class Answers(Callback):
@@ -383,7 +399,7 @@ class TestThePointerInAStore:
 
     @pytest.mark.parametrize("answer", [OSError("the store refused it"), ZeroDivisionError("a bug")], ids=str)
     def test_stays_where_a_file_will_never_be_there(self, make_trainer, tmp_path, caplog, answer):
-        """Which is said, and ends no training."""
+        """That is said, and ends no training."""
         slow = Slow()
         slow.answer = answer
 
@@ -397,7 +413,7 @@ class TestThePointerInAStore:
         assert str(answer) in caplog.text
 
     def test_after_a_long_outage_what_was_there_before_is_deleted(self, make_trainer, tmp_path, caplog):
-        """Also what a checkpoint replaces that is given up, for too many newer ones wait; that one stays."""
+        """So is what a checkpoint replaces that is given up, for too many newer ones wait; that one stays."""
         slow = Slow()
 
         class Outage(Callback):
@@ -406,7 +422,12 @@ class TestThePointerInAStore:
 
         # Written at once: which ones wait when the outage begins must not depend on the speed of the disk.
         saver = CheckpointSaver(
-            tmp_path, "{batch}.pt", save_interval="1ba", sharded=True, keep_in_store=1, asynchronous=False
+            tmp_path,
+            "{batch}.pt",
+            save_interval="1ba",
+            sharded=True,
+            keep_in_store=1,
+            writing=CheckpointWriting(asynchronous=False),
         )
         with make_trainer(callbacks=[Outage(), saver], loggers=slow, max_duration="40ba") as trainer:
             trainer.fit()
@@ -427,7 +448,7 @@ class TestThePointerInAStore:
             "{batch_in_epoch}.pt",
             save_interval="2ba",
             sharded=True,
-            asynchronous=False,
+            writing=CheckpointWriting(asynchronous=False),
             keep_in_store=1,
         )
         options = {"samples": 16, "max_duration": "9ba"}

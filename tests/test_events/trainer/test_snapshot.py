@@ -423,7 +423,7 @@ def test_what_is_saved_is_loaded_and_all_else_is_refused_with_its_place(way, val
     ],
 )
 def test_what_could_not_be_read_again_is_refused_by_name(save, value, message):
-    """Also where torch would write it, or say something else."""
+    """Torch would write some of it, or say something else."""
     with pytest.raises(CheckpointError, match=message):
         save({"a": [value]})
 
@@ -442,7 +442,7 @@ def test_memory_of_two_types_is_saved_as_two(way, tmp_path):
 
 @pytest.mark.parametrize("save", [lambda values: SnapshotBuffer().take(values), plain_values])
 def test_a_tensor_whose_memory_is_gone_is_refused(save):
-    """As that of a parameter that is gathered only while it is used."""
+    """A parameter that is gathered only while it is used is one."""
     tensor = torch.ones(3)
     tensor.untyped_storage().resize_(0)
 

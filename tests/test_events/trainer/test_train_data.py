@@ -96,7 +96,7 @@ def test_a_map_dataset_read_by_workers_is_read_again_and_it_is_said(resume, capl
 
 
 def test_by_reading_it_is_read_again(resume):
-    """As the argument says."""
+    """The argument says so."""
     whole, resumed, loader = resume(
         lambda: DataLoader(Counted(), batch_size=4, shuffle=True), skip_by="reading"
     )
@@ -174,7 +174,7 @@ def test_generators_of_dataset_sampler_and_collate_are_saved(resume):
 
 @pytest.mark.parametrize("kind", ["PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"])
 def test_each_generator_of_numpy_is_saved_as_plain_values(tmp_path, kind):
-    """And draws the same after it was loaded."""
+    """It draws the same after it was loaded."""
     loader = DataLoader(
         [0], collate_fn=functools.partial(moved, np.random.Generator(getattr(np.random, kind)(5)))
     )
@@ -202,7 +202,7 @@ def test_generators_are_named_by_their_place():
 
 
 def test_a_generator_that_is_gone_is_said(make_trainer, tmp_path, caplog):
-    """By its name, where the run is resumed."""
+    """Its name is said where the run is resumed."""
     make_trainer(
         train_dataloader=DataLoader(Noisy(), batch_size=4), save_folder=tmp_path, max_duration="3ba"
     ).fit()
@@ -257,7 +257,7 @@ class Stream(IterableDataset):
 
 
 def test_a_dataset_with_a_state_is_given_it_back(resume):
-    """And nothing is read again."""
+    """Nothing is read again."""
     whole, resumed, loader = resume(lambda: DataLoader(Stream(), batch_size=4))
 
     assert resumed == whole
@@ -394,7 +394,7 @@ def test_what_is_exact_needs_no_words(make_trainer, tmp_path, caplog):
 
 
 def test_a_sampler_inside_a_batch_sampler_is_told_the_epoch(make_trainer):
-    """As that of torchvision's references, which ranks need."""
+    """Torchvision's references have such a sampler, which ranks need."""
     sampler = DistributedSampler(range(20), num_replicas=2, rank=0)
     loader = DataLoader(Counted(), batch_sampler=BatchSampler(sampler, 4, drop_last=False))
 

@@ -85,7 +85,7 @@ def test_weights_alone_are_saved_and_loaded_but_not_resumed_from(make_trainer, s
     ],
 )
 def test_what_does_not_go_together_is_refused_by_name(make_trainer, arguments, message):
-    """Before anything is set up."""
+    """The error comes before anything is set up."""
     with pytest.raises(ValueError, match=message):
         make_trainer(**arguments)
 
@@ -104,7 +104,7 @@ def test_weights_are_exported_for_other_programs(saved, tmp_path, name):
 
 
 def test_an_export_to_another_kind_of_file_is_refused(saved, tmp_path):
-    """With those that there are."""
+    """The error names those that there are."""
     with pytest.raises(ValueError, match=r"to a \.safetensors, \.pt or \.pth file, got 'model\.onnx'"):
         export_weights(saved, tmp_path / "model.onnx")
 
@@ -129,7 +129,7 @@ def test_a_callback_loads_weights_before_the_run_loads_its_own(make_trainer, sav
 
 
 def test_a_callback_that_finds_no_checkpoint_stops_the_set_up(make_trainer, tmp_path):
-    """With the name; patterns are a list."""
+    """The error has the name; patterns are a list."""
     with pytest.raises(FileNotFoundError, match=r"none\.pt"):
         make_trainer(callbacks=[LoadCheckpoint(tmp_path / "none.pt")])
     with pytest.raises(TypeError, match=r"must be a list of patterns, got '2\.\*'"):

@@ -119,7 +119,7 @@ def test_a_denial_is_about_the_name_only_while_others_get_through():
     "error", [StoreError("a proxy's answer"), RemoteNotFoundError("404"), KeyError("a bug")], ids=repr
 )
 def test_what_the_store_did_not_refuse_never_fails_while_nothing_gets_through(error):
-    """However often: it may be the network, a proxy or a bug that a restart mends."""
+    """It does not matter how often: it may be the network, a proxy or a bug that a restart mends."""
     attempts = FailureCounts()
 
     actions = {classify_failure(error, attempts, LONGEST, successes=0).action for _ in range(1000)}
@@ -192,7 +192,7 @@ def test_one_outage_is_one_probe_for_all_threads():
 
 
 def test_that_uploads_resumed_is_logged_once(caplog):
-    """Where they had been parked, and not for each success."""
+    """It is said where they had been parked, and not for each success."""
     health = StoreHealth(LONGEST, lambda: 0.0)
     health.record_success()
     assert not caplog.messages
@@ -224,7 +224,7 @@ def test_credentials_are_renewed_once_for_each_denial():
 
 
 def test_the_first_pauses_are_those_of_the_policy():
-    """Without a policy of one's own: a second, at most a minute; for probes, five minutes."""
+    """The default is a second, and at most a minute; for probes, five minutes."""
     policy = RetryPolicy()
 
     assert [policy.delay_seconds(1) <= 1.0, policy.delay_seconds(50) <= 60.0] == [True, True]

@@ -39,7 +39,7 @@ def test_a_command_refuses_another_users_spool_without_trust(theirs, command):
 
 @by_root
 def test_trust_is_an_option_of_the_command_line(theirs, capsys):
-    """And `status`, which only reads, does not ask for it."""
+    """`status`, which only reads, does not ask for it."""
     assert main(["resume", str(theirs.path)]) == EXIT_FAILED
     assert f"got user {ANOTHER_USER}" in capsys.readouterr().err
     assert main(["status", str(theirs.path)]) == EXIT_OK

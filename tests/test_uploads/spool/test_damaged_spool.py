@@ -364,7 +364,7 @@ def test_of_a_log_that_is_too_large_the_newest_lines_are_read(tmp_path):
 
 
 def test_what_is_delivered_frees_its_bytes_on_a_full_disk(tmp_path, monkeypatch):
-    """Before anything is written: else a spool that fills its disk could never be emptied."""
+    """It does so before anything is written: else a spool that fills its disk could never be emptied."""
     spool = Spool(tmp_path / "spool")
     spool.create()
     folder = _publish(spool, 1, "victim")

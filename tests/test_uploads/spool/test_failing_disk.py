@@ -190,7 +190,7 @@ def test_a_queue_that_is_opened_on_a_full_disk_delivers_what_is_left(
     "left", [(), ("tmp",), ("pending", "tmp"), ("inflight", "pending", "tmp", "done", "quarantine")]
 )
 def test_a_spool_of_which_a_part_was_deleted_is_mended(make_queue, make_file, tmp_path, left):
-    """As by a program that removes empty folders: what is submitted next is delivered, and what fails is kept."""
+    """A program that removes empty folders does so: what is submitted next is delivered, and what fails is kept."""
     store = MemoryStore()
     queue = make_queue(store)
     queue.submit(make_file(), "a").result(LIMIT_SECONDS)

@@ -76,7 +76,7 @@ def test_a_moved_file_is_adopted_though_the_host_was_renamed(tmp_path, make_file
 
 
 def test_what_a_living_process_stages_is_left_alone(tmp_path):
-    """By any process, also by this one; what is left there otherwise is removed."""
+    """Any process leaves it, also this one; what is left there otherwise is removed."""
     spool = Spool(tmp_path)
     spool.create()
     left = spool.new_folder()
@@ -247,7 +247,7 @@ def test_what_a_killed_rank_was_uploading_is_uploaded_once(make_queue, make_file
 
 
 def test_an_answer_that_a_killed_rank_waited_for_counts_as_lost(make_queue, make_file, prefix):
-    """Also after a failure of the next process, so that its own object is not taken for another's."""
+    """It counts after a failure of the next process, too, so that its own object is not taken for another's."""
     rank, killed = (make_queue(Folder(prefix, is_down=True), spool=None) for _ in range(2))
     killed.submit(make_file(), "during")
     rank.close(0)
@@ -289,7 +289,7 @@ def test_what_an_earlier_worker_still_uploads_is_left_to_it(three_ranks, make_qu
 
 
 def test_a_newer_version_replaces_one_that_another_rank_left(make_queue, make_file, prefix):
-    """Whatever number the older one had in its own spool."""
+    """The number that the older one had in its own spool does not matter."""
     first, second = (make_queue(Folder(prefix, is_down=True), spool=None) for _ in range(2))
     for version in range(5):
         second.submit(make_file(content=b"old %d" % version), "name", overwrite=True)

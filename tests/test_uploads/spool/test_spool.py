@@ -181,7 +181,7 @@ def test_a_failed_entry_keeps_its_bytes_and_its_reason(spool):
 
 
 def test_a_failed_entry_that_is_retried_is_not_logged_as_failed(spool, monkeypatch):
-    """Also where the process is killed during the retry, and the next one after the upload, before its line."""
+    """That holds where the process is killed during the retry, and the next one after the upload, before its line."""
     folder = _publish(spool, _entry())
     spool.claim(folder)
     spool.settle(folder, Outcome("0000000000000001", "a", UploadState.CONFLICT, reason="taken"))
@@ -402,7 +402,7 @@ def test_attempts_that_ended_with_their_process_are_counted(tmp_path):
 
 
 def test_bytes_may_be_lost_by_a_reboot_before_they_were_synced_alone(tmp_path):
-    """Not in the same boot, nor once they are on the disk, nor where they were synced at once."""
+    """They are safe in the same boot, once they are on the disk, and where they were synced at once."""
     lost = [
         may_have_lost_bytes(tmp_path, _entry(boot=boot), now)
         for boot, now in (("a", "b"), ("a", "a"), ("", "b"))
@@ -573,7 +573,7 @@ def test_one_thread_syncs_whatever_comes(spool):
 
 @pytest.mark.parametrize("is_tried_again", [True, False])
 def test_entries_are_synced_though_a_thread_could_not_be_started(spool, monkeypatch, caplog, is_tried_again):
-    """By the thread that the next entry starts, or when the spool is left. Submitting does not fail."""
+    """The thread that the next entry starts does it, or the end of the spool. Submitting does not fail."""
     synced, folders = [], [_entry(1).folder, _entry(2).folder]
     flusher = Flusher(spool, delay_seconds=0.0, fsync=lambda place: synced.append(place.name))
 

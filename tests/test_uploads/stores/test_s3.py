@@ -312,7 +312,7 @@ def test_an_upload_is_noted_before_it_is_created(proxy, at_proxy, make_file, tmp
 def test_an_upload_that_cannot_be_completed_any_more_starts_over(
     proxy, at_proxy, moto, prefix, make_file, tmp_path
 ):
-    """Though its parts are still listed: some servers answer from two places."""
+    """It does so though its parts are still listed: some servers answer from two places."""
     notes = tmp_path / "multipart.json"
     proxy.fail_first(1, Answer(404, "NoSuchUpload"), method="POST", part="uploadId=")
     with Body(make_file(content=LARGE), "id") as body:

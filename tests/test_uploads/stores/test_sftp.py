@@ -73,7 +73,7 @@ def test_of_two_create_only_writers_one_wins(login, connect, make_file, tmp_path
 
 
 def test_a_taken_name_is_refused(login, connect, make_file, tmp_path):
-    """Also where RENAME alone would replace it."""
+    """RENAME alone would replace it."""
     store = connect(login)
     with Body(make_file("one", b"1"), "a") as one, Body(make_file("two", b"2"), "b") as two:
         store.put("name", one, overwrite=False)

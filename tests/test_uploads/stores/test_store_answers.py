@@ -97,7 +97,7 @@ STATUSES = [302, 400, 401, 403, 404, 407, 418]
     [*((status, False) for status in STATUSES), *((status, True) for status in times([302, 404], STATUSES))],
 )
 def test_a_proxys_refusals_fail_nothing(s3_behind, make_queue, make_file, status, overwrite):
-    """However long a front answers in the store's stead: afterwards everything is delivered."""
+    """A front may answer in the store's stead for long: afterwards everything is delivered."""
     server, proxy = s3_behind
     proxy.plan = until(proxy, MANY_REQUESTS, lambda _: front(status))
 
@@ -262,7 +262,7 @@ class BodyThatCannotBeRead(Body):
 
 
 def test_parts_that_cannot_be_read_hold_up_no_other_upload(moto, prefix, make_file):
-    """As many failed reads as there are slots for parts; the next upload goes through."""
+    """As many reads fail as there are slots for parts; the next upload goes through."""
     store = open_store(moto.uri(prefix) + SMALL_PARTS + "&part_threads=2")
     file = make_file(content=LARGE)
     for _ in range(2):

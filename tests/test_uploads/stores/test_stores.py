@@ -115,7 +115,7 @@ class TestLocalStore:
         assert [found.name for found in store.list()] == ["a"]
 
     def test_a_pipe_in_the_folder_holds_nothing_up(self, tmp_path, make_file):
-        """Whatever its name; it is no object, nor is a folder, and no writer has it open."""
+        """Its name does not matter; it is no object, nor is a folder, and no writer has it open."""
         folder = tmp_path / "store"
         folder.mkdir()
         (folder / "inner").mkdir()
@@ -190,7 +190,7 @@ class TestLocalStore:
         assert list((tmp_path / "store").iterdir()) == []
 
     def test_a_file_system_without_any_create_only_is_refused(self, tmp_path, make_file, monkeypatch):
-        """Neither hard links nor a rename that replaces nothing; the kernel knows no such flag."""
+        """It has neither hard links nor a rename that replaces nothing; the kernel knows no such flag."""
 
         class WithoutLinks(LocalStore):
             @staticmethod
@@ -358,7 +358,7 @@ class TestRegistering:
         assert kept_options({"zone": "c", "token": "hush"}) == {"zone": "c"}
 
     def test_an_installed_package_adds_a_store(self, monkeypatch):
-        """By an entry point; its name is known to the error of a near miss too."""
+        """An entry point adds it; its name is known to the error of a near miss too."""
         mine = EntryPoint("elsewhere", f"{__name__}:StoreElsewhere", ENTRY_POINT_GROUP)
         monkeypatch.setattr(mine.__class__, "load", lambda _: StoreElsewhere)
         monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: EntryPoints([mine]))
@@ -394,7 +394,7 @@ class TestRegistering:
             test(**{key: given[key] for key in inspect.signature(test).parameters})
 
     def test_credentials_in_a_uri_are_refused(self):
-        """Before the store sees them."""
+        """The error comes before the store sees them."""
         register_store("elsewhere", StoreElsewhere)
 
         with pytest.raises(ValueError, match="cannot contain credentials"):

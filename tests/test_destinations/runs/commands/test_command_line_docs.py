@@ -48,7 +48,7 @@ def test_every_group_is_on_the_page():
 
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_every_option_of_a_command_is_on_the_page(name):
-    """In the part about that command; and what is there is an option of it."""
+    """The part about that command has it; and what is there is an option of it."""
     section = section_of(name)
     shown = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", section)) - SHARED
 
@@ -110,7 +110,7 @@ def every_parser():
 
 @pytest.mark.parametrize("parser", list(every_parser()))
 def test_every_help_page_has_two_examples_that_parse(parser):
-    """And no table of exit codes, which has one place: `destinations --help`."""
+    """None has a table of exit codes, which has one place: `destinations --help`."""
     text = parser.format_help()
 
     lines = [line.strip() for line in text.split("examples:\n")[1].splitlines()]

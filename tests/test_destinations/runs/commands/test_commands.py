@@ -144,7 +144,7 @@ def run_in(session, *arguments):
 
 
 def test_ls_lists_the_newest_first(root):
-    """By name, with status, age, duration, tags, the hyperparameters that vary, and the main metrics."""
+    """Each line has name, status, age, duration, tags, the hyperparameters that vary, and the main metrics."""
     session = session_of(NOW + 3660)
 
     assert run_in(session, "ls") == 0
@@ -224,7 +224,7 @@ def test_ls_again_and_again(root):
 
 
 def test_several_roots(runs, root, monkeypatch, tmp_path):
-    """By options, or by the environment; a run is found in any."""
+    """Options or the environment name them; a run is found in any."""
     (tmp_path / "other").mkdir()
     (root / "beta").rename(tmp_path / "other/beta")
     _, by_options, _ = runs("ls", "--json", "--root", root, "--root", tmp_path / "other")
@@ -310,7 +310,7 @@ def test_a_run_is_named_by_its_path_without_any_index(runs, root, tmp_path, monk
     ],
 )
 def test_best_ranks_by_the_best_value_that_was_there(runs, direction, ranks):
-    """And says at which step; a run without the metric has no rank."""
+    """It says at which step; a run without the metric has no rank."""
     _, out, _ = runs("best", "loss", direction, "--json")
     code, table, _ = runs("best", "loss", direction, "-n", "1")
 
@@ -373,7 +373,7 @@ def test_diff_of_a_run_with_itself_is_nothing(runs):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml"), ("a.pdf", b"%PDF")])
 def test_plot_draws_a_picture(runs, tmp_path, name, start):
-    """Of several runs; one without the metric is named and left out."""
+    """It shows several runs; one without the metric is named and left out."""
     code, out, err = runs(
         "plot", "loss", "alpha", "beta", "empty", "-o", tmp_path / name, "--log", "--x", "time"
     )
@@ -403,7 +403,7 @@ def test_plot_draws_the_points_of_the_run(root):
 
 
 def test_plot_refuses_a_picture_of_another_kind(runs, tmp_path):
-    """Before it reads anything."""
+    """The error comes before it reads anything."""
     assert runs("plot", "loss", "alpha", "-o", "a.txt") == (
         2,
         "",
@@ -546,7 +546,7 @@ def test_wait_gives_up_in_time(root):
 
 
 def test_export_of_the_table_of_runs(runs, tmp_path):
-    """As CSV on the screen, or into a file; the selection is that of `ls`."""
+    """It is CSV on the screen, or in a file; the selection is that of `ls`."""
     _, out, _ = runs("export", "--tag", "good")
     code, said, _ = runs("export", "-o", tmp_path / "a.jsonl")
 
@@ -686,7 +686,7 @@ def test_a_run_is_renamed(runs):
 
 
 def test_what_is_archived_is_listed_no_more(runs):
-    """Until it is taken out again, or asked for; a wrong name among several changes nothing."""
+    """It stays hidden until it is taken out again, or asked for; a wrong name among several changes nothing."""
     wrong = runs("archive", "alpha", "nobody")
     still = json.loads(runs("ls", "--json")[1])
     code, _, _ = runs("archive", "alpha", "beta")
@@ -718,7 +718,7 @@ def test_gc_says_what_could_go_and_deletes_nothing(runs, root):
 
 
 def test_gc_deletes_when_told_to(runs, root):
-    """And nothing else; the index knows at once."""
+    """It deletes nothing else; the index knows at once."""
     runs("archive", "beta")
 
     code, out, _ = runs("gc", "--older-than", "0s", "--delete", "--json")
@@ -826,7 +826,7 @@ def test_a_filter_that_does_not_parse_shows_the_place(runs):
 
 
 def test_an_id_that_occurs_twice_wants_a_path(runs, root):
-    """Which is then taken."""
+    """The path is then taken."""
     shutil.copytree(root / "alpha", root / "copy")
 
     code, _, err = runs("show", "id-alpha")
@@ -839,7 +839,7 @@ def test_an_id_that_occurs_twice_wants_a_path(runs, root):
 
 
 def test_without_any_root_it_says_what_to_do(runs, tmp_path, monkeypatch):
-    """Where there is no folder `runs` and no variable."""
+    """There is no folder `runs` and no variable."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
 
@@ -981,7 +981,7 @@ def test_send_says_what_was_sent(runs, root, tmp_path):
 
 
 def test_send_takes_several_runs(runs, root, tmp_path):
-    """By name, by a filter, or all of them; one that cannot be sent does not keep the others."""
+    """They are given by name, by a filter, or all of them; one that cannot be sent does not keep the others."""
     to = ("--to", f"run:{tmp_path / 'to'}")
     (tmp_path / "to").mkdir()
     (tmp_path / "to" / "alpha").write_text("is no folder")
@@ -1039,6 +1039,7 @@ def test_import_copies_the_runs_of_other_loggers(runs, tmp_path):
     assert json.loads(again[1]) == {
         "runs": 0,
         "unchanged": 2,
+        "busy": 0,
         "rows": 0,
         "values": 0,
         "records": {},
@@ -1107,22 +1108,19 @@ def test_import_asks_for_the_step_in_a_terminal(tmp_path):
     assert [row.step for row in read_rows(tmp_path / "ours/history")] == [0, 10]
 
 
-def test_import_shows_a_bar_in_a_terminal(tmp_path):
-    """With how many runs are done, and how many values."""
-
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
+def test_import_shows_a_bar_in_a_terminal(terminal, tmp_path):
+    """The error stream says how many runs are done and how many values, in one line that fits."""
     (tmp_path / "history.csv").write_text("step,loss,acc\n0,0.5,1\n10,0.25,1\n")
-    session = attrs.evolve(session_of(), errors=Terminal())
-    options = cli.build_parser().parse_args(
-        ["runs", "import", str(tmp_path / "history.csv"), "--root", str(tmp_path / "ours")]
-    )
+    arguments = ["runs", "import", str(tmp_path / "history.csv"), "--root", str(tmp_path / "ours")]
 
-    assert options.run(options, session) == 0
-    assert "1/1" in session.errors.getvalue()
-    assert "4 values" in session.errors.getvalue()
+    program = (
+        f"import io, sys; sys.stdout = io.StringIO(); from destinations.cli import main; main({arguments})"
+    )
+    bar, *rest = terminal(program)
+
+    assert "1/1" in bar
+    assert "4 values" in bar
+    assert rest == [""]
 
 
 @pytest.mark.parametrize(
@@ -1137,7 +1135,7 @@ def test_import_shows_a_bar_in_a_terminal(tmp_path):
     ],
 )
 def test_import_needs_a_place_with_runs(runs, tmp_path, arguments, message):
-    """And copies are not made among the originals, from where they would be copied again."""
+    """Copies are not made among the originals, from where they would be copied again."""
     write_lightning(tmp_path / "theirs/version_0")
 
     code, _, err = runs("import", *arguments)
@@ -1326,7 +1324,7 @@ def answering(text):
 
 
 def test_rm_asks_and_deletes(root):
-    """With everything in the folder; another answer than yes deletes nothing."""
+    """Everything in the folder goes; another answer than yes deletes nothing."""
     (root / "alpha/weights.pt").write_bytes(b"w")
 
     kept = run_in(answering(""), "rm", "alpha", "beta")
@@ -1352,7 +1350,7 @@ def test_rm_without_a_terminal_needs_yes(runs, root, monkeypatch):
 
 
 def test_rm_refuses_a_run_that_runs(runs, root):
-    """Also where another of the names could go: nothing is deleted."""
+    """Nothing is deleted, also where another of the names could go."""
     live = WritingRun(loggers=RunDirectory(root / "live"), run_name="live")
     with live:
         code, _, err = runs("rm", "alpha", "live", "--yes")

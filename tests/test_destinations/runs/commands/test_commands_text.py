@@ -120,7 +120,7 @@ def test_columns_without_room_are_left_out():
     st.integers(10, 80),
 )
 def test_every_table_fits(table, width):
-    """Whatever is in it, from ten cells on."""
+    """It fits from ten cells on, whatever is in it."""
     titles, rows = (
         [one.replace("\n", " ") for one in part] if part and isinstance(part[0], str) else part
         for part in table
@@ -133,7 +133,7 @@ def test_every_table_fits(table, width):
 
 
 def test_colours_are_for_terminals(monkeypatch):
-    """And for none where NO_COLOR is set, or the terminal knows none."""
+    """A terminal has none where NO_COLOR is set, or where it knows none."""
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     on_terminal, in_file = Screen.of(Terminal()), Screen.of(io.StringIO())
@@ -159,7 +159,7 @@ def test_colours_take_no_room(monkeypatch):
 
 
 def test_only_terminals_have_a_width(monkeypatch):
-    """Unless COLUMNS gives one: what goes into a file is not cut."""
+    """What goes into a file is not cut, unless COLUMNS gives a width."""
     monkeypatch.delenv("COLUMNS", raising=False)
     unbounded = Screen.of(io.StringIO()).width
     monkeypatch.setenv("COLUMNS", "55")
@@ -251,7 +251,7 @@ def test_what_is_no_duration_is_refused(text):
     ],
 )
 def test_sparklines(values, line):
-    """From the least to the greatest; what is not finite leaves a gap."""
+    """They go from the least to the greatest; what is not finite leaves a gap."""
     assert sparkline(values) == line
 
 
@@ -261,7 +261,7 @@ def test_a_long_series_is_drawn_by_its_means():
 
 
 def test_values_are_one_line():
-    """Whatever they are."""
+    """Any value becomes one."""
     assert [value_text(value) for value in (None, 2.302585, "a\nb", {"a": [1, math.nan]}, True)] == [
         NOTHING,
         "2.303",

@@ -71,7 +71,7 @@ def test_a_folder_with_anything_else_is_kept(tmp_path, name, archived):
 
 
 def test_a_run_below_a_failed_one_is_kept(tmp_path):
-    """Also where it is alive, good, or of Lightning."""
+    """It is kept where it is alive, good, or of Lightning, too."""
     root = tmp_path / "runs"
     write_run(root / "sweep", status="failed")
     write_run(root / "sweep/good", summary={"loss": 1.0})
@@ -109,7 +109,7 @@ def test_a_run_with_all_its_files_goes(tmp_path):
 
 
 def test_a_run_whose_lock_is_held_is_kept(tmp_path):
-    """Whatever its sidecar and heartbeat say: a process writes to it."""
+    """A process writes to it, whatever its sidecar and heartbeat say."""
     run = write_run(tmp_path / "runs/failed", status="failed")
     with (run / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from destinations import Artifacts, RunDirectory, cli
 from destinations.runs.commands.screen import NOTHING
-from events import Callback, CheckpointSaver, Trainer, read_checkpoint
+from events import Callback, CheckpointSaver, Retention, Trainer, read_checkpoint
 from tests.servers import s3_servers
 from uploads import open_store
 
@@ -109,9 +109,9 @@ def test_a_run_lists_its_checkpoints_with_what_they_were_worth(root, command):
 
 
 def test_of_equal_checkpoints_the_best_is_the_one_that_is_kept(root, command, monkeypatch):
-    """It is the older: `get best` copies what `keep_best` leaves there."""
+    """It is the older: `get best` copies what a rule by the best leaves there."""
     monkeypatch.setitem(ACCURACY, 15, ACCURACY[10])
-    saver = CheckpointSaver(root / "digits/checkpoints", keep_best="metrics/eval/accuracy")
+    saver = CheckpointSaver(root / "digits/checkpoints", keep=Retention(best="metrics/eval/accuracy"))
     train(root, saver=saver)
 
     code, out, errors = command("get", "digits", "best", "--to", "here.pt")
@@ -122,7 +122,7 @@ def test_of_equal_checkpoints_the_best_is_the_one_that_is_kept(root, command, mo
 
 def test_json_has_every_field(root, command):
     """Programs read it."""
-    saver = CheckpointSaver(root / "digits/checkpoints", keep_best="metrics/eval/accuracy")
+    saver = CheckpointSaver(root / "digits/checkpoints", keep=Retention(best="metrics/eval/accuracy"))
     train(root, saver=saver)
 
     code, out, _ = command("digits", "--json")
@@ -158,7 +158,7 @@ def test_json_has_every_field(root, command):
 )
 def test_get_copies_the_one_that_is_meant(root, command, which, name):
     """By the metric that the run keeps the best by, or another; the copy is the same to the last bit."""
-    saver = CheckpointSaver(root / "digits/checkpoints", keep_best="metrics/eval/accuracy")
+    saver = CheckpointSaver(root / "digits/checkpoints", keep=Retention(best="metrics/eval/accuracy"))
     train(root, saver=saver)
 
     code, _, errors = command("get", "digits", *which, "--to", "model.pt")
@@ -238,7 +238,9 @@ def test_a_run_that_saved_to_s3_is_found_there_by_name_and_by_uri(root, command,
 
 def test_checkpoints_in_shards_are_listed_and_copied_as_folders(root, command, tmp_path):
     """Here and in a store: size, values, whether all files are there; a file that is damaged costs its copy."""
-    saver = CheckpointSaver(root / "digits/checkpoints", sharded=True, keep_best="metrics/eval/accuracy")
+    saver = CheckpointSaver(
+        root / "digits/checkpoints", sharded=True, keep=Retention(best="metrics/eval/accuracy")
+    )
     train(root, Artifacts(tmp_path / "store", spool=tmp_path / "spool", free_bytes=0), saver=saver)
     newest = root / "digits/checkpoints/ep3-ba15"
     sizes = {path.name: path.stat().st_size for path in newest.iterdir()}

@@ -1,5 +1,6 @@
 """What ledgers wrote is added up over sessions and ranks, and written as a trace."""
 
+import gzip
 import json
 
 import pytest
@@ -75,6 +76,94 @@ def test_the_rank_that_others_wait_for_is_named(folder):
     assert read_time(folder, [], PRODUCTIVE).slow_rank == (1, "data", 9 - 1.25)
 
 
+TRAINER = "session,begin,end,step,start,forward,backward,waiting,data"
+
+
+@pytest.mark.parametrize(
+    ("slow", "expected"),
+    [
+        # It waited for the others to join, long before.
+        (["100,90,100,0,2,,,5,", "100,100,120,9,,6,8,1,1"], ("backward", 5.0)),
+        (["100,90,100,0,7,,,,", "100,100,120,9,,6,3,6,1"], ("start", 5.0)),
+    ],
+)
+def test_a_slow_backward_pass_and_a_late_start_are_named(folder, slow, expected):
+    """Where the others have waited as long; the trainer takes that out of the backward pass."""
+    usual = ["100,90,100,0,2,,,5,", "100,100,120,9,,6,3,6,1"]
+    for rank in range(3):
+        write(folder, *(slow if rank == 2 else usual), rank=rank, header=TRAINER)
+
+    assert read_time(folder, [], PRODUCTIVE).slow_rank == (2, *expected)
+
+
+def test_a_backward_pass_that_nobody_waited_for_is_not_named(folder):
+    """As of `fully_shard`, where ranks wait within it."""
+    write(folder, "100,100,120,9,2,6,8,1,1", header=TRAINER)
+    write(folder, "100,100,120,9,2,6,3,1,1", rank=1, header=TRAINER)
+
+    assert read_time(folder, [], PRODUCTIVE).slow_rank is None
+
+
+SLOW = "session,begin,end,step,clock,data,forward,backward,waiting"
+
+
+def write_slow(folder, rank, *lines):
+    """Writes the slow steps of a rank."""
+    write(folder, "100,100,120,9,1,,1,,6,6,6", rank=rank)
+    (folder / f"slow-{rank}.csv").write_text("\n".join((SLOW, *lines, "")))
+
+
+def test_who_made_others_wait_at_a_step_is_named(folder):
+    """With its bucket and its span of that time; a step that no other found slow is not."""
+    write_slow(folder, 0, "100,101,102,7,,,.1,.9,", "100,110,112,70,,,.1,1.8,")
+    write_slow(folder, 1, "100,101,102,7,,.8,.1,.1,", "100,110,112,70,,1.8,.1,.1,", "100,115,116,90,,1,,,")
+    (folder / "spans-1.csv").write_text(
+        "begin,microseconds,name,track\n101,700000,tokenize,spans\n101,20,wait,spans\n103,9,later,spans\n"
+    )
+
+    report = read_time(folder, [], PRODUCTIVE)
+
+    assert [(one.step, one.rank, one.bucket, one.spans) for one in report.slow_steps] == [
+        (7, 1, "data", ("tokenize", "wait")),
+        (70, 1, "data", ()),
+    ]
+    assert report.slow_steps_text == (
+        "rank 1 made the others wait 2.6 s at steps 7, 70, for data, in 'tokenize'"
+    )
+    assert report.to_json()["slow_steps"][0]["step"] == 7
+
+
+def test_a_process_that_began_before_the_other_ended_was_not_begun_for_it(folder):
+    """As one that stands by, or a notebook: sessions are in the order in which they began."""
+    write(
+        folder,
+        "130,90,130,0,40,,,,,,",
+        "130,130,140,9,,,,10,,,",
+        "100,95,100,0,5,,,,,,",
+        "100,100,110,9,,,,10,,,",
+    )
+    sessions = [
+        {"start": 100.1, "status": "killed", "resume_step": None},
+        {"start": 130.1, "status": "completed", "resume_step": None},
+    ]
+
+    report = read_time(folder, sessions, PRODUCTIVE)
+
+    assert report.seconds == {"gone": 20, "repeated": 10, "batch": 10, "start": 5}
+    assert [(one.begin, one.status) for one in report.sessions] == [(95, "killed"), (130, "completed")]
+
+
+def test_rows_before_the_checkpoint_is_loaded_have_no_step(folder):
+    """What is trained from there on is not repeated."""
+    write(folder, "100,100,110,60,,,,10,,,", "120,120,121,0,1,,,,,,", "120,121,131,70,,,,10,,,")
+    sessions = [
+        {"start": 100.0, "status": "killed", "resume_step": None},
+        {"start": 120.0, "status": "completed", "resume_step": 60},
+    ]
+
+    assert "repeated" not in read_time(folder, sessions, PRODUCTIVE).seconds
+
+
 def test_ranks_that_are_alike_are_not_named(folder):
     """A hundredth of the time is no difference."""
     write(folder, "100,100,120,9,1,,1,,6,6,6")
@@ -106,7 +195,7 @@ def test_a_trace_has_the_spans_of_all_ranks(folder, tmp_path):
     """In microseconds; a process for each rank, and a thread for the spans of the user."""
     for rank in (0, 1):
         (folder / f"spans-{rank}.csv").write_text(
-            'begin,microseconds,name,is_own\n100.5,250,forward,0\n101,10,"a, b",1\ntorn,'
+            'begin,microseconds,name,track\n100.5,250,forward,time\n101,10,"a, b",spans\ntorn,'
         )
     with (tmp_path / "trace.json").open("w") as file:
         count = write_trace(folder, file, name="mine", uploads={"model.pt": 102.0})
@@ -125,10 +214,51 @@ def test_a_trace_has_the_spans_of_all_ranks(folder, tmp_path):
     assert [(one["name"], one["ts"]) for one in events if one["ph"] == "i"] == [("model.pt", 102_000_000)]
 
 
+def test_a_trace_has_one_clock(folder, tmp_path):
+    """That of rank 0, where a rank knows how far it is ahead; its own stays in its files."""
+    write(folder, "100,100,110,9,,5,", header="session,begin,end,step,start,data,clock")
+    write(folder, "100,100,110,9,,5,2.5", rank=1, header="session,begin,end,step,start,data,clock")
+    for rank in (0, 1):
+        (folder / f"spans-{rank}.csv").write_text("begin,microseconds,name,track\n101,250,forward,time\n")
+    with (tmp_path / "trace.json").open("w") as file:
+        write_trace(folder, file, name="mine", uploads={})
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+    assert [(one["pid"], one["ts"]) for one in events if one["ph"] == "X"] == [(0, 101e6), (1, 103.5e6)]
+
+
+def test_uploads_and_profiles_are_in_a_trace(folder, tmp_path):
+    """Uploads from their begin to their end, which may overlap; a profile as a process of its own."""
+    (folder / "spans-0.csv").write_text(
+        "begin,microseconds,name,track\n101,5000000,a.pt,uploads\n102,1000000,b.pt,uploads\n103,,read,spans\n"
+    )
+    profile = tmp_path / "p.json.gz"
+    document = {
+        "baseTimeNanoseconds": 10**11,
+        "traceEvents": [{"ph": "X", "name": "mm", "pid": 7, "tid": 7, "ts": 5, "dur": 1}, 3],
+    }
+    profile.write_bytes(gzip.compress(json.dumps(document).encode()))
+    damaged = tmp_path / "damaged.json.gz"
+    damaged.write_bytes(b"none")
+    with (tmp_path / "trace.json").open("w") as file:
+        write_trace(folder, file, name="mine", uploads={}, profiles=[damaged, profile])
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+    uploads = [(one["ph"], one["name"], one["ts"], one["id"]) for one in events if one.get("cat") == "upload"]
+    assert uploads == [
+        ("b", "a.pt", 101e6, "0.0"),
+        ("e", "a.pt", 106e6, "0.0"),
+        ("b", "b.pt", 102e6, "0.1"),
+        ("e", "b.pt", 103e6, "0.1"),
+    ]
+    (kernel,) = [one for one in events if one["name"] == "mm"]
+    assert (kernel["ts"], kernel["pid"]) == (10**8 + 5, 1_001_000)
+
+
 def test_commands_show_times_and_write_traces(folder, tmp_path, capsys):
     """`time`, its JSON, `show`, and `trace`, which replaces nothing unasked."""
     write(folder, "100,100,110,9,1,,2,,7,,", "150,150,160,9,1,,2,,7,,")
-    (folder / "spans-0.csv").write_text("begin,microseconds,name,is_own\n100.5,250,forward,0\n")
+    (folder / "spans-0.csv").write_text("begin,microseconds,name,track\n100.5,250,forward,time\n")
     where = ["--root", str(tmp_path)]
     trace = ["runs", "trace", "run", "-o", str(tmp_path / "t.json"), *where]
 
@@ -142,4 +272,4 @@ def test_commands_show_times_and_write_traces(folder, tmp_path, capsys):
     assert main(trace) == 0
     assert main(trace) == 1
     assert main([*trace, "--overwrite"]) == 0
-    assert len(json.loads((tmp_path / "t.json").read_text())["traceEvents"]) == 4
+    assert len(json.loads((tmp_path / "t.json").read_text())["traceEvents"]) == 3

@@ -1,19 +1,39 @@
 """Runs of Aim, where its package is there: what is imported is what Aim's own objects have."""
 
+import importlib
+import os
+import sys
+
 import numpy as np
 import pytest
 
 from destinations.run_directory import read_rows
 from destinations.runs import Run
 from destinations.runs.imports import import_runs
+from tests import peers
 
-# Its modules warn when they are imported.
-pytestmark = pytest.mark.filterwarnings("ignore")
-aim = pytest.importorskip("aim")
+pytestmark = [
+    pytest.mark.skipif(
+        peers.spec_of("aim") is None,
+        reason="aim is not there (.ci/peers.txt): it is built for Linux and Python up to 3.12",
+    ),
+    # Its modules warn when they are imported.
+    pytest.mark.filterwarnings("ignore"),
+]
 
 
 @pytest.fixture(scope="module")
-def repo(tmp_path_factory):
+def aim():
+    """The package, which is beside the environment."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "path", [*sys.path, str(peers.PEERS)])
+        # It makes its database in a process.
+        patched.setenv("PYTHONPATH", str(peers.PEERS), prepend=os.pathsep)
+        yield importlib.import_module("aim")
+
+
+@pytest.fixture(scope="module")
+def repo(aim, tmp_path_factory):
     """A repository with a run, indexed as Aim's page indexes it; and the id of the run."""
     from aim.sdk.index_manager import RepoIndexManager
 
@@ -41,8 +61,8 @@ def repo(tmp_path_factory):
     return folder, run.hash
 
 
-def test_a_run_is_that_of_the_repository(repo, tmp_path):
-    """Facts, metrics by context, images, texts and distributions."""
+def test_a_run_is_that_of_the_repository(aim, repo, tmp_path):
+    """It has the facts, metrics by context, images, texts and distributions."""
     report = import_runs(repo[0], tmp_path / "runs")
     again = import_runs(repo[0], tmp_path / "runs")
 

@@ -96,7 +96,7 @@ def test_files_and_images_are_those_of_mlflow(store, imported):
 
 
 def test_the_store_stays_as_it_is(store, tmp_path):
-    """And what did not change is not imported again; a metric more is."""
+    """What did not change is not imported again; a metric more is."""
     path, client, _, running = store
     files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
     before = {file: file.read_bytes() for file in files}
@@ -128,7 +128,7 @@ def test_artifacts_that_are_gone_are_counted(tmp_path):
 
 
 def test_a_database_of_another_kind_is_no_store(tmp_path):
-    """Whatever its name is."""
+    """Its name does not matter."""
     Path(tmp_path / "mlflow.db").write_bytes(b"not so")
 
     with pytest.raises(SourceError, match="no runs were recognised"):

@@ -46,7 +46,7 @@ def test_a_table_without_a_step_asks_for_it(table, tmp_path):
 
 
 def test_the_columns_of_a_history_of_wandb_need_no_names(tmp_path):
-    """As `download_history_exports` of its API writes them."""
+    """`download_history_exports` of its API writes them so."""
     pd.DataFrame({"_step": [0, 5], "_timestamp": [1000.0, 1001.0], "loss": [0.5, None]}).to_parquet(
         tmp_path / "history.parquet"
     )
@@ -59,7 +59,7 @@ def test_the_columns_of_a_history_of_wandb_need_no_names(tmp_path):
 
 
 def test_rows_without_a_whole_step_are_counted(tmp_path):
-    """And short rows have what they have."""
+    """Short rows have what they have."""
     (tmp_path / "history.csv").write_text("step,loss,acc\n0.5,1,1\n,1,1\n2,3\n")
 
     report = import_runs(tmp_path / "history.csv", tmp_path / "runs")

@@ -95,7 +95,7 @@ def test_scalars_are_those_of_tensorboards_reader(run, theirs, name):
 
 
 def test_images_texts_and_sounds_are_those_of_tensorboards_reader(run, theirs):
-    """Every pixel, every sample and every character, with step and time."""
+    """Every pixel, every sample and every character is the same, with step and time."""
     (image,), (text,), (sound,) = run.images("image"), run.texts(), run.audio()
     their_image, their_sound = theirs.Images("image")[0], theirs.Audio("tone")[0]
     (words,) = theirs.Tensors("words/text_summary")[0].tensor_proto.string_val
@@ -126,7 +126,7 @@ def test_histograms_have_the_buckets_of_tensorboard(run, theirs):
 
 
 def test_a_run_that_was_resumed_has_the_rows_of_its_last_attempt(tmp_path):
-    """As TensorBoard shows it after `purge_step`."""
+    """TensorBoard shows it so after `purge_step`."""
     with SummaryWriter(tmp_path / "logs", filename_suffix=".1") as writer:
         for step in range(4):
             writer.add_scalar("loss", step, step)
@@ -171,7 +171,7 @@ def test_damaged_values_cost_themselves(tmp_path):
 
 
 def test_a_log_that_grew_is_imported_again(tmp_path):
-    """And a file whose end is torn costs only that end."""
+    """A file whose end is torn costs only that end."""
     with SummaryWriter(tmp_path / "logs") as writer:
         writer.add_scalar("loss", 1.0, 0)
         writer.flush()

@@ -92,7 +92,7 @@ def test_rows_are_those_of_trackios_storage(logged, imported):
 
 
 def test_records_are_those_that_were_logged(logged, imported):
-    """Pixels, samples, bins, cells and words."""
+    """Pixels, samples, bins, cells and words are those of the database."""
     run = imported[1]
     (image,), (sound,), (histogram,) = run.images(), run.audio(), run.histograms()
     table = run.table("table")

@@ -198,6 +198,37 @@ def test_an_import_that_was_killed_is_continued(tmp_path):
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["mine"]
 
 
+def test_two_imports_at_once_write_a_run_once(tmp_path):
+    """The run is left to the one that has begun it, and another of its name gets a folder of its own."""
+    runs, reports = tmp_path / "runs", []
+
+    def read(run):
+        yield Values({"a": 1}, 0, NOW)
+        namesake = source_run(Values({"a": 2}, 0, NOW), identity="test other")
+        reports.append(write(runs, source_run(Values({"a": 1}, 0, NOW)), namesake))
+        yield Values({"a": 1}, 1, NOW)
+
+    first = write(runs, attrs.evolve(source_run(), read=read))
+
+    assert (first.runs, first.busy, first.rows) == (1, 0, 2)
+    assert [(report.runs, report.busy, report.unchanged) for report in reports] == [(1, 1, 0)]
+    assert sorted(rows_of(path)[0][2]["a"] for path in runs.iterdir()) == [1, 2]
+    assert write(runs, source_run()).unchanged == 1
+
+
+def test_a_run_that_another_import_has_written_meanwhile_is_left_alone(tmp_path):
+    """An import that knew nothing of the run when it began finds it under the folder's lock."""
+    runs, report = tmp_path / "runs", ImportReport()
+    runs.mkdir()
+    late = Writer(runs, "test", report, lambda items: None)
+    write(runs, source_run(Values({"a": 1}, 0, NOW)))
+
+    late.write(source_run(Values({"a": 1}, 0, NOW)))
+
+    assert (report.runs, report.unchanged) == (0, 1)
+    assert [path.name for path in runs.iterdir()] == ["mine"]
+
+
 def test_runs_of_one_name_have_folders_of_their_own(tmp_path):
     """The id is that of the source for both, and neither replaces the other."""
     runs = [source_run(Values({"a": number}, 0, NOW), identity=f"test {number}") for number in range(2)]
@@ -245,7 +276,7 @@ def test_a_record_that_cannot_be_written_is_a_failure_and_is_tried_again(tmp_pat
     ],
 )
 def test_a_place_without_runs_says_what_can_be_imported(tmp_path, place, given, message):
-    """Nothing there, nothing recognised, nothing of the kind, no such kind."""
+    """There is nothing, nothing that is recognised, nothing of the kind, or no such kind."""
     (tmp_path / "empty").mkdir()
 
     with pytest.raises(SourceError, match=message):

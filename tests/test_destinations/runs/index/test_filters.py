@@ -143,7 +143,7 @@ def test_a_time_without_a_zone_is_the_time_of_this_machine():
 
 
 def test_the_fields_of_a_filter_can_be_asked():
-    """For messages that no run has one of them."""
+    """A message that no run has one of them needs that."""
     found = parse_filter("not (hparams.x > 1 or alive) and exists(summary.y)", NOW).fields()
 
     assert set(map(str, found)) == {"hparams.x", "alive", "summary.y"}
@@ -159,7 +159,7 @@ def test_the_fields_of_a_filter_can_be_asked():
     ],
 )
 def test_a_field_alone_can_be_read(text, expected):
-    """As `sort_by` takes it: there, quotes are not needed."""
+    """`sort_by` takes it so: there, quotes are not needed."""
     assert str(parse_field(text)) == expected
 
 

@@ -128,7 +128,7 @@ UNUSABLE = {
 
 @pytest.mark.parametrize("name", UNUSABLE)
 def test_an_unusable_index_is_rebuilt_and_reported_once(name, root, cache, caplog):
-    """By a warning in the report, and one of the logger; the runs are all there."""
+    """A warning is in the report, and one is logged; the runs are all there."""
     act, expected = UNUSABLE[name]
     scanned(root, cache)
     act(index_file(cache))
@@ -172,7 +172,7 @@ def test_an_index_that_is_damaged_between_scan_and_query_is_rebuilt(act, root, c
 
 
 def test_an_index_may_be_deleted_at_any_time(root, cache):
-    """Also while it is open: the next scan makes another."""
+    """It may go while it is open, too: the next scan makes another."""
     with open_runs(root, cache=cache, clock=clock) as runs:
         index_file(cache).unlink()
         write_run(root / "c")
@@ -302,7 +302,7 @@ def test_threads_take_turns(root, cache):
 
 
 def test_a_full_scan_reads_everything_again(root, cache):
-    """Also what was rewritten in place, which no time shows."""
+    """It reads what was rewritten in place too, which no time shows."""
     with open_runs(root, cache=cache, clock=clock) as runs:
         path = root / "a" / "sidecar.json"
         state = path.stat()

@@ -472,7 +472,7 @@ def test_files_that_are_gone_are_reported(tmp_path):
 
 @pytest.mark.parametrize("text", ["tensorboard", "run:", "neptune:x", ""])
 def test_a_text_that_names_no_target_is_refused(tmp_path, text):
-    """With the targets that there are."""
+    """The error names the targets that there are."""
     run = write_run(tmp_path / "a", range(1))
 
     with pytest.raises(
@@ -503,7 +503,7 @@ def test_files_of_others_are_left_alone(tmp_path):
 
 
 def test_two_runs_of_one_name_have_a_folder_each(tmp_path):
-    """And the one that was moved since is found by its id."""
+    """The one that was moved since is found by its id."""
     one = write_run(tmp_path / "1/a", range(1), run_id="one")
     two = write_run(tmp_path / "2/a", range(2), run_id="two")
     send(one, f"run:{tmp_path / 'to'}", cache=tmp_path)
@@ -627,7 +627,7 @@ def test_one_process_at_a_time_sends_a_run_to_a_target(tmp_path):
 
 
 def test_killed_half_way_and_repeated_it_is_there_once(tmp_path):
-    """Whatever the process had done when it was killed."""
+    """It does not matter what the process had done when it was killed."""
     run = write_run(tmp_path / "a", range(5_000))
     ledger = tmp_path / "to/a/.sent.json"
     code = (

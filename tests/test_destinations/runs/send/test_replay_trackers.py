@@ -51,7 +51,7 @@ def run(tmp_path_factory):
 
 
 def test_tensorboard_has_steps_times_and_values_of_the_run(run, tmp_path):
-    """As its own reader sees them, once, however often the run is sent."""
+    """Its own reader sees them once, however often the run is sent."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
     first = send(run, f"tensorboard:{tmp_path}", cache=tmp_path / "cache")

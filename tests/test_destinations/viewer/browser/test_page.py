@@ -208,7 +208,7 @@ def test_the_page_of_a_run_shows_its_flight_recordings(tmp_path, new_page):
 
 
 def test_the_page_of_a_run_shows_its_time(tmp_path, new_page):
-    """A band of its parts, goodput, and what each fault cost."""
+    """A band of its parts with goodput at the top, and a table of what each fault cost."""
     server = pytest.importorskip("destinations.viewer.server")
     run = tmp_path / "runs" / "slow"
     (run / "time").mkdir(parents=True)
@@ -224,6 +224,9 @@ def test_the_page_of_a_run_shows_its_time(tmp_path, new_page):
         opened.go(f"run/{opened.id_of('slow')}")
         panel = opened.page.locator('[data-panel="Time"]')
         text = panel.inner_text()
+        faults = opened.page.locator('[data-panel="Faults"]').inner_text()
+        # Above what else is known of the run.
+        tops = [one.bounding_box()["y"] for one in (panel, opened.page.locator(".panels"))]
         widths = panel.locator(".time-band span").evaluate_all("all => all.map((one) => one.clientWidth)")
         opened.page.close()
 
@@ -234,7 +237,8 @@ def test_the_page_of_a_run_shows_its_time(tmp_path, new_page):
     ]
     # Training, data, starting, gone.
     assert [round(width * 60 / sum(widths)) for width in widths] == [14, 4, 2, 40]
-    assert "Lost" in text
+    assert "Lost" in faults
+    assert tops[0] < tops[1]
 
 
 def test_paper_is_light(opened):

@@ -19,11 +19,12 @@ from destinations.compat.arrays import figure_pixels, videos_side_by_side
 from destinations.media import class_color, to_numpy
 from events import BinnedValues, Run
 
-from .items import say_not_kept
+from .elsewhere import missing, say_not_kept
 
 __all__ = [
     "Artifact",
     "Audio",
+    "Classes",
     "Histogram",
     "Html",
     "Image",
@@ -32,6 +33,8 @@ __all__ = [
     "Value",
     "Video",
 ]
+
+Classes = list
 
 _DEFAULT_FPS = 4
 _DIMENSIONS_OF_COLOR, _DIMENSIONS_OF_VIDEOS = 3, 5
@@ -392,3 +395,10 @@ class Artifact:
     def wait(self, timeout: float | None = None) -> Self:
         """Returns it: its files are in the run when `log_artifact` returns."""
         return self
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"an artifact in a run folder has no {name!r}: it is no artifact of a server.")
+
+
+def __getattr__(name: str) -> Any:
+    return missing(name, "wandb.data_types")

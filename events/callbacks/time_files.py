@@ -1,0 +1,310 @@
+"""`TimeFiles`: the thread that writes the files of a `TimeLedger`, and tells when the process did not run.
+
+docs/format.md describes the files. The thread only looks on: the training thread never waits for it.
+"""
+
+import logging
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from events.redaction import error_text
+from events.state import State
+
+from .clock_offset import ClockOffset
+from .growing_csv import GrowingCsv, cell_of
+
+__all__ = ["TimeFiles"]
+
+_log = logging.getLogger("events")
+
+# A row is that long, or this share of the session so far, and is written so often while it grows.
+_ROW_SECONDS = 0.5, 0.01, 60.0
+_TICK_SECONDS = 0.02, 0.005, 1.0
+# The thread looks at least so often whether the process was stopped, and notices a stop of so long.
+_LOOK_SECONDS = 0.25
+_STOPPED_SECONDS = 0.3
+# A thread that waits for the interpreter's lock is woken each 5 ms; on a machine with much to do, later.
+_WAKE_SECONDS = 0.1
+# What is open for so long is written before it ends.
+_OPEN_NANOSECONDS = 1_000_000_000
+# Spans of all batches until the first, then of ever fewer until the second.
+_TRACE_BYTES = 3_000_000, 5_000_000
+_MORE_TRACE_BYTES = 250_000
+# Of all spans; and of those that are kept in any case, until they have to be longer for it.
+_MAX_SPAN_BYTES = 100_000_000
+_RARE_BYTES = 10_000_000
+# A step is slow that takes so many times the usual, and at least so long.
+_SLOW, _LEAST_SLOW = 2.0, 50_000_000
+_USUAL_OF, _LEAST_KNOWN = 15, 3
+_MAX_SLOW_STEPS = 1000
+_JOIN_SECONDS = 5.0
+
+_HEAD = "session,begin,end,step,clock"
+
+
+def _within(limits: tuple[float, float, float], age: float) -> float:
+    least, share, most = limits
+    return min(max(age * share, least), most)
+
+
+def _asleep() -> int:
+    """Returns for how many nanoseconds the machine has slept since it was booted; 0 where none is told."""
+    if not hasattr(time, "CLOCK_BOOTTIME"):
+        return 0
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+
+
+def _wakes() -> int | None:
+    """Returns how often this thread has waited and was woken; None where the system does not count it."""
+    try:
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+    except (ImportError, AttributeError):
+        return None
+
+
+class TimeFiles:
+    """Writes what a ledger has charged, its spans and its slow steps.
+
+    **Stopped.** A thread that waits for the interpreter's lock wakes every 5 ms (`sys.getswitchinterval`).
+    Where this one comes late and has not woken meanwhile, and the training thread has not worked, the process
+    was stopped.
+
+    Args:
+        ledger: the `TimeLedger`.
+        folder: of the files; created.
+        state: the run, for its step.
+        offset: how far the clock of rank 0 is ahead, if that is asked.
+        keeps_trace: whether spans of batches are kept.
+        asleep: returns for how many nanoseconds the machine has slept.
+    """
+
+    def __init__(
+        self,
+        ledger: Any,
+        folder: Path,
+        state: State,
+        offset: ClockOffset | None = None,
+        *,
+        keeps_trace: bool,
+        asleep: Callable[[], int] = _asleep,
+    ) -> None:
+        self._ledger: Any = ledger
+        self._folder = folder
+        self._state = state
+        self._offset = offset
+        self._read_asleep = asleep
+        self.stride = 1 if keeps_trace else 0
+        """One in so many batches is traced; 0 for none."""
+        # Wall time of nanosecond 0 of the ledger's clock.
+        self._zero = time.time() - ledger.snapshot()[0] / 1e9
+        self._session = self._zero + ledger.session / 1e9
+        # The row that grows: its begin, by both clocks, and what was charged before it.
+        self._begin, self._wall_begin, self._written = ledger.session, self._session, ledger.earlier
+        # Nanoseconds that were charged to another bucket while the process was stopped, and those of sleep,
+        # which the ledger's clock does not count.
+        self._moved = [0] * len(self._written)
+        self._slept_before, self._slept = asleep(), 0
+        self._rows: GrowingCsv | None = None
+        self._spans: GrowingCsv | None = None
+        self._slow: GrowingCsv | None = None
+        self._noted: set[Any] = set()
+        self._batch_bytes = self._rare_bytes = self._span_bytes = 0
+        self._next_stride_at = _TRACE_BYTES[0]
+        self._rare_factor = 1
+        self._spans_taken = 0
+        self._left_out = 0
+        self._steps: deque[float] = deque(maxlen=_USUAL_OF)
+        self._step_at: tuple[int, int] | None = None
+        self._slow_count = 0
+        self._has_failed = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"time-ledger-{state.rank}", daemon=True)
+
+    def start(self) -> None:
+        """Begins to write."""
+        self._thread.start()
+
+    def traces(self, number: int) -> bool:
+        """Returns whether the spans of a batch of this number are kept."""
+        return self.stride > 0 and number % self.stride == 0
+
+    def stop(self) -> None:
+        """Writes the rest; waits five seconds at most."""
+        self._stop.set()
+        self._thread.join(_JOIN_SECONDS)
+
+    def _run(self) -> None:
+        ledger = self._ledger
+        now, before = ledger.snapshot()
+        written = now
+        is_last = False
+        while not is_last:
+            seconds = _within(_TICK_SECONDS, (now - ledger.begin) / 1e9)
+            is_last, late = self._wait(min(seconds, _LOOK_SECONDS))
+            now, totals = ledger.snapshot()
+            if late:
+                self._move_to_stopped(late, totals, before, now)
+            self._look()
+            before = totals
+            if is_last or now - written >= seconds * 1e9:
+                written = now
+                self._try(self._write, now, totals)
+        for one in (self._rows, self._spans, self._slow):
+            if one is not None:
+                one.close()
+        if self._left_out:
+            _log.warning("time ledger: %d spans were not kept.", self._left_out)
+
+    def _try(self, write: Callable[..., None], *arguments: Any) -> None:
+        try:
+            write(*arguments)
+        except OSError as error:
+            if not self._has_failed:
+                self._has_failed = True
+                _log.warning("time ledger: could not write to %s: %s", self._folder, error_text(error))
+
+    # Stops.
+
+    def _wait(self, seconds: float) -> tuple[bool, int]:
+        """Waits; returns whether to end, and for how many nanoseconds the process was stopped."""
+        begin, woken, worked = time.monotonic(), _wakes(), self._ledger.worked()
+        is_last = self._stop.wait(seconds)
+        late = time.monotonic() - begin - seconds
+        if woken is None or late < _STOPPED_SECONDS:
+            return is_last, 0
+        is_stopped = ((_wakes() or 0) - woken) * _WAKE_SECONDS < late
+        # On a machine with too much to do this thread alone may have waited, and the other have worked.
+        is_stopped &= self._ledger.worked() - worked <= seconds + late / 2
+        return is_last, int(late * 1e9) if is_stopped else 0
+
+    def _look(self) -> None:
+        """Notes how long the machine has slept."""
+        self._slept = self._read_asleep() - self._slept_before
+
+    def _move_to_stopped(self, nanoseconds: int, totals: list[int], before: list[int], now: int) -> None:
+        """Charges time in which the process did not run to what it is, not to what it interrupted."""
+        grown = [after - earlier for after, earlier in zip(totals, before, strict=True)]
+        # All of it came into one bucket, and so much into no other since the last look.
+        most = max(range(len(grown)), key=grown.__getitem__)
+        moved = min(nanoseconds, grown[most])
+        if not moved:
+            return
+        self._moved[most] -= moved
+        self._moved[self._ledger.buckets.index("stopped")] += moved
+        self._ledger.spans.append(("stopped", now - moved, now, "stopped"))
+        self._ledger.spans_made += 1
+
+    # Files.
+
+    def _open(self, kind: str, header: str) -> GrowingCsv:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return GrowingCsv(self._folder / f"{kind}-{self._state.rank}.csv", header)
+
+    def _wall(self, nanoseconds: int) -> float:
+        return float(self._zero + (nanoseconds + self._slept) / 1e9)
+
+    def _row(self, begin: float, end: float, step: int, nanoseconds: Sequence[float]) -> str:
+        offset = None if self._offset is None else self._offset.seconds
+        cells = [f"{self._session:.3f}", f"{begin:.3f}", f"{end:.3f}", str(step)]
+        cells.append("" if offset is None else f"{offset:.6f}")
+        seconds = [one / 1e9 for one in nanoseconds]
+        cells += [f"{one:.4f}".rstrip("0").rstrip(".") if round(one, 4) else "" for one in seconds]
+        return ",".join(cells)
+
+    def _write(self, now: int, totals: list[int]) -> None:
+        ledger, step = self._ledger, int(self._state.timestamp.batch)
+        header = ",".join((_HEAD, *ledger.buckets))
+        if self._rows is None:
+            self._rows = self._open("rank", header)
+            if ledger.begin < ledger.session:
+                # A row of its own: who reads it may know that the process was not begun for this run.
+                nothing = [0] * len(ledger.earlier)
+                grown = ledger.divided(ledger.earlier, nothing)
+                self._rows.write(self._row(self._wall(ledger.begin), self._session, 0, grown), is_last=True)
+        charged = [total + moved for total, moved in zip(totals, self._moved, strict=True)]
+        charged[ledger.buckets.index("stopped")] += self._slept
+        grown = ledger.divided(charged, self._written)
+        is_full = (now - self._begin) / 1e9 >= _within(_ROW_SECONDS, (now - ledger.begin) / 1e9)
+        end = self._wall(now)
+        self._rows.write(self._row(self._wall_begin, end, step, grown), is_last=is_full)
+        if is_full:
+            self._begin, self._wall_begin, self._written = now, end, charged
+        self._write_spans(now)
+        self._write_slow_steps(now, step, header)
+
+    def _write_spans(self, now: int) -> None:
+        ledger = self._ledger
+        lines: list[str] = []
+        # As many as there are now: training adds to them.
+        for _ in range(len(ledger.spans)):
+            name, begin, end, track = ledger.spans.popleft()
+            self._spans_taken += 1
+            self._add(lines, name, begin, (end - begin) // 1000, track)
+        opened = {key: one for key, *one in ledger.open_now() if now - one[1] >= _OPEN_NANOSECONDS}
+        for key, (name, begin, track) in opened.items():
+            if key not in self._noted:
+                self._add(lines, name, begin, "", track)
+        self._noted = set(opened)
+        self._left_out = max(self._left_out, ledger.spans_made - self._spans_taken - len(ledger.spans))
+        if not lines:
+            return
+        if self._spans is None:
+            self._spans = self._open("spans", "begin,microseconds,name,track")
+        text = "".join(lines)
+        self._spans.write(text[:-1], is_last=True)
+        self._thin()
+
+    def _add(
+        self, lines: list[str], name: int | str, begin: int, microseconds: int | str, track: str
+    ) -> None:
+        if self._span_bytes > _MAX_SPAN_BYTES:
+            self._left_out += 1
+            return
+        text = self._ledger.name_of(name) if isinstance(name, int) else cell_of(name)
+        line = f"{self._wall(begin):.6f},{microseconds},{text},{cell_of(track)}\n"
+        lines.append(line)
+        self._span_bytes += len(line)
+        if track in {"time", "loop"}:
+            self._batch_bytes += len(line)
+
+    def _thin(self) -> None:
+        """Has fewer batches traced, the more was written; then those in any case that are longer."""
+        if self._batch_bytes >= _TRACE_BYTES[1]:
+            self.stride = 0
+        elif self.stride and self._batch_bytes >= self._next_stride_at:
+            self.stride *= 2
+            self._next_stride_at = self._batch_bytes + _MORE_TRACE_BYTES
+        if self._batch_bytes >= _RARE_BYTES * self._rare_factor:
+            self._rare_factor *= 2
+            self._ledger.keep_rare(self._rare_factor)
+
+    def _write_slow_steps(self, now: int, step: int, header: str) -> None:
+        ledger = self._ledger
+        self._find_usual(now, step)
+        for _ in range(len(ledger.slow_steps)):
+            number, begin, end, before, after = ledger.slow_steps.popleft()
+            if self._slow is None:
+                self._slow = self._open("slow", header)
+            grown = ledger.undivided(after, before)
+            self._slow.write(self._row(self._wall(begin), self._wall(end), number, grown), is_last=True)
+            self._slow_count += 1
+
+    def _find_usual(self, now: int, step: int) -> None:
+        """Sets from how long on a step is slow: from the median of what steps took between two looks."""
+        before = self._step_at
+        if before is not None and step == before[1]:
+            return
+        self._step_at = now, step
+        if before is None or step < before[1]:
+            return
+        self._steps.append((now - before[0]) / (step - before[1]))
+        if len(self._steps) >= _LEAST_KNOWN:
+            usual = statistics.median(self._steps) * _SLOW * 2 ** (self._slow_count // _MAX_SLOW_STEPS)
+            self._ledger.slow_nanoseconds = int(max(usual, _LEAST_SLOW))
