@@ -28,7 +28,14 @@ from .logger.logger import Logger
 from .logger.values import BinnedValues, host_metrics, plain_config, safe_text
 from .monitor.monitor_event import Event as MonitorEvent
 from .monitor.stat import Aggregation, Stat
-from .names import check_placeholders, check_run_name, format_name, format_run_name, format_store
+from .names import (
+    check_placeholders,
+    check_run_name,
+    check_unknown,
+    format_name,
+    format_run_name,
+    format_store,
+)
 from .redaction import redact, redact_arguments, redact_text
 from .run import Run, agreed_run_name, new_run_name
 from .state import Phase, Precision, RunStatus, State
@@ -153,6 +160,7 @@ __all__ = [
     "callbacks",
     "check_placeholders",
     "check_run_name",
+    "check_unknown",
     "export_weights",
     "format_name",
     "format_run_name",

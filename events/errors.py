@@ -14,6 +14,9 @@ EventsError
 Each is also a subclass of the built-in error beside it.
 """
 
+from types import TracebackType
+from typing import TypeVar
+
 __all__ = [
     "CallbackInUseError",
     "CheckpointError",
@@ -23,7 +26,10 @@ __all__ = [
     "TimeStringError",
     "TimeUnitError",
     "UnknownEventError",
+    "without_own_frames",
 ]
+
+_PACKAGES = frozenset({"destinations", "events", "uploads"})
 
 
 class EventsError(Exception):
@@ -56,3 +62,25 @@ class RecordError(EventsError, ValueError):
 
 class CheckpointError(EventsError, RuntimeError):
     """A checkpoint is missing, corrupt, or incompatible with the trainer that loads it."""
+
+
+E = TypeVar("E", bound=BaseException)
+
+
+def without_own_frames(error: E) -> E:
+    """Returns an error without the frames of these packages in its traceback.
+
+    For mistakes in a program, which the message explains: where inside of us it was noticed is of no help
+    there. Frames of the user's own code stay.
+    """
+    frames = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        module = str(traceback.tb_frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] not in _PACKAGES:
+            frames.append(traceback)
+        traceback = traceback.tb_next
+    kept: TracebackType | None = None
+    for one in reversed(frames):
+        kept = TracebackType(kept, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return error.with_traceback(kept)

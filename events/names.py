@@ -141,9 +141,30 @@ def _fill(template: str, values: dict[str, object]) -> str:
     return _PLACEHOLDER.sub(value, template)
 
 
-def check_unknown(owner: str, others: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Raises TypeError for arguments that a call does not have; the message names the nearest one."""
+def check_unknown(
+    owner: str, others: Mapping[str, Any], known: Iterable[str], hints: Mapping[str, str] | None = None
+) -> None:
+    """Raises TypeError for arguments that a call does not have; the message says what to write instead.
+
+    ```python
+    def open_store(uri, *, workers=4, **unknown):
+        check_unknown("open_store", unknown, ["uri", "workers"])
+    ```
+
+    Args:
+        owner: what was called.
+        others: the arguments that it does not have, by name.
+        known: the names of those that it has.
+        hints: what to do for names that others use; for any other name, the nearest known one is named.
+
+    Raises:
+        TypeError: there are others.
+    """
+    hints = hints or {}
+    texts = []
     for name in others:
-        near = difflib.get_close_matches(name, [one for one in known if one != "unknown"], n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise TypeError(f"{owner} has no argument {name!r}.{hint}")
+        near = difflib.get_close_matches(name, [one for one in known if one != "unknown"], n=1, cutoff=0.7)
+        hint = hints.get(name) or (f"Did you mean {near[0]!r}?" if near else "")
+        texts.append(f"{owner} has no argument {name!r}. {hint}".rstrip())
+    if texts:
+        raise TypeError(" ".join(texts))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from .callback import Callback
 from .engine import Engine
+from .errors import RecordError, without_own_frames
 from .event import Event
 from .logger.destination import Destination
 from .logger.device import DeviceCopies
@@ -124,6 +125,15 @@ _OTHER_NAMES = {
     "save": "upload_file",
     "stop": "state.stop_training",
 }
+_OF_FOLDER = "It is an argument of RunDirectory: loggers=[RunDirectory(..., {})]."
+_OTHER_ARGUMENTS = {
+    "config": "Call run.log_hyperparameters({...}).",
+    "name": "Did you mean 'run_name'?",
+    "note": _OF_FOLDER.format('notes="..."'),
+    "notes": _OF_FOLDER.format('notes="..."'),
+    "tag": _OF_FOLDER.format("tags=[...]"),
+    "tags": _OF_FOLDER.format("tags=[...]"),
+}
 
 
 def _warn_unclosed(state: State, owner_pid: int) -> None:
@@ -200,7 +210,7 @@ class Run(RecordMethods):
         device_copies: DeviceCopies = DeviceCopies(),  # noqa: B008  # frozen
         **unknown: Any,
     ) -> None:
-        check_unknown("Run", unknown, [*inspect.signature(type(self)).parameters])
+        check_unknown("Run", unknown, inspect.signature(type(self)).parameters, _OTHER_ARGUMENTS)
         name_given = run_name or agreed_run_name()
         self.state = State(
             name_given or new_run_name(),
@@ -399,6 +409,8 @@ class Run(RecordMethods):
             self.engine.run_event(Event.INIT)
         except BaseException as error:
             self.close(error)
+            if isinstance(error, RecordError):
+                raise without_own_frames(error) from None
             raise
         self._lap()
 

@@ -1,4 +1,4 @@
-"""`python -m uploads status|resume|retry|verify|gc SPOOL`."""
+"""`destinations uploads status|resume|retry|verify|gc SPOOL`, as `python -m uploads`."""
 
 import sys
 

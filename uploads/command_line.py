@@ -1,4 +1,4 @@
-"""The commands `python -m uploads status|resume|retry|verify|gc SPOOL`, also for other command lines.
+"""The commands `destinations uploads status|resume|retry|verify|gc SPOOL`, also for other command lines.
 
 Exit codes: 0 everything is delivered, 1 uploads are pending, 2 wrong usage, 3 another process owns the spool,
 4 an upload failed for good, or an object differs from what was delivered.
@@ -458,9 +458,9 @@ def add_commands(subparsers: Any) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """`python -m uploads …`; returns the exit code."""
+    """`destinations uploads …`, as `python -m uploads`; returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m uploads",
+        prog="destinations uploads",
         description="Inspect, resume and clean up a spool of uploads.",
         epilog=(__doc__ or "").partition("\n\n")[2],
     )

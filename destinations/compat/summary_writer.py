@@ -189,6 +189,7 @@ class SummaryWriter(SummaryCalls):
             )  # the given one is written to by another writer of this process
         if self.purge_step is not None:
             run.state.timestamp = run.state.timestamp.copy(batch=int(self.purge_step))
+            folder.load_state_dict({"time": 0.0})  # What was logged at that step goes too.
             run.fit_start()
             self.purge_step = None
         self._run = run

@@ -1,14 +1,14 @@
 """Blocks: rows of metrics as numpy arrays, read from the text of a CSV or from the columns of Parquet.
 
 Numbers are read by the CSV reader of pyarrow, where it is installed, and by `float` otherwise, with the same
-results. Chunks of less than half a MiB, also of large files, always take `float`, for importing pyarrow costs
-50 ms. docs/performance.md has what both take.
+results. Importing pyarrow costs 50 ms: it is imported when half a MiB was read in this process.
+docs/performance.md has what both take.
 """
 
 import functools
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -45,6 +45,8 @@ _EXACT_FLOAT = float(1 << 53)
 _NEGATIVE_ZERO = re.compile(rb"(?:^|[,\n])-0+[,\n]")
 # Importing pyarrow takes as long as `float` for the numbers of so many bytes.
 _ARROW_BYTES = 512 << 10
+# In a smaller chunk, `float` is as fast.
+_LEAST_ARROW_BYTES = 16 << 10
 _BATCH_ROWS = 10_000
 # A block of Parquet has so many values, about as many as one of a piece of a CSV.
 _BLOCK_VALUES = 1 << 17
@@ -175,7 +177,7 @@ def _block_of_numbers(
     """Returns the rows of a chunk of plain numbers; None if only `parse_rows` can tell what it means."""
     names, places = _places_of(columns, wanted, with_time=with_time)
     needed = _needed(places)
-    if len(chunk) >= _ARROW_BYTES and needed and _has_arrow():
+    if needed and _arrow.pays_for(len(chunk)):
         cells = read_by_arrow(chunk, needed, len(columns))
     else:
         cells = read_by_float(chunk, needed)
@@ -229,6 +231,26 @@ def _block_of_cells(
     return Block(step, column_named("time")[0], {name: column_named(name) for name in names})
 
 
+@attrs.define
+class _Arrow:
+    """Whether pyarrow is worth its import: `nbytes` were read without it, in chunks that it reads faster."""
+
+    nbytes: int = 0
+
+    def pays_for(self, size: int) -> bool:
+        """Returns whether to read a chunk by it."""
+        if size < _ARROW_BYTES:
+            if size < _LEAST_ARROW_BYTES:
+                return False
+            if self.nbytes < _ARROW_BYTES:
+                self.nbytes += size
+                return False
+        return _has_arrow()
+
+
+_arrow = _Arrow()
+
+
 @functools.cache
 def _has_arrow() -> bool:
     try:
@@ -249,17 +271,41 @@ def read_by_float(chunk: bytes, indices: Sequence[int]) -> _Cells | None:
         chunk: the lines, of the characters of numbers alone.
         indices: of the columns to return.
     """
-    lines = chunk.split(b"\n")[:-1]
-    rows = [line.split(b",", max(indices, default=0) + 1) for line in lines]
+    cells_of = _columns_in(chunk)
     found = {}
     try:
         for index in indices:
-            cells = [row[index] for row in rows]
-            values = np.array([float(cell) if cell else np.nan for cell in cells], np.float64)
-            found[index] = values, np.array([cell != b"" for cell in cells], np.bool_)
+            cells = cells_of(index)
+            try:
+                # Most columns are complete.
+                values = np.fromiter(map(float, cells), np.float64, len(cells))
+                present = np.ones(len(cells), np.bool_)
+            except ValueError:
+                values = np.array([float(cell) if cell else np.nan for cell in cells], np.float64)
+                present = np.array([cell != b"" for cell in cells], np.bool_)
+            found[index] = values, present
     except (ValueError, IndexError):
         return None
     return found
+
+
+def _columns_in(chunk: bytes) -> Callable[[int], list[bytes]]:
+    """Returns what returns the cells of a column, and raises IndexError where a line has no such cell."""
+    width = chunk.find(b"\n") + 1
+    count = chunk.count(b",", 0, width) + 1
+    # Where all lines have as many cells, one split is enough: every so many cells there is an end of a line.
+    cells = chunk.replace(b"\n", b",\n,").split(b",")[:-1]
+    ends = cells[count :: count + 1]
+    if len(ends) == chunk.count(b"\n") == ends.count(b"\n") and len(cells) == len(ends) * (count + 1):
+
+        def column(index: int) -> list[bytes]:
+            if index >= count:
+                raise IndexError(index)
+            return cells[index :: count + 1]
+
+        return column
+    rows = [line.split(b",") for line in chunk.split(b"\n")[:-1]]
+    return lambda index: [row[index] for row in rows]
 
 
 def read_by_arrow(chunk: bytes, indices: Sequence[int], columns: int) -> _Cells | None:
@@ -302,9 +348,10 @@ def _from_arrow(column: Any) -> tuple[Floats, _Bools]:
 
 def abandoned_by(block: Block, resume: Resume) -> _Bools:
     """Returns which rows a resume abandoned; for those without a step in 64 bits, which is not known, no."""
-    at = resume.time
+    at, until = resume.time, resume.until
     is_later = np.True_ if at is None else ~(block.time <= at)
-    drops = (block.step > resume.step) | ((block.step == resume.step) & is_later)
+    is_own = np.False_ if until is None else block.time >= until
+    drops = (block.step > resume.step) | ((block.step == resume.step) & is_later & ~is_own)
     return np.asarray(drops & (block.step != MISSING_STEP))
 
 

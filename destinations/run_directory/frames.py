@@ -13,8 +13,8 @@ l  int32 n, then abs(n) digits of 15 bits, 2 bytes each, least first; the sign i
 
 Payloads are `(schema, step, epoch or None, time, (value, ...))`, a row;
 `("keys", schema, JSON list of names)`, which comes before the first row of a schema in each segment;
-`("resume", step, time or None)`, `("boundary",)` and `("follows", segment, offset)`; see `Resume`,
-`Boundary` and `Follows`.
+`("resume", step, time or None)`, also with `until`, `("boundary",)` and `("follows", segment, offset)`; see
+`Resume`, `Boundary` and `Follows`.
 
 **Why marshal, and why decoded here.** `marshal.dumps` keeps the type of each value, which rows of integers
 and floats need, at 0.7 to 0.9 us for ten values; JSON took 6 to 14 us. `marshal.loads` must not read foreign
@@ -100,17 +100,23 @@ class Resume:
     """Training resumed from an earlier step: rows logged before that lie beyond it are abandoned.
 
     These are the rows of larger steps, and the rows of this step logged after `time`, the time of the
-    checkpoint; all rows of this step if `time` is None.
+    checkpoint; all rows of this step if `time` is None. Rows of this step logged at `until` or later stay:
+    they are those of the session that resumed, which knew only then what it replaces.
     """
 
     step: int
     time: float | None
+    until: float | None = None
 
     def drops(self, step: int | None, time: float) -> bool:
         """Returns whether an earlier row is abandoned."""
         if step is None:
             return False
-        return step > self.step or (step == self.step and (self.time is None or not time <= self.time))
+        is_later = self.time is None or not time <= self.time
+        return step > self.step or (step == self.step and is_later and not self._is_own(time))
+
+    def _is_own(self, time: float) -> bool:
+        return self.until is not None and time >= self.until
 
 
 @attrs.frozen
@@ -156,9 +162,9 @@ def keys_frame(schema: int, names: tuple[str, ...]) -> bytes:
     return encode_frame(("keys", schema, json.dumps(names)))
 
 
-def resume_frame(step: int, time: float | None) -> bytes:
+def resume_frame(step: int, time: float | None, until: float | None = None) -> bytes:
     """Returns the frame of a `Resume`."""
-    return encode_frame(("resume", step, time))
+    return encode_frame(("resume", step, time) if until is None else ("resume", step, time, until))
 
 
 def boundary_frame() -> bytes:
@@ -212,8 +218,8 @@ def _record(payload: bytes) -> Record:
             return Keys(schema, _names(text))
         case ("boundary",):
             return Boundary()
-        case ("resume", int(step), float() | None as time):
-            return Resume(step, time)
+        case ("resume", int(step), float() | None as time, *until) if [*map(type, until)] in ([], [float]):
+            return Resume(step, time, *until)
         case ("follows", int(segment), int(at)):
             return Follows(segment, at)
         case (int(schema), int() | None as step, int() | None as epoch, float(time), tuple(values)):

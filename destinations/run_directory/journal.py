@@ -54,6 +54,8 @@ from .segments import MappedSegment, Segment, end_of_journal
 if TYPE_CHECKING:
     from events import State
 
+    from .reader import MetricRow
+
 __all__ = [
     "Journal",
     "MakeSegment",
@@ -296,7 +298,6 @@ class Journal:
         self._pending_bytes = 0
         self._retry_at = 0.0
         self._late_names = 0
-        self._on_first_row: Callable[[int], object] | None = None
         self.counts = JournalCounts()
         self.names: dict[str, None] = {}
         """The metrics of this session, in the order of first appearance."""
@@ -408,10 +409,6 @@ class Journal:
             self._hold(entry)
             return
         with self._lock:
-            if self._on_first_row is not None:
-                announce = self._on_first_row
-                announce(entry[2])
-                self._on_first_row = None
             if self._pending and not self._write_pending():
                 self._hold(entry)
             elif not self._write_sampled(entry):
@@ -436,9 +433,15 @@ class Journal:
         self.samples_ns.append(time.perf_counter_ns() - start)
         return is_written
 
-    def mark_resume(self, step: int, at: float | None) -> None:
+    def append_again(self, row: "MetricRow") -> None:
+        """Writes a row that was read, with the epoch and the time that it had."""
+        epoch = None if row.epoch is None else int(row.epoch)
+        at = self._clock() if row.time is None else float(row.time)
+        self._mark(("row", row.metrics, row.step, epoch, at))
+
+    def mark_resume(self, step: int, at: float | None, *, until: float | None = None) -> None:
         """Marks earlier rows beyond a step as abandoned; see `frames.Resume`."""
-        self._mark(("resume", step, at))
+        self._mark(("resume", step, at, until))
 
     def mark_boundary(self) -> None:
         """Prevents rows before and after from being merged into one row of the CSV."""
@@ -447,11 +450,6 @@ class Journal:
     def _mark(self, entry: tuple[Any, ...]) -> None:
         with self._lock:
             self._write_or_hold(entry)
-
-    def on_first_row(self, announce: Callable[[int], object]) -> None:
-        """Registers a callback that gets the step of the next row, once, before it is written."""
-        self._on_first_row = announce
-        self.request_sample()
 
     def write_pending(self) -> None:
         """Tries to write the pending rows now."""

@@ -532,12 +532,14 @@ class MetricsSnapshot:
 
     def rows(self) -> "Iterator[MetricRow]":
         """Yields all rows; holds none of the files."""
-        resumes = self.resumes
         for file in self.files():
-            for row in file.rows():
-                if not _is_dropped(row, resumes):
-                    yield row
+            yield from self.without_abandoned(file.rows())
         yield from merge_journal([], self.records)
+
+    def without_abandoned(self, rows: "Iterable[MetricRow]") -> "Iterator[MetricRow]":
+        """Yields those rows of the files that no resume in the journal has abandoned."""
+        resumes = self.resumes
+        return (row for row in rows if not _is_dropped(row, resumes))
 
     def __enter__(self) -> Self:
         return self

@@ -5,7 +5,6 @@ a lane (one background thread). A writer thread moves rows from the journal to `
 documents of the run up to date.
 """
 
-import difflib
 import inspect
 import logging
 import mmap
@@ -13,7 +12,6 @@ import os
 import shutil
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,7 +20,7 @@ from destinations.background import Lane
 from destinations.base import RecordDestination, closed_state
 from destinations.copies import own_copy
 from destinations.kinds import kind_of
-from events import RecordError, RunStatus, State, WriteRate, redact_text, safe_text
+from events import RecordError, RunStatus, State, WriteRate, check_unknown, redact_text, safe_text
 from uploads import UploadError
 from uploads.disk import call_in_forked_children, read_json, stop_calling_in_forked_children
 
@@ -43,11 +41,11 @@ from .folder import (
     run_exists_error,
     set_aside,
 )
-from .journal import Journal
 from .layout import ARTIFACTS_FOLDER, INSTALL_PYARROW, SIDECAR, has_pyarrow, lock_name
 from .media_writer import FileKeeping, MediaWriter, artifact_path
 from .place import Place, check_template, check_writer, place_of
 from .rank_writer import JournalKind, PartKind, RankWriter, loss_text
+from .resumption import Resumption
 from .segments import MappedSegment, Segment
 
 if TYPE_CHECKING:
@@ -170,10 +168,7 @@ class RunDirectory(RecordDestination):
         clock: Callable[[], float] = time.time,
         **unknown: Any,
     ) -> None:
-        for name in unknown:
-            near = difflib.get_close_matches(name, inspect.signature(RunDirectory).parameters, 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise TypeError(f"RunDirectory has no argument {name!r}.{hint}")
+        check_unknown("RunDirectory", unknown, inspect.signature(RunDirectory).parameters)
         super().__init__(write_rate=write_rate)
         _check_choice("if_exists", if_exists, ("auto", "resume", "error", "new"))
         if if_exists == "new" and all_ranks:
@@ -230,11 +225,10 @@ class RunDirectory(RecordDestination):
         self._is_silent = False
         # One byte that forked children share: whether one of them has said that it writes nothing.
         self._told_of_child: mmap.mmap | None = None
-        self._is_resume_due = False
+        # None where this session continues nothing, or what it replaces is marked.
+        self._resumption: Resumption | None = None
         # Whether training has begun since the folder was opened.
         self._has_trained = False
-        # The rows of this session while a resume is due, which must not abandon them.
-        self._before_resume: deque[tuple[dict[str, float], int]] = deque(maxlen=_MAX_EARLY_RECORDS)
         self._checkpoint_time: float | None = None
         self._early: list[Callable[[], None]] = []
         self._early_lost = 0
@@ -478,48 +472,46 @@ class RunDirectory(RecordDestination):
             self._documents.sessions.current["resume_step"] = int(state.timestamp.batch)
 
     def _expect_resume(self) -> None:
-        if self._is_resume_due:
+        writer, state, documents = self._writer, self._state, self._documents
+        if writer is None or state is None or self._run_dir is None:
             return
-        self._is_resume_due = True
-        self._before_resume.clear()
+        if self._resumption is not None:
+            if not self._resumption.has_begun:
+                return
+            self._resumption.end()
+
+        def note(step: int) -> None:
+            if documents is not None:
+                documents.sessions.current["resume_step"] = step
+
+        self._resumption = Resumption(
+            self._run_dir,
+            state.rank,
+            writer.journal,
+            batches_done=lambda: int(state.timestamp.batch),
+            on_step=note,
+            began_at=self._clock(),
+        )
         # Until then `log_metrics` takes all rows.
         self.try_log_metrics = _takes_none
 
     def fit_start(self, state: State, logger: Any) -> None:
-        """Abandons the rows that training will repeat."""
+        """Abandons the rows that training will repeat, now or once it has repeated the first step."""
         self._has_trained = True
-        if self._writer is None or not self._is_resume_due:
+        if self._resumption is None:
             return
-        self._is_resume_due = False
         # Steps of a named writer do not tell where it goes on; a checkpoint does.
         if self._is_trainer or state.timestamp.batch > 0:
-            self._begin_branch(self._writer.journal, int(state.timestamp.batch))
-        self._before_resume.clear()
-        self.try_log_metrics = self._packer_of(self._writer)
+            self._resumption.begin(self._checkpoint_time)
+            self._forget_resumption()
+        elif self._writer is not None:
+            self._resumption = None
+            self.try_log_metrics = self._packer_of(self._writer)
 
-    def _begin_branch(self, journal: Journal, step: int) -> None:
-        if step > 0:
-            self._resume_from(step, self._checkpoint_time)
-        elif self._before_resume:
-            step = self._resume_at_first_row(self._before_resume[0][1])
-        else:
-            # Nothing was loaded: training restarts, or a loop counts its own steps.
-            journal.on_first_row(self._resume_at_first_row)
-        for row, at in self._before_resume:
-            if at >= step:
-                journal.append(row, at)
-
-    def _resume_at_first_row(self, step: int) -> int:
-        is_counted = self._state is not None and step == int(self._state.timestamp.batch)
-        step = 0 if is_counted else step
-        self._resume_from(step, None)
-        return step
-
-    def _resume_from(self, step: int, at: float | None) -> None:
-        if self._writer is not None:
-            self._writer.journal.mark_resume(step, at)
-        if self._documents is not None:
-            self._documents.sessions.current["resume_step"] = step
+    def _forget_resumption(self) -> None:
+        if self._writer is not None and self._resumption is not None and self._resumption.is_done:
+            self._resumption = None
+            self.try_log_metrics = self._packer_of(self._writer)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the time of the checkpoint: rows of its step that were logged before belong to it."""
@@ -539,6 +531,9 @@ class RunDirectory(RecordDestination):
         if state.exception is not None and status == "failed":
             text = f"{type(state.exception).__name__}: {redact_text(str(state.exception))}"
         reason = None if state.stop_reason is None else redact_text(state.stop_reason)
+        if self._resumption is not None:
+            self._resumption.end()
+            self._forget_resumption()
         if self._documents is not None:
             self._documents.close(status, text, reason, self._clock())
 
@@ -586,9 +581,10 @@ class RunDirectory(RecordDestination):
         """Packs one row into the journal; buffers it before `init`."""
         writer = self._writer
         if writer is not None:
+            if (resumption := self._resumption) is not None and step is not None:
+                resumption.before(metrics, step)
+                self._forget_resumption()
             writer.journal.append(metrics, step)
-            if self._is_resume_due and step is not None:
-                self._before_resume.append((dict(metrics), step))
         else:
             kept = dict(metrics)
             self._keep_for_init("metrics", lambda: self.log_metrics(kept, step))
@@ -791,7 +787,7 @@ class RunDirectory(RecordDestination):
     def forget_in_child(self) -> None:
         """Silences a forked child: threads, lock and files belong to its parent."""
         writer = self._writer
-        self._writer = self._documents = self._media = self._lane = None
+        self._writer = self._documents = self._media = self._lane = self._resumption = None
         self.try_log_metrics = _takes_none
         self._is_silent = True
         if writer is not None:

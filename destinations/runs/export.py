@@ -13,6 +13,7 @@ import json
 import logging
 import math
 import os
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from os import PathLike
 from pathlib import Path
@@ -64,6 +65,7 @@ def export_runs(
     *,
     format: ExportFormat | None = None,  # the word
     overwrite: bool = False,
+    clock: Callable[[], float] = time.time,
 ) -> int:
     """Writes a row for each run: fields, `hparams.…`, `summary.…`. Returns the number of rows.
 
@@ -81,6 +83,8 @@ def export_runs(
         destination: a path, or a stream open for writing; it is not closed.
         format: "csv", "jsonl" or "parquet". Default: by the suffix of the path.
         overwrite: whether to replace an existing file.
+        clock: returns the time in seconds since 1970: a run without a heartbeat is "killed", as where it is
+            shown.
 
     Raises:
         ValueError: the format is unknown.
@@ -88,7 +92,8 @@ def export_runs(
         ImportError: pyarrow is not installed, for Parquet.
     """
     target = _Target.of(destination, format, overwrite=overwrite)
-    rows = [flat_record(run.record if isinstance(run, Run) else run) for run in runs]
+    now = clock()
+    rows = [flat_record(run.record if isinstance(run, Run) else run, now) for run in runs]
     names = dict.fromkeys(name for name, field in FIELDS.items() if field.is_recorded)
     for group in ("hparams.", "summary."):
         names.update(dict.fromkeys(name for row in rows for name in row if name.startswith(group)))

@@ -239,11 +239,15 @@ def stored_fields() -> list[RecordField]:
     return [field for field in FIELDS.values() if field.is_stored]
 
 
-def flat_record(record: RunRecord) -> dict[str, Any]:
-    """Returns the fields of a run as they are stored, then `hparams.…`, then `summary.…`."""
-    flat: dict[str, Any] = {
-        name: getattr(record, name) for name, field in FIELDS.items() if field.is_recorded
-    }
+def flat_record(record: RunRecord, now: float) -> dict[str, Any]:
+    """Returns the fields of a run as they are shown, then `hparams.…`, then `summary.…`.
+
+    Args:
+        record: of the run.
+        now: seconds since 1970.
+    """
+    values = {name: value_of(record, name, now) for name, field in FIELDS.items() if field.is_recorded}
+    flat: dict[str, Any] = {name: None if value is MISSING else value for name, value in values.items()}
     flat["tags"], flat["path"] = list(record.tags), str(record.path)
     flat |= {f"hparams.{name}": value for name, value in record.hparams.items()}
     flat |= {f"summary.{name}": value for name, value in record.summary.items()}

@@ -55,9 +55,9 @@ def differing(flats: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, Any]]:
     }
 
 
-def _compared(record: RunRecord) -> dict[str, Any]:
+def _compared(record: RunRecord, now: float) -> dict[str, Any]:
     """Returns the fields that are worth comparing, hyperparameters and metrics."""
-    fields = flat_record(record).items()
+    fields = flat_record(record, now).items()
     return {name: value for name, value in fields if name not in FIELDS or FIELDS[name].is_compared}
 
 
@@ -467,12 +467,14 @@ class Runs:
         records = [self._find(run) for run in runs]
         ids = [record.run_id for record in records]
         labels = ids if len(set(ids)) == len(ids) else [str(record.path) for record in records]
-        found = differing([_compared(record) for record in records])
+        now = self._clock()
+        found = differing([_compared(record, now) for record in records])
         return {name: {labels[place]: one for place, one in values.items()} for name, values in found.items()}
 
     def to_dicts(self, **query: Any) -> list[dict[str, Any]]:
         """Returns a flat dict for each run: fields, `hparams.…`, `summary.…`, by `query`."""
-        return [flat_record(record) for record in self.records(**query)]
+        now = self._clock()
+        return [flat_record(record, now) for record in self.records(**query)]
 
     def to_dataframe(self, **query: Any) -> Any:
         """Returns a `pandas.DataFrame` with a row for each run; see `to_dicts`.
@@ -599,7 +601,7 @@ class Runs:
                 clock=self._clock,
             )
             root.refresh(path)
-            return Run(self._find(record.path))
+            return Run(self._find(record.path), clock=self._clock)
 
     def close(self) -> None:
         """Closes the indexes; idempotent."""
@@ -699,7 +701,7 @@ class Runs:
 
     def _run(self, record: RunRecord) -> Run:
         copy = next((one for one in self.copies if record.path.is_relative_to(one.folder)), None)
-        return Run(record, copy=copy)
+        return Run(record, clock=self._clock, copy=copy)
 
     def _fetch(self, found: Sequence[tuple[Root, int]]) -> list[RunRecord | None]:
         """Returns the records of runs, in this order; None for one that was removed meanwhile."""

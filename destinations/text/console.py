@@ -206,8 +206,9 @@ class Console(LoggerDestination):
     measured in epochs, for each tenth of it; in one of unknown length, every minute and each epoch. With a
     `log_interval`, after the first batch (or epoch, for an interval in epochs), then after each interval.
     What is left is printed at the end of `fit`. Each metric is printed with its last value. An interval
-    without records prints nothing. An evaluation prints its metrics at its end. Training metrics pending when
-    an evaluation starts are printed at the end of their interval.
+    without records prints nothing. What is logged after the block of an epoch and before the next one begins,
+    such as an evaluation after `epoch_end`, is a second block of that epoch. An evaluation prints its metrics
+    at its end. Training metrics pending when an evaluation starts are printed at the end of their interval.
 
     **How.** Numbers have four significant digits. Metrics are aligned, in two columns if there are many, and
     fit the width of the terminal, 80 columns elsewhere. Long names are cut in the middle. Of many metrics,
@@ -283,6 +284,8 @@ class Console(LoggerDestination):
         self._is_first = True
         self._is_evaluating = False
         self._batch_in_epoch = 0
+        # Whether an epoch has ended with a block, and none has begun since.
+        self._is_after_epoch = False
         self._train = _PendingText()
         self._eval = _PendingText()
         self._hyperparameters: dict[str, str] = {}
@@ -339,6 +342,14 @@ class Console(LoggerDestination):
             self._interval = Interval(_default_interval(state))
         self._interval.start(state)
         self._patience.start(state)
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        # Else what was logged since the end of an epoch would be in the block of the next one.
+        if self._is_after_epoch:
+            self._print_train(state)
+            self._is_after_epoch = False
+
+    epoch_start = batch_start
 
     def batch_end(self, state: State, logger: Logger) -> None:
         self._batch_in_epoch = int(state.timestamp.batch_in_epoch)
@@ -418,6 +429,7 @@ class Console(LoggerDestination):
         if not self._train.is_empty:
             self._is_first = False
             self._patience.start(state)
+            self._is_after_epoch = not state.timestamp.batch_in_epoch
             self._print(self._style.train(state, self._batch_in_epoch, *self._train.take()))
 
     def _print_hyperparameters(self) -> None:

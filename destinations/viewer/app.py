@@ -5,7 +5,7 @@ import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.applications import Starlette
@@ -33,8 +33,10 @@ _MAX_SERIES = 2000
 _MAX_COMPARED = 20
 _MAX_POINTS = 10_000
 _MAX_BODY_BYTES = 1 << 20
-# Answers that are read at the same time; others wait for their turn.
-_AT_ONCE = 8
+# Answers that are read at the same time; more wait for their turn. Those with curves and media may take long,
+# and the others, such as the table, do not wait for them.
+_AT_ONCE = 16
+_LONG_AT_ONCE = 8
 
 _Answer = Callable[[Request], Any]
 
@@ -57,6 +59,7 @@ class App:
         self.changes = changes
         self._limits = limits
         self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._long_turns = asyncio.Semaphore(_LONG_AT_ONCE)
         self.asgi = Starlette(
             routes=[
                 Route("/", lambda _: page_file("index.html")),
@@ -70,50 +73,43 @@ class App:
                 self._get("/api/groups", self._groups),
                 self._get("/api/fields", lambda _: self.catalog.fields()),
                 self._get("/api/selected", self._selected),
-                self._get("/api/series", self._series),
-                self._get("/api/band", self._band),
-                self._get("/api/compare", self._compare),
-                Route("/api/changes", self._wait, methods=["GET"]),
+                self._get("/api/series", self._series, is_long=True),
+                self._get("/api/band", self._band, is_long=True),
+                self._get("/api/compare", self._compare, is_long=True),
+                _query_route("/api/changes", self._wait),
                 self._get(
                     "/api/runs/{id}", lambda request: details.details(self.catalog, self._run(request))
                 ),
                 Route("/api/runs/{id}", self._edit, methods=["PATCH"]),
                 self._get("/api/runs/{id}/log", self._log),
-                self._get("/api/runs/{id}/media", self._media),
-                self._get("/api/runs/{id}/table", self._table),
-                self._get("/api/runs/{id}/points", self._points),
-                self._get("/api/runs/{id}/wave", self._wave),
+                self._get("/api/runs/{id}/media", self._media, is_long=True),
+                self._get("/api/runs/{id}/table", self._table, is_long=True),
+                self._get("/api/runs/{id}/points", self._points, is_long=True),
+                self._get("/api/runs/{id}/wave", self._wave, is_long=True),
                 Route("/api/runs/{id}/files/{path:path}", _guarded(self._file), methods=["GET"]),
             ],
             exception_handlers={HTTPException: _http_error, Exception: _error_answer},
         )
 
-    def _get(self, path: str, answer: _Answer) -> Route:
-        """Returns the route of an answer that is read within a budget, as long as its client is there.
-
-        The body of a POST is the query: hundreds of names are too long for an address.
-        """
+    def _get(self, path: str, answer: _Answer, *, is_long: bool = False) -> Route:
+        """Returns the route of an answer that is read within a budget, as long as its client is there."""
+        turns = self._long_turns if is_long else self._turns
 
         async def endpoint(request: Request) -> Response:
             budget = Budget(self._limits)
-            if request.method == "POST":
-                body = await _body(request)
-                if body is None:
-                    return _failure(413, f"parameters must have at most {_MAX_BODY_BYTES >> 20} MiB.")
-                request = Request({**request.scope, "query_string": body}, request.receive)
 
             def read(request: Request) -> Response:
                 with budget:
                     return _json(answer(request), request)
 
-            async with self._turns:
+            async with turns:
                 waiting = asyncio.create_task(_end_without_client(budget, request))
                 try:
                     return await run_in_threadpool(_guarded(read), request)
                 finally:
                     waiting.cancel()
 
-        return Route(path, endpoint, methods=["GET", "POST"])
+        return _query_route(path, endpoint)
 
     # Runs.
 
@@ -272,6 +268,23 @@ class App:
         if len(runs) < 2:  # noqa: PLR2004  # runs
             raise ValueError("two runs or more must be given to compare.")
         return details.compare(runs, self.charts.cache)
+
+
+def _query_route(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:
+    """Returns the route of a question, by GET, or by POST with the query as its body.
+
+    Hundreds of names are too long for an address.
+    """
+
+    async def asked(request: Request) -> Response:
+        if request.method == "POST":
+            body = await _body(request)
+            if body is None:
+                return _failure(413, f"parameters must have at most {_MAX_BODY_BYTES >> 20} MiB.")
+            request = Request({**request.scope, "query_string": body}, request.receive)
+        return await endpoint(request)
+
+    return Route(path, asked, methods=["GET", "POST"])
 
 
 async def _body(request: Request) -> bytes | None:

@@ -4,8 +4,9 @@ import contextvars
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 import attrs
@@ -14,7 +15,7 @@ import numpy as np
 from destinations.run_directory.blocks import MISSING_STEP
 from destinations.run_directory.layout import writer_path
 from destinations.run_directory.part_index import OF_COLUMN
-from destinations.runs import MetricNotFoundError, Run, RunsError
+from destinations.runs import BudgetError, MetricNotFoundError, Run, RunsError
 from destinations.runs.budget import spend
 from destinations.runs.content.ranks import band_of, furthest
 from destinations.runs.content.series import Series
@@ -31,6 +32,8 @@ _METRIC_AXIS = "metric:"
 # What the cursor of a further writer of a metric begins with.
 _FURTHER = "&"
 _MAX_BRANCHES = 100
+# Of one answer; the others wait for their turn outside, so that a small answer does not wait for a large one.
+_SUBMITTED = 8
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -121,14 +124,16 @@ class ChartReader:
 
     **Threading.** Any thread may call any method.
 
+    Args:
+        threads: that read. Much of the reading is numpy's, which lets other threads run.
+
     Attributes:
         cache: the columns that were read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int = min(4, os.cpu_count() or 1)) -> None:
         self.cache = ColumnCache()
-        # Much of the reading is numpy's, which lets other threads run.
-        self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "viewer-series")
+        self._pool = ThreadPoolExecutor(threads, "viewer-series")
 
     def close(self) -> None:
         """Ends the threads."""
@@ -156,6 +161,9 @@ class ChartReader:
             cursors: of the series that are no branches, in this order, of an earlier answer; may be fewer.
                 Those of further writers of a metric begin with "&".
             branches: whether to return abandoned branches too, each after its series; only without cursors.
+
+        Raises:
+            BudgetError: none of the runs could be read. Where some could, the others have an error.
         """
         # Charts are asked for one by one: those that wait are read in the same pass over a run.
         streams = {run_id: _streams_of(run) for run_id, run in runs}
@@ -168,29 +176,44 @@ class ChartReader:
         def of_run(item: tuple[str, Run | None]) -> list[dict[str, Any]]:
             run_id, run = item
             answers: list[dict[str, Any]] = []
-            every = rows_of_writers(self.cache, run, metrics, axis, rank, streams[run_id])
-            for metric, of_metric in zip(metrics, every, strict=True):
-                known = after.get((run_id, metric), ())
-                for place, (writer, rows) in enumerate(of_metric):
-                    spend()
-                    named = {"run": run_id, "metric": metric, "rank": rank, "writer": writer}
-                    cursor = next((one for one in known if one.rpartition(":")[0] == rows.token), "")
-                    answer = series_answer(rows, axis, points, cursor)
-                    answer["cursor"] = f"{_FURTHER if place else ''}{answer['cursor']}"
-                    answers.append({**named, "branch": None, **answer})
-                    if branches and run is not None and not cursors:
-                        answers += [
-                            {**named, "branch": name, **series_answer(left, axis, points)}
-                            for name, left in _branch_rows(run, writer, metric, axis, rank)
-                        ]
+            try:
+                every = rows_of_writers(self.cache, run, metrics, axis, rank, streams[run_id])
+                for metric, of_metric in zip(metrics, every, strict=True):
+                    known = after.get((run_id, metric), ())
+                    for place, (writer, rows) in enumerate(of_metric):
+                        spend()
+                        named = {"run": run_id, "metric": metric, "rank": rank, "writer": writer}
+                        cursor = next((one for one in known if one.rpartition(":")[0] == rows.token), "")
+                        answer = series_answer(rows, axis, points, cursor)
+                        answer["cursor"] = f"{_FURTHER if place else ''}{answer['cursor']}"
+                        answers.append({**named, "branch": None, **answer})
+                        if branches and run is not None and not cursors:
+                            answers += [
+                                {**named, "branch": name, **series_answer(left, axis, points)}
+                                for name, left in _branch_rows(run, writer, metric, axis, rank)
+                            ]
+            except BudgetError as error:
+                unread.append(error)
+                nothing = series_answer(Rows(error=str(error)), axis, points)
+                about = {"run": run_id, "rank": rank, "writer": TRAINER, "branch": None}
+                return [{**about, "metric": metric, **nothing, "unread": True} for metric in metrics]
             return answers
 
-        return [one for found in self._map(of_run, runs) for one in found]
+        unread: list[BudgetError] = []
+        answers = [one for found in self._map(of_run, runs) for one in found]
+        if len(unread) == len(runs):
+            raise unread[0]
+        return answers
 
-    def _map(self, read: Callable[[Item], Result], items: Sequence[Item]) -> Iterable[Result]:
-        """Reads in the threads, within the budget of the caller."""
-        contexts = [contextvars.copy_context() for _ in items]
-        return self._pool.map(lambda context, item: context.run(read, item), contexts, items)
+    def _map(self, read: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+        """Reads in the threads, within the budget of the caller; a few wait there, for others come too."""
+        waiting: deque[Future[Result]] = deque()
+        for item in items:
+            waiting.append(self._pool.submit(contextvars.copy_context().run, read, item))
+            if len(waiting) >= _SUBMITTED:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
     def bands(
         self,

@@ -30,7 +30,8 @@ from destinations.run_directory.reader import (
     read_whole,
     retried,
 )
-from destinations.runs.budget import spend
+from destinations.runs import BudgetError
+from destinations.runs.budget import seconds_left, spend
 from destinations.runs.content.rank_reader import Look, RankReader
 from destinations.runs.content.sources import Branch
 
@@ -43,6 +44,8 @@ MAX_HELD_BYTES = 64 << 20
 """The rows of larger closed parts are not held, nor read at once: charts take their indexes."""
 _CACHE_BYTES = 256 << 20
 _FIRST_ROWS = 1024
+# Of a smaller file, all columns are read at once: to open it and to parse the others takes as long.
+_WHOLE_BYTES = 1 << 20
 # Of the index of a part, until others are asked for: 64 bytes for each thousand rows.
 _HELD_COLUMNS = 64
 _MAX_BRANCH_BYTES = 256 << 20
@@ -133,14 +136,17 @@ class ColumnCache:
 
     def __init__(self, limit_bytes: int = _CACHE_BYTES) -> None:
         self._limit_bytes = limit_bytes
-        self._lock = threading.Lock()  # Guards `_ranks`.
+        self._lock = threading.Lock()  # Guards everything below.
         self._ranks: OrderedDict[_Key, _RankColumns] = OrderedDict()
+        # Of each, as of its last read, and of all.
+        self._sizes: dict[_Key, int] = {}
+        self._total = 0
 
     @property
     def nbytes(self) -> int:
         """The memory that the columns take."""
         with self._lock:
-            return sum(rank.nbytes for rank in self._ranks.values())
+            return self._total
 
     def read(
         self, run_dir: Path, rank: int, names: Sequence[str], *, with_time: bool = False, writer: str = ""
@@ -185,19 +191,30 @@ class ColumnCache:
         """Drops the columns of a run."""
         with self._lock:
             for key in [key for key in self._ranks if key[0] == run_dir]:
-                del self._ranks[key]
+                self._drop(key)
+
+    def _drop(self, key: "_Key") -> None:
+        del self._ranks[key]
+        self._total -= self._sizes.pop(key, 0)
+
+    def _weigh(self, key: "_Key") -> None:
+        self._total -= self._sizes.pop(key, 0)
+        if key in self._ranks:
+            self._sizes[key] = self._ranks[key].nbytes
+            self._total += self._sizes[key]
 
     def _trim(self, newest: "_Key", frame: MetricRows) -> None:
         with self._lock:
-            total = sum(rank.nbytes for rank in self._ranks.values())
-            for key in list(self._ranks):
-                if total <= self._limit_bytes:
+            self._weigh(newest)
+            for key in list(self._ranks) if self._total > self._limit_bytes else ():
+                if self._total <= self._limit_bytes:
                     return
                 if key != newest:
-                    total -= self._ranks.pop(key).nbytes
-            if total > self._limit_bytes and newest in self._ranks:
+                    self._drop(key)
+            if self._total > self._limit_bytes and newest in self._ranks:
                 # One run alone is larger: what was not asked for just now is dropped.
                 self._ranks[newest].keep(frame.block.columns)
+                self._weigh(newest)
 
 
 def read_branch(branch: Branch, names: Sequence[str]) -> MetricRows:
@@ -233,7 +250,13 @@ class _RankColumns:
         self._reader = RankReader(run_dir, rank)
         self._lock = threading.Lock()  # Guards everything but `_announced`, which only grows by whole sets.
         self._announced: frozenset[str] = frozenset()
+        # What was there when the time of an answer was over, and for how long it had been read.
+        self._tried: tuple[Hashable, float] | None = None
         self._closed: dict[Part, ClosedPart] = {}
+        # What the last read found: of which file, its metrics, and the parts that it did not hold.
+        self._stamp: Hashable = None
+        self._known: list[str] = []
+        self._shown_closed: tuple[ClosedPart, ...] = ()
         # The number of the part where the rows begin that are held.
         self._first = 1
         self._clear()
@@ -268,11 +291,38 @@ class _RankColumns:
         self._announced |= frozenset(names)
 
     def read(self, names: Sequence[str], *, with_time: bool) -> MetricRows:
-        with self._lock, self._reader.look() as look:
+        with self._lock:
+            if self._tried is not None:
+                extent, seconds = self._tried
+                if seconds_left() < 2 * seconds and extent == self._reader.extent():
+                    raise BudgetError(
+                        f"the rows of this run take longer than {seconds:.0f} s to read. "
+                        "They are not read again until they change."
+                    )
+            stamp = self._reader.stamp()
+            if stamp is not None and stamp == self._stamp and not self._shown_closed:
+                wanted = _columns_of(names, self._known)
+                if all(name in self._columns for name in wanted) and (self._time or not with_time):
+                    return self._rows(self._block(wanted))
+            left = seconds_left()
+            try:
+                found = self._read(names, with_time=with_time)
+            except BudgetError:
+                if seconds_left() <= 0:
+                    self._tried = self._reader.extent(), left - seconds_left()
+                raise
+            self._stamp = stamp
+            return found
+
+    def _rows(self, block: Block, resumes: int = 0) -> MetricRows:
+        return MetricRows(block, self._known, f"{self._token}.{resumes}", self._shown_closed)
+
+    def _read(self, names: Sequence[str], *, with_time: bool) -> MetricRows:
+        with self._reader.look() as look:
             snapshot = look.snapshot
             closed = self._update_closed(snapshot)
             open_part = attrs.evolve(snapshot, parts=(), missing=()) if closed else snapshot
-            known = list(
+            known = self._known = list(
                 dict.fromkeys([*(n for one in closed for n in one.names), *metric_columns(open_part)])
             )
             wanted = _columns_of(names, known)
@@ -281,8 +331,10 @@ class _RankColumns:
             resumes = snapshot.resumes
             with_time = with_time or bool(resumes)
             try:
-                every = _columns_of([*names, *announced], known)
+                is_small = not snapshot.parts and snapshot.csv.end <= _WHOLE_BYTES
+                every = _columns_of([*names, *(known if is_small else announced)], known)
                 closed = self._index_closed(closed, every)
+                self._shown_closed = closed
                 self._update(look, every, with_time=with_time, has_closed=bool(closed))
             except BaseException:
                 self._clear()  # Some columns may have rows that others do not have.
@@ -292,7 +344,7 @@ class _RankColumns:
             rows = merge_journal([], snapshot.records)
             if rows:
                 block = joined(block, block_of_rows(rows, wanted))
-            return MetricRows(block, known, f"{self._token}.{len(resumes)}", closed)
+            return self._rows(block, len(resumes))
 
     def _update_closed(self, snapshot: MetricsSnapshot) -> tuple[ClosedPart, ...]:
         """Returns the closed parts if there are so many that their rows are not held, else none."""

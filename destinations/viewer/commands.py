@@ -67,6 +67,7 @@ def view(options: argparse.Namespace, session: Any) -> int:
     """Serves the page until Ctrl-C, or exports it."""
     from destinations.runs.commands.running import EXIT_OK, roots_of
     from destinations.viewer import Viewer
+    from uploads import exit_on_sigterm
 
     options.root = options.root or None
     roots = roots_of(options, session)
@@ -74,6 +75,9 @@ def view(options: argparse.Namespace, session: Any) -> int:
         runs, source = _opened(roots, session, opened)
         if options.export is not None:
             return _export(runs, source, options, session)
+        if options.open:
+            # Else the file with the token would stay.
+            exit_on_sigterm()
         viewer = opened.enter_context(
             Viewer(
                 runs,

@@ -54,8 +54,12 @@ _COPY_BYTES = 1 << 20
 _LOGGED = ("series/", "media/", "table/", "points/", "wave/")
 # Of environments and sessions.
 _ORIGIN = {"host", "pid", "user", "argv", "executable", "working_directory", "slurm", "imported"}
+# A name in a path, with single spaces in it.
+_NAME = r"""[^\s/\\'"<>|:;,]+(?: [^\s/\\'"<>|:;,]+)*"""
+# The folders of a path: of POSIX, also with a scheme; and of Windows, with a drive or a server, also escaped.
 _FOLDERS = re.compile(
-    r"""(?<![\w.:/])(?:(?!https?:)[a-z][a-z0-9+]*:/)?(?:/[^\s/'"<>|:;,]+)+(?=/[^\s/'"<>|:;,])"""
+    rf"""(?<![\w.:/])(?:(?!https?:)[a-z][a-z0-9+]+:/)?(?:/{_NAME})+(?=/{_NAME})"""
+    rf"""|(?<!\w)(?:[A-Za-z]:|\\(?=\\))(?:[\\/]+{_NAME})+(?=[\\/]+{_NAME})"""
 )
 _IMPORT = re.compile(r'^import\s*\{([^}]*)\}\s*from\s*"\./([\w-]+)\.js";[ \t]*$', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async function|function|const|let|class)\b)", re.MULTILINE)

@@ -1,6 +1,5 @@
 """Checks and normalizes the arguments of the trainer."""
 
-import difflib
 import inspect
 import os
 import warnings
@@ -20,17 +19,18 @@ from . import distributed
 
 __all__ = [
     "AUTOCAST_DTYPES",
+    "COMPOSERS",
     "as_limit",
     "check_can_fit",
     "check_choices",
     "check_iterations",
     "check_progress",
-    "check_unknown",
     "closure_optimizer",
     "find_device",
     "learning_rates",
     "length_of",
     "move_optimizers",
+    "own_arguments",
     "shorter",
     "step_schedulers_of_epoch",
     "weights_options",
@@ -45,7 +45,7 @@ AUTOCAST_DTYPES = {
 }
 
 
-_COMPOSERS = {
+COMPOSERS = {
     "algorithms": "There are none: write a Callback.",
     "compile_config": "Give torch.compile(model).",
     "console_log_interval": 'Pass loggers=[Console("1ba")].',
@@ -64,24 +64,12 @@ _COMPOSERS = {
     "save_ignore_keys": "Pass load_exclude= where the checkpoint is loaded.",
     "save_metrics": "Checkpoints hold the metrics that the model has.",
 }
+"""What to use in the place of arguments that Composer's trainer has."""
 
 
-def check_unknown(others: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Raises TypeError for arguments that the trainer does not have, and says what to use if that is known.
-
-    Args:
-        others: the arguments by name; None for one of Composer's is what that means here.
-        known: the names of the trainer's own.
-    """
-    hints = []
-    for name, value in others.items():
-        if value is None and name in _COMPOSERS:
-            continue
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
-        did_you_mean = f"Did you mean {near[0]!r}?" if near else ""
-        hints.append(f"Trainer has no argument {name!r}. {_COMPOSERS.get(name, did_you_mean)}".rstrip())
-    if hints:
-        raise TypeError(" ".join(hints))
+def own_arguments(others: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns arguments that the trainer lacks, without those of Composer's that mean nothing as None."""
+    return {name: one for name, one in others.items() if one is not None or name not in COMPOSERS}
 
 
 def check_choices(

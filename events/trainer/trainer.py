@@ -23,11 +23,13 @@ from torch.utils.data import IterableDataset
 from events.callback import Callback
 from events.callbacks.time_ledger import TimeLedger
 from events.engine import Engine
+from events.errors import RecordError, without_own_frames
 from events.event import Event
 from events.interval import Interval
 from events.logger.destination import Destination
 from events.logger.device import DeviceCopies
 from events.logger.logger import Logger
+from events.names import check_unknown
 from events.run import agreed_run_name, new_run_name
 from events.state import Phase, State, as_tuple
 from events.timestamp import Time, Timestamp
@@ -44,17 +46,18 @@ from .random_state import seed_all
 from .schedulers import BoundSchedule, PlateauScheduler, bind_schedules, check_monitors
 from .set_up import (
     AUTOCAST_DTYPES,
+    COMPOSERS,
     as_limit,
     check_can_fit,
     check_choices,
     check_iterations,
     check_progress,
-    check_unknown,
     closure_optimizer,
     find_device,
     learning_rates,
     length_of,
     move_optimizers,
+    own_arguments,
     shorter,
     step_schedulers_of_epoch,
     weights_options,
@@ -202,7 +205,7 @@ class Trainer:
         device_copies: DeviceCopies = DeviceCopies(),  # noqa: B008  # frozen
         **others: Never,
     ) -> None:
-        check_unknown(others, [*inspect.signature(type(self)).parameters])
+        check_unknown("Trainer", own_arguments(others), inspect.signature(type(self)).parameters, COMPOSERS)
         own_saver = _saver_of(
             saver,
             save_folder=("folder", ... if save_folder is None else save_folder),
@@ -292,9 +295,12 @@ class Trainer:
             is_saved=bool(savers) or self.state.continues_run,
             is_limited=self._train_subset is not None,
         )
-        with self._closing_on_error():
-            self._set_up(model)
-            self._resumed = self._load(load_path, savers, weights, autoresume=autoresume)
+        try:
+            with self._closing_on_error():
+                self._set_up(model)
+                self._resumed = self._load(load_path, savers, weights, autoresume=autoresume)
+        except RecordError as error:
+            raise without_own_frames(error) from None
 
     def _set_up(self, model: torch.nn.Module) -> None:
         state = self.state

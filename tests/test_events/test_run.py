@@ -1,12 +1,13 @@
 """`Run`: where a loop of one's own begins, and what is said of names that it does not have."""
 
 import io
+import traceback
 
 import pytest
 
 from destinations import Console, InMemory, ProgressBar, RunDirectory
 from destinations.run_directory import read_rows
-from events import Run
+from events import Callback, RecordError, Run
 
 
 def train(folder, epochs, *, begin=0, fails=False):
@@ -85,5 +86,41 @@ def test_arguments_that_are_nearly_right_are_named(tmp_path):
     """`logger` and `tag` are `loggers` and `tags`."""
     with pytest.raises(TypeError, match=r"Run has no argument 'logger'\. Did you mean 'loggers'"):
         Run(logger=InMemory())
+    for name in ("tag", "tags"):
+        with pytest.raises(TypeError, match=rf"Run has no argument '{name}'\. .*RunDirectory\(\.\.\., tags="):
+            Run(**{name: "a"})
     with pytest.raises(TypeError, match=r"RunDirectory has no argument 'tag'\. Did you mean 'tags'"):
         RunDirectory(tmp_path / "own", tag=["a"])
+
+
+def frames_of(error):
+    """The modules of the frames of a traceback, outermost first."""
+    return [frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__)]
+
+
+class NotesItself(Callback):
+    def init(self, state, logger):
+        raise RecordError("mine")
+
+
+@pytest.mark.parametrize("begin", [Run.__enter__, Run.batch_start, lambda run: run.log_metrics({"a": 1.0})])
+def test_a_folder_that_is_taken_is_said_without_our_frames(tmp_path, begin):
+    """The message is what helps; it ends a traceback of the user's line and of the call that it makes."""
+    with Run(RunDirectory(tmp_path / "own"), run_name="own") as run:
+        run.log_metrics({"a": 1.0})
+
+    with pytest.raises(FileExistsError, match="pass if_exists=") as raised:
+        begin(Run(RunDirectory(tmp_path / "own", if_exists="error"), run_name="own"))
+
+    frames = frames_of(raised.value)
+    assert set(frames) == {__name__, "events.run"}
+    assert len(frames) <= 5
+    assert raised.value.__suppress_context__
+
+
+def test_frames_of_the_users_callback_stay():
+    """Where a callback raises what a destination would, its line is in the traceback."""
+    with pytest.raises(RecordError, match="mine") as raised:
+        Run(callbacks=[NotesItself()], run_name="own").batch_start()
+
+    assert frames_of(raised.value)[-1] == __name__

@@ -426,6 +426,19 @@ def test_a_store_that_denies_everything_is_parked_and_comes_back(make_queue, mak
     assert sum(" are paused: " in record.message for record in caplog.records) == 1
 
 
+def test_a_cause_is_said_once_whatever_request_meets_it(make_queue, make_file, caplog):
+    """A file that could not be put is asked for next: the credentials are missing for both."""
+    errors = [
+        StoreParkedError(f"{what} p/n0: Unable to locate credentials") for what in ("put", "head", "put")
+    ]
+    queue = make_queue(StoreThatFails(*errors))
+
+    handle = queue.submit(make_file(), "n0")
+
+    assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
+    assert sum(" are paused: " in record.message for record in caplog.records) == 1
+
+
 def test_an_unknown_exception_is_retried_and_then_fails_the_entry_alone(make_queue, make_file):
     """An upload thread outlives whatever a store raises."""
     store = StoreThatRejects({"bad"}, ZeroDivisionError("a bug in a store"))

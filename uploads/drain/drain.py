@@ -415,8 +415,9 @@ class Drain:
             if not self._health.parked_because:
                 self._logged_pauses.clear()  # Each pause is reported, and each cause once in it.
             probe_seconds = self._health.park(decision.reason)
-            # Each probe may be of another file.
-            cause = decision.reason.replace(self._spool.name_of(folder), "")
+            # Each probe may be of another file, and another request: what comes before the name is no cause.
+            before, _, after = decision.reason.partition(self._spool.name_of(folder))
+            cause = after or before
             self._log_once(
                 cause,
                 f"uploads to {self._store.uri()} are paused: {decision.reason.removesuffix('.')}. "

@@ -33,7 +33,7 @@ def export(options: argparse.Namespace, session: CommandContext) -> int:
     elif options.metrics:
         count = export_metrics(runs, target, format=chosen, overwrite=options.overwrite)
     else:
-        count = export_runs(runs, target, format=chosen, overwrite=options.overwrite)
+        count = export_runs(runs, target, format=chosen, overwrite=options.overwrite, clock=session.clock)
     if output is None:
         return EXIT_OK
     if options.json:

@@ -90,6 +90,8 @@ class RankReader:
     def __init__(self, run_dir: Path, rank: int) -> None:
         self._run_dir = run_dir
         self._rank = rank
+        self._journal = journal_path(run_dir, rank)
+        self._csv = run_dir / metrics_name(rank)
         self._seen: _SeenCsv | None = None
         self._seen_parts: tuple[Part, ...] = ()
 
@@ -134,21 +136,26 @@ class RankReader:
         self._seen = None if csv.fileno() < 0 else _SeenCsv.of(csv, csv.end, look.snapshot.closed)
         self._seen_parts = look.snapshot.parts
 
+    def stamp(self) -> Hashable:
+        """Returns what tells the CSV of a run that nobody writes from another; None if there is a journal."""
+        if not os.path.lexists(self._journal):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                state = os.stat(self._csv)  # noqa: PTH116  # called for each run of each chart
+                return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
+        return None
+
     def extent(self) -> Hashable:
         """Returns a value that changes with the rows; reads none of them.
 
         Raises:
             OSError: as of `take_snapshot`.
         """
-        journal = journal_path(self._run_dir, self._rank)
-        if not journal.exists():
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                state = (self._run_dir / metrics_name(self._rank)).stat()
-                return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
+        if (stamp := self.stamp()) is not None:
+            return stamp
         with take_snapshot(self._run_dir, self._rank, with_records=False) as snapshot:
             csv = snapshot.csv
             seen = None if csv.fileno() < 0 else _SeenCsv.of(csv, csv.end, snapshot.closed)
-            return seen, journal_extent(journal, snapshot.place)
+            return seen, journal_extent(self._journal, snapshot.place)
 
 
 def stamps_of(run_dir: Path) -> dict[str, tuple[int, int]]:

@@ -1,5 +1,15 @@
 /** One chart of one metric: the lines of the selected runs, drawn by Plotly, and what one can do with it. */
 
+import {
+  coarse,
+  joinedTraces,
+  nearest,
+  outline,
+  smoothed,
+  stretchEnds,
+  weightFor,
+  weightOf,
+} from "./curves.js";
 import { readBands, readSeries, runInfo } from "./data.js";
 import {
   debounce,
@@ -17,7 +27,16 @@ import {
   toCsv,
   toast,
 } from "./dom.js";
-import { drawable, faded, PLOT_CONFIG, plotLayout, plotText, plotlyReady, savePlot } from "./plot.js";
+import {
+  drawable,
+  faded,
+  PLOT_CONFIG,
+  plotLayout,
+  plotText,
+  plotlyReady,
+  savePlot,
+  turnToDraw,
+} from "./plot.js";
 import { keepNumbers, numbersOf, state, styleOf, styleOfSlot, toggle, visibleRuns } from "./state.js";
 
 const POINTS = 1000;
@@ -32,69 +51,6 @@ const MOST_IN_HOVER = 14;
 const MOST_RUNS = 200;
 /** Lines of named writers; runs beyond the colours have other dashes. */
 const WRITER_DASHES = ["longdash", "dashdot", "longdashdot"];
-/** The least share of noise in a line that is smoothed for the eye, and how much: gently. */
-const LEAST_NOISE = 0.5;
-const LEAST_NOISY = 50;
-const GENTLE = 0.8;
-
-/**
- * Returns the exponential moving average of values, corrected for its start (as Adam's moments are: Kingma and Ba,
- * 2015). A missing value stays missing, and is left out of the average.
- *
- * @param {(number|null)[]} values
- * @param {number} weight of the past, in [0, 1).
- */
-function smoothed(values, weight) {
-  let last = 0,
-    count = 0;
-  return values.map((value) => {
-    if (value === null) return null;
-    count += 1;
-    last = weight * last + (1 - weight) * value;
-    return last / (1 - weight ** count);
-  });
-}
-
-/** Returns the weight of a smoothing as the URL has it; 0 for none. */
-function weightOf(text) {
-  return Math.min(0.999, Math.max(0, Number(text) || 0));
-}
-
-/** Returns the weight for a line: the chosen one, or where none is chosen a gentle one for a line that is mostly noise. */
-function weightFor(values, isMany) {
-  if (state.smooth !== "" || isMany) return weightOf(state.smooth);
-  const there = values.filter((value) => value !== null);
-  if (there.length < LEAST_NOISY) return 0;
-  const at = (sorted, share) => sorted[Math.floor(share * (sorted.length - 1))];
-  const sorted = there.toSorted((one, other) => one - other);
-  const changes = there.slice(1).map((value, index) => Math.abs(value - there[index]));
-  // Both are the deviation of a normal distribution, by quantiles: a spike is no noise.
-  const noise =
-    (at(
-      changes.sort((one, other) => one - other),
-      0.5,
-    ) *
-      1.48) /
-    Math.SQRT2;
-  const spread = (at(sorted, 0.9) - at(sorted, 0.1)) / 2.56;
-  return spread > 0 && noise / spread > LEAST_NOISE ? GENTLE : 0;
-}
-
-/** Returns the first and the last place of each stretch without a value in between. */
-function stretchEnds(places, { x, y }) {
-  const there = x.filter((_, index) => y[index] !== null);
-  const isApart = (one, other) => {
-    const at = nearest(there, (one + other) / 2);
-    return at >= 0 && there[at] > one && there[at] < other;
-  };
-  return places.filter(
-    (place, index) =>
-      index === 0 ||
-      index === places.length - 1 ||
-      isApart(places[index - 1], place) ||
-      isApart(place, places[index + 1]),
-  );
-}
 
 function nameOfStraggler({ run, rank }) {
   return state.band === "ranks" ? `rank ${rank}` : shorten(runInfo(run).name, 40);
@@ -121,6 +77,8 @@ export class MetricChart {
     this.isStale = true;
     this.isLoading = false;
     this.isBehind = false;
+    /** @type {Promise<void> | null} The draw that waits for its turn. */
+    this.drawing = null;
     this.question = 0;
     this.unit = 1;
     this.plot = el("div", { class: "plot" });
@@ -348,8 +306,16 @@ export class MetricChart {
     else if (most > 180) [this.unit, this.axisTitle] = [60, "minutes"];
   }
 
-  /** Draws what is held. */
-  async draw() {
+  /** Draws what is held, when it is its turn; what is asked for until then is drawn with it. */
+  draw() {
+    this.drawing ??= turnToDraw().then(() => {
+      this.drawing = null;
+      return this.drawNow();
+    });
+    return this.drawing;
+  }
+
+  async drawNow() {
     let Plotly;
     try {
       Plotly = await plotlyReady();
@@ -393,7 +359,8 @@ export class MetricChart {
     await drawn;
   }
 
-  lineTraces() {
+  /** @param {boolean} isJoined whether many lines of one style are one trace, which takes a third of the time. */
+  lineTraces(isJoined = this.series.length > MOST_RANGES) {
     this.chooseUnit(this.series.map((one) => one.x));
     const behind = [],
       ranges = [],
@@ -417,7 +384,7 @@ export class MetricChart {
         name,
         meta: { run: one.run, writer: one.writer ?? "", branch: one.branch ?? null },
       };
-      if (one.low && isMany) ranges.push(outline(x, drawable(one.low), drawable(one.high)));
+      if (one.low && isMany) ranges.push(outline(...coarse(x, drawable(one.low), drawable(one.high))));
       else if (one.low)
         behind.push({
           ...base,
@@ -429,7 +396,7 @@ export class MetricChart {
           meta: { ...base.meta, part: "range" },
         });
       const line = { color, dash: isLeft ? "dot" : dash, width: isLeft ? 1.2 : 1.7 };
-      const weight = isLeft ? 0 : weightFor(one.y, isMany);
+      const weight = isLeft ? 0 : weightFor(one.y, state.smooth, isMany);
       const isSmooth = weight > 0;
       if (isSmooth)
         behind.push({
@@ -483,7 +450,7 @@ export class MetricChart {
         fillcolor: isDark() ? "rgba(162, 165, 173, 0.14)" : "rgba(93, 95, 102, 0.1)",
         meta: { run: null, branch: null, part: "ranges" },
       });
-    return [...behind, ...lines];
+    return isJoined ? joinedTraces([...behind, ...lines]) : [...behind, ...lines];
   }
 
   bandTraces() {
@@ -667,6 +634,8 @@ export class MetricChart {
     if (missing) parts.push(`× NaN at ${missing} ${missing === 1 ? "place" : "places"}.`);
     if (infinite) parts.push(`▲ infinite at ${infinite} ${infinite === 1 ? "place" : "places"}.`);
     if (this.series.some((one) => isBranch(one) && one.x.length)) parts.push("Dotted: left by a resume.");
+    const unread = this.series.filter((one) => one.unread);
+    if (unread.length) parts.push(`Without ${unread.length} of the runs: ${unread[0].error}`);
     // Of more bands they are many lines: hovering names them.
     const straggler = this.bands?.length === 1 ? this.bands[0].straggler : null;
     if (straggler)
@@ -717,7 +686,9 @@ export class MetricChart {
         download(`${name}.csv`, toCsv(rows), "text/csv");
         return;
       }
-      await savePlot(this.plot, name, kind);
+      // With a legend of each run, where many are one trace.
+      const traces = this.bands ? this.plot.data : this.lineTraces(false);
+      await savePlot(this.plot, name, kind, traces);
     } catch (error) {
       toast(`The chart could not be saved: ${error.message ?? error}`, "error");
     }
@@ -783,27 +754,4 @@ function joined(old, more) {
     inf: [...(old.inf ?? []), ...(more.inf ?? [])],
     merged: Math.max(old.merged ?? 1, more.merged ?? 1),
   };
-}
-
-/** Returns the outline of a band, without the places where it has no value. */
-function outline(x, low, high) {
-  const there = x.map((_, index) => index).filter((index) => low[index] !== null && high[index] !== null);
-  const back = [...there].reverse();
-  return {
-    x: [...there.map((index) => x[index]), ...back.map((index) => x[index])],
-    y: [...there.map((index) => high[index]), ...back.map((index) => low[index])],
-  };
-}
-
-/** Returns the place of the value that is nearest, in a sorted list; -1 if it is empty. */
-function nearest(list, value) {
-  let low = 0,
-    high = list.length - 1;
-  if (high < 0) return -1;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (list[middle] < value) low = middle + 1;
-    else high = middle;
-  }
-  return low > 0 && Math.abs(list[low - 1] - value) <= Math.abs(list[low] - value) ? low - 1 : low;
 }

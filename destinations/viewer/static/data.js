@@ -345,7 +345,10 @@ function keptCurves(path, runs) {
   const isLive = runs.some((id) => runInfo(id).alive || !infos.has(id));
   if (!isLive) {
     curves.set(path, { answer, runs: new Set(runs) });
-    answer.catch(() => curves.delete(path));
+    answer.then(
+      ({ series }) => series?.some((one) => one.unread) && curves.delete(path),
+      () => curves.delete(path),
+    );
     if (curves.size > MOST_CURVES) curves.delete(curves.keys().next().value);
   }
   return answer;

@@ -37,6 +37,8 @@ export function showExplore(root) {
   let fields = [];
   let rows = [];
   let total = 0;
+  /** The values of columns of words, as the server sorts them. */
+  const orders = new Map();
   const view = new View("explore");
 
   const filter = new FilterField(() => fields);
@@ -190,10 +192,36 @@ export function showExplore(root) {
       (answer) => {
         filter.complain(null);
         ({ rows, total } = answer);
-        draw();
+        orders.clear();
+        drawInOrder();
       },
       (error) => filter.complain(error),
     );
+  }
+
+  function isOfWords(name) {
+    return rows.some((row) => valueIn(row, name) !== undefined && typeof valueIn(row, name) !== "number");
+  }
+
+  /** Asks in which order the words of an axis come, where that is not known yet, and draws. */
+  async function drawInOrder() {
+    const of = rows;
+    const names = [...new Set([chosen().sx, ...axes()])].filter(
+      (name) => isOfWords(name) && !orders.has(name),
+    );
+    const sorted = await Promise.all(
+      names.map((name) =>
+        listRuns({ where: filterOf(), columns: [name], sort: name, limit: MOST_SHOWN }).then(
+          (answer) => answer.rows,
+          // Without an order they come as the runs do.
+          () => rows,
+        ),
+      ),
+    );
+    if (view.isGone || of !== rows) return;
+    for (const [at, name] of names.entries())
+      orders.set(name, [...new Set([...sorted[at], ...rows].map((row) => valueIn(row, name)))]);
+    draw();
   }
 
   function draw() {
@@ -252,7 +280,7 @@ export function showExplore(root) {
     const isTime = sx === "created_at",
       isText = shown.some((row) => typeof valueIn(row, sx) !== "number");
     const xs = shown.map((row) =>
-      isTime ? row.created_at * 1000 : isText ? plotText(shorten(valueIn(row, sx), 40)) : valueIn(row, sx),
+      isTime ? row.created_at * 1000 : isText ? word(valueIn(row, sx)) : valueIn(row, sx),
     );
     const trace = {
       type: "scatter",
@@ -294,6 +322,7 @@ export function showExplore(root) {
         xaxis: {
           type: isTime ? "date" : isText ? "category" : isLogX ? "log" : "linear",
           ...ticksAt(isTime || isText ? [] : xs),
+          ...(isText && { categoryorder: "array", categoryarray: wordsOf(sx).map(word) }),
           title: { text: plotText(bare(sx)), standoff: 6 },
         },
         yaxis: { type: state.logy ? "log" : "linear", title: { text: plotText(bare(sy)), standoff: 6 } },
@@ -301,6 +330,16 @@ export function showExplore(root) {
       PLOT_CONFIG,
     );
     if (isNew) plot.on("plotly_click", (event) => update({ page: "run", id: event.points[0].customdata }));
+  }
+
+  function word(value) {
+    return plotText(shorten(value, 40));
+  }
+
+  /** Returns the different values of a column, in order. */
+  function wordsOf(name) {
+    const there = new Set(rows.map((row) => valueIn(row, name)));
+    return (orders.get(name) ?? [...there]).filter((value) => value !== undefined && there.has(value));
   }
 
   /** Returns where values lie on an axis, from 0 to 1, and its ticks. Positive values over two decades are on a log scale. */
@@ -338,12 +377,12 @@ export function showExplore(root) {
             ]),
       };
     }
-    const words = [...new Set(values.map(String))].sort();
+    const words = wordsOf(name);
     const place = (value) => {
-      const at = words.indexOf(String(value));
+      const at = words.indexOf(value);
       return at < 0 ? null : words.length > 1 ? at / (words.length - 1) : 0.5;
     };
-    return { place, ticks: words.slice(0, 20).map((word) => [place(word), shorten(word, 14)]) };
+    return { place, ticks: words.slice(0, 20).map((value) => [place(value), shorten(value, 14)]) };
   }
 
   function axes() {
@@ -519,7 +558,7 @@ export function showExplore(root) {
 
   view.onState((changed) => {
     if (changed.has("where") || changed.has("without")) load();
-    else if (["sx", "sy", "logx", "logy", "hide", "run"].some((name) => changed.has(name))) draw();
+    else if (["sx", "sy", "logx", "logy", "hide", "run"].some((name) => changed.has(name))) drawInOrder();
     else if (changed.has("brush")) {
       const { sx, sy } = chosen();
       drawScatter(sx, sy);

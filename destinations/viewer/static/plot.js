@@ -23,6 +23,22 @@ export function plotlyReady() {
   return loading;
 }
 
+/** @type {Promise<unknown>} */
+let lastTurn = Promise.resolve();
+
+/** Waits for those that asked before and lets the browser paint: charts appear one by one, and clicks are heard. */
+export function turnToDraw() {
+  lastTurn = lastTurn.then(
+    () =>
+      new Promise((resolve) => {
+        const { port1, port2 } = new MessageChannel();
+        port1.onmessage = resolve;
+        port2.postMessage(null);
+      }),
+  );
+  return lastTurn;
+}
+
 /** Returns a text as Plotly shows it: it would take some tags and entities for markup. */
 export function plotText(text) {
   return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
@@ -30,6 +46,11 @@ export function plotText(text) {
 
 /** Returns values as they are drawn: those at the edges of what a double holds are moved to where Plotly can draw. */
 export function drawable(values) {
+  const isDrawable = (value) =>
+    typeof value !== "number" ||
+    (Math.abs(value) >= 1 / MOST_DRAWN && Math.abs(value) <= MOST_DRAWN) ||
+    value === 0;
+  if (values.every(isDrawable)) return values;
   return values.map((value) => {
     if (typeof value !== "number") return value;
     if (Math.abs(value) < 1 / MOST_DRAWN) return 0;
@@ -88,16 +109,16 @@ export const PLOT_CONFIG = {
   scrollZoom: false,
 };
 
-/** Saves a plot as PNG or SVG, with a title and a legend. */
-export async function savePlot(plot, name, kind) {
+/** Saves a plot as PNG or SVG, with a title and a legend; of its own traces, or of others. */
+export async function savePlot(plot, name, kind, traces = plot.data) {
   const dark = isDark();
   const figure = {
-    data: plot.data.map((trace) => ({ ...trace, showlegend: ["line", "median"].includes(trace.meta?.part) })),
+    data: traces.map((trace) => ({ ...trace, showlegend: ["line", "median"].includes(trace.meta?.part) })),
     layout: {
       ...plot.layout,
       width: 900,
       height: 520,
-      showlegend: plot.data.length > 1,
+      showlegend: traces.length > 1,
       paper_bgcolor: dark ? "#17181b" : "#ffffff",
       title: { text: plotText(shorten(name, 100)), font: { size: 16 }, x: 0.02, xanchor: "left" },
       margin: { l: 64, r: 20, t: 50, b: 50 },

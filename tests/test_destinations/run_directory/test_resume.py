@@ -135,6 +135,98 @@ def test_rows_logged_before_the_checkpoint_belong_to_it(drive, tmp_path):
     assert [step for step, _ in read_series(tmp_path / "run", "loss")] == list(range(12))
 
 
+@pytest.mark.parametrize("logs_after_the_batch", [False, True])
+def test_a_loop_of_ones_own_keeps_the_evaluation_of_its_last_epoch(tmp_path, logs_after_the_batch):
+    """Of the step that it continues from, only what training logs again is taken back; without a checkpoint's time."""
+
+    def train(first_epoch, epochs=6, fails_in=None):
+        folder = RunDirectory(tmp_path / "run")
+        with Run(loggers=[folder], run_name="own") as run:
+            run.fit_start(epoch=first_epoch, batch=4 * first_epoch)
+            for epoch in range(first_epoch, epochs):
+                run.epoch_start(length=4)
+                for batch in range(4 * epoch, 4 * epoch + 4):
+                    run.batch_start()
+                    if not logs_after_the_batch:
+                        run.log_metrics({"loss": batch + first_epoch / 10})
+                        run.log_metrics({"lr": 0.5})
+                    if (epoch, batch % 4) == (fails_in, 2):
+                        raise RuntimeError
+                    run.batch_end()
+                    if logs_after_the_batch:
+                        run.log_metrics({"loss": batch + first_epoch / 10})
+                run.epoch_end()
+                run.log_metrics({"val/acc": epoch / 10})
+
+    with pytest.raises(RuntimeError):
+        train(0, fails_in=3)
+    evaluated_at = next(row.time for row in read_rows(tmp_path / "run") if row.metrics.get("val/acc") == 0.2)
+    train(3)
+    for name in ("loss", "lr")[: 1 + (not logs_after_the_batch)]:
+        steps = [step for step, _ in read_series(tmp_path / "run", name)]
+        assert steps == [step + logs_after_the_batch for step in range(24)]
+    values = [value for _, value in read_series(tmp_path / "run", "loss")]
+    assert values == [batch + (0.3 if batch >= 12 else 0.0) for batch in range(24)]
+    assert read_series(tmp_path / "run", "val/acc") == [(4 * epoch + 4, epoch / 10) for epoch in range(6)]
+    (kept,) = [row.time for row in read_rows(tmp_path / "run") if row.metrics.get("val/acc") == 0.2]
+    assert kept == evaluated_at
+
+
+def test_a_loop_that_evaluates_before_it_trains_logs_it_anew(drive, tmp_path):
+    """What is logged again at the step is replaced, in whatever order and by however many calls."""
+    first = drive().fit()
+    log_steps(first, range(4), 0.0)
+    first.log({"val/acc": 0.1, "val/once": 7.0}, 4)
+    first.log({"loss": 4.0}, 4)
+    first.close()
+
+    second = drive(batch=4).fit()
+    second.log({"val/acc": 0.2}, 4)
+    log_steps(second, range(4, 6), 100.0)
+    second.close()
+
+    assert read_series(tmp_path / "run", "val/acc") == [(4, 0.2)]
+    assert read_series(tmp_path / "run", "val/once") == [(4, 7.0)]
+    assert read_series(tmp_path / "run", "loss") == [
+        (0, 0.0),
+        (1, 1.0),
+        (2, 2.0),
+        (3, 3.0),
+        (4, 104.0),
+        (5, 105.0),
+    ]
+
+
+def test_what_is_logged_before_training_begins_stays(drive, tmp_path):
+    """A row of this session is no earlier one, whatever its step."""
+    first = drive().fit()
+    log_steps(first, range(6), 0.0)
+    first.close()
+
+    second = drive(batch=3)
+    for step in (2, 3, 9):
+        second.log({"test/acc": float(step)}, step)
+    second.fit()
+    log_steps(second, range(3, 5), 100.0)
+    second.close()
+
+    assert sorted(read_series(tmp_path / "run", "test/acc")) == [(2, 2.0), (3, 3.0), (9, 9.0)]
+    assert [value for _, value in read_series(tmp_path / "run", "loss")] == [0.0, 1.0, 2.0, 103.0, 104.0]
+
+
+def test_a_session_that_ends_in_its_first_step_replaces_what_it_logged(drive, tmp_path):
+    """The decision is taken at its end, and the next session sees each step once."""
+    first = drive().fit()
+    log_steps(first, range(6), 0.0)
+    first.close()
+
+    second = drive(batch=4).fit()
+    second.log({"loss": 104.0}, 4)
+    second.close()
+
+    assert [value for _, value in read_series(tmp_path / "run", "loss")] == [0.0, 1.0, 2.0, 3.0, 104.0]
+
+
 def test_a_loop_with_steps_of_its_own_resumes_at_its_first_row(drive, tmp_path):
     """Where nothing was loaded, the first row says from where training continues."""
     first = drive().fit()

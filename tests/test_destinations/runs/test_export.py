@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import os
 import sys
 
 import pytest
@@ -12,7 +13,7 @@ from destinations import RunDirectory
 from destinations.run_directory import read_rows
 from destinations.run_directory.conversion import convert_part
 from destinations.run_directory.reader import Part
-from destinations.runs import Run, RunRecord
+from destinations.runs import Run, RunRecord, open_runs
 from destinations.runs.export import export_metrics, export_rows, export_runs
 from tests.test_destinations.runs.written import Written, write_csv, write_shared
 
@@ -253,6 +254,26 @@ def test_runs_as_csv(records, tmp_path):
         "nan",
     )
     assert (first["hparams.flag"], second["hparams.flag"], second["notes"]) == ("", "True", 'say "hi",\nthen')
+
+
+def test_a_run_that_was_killed_is_exported_as_it_is_shown(tmp_path):
+    """Exports, rows and comparisons say "killed" where tables do."""
+    for name, seconds in (("killed", 1.0), ("alive", 10_000.0)):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "sidecar.json").write_text(json.dumps({"run_id": name, "status": "running"}))
+        (folder / "heartbeat").touch()
+        os.utime(folder / "heartbeat", (seconds, seconds))
+    with open_runs(tmp_path / "runs", cache=tmp_path / "cache", clock=lambda: 10_000.0) as runs:
+        export_runs(runs.query(), tmp_path / "runs.csv", clock=lambda: 10_000.0)
+        with (tmp_path / "runs.csv").open(newline="") as file:
+            exported = {row["run_id"]: row["status"] for row in csv.DictReader(file)}
+        of_dicts = {row["run_id"]: row["status"] for row in runs.to_dicts()}
+        shown = {run.run_id: run.shown_status for run in runs.query()}
+        compared = runs.compare(["killed", "alive"])["status"]
+
+    assert shown == {"killed": "killed", "alive": "running"}
+    assert exported == of_dicts == compared == shown
 
 
 def test_runs_as_json_lines(records, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from destinations import Artifacts, Console, ProgressBar, RunDirectory
 from destinations.cli import main
 from destinations.testing import DryRun
-from events import Callback
+from events import Callback, Run
 
 
 def printed(run, console):
@@ -38,6 +38,25 @@ def test_an_epoch_is_a_block():
         "Epoch 2/2, 1:00",
         "  loss/train  2.303",
         "  lr          1e-05",
+    ]
+
+
+def test_what_is_logged_after_an_epoch_is_of_that_epoch():
+    """A loop that evaluates after `epoch_end` sees it below that epoch, and what follows `epoch_start` below the next."""
+    console = silent()
+    with Run(loggers=[console], max_duration="2ep") as run:
+        for epoch in range(2):
+            run.epoch_start(length=1)
+            run.log_metrics({"lr": 0.5 + epoch})
+            run.batch_start()
+            run.log_metrics({"loss": 1.5 + epoch})
+            run.batch_end()
+            run.epoch_end()
+            run.log_metrics({"val/acc": 0.25 + epoch / 2})
+
+    assert console._stream.getvalue().splitlines() == [
+        *("Epoch 1/2", "  lr    0.5", "  loss  1.5", "Epoch 1/2", "  val/acc  0.25"),
+        *("Epoch 2/2", "  lr    1.5", "  loss  2.5", "Epoch 2/2", "  val/acc  0.75"),
     ]
 
 

@@ -1,6 +1,8 @@
 """What one answer of the page may cost: seconds, memory and points, also when its client is gone."""
 
 import asyncio
+import contextlib
+import functools
 import itertools
 import json
 import struct
@@ -14,6 +16,7 @@ from destinations.runs import BudgetError, open_runs
 from destinations.runs.budget import Budget, Limits, points_each, spend
 from destinations.viewer import details
 from destinations.viewer.app import App
+from destinations.viewer.charts import Axis, ChartReader
 from destinations.viewer.columns import ColumnCache
 from tests.test_destinations.runs.folders import write_run
 from tests.test_destinations.viewer.served import served, write_demo
@@ -155,6 +158,111 @@ def test_a_page_holds_its_answers_to_limits(tmp_path):
     assert "more than 0 MiB of memory" in read["error"]
     assert [len(one["x"]) <= 50 for one in few] == [True, True]
     assert [one["rows"] for one in few] == [300, 300]
+
+
+class Blocked:
+    """Curves that are not there until `is_free`, and fields that are."""
+
+    def __init__(self):
+        self.is_free = threading.Event()
+
+    def series(self, *_, **__):
+        assert self.is_free.wait(60)
+        return []
+
+    def fields(self):
+        return {"fields": []}
+
+    def run_or_none(self, run_id):
+        return run_id
+
+
+def test_the_table_does_not_wait_for_charts():
+    """However many charts are read, what is quickly answered is."""
+    blocked = Blocked()
+    app = App(blocked, blocked, None)
+    order = []
+
+    async def ask(path, query=b""):
+        async def receive():
+            await asyncio.Event().wait()
+
+        async def send(message):
+            if message["type"] == "http.response.start":
+                order.append((path, message["status"]))
+
+        scope = {"type": "http", "method": "GET", "path": path, "query_string": query, "headers": []}
+        await app.asgi(scope, receive, send)
+
+    async def main():
+        charts = [asyncio.create_task(ask("/api/series", b"run=a&metric=loss")) for _ in range(30)]
+        await asyncio.sleep(0)
+        await ask("/api/fields")
+        blocked.is_free.set()
+        await asyncio.gather(*charts)
+
+    asyncio.run(main())
+
+    assert order == [("/api/fields", 200), *[("/api/series", 200)] * 30]
+
+
+def test_a_chart_of_one_run_is_read_between_those_of_many():
+    """Answers take turns in the threads that read, run by run."""
+    order = []
+    with contextlib.closing(ChartReader()) as reader:
+        many = reader._map(order.append, range(1000))
+        next(many)
+        list(reader._map(order.append, ["one"]))
+        at = order.index("one")
+        list(many)
+
+    assert at < 50
+    assert len(order) == 1001
+
+
+def test_what_was_read_in_time_is_answered(tmp_path):
+    """The other runs have an error, and are marked; where nothing was read, that is the answer."""
+    for name in "abc":
+        (write_run(tmp_path / "runs" / name) / "metrics.csv").write_text("step,loss\n0,1.0\n")
+    with (
+        open_runs(tmp_path / "runs", cache=tmp_path / "cache") as runs,
+        contextlib.closing(ChartReader(threads=1)) as reader,
+    ):
+        asked = [(run.run_id, run) for run in runs.query(sort_by="name")]
+        reader.series(asked[:1], ["loss"], Axis(), points=10)
+        with Budget(Limits(nbytes=10)):
+            found = reader.series(asked, ["loss"], Axis(), points=10)
+        with Budget(Limits(nbytes=10)), pytest.raises(BudgetError, match="0 MiB of memory"):
+            reader.series(asked[1:], ["loss"], Axis(), points=10)
+
+    assert [len(one["x"]) for one in found] == [1, 0, 0]
+    assert [one.get("unread", False) for one in found] == [False, True, True]
+    assert "0 MiB of memory" in found[1]["error"]
+
+
+def test_rows_that_took_too_long_are_not_tried_again(tmp_path):
+    """Not within as little time, as long as the file is the same; each try would take a processor for that long."""
+    run = tmp_path / "run"
+    run.mkdir()
+    rows = "".join(f"{step},1.0,{step / 2}\n" for step in range(200_000))
+    (run / "metrics.csv").write_text(f'step,time,loss\n0,1.0,"\n{rows}')
+    cache, seconds_on_clock = ColumnCache(), itertools.count()
+
+    def read(seconds):
+        before = next(seconds_on_clock)
+        clock = functools.partial(next, seconds_on_clock)
+        with Budget(Limits(seconds=seconds), clock=clock), pytest.raises(BudgetError) as raised:
+            cache.read(run, 0, ["loss"])
+        return next(seconds_on_clock) - before, str(raised.value)
+
+    assert read(20)[1] == "this answer takes longer than 20 s. Ask for less of it."
+    spent, text = read(20)
+    assert spent < 5
+    assert text.endswith("They are not read again until they change.")
+    (run / "metrics.csv").write_text(f'step,time,loss\n0,1.0,"\n{rows}0,0,0\n')
+    assert read(20)[0] > 20
+    with Budget(Limits(seconds=1e9)):
+        assert len(cache.read(run, 0, ["loss"]).block) > 100_000
 
 
 def test_a_csv_with_an_open_quote_is_read_in_pieces(tmp_path):

@@ -153,21 +153,25 @@ def test_a_negative_bound_is_wrong_usage(root, tmp_path, capsys, option):
     assert not (tmp_path / "site").exists()
 
 
-def test_the_token_is_no_argument_of_the_browser(root):
-    """The browser is given a file that only this user can read, and that leads to the page."""
-    seen = root.parent / "seen"
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_token_is_no_argument_of_the_browser(root, number):
+    """The browser is given a file that only this user can read, and that leads to the page; it goes with the server."""
+    seen, opened = root.parent / "seen", root.parent / "opened"
+    os.mkfifo(opened)
     browser = root.parent / "browser"
     browser.write_text(
-        f'#!/bin/sh\necho "$1" > {seen}\nstat -c %a "${{1#file://}}" >> {seen}\ncat "${{1#file://}}" >> {seen}\n'
+        f'#!/bin/sh\necho "$1" > {seen}\nstat -c %a "${{1#file://}}" >> {seen}\ncat "${{1#file://}}" >> {seen}\necho opened > {opened}\n'
     )
     browser.chmod(0o755)
     process, (_, url) = start(root, "--port", "0", "--open", BROWSER=f"{browser} %s")
     try:
         status = status_of(url)
+        assert opened.read_text() == "opened\n"
     finally:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         process.communicate(timeout=60)
 
+    assert process.returncode == 128 + number
     address, mode, content = seen.read_text().splitlines()
     assert status == 200
     assert address.startswith("file:///")

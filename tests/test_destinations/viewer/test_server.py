@@ -744,5 +744,9 @@ def test_each_address_of_the_api_is_documented(page):
         for method in route.methods - {"HEAD", "POST"}
     }
     files = ("GET", "/api/runs/ID/files/{path:path}")
+    by_post = {route.path for route in asgi.routes if "POST" in (route.methods or ())}
+    assert {path for method, path in documented if method == "GET"} == {
+        path.replace("{id}", "ID") for path in by_post
+    }
     assert routes - {files} == documented
     assert "`GET /api/runs/ID/files/FILE`" in text

@@ -401,3 +401,22 @@ def test_fields_of_the_origin_are_hidden_in_a_comparison():
     found = without_origin({"fields": [{"name": name, "values": {}} for name in names]})
 
     assert [field["name"] for field in found["fields"]] == ["environment.hosted", "hparams.host"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("/home/alice/runs/a.pt", "…/a.pt"),
+        ("/home/alice smith/runs/my file.pt", "…/my file.pt"),
+        ("s3://bucket/alice/a.pt and /tmp/b/c.pt", "…/a.pt and …/c.pt"),
+        (r"C:\Users\alice\runs\a.pt", r"…\a.pt"),
+        (r"in 'C:\\Users\\alice smith\\a.pt', line 3", r"in '…\\a.pt', line 3"),
+        ("C:/Users/alice/a.pt", "…/a.pt"),
+        (r"\\server\alice\a.pt", r"…\a.pt"),
+        (r"at D:\a.pt: 3:4 and a\b\c", r"at D:\a.pt: 3:4 and a\b\c"),
+        ("loss/train at 1/2, https://example.com/a/b", "loss/train at 1/2, https://example.com/a/b"),
+    ],
+)
+def test_of_a_path_the_last_name_is_exported(text, shown):
+    """Of POSIX and of Windows, in any text; what is no path stays."""
+    assert without_origin({"error": [text]}) == {"error": [shown]}

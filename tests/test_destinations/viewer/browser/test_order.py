@@ -113,6 +113,30 @@ def test_explore_shows_the_runs_of_the_last_filter(opened):
     assert page.evaluate("document.querySelector('#scatter').data[0].x") == [0.01]
 
 
+def test_words_on_an_axis_come_in_the_order_of_the_table(tmp_path, new_page):
+    """Numbers come before texts, by size, as `sort` of the server has them; an order of their texts would differ."""
+    server = pytest.importorskip("destinations.viewer.server")
+    root = tmp_path / "runs"
+    for place, size in enumerate([10, "auto", 2, "Auto"]):
+        with Written(root / f"run-{place}") as run:
+            run.logger.log_hyperparameters({"size": size})
+            run.log({"loss": float(place)}, 0)
+    with open_runs(root, cache=tmp_path / "index") as runs, server.Viewer(runs, port=0) as viewer:
+        opened = Opened(new_page(), viewer)
+        opened.go("explore?sx=hparams.size&sy=summary.loss")
+        opened.until("() => document.querySelector('#scatter').data?.[0].x.length === 4")
+        categories = opened.page.evaluate("document.querySelector('#scatter').layout.xaxis.categoryarray")
+        ticks = opened.page.locator("[data-axis='hparams.size'] text:not(.axis-name)")
+        rows = opened.page.request.get(
+            f"{opened.address}/api/runs?sort=hparams.size&columns=hparams.size"
+        ).json()
+        assert categories == [str(row["values"]["hparams.size"]) for row in rows["rows"]]
+        assert categories == ["2", "10", "Auto", "auto"]
+        heights = [(float(tick.get_attribute("y")), tick.text_content()) for tick in ticks.all()]
+        assert [text for _, text in sorted(heights, reverse=True)] == categories
+        opened.page.close()
+
+
 def test_a_log_is_that_of_the_file_that_is_chosen_last(tmp_path, new_page):
     """The text of the file of before, which comes late, is dropped."""
     server = pytest.importorskip("destinations.viewer.server")

@@ -1,0 +1,191 @@
+"""What a session that continues a run takes back: the rows that training logs again, and no others.
+
+A checkpoint that has the state of the destinations says when it was saved: what was logged before is part of
+it. A loop of one's own says at most after which batch it continues. Of the step that comes next, some was
+logged before that batch, such as an evaluation after an epoch, and some in it. So the metrics that training
+logs again at that step are taken back, once it is past; the others stay.
+
+Its methods run in the threads that log.
+"""
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import attrs
+
+from .journal import Journal
+from .layout import column_of, parse_header
+from .part_index import PartIndex, indexed_files
+from .reader import CsvSnapshot, MetricRow, merge_journal, parse_rows, retried, take_snapshot
+
+__all__ = ["Resumption", "rows_of_step"]
+
+_MAX_ROWS = 1000
+
+
+class Resumption:
+    """Takes note of a session's rows until it is clear which earlier ones they replace; then marks these.
+
+    **Threading.** Any thread may call any method; one lock guards all of the state.
+
+    Args:
+        run_dir: the folder of the run.
+        rank: whose rows.
+        journal: to which they are written.
+        batches_done: returns the trainer's own count.
+        on_step: called with the step from which training continues, once it is known.
+        began_at: the time, in seconds since 1970: rows of earlier sessions have earlier times.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        rank: int,
+        journal: Journal,
+        *,
+        batches_done: Callable[[], int],
+        on_step: Callable[[int], None],
+        began_at: float,
+    ) -> None:
+        self._run_dir = run_dir
+        self._rank = rank
+        self._journal = journal
+        self._batches_done = batches_done
+        self._on_step = on_step
+        self._began_at = began_at
+        # Reentrant: a signal handler may log.
+        self._lock = threading.RLock()
+        # The rows of this session so far.
+        self._rows: deque[tuple[dict[str, float], int]] = deque(maxlen=_MAX_ROWS)
+        self.has_begun = False
+        """Whether training has begun."""
+        self._step: int | None = None
+        # The rows of the step from earlier sessions, once they were read.
+        self._earlier: list[MetricRow] | None = None
+        self.is_done = False
+        """Whether the earlier rows are marked: the rows that come are of no interest any more."""
+
+    def begin(self, checkpoint_time: float | None) -> None:
+        """Training begins.
+
+        Args:
+            checkpoint_time: when the checkpoint was saved, in seconds since 1970; None where that is unknown.
+        """
+        with self._lock:
+            self.has_begun = True
+            step = self._batches_done()
+            if step > 0:
+                self._continue_from(step)
+                if checkpoint_time is None:
+                    self._replace_if_clear(step)
+                else:
+                    self._mark(step, checkpoint_time)
+            elif self._rows:
+                self._decide(self._rows[0][1])
+
+    def before(self, row: Mapping[str, float], step: int) -> None:
+        """Takes note of a row that will be written next."""
+        with self._lock:
+            self._decide(step)
+            if not self.is_done:
+                self._rows.append((dict(row), step))
+                if self._step is not None:
+                    self._replace_if_clear(self._step)
+
+    def end(self) -> None:
+        """Decides now: no more rows will come."""
+        with self._lock:
+            if self._step is not None and not self.is_done:
+                self._replace(self._step)
+
+    def _decide(self, at: int) -> None:
+        """Marks the earlier rows, if a row at this step makes clear which."""
+        if not self.has_begun or self.is_done:
+            return
+        if self._step is None:
+            # Nothing was loaded: training restarts, or a loop counts its own steps.
+            self._continue_from(0 if at == self._batches_done() else at)
+        step = self._step or 0
+        if step <= 0:
+            self._mark(step, None)
+        elif at > step or len(self._rows) == _MAX_ROWS:
+            self._replace(step)
+
+    def _continue_from(self, step: int) -> None:
+        self._step = step
+        self._on_step(step)
+
+    def _mark(self, step: int, at: float | None) -> None:
+        """Marks the rows of later steps, and those of this one that were logged after a time."""
+        self.is_done = True
+        self._journal.mark_resume(step, at)
+        self._append_own_from(step)
+
+    def _append_own_from(self, step: int) -> None:
+        """Writes the rows of this session again that a mark has taken back with the earlier ones."""
+        for row, own in self._rows:
+            if own >= step:
+                self._journal.append(row, own)
+
+    def _replace_if_clear(self, step: int) -> None:
+        """Replaces at once where every metric of the step was logged again, or there was none."""
+        again = self._again(step)
+        if all(name in again for row in self._of_step(step) for name in row.metrics):
+            self._replace(step)
+
+    def _replace(self, step: int) -> None:
+        """Marks the rows of later steps, and of this one the metrics that were logged again."""
+        self.is_done = True
+        again, earlier = self._again(step), self._of_step(step)
+        if again.isdisjoint(name for row in earlier for name in row.metrics):
+            # Of the step itself, none was logged later.
+            self._journal.mark_resume(step, float("inf"))
+        else:
+            self._journal.mark_resume(step, None, until=self._began_at)
+            for row in earlier:
+                kept = {name: value for name, value in row.metrics.items() if name not in again}
+                if kept:
+                    self._journal.append_again(attrs.evolve(row, metrics=kept))
+        self._append_own_from(step + 1)
+
+    def _again(self, step: int) -> set[str]:
+        """Returns the metrics that this session has logged at a step."""
+        return {column_of(name) for row, at in self._rows if at == step for name in row}
+
+    def _of_step(self, step: int) -> list[MetricRow]:
+        """Returns the rows of a step from earlier sessions; none where they cannot be read: they stay."""
+        if self._earlier is None:
+            found: list[MetricRow] = []
+            with contextlib.suppress(OSError):
+                found = retried(lambda: rows_of_step(self._run_dir, self._rank, step))
+            self._earlier = [row for row in found if row.time is None or row.time < self._began_at]
+        return self._earlier
+
+
+def rows_of_step(run_dir: Path, rank: int, step: int) -> list[MetricRow]:
+    """Returns the rows of a step; of other rows no cell is parsed."""
+    found: list[MetricRow] = []
+    with take_snapshot(run_dir, rank) as snapshot:
+        for file, index in indexed_files(snapshot):
+            if index is None or _may_have(index, step):
+                found += _lines_of(file, step) if file.is_own else file.rows()
+        found = [*snapshot.without_abandoned(found), *merge_journal([], snapshot.records)]
+    return [row for row in found if row.step == step]
+
+
+def _may_have(index: PartIndex, step: int) -> bool:
+    return bool(((index.of_rows("min_step") <= step) & (step <= index.of_rows("max_step"))).any())
+
+
+def _lines_of(file: CsvSnapshot, step: int) -> Iterator[MetricRow]:
+    """Yields the rows of a step of a file that our writer made: its lines begin with the step."""
+    mark = b"\n%d," % step
+    for chunk in file.chunks():
+        text, at = b"\n" + chunk, 0
+        while (at := text.find(mark, at)) >= 0:
+            end = text.find(b"\n", at + 1)
+            yield from parse_rows(parse_header(file.header), [text[at + 1 : end + 1 or None]])
+            at += 1

@@ -1,0 +1,130 @@
+/** Lines as numbers: smoothing, ranges, gaps, and what is drawn as one; knows neither the page nor Plotly. */
+
+/** Of how many places of a line its part of this ground has one. */
+const COARSE = 4;
+/** The least share of noise in a line that is smoothed for the eye, and how much: gently. */
+const LEAST_NOISE = 0.5;
+const LEAST_NOISY = 50;
+const GENTLE = 0.8;
+
+/**
+ * Returns the exponential moving average of values, corrected for its start (as Adam's moments are: Kingma and Ba,
+ * 2015). A missing value stays missing, and is left out of the average.
+ *
+ * @param {(number|null)[]} values
+ * @param {number} weight of the past, in [0, 1).
+ */
+export function smoothed(values, weight) {
+  let last = 0,
+    count = 0;
+  return values.map((value) => {
+    if (value === null) return null;
+    count += 1;
+    last = weight * last + (1 - weight) * value;
+    return last / (1 - weight ** count);
+  });
+}
+
+/** Returns the weight of a smoothing as the URL has it; 0 for none. */
+export function weightOf(text) {
+  return Math.min(0.999, Math.max(0, Number(text) || 0));
+}
+
+/** Returns the weight for a line: the chosen one, or where none is chosen a gentle one for a line that is mostly noise. */
+export function weightFor(values, chosen, isMany) {
+  if (chosen !== "" || isMany) return weightOf(chosen);
+  const there = values.filter((value) => value !== null);
+  if (there.length < LEAST_NOISY) return 0;
+  const at = (sorted, share) => sorted[Math.floor(share * (sorted.length - 1))];
+  const sorted = there.toSorted((one, other) => one - other);
+  const changes = there.slice(1).map((value, index) => Math.abs(value - there[index]));
+  // Both are the deviation of a normal distribution, by quantiles: a spike is no noise.
+  const noise =
+    (at(
+      changes.sort((one, other) => one - other),
+      0.5,
+    ) *
+      1.48) /
+    Math.SQRT2;
+  const spread = (at(sorted, 0.9) - at(sorted, 0.1)) / 2.56;
+  return spread > 0 && noise / spread > LEAST_NOISE ? GENTLE : 0;
+}
+
+/** Returns the first and the last place of each stretch without a value in between. */
+export function stretchEnds(places, { x, y }) {
+  const there = x.filter((_, index) => y[index] !== null);
+  const isApart = (one, other) => {
+    const at = nearest(there, (one + other) / 2);
+    return at >= 0 && there[at] > one && there[at] < other;
+  };
+  return places.filter(
+    (place, index) =>
+      index === 0 ||
+      index === places.length - 1 ||
+      isApart(places[index - 1], place) ||
+      isApart(place, places[index + 1]),
+  );
+}
+
+/** Returns traces of which those that look alike are one, with a gap between what were several. */
+export function joinedTraces(traces) {
+  const groups = new Map();
+  for (const trace of traces) {
+    const { mode, line, marker, opacity, yaxis, meta } = trace;
+    const style = JSON.stringify([mode, line, mode === "markers" && marker, opacity, yaxis, meta.part]);
+    const group = groups.get(style);
+    if (!group) {
+      groups.set(style, {
+        ...trace,
+        x: trace.x.slice(),
+        y: trace.y.slice(),
+        meta: { ...meta, runs: [meta.run] },
+      });
+      continue;
+    }
+    group.x.push(null);
+    group.y.push(null);
+    for (const [index, value] of trace.x.entries()) {
+      group.x.push(value);
+      group.y.push(trace.y[index]);
+    }
+    group.meta.runs.push(meta.run);
+  }
+  return [...groups.values()];
+}
+
+/** Returns a range in a quarter of its places; each is as wide as all on both sides of it, so none sticks out. */
+export function coarse(x, low, high) {
+  const places = x.map((_, index) => index).filter((index) => index % COARSE === 0 || index === x.length - 1);
+  const widest = (list, most) =>
+    places.map((place) => {
+      const near = list
+        .slice(Math.max(0, place - COARSE + 1), place + COARSE)
+        .filter((value) => value !== null);
+      return near.length ? most(...near) : null;
+    });
+  return [places.map((place) => x[place]), widest(low, Math.min), widest(high, Math.max)];
+}
+
+/** Returns the outline of a band, without the places where it has no value. */
+export function outline(x, low, high) {
+  const there = x.map((_, index) => index).filter((index) => low[index] !== null && high[index] !== null);
+  const back = [...there].reverse();
+  return {
+    x: [...there.map((index) => x[index]), ...back.map((index) => x[index])],
+    y: [...there.map((index) => high[index]), ...back.map((index) => low[index])],
+  };
+}
+
+/** Returns the place of the value that is nearest, in a sorted list; -1 if it is empty. */
+export function nearest(list, value) {
+  let low = 0,
+    high = list.length - 1;
+  if (high < 0) return -1;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (list[middle] < value) low = middle + 1;
+    else high = middle;
+  }
+  return low > 0 && Math.abs(list[low - 1] - value) <= Math.abs(list[low] - value) ? low - 1 : low;
+}
