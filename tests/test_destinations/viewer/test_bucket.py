@@ -375,6 +375,23 @@ def test_commands_take_a_uri(live, capsys):
     assert "Edit it on the machine" in said.err
 
 
+def test_a_bucket_is_compacted_beside_its_runs(live, capsys):
+    """The rows of a run that has ended are brought, and become a dataset in the same bucket."""
+    run, uri = live
+    for step in range(3):
+        run.log({"loss": step / 2}, step)
+    run.close()
+    root, dataset = uri.replace("/digits?", "?"), uri.replace("/digits?", "-dataset?")
+
+    codes = [
+        cli.main(["runs", "compact", root, dataset]),
+        cli.main(["runs", "sql", "select sum(value) from metrics", "--dataset", dataset]),
+    ]
+
+    assert codes == [0, 0]
+    assert "1.5" in capsys.readouterr().out
+
+
 def test_a_damaged_piece_hides_no_other_run(live, moto, tmp_path):
     """It is named, and the others are shown."""
     run, uri = live
