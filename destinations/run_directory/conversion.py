@@ -9,6 +9,7 @@ writes its temporary file; nothing waits for it, and it ends with the run.
 """
 
 import contextlib
+import errno
 import itertools
 import marshal
 import os
@@ -68,7 +69,10 @@ def write_verified(
         OSError: the disk is full, or pyarrow is missing.
     """
     sink = _Sink(fd, disk)
-    write_parquet(sink, csv.header, csv.end, lambda: _checked(csv, check))
+    try:
+        write_parquet(sink, csv.header, csv.end, lambda: _checked(csv, check))
+    finally:
+        sink.close()
     if must_be_smaller and sink.size >= csv.end:
         raise StaysCsvError(f"Parquet takes {sink.size} bytes, and CSV {csv.end}")
     with contextlib.closing(ParquetSnapshot(ParquetRows(os.dup(fd)))) as found:
@@ -112,16 +116,21 @@ def _bits(row: MetricRow) -> bytes:
 
 
 class _Sink:
-    """What pyarrow writes to: a file, by the disk operations."""
+    """What pyarrow writes to: a file, by the disk operations.
 
-    closed = False
+    After an error, pyarrow may write the rest when its writer is collected: the descriptor is that of another
+    file then. So nothing is written to a sink that is closed.
+    """
 
     def __init__(self, fd: int, disk: Disk) -> None:
         self._fd = fd
         self._disk = disk
+        self.closed = False
         self.size = 0
 
     def write(self, data: Any) -> int:
+        if self.closed:
+            raise OSError(errno.EBADF, "the Parquet file is closed")
         self._disk.write(self._fd, bytes(data), self.size)
         self.size += len(data)
         return len(data)
@@ -133,7 +142,8 @@ class _Sink:
         """Does nothing: all is written."""
 
     def close(self) -> None:
-        """Does nothing: the file is the caller's."""
+        """Refuses to write any more; the file is the caller's, and stays open."""
+        self.closed = True
 
 
 @attrs.define(eq=False, slots=False)

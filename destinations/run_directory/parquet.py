@@ -71,8 +71,9 @@ class StaysCsvError(ValueError):
 class DamagedParquetError(OSError):
     """The file is cut, has other bytes than were written, or is none of ours."""
 
-    def __init__(self, damage: object) -> None:
+    def __init__(self, damage: object, path: str | None = None) -> None:
         super().__init__(errno.EINVAL, f"the Parquet file is damaged, or none of ours: {damage}")
+        self.filename = path
 
 
 def _pyarrow(*, is_writing: bool = False) -> Any:
@@ -269,6 +270,7 @@ class ParquetRows:
 
     Args:
         fd: the file, a regular one; owned by this object, also if it raises.
+        path: what errors call it.
 
     Attributes:
         header: the first line of the CSV that it was.
@@ -279,7 +281,8 @@ class ParquetRows:
         OSError: it needs more memory than ours do, or is of a later version; or pyarrow is missing.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, path: str | None = None) -> None:
+        self._path = path
         # Closes the descriptor. pyarrow reads through it, in this thread alone.
         self._file = os.fdopen(fd, "rb", buffering=0)
         self._held: tuple[tuple[int, tuple[int, ...]], Any] | None = None
@@ -366,12 +369,12 @@ class ParquetRows:
             *(self._pa.ArrowException, ArithmeticError, AttributeError, LookupError, RecursionError),
             *(TypeError, ValueError),
         ) as error:
-            raise DamagedParquetError(error) from error
+            raise DamagedParquetError(error, self._path) from error
         except OSError as error:
             if error.errno is not None:
                 raise
             # pyarrow's own: a checksum, a page, an encoding.
-            raise DamagedParquetError(error) from error
+            raise DamagedParquetError(error, self._path) from error
         except MemoryError as error:
             raise OSError(errno.ENOMEM, f"the Parquet file needs too much memory: {error}") from error
 

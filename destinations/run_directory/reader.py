@@ -339,7 +339,7 @@ class Part:
         from .parquet import DamagedParquetError, ParquetRows  # imports numpy, and pyarrow
 
         try:
-            found = ParquetSnapshot(ParquetRows(fd))
+            found = ParquetSnapshot(ParquetRows(fd, str(self.parquet_path)))
         except DamagedParquetError:
             return _Damaged(-1, b"", 0)
         except OSError as error:

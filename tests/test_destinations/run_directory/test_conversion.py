@@ -1,6 +1,7 @@
 """A process turns closed parts into Parquet beside a run, gives way to all others, and ends with the run."""
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -270,6 +271,32 @@ def test_a_full_disk_leaves_the_part(closed, tmp_path):
 
     assert parts_of(tmp_path / "run", ".csv") == [1, 2, 3]
     assert sorted(path.suffix for path in closed.csv.folder.iterdir()) == [".csv"] * 3 + [".npy"] * 3
+
+
+class FailingOnce(Disk):
+    """Has no room for one write, and then has."""
+
+    failed = False
+
+    def write(self, fd, data, offset):
+        """Raises OSError once."""
+        if offset and not self.failed:
+            self.failed = True
+            raise OSError(28, "No space left on device")
+        super().write(fd, data, offset)
+
+
+def test_nothing_is_written_after_an_error_to_what_has_its_descriptor(closed, tmp_path):
+    """What pyarrow still has to write when its writer is collected goes nowhere."""
+    with pytest.raises(OSError, match="No space left") as raised:
+        convert_part(Part(closed.csv.folder, 1), disk=FailingOnce())
+    files = [(tmp_path / f"other{number}").open("w+b") for number in range(8)]
+    del raised
+    gc.collect()
+
+    assert [os.fstat(file.fileno()).st_size for file in files] == [0] * 8
+    for file in files:
+        file.close()
 
 
 def test_parts_of_a_run_that_has_ended_are_converted_here(closed, tmp_path):

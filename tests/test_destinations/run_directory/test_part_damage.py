@@ -129,6 +129,21 @@ def test_parquet_that_is_damaged_is_a_problem_of_the_run(packed, caplog, damage,
     assert text in Run.open(packed).record.problem
 
 
+def test_other_bytes_in_parquet_are_an_error_that_names_the_file(packed):
+    """They are not shown as other numbers, and it can be found which part to restore or to delete."""
+    path = file_of(packed, 2, ".parquet")
+    content = bytearray(path.read_bytes())
+    content[100] ^= 255
+    path.write_bytes(content)
+
+    with pytest.raises(OSError, match="damaged, or none of ours") as raised:
+        read_rows(packed)
+
+    assert raised.value.filename == str(path)
+    path.unlink()
+    assert len(read_rows(packed)) < STEPS
+
+
 def test_parquet_that_is_cut_is_told_from_a_missing_pyarrow(packed, monkeypatch):
     """The scan says that rows are lost, and nothing where they only cannot be read here."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
