@@ -283,7 +283,7 @@ class Session:
     @property
     def folder(self) -> Path | None:
         """The folder of the `RunDirectory` among the destinations, or None; does not create it."""
-        return None if self._directory is None else self._directory.folder_of(self.state)
+        return None if self._directory is None else self._directory.folder_of(self.state, self._folder)
 
     @property
     def first_name(self) -> str:

@@ -278,16 +278,18 @@ class RunDirectory(RecordDestination):
         """Whether files that are uploaded stay on this machine: not those of a run in a store."""
         return self._mirror_template is None
 
-    def folder_of(self, state: State) -> Path:
+    def folder_of(self, state: State, run_dir: str | None = None) -> Path:
         """Returns the folder of this machine that a run of this state has, whether or not it is open.
 
         Args:
             state: of the run.
+            run_dir: as `move_to` would be given it. Default: as it is.
 
         Raises:
             RunPathError: the name of the run leads out of it.
         """
-        return place_of(self._template, self._mirror_template, state).folder
+        template = self._template if run_dir is None else run_dir
+        return place_of(template, template if "://" in template else self._mirror_template, state).folder
 
     def place(self) -> str:
         return "" if self._run_dir is None or self._is_silent else str(self._place)
