@@ -140,9 +140,10 @@ def test_a_kill_costs_what_came_after_it(tmp_path):
     (fault,) = report.faults
     assert fault.status == "killed"
     assert 0.65 <= fault.gone <= 0.7 + SLACK
-    # Nothing was loaded: all 30 batches were trained again.
+    # Nothing was loaded: all batches that are known of were trained again.
     assert fault.repeated == pytest.approx(report.seconds["repeated"])
-    assert fault.repeated >= 29 * 0.006
+    assert fault.step >= 25
+    assert fault.repeated >= (fault.step - 1) * 0.006
     assert abs(report.wall - wall) <= 0.01 * wall + 0.1
 
 

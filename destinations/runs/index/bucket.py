@@ -29,6 +29,7 @@ from destinations.kinds import indexes, record_folders
 from destinations.run_directory.layout import (
     ARTIFACTS_FOLDER,
     HEARTBEAT,
+    PARTS_FOLDER,
     SIDECAR,
     WRITERS_FOLDER,
     is_writer_name,
@@ -381,6 +382,12 @@ class BucketCopy:
         ]
         with ThreadPoolExecutor(_WORKERS, "bucket") as pool:
             list(pool.map(lambda path: self._copy(run.prefix, path), wanted))
+        if not run.live:
+            folder = self.folder / run.prefix
+            # Afterwards: a part in Parquet is there before its CSV is removed.
+            for path in folder.glob(f"{PARTS_FOLDER}/*/*"):
+                if path.relative_to(folder).as_posix() not in run.plain:
+                    path.unlink(missing_ok=True)
         run.is_whole = True
 
     # The copy.
