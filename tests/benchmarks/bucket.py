@@ -120,7 +120,7 @@ def _measure_live(server):
     return [
         Row("from log_metrics to the page, p50", lags[len(lags) // 2], unit="s"),
         Row("from log_metrics to the page, p95", lags[int(len(lags) * 0.95)], 15.0, unit="s"),
-        Row("rows that the page saw", len(lags)),
+        Row("rows that the page saw", len(lags), unit=""),
     ]
 
 
@@ -197,9 +197,9 @@ def _measure_requests(server):
             now, last = counted - before, directory._writer._mirror._interval
     hour = 360 / (last - first)
     return [
-        Row("puts in 360 intervals", now["PUT"] * hour, 750.0),
-        Row("looks in 360 intervals", now["HEAD"] * hour),
-        Row("listings in 360 intervals", now["LIST"] * hour, 0.0),
+        Row("puts in 360 intervals", now["PUT"] * hour, 750.0, unit=""),
+        Row("looks in 360 intervals", now["HEAD"] * hour, unit=""),
+        Row("listings in 360 intervals", now["LIST"] * hour, 0.0, unit=""),
     ]
 
 

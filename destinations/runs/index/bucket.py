@@ -54,8 +54,9 @@ _LOCK = ".lock"
 _MAX_OBJECTS = 1_000_000
 _MAX_BYTES = 4 << 30
 _LIST_SECONDS = 60.0
-# A piece that is not there yet is asked for again so soon, and a little earlier the next time.
+# A piece that is not there yet is asked for again so soon, at first.
 _LATE_SECONDS = 1.5
+# One that is there may have been for long: the next is asked for so much earlier, at least.
 _EARLIER_SECONDS = 0.1
 # Then its writer seems to be gone, and the next listing tells.
 _MOST_LATE = 6
@@ -90,8 +91,11 @@ class _Live:
         run: makes the files.
         is_written: whether its next piece is expected.
         is_whole: whether its rows are here, and not only its documents.
-        due_at: when the next piece should be there.
-        late: how often it was not.
+        due_at: when the next piece is asked for.
+        late: how often it was not there.
+        earlier: by how much the next question comes earlier: half of what the last one was too late by, at
+            most. Clocks of machines differ, so the time in a piece does not tell.
+        asked_at: when the last question was that had no answer.
     """
 
     run: StoredRun
@@ -99,6 +103,8 @@ class _Live:
     is_whole: bool = False
     due_at: float = 0.0
     late: int = 0
+    earlier: float | None = None
+    asked_at: float = 0.0
 
 
 @attrs.define
@@ -335,10 +341,18 @@ class BucketCopy:
         newest = live.run.newest
         if newest is None:
             return
+        now = self._clock()
+        # Who looks every two seconds asks later than when it was due.
+        is_on_time = not live.late and now - live.due_at < newest.seconds
+        if live.earlier is None:
+            live.earlier = newest.seconds
+        elif live.late:
+            live.earlier = now - live.asked_at
+        live.earlier = max(_EARLIER_SECONDS, min(live.earlier, newest.seconds) / 2)
         live.late = 0
         live.is_written = not newest.has_ended
         live.is_whole = is_whole or live.is_written
-        live.due_at = self._clock() + newest.seconds - _EARLIER_SECONDS
+        live.due_at = (live.due_at if is_on_time else now) + newest.seconds - live.earlier
         if live.run.stream == stream_of(0):
             path = live.run.folder / HEARTBEAT
             at = min(newest.written_at, time.time())
@@ -365,6 +379,7 @@ class BucketCopy:
             # At least one was there.
             return
         live.late += 1
+        live.asked_at = self._clock()
         live.is_written = live.late < _MOST_LATE
         live.due_at = self._clock() + _LATE_SECONDS * live.late
 
