@@ -88,7 +88,7 @@ class Claim:
             if self.there and not holds_run(run_dir, self._rank):
                 self._patiently(lambda: self._take_plain(run))
             return
-        about = self._patiently(lambda: run.about_session(session.number))
+        about = self._about(run, session.number)
         own = read_json(run_dir / _OWN)
         if own.get("nonce") == about.get("nonce") and own.get("uri") == self.store.uri():
             return
@@ -132,7 +132,7 @@ class Claim:
         if not getattr(self.store, "refuses_overwrite", lambda: True)():
             # Which of two is last is then told by time alone; the store has said so.
             self._wait(_UNCONDITIONAL_SECONDS)
-        winner = self._patiently(lambda: self._run.about_session(number))  # type: ignore[union-attr]
+        winner = self._about(self._run, number)
         if winner.get("nonce") != self._nonce:
             raise _in_use(self.uri, winner)
         self.session = number
@@ -208,6 +208,15 @@ class Claim:
             if self._patiently(lambda: run.has_after(session.number, last)):
                 raise _in_use(self.uri, about)
         self._patiently(run.look)
+
+    def _about(self, run: StoredRun, number: int) -> dict[str, Any]:
+        """Returns what a session says of itself; nothing where that stays damaged, as one answer may be."""
+        for _ in range(_TRIES):
+            about: dict[str, Any] = self._patiently(lambda: run.about_session(number))
+            if "nonce" in about:
+                return about
+            self._wait(_PAUSE_SECONDS)
+        return {}
 
     def _patiently(self, ask: Callable[[], Any]) -> Any:
         """Asks the store, for half a minute where it does not answer.

@@ -1,5 +1,6 @@
 """A run that lives in a store: what is there while it is written, at its end, and after another machine continued it."""
 
+import itertools
 import json
 import logging
 import os
@@ -391,6 +392,25 @@ def test_a_run_that_another_machine_writes_is_refused(tmp_path):
                 loggers=[Watching(tmp_path / "two" / "run", mirror=tmp_path / "store")], run_name="test"
             ).log_metrics({"loss": 2.0})
         assert not list((tmp_path / "store" / "live" / "rank0").glob("0002/*"))
+
+
+def test_a_session_that_is_read_damaged_is_read_again(tmp_path, monkeypatch):
+    """One bad answer makes no other process of this one: it writes, and later goes on in its folder."""
+    original, count = StoredRun.about_session, itertools.count()
+    monkeypatch.setattr("destinations.run_directory.claim._PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(
+        StoredRun,
+        "about_session",
+        lambda run, number: original(run, number) if next(count) % 2 else {},
+    )
+    for step in range(2):
+        run = Mirrored(tmp_path / "machine" / "run", tmp_path / "store", batch=step)
+        run.log({"loss": float(step)}, step)
+        run.close()
+
+    assert next(count) >= 6
+    assert [path.name for path in (tmp_path / "machine").iterdir()] == ["run"]
+    assert read_series(tmp_path / "machine" / "run", "loss") == [(0, 0.0), (1, 1.0)]
 
 
 def test_of_two_machines_that_begin_at_once_one_writes(tmp_path):
