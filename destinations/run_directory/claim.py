@@ -32,6 +32,7 @@ _log = logging.getLogger("destinations")
 
 _OWN = ".mirror.json"
 _TRIES = 30
+_FEW_TRIES = 4
 _PAUSE_SECONDS = 1.0
 _UNCONDITIONAL_SECONDS = 2.0
 _WATCHED_INTERVALS = 2.5
@@ -224,11 +225,11 @@ class Claim:
         Raises:
             RunPathError: it does not answer, or refuses.
         """
-        for left in reversed(range(_TRIES)):
+        for attempt in range(1, _TRIES + 1):
             try:
                 return ask()
             except (UploadError, PieceError) as error:
-                if not isinstance(error, TransientStoreError) or not left:
+                if attempt >= _tries_after(error):
                     raise self._unreachable(error) from error
             self._wait(_PAUSE_SECONDS)
         raise AssertionError("the last try returns or raises")
@@ -238,6 +239,11 @@ class Claim:
             f"the run in {redact_text(self.uri)!r} cannot be opened: {redact_text(str(error))}. "
             "Mend that, or write to a local folder."
         )
+
+
+def _tries_after(error: Exception) -> int:
+    """Returns how often is asked in all; a proxy may have refused once, or damaged what came."""
+    return _TRIES if isinstance(error, TransientStoreError) else _FEW_TRIES
 
 
 def _in_use(uri: str, about: dict[str, Any]) -> RunInUseError:
