@@ -22,9 +22,9 @@ from uploads import Store, TransientStoreError, UploadError, open_store, put_new
 from uploads.disk import boot_id, has_process_ended, process_identity, read_json, replace_json
 
 from .folder import RunInUseError, RunPathError, holds_run
-from .layout import HEARTBEAT_SECONDS, PARTS_FOLDER, strict_json
+from .layout import HEARTBEAT_SECONDS, PARTS_FOLDER
 from .pieces import Piece, PieceError, piece_name
-from .stored_run import SESSION_FILE, StoredRun, StoredSession, stream_of
+from .stored_run import SESSION_FILE, StoredRun, StoredSession, session_text, stream_of
 
 __all__ = ["Claim"]
 
@@ -32,7 +32,9 @@ _log = logging.getLogger("destinations")
 
 _OWN = ".mirror.json"
 _TRIES = 30
-_FEW_TRIES = 4
+_FEW_TRIES = 8
+# Between two tries: from the first one on twice as long, up to the other.
+_FIRST_PAUSE_SECONDS = 0.1
 _PAUSE_SECONDS = 1.0
 _UNCONDITIONAL_SECONDS = 2.0
 _WATCHED_INTERVALS = 2.5
@@ -69,6 +71,7 @@ class Claim:
         self._nonce = uuid.uuid4().hex
         # What this session continues: number, and time of the last row that was fetched; None for all of it.
         self._follows: dict[str, Any] | None = None
+        self._last_of_nobody = 0
 
     def prepare(self, run_dir: Path, empty: Callable[[], Path]) -> None:
         """Makes the folder what the store has, unless it is what the newest session left.
@@ -84,12 +87,11 @@ class Claim:
         run = self._run = StoredRun(self.store, "", run_dir, self.stream)
         plain = self._patiently(run.look)
         self.there = {one.name: one.size for one in plain}
-        session = run.newest_session
+        session, about = self._newest_with_writer(run)
         if session is None:
             if self.there and not holds_run(run_dir, self._rank):
                 self._patiently(lambda: self._take_plain(run))
             return
-        about = self._about(run, session.number)
         own = read_json(run_dir / _OWN)
         if own.get("nonce") == about.get("nonce") and own.get("uri") == self.store.uri():
             return
@@ -116,7 +118,30 @@ class Claim:
         """
         assert self._run is not None  # noqa: S101  # prepare() comes first
         before = self._run.newest_session
-        number = 1 if before is None else before.number + 1
+        first = 1 if before is None else before.number + 1
+        for number in range(first, first + _FEW_TRIES):
+            winner = self._put(number)
+            if winner.get("nonce") == self._nonce:
+                self.session = number
+                own = {"uri": self.store.uri(), "session": number, "nonce": self._nonce}
+                replace_json(run_dir / _OWN, own)
+                return
+            self._patiently(self._run.look)
+            if not _is_nobodys(self._run.sessions.get(number, StoredSession(number)), winner):
+                break
+        raise _in_use(self.uri, winner)
+
+    def _newest_with_writer(self, run: StoredRun) -> tuple[StoredSession | None, dict[str, Any]]:
+        """Returns the newest session that is not nobody's, and what it says of itself."""
+        for session in sorted(run.sessions.values(), key=lambda one: -one.number):
+            about = self._about(run, session.number)
+            if not _is_nobodys(session, about):
+                return session, about
+        return None, {}
+
+    def _put(self, number: int) -> dict[str, Any]:
+        """Puts what this session says of itself, unless a number is taken; returns what is there then."""
+        assert self._run is not None  # noqa: S101  # prepare() comes first
         about = {
             "session": number,
             "nonce": self._nonce,
@@ -127,35 +152,39 @@ class Claim:
             "seconds": self._seconds,
             "follows": self._follows,
         }
-        name, text = self._run.name_of(number, SESSION_FILE), strict_json(about, indent=2).encode()
+        name, text = self._run.name_of(number, SESSION_FILE), session_text(about)
         self._patiently(lambda: put_new(self.store, name, text))
         # Read back: of two that put at once, one has won, also where the store replaces what is there.
         if not getattr(self.store, "refuses_overwrite", lambda: True)():
             # Which of two is last is then told by time alone; the store has said so.
             self._wait(_UNCONDITIONAL_SECONDS)
-        winner = self._about(self._run, number)
-        if winner.get("nonce") != self._nonce:
-            raise _in_use(self.uri, winner)
-        self.session = number
-        replace_json(run_dir / _OWN, {"uri": self.store.uri(), "session": number, "nonce": self._nonce})
+        return self._about(self._run, number)
 
     @property
     def successor(self) -> str:
-        """The name of the object that the session after this one begins with."""
+        """The name of the object that the session after this one begins with, but for those that are nobody's."""
         assert self._run is not None  # noqa: S101  # prepare() comes first
-        return self._run.name_of(self.session + 1, SESSION_FILE)
+        return self._run.name_of(max(self.session, self._last_of_nobody) + 1, SESSION_FILE)
 
     def name_of(self, piece: str) -> str:
         """Returns the name of a piece of this session."""
         assert self._run is not None  # noqa: S101  # prepare() comes first
         return self._run.name_of(self.session, piece)
 
-    def about_successor(self) -> dict[str, Any]:
-        """Returns what the session after this one says of itself; nothing if it cannot be read."""
+    def find_successor(self) -> dict[str, Any] | None:
+        """Returns what the session says of itself that has taken over; None if there is none.
+
+        Raises:
+            UploadError: the store does not answer.
+        """
         assert self._run is not None  # noqa: S101  # prepare() comes first
-        with contextlib.suppress(UploadError):
-            return self._run.about_session(self.session + 1)
-        return {}
+        self._run.look()
+        for number in sorted(one for one in self._run.sessions if one > self.session):
+            about = self._run.about_session(number)
+            if not _is_nobodys(self._run.sessions[number], about):
+                return about
+            self._last_of_nobody = number
+        return None
 
     def earlier_pieces(self) -> list[str]:
         """Returns the names of the pieces that were there when this session began."""
@@ -212,11 +241,11 @@ class Claim:
 
     def _about(self, run: StoredRun, number: int) -> dict[str, Any]:
         """Returns what a session says of itself; nothing where that stays damaged, as one answer may be."""
-        for _ in range(_TRIES):
+        for attempt in range(1, _FEW_TRIES + 1):
             about: dict[str, Any] = self._patiently(lambda: run.about_session(number))
             if "nonce" in about:
                 return about
-            self._wait(_PAUSE_SECONDS)
+            self._wait(_pause_after(attempt))
         return {}
 
     def _patiently(self, ask: Callable[[], Any]) -> Any:
@@ -231,7 +260,7 @@ class Claim:
             except (UploadError, PieceError) as error:
                 if attempt >= _tries_after(error):
                     raise self._unreachable(error) from error
-            self._wait(_PAUSE_SECONDS)
+            self._wait(_pause_after(attempt))
         raise AssertionError("the last try returns or raises")
 
     def _unreachable(self, error: Exception) -> RunPathError:
@@ -239,6 +268,10 @@ class Claim:
             f"the run in {redact_text(self.uri)!r} cannot be opened: {redact_text(str(error))}. "
             "Mend that, or write to a local folder."
         )
+
+
+def _pause_after(attempt: int) -> float:
+    return min(_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2.0 ** (attempt - 1))
 
 
 def _tries_after(error: Exception) -> int:
@@ -252,6 +285,15 @@ def _in_use(uri: str, about: dict[str, Any]) -> RunInUseError:
         f"{about.get('host', '?')} writes to it. Wait until it ends, choose another name, or add to it with "
         'RunDirectory(..., writer="eval").'
     )
+
+
+def _is_nobodys(session: StoredSession, about: dict[str, Any]) -> bool:
+    """Returns whether a session has no writer, and nothing to be fetched.
+
+    What it says was damaged on its way to a store that compares no sum; or its process ended before its first
+    piece, perhaps while the claim was on its way.
+    """
+    return not session.pieces and (not about or _has_ended_here(about))
 
 
 def _has_ended_here(about: dict[str, Any]) -> bool:

@@ -175,10 +175,14 @@ class Mirror:
         deadline = time.monotonic() + seconds
         try:
             self._note_settled()
-            if self._successor is None:
-                self._safely(lambda: self._end(status))
-                self._queue.drain(max(0.0, deadline - time.monotonic()))
-                self._note_settled()
+            self._is_whole_due = True
+            # Once more where a claim forbade it that was nobody's.
+            for _ in range(2):
+                if self._successor is None and self._is_whole_due:
+                    self._is_whole_due = False
+                    self._safely(lambda: self._end(status))
+                    self._queue.drain(max(0.0, deadline - time.monotonic()))
+                    self._note_settled()
             if self._successor is not None:
                 self._branch_at = self._clock()
                 self._safely(self._send_branch)
@@ -218,8 +222,15 @@ class Mirror:
             self._parts = {number: path for number, path in self._parts.items() if path not in failed}
             self._is_whole_due = True
             self._due_at = max(self._due_at, self._clock() + _FAILED_SECONDS)
-        if self._successor is None and any(one.state is UploadState.SUPERSEDED for one in ended):
-            self._successor = self._claim.about_successor()
+        if self._successor is None and any(_is_forbidden(one) for one in ended):
+            self._find_successor()
+
+    def _find_successor(self) -> None:
+        # Where there is none, or the store does not say, what was not sent comes with the next piece.
+        self._is_whole_due = True
+        with contextlib.suppress(UploadError):
+            self._successor = self._claim.find_successor()
+        if self._successor is not None:
             _log.error(
                 "the run in %s was continued by process %s on %s, since this machine seemed to be gone. What "
                 "is logged here from then on is kept in this folder, and there as an abandoned branch.",
@@ -482,6 +493,11 @@ class _Opened(contextlib.ExitStack):
             if known != state:
                 is_appended = known is not None and known.version == state.version
                 yield Change(path, self.fds[path], known.size if known and is_appended else 0, state)
+
+
+def _is_forbidden(handle: "UploadHandle") -> bool:
+    """Returns whether an upload was not sent for the claim of another session, and not for newer bytes."""
+    return handle.state is UploadState.SUPERSEDED and handle.result(timeout_seconds=0).superseded_by is None
 
 
 def _group_sizes(interval: int) -> list[int]:

@@ -7,17 +7,21 @@ newest session that has pieces counts: a writer that was superseded cannot chang
 
 import contextlib
 import json
+import logging
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from events import redact_text
 from uploads import RemoteObject, Store, download_file
 from uploads.disk import closing, crc32_of, open_regular
 
+from .layout import strict_json
 from .pieces import (
     FolderState,
     OpenPiece,
@@ -37,8 +41,11 @@ __all__ = [
     "StoredSession",
     "live_place",
     "session_folder",
+    "session_text",
     "stream_of",
 ]
+
+_log = logging.getLogger("destinations")
 
 LIVE_FOLDER = "live"
 SESSION_FILE = "session.json"
@@ -63,6 +70,15 @@ def live_place(name: str) -> str | None:
     return None if found is None else name[: found.start()] + found[1]
 
 
+def session_text(about: Mapping[str, Any]) -> bytes:
+    """Returns the content of a `session.json`, with a checksum: a store may compare none."""
+    return strict_json({**about, "crc32": _crc32_of_about(about)}, indent=2).encode()
+
+
+def _crc32_of_about(about: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(about, sort_keys=True, separators=(",", ":")).encode())
+
+
 @attrs.define
 class StoredSession:
     """A session as its objects tell.
@@ -85,6 +101,10 @@ class StoredSession:
 
 class _GoneError(Exception):
     """A piece is not there any more."""
+
+
+class _LostBytesError(PieceError):
+    """Bytes that were whole once are damaged: those of an earlier piece, or of a plain file."""
 
 
 class StoredRun:
@@ -161,7 +181,8 @@ class StoredRun:
         """Returns what the `session.json` of a session says; nothing if it is missing or damaged."""
         with contextlib.suppress(FileNotFoundError, ValueError, RecursionError):
             found = json.loads(self._read(self.name_of(session, SESSION_FILE), _MAX_SESSION_BYTES))
-            return found if isinstance(found, dict) else {}
+            if isinstance(found, dict) and found.pop("crc32", None) == _crc32_of_about(found):
+                return found
         return {}
 
     def has_after(self, session: int, last: int) -> bool:
@@ -170,12 +191,13 @@ class StoredRun:
         return self._store.head(self._prefix + name) is not None
 
     def peek(self) -> Piece | None:
-        """Returns what the newest piece says; None if there is none. Call `look` before."""
+        """Returns what the newest piece says; None if there is none that is whole. Call `look` before."""
         session = self.read_session
         if session is None:
             return None
-        with self._piece(session.number, _newest_of(session)) as piece:
+        with contextlib.suppress(PieceError), self._piece(session.number, _newest_of(session)) as piece:
             return None if piece is None else piece.about
+        return None
 
     # Reading.
 
@@ -184,6 +206,9 @@ class StoredRun:
 
         Args:
             with_plain: whether to bring what is an object of its own, too, once the run has ended: its rows.
+
+        The newest piece may be damaged by its way to a store that compares no sum, until it is put again.
+        Then the run is as the pieces before it say, as if it had not come yet.
 
         Returns:
             What the newest piece says; None if there is none.
@@ -205,8 +230,13 @@ class StoredRun:
                 failure = PieceError("pieces kept being replaced by others while they were read")
                 self.look()
             except PieceError as error:
+                if failure is not None:
+                    # It was no bad answer alone.
+                    FolderState(session.number).save(self.folder, self.stream)
+                    if not isinstance(error, _LostBytesError):
+                        _log.warning("%s: the newest piece is left out: %s", redact_text(self.place), error)
+                        session.pieces = [one for one in session.pieces if one[1] < session.last]
                 failure = error
-                FolderState(session.number).save(self.folder, self.stream)
             else:
                 return self.newest
         assert failure is not None  # noqa: S101  # each try ended with one
@@ -230,7 +260,7 @@ class StoredRun:
 
     def _fetch(self, session: StoredSession, *, with_plain: bool) -> Piece:
         state = FolderState.read(self.folder, self.stream)
-        before = state.files
+        before, known = dict(state.files), state.session
         if state.session != session.number:
             state = FolderState(session.number)
         with self._piece(session.number, _newest_of(session)) as piece:
@@ -241,15 +271,24 @@ class StoredRun:
                 _, end = numbers_of(name) or (0, 0)
                 if end <= state.last:
                     continue
-                with self._piece(session.number, name) as earlier:
-                    if earlier is None:
-                        raise _GoneError
-                    apply_piece(self.folder, state, earlier)
+                self._apply_earlier(session.number, name, state)
+                if state.session == known or not before:
+                    # Who is interrupted goes on from here.
+                    state.save(self.folder, self.stream)
             self._apply(state, piece, with_plain=with_plain)
         for path in before.keys() - about.files.keys():
             with contextlib.suppress(PieceError):
                 place_inside(self.folder, path).unlink(missing_ok=True)
         return about
+
+    def _apply_earlier(self, session: int, name: str, state: FolderState) -> None:
+        try:
+            with self._piece(session, name) as earlier:
+                if earlier is None:
+                    raise _GoneError
+                apply_piece(self.folder, state, earlier)
+        except PieceError as error:
+            raise _LostBytesError(str(error)) from error
 
     def _apply(self, state: FolderState, piece: OpenPiece, *, with_plain: bool) -> None:
         """Applies a piece once the parts that it names are there."""
@@ -278,7 +317,7 @@ class StoredRun:
         self.download(path)
         with closing(open_regular(place_inside(self.folder, path))) as fd:
             if about.plain is not None and crc32_of(fd) != about.plain[path]:
-                raise PieceError(f"{path} has other bytes than the last piece says")
+                raise _LostBytesError(f"{path} has other bytes than the last piece says")
 
     def download(self, path: str) -> None:
         """Downloads an object that is a plain file of the run to its place in the folder."""

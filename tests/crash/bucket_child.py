@@ -2,9 +2,11 @@
 
 `python -m tests.crash.bucket_child URI MACHINE WRITER STEP NUMBER COUNT`: on a machine of its own, which is a folder,
 as the trainer (WRITER is "-") or a named writer, from a step on. Each row has the number of its call; "logged N"
-is printed when that has returned. After COUNT rows it ends as a run does.
+is printed when that has returned. After COUNT rows it ends as a run does. A store that fails is asked again
+within two seconds, where others wait a minute.
 """
 
+import functools
 import os
 import sys
 import time
@@ -16,7 +18,10 @@ def main(uri, machine, writer, step, number, count):
     os.environ["UPLOADS_HOME"] = f"{machine}/uploads"
     from destinations import RunDirectory
     from events import Run
+    from uploads import RetryPolicy, UploadQueue
 
+    policy = RetryPolicy(cap_seconds=2.0, probe_first_seconds=0.2, probe_cap_seconds=2.0)
+    UploadQueue.__init__ = functools.partialmethod(UploadQueue.__init__, policy=policy)
     directory = RunDirectory(
         uri,
         writer=None if writer == "-" else writer,

@@ -6,6 +6,8 @@ import logging
 import os
 import random
 import shutil
+import socket
+import subprocess
 import threading
 
 import numpy as np
@@ -16,13 +18,15 @@ from destinations.run_directory.claim import Claim
 from destinations.run_directory.folder import RunExistsError, RunInUseError, RunPathError
 from destinations.run_directory.layout import PARTS_OF_A_SESSION
 from destinations.run_directory.mirror import Mirror
+from destinations.run_directory.pieces import PieceError
 from destinations.run_directory.place import local_folder
 from destinations.run_directory.reader import damage_of_parts, read_series
-from destinations.run_directory.stored_run import StoredRun
+from destinations.run_directory.stored_run import StoredRun, session_text
 from events import Run
 from tests.servers import s3_servers
 from tests.test_destinations.runs.written import Written
-from uploads import LocalStore, UploadQueue, open_store
+from uploads import LocalStore, UploadQueue, open_store, put_new
+from uploads.disk import process_identity
 from uploads.errors import RejectedByStoreError
 
 LIMIT_SECONDS = 60
@@ -397,7 +401,7 @@ def test_a_run_that_another_machine_writes_is_refused(tmp_path):
 def test_a_session_that_is_read_damaged_is_read_again(tmp_path, monkeypatch):
     """One bad answer makes no other process of this one: it writes, and later goes on in its folder."""
     original, count = StoredRun.about_session, itertools.count()
-    monkeypatch.setattr("destinations.run_directory.claim._PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("destinations.run_directory.claim._FIRST_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(
         StoredRun,
         "about_session",
@@ -411,6 +415,124 @@ def test_a_session_that_is_read_damaged_is_read_again(tmp_path, monkeypatch):
     assert next(count) >= 6
     assert [path.name for path in (tmp_path / "machine").iterdir()] == ["run"]
     assert read_series(tmp_path / "machine" / "run", "loss") == [(0, 0.0), (1, 1.0)]
+
+
+def test_a_newest_piece_that_stays_damaged_is_as_one_that_did_not_come(tmp_path, caplog):
+    """Its machine was lost before it could put it again: another one continues with what was there before."""
+    lost = Mirrored(tmp_path / "one" / "run", tmp_path / "store")
+    for step in range(4):
+        lost.log({"loss": float(step)}, step)
+        lost.send()
+    lost.stop_sending()
+    newest = tmp_path / "store" / pieces_of(tmp_path / "store")[-1]
+    newest.write_bytes(newest.read_bytes()[:-30])
+
+    copy = fetched(tmp_path / "store", tmp_path / "copy")
+    rows = read_series(copy, "loss")
+    with Mirrored(tmp_path / "two" / "run", tmp_path / "store", batch=len(rows)) as successor:
+        successor.log({"loss": 9.0}, len(rows))
+
+    assert rows == [(step, float(step)) for step in range(len(rows))]
+    assert len(rows) >= 3
+    assert "the newest piece is left out" in caplog.text
+    assert read_series(tmp_path / "store", "loss") == [*rows, (len(rows), 9.0)]
+    lost.close()
+
+
+def test_an_earlier_piece_that_is_damaged_is_an_error(tmp_path):
+    """It was whole once, and its rows are of a finished interval: they are not left out without a word."""
+    run = Mirrored(tmp_path / "run", tmp_path / "store")
+    for step in range(4):
+        run.log({"loss": float(step)}, step)
+        run.send()
+    damaged = tmp_path / "store" / pieces_of(tmp_path / "store")[0]
+    damaged.write_bytes(b"PK damaged")
+
+    with pytest.raises(PieceError, match="damaged"):
+        fetched(tmp_path / "store", tmp_path / "copy")
+    run.close()
+
+
+def test_a_number_whose_session_is_damaged_is_nobodys(tmp_path, monkeypatch):
+    """Its object was damaged on its way, and keeps its place; the next number is free."""
+    monkeypatch.setattr("destinations.run_directory.claim._FIRST_PAUSE_SECONDS", 0.0)
+    original = put_new
+
+    def damage_first(store, name, data):
+        return original(store, name, b"{damaged" if "/0001/" in name else data)
+
+    monkeypatch.setattr("destinations.run_directory.claim.put_new", damage_first)
+    with Mirrored(tmp_path / "run", tmp_path / "store") as run:
+        run.log({"loss": 1.0}, 0)
+
+    assert read_series(tmp_path / "store", "loss") == [(0, 1.0)]
+    assert json.loads((tmp_path / "run" / ".mirror.json").read_text())["session"] == 2
+
+
+def test_a_claim_that_comes_after_the_end_of_its_process_is_nobodys(tmp_path, monkeypatch):
+    """It was on its way when the process was killed, and the next one did not find it in the list."""
+    child = subprocess.Popen(["sleep", "60"])
+    late = {"nonce": "other", "host": socket.gethostname(), "pid": child.pid}
+    late["process"] = process_identity(child.pid)
+    child.kill()
+    child.wait()
+    original = put_new
+
+    def find_taken(store, name, data):
+        if "/0001/" in name:
+            original(store, name, session_text(late))
+        return original(store, name, data)
+
+    monkeypatch.setattr("destinations.run_directory.claim.put_new", find_taken)
+    with Mirrored(tmp_path / "run", tmp_path / "store") as run:
+        run.log({"loss": 1.0}, 0)
+
+    assert read_series(tmp_path / "store", "loss") == [(0, 1.0)]
+    assert json.loads((tmp_path / "run" / ".mirror.json").read_text())["session"] == 2
+
+
+@pytest.mark.parametrize("is_at_the_end", [False, True])
+def test_a_claim_that_is_nobodys_stops_no_session(tmp_path, caplog, is_at_the_end):
+    """It was damaged on its way, or its process ended at once: what it forbade is sent again."""
+    run = Mirrored(tmp_path / "run", tmp_path / "store")
+    run.log({"loss": 0.0}, 0)
+    run.send()
+    claim = tmp_path / "store" / "live" / "rank0" / "0002" / "session.json"
+    claim.parent.mkdir()
+    claim.write_bytes(b"{damaged")
+    run.log({"loss": 1.0}, 1)
+    if not is_at_the_end:
+        run.send()
+        run.send()
+        assert read_series(fetched(tmp_path / "store", tmp_path / "copy"), "loss") == [(0, 0.0), (1, 1.0)]
+    run.close()
+
+    assert read_series(tmp_path / "store", "loss") == [(0, 0.0), (1, 1.0)]
+    assert "was continued" not in caplog.text
+    assert not (tmp_path / "store" / "abandoned").exists()
+
+
+def test_a_process_that_was_killed_when_it_had_just_claimed_leaves_the_folder(tmp_path, monkeypatch):
+    """It had not noted that the session is its own: the rows that were not sent yet stay in place."""
+    first = Mirrored(tmp_path / "machine" / "run", tmp_path / "store")
+    first.log({"loss": 0.0}, 0)
+    first.send()
+    first.stop_sending()
+    first.log({"loss": 1.0}, 1)
+    first.flush()
+    first.destination._writer._lock.release()
+    monkeypatch.setattr("destinations.run_directory.claim._has_ended_here", lambda _about: True)
+    claim = Claim(str(tmp_path / "store"), 0, 10.0)
+    claim.prepare(tmp_path / "machine" / "run", lambda: pytest.fail("it was set aside"))
+    monkeypatch.setattr("destinations.run_directory.claim.replace_json", lambda *_: None)
+    claim.take(tmp_path / "machine" / "run")
+
+    again = Claim(str(tmp_path / "store"), 0, 10.0)
+    again.prepare(tmp_path / "machine" / "run", lambda: pytest.fail("it was set aside"))
+
+    assert claim.session == 2
+    assert read_series(tmp_path / "machine" / "run", "loss") == [(0, 0.0), (1, 1.0)]
+    first.close()
 
 
 def test_of_two_machines_that_begin_at_once_one_writes(tmp_path):
@@ -624,6 +746,12 @@ def test_a_bad_place_is_said_at_once(tmp_path, monkeypatch, run_dir, mirror, err
 
     with pytest.raises(error, match=words):
         RunDirectory(run_dir, mirror=mirror)
+
+
+def test_parts_of_a_run_in_a_store_stay_csv(tmp_path):
+    """What is there once it was closed does not change any more; who asks for Parquet is told."""
+    with pytest.raises(ValueError, match="there they stay CSV"):
+        RunDirectory(tmp_path / "run", mirror=tmp_path / "store", parts="parquet")
 
 
 def test_a_store_that_cannot_be_read_is_said_before_training(tmp_path, monkeypatch):

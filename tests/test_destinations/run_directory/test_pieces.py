@@ -35,6 +35,18 @@ def put_piece(path, files, *, session=1, first=1, last=1, starts=None, states=No
     return path
 
 
+def put_second_piece(tmp_path):
+    """Writes the piece of the second interval, which adds a line to the seven bytes of the first."""
+    return put_piece(
+        tmp_path / "2",
+        {"metrics.csv": b"step\n1\n2\n"},
+        first=2,
+        last=2,
+        starts={"metrics.csv": 7},
+        states={"metrics.csv": FileState(0, 9)},
+    )
+
+
 def take(folder, state, path):
     """Applies the piece of a file."""
     with open_piece(path) as piece:
@@ -74,15 +86,7 @@ def test_what_a_killed_reader_has_written_too_much_is_cut(tmp_path):
     folder, state = tmp_path / "copy", FolderState(1)
     take(folder, state, put_piece(tmp_path / "1", {"metrics.csv": b"step\n1\n"}))
     state.save(folder, "rank0")
-    states = {"metrics.csv": FileState(0, 9)}
-    path = put_piece(
-        tmp_path / "2",
-        {"metrics.csv": b"step\n1\n2\n"},
-        first=2,
-        last=2,
-        starts={"metrics.csv": 7},
-        states=states,
-    )
+    path = put_second_piece(tmp_path)
     take(folder, state, path)
     with (folder / "metrics.csv").open("ab") as file:
         file.write(b"torn")
@@ -167,15 +171,7 @@ def test_a_link_in_the_folder_is_not_followed(tmp_path):
     (tmp_path / "victim").write_bytes(b"step\n1\n")
     (folder / "metrics.csv").unlink()
     (folder / "metrics.csv").symlink_to(tmp_path / "victim")
-    states = {"metrics.csv": FileState(0, 9)}
-    path = put_piece(
-        tmp_path / "2",
-        {"metrics.csv": b"step\n1\n2\n"},
-        first=2,
-        last=2,
-        starts={"metrics.csv": 7},
-        states=states,
-    )
+    path = put_second_piece(tmp_path)
 
     with pytest.raises(OSError, match="symbolic links"):
         take(folder, state, path)

@@ -1,7 +1,6 @@
 """What a scan finds, and what it costs."""
 
 import collections
-import contextlib
 import functools
 import importlib.util
 import json
@@ -15,12 +14,9 @@ from pathlib import Path
 import pytest
 
 from destinations.runs import RootError, open_runs
-from destinations.runs.index.index import Index
-from destinations.runs.index.root import Root
 from destinations.runs.index.scan import FileSystem
-from destinations.runs.runs import Runs
 from tests.peers import folder_of
-from tests.test_destinations.runs.folders import HOUR, NOW, age, clock, write_lightning, write_run
+from tests.test_destinations.runs.folders import HOUR, NOW, age, write_lightning, write_run
 from uploads.disk import try_lock
 
 
@@ -45,34 +41,6 @@ class CountingDisk(FileSystem):
     def read(self, path):
         self.calls.append(("read", path))
         return super().read(path)
-
-
-@pytest.fixture
-def root(tmp_path):
-    """A folder for runs."""
-    folder = tmp_path / "runs"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def opened(root, tmp_path):
-    """The runs below the root, not scanned yet."""
-    with open_runs(root, cache=tmp_path / "cache", scan=False, clock=clock) as runs:
-        yield runs
-
-
-@pytest.fixture
-def with_disk(root, tmp_path):
-    """Makes runs that are read through a file system of the test's."""
-    with contextlib.ExitStack() as opened:
-
-        def make(disk, **options):
-            index = Index(os.path.realpath(root), tmp_path / "disk-cache")
-            runs = Runs([Root(os.path.realpath(root), index, disk, **options)], clock=clock)
-            return opened.enter_context(runs)
-
-        yield make
 
 
 def counts(report):

@@ -1,44 +1,13 @@
 """What a scan finds of runs that several write, and what it costs those that nobody else does."""
 
-import contextlib
 import json
 import os
 
 import pytest
 
 from destinations.runs import open_runs
-from destinations.runs.index.index import Index
-from destinations.runs.index.root import Root
-from destinations.runs.runs import Runs
 from tests.test_destinations.runs.folders import HOUR, NOW, age, clock, write_lightning, write_run
 from tests.test_destinations.runs.index.test_scan import CountingDisk
-
-
-@pytest.fixture
-def root(tmp_path):
-    """A folder for runs."""
-    folder = tmp_path / "runs"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def opened(root, tmp_path):
-    """The runs below the root, not scanned yet."""
-    with open_runs(root, cache=tmp_path / "cache", scan=False, clock=clock) as runs:
-        yield runs
-
-
-@pytest.fixture
-def with_disk(root, tmp_path):
-    """Makes runs that are read through a file system of the test's."""
-    with contextlib.ExitStack() as opened:
-
-        def make(disk, now=NOW):
-            index = Index(os.path.realpath(root), tmp_path / "disk-cache")
-            return opened.enter_context(Runs([Root(os.path.realpath(root), index, disk)], clock=lambda: now))
-
-        yield make
 
 
 def write_writer(run, name, *, beat=NOW - HOUR, metrics=(), **fields):
@@ -137,7 +106,7 @@ def test_a_run_whose_writer_is_alive_is_read_at_each_scan(root, with_disk):
     digits = write_run(root / "digits")
     write_writer(digits, "eval", beat=NOW - 10, status="running", metrics={"acc": 0.5})
 
-    first, second = with_disk(CountingDisk()), with_disk(CountingDisk(), NOW + HOUR)
+    first, second = with_disk(CountingDisk()), with_disk(CountingDisk(), now=NOW + HOUR)
     assert counts(first.scan()) == {"runs": 1, "added": 1}
     assert counts(first.scan()) == {"runs": 1, "changed": 1}
     assert counts(first.scan()) == {"runs": 1, "changed": 1}
