@@ -162,7 +162,7 @@ class Claim:
 
     @property
     def successor(self) -> str:
-        """The name of the object that the session after this one begins with, but for those that are nobody's."""
+        """The name of the object that begins the next session, after those that are nobody's."""
         assert self._run is not None  # noqa: S101  # prepare() comes first
         return self._run.name_of(max(self.session, self._last_of_nobody) + 1, SESSION_FILE)
 
