@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from destinations.run_directory import RunDirectory
+from destinations.run_directory.place import extended
 from events import (
     Callback,
     Destination,
@@ -385,11 +386,7 @@ class Session:
         while True:
             self._reset(name)
             if self._first_folder is not None and "{run_name}" not in self._first_folder:
-                # Of a URI, options come last.
-                place, question, options = self._first_folder.partition(
-                    "?" if "://" in self._first_folder else "\0"
-                )
-                self._folder = f"{place}{name.removeprefix(self._first_name)}{question}{options}"
+                self._folder = extended(self._first_folder, name.removeprefix(self._first_name))
             # Several ranks must agree on the name, without asking each other.
             if self.folder is None or not self.folder.exists() or self.state.world_size > 1:
                 break

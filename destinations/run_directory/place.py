@@ -25,7 +25,7 @@ from uploads import open_store
 from .folder import RunPathError, check_path
 from .layout import WRITERS_FOLDER, is_writer_name
 
-__all__ = ["Place", "check_template", "check_writer", "local_folder", "place_of"]
+__all__ = ["Place", "check_template", "check_writer", "extended", "local_folder", "place_of"]
 
 
 _MAX_WRITER = 100
@@ -49,8 +49,7 @@ class Place:
         """Returns a place beside this one, of a name that has a number: `digits-2`."""
         if self.uri is None:
             return Place(self.folder.with_name(f"{self.folder.name}-{number}"))
-        path, question, options = self.uri.partition("?")
-        uri = f"{path.rstrip('/')}-{number}{question}{options}"
+        uri = extended(self.uri, f"-{number}")
         if self.folder == local_folder(self.uri):
             return Place(local_folder(uri), uri)
         return Place(self.folder.with_name(f"{self.folder.name}-{number}"), uri)
@@ -103,10 +102,13 @@ def check_template(
 
 def _of_writer(place: str, writer: str) -> str:
     """Returns the folder or URI of a writer, given that of its run."""
-    if not writer:
-        return place
+    return extended(place, f"/{WRITERS_FOLDER}/{writer}") if writer else place
+
+
+def extended(place: str, suffix: str) -> str:
+    """Returns a folder or a URI with a suffix; of a URI, options come last."""
     path, question, options = place.partition("?" if "://" in place else "\0")
-    return f"{path.rstrip('/')}/{WRITERS_FOLDER}/{writer}{question}{options}"
+    return f"{path.rstrip('/')}{suffix}{question}{options}"
 
 
 def check_writer(name: str) -> str:
