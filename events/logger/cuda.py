@@ -86,25 +86,36 @@ class ScalarSlot:
     _integers: Sequence[torch.Tensor] = attrs.field(default=(), init=False)
     _floats: Sequence[torch.Tensor] = attrs.field(default=(), init=False)
     _dtypes: list[torch.dtype] = attrs.field(factory=list, init=False)
+    # Of as many scalars as the last time.
+    _staged: torch.Tensor = attrs.field(factory=lambda: torch.empty(0), init=False)
+    _received: torch.Tensor = attrs.field(factory=lambda: torch.empty(0), init=False)
+    _received_floats: torch.Tensor = attrs.field(factory=lambda: torch.empty(0), init=False)
 
     def start(self, tensors: Sequence[torch.Tensor]) -> None:
         """Snapshots scalars and starts their copy; queues work and returns."""
-        if not self._integers:
-            # Views, made on the first use of a slot.
-            with torch.inference_mode(mode=False):
+        if len(tensors) != len(self._dtypes):
+            self._make_views(len(tensors))
+        with torch.no_grad():
+            self._dtypes = dtypes = [tensor.dtype for tensor in tensors]
+            # One kernel for all tensors of a dtype; torch's optimizers use it too.
+            for dtype in set(dtypes):
+                targets = self._floats if dtype.is_floating_point else self._integers
+                places = [place for place, one in enumerate(dtypes) if one is dtype]
+                torch._foreach_copy_(
+                    [targets[place] for place in places],
+                    [one if one.dim() == 0 else one.reshape(()) for one in map(tensors.__getitem__, places)],
+                )
+            self._received.copy_(self._staged, non_blocking=True)
+            self._event.record(self._current_stream())
+
+    def _make_views(self, count: int) -> None:
+        """Makes what a call of so many scalars uses: each view takes as long as a kernel does to be queued."""
+        with torch.inference_mode(mode=False):
+            if not self._integers:
                 self._integers = self._staging.unbind()
                 self._floats = self._staging.view(torch.float64).unbind()
-        with torch.no_grad():
-            self._dtypes = [tensor.dtype for tensor in tensors]
-            targets = [
-                (self._floats if dtype.is_floating_point else self._integers)[index]
-                for index, dtype in enumerate(self._dtypes)
-            ]
-            # One kernel for many tensors; torch's optimizers use it too.
-            torch._foreach_copy_(targets, [tensor.detach().reshape(()) for tensor in tensors])
-            count = len(tensors)
-            self._on_host[:count].copy_(self._staging[:count], non_blocking=True)
-            self._event.record(self._current_stream())
+            self._staged, self._received = self._staging[:count], self._on_host[:count]
+            self._received_floats = self._received.view(torch.float64)
 
     def is_done(self) -> bool:
         """Returns whether the copy is complete."""
@@ -112,8 +123,9 @@ class ScalarSlot:
 
     def read(self) -> list[Any]:
         """Returns Python numbers; booleans are `bool`."""
-        received = self._on_host[: len(self._dtypes)]
-        pairs = zip(received.view(torch.float64).tolist(), received.tolist(), self._dtypes, strict=True)
+        if all(dtype.is_floating_point for dtype in self._dtypes):
+            return self._received_floats.tolist()
+        pairs = zip(self._received_floats.tolist(), self._received.tolist(), self._dtypes, strict=True)
         return [_number(as_float, as_integer, dtype) for as_float, as_integer, dtype in pairs]
 
 

@@ -7,6 +7,7 @@ the call.
 import functools
 import itertools
 import logging
+import operator
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -196,6 +197,7 @@ class Delivery:
             return
         if flat.on_device or flat.functions or self.is_paced or self.is_busy:
             call = MetricsCall(flat.values, step, position_of(self._state), next(self._orders))
+            call.functions = set(flat.functions)
             self._distribute(call, due)
         else:
             self._call(due, "log_metrics", {"metrics": flat.values, "step": step})
@@ -384,8 +386,8 @@ class Delivery:
     def _submit(self, entry: _Delivery) -> None:
         """Delivers a record now, or later if it or an earlier one is incomplete."""
         if self._outbox or not entry.is_ready:
+            # The next call or event asks whether it has come.
             self._outbox.append(entry)
-            self.poll()
         else:
             self._deliver(entry)
 
@@ -394,7 +396,7 @@ class Delivery:
         if arguments is None:
             return
         now = position_of(self._state)
-        if entry.position == now:
+        if all(map(operator.is_, entry.position, now)):
             self._call(entry.targets, entry.action, arguments)
             return
         restore_position(entry.position, self._state)

@@ -211,7 +211,8 @@ class _Ring:
     def _has_room(self) -> bool:
         """Returns whether there is a free slot; waits for one if the policy says so."""
         policy = self._policy
-        self.collect()
+        if self._is_full():
+            self.collect()
         if self._failure is None and self._is_full() and policy.when_full == "wait":
             deadline = policy.clock() + policy.wait_seconds
             while self._is_full() and policy.clock() < deadline:
@@ -289,7 +290,8 @@ class HostCopies:
         by_ring: dict[int, tuple[_Ring, list[int]]] = {}
         found: list[Any] = [None] * len(tensors)
         for index, tensor in enumerate(tensors):
-            ring = self._ring_of(tensor)
+            device = tensor.device
+            ring = self._by_device[device] if device in self._by_device else self._ring_of(tensor)
             if ring is None:
                 found[index] = tensor.item()
             else:

@@ -608,8 +608,11 @@ class Logger(RecordMethods):
     def poll(self) -> None:
         """Delivers records whose copies are complete, without waiting; called by the engine at each event."""
         if self.is_busy:
-            with self._refreshing():
+            # No `with`: it would take longer than most polls.
+            try:
                 self._delivery.poll()
+            finally:
+                self._refresh()
 
     def wait_for_copies(self) -> None:
         """Waits for pending copies until the deadline of `device_copies`, and delivers them."""
@@ -670,8 +673,10 @@ class Logger(RecordMethods):
         self._require_open("log_metrics")
         self.poll()
         if isinstance(metrics, Mapping):
-            with self._refreshing():
+            try:
                 self._delivery.log_metrics(metrics, self._prefix, step)
+            finally:
+                self._refresh()
         else:
             got = f"{short_repr(metrics, 80)} ({type(metrics).__name__})"
             self.faults.refuse(

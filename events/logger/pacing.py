@@ -61,8 +61,10 @@ position_of: Callable[[State], RunPosition] = attrgetter(*_POSITION_FIELDS)
 
 def restore_position(position: RunPosition, state: State) -> None:
     """Sets the state back to a position."""
-    for name, value in zip(_POSITION_FIELDS, position, strict=True):
-        setattr(state, name, value)
+    for name, value, current in zip(_POSITION_FIELDS, position, position_of(state), strict=True):
+        # Each is checked as it is set, and mostly one has changed.
+        if value is not current:
+            setattr(state, name, value)
 
 
 def phase_of(position: RunPosition) -> Phase:
@@ -356,9 +358,15 @@ def resolve(value: Any) -> Any:
 
 def pending_in(value: Any) -> list[PendingCopy | RunningAggregate]:
     """Returns the pending copies in a value, in nested lists, tuples and dicts too."""
-    found: list[Any] = []
-    map_nested(found.append, value)
-    return [one for one in found if isinstance(one, PendingCopy | RunningAggregate)]
+    if isinstance(value, PendingCopy | RunningAggregate):
+        return [value]
+    items: Iterable[Any] = ()
+    if isinstance(value, dict):
+        items = value.values()
+    elif isinstance(value, list | tuple):
+        items = value
+    # Without a call for each of the copies themselves.
+    return [found for one in items for found in ((one,) if type(one) is PendingCopy else pending_in(one))]
 
 
 def _takes_keyword(method: Callable[..., Any], name: str) -> bool:

@@ -530,7 +530,10 @@ def _collect(
             continue
         name = prefix + key
         try:
-            _collect_item(name, value, flat, parents)
+            if type(value) in _TorchHooks.tensor_types and is_on_device(value) and name not in flat.values:
+                _collect_on_device(name, value, flat)
+            else:
+                _collect_item(name, value, flat, parents)
         except Exception as error:  # noqa: BLE001  # a value's own methods; the others are logged
             text = f"metric {name!r} must be a scalar, got {short_repr(value)}: {error!r:.200}."
             flat.errors.append((name, text))
@@ -558,11 +561,7 @@ def _collect_one(name: str, value: Any, flat: FlatMetrics) -> None:
         value = value.data
     value = local_shard(value)
     if is_on_device(value):
-        if math.prod(value.shape) == 1 and not value.dtype.is_complex:
-            flat.values[name] = value
-            flat.on_device.append(name)
-        else:
-            flat.errors.append((name, _scalar_error(name, value)))
+        _collect_on_device(name, value, flat)
     elif is_function(value):
         flat.values[name] = value
         flat.functions.append(name)
@@ -572,6 +571,14 @@ def _collect_one(name: str, value: Any, flat: FlatMetrics) -> None:
             flat.errors.append((name, _scalar_error(name, value)))
         else:
             flat.values[name] = number
+
+
+def _collect_on_device(name: str, value: Any, flat: FlatMetrics) -> None:
+    if math.prod(value.shape) == 1 and not value.dtype.is_complex:
+        flat.values[name] = value
+        flat.on_device.append(name)
+    else:
+        flat.errors.append((name, _scalar_error(name, value)))
 
 
 def local_shard(value: Any) -> Any:

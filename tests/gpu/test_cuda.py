@@ -4,7 +4,9 @@ Skipped where there is no CUDA. Times here are compared with 50 ms of queued ker
 machine.
 """
 
+import itertools
 import time
+import warnings
 
 import pytest
 import torch
@@ -48,7 +50,10 @@ def cycles():
 def errors_on_sync():
     """Every synchronisation that torch knows of raises."""
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        # It says that it does not know of all.
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("error")
     yield
     torch.cuda.set_sync_debug_mode("default")
 
@@ -117,10 +122,10 @@ def test_the_call_does_not_wait_for_queued_kernels(memory, logger, cycles, capsy
         logger.log_metrics(metrics)
     logger.flush()
 
-    def with_kernels(call):
+    def with_kernels(call, calls=1):
         torch.cuda.synchronize()
         torch.cuda._sleep(cycles)
-        taken = _seconds(call)
+        taken = [_seconds(call) for _ in range(calls)]
         torch.cuda.synchronize()
         logger.flush()
         return taken
@@ -132,19 +137,22 @@ def test_the_call_does_not_wait_for_queued_kernels(memory, logger, cycles, capsy
         event.synchronize()
         return [copy.item() for copy in copies]
 
-    ours = sorted(with_kernels(lambda: logger.log_metrics(metrics)) for _ in range(20))
-    items = with_kernels(lambda: [value.item() for value in metrics.values()])
-    waits = with_kernels(copy_and_wait)
+    # The first of each turn comes after 50 ms in which this thread did nothing but wait, with cold caches.
+    turns = [with_kernels(lambda: logger.log_metrics(metrics), calls=5) for _ in range(20)]
+    firsts, ours = sorted(turn[0] for turn in turns), sorted(itertools.chain(*turns))
+    [items] = with_kernels(lambda: [value.item() for value in metrics.values()])
+    [waits] = with_kernels(copy_and_wait)
 
     with capsys.disabled():
         print(
             f"\nten CUDA scalars behind {QUEUED_SECONDS * 1e3:.0f} ms of kernels: log_metrics median "
-            f"{ours[10] * 1e6:.0f} us (most {ours[-1] * 1e6:.0f}), .item() {items * 1e3:.1f} ms, "
-            f"copy and wait {waits * 1e3:.1f} ms"
+            f"{ours[50] * 1e6:.0f} us (after a wait {firsts[10] * 1e6:.0f}, most {ours[-1] * 1e6:.0f}), "
+            f".item() {items * 1e3:.1f} ms, copy and wait {waits * 1e3:.1f} ms"
         )
     assert items > QUEUED_SECONDS / 2
     assert waits > QUEUED_SECONDS / 2
-    assert ours[10] < CALL_SECONDS
+    assert ours[50] < CALL_SECONDS
+    assert ours[-1] < QUEUED_SECONDS / 2
 
 
 @pytest.mark.usefixtures("errors_on_sync")
@@ -306,8 +314,9 @@ def test_the_first_call_may_come_in_any_mode(mode, memory, logger):
     assert [record.value for record in memory.records if record.kind == "metrics"] == [{"a": 1.0}, {"a": 4.0}]
 
 
-def test_a_compiled_region_that_logs_continues(memory, logger):
-    """It is left for the call."""
+def test_a_compiled_region_that_logs_continues(memory, logger, recwarn):
+    """It is left for the call; some versions of torch warn of that."""
+    warnings.simplefilter("always")
 
     def step(x):
         y = (x * 2).sum()
@@ -319,5 +328,6 @@ def test_a_compiled_region_that_logs_continues(memory, logger):
     results = [compiled(torch.full((3,), float(value), device="cuda")).item() for value in range(3)]
     logger.flush()
 
+    assert all("Dynamo" in str(one.message) for one in recwarn)
     assert results == [1.0, 7.0, 13.0]
     assert _values(memory) == [{"y": 6.0 * value} for value in range(3)]

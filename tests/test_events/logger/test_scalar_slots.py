@@ -70,6 +70,20 @@ def test_kinds_mix_in_one_call_and_a_slot_is_used_again():
     assert slot.read() == [7, 0.25]
 
 
+def test_a_call_takes_one_kernel_for_each_kind_of_number(monkeypatch):
+    """Where tensors of several dtypes are given at once, torch would copy them one by one."""
+    slot, _ = _slot()
+    copied, copy = [], torch._foreach_copy_
+    monkeypatch.setattr(
+        torch, "_foreach_copy_", lambda into, tensors: copied.append(len(tensors)) or copy(into, tensors)
+    )
+
+    slot.start([torch.tensor(0.5), torch.tensor(3), torch.tensor([0.25]), torch.tensor(1.0)])
+
+    assert sorted(copied) == [1, 3]
+    assert slot.read() == [0.5, 3, 0.25, 1.0]
+
+
 def test_what_changes_after_the_start_is_not_seen():
     """Nor is a gradient recorded for it."""
     slot, _ = _slot()
