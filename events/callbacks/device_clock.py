@@ -37,10 +37,14 @@ class DeviceClock:
         self._marks.append((bucket, event))
 
     def end(self) -> None:
-        """Ends a batch, and adds up those that the device has done."""
+        """Ends a batch."""
         self.mark(_END)
         self._pending.append(self._marks)
         self._marks = []
+        self.collect()
+
+    def collect(self) -> None:
+        """Adds up the batches that the device has done. Training thread, outside of a graph capture."""
         while self._pending and self._pending[0][-1][1].query():
             for (bucket, begin), (_, end) in itertools.pairwise(self._pending.popleft()):
                 self.nanoseconds[bucket] += begin.elapsed_time(end) * 1e6

@@ -689,6 +689,9 @@ class TimeLedger(Callback):
 
     def close(self, state: State, logger: Logger) -> None:
         """Logs the last shares of a run that had some, and charges what follows to `closing`."""
+        if self._device is not None:
+            # Batches that the host had queued long before the device was done.
+            self._device.collect()
         if self._logged_at > self.session and self._log_at != _NEVER:
             self._log(logger)
         self._log_at = _NEVER

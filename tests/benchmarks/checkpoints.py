@@ -6,6 +6,9 @@ total ends when the file is complete, "in store" when it is in a store in a fold
 tensors into memory that is there. "Written" are bytes in files until the file is complete, "memory" is the peak
 less what was there before. In shards, two ranks have half of the state each; the figures are of rank 0.
 
+Where there is a CUDA device the state is on it, "copy" goes into pinned memory, and both it and the stall end when
+the device has nothing left to do: kernels of the next batch would wait behind copies that are queued.
+
 `python -m tests.benchmarks.checkpoints --many [tensors]` saves a state of many small tensors, of 16 bytes each,
 and says what the first batch, the stall and the file cost beside the bare copy, one tensor after the other.
 
@@ -40,6 +43,7 @@ TARGET_BYTES = GIBIBYTE
 COLUMNS = ("copy", "stall", "/ copy", "first", "total", "in store", "written", "memory")
 MANY, MANY_SAVES, BUDGET_OF_MANY = 133_336, 4, 3.0
 PARTS = 32
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Matrices, as models have: DCP's planner takes time for each row of a tensor that is divided.
 COLUMNS_OF_PART = 1024
 
@@ -54,7 +58,7 @@ def main(sizes=()) -> bool:
             continue
         print(f"{'':30}" + "".join(f"{name:>11}" for name in COLUMNS), flush=True)
         for kind, saver in SAVERS.items():
-            if size >= 1 and not saver.is_for_large:
+            if (size >= 1 and not saver.is_for_large) or (saver.ranks > 1 and DEVICE == "cuda"):
                 continue
             if problem := _too_large(size, saver):
                 print(f"{kind:30}{problem}", flush=True)
@@ -166,12 +170,14 @@ class _State:
         self.folder = folder
         self.model = torch.nn.Module()
         for number in range(parts):
-            self.model.register_parameter(f"part{number}", torch.nn.Parameter(torch.randn(rows, columns)))
+            self.model.register_parameter(
+                f"part{number}", torch.nn.Parameter(torch.randn(rows, columns, device=DEVICE))
+            )
         if torch.distributed.is_initialized():
             from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import fully_shard
 
-            fully_shard(self.model, mesh=init_device_mesh("cpu", (torch.distributed.get_world_size(),)))
+            fully_shard(self.model, mesh=init_device_mesh(DEVICE, (torch.distributed.get_world_size(),)))
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3, foreach=False)
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
@@ -211,12 +217,14 @@ def _one(kind: str, size: float) -> None:
             os.sync()
             begin = time.perf_counter()
             for target, source in zip(targets, state.tensors(), strict=True):
-                target.copy_(source)
+                target.copy_(source, non_blocking=True)
+            _synchronize()
             copied = time.perf_counter() - begin
             saver.align()
             written -= _written("self") + _written(saver.writer_pid)
             begin = time.perf_counter()
             saver.save(number)
+            _synchronize()
             # A training loop would be busy meanwhile; this one is not.
             stall = time.perf_counter() - begin
             saver.complete()
@@ -235,9 +243,16 @@ def _one(kind: str, size: float) -> None:
         print(json.dumps(found))
 
 
+def _synchronize():
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
 def _targets(tensors):
     """Returns memory to copy tensors to, in which large ones have the same place: all of it fits besides."""
     memory = torch.zeros(min(TARGET_BYTES, sum(one.nbytes for one in tensors)) // 4)
+    if DEVICE == "cuda":
+        memory = memory.pin_memory()
     targets, start = [], 0
     for one in tensors:
         start = start if start + one.numel() <= len(memory) else 0
@@ -261,6 +276,7 @@ def _field(process, name: str) -> int:
 class _Saver:
     """Saves a state in one way."""
 
+    ranks = 1
     has_store = False
     writer_pid = None
     is_for_large = True
@@ -372,6 +388,7 @@ class _OursSynchronous(_Ours):
 class _OursInShards(_Ours):
     """Rank 0 of two; the other does the same in a process of its own."""
 
+    ranks = 2
     interval = 6
 
     @staticmethod

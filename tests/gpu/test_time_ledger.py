@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from destinations import InMemory
-from events import TimeLedger, Trainer
+from events import Callback, TimeLedger, Trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -26,6 +26,13 @@ class Spins(torch.nn.Module):
         return self.layers(inputs)
 
 
+class Waits(Callback):
+    """Waits for the device after each batch, as one that prints the loss does."""
+
+    def batch_end(self, state, logger):
+        torch.cuda.synchronize()
+
+
 def test_kernels_count_where_they_were_queued():
     """The host waits for the loss elsewhere; most of the time of batches is in the forward pass."""
     ledger = TimeLedger()
@@ -37,7 +44,7 @@ def test_kernels_count_where_they_were_queued():
         max_duration="1ep",
         loss_fn=torch.nn.functional.cross_entropy,
         optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
-        callbacks=[ledger],
+        callbacks=[ledger, Waits()],
         loggers=[InMemory()],
         device="cuda",
     ) as trainer:

@@ -222,8 +222,16 @@ def test_a_device_divides_the_time_of_batches(clock, monkeypatch):
             clock.seconds += 4
             run.batch_end()
             is_done[0] = True
-
         assert charged(ledger) == {"forward": 2, "backward": 6}
+        is_done[0] = False
+        run.batch_start()
+        now[0] += 8
+        run.batch_end()
+        is_done[0] = True
+        ledger.close(run.state, run.logger)
+
+        # The last batch was all of it neither forward nor backward.
+        assert charged(ledger) == {"batch": 4, "forward": 1, "backward": 3}
 
 
 def test_few_of_short_batches_are_divided(clock):

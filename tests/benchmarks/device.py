@@ -1,0 +1,231 @@
+"""What logging and the ledger cost a loop on a GPU: `python -m tests.benchmarks.device`.
+
+Says so, and measures nothing, where there is no CUDA device. A small transformer is trained in bf16 in short turns, each
+with one way to log ten numbers of a step that are on the device; turns follow each other, so that clocks and what
+else the machine does are in all of them. In the first size the host is the slower one, which queues kernels; in the
+second it is the device. What checkpoints cost there says `tests.benchmarks.checkpoints`.
+"""
+
+import contextlib
+import csv
+import itertools
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from destinations import RunDirectory
+from events import Run, Trainer
+
+from .timing import Row, print_table, sample_microseconds
+
+__all__ = ["main"]
+
+QUEUED_MILLISECONDS = 50
+CALLS, METRICS = 10, 10
+TURNS, STEPS = 20, 10
+SIZES = {"the host is slower": (2, 256, 2), "the device is slower": (4, 1024, 32)}
+BUDGET_MICROSECONDS = 200.0
+BUDGET_PERCENT = 1.0
+LEDGER_BATCHES, LEDGER_FITS = 200, 4
+
+
+def main() -> bool:
+    """Prints the tables; returns whether the budgets were kept."""
+    if not torch.cuda.is_available():
+        print("There is no CUDA device: nothing was measured.")
+        return True
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    rows = _calls()
+    print_table(f"Ten CUDA scalars with {QUEUED_MILLISECONDS} ms of kernels queued", rows, ".item()")
+    for name, size in SIZES.items():
+        rows += (table := _steps(*size))
+        print_table(f"Ten CUDA scalars in each step, {name}", table, "peer")
+    rows += (table := _ledger())
+    print_table("Trainer with TimeLedger, and without", table, "without")
+    return all(row.is_within_budget for row in rows)
+
+
+def _cycles() -> int:
+    """Returns for how many cycles a kernel spins in the time that is queued."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(10_000_000)
+    start.record()
+    torch.cuda._sleep(100_000_000)
+    end.record()
+    end.synchronize()
+    return int(100_000_000 * QUEUED_MILLISECONDS / start.elapsed_time(end))
+
+
+def _calls():
+    """Returns what a call takes while the device is busy, beside a peer that converts each number.
+
+    Each turn begins with 50 ms in which the thread does nothing but wait, after which all code is cold: what torch itself
+    takes then to queue a kernel, a copy and an event is the least that a call can take.
+    """
+    cycles = _cycles()
+    values = {f"m{index}": torch.tensor(float(index), device="cuda") for index in range(METRICS)}
+    sources = list(values.values())
+    staging, on_host = torch.zeros(METRICS, device="cuda"), torch.zeros(METRICS, pin_memory=True)
+    targets, event, steps = staging.unbind(), torch.cuda.Event(), itertools.count()
+
+    def bare():
+        torch._foreach_copy_(targets, sources)
+        on_host.copy_(staging, non_blocking=True)
+        event.record()
+
+    with tempfile.TemporaryDirectory() as folder, Run(RunDirectory(Path(folder) / "run")) as run:
+
+        def log():
+            run.log_metrics(values, next(steps))
+
+        def measured(call, turns=TURNS, calls=CALLS):
+            call()
+            run.logger.flush()
+            taken = []
+            for _ in range(turns):
+                torch.cuda.synchronize()
+                torch.cuda._sleep(cycles)
+                taken.append([])
+                for _ in range(calls):
+                    begin = time.perf_counter()
+                    call()
+                    taken[-1].append((time.perf_counter() - begin) * 1e6)
+            torch.cuda.synchronize()
+            run.logger.flush()
+            first = statistics.median(turn[0] for turn in taken)
+            return first, statistics.median(
+                itertools.chain(*(turn[1:] for turn in taken))
+            ) if calls > 1 else first
+
+        (first, later), (bare_first, bare_later) = measured(log), measured(bare)
+        item, _ = measured(lambda: [value.item() for value in sources], turns=5, calls=1)
+        idle = sample_microseconds(log, count=2000)
+    return [
+        Row("log_metrics, p50", later, BUDGET_MICROSECONDS, item),
+        Row("log_metrics, p50, after 50 ms of waiting", first, None, item),
+        Row("kernel, copy and event alone, p50", bare_later, None, item),
+        Row("kernel, copy and event alone, after 50 ms", bare_first, None, item),
+        Row("log_metrics, nothing queued, p50", idle.p50),
+        Row("log_metrics, nothing queued, p99", idle.p99),
+    ]
+
+
+class _Loop:
+    """A transformer, its optimizer and a batch."""
+
+    def __init__(self, layers, width, batch):
+        torch.manual_seed(0)
+        layer = torch.nn.TransformerEncoderLayer(width, 8, 4 * width, batch_first=True, dropout=0.0)
+        self.model = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).cuda()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+        self.data = torch.randn(batch, 256, width, device="cuda")
+        self.step = 0
+
+    def train(self, log):
+        """Trains a step, of which ten numbers are logged."""
+        with torch.autocast("cuda", torch.bfloat16):
+            out = self.model(self.data)
+            loss = torch.nn.functional.mse_loss(out, self.data)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if log is not None:
+            loss = loss.detach()
+            log({f"train/m{index}": loss if index % 2 else norm for index in range(METRICS)}, self.step)
+        self.step += 1
+
+
+@contextlib.contextmanager
+def _ways(folder):
+    """Gives the ways to log, by name: one that has none, ours, and those of others that are installed."""
+    with contextlib.ExitStack() as stack:
+        run = stack.enter_context(Run(RunDirectory(folder / "ours")))
+        file = csv.writer(stack.enter_context((folder / "items.csv").open("w", encoding="utf-8")))
+        ways = {
+            "nothing": None,
+            "ours": run.log_metrics,
+            ".item() and csv": lambda values, step: file.writerow(
+                [step, *(one.item() for one in values.values())]
+            ),
+        }
+        with contextlib.suppress(ImportError):
+            from torch.utils.tensorboard import SummaryWriter
+
+            writer = SummaryWriter(str(folder / "tensorboard"))
+            stack.callback(writer.close)
+
+            def add(values, step):
+                for name, value in values.items():
+                    writer.add_scalar(name, value, step)
+
+            ways["SummaryWriter"] = add
+        yield ways
+
+
+def _steps(layers, width, batch):
+    """Returns how much longer steps take in each way than in turns without, in per cent."""
+    loop = _Loop(layers, width, batch)
+    with tempfile.TemporaryDirectory() as folder, _ways(Path(folder)) as ways:
+        taken = {name: [] for name in ways}
+        for turn in range(TURNS + 1):
+            for name, log in ways.items():
+                torch.cuda.synchronize()
+                begin = time.perf_counter()
+                for _ in range(STEPS):
+                    loop.train(log)
+                torch.cuda.synchronize()
+                if turn:
+                    taken[name].append((time.perf_counter() - begin) / STEPS)
+    bare = statistics.median(taken["nothing"])
+    more = {
+        name: 100
+        * statistics.median(one / base - 1 for one, base in zip(taken[name], taken["nothing"], strict=True))
+        for name in ways
+    }
+    rows = [Row("a step that logs nothing", bare * 1e3, unit="ms")]
+    peers = [name for name in ways if name not in {"nothing", "ours"}]
+    for number, name in enumerate(peers):
+        budget = BUDGET_PERCENT if number == 0 and width > 256 else None
+        rows.append(Row(f"longer by, ours beside {name}", more["ours"], budget, more[name], "%"))
+    rows.append(Row("ours, a step", 1e6 * bare * more["ours"] / 100))
+    return rows
+
+
+def _ledger():
+    """Returns what a batch takes in a Trainer whose batches the device decides, with the ledger and without."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(4096, 4096, device="cuda") for _ in range(8)]
+    model = torch.nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    data = torch.randn(512, 4096, device="cuda")
+    taken = {True: [], False: []}
+    for number in range(2 * LEDGER_FITS + 2):
+        is_on = bool(number % 2)
+        with Trainer(
+            model,
+            [(data, data)] * LEDGER_BATCHES,
+            max_duration="1ep",
+            loss_fn=torch.nn.functional.mse_loss,
+            optimizers=optimizer,
+            time_ledger=is_on,
+            device="cuda",
+        ) as trainer:
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            trainer.fit()
+            torch.cuda.synchronize()
+            if number > 1:
+                taken[is_on].append((time.perf_counter() - begin) / LEDGER_BATCHES)
+    charged, plain = (statistics.median(taken[key]) * 1e3 for key in (True, False))
+    return [
+        Row("a batch", charged, None, plain, "ms"),
+        Row("longer by", 100 * (charged / plain - 1), 0.1, unit="%"),
+    ]
+
+
+if __name__ == "__main__":
+    main()
