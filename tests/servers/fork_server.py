@@ -58,6 +58,8 @@ class ForkServer:
         return self
 
     def __exit__(self, *exception):
+        # A word, and not the end of the pipe alone: processes that tests have forked may hold it too.
+        self._process.stdin.write("\n")
         self._process.stdin.close()
         self._process.wait(60)
         self._process.stdout.close()
@@ -125,7 +127,7 @@ class ForkServer:
 
 def _next_job():
     """Returns the job of the process that this is: a fork of the server. The server itself ends here."""
-    while line := sys.stdin.readline():
+    while line := sys.stdin.readline().strip():
         pid = os.fork()
         if pid == 0:
             return json.loads(line)

@@ -136,8 +136,13 @@ class Opened:
 
     def id_of(self, name):
         """The id of a run in URLs."""
-        answer = self.page.request.get(f"{self.address}/api/runs?limit=1000&archived=all").json()
+        answer = self.answer("runs?limit=1000&archived=all")
         return next(row["id"] for row in answer["rows"] if row["name"] == name)
+
+    def answer(self, query):
+        """What the server answers to a request of the page's API."""
+        # As fetch of a browser does where the server has closed an idle connection in that moment.
+        return self.page.request.get(f"{self.address}/api/{query}", max_retries=3).json()
 
     def traces(self, metric, part="line"):
         """The data that Plotly has drawn for a metric: by run id, x and y of each trace of a kind."""

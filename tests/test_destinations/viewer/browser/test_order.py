@@ -127,9 +127,7 @@ def test_words_on_an_axis_come_in_the_order_of_the_table(tmp_path, new_page):
         opened.until("() => document.querySelector('#scatter').data?.[0].x.length === 4")
         categories = opened.page.evaluate("document.querySelector('#scatter').layout.xaxis.categoryarray")
         ticks = opened.page.locator("[data-axis='hparams.size'] text:not(.axis-name)")
-        rows = opened.page.request.get(
-            f"{opened.address}/api/runs?sort=hparams.size&columns=hparams.size"
-        ).json()
+        rows = opened.answer("runs?sort=hparams.size&columns=hparams.size")
         assert categories == [str(row["values"]["hparams.size"]) for row in rows["rows"]]
         assert categories == ["2", "10", "Auto", "auto"]
         heights = [(float(tick.get_attribute("y")), tick.text_content()) for tick in ticks.all()]

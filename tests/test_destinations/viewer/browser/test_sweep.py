@@ -39,7 +39,7 @@ def test_a_task_takes_few_clicks(task, sweep, new_page):
 def test_a_hundred_runs_have_a_curve_each(sweep, new_page):
     """All of them are lines, in fewer points than a few runs have; those of one style are drawn as one."""
     opened = Opened(new_page(), sweep)
-    rows = opened.page.request.get(f"{opened.address}/api/runs?limit=102").json()["rows"]
+    rows = opened.answer("runs?limit=102")["rows"]
     ids = [row["id"] for row in rows if row["name"].startswith("resnet")]
     opened.go("charts?" + "&".join(f"run={one}" for one in ids))
     opened.drawn("loss", 27)
