@@ -17,7 +17,7 @@ from typing import IO
 import attrs
 
 from destinations.kinds.line import path_inside
-from uploads.disk import open_regular, read_json, replace_json, replacement
+from uploads.disk import read_json, replace_json, replacement
 
 from .layout import JOURNAL_FOLDER, strict_json
 
@@ -215,21 +215,24 @@ class OpenPiece:
 
 
 @contextlib.contextmanager
-def open_piece(path: Path) -> Iterator[OpenPiece]:
-    """Opens the file of a piece.
+def open_piece(name: str, raw: IO[bytes]) -> Iterator[OpenPiece]:
+    """Opens a piece.
+
+    Args:
+        name: what it is called in messages.
+        raw: its bytes; a file that can be sought in.
 
     Raises:
         PieceError: it is damaged, too large, or of a newer format.
         OSError: it cannot be read.
     """
-    with os.fdopen(open_regular(path), "rb") as raw:
-        if os.fstat(raw.fileno()).st_size > _MAX_PIECE_BYTES:
-            raise PieceError(f"a piece has at most {_MAX_PIECE_BYTES >> 20} MiB")
-        try:
-            with zipfile.ZipFile(raw) as archive:
-                yield OpenPiece(*_parsed(archive), archive)
-        except _DAMAGED as error:
-            raise PieceError(f"{path.name} is damaged: {error}") from error
+    if raw.seek(0, os.SEEK_END) > _MAX_PIECE_BYTES:
+        raise PieceError(f"a piece has at most {_MAX_PIECE_BYTES >> 20} MiB")
+    try:
+        with zipfile.ZipFile(raw) as archive:
+            yield OpenPiece(*_parsed(archive), archive)
+    except _DAMAGED as error:
+        raise PieceError(f"{name} is damaged: {error}") from error
 
 
 def _parsed(archive: zipfile.ZipFile) -> tuple[Piece, dict[str, tuple[int, int]]]:

@@ -51,6 +51,7 @@ LIVE_FOLDER = "live"
 SESSION_FILE = "session.json"
 _TRIES = 3
 _MAX_SESSION_BYTES = 1 << 20
+_IN_MEMORY_BYTES = 4 << 20
 _LIVE = re.compile(rf"{LIVE_FOLDER}/([^/]+)/(\d{{4,}})/([^/]+)")
 
 
@@ -327,17 +328,18 @@ class StoredRun:
 
     @contextlib.contextmanager
     def _piece(self, session: int, name: str) -> Iterator[OpenPiece | None]:
-        """Downloads and opens a piece; None if it is not there."""
+        """Downloads and opens a piece, a large one in a file of the folder; None if it is not there."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=self.folder, prefix=".piece.", suffix=".tmp") as file:
+        with tempfile.SpooledTemporaryFile(
+            max_size=_IN_MEMORY_BYTES, dir=str(self.folder), prefix=".piece.", suffix=".tmp"
+        ) as file:
             try:
                 for chunk in self._store.get(self._prefix + self.name_of(session, name)):
                     file.write(chunk)
             except FileNotFoundError:
                 yield None
                 return
-            file.flush()
-            with open_piece(Path(file.name)) as piece:
+            with open_piece(name, file) as piece:
                 yield piece
 
     def _read(self, name: str, most: int) -> bytes:

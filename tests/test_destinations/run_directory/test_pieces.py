@@ -49,7 +49,7 @@ def put_second_piece(tmp_path):
 
 def take(folder, state, path):
     """Applies the piece of a file."""
-    with open_piece(path) as piece:
+    with path.open("rb") as file, open_piece(path.name, file) as piece:
         apply_piece(folder, state, piece)
 
 
