@@ -103,13 +103,13 @@ class ScalarSlot:
                 places = [place for place, one in enumerate(dtypes) if one is dtype]
                 torch._foreach_copy_(
                     [targets[place] for place in places],
-                    [one if one.dim() == 0 else one.reshape(()) for one in map(tensors.__getitem__, places)],
+                    [one.reshape(()) if one.dim() else one for one in map(tensors.__getitem__, places)],
                 )
             self._received.copy_(self._staged, non_blocking=True)
             self._event.record(self._current_stream())
 
     def _make_views(self, count: int) -> None:
-        """Makes what a call of so many scalars uses: each view takes as long as a kernel does to be queued."""
+        """Makes what a call of so many scalars uses: a view takes as long as queueing a kernel."""
         with torch.inference_mode(mode=False):
             if not self._integers:
                 self._integers = self._staging.unbind()

@@ -27,6 +27,7 @@ from destinations.run_directory.frames import MAGIC
 from destinations.run_directory.layout import POSITION, journal_path, segment_paths
 from events import Engine, Logger, State
 from tests.effort import times
+from tests.waiting import until
 
 CHILD = Path(__file__).with_name("run_directory_child.py")
 KILLS_OF_A_BLOCK = 10
@@ -218,14 +219,6 @@ def converters_of(folder: Path) -> list[int]:
     return found
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 120) -> None:
-    """Waits until a condition holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def _has_parquet_or_process(folder: Path, before: list[Path] | None) -> bool:
     """Whether there are other parts in Parquet than before; or a process that converts one, where None."""
     return parts_of(folder, ".parquet") != before if before is not None else bool(converters_of(folder))
@@ -257,7 +250,7 @@ def test_kills_while_parts_become_parquet_lose_no_row(tmp_path, start, block):
         output += child.rest()
         last = acknowledged(output)
         check(folder, last)
-        wait_until(lambda: not converters_of(folder))
+        until(lambda: not converters_of(folder))
         check(folder, last)
         first = max(1, last - source.choice([0, 60]))
 

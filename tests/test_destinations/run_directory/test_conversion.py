@@ -22,6 +22,7 @@ from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.run_directory.reader import Part
 from events import State
 from tests.test_destinations.runs.written import Written
+from tests.waiting import until
 from uploads.disk import Disk
 
 PART_BYTES = 20_000
@@ -85,14 +86,6 @@ def parts_of(run_dir, suffix):
     return sorted(int(path.stem) for path in parts_path(run_dir / "metrics.csv").glob(f"[0-9]*{suffix}"))
 
 
-def wait_until(condition, seconds=120):
-    """Waits until a condition holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def state_of(pid):
     """Returns the state of a process, such as "R" or "Z"; empty if there is none."""
     try:
@@ -103,7 +96,7 @@ def state_of(pid):
 
 def finish(converter):
     """Waits until the process has ended, and has the converter take what it has left; no other is started."""
-    wait_until(lambda: converter._job[0].poll() is not None)
+    until(lambda: converter._job[0].poll() is not None)
     converter.turn(is_last=True)
     assert converter.pid is None
 
@@ -118,7 +111,7 @@ def test_parts_become_parquet_while_the_run_goes_on(tmp_path):
             if step % 100 == 99:
                 run.flush()
         closed = part_numbers(parts_path(tmp_path / "run/metrics.csv"))
-        wait_until(lambda: parts_of(tmp_path / "run", ".parquet") == closed)
+        until(lambda: parts_of(tmp_path / "run", ".parquet") == closed)
         run.log({"a": 0.5}, 800)
         run.flush()
 
@@ -158,15 +151,15 @@ def test_the_process_gives_way_and_is_killed_with_the_run(closed):
     converter = PartConverter(closed.csv, failures.append, least_bytes=1)
     converter.turn()
     pid = converter.pid
-    wait_until(lambda: os.sched_getscheduler(pid) == os.SCHED_IDLE)
-    wait_until(lambda: Path(f"/proc/{pid}/oom_score_adj").read_text() == "1000\n")
+    until(lambda: os.sched_getscheduler(pid) == os.SCHED_IDLE)
+    until(lambda: Path(f"/proc/{pid}/oom_score_adj").read_text() == "1000\n")
 
     begun = time.monotonic()
     converter.stop()
 
     assert time.monotonic() - begun < 5.0
     # It may take a moment to die where others want the processor.
-    wait_until(lambda: state_of(pid) in {"", "Z"})
+    until(lambda: state_of(pid) in {"", "Z"})
     folder = closed.csv.folder
     assert parts_of(folder.parent.parent, ".csv") == [1, 2, 3]
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
@@ -185,7 +178,7 @@ def test_a_process_that_fails_is_said_once_and_leaves_the_parts(tmp_path, monkey
             run.log({"loss": step / 3}, step)
             if step % 100 == 99:
                 run.flush()
-        wait_until(lambda: converter.failed == 3)
+        until(lambda: converter.failed == 3)
         run.log({"loss": 0.5}, 4000)
 
     said = [record.message for record in caplog.records if "Parquet" in record.message]
@@ -250,7 +243,7 @@ def test_what_a_killed_session_left_is_removed_and_converted(closed, tmp_path):
 
     with WrittenAsParquet(tmp_path / "run", batch=len(closed.rows)) as run:
         hurry(run)
-        wait_until(lambda: parts_of(tmp_path / "run", ".parquet") == [1, 2, 3])
+        until(lambda: parts_of(tmp_path / "run", ".parquet") == [1, 2, 3])
 
     assert not left.exists()
     assert read_rows(tmp_path / "run") == closed.rows

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -23,16 +22,9 @@ from events.trainer.checkpoint.snapshot import SnapshotBuffer
 from events.trainer.checkpoint.writer import CheckpointWriter, Request
 from tests.effort import times
 from tests.test_events.trainer.conftest import dataset
+from tests.waiting import until
 
 WAIT_SECONDS = 120.0
-
-
-def until(condition):
-    """Waits for something that another process does."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        os.sched_yield()
 
 
 def stopped(pid):

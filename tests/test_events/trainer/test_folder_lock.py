@@ -11,7 +11,7 @@ import torch
 from events import Callback, CheckpointError, CheckpointSaver, Trainer, read_checkpoint
 from events.trainer.checkpoint.files import has_identifier, remove_checkpoint
 from tests.test_events.trainer.conftest import network
-from tests.test_events.trainer.test_asynchronous import until
+from tests.waiting import until
 
 LOCK = ".ep{epoch}-ba{batch}.pt.lock"
 HOLDS = """

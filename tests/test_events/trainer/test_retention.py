@@ -1,9 +1,7 @@
 """Which checkpoints stay: the newest, the best, every n-th."""
 
 import json
-import os
 import shutil
-import time
 
 import pytest
 import torch
@@ -16,6 +14,7 @@ from events import Callback, CheckpointSaver, CheckpointWriting, Evaluator, Rete
 from events.trainer.checkpoint.retention import SavedCheckpoint
 from tests.servers import s3_servers
 from tests.servers.fault_proxy import FaultProxy
+from tests.waiting import until
 from uploads import UploadQueue, open_store
 
 
@@ -584,10 +583,7 @@ class UntilItIsAway(Callback):
     def batch_end(self, state, logger):
         if state.timestamp.batch == 4:
             (saver,) = (one for one in state.callbacks if isinstance(one, CheckpointSaver))
-            deadline = time.monotonic() + 60
-            while not saver._publisher._store.queue.is_retrying(3):
-                assert time.monotonic() < deadline
-                os.sched_yield()
+            until(lambda: saver._publisher._store.queue.is_retrying(3))
 
 
 @pytest.mark.parametrize(

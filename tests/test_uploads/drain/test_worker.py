@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 import uploads
 from tests.servers.s3_servers import refusing_port
+from tests.waiting import until
 from uploads import RetryPolicy, Timeouts, UploadQueue, UploadState
 from uploads.drain.supervisor import WorkerConfig, WorkerSupervisor
 from uploads.spool.entry import read_attempts
@@ -199,9 +199,7 @@ def test_the_worker_waits_as_the_policy_says(make_worker_queue, make_file):
         queue = make_worker_queue(f"s3://bucket?endpoint_url=http://127.0.0.1:{port}", policy=policy)
         queue.submit(make_file(), "a")
 
-        deadline = time.monotonic() + LIMIT_SECONDS
-        while _attempts(queue.spool) < 20:
-            assert time.monotonic() < deadline
+        until(lambda: _attempts(queue.spool) >= 20)
 
 
 def _attempts(spool):

@@ -6,13 +6,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.servers.fault_proxy import Reset
 from tests.servers.s3_servers import refusing_port
+from tests.waiting import until
 from uploads import LocalStore, RetryPolicy, UploadQueue, UploadState
 from uploads.drain.drain import Drain
 from uploads.drain.supervisor import WorkerConfig, WorkerSupervisor
@@ -37,13 +37,6 @@ def make_worker_queue(tmp_path):
     yield make
     for queue in queues:
         queue.close(timeout_seconds=0)
-
-
-def _wait_until(is_so):
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_file_that_kills_the_worker_keeps_no_other_back(make_worker_queue, make_file, moto, proxy, prefix):
@@ -141,7 +134,7 @@ def test_a_trainer_that_is_stopped_does_not_stop_its_worker(tmp_path):
         os.kill(worker, signal.SIGCONT)
         spool = Spool(tmp_path / "spool")
 
-        _wait_until(lambda: not (spool.list_pending() or spool.list_inflight()))
+        until(lambda: not (spool.list_pending() or spool.list_inflight()))
 
         trainer.send_signal(signal.SIGCONT)
         output, _ = trainer.communicate("go\n", timeout=LIMIT_SECONDS)
@@ -221,7 +214,7 @@ def test_a_queue_that_cannot_start_leaves_the_spool_free(tmp_path, make_file, is
 
     spool = Spool(tmp_path / "spool")
     assert owner_of(spool.queue_lock) is None
-    _wait_until(lambda: owner_of(spool.drain_lock) is None)
+    until(lambda: owner_of(spool.drain_lock) is None)
     with UploadQueue(tmp_path / "store", spool=tmp_path / "spool", free_bytes=0) as queue:
         assert queue.submit(make_file(), "a").result(LIMIT_SECONDS).state is UploadState.DONE
 

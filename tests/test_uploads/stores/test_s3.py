@@ -16,6 +16,7 @@ from botocore.stub import Stubber
 
 from tests.servers.fault_proxy import Answer, Corrupt, FaultProxy, Hang, Reset, Verifier
 from tests.servers.s3_servers import BUCKET
+from tests.waiting import until
 from uploads import UploadState, open_store
 from uploads.errors import (
     BytesCorruptError,
@@ -175,8 +176,8 @@ def test_a_refused_connection_loses_nothing(moto, prefix, make_queue, make_file,
     with contextlib.closing(FaultProxy(moto.endpoint_url, listens=False)) as proxy:
         queue = make_queue(moto.at(proxy.url).uri(prefix))
         handles = [queue.submit(make_file(), f"n{number}", overwrite=True) for number in range(5)]
-        while not queue._drainer.status()["last_error"]:
-            assert not any(handle.done() for handle in handles)
+        until(lambda: queue._drainer.status()["last_error"])
+        assert not any(handle.done() for handle in handles)
 
         proxy.listen()
 
