@@ -162,9 +162,7 @@ def test_who_made_others_wait_at_a_step_is_named(tmp_path):
 
 
 FEW = [
-    Fault("loader", 0, 1),
     Fault("stopped", 0, 1),
-    Fault("disk", 0, 1),
     Fault("store", 0, 1),
     Fault("killed", 1, 2),
     Fault("backward", 1, 2),
