@@ -54,7 +54,8 @@ export class Importance {
         {},
         fields.map(({ names, mean, std }) => {
           const text = names.map((name) => name.replace(/^hparams\./, "")).join(" = ");
-          const value = formatNumber(Number(mean.toFixed(2)));
+          // Without a zero that is negative.
+          const value = formatNumber(Number(mean.toFixed(2)) + 0);
           return el(
             "li",
             { "data-name": names[0] },
@@ -79,7 +80,7 @@ export class Importance {
       el(
         "p",
         { class: "card-foot" },
-        `Permutation importance: a small forest (scikit-learn) learns the order of ${formatNumber(runs)} runs that have ended by ${shorten(metric, 60)}. Of runs that it has not seen it tells ${formatNumber(Number((100 * score).toPrecision(2)))} % of the differences (R² ${formatNumber(Number(score.toFixed(2)))}). A bar is what of R² is lost when the values of one are shuffled.`,
+        `Permutation importance: a small forest (scikit-learn) learns the order of ${formatNumber(runs)} runs that have ended by ${shorten(metric, 60)}, and tells that of runs which it has not seen with R² ${formatNumber(Number(score.toPrecision(3)))}. A bar is what of R² is lost when the values of one are shuffled.`,
       ),
     );
   }

@@ -45,6 +45,25 @@ def test_run_page_shows_what_a_run_was_and_left(opened):
     assert page.locator('[data-panel="Sessions"] tbody tr').count() == 1
 
 
+def test_a_run_page_begins_with_its_curves(opened):
+    """What evaluates the model comes first, above all tables, whatever runs are selected; hostile names are harmless."""
+    page = opened.page
+    alpha = opened.id_of("alpha")
+    opened.go(f"run/{alpha}?run={opened.id_of('beta')}&band=ranks")
+    line = opened.drawn("loss")[alpha]
+    assert line["y"] == [1 / (1 + step) for step in range(200)]
+    assert page.locator(".run-curves .chart h3").all_inner_texts() == ["val/acc", "loss"]
+    assert page.get_by_label("Pin").count() == 0
+    tops = [
+        page.locator(one).bounding_box()["y"] for one in (".run-facts >> nth=-1", ".run-curves", ".panels")
+    ]
+    assert tops == sorted(tops)
+    page.locator('.chart[data-metric="loss"]').get_by_label("Enlarge").click()
+    opened.until("() => document.querySelector('.chart[data-metric=loss].wide')")
+    page.locator(".run-head").get_by_role("link", name="Charts").click()
+    opened.until("(id) => location.hash.startsWith('#/charts') && location.hash.includes(`run=${id}`)", alpha)
+
+
 def test_compare_shows_what_differs_and_where_runs_part(opened):
     """Only hyperparameters that differ, and the first step at which a metric does."""
     page = opened.page
