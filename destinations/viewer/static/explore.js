@@ -25,6 +25,9 @@ const MOST_SHOWN = 1000;
 const MOST_AXES_SHOWN = 12;
 const HEIGHT = 340;
 const MARGIN = { top: 46, bottom: 24, side: 60 };
+/** The least distance of two axes, and the width of a letter of their names. */
+const LEAST_GAP = 84;
+const LETTER = 7;
 
 const MOST_TICKS = 12;
 const MOST_COLUMNS = 300;
@@ -148,12 +151,10 @@ export function showExplore(root) {
         { class: "toolbar" },
         filter.element,
         y,
-        el("span", { class: "muted" }, "against"),
-        x,
+        el("label", { class: "pair" }, "against", x),
         logX,
         logY,
-        el("span", { class: "muted" }, "colours"),
-        hue,
+        el("label", { class: "pair" }, "colours", hue),
         count,
       ),
       filter.problem,
@@ -574,13 +575,18 @@ export function showExplore(root) {
   function drawParallel() {
     if (view.isGone) return;
     const names = axes();
-    const width = Math.max(300, holder.clientWidth - 16);
+    // On a phone the axes are scrolled.
     if (names.length < 2) {
       fill(holder, el("p", { class: "empty" }, "There is no hyperparameter in which these runs differ."));
       return;
     }
+    const width = Math.max(2 * MARGIN.side + (names.length - 1) * LEAST_GAP, holder.clientWidth - 16);
+    const gap = (width - 2 * MARGIN.side) / (names.length - 1);
     const inner = HEIGHT - MARGIN.top - MARGIN.bottom;
-    const left = (at) => MARGIN.side + (at / (names.length - 1)) * (width - 2 * MARGIN.side);
+    const left = (at) => MARGIN.side + at * gap;
+    // The names at both ends stand over half of their gap and a part of the margin, the others over half of two.
+    const lettersOf = (at) =>
+      Math.min(24, Math.floor((at % (names.length - 1) ? gap : gap / 2 + MARGIN.side / 2) / LETTER));
     const top = (place) => MARGIN.top + (1 - place) * inner;
     const scales = names.map(axisOf);
     const color = state.sc
@@ -635,12 +641,13 @@ export function showExplore(root) {
             x: left(at),
             y: 20,
             "text-anchor": at === 0 ? "start" : at === names.length - 1 ? "end" : "middle",
-            dx: at === 0 ? -30 : at === names.length - 1 ? 30 : 0,
+            dx: at === 0 ? -MARGIN.side / 2 : at === names.length - 1 ? MARGIN.side / 2 : 0,
             onclick: () => {
               if (at < names.length - 1) update({ hide: [...state.hide, name] });
             },
           },
-          shorten(bare(name), 24),
+          svg("title", {}, bare(name)),
+          shorten(bare(name), lettersOf(at)),
         ),
         scales[at].ticks.map(([place, text]) =>
           svg(
@@ -673,6 +680,7 @@ export function showExplore(root) {
         {
           class: "parallel",
           viewBox: `0 0 ${width} ${HEIGHT}`,
+          width,
           height: HEIGHT,
           role: "img",
           "aria-label": "Parallel coordinates of hyperparameters and a metric",

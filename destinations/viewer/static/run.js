@@ -3,6 +3,7 @@
 import { MetricChart } from "./chart.js";
 import { editRun, fileUrl, isExported, readLog, runDetail } from "./data.js";
 import {
+  breakable,
   el,
   fill,
   formatAge,
@@ -119,7 +120,7 @@ export function showRun(root) {
     const head = el(
       "div",
       { class: "run-head" },
-      el("h1", { dir: "auto" }, shorten(detail.name, 300)),
+      el("h1", { dir: "auto" }, breakable(shorten(detail.name, 300))),
       statusMark(detail),
       el(
         "span",
@@ -243,7 +244,11 @@ export function showRun(root) {
               el("td", { dir: "auto" }, shorten(one.name, 100)),
               el("td", {}, one.status),
               el("td", { class: one.rows === null ? "bad" : "number" }, one.rows ?? "cannot be read"),
-              el("td", {}, one.seen_at ? `${formatTime(one.seen_at)} (${formatAge(one.seen_at)})` : "–"),
+              el(
+                "td",
+                { class: "time" },
+                one.seen_at ? `${formatTime(one.seen_at)} (${formatAge(one.seen_at)})` : "–",
+              ),
             ]),
             ["Writer", "Status", "Rows", "Last sign of life"],
           ),
@@ -261,7 +266,7 @@ export function showRun(root) {
         scroll(
           plainTable(
             detail.sessions.map((one) => [
-              el("td", {}, formatTime(one.start)),
+              el("td", { class: "time" }, formatTime(one.start)),
               el("td", {}, one.end ? formatDuration(one.end - one.start) : "–"),
               el("td", { title: shorten(one.exception ?? "", 500) }, one.status ?? "–"),
               el("td", {}, one.resume_step ?? "the start"),
@@ -295,7 +300,7 @@ export function showRun(root) {
             detail.checkpoints.map((one) => [
               el("td", { dir: "auto", title: shorten(one.path, 500) }, shorten(one.name, 120)),
               el("td", { class: "number" }, formatBytes(one.size)),
-              el("td", { class: "muted" }, formatTime(one.time)),
+              el("td", { class: "muted time" }, formatTime(one.time)),
               el("td", { class: one.exists ? "good" : "bad" }, one.exists ? "there" : "missing"),
             ]),
           ),
@@ -363,7 +368,9 @@ export function showRun(root) {
   }
 
   function fact(name, value) {
-    return value ? el("span", {}, `${name} `, el("b", { dir: "auto" }, shorten(value, 200))) : null;
+    return value
+      ? el("span", {}, `${name} `, el("b", { dir: "auto" }, breakable(shorten(value, 200))))
+      : null;
   }
 
   function editable(name, value, nothing, patchOf) {
