@@ -149,8 +149,8 @@ class Guard:
             401,
             "this page needs the token of its server. Open the address that `destinations view` printed, "
             "with ?token=… in it.",
-            "The browser keeps the token: open this link again after that. A server that was started again has "
-            "another token, and prints another address.",
+            "The browser keeps the token: open this link again after that. A server that was started again "
+            "has another token, and prints another address.",
         )
 
     def _is_token(self, text: str) -> bool:

@@ -100,16 +100,24 @@ export function showRun(root) {
     const rankOf = (name) => (isConstant(summary[name]) ? CONSTANT_RANK : chartRank(name));
     const order = metrics.toSorted((one, other) => rankOf(one) - rankOf(other) || one.localeCompare(other));
     const shown = order.slice(0, MOST_CURVES);
-    if (String(shown) !== String([...charts.keys()])) {
-      for (const chart of charts.values()) chart.remove();
-      charts.clear();
-      for (const name of shown) charts.set(name, new MetricChart(name, { runs: () => [id] }));
-    }
-    const cards = [...charts.values()].map((chart) => chart.element);
+    const content = JSON.stringify([shown, order.length]);
+    if (curves.dataset.content === content) return;
+    curves.dataset.content = content;
+    for (const [name, chart] of charts)
+      if (!shown.includes(name)) {
+        chart.remove();
+        charts.delete(name);
+      }
+    for (const name of shown)
+      if (!charts.has(name)) charts.set(name, new MetricChart(name, { runs: () => [id] }));
     const more =
       order.length > shown.length &&
       el("a", { class: "button quiet", ...linkToRuns("charts") }, `All ${order.length} charts`);
-    fill(curves, cards, more);
+    fill(
+      curves,
+      shown.map((name) => charts.get(name)?.element),
+      more,
+    );
     for (const chart of charts.values()) chart.setVisible(true);
   }
 
