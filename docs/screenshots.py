@@ -26,12 +26,16 @@ SETTINGS = list(itertools.product((3e-3, 1e-2, 3e-2, 1e-1), (0.1, 0.3, 0.5), (1,
 CHOSEN = [(1e-2, 0.3, 1), (3e-3, 0.3, 1), (3e-2, 0.1, 1), (1e-1, 0.5, 1)]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 DRAWN_MS = 1500
+MEDIA_ARE_THERE = """() => [...document.querySelectorAll('.images .of-run')].every((run) => {
+    const pictures = [...run.querySelectorAll('.picture')];
+    return pictures.length && pictures.every((one) => one.querySelector('img')?.complete && one.querySelector('canvas'));
+})"""
 WIDTH, HEIGHT, RUN_HEIGHT = 1360, 850, 701
 
 
 def name_of(lr: float, dropout: float, seed: int) -> str:
     """Returns the name of the run of a setting."""
-    return f"lr{lr:g}-dropout{dropout:g}-seed{seed}"
+    return f"lr{lr:g}-d{dropout:g}-seed{seed}"
 
 
 def train(root: Path, epochs: int) -> None:
@@ -63,7 +67,7 @@ def shoot(page: "Page", viewer: Viewer, theme: str) -> None:
     ids = {row["name"]: row["id"] for row in rows}
     chosen = [ids[name_of(*setting)] for setting in CHOSEN]
     query = "&".join(f"run={one}" for one in chosen)
-    metric = "summary.metrics/test/accuracy"
+    metric = "summary.loss/test/total"
     views = {
         "runs": f"runs?{query}",
         "charts": f"charts?{query}&smooth=0.4",
@@ -76,6 +80,9 @@ def shoot(page: "Page", viewer: Viewer, theme: str) -> None:
         page.wait_for_timeout(2 * DRAWN_MS)
         if name == "explore":
             page.wait_for_selector(".importance li")
+        if name == "media":
+            page.wait_for_function(MEDIA_ARE_THERE)
+            page.wait_for_timeout(DRAWN_MS)
         if name == "charts":
             box = page.locator('[data-metric="loss/train/total"] .nsewdrag').bounding_box()
             assert box is not None  # noqa: S101  # the chart is there

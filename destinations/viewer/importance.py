@@ -91,7 +91,7 @@ def importance_of(columns: Mapping[str, Sequence[Any]], values: Sequence[Any]) -
         return answer | {"problem": f"Nothing can be said: {told}, which chance alone may give."}
     lost = (wrong_shuffled - wrong) / total
     answer["fields"] = [
-        {"names": names, "mean": float(lost[place].mean()), "std": float(lost[place].std())}
+        {"names": sorted(names, key=len), "mean": float(lost[place].mean()), "std": float(lost[place].std())}
         for place, names in sorted(enumerate(distinct.values()), key=lambda one: -lost[one[0]].mean())
     ]
     return answer
