@@ -4,6 +4,7 @@ Run it with `make screenshots`; it needs Chromium (`apt-get install chromium fon
 """
 
 import argparse
+import itertools
 import shutil
 import tempfile
 from pathlib import Path
@@ -20,18 +21,29 @@ if TYPE_CHECKING:
     from playwright.sync_api import FloatRect, Page
 
 IMAGES = Path(__file__).resolve().parent / "images"
-SETTINGS = [(1e-2, 0.3, 1), (1e-2, 0.3, 2), (1e-2, 0.3, 3), (3e-3, 0.3, 1), (3e-2, 0.1, 1), (1e-1, 0.5, 1)]
+# Learning rate, dropout and seed.
+SETTINGS = list(itertools.product((3e-3, 1e-2, 3e-2, 1e-1), (0.1, 0.3, 0.5), (1, 2)))
+CHOSEN = [(1e-2, 0.3, 1), (3e-3, 0.3, 1), (3e-2, 0.1, 1), (1e-1, 0.5, 1)]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 DRAWN_MS = 1500
+MEDIA_ARE_THERE = """() => [...document.querySelectorAll('.images .of-run')].every((run) => {
+    const pictures = [...run.querySelectorAll('.picture')];
+    return pictures.length && pictures.every((one) => one.querySelector('img')?.complete && one.querySelector('canvas'));
+})"""
 WIDTH, HEIGHT, RUN_HEIGHT = 1360, 850, 701
+
+
+def name_of(lr: float, dropout: float, seed: int) -> str:
+    """Returns the name of the run of a setting."""
+    return f"lr{lr:g}-d{dropout:g}-seed{seed}"
 
 
 def train(root: Path, epochs: int) -> None:
     """Trains one network for each setting."""
     torch.set_num_threads(1)
     for lr, dropout, seed in SETTINGS:
-        name = f"lr{lr:g}-seed{seed}"
-        tags = ["baseline"] if (lr, seed) == (1e-2, 1) else []
+        name = name_of(lr, dropout, seed)
+        tags = ["baseline"] if (lr, dropout, seed) == CHOSEN[0] else []
         with trainer(
             [RunDirectory(root / name, tags=tags), TextFile(root / name / "log.txt")],
             [Misclassified(), Weights()],
@@ -51,24 +63,26 @@ def shoot(page: "Page", viewer: Viewer, theme: str) -> None:
     """Takes a picture of each view."""
     page.goto(viewer.url)
     page.wait_for_selector(".grid-row[data-run]")
-    rows = page.locator(".grid-row[data-run]")
-    ids = {
-        rows.nth(at).locator(".name").inner_text(): str(rows.nth(at).get_attribute("data-run"))
-        for at in range(rows.count())
-    }
-    chosen = [ids[f"lr{lr:g}-seed{seed}"] for lr, _, seed in SETTINGS]
-    query = "&".join(f"run={one}" for one in (*chosen[:1], *chosen[3:]))
-    metric = "summary.metrics/test/accuracy"
+    rows = page.request.get(f"{viewer.address}/api/runs").json()["rows"]
+    ids = {row["name"]: row["id"] for row in rows}
+    chosen = [ids[name_of(*setting)] for setting in CHOSEN]
+    query = "&".join(f"run={one}" for one in chosen)
+    metric = "summary.loss/test/total"
     views = {
         "runs": f"runs?{query}",
         "charts": f"charts?{query}&smooth=0.4",
-        "media": f"media?{'&'.join(f'run={one}' for one in chosen[3:])}&step=84&opacity=0.35",
-        "explore": f"explore?{query}&sx=hparams.lr&sy={metric}&logx=1",
+        "media": f"media?{'&'.join(f'run={one}' for one in chosen[1:])}&step=84&opacity=0.35",
+        "explore": f"explore?{query}&sx=hparams.lr&sy={metric}&sc=hparams.dropout&logx=1",
         "run": f"run/{chosen[0]}",
     }
     for name, fragment in views.items():
         page.goto(f"{viewer.address}/#/{fragment}")
         page.wait_for_timeout(2 * DRAWN_MS)
+        if name == "explore":
+            page.wait_for_selector(".importance li")
+        if name == "media":
+            page.wait_for_function(MEDIA_ARE_THERE)
+            page.wait_for_timeout(DRAWN_MS)
         if name == "charts":
             box = page.locator('[data-metric="loss/train/total"] .nsewdrag').bounding_box()
             assert box is not None  # noqa: S101  # the chart is there

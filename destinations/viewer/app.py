@@ -76,6 +76,7 @@ class App:
                 self._get("/api/series", self._series, is_long=True),
                 self._get("/api/band", self._band, is_long=True),
                 self._get("/api/compare", self._compare, is_long=True),
+                self._get("/api/importance", self._importance, is_long=True),
                 _query_route("/api/changes", self._wait),
                 self._get(
                     "/api/runs/{id}", lambda request: details.details(self.catalog, self._run(request))
@@ -268,6 +269,10 @@ class App:
         if len(runs) < 2:  # noqa: PLR2004  # runs
             raise ValueError("two runs or more must be given to compare.")
         return details.compare(runs, self.charts.cache)
+
+    def _importance(self, request: Request) -> Any:
+        parameters = request.query_params
+        return self.catalog.importance(parameters.get("metric", ""), where=parameters.get("where", ""))
 
 
 def _query_route(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:

@@ -36,6 +36,7 @@ from destinations.runs.run import MetricSummary
 from destinations.runs.summary import summary_of
 
 from .answers import shown
+from .importance import importance_of
 
 __all__ = ["Catalog", "state_of", "statistics_of"]
 
@@ -49,6 +50,8 @@ _ID = re.compile(r"[0-9a-f]{12}")
 _ALIASES = {"note": "notes"}
 # Of so many runs at most the averages of groups are computed.
 _MAX_AVERAGED = 10_000
+# Of so many runs at most, the newest, it is computed which hyperparameter matters.
+_MAX_RANKED = 1000
 # Columns of the API that are no fields: the smallest and the largest value of a metric at any step.
 _EXTREMES = {"min": False, "max": True}
 # Statistics of so many bytes of rows are computed within a request.
@@ -274,6 +277,22 @@ class Catalog:
             }
             for label, of_group in cells.items()
         }
+
+    def importance(self, metric: str, *, where: str = "") -> dict[str, Any]:
+        """Returns the answer of `/api/importance`.
+
+        Raises:
+            FilterError: the filter does not parse.
+            MetricNotFoundError: no run has the metric.
+        """
+        check_fields([f"summary.{metric}"], (), self.runs.metric_names())
+        records, _ = self.runs.page(0, _MAX_RANKED, where=self._where(where, ""))
+        now = self.clock()
+        # What is the last value of a run that goes on says little of its settings.
+        ended = [one for one in records if not is_alive(one.status, one.heartbeat_at, now)]
+        names = dict.fromkeys(name for record in ended for name in record.hparams)
+        columns = {f"hparams.{name}": [one.hparams.get(name, MISSING) for one in ended] for name in names}
+        return importance_of(columns, [one.summary.get(metric, MISSING) for one in ended])
 
     def orders(self, records: Sequence[RunRecord], cells: Iterable[str]) -> dict[str, Any]:
         """Returns how an exported site sorts, groups and searches rows, which computes nothing of it itself.

@@ -44,6 +44,19 @@ HEADERS = {
 IS_KNOWN = "is_known"
 """Set in the state of a request that may be answered."""
 _READS = {"GET", "HEAD"}
+_PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>destinations</title>
+<style>
+:root {{ color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }}
+body {{ max-width: 60ch; margin: 15vh auto; padding: 0 20px; overflow-wrap: anywhere; }}
+</style>
+<h1>destinations view</h1>
+{said}
+</html>
+"""
 _YEAR_SECONDS = 365 * 24 * 3600
 
 
@@ -91,6 +104,7 @@ class Guard:
         host = headers.get("host", "")
         if not self._is_ours(host):
             return _error(
+                headers,
                 403,
                 f"host {host!r:.100} is not one of this server. Use the address that it printed, "
                 "or start it with --allow-host NAME.",
@@ -99,11 +113,15 @@ class Guard:
         site = headers.get("sec-fetch-site", "none")
         is_navigation = headers.get("sec-fetch-mode") == "navigate" and scope["method"] in _READS
         if site not in {"none", "same-origin"} and not is_navigation:
-            return _error(403, f"requests from other sites are refused, got Sec-Fetch-Site {site!r:.50}.")
+            return _error(
+                headers, 403, f"requests from other sites are refused, got Sec-Fetch-Site {site!r:.50}."
+            )
         if scope["method"] not in _READS and not self._has_bearer(headers):
             origin = headers.get("origin", "")
             if origin not in {f"http://{host}", f"https://{host}"}:
-                return _error(403, f"a change must come from the page itself, got Origin {origin!r:.100}.")
+                return _error(
+                    headers, 403, f"a change must come from the page itself, got Origin {origin!r:.100}."
+                )
         return None
 
     def _entry(self, scope: Scope) -> Response | None:
@@ -127,9 +145,12 @@ class Guard:
         if self._is_token(cookie) or self._has_bearer(headers):
             return None
         return _error(
+            headers,
             401,
             "this page needs the token of its server. Open the address that `destinations view` printed, "
             "with ?token=… in it.",
+            "The browser keeps the token: open this link again after that. A server that was started again "
+            "has another token, and prints another address.",
         )
 
     def _is_token(self, text: str) -> bool:
@@ -153,5 +174,9 @@ class Guard:
         return True
 
 
-def _error(status: int, text: str) -> Response:
-    return JSONResponse({"error": text}, status_code=status)
+def _error(headers: Headers, status: int, text: str, more: str = "") -> Response:
+    """Returns a refusal: as JSON for programs and scripts, as a page for a reader."""
+    if "text/html" not in headers.get("accept", ""):
+        return JSONResponse({"error": text}, status_code=status)
+    said = "".join(f"<p>{html.escape(one[0].upper() + one[1:])}</p>" for one in (text, more) if one)
+    return HTMLResponse(_PAGE.format(said=said), status_code=status)

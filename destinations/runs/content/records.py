@@ -187,9 +187,10 @@ def _chosen(records: Iterable[Any], name: str | None, step: int | None) -> list[
     others: dict[str, None] = {}
     is_known = name is None
     for record in records:
-        if name is not None and record.name != name:
+        # A trace has no name.
+        if name is not None and (own := getattr(record, "name", "")) != name:
             if len(others) < _MAX_NAMES:
-                others[record.name] = None
+                others[own] = None
             continue
         is_known = True
         if step is None or record.step == step:

@@ -124,6 +124,11 @@ function showKeys() {
   dialog.showModal();
 }
 
+/** Asks for new rows of the runs that are shown. */
+function followShown() {
+  follow(state.page === "run" ? [state.id] : visibleRuns());
+}
+
 function showPage() {
   const hadFocus = main.contains(document.activeElement);
   leave();
@@ -132,7 +137,7 @@ function showPage() {
   main.scrollTop = 0;
   scrollTo(0, 0);
   drawHeader();
-  follow(visibleRuns());
+  followShown();
   const shown = state.page === "run" ? showRun : (PAGES.find(([page]) => page === state.page) ?? PAGES[0])[2];
   main.dataset.page = state.page;
   leave = shown(main);
@@ -179,7 +184,7 @@ async function begin() {
     if (changed.has("page") || changed.has("id")) showPage();
     else {
       drawHeader();
-      if (changed.has("run") || changed.has("off")) follow(visibleRuns());
+      if (changed.has("run") || changed.has("off")) followShown();
     }
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {

@@ -53,7 +53,7 @@ const MOST_RUNS = 200;
 const WRITER_DASHES = ["longdash", "dashdot", "longdashdot"];
 
 function nameOfStraggler({ run, rank }) {
-  return state.band === "ranks" ? `rank ${rank}` : shorten(runInfo(run).name, 40);
+  return state.band === "ranks" ? `rank ${rank}` : shorten(runInfo(run).name, 100);
 }
 
 /** Returns the zoom of a metric that is in the URL: `[x0, x1, y0, y1]`, where a missing one is null. */
@@ -64,10 +64,16 @@ function zoomOf(metric) {
 
 /** A chart of one metric, as a card. It asks for data when it comes into view, and is taken down when it leaves. */
 export class MetricChart {
-  /** @param {(label: string, count: number) => number} bandStyle returns the number of the colour of a band. */
-  constructor(metric, bandStyle) {
+  /**
+   * @param {string} metric
+   * @param {{bandStyle?: (label: string, count: number) => number, runs?: () => string[]}} about `bandStyle` returns
+   *   the number of the colour of a band: without it there are none, and the card is not pinned or hidden. `runs`
+   *   returns the ids of the runs that it shows.
+   */
+  constructor(metric, { bandStyle, runs = visibleRuns }) {
     this.metric = metric;
     this.bandStyle = bandStyle;
+    this.runs = runs;
     this.series = [];
     this.bands = null;
     /** @type {any[]} What is drawn, in the coordinates of the axes. */
@@ -84,6 +90,9 @@ export class MetricChart {
     this.plot = el("div", { class: "plot" });
     this.note = el("div", { class: "note" }, "Loading…");
     this.box = el("div", { class: "hover-box", hidden: true });
+    this.furthest = el("p", { hidden: true });
+    /** @type {any[]} The bands at the place of the mouse that have a straggler. */
+    this.hoveredBands = [];
     this.foot = el("p", { class: "card-foot" });
     this.badge = el("span", { class: "badge" });
     this.pinButton = iconButton("pin", "Pin", () => toggle("pin", metric));
@@ -119,8 +128,8 @@ export class MetricChart {
         { class: "card-head" },
         el("h3", { title: shorten(metric, 300), dir: "auto" }, shorten(metric, 120)),
         this.badge,
-        iconButton("eyeOff", "Hide this chart", () => toggle("hide", metric)),
-        this.pinButton,
+        bandStyle && iconButton("eyeOff", "Hide this chart", () => toggle("hide", metric)),
+        bandStyle && this.pinButton,
         this.wideButton,
         save,
       ),
@@ -128,6 +137,10 @@ export class MetricChart {
       this.foot,
     );
     this.plot.append(this.note);
+    // Plotly tells of a move along x alone.
+    this.plot.addEventListener("pointermove", (event) => {
+      if (!this.box.hidden) this.nameStraggler(event.clientY);
+    });
     this.resized = new ResizeObserver(
       debounce(() => {
         if (this.isDrawn && this.plot.clientWidth) globalThis.Plotly.Plots.resize(this.plot);
@@ -172,13 +185,13 @@ export class MetricChart {
     this.question += 1;
     const mine = this.question;
     const zoom = zoomOf(this.metric);
-    const runs = visibleRuns().slice(0, MOST_RUNS);
+    const runs = this.runs().slice(0, MOST_RUNS);
     this.zoom = zoom;
     const part = { from: zoom?.[0] ?? undefined, to: zoom?.[1] ?? undefined };
     try {
       let found = [],
         bands = null;
-      const kind = state.band.split(":", 1)[0];
+      const kind = this.bandStyle ? state.band.split(":", 1)[0] : "";
       if (runs.length && kind) {
         const by = { group: "group", over: "over" }[kind];
         const x = ["step", "epoch", "relative"].includes(state.x) ? state.x : "step";
@@ -220,12 +233,12 @@ export class MetricChart {
   catchUp() {
     if (!this.isBehind || this.isLoading || this.isGrowing) return;
     this.isBehind = false;
-    this.grow(visibleRuns());
+    this.grow(this.runs());
   }
 
   /** Asks for what runs have logged since, and adds it to the lines. */
   async grow(ids) {
-    if (!ids.some((id) => visibleRuns().includes(id))) return;
+    if (!ids.some((id) => this.runs().includes(id))) return;
     if (!this.isVisible) {
       this.isStale = true;
       return;
@@ -332,7 +345,7 @@ export class MetricChart {
       fill(
         this.note,
         this.problem ||
-          (visibleRuns().length
+          (this.runs().length
             ? (this.series.find((one) => one.error)?.error ?? "No value yet.")
             : "No run is selected."),
       );
@@ -461,7 +474,7 @@ export class MetricChart {
       const isRun = state.band === "ranks" && band.members.length;
       const { color, dash } = isRun
         ? { ...styleOf(band.members[0].run, isDark()), dash: "solid" }
-        : styleOfSlot(this.bandStyle(band.label, band.members.length), isDark());
+        : styleOfSlot(this.bandStyle?.(band.label, band.members.length) ?? 0, isDark());
       const x = drawable(band.x.map((value) => this.toAxis(value)));
       const name = plotText(shorten(isRun ? runInfo(band.members[0].run).name : band.label, 60));
       const base = { type: "scatter", mode: "lines", name, meta: { band: band.label } };
@@ -484,6 +497,7 @@ export class MetricChart {
       });
       this.lines.push({
         label: isRun ? runInfo(band.members[0].run).name : `${band.label} (${band.members.length})`,
+        name: isRun ? runInfo(band.members[0].run).name : band.label,
         color,
         x,
         y: band.median,
@@ -609,14 +623,14 @@ export class MetricChart {
                   `${formatNumber(one.low[one.index])} – ${formatNumber(one.high[one.index])}`,
                 )
               : null,
-            one.straggler
-              ? el("small", { class: "muted" }, shorten(`furthest: ${nameOfStraggler(one.straggler)}`, 40))
-              : null,
           ),
         ),
       found.length > MOST_IN_HOVER &&
         el("div", { class: "more" }, `and ${found.length - MOST_IN_HOVER} more`),
+      this.furthest,
     );
+    this.hoveredBands = found.filter((one) => one.straggler);
+    this.nameStraggler(event.event?.clientY ?? 0);
     this.box.hidden = false;
     const across = event.event?.clientX ?? 0,
       width = this.box.offsetWidth;
@@ -624,6 +638,25 @@ export class MetricChart {
     const edge = this.plot.getBoundingClientRect().left;
     this.box.style.left = `${Math.max(8, isRoom ? across + 20 : across - 20 - width) - edge}px`;
     this.box.style.top = "4px";
+  }
+
+  /** Says which member of the band that is nearest to the mouse is furthest from its median. */
+  nameStraggler(clientY) {
+    const { top, height } = this.plot.querySelector(".nsewdrag").getBoundingClientRect();
+    const [low, high] = this.plot.layout.yaxis.range;
+    const level = high - ((clientY - top) / height) * (high - low);
+    const gap = ({ value }) => Math.abs((state.logy === "1" ? Math.log10(value) : value) - level);
+    const [near] = this.hoveredBands.toSorted((one, other) => gap(one) - gap(other));
+    this.furthest.hidden = !near;
+    if (!near) return;
+    fill(
+      this.furthest,
+      "Furthest from the median",
+      this.bands.length > 1 && [" of ", el("b", { dir: "auto" }, shorten(near.name, 34))],
+      ": ",
+      el("b", { dir: "auto" }, nameOfStraggler(near.straggler)),
+      `, by ${formatNumber(near.straggler.distance)} in the mean`,
+    );
   }
 
   drawFoot() {
@@ -642,7 +675,7 @@ export class MetricChart {
       parts.push(
         `The straggler is ${nameOfStraggler(straggler)}, ${formatNumber(straggler.distance)} from the median.`,
       );
-    if (visibleRuns().length > MOST_RUNS) parts.push(`The first ${MOST_RUNS} runs.`);
+    if (this.runs().length > MOST_RUNS) parts.push(`The first ${MOST_RUNS} runs.`);
     fill(this.foot, parts.join(" "));
     const about = `A point is the mean of up to ${formatNumber(merged)} values; what is pale behind are their min and max. Zoom in for all.`;
     fill(
@@ -667,12 +700,14 @@ export class MetricChart {
     const name = this.metric;
     try {
       if (kind === "csv") {
+        // The ids are those of the shell.
+        const idOf = (run) => runInfo(run).run_id ?? run;
         const rows = [["run", "name", "metric", state.x, "value", "min", "max"]];
         const writersOf = writersByRun(this.series);
         for (const one of this.series)
           for (const [index, x] of one.x.entries())
             rows.push([
-              one.run,
+              idOf(one.run),
               labelOf(one, writersOf.get(one.run) ?? []),
               name,
               x,

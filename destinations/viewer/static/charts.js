@@ -206,7 +206,7 @@ export function showCharts(root) {
   }
 
   function chartOf(metric) {
-    if (!charts.has(metric)) charts.set(metric, new MetricChart(metric, bandStyle));
+    if (!charts.has(metric)) charts.set(metric, new MetricChart(metric, { bandStyle }));
     return charts.get(metric);
   }
 

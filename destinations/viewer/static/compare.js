@@ -1,7 +1,7 @@
 /** The comparison of runs: what differs, and the step at which they part. */
 
 import { compareRuns, loadInfos, runInfo } from "./data.js";
-import { el, fill, formatNumber, icon, shorten } from "./dom.js";
+import { breakable, el, fill, formatNumber, icon, shorten } from "./dom.js";
 import { isTiming } from "./names.js";
 import { ensureSelection, showBesideRuns, swatch } from "./sidebar.js";
 import { linkTo, visibleRuns } from "./state.js";
@@ -168,7 +168,11 @@ export function showCompare(root) {
                 own
                   .slice(0, 1000)
                   .map(({ name, values }) => [
-                    el("th", { scope: "row", dir: "auto" }, shorten(name.slice(prefix.length), 120)),
+                    el(
+                      "th",
+                      { scope: "row", dir: "auto" },
+                      breakable(shorten(name.slice(prefix.length), 120)),
+                    ),
                     ids.map((id) => cell(values[id])),
                   ]),
                 ["Field", ...ids.map((id) => el("th", { scope: "col" }, named(id)))],

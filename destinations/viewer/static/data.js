@@ -282,6 +282,15 @@ export async function compareRuns(ids) {
   return { runs: ids, fields: [...fields.values()], parts: pairs.flatMap((pair) => pair.parts) };
 }
 
+/** Returns which hyperparameters tell the order of runs by a metric. */
+export async function readImportance(query) {
+  if (isExported)
+    throw new DataError(
+      "An exported site does not say which hyperparameter matters: destinations view does.",
+    );
+  return ask(pathOf("api/importance", query));
+}
+
 // --- media ----------------------------------------------------------------------------------------------------
 
 /** Returns the records of one name, 1,000 at most. */

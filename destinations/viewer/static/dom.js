@@ -290,6 +290,11 @@ export function shorten(text, length = 80) {
   return whole.length > length ? `${whole.slice(0, length - 1)}…` : whole;
 }
 
+/** Returns a name that is broken after its separators, where there is no room for all of it. */
+export function breakable(name) {
+  return name.split(/(?<=[._/-])/).flatMap((part, at) => (at ? [el("wbr"), part] : part));
+}
+
 /** Whether the page is dark now. */
 export function isDark() {
   if (matchMedia("print").matches) return false;

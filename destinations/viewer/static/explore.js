@@ -2,18 +2,39 @@
 
 import { drawable, PLOT_CONFIG, plotLayout, plotText, plotlyReady, savePlot } from "./plot.js";
 import { listFields, listRuns } from "./data.js";
-import { debounce, download, el, fill, formatNumber, inTurn, isDark, shorten, svg, toCsv } from "./dom.js";
+import {
+  debounce,
+  download,
+  el,
+  fill,
+  formatNumber,
+  formatTime,
+  inTurn,
+  isDark,
+  shorten,
+  svg,
+  toCsv,
+} from "./dom.js";
 import { FilterField } from "./filter.js";
+import { Importance } from "./importance.js";
 import { ramp } from "./points.js";
-import { filterOf, keepNumbers, numbersOf, state, styleOf, update } from "./state.js";
+import { filterOf, keepNumbers, numbersOf, state, styleOf, styleOfSlot, update } from "./state.js";
 import { View } from "./view.js";
 
 const MOST_SHOWN = 1000;
 const MOST_AXES_SHOWN = 12;
 const HEIGHT = 340;
 const MARGIN = { top: 46, bottom: 24, side: 60 };
+/** The least distance of two axes, and the width of a letter of their names. */
+const LEAST_GAP = 84;
+const LETTER = 7;
 
 const MOST_TICKS = 12;
+const MOST_COLUMNS = 300;
+/** Values of words that have a colour of their own; the others are grey. */
+const MOST_COLORS = 8;
+/** Stops of the scale of colours. */
+const STOPS = [0, 0.25, 0.5, 0.75, 1];
 
 /** Whether an axis is logarithmic: as chosen, "0" or "1", or else where its positive values span two decades. */
 function isLog(chosen, values) {
@@ -32,11 +53,40 @@ function ticksAt(values) {
   return { tickmode: "array", tickvals: found, ticktext: found.map(formatNumber) };
 }
 
+/** Returns a text for each of some different values: one that would look like a value that is no text is quoted. */
+function labelsOf(values) {
+  const others = new Set(values.filter((value) => typeof value !== "string").map(String));
+  return new Map(values.map((value) => [value, others.has(value) ? `"${value}"` : String(value)]));
+}
+
+function neutral() {
+  return isDark() ? "#8b93a5" : "#7b8496";
+}
+
+/** Returns the colour of a place on a scale, from 0 to 1, which the ground of the page does not swallow. */
+function shade(place) {
+  return `rgb(${ramp(isDark() ? 0.2 + 0.8 * place : 0.88 * place)})`;
+}
+
+/** Returns ticks that leave room for their texts beside one another, with the first and the last. */
+function apart(ticks) {
+  const sorted = ticks.toSorted((one, other) => one[0] - other[0]);
+  const last = sorted.at(-1);
+  const found = [];
+  for (const tick of sorted) {
+    const isFree = !found.length || tick[0] - found.at(-1)[0] >= 0.2;
+    if (tick === last || (isFree && last[0] - tick[0] >= 0.2)) found.push(tick);
+  }
+  return found;
+}
+
 /** Shows the plots in an element until the returned function is called. */
 export function showExplore(root) {
   let fields = [];
   let rows = [];
   let total = 0;
+  /** The columns that the rows have. */
+  let loaded = new Set();
   /** The values of columns of words, as the server sorts them. */
   const orders = new Map();
   const view = new View("explore");
@@ -51,6 +101,11 @@ export function showExplore(root) {
     id: "scatter-y",
     "aria-label": "Metric",
     onchange: () => update({ sy: y.value }),
+  });
+  const hue = el("select", {
+    id: "scatter-color",
+    "aria-label": "Colours",
+    onchange: () => update({ sc: hue.value }),
   });
   const logX = el(
     "button",
@@ -69,6 +124,8 @@ export function showExplore(root) {
   const count = el("span", { class: "muted count" });
   const plot = el("div", { class: "plot", id: "scatter", style: { height: "310px" } });
   const holder = el("div", { id: "parallel", style: { padding: "0 8px 10px" } });
+  const legend = el("div", { class: "color-legend", id: "colors" });
+  const importance = new Importance((name) => update({ sx: name }));
   const title = el("h3", {});
   const saves = (kinds) =>
     kinds.map(([kind, act]) =>
@@ -94,27 +151,33 @@ export function showExplore(root) {
         { class: "toolbar" },
         filter.element,
         y,
-        el("span", { class: "muted" }, "against"),
-        x,
+        el("label", { class: "pair" }, "against", x),
         logX,
         logY,
+        el("label", { class: "pair" }, "colours", hue),
         count,
       ),
       filter.problem,
       el(
-        "section",
-        { class: "card wide" },
+        "div",
+        { class: "explore-top" },
         el(
-          "div",
-          { class: "card-head" },
-          title,
-          saves([
-            ["PNG", () => savePlot(plot, title.textContent, "png")],
-            ["SVG", () => savePlot(plot, title.textContent, "svg")],
-            ["CSV", saveCsv],
-          ]),
+          "section",
+          { class: "card" },
+          el(
+            "div",
+            { class: "card-head" },
+            title,
+            saves([
+              ["PNG", () => saveScatter("png")],
+              ["SVG", () => saveScatter("svg")],
+              ["CSV", saveCsv],
+            ]),
+          ),
+          legend,
+          plot,
         ),
-        plot,
+        importance.element,
       ),
       el(
         "section",
@@ -182,12 +245,20 @@ export function showExplore(root) {
     );
   }
 
+  /** Returns the columns that the link names. */
+  function asked() {
+    return [state.sx, state.sy, state.sc].filter((name) => /^(hparams|summary)\./.test(name));
+  }
+
   function load() {
     return view.ask(
       async () => {
         fields = (await listFields()).fields;
-        const names = [...metrics(), ...hparams()].slice(0, 300);
-        return listRuns({ where: filterOf(), columns: names, limit: MOST_SHOWN });
+        // Of more names than an answer has columns: those of the link, and some of both kinds.
+        const known = [...hparams().slice(0, MOST_COLUMNS / 2), ...metrics(), ...hparams()];
+        const names = [...new Set([...asked().filter((name) => known.includes(name)), ...known])];
+        loaded = new Set(names.slice(0, MOST_COLUMNS));
+        return listRuns({ where: filterOf(), columns: [...loaded], limit: MOST_SHOWN });
       },
       (answer) => {
         filter.complain(null);
@@ -206,7 +277,7 @@ export function showExplore(root) {
   /** Asks in which order the words of an axis come, where that is not known yet, and draws. */
   async function drawInOrder() {
     const of = rows;
-    const names = [...new Set([chosen().sx, ...axes()])].filter(
+    const names = [...new Set([chosen().sx, state.sc, ...axes()])].filter(
       (name) => isOfWords(name) && !orders.has(name),
     );
     const sorted = await Promise.all(
@@ -235,8 +306,16 @@ export function showExplore(root) {
       option("created_at"),
     );
     fill(y, metrics().map(option));
+    fill(
+      hue,
+      el("option", { value: "" }, "selected runs"),
+      el("optgroup", { label: "Hyperparameters" }, hparams().map(option)),
+      el("optgroup", { label: "Metrics" }, metrics().map(option)),
+      ["status", "created_at"].map(option),
+    );
     x.value = sx;
     y.value = sy;
+    hue.value = state.sc;
     logY.setAttribute("aria-pressed", String(state.logy === "1"));
     fill(
       count,
@@ -247,8 +326,10 @@ export function showExplore(root) {
           : `${total} runs`,
     );
     fill(title, `${bare(sy)} against ${bare(sx)}`);
+    drawLegend();
     drawScatter(sx, sy);
     drawParallel();
+    if (sy) importance.follow(sy.replace(/^summary\./, ""), filterOf(), rows);
   }
 
   function bare(name) {
@@ -257,7 +338,88 @@ export function showExplore(root) {
 
   function valueIn(row, name) {
     // What is none has no place on an axis.
-    return (name === "created_at" ? row.created_at : row.values[name]) ?? undefined;
+    return (name === "created_at" || name === "status" ? row[name] : row.values[name]) ?? undefined;
+  }
+
+  /** Returns a value of a column as a text. */
+  function textIn(row, name) {
+    const value = valueIn(row, name);
+    return name === "created_at" ? formatTime(value) : shorten(formatNumber(value), 40);
+  }
+
+  /** Returns a function that colours a run by the chosen field: its place on a scale, or its word. */
+  function coloring() {
+    if (isOfWords(state.sc)) {
+      const words = wordsOf(state.sc).slice(0, MOST_COLORS);
+      const colors = new Map(words.map((word, at) => [word, styleOfSlot(at, isDark()).color]));
+      return (row) => colors.get(valueIn(row, state.sc)) ?? neutral();
+    }
+    const { place } = axisOf(state.sc);
+    return (row) => {
+      const at = place(valueIn(row, state.sc));
+      return at === null ? neutral() : shade(at);
+    };
+  }
+
+  function drawLegend() {
+    legend.hidden = !state.sc;
+    if (!state.sc) return;
+    const isWords = isOfWords(state.sc);
+    const { place, ticks } = axisOf(state.sc);
+    const words = wordsOf(state.sc);
+    const labels = labelsOf(words);
+    const without = rows.filter((row) => place(valueIn(row, state.sc)) === null).length;
+    const dot = (color, text) => el("li", {}, el("i", { style: { background: color } }), text);
+    fill(
+      legend,
+      el("strong", { dir: "auto" }, bare(state.sc)),
+      !isWords &&
+        without < rows.length &&
+        el(
+          "div",
+          { class: "ramp", style: { background: `linear-gradient(to right, ${STOPS.map(shade)})` } },
+          apart(ticks).map(([at, text]) => el("span", { style: { left: `${100 * at}%` } }, text)),
+        ),
+      el(
+        "ul",
+        { "aria-label": "Colours" },
+        isWords &&
+          words
+            .slice(0, MOST_COLORS)
+            .map((word, at) => dot(styleOfSlot(at, isDark()).color, shorten(labels.get(word), 40))),
+        isWords && words.length > MOST_COLORS && dot(neutral(), `${words.length - MOST_COLORS} more values`),
+        without > 0 && dot(neutral(), `no value: ${without === 1 ? "1 run" : `${without} runs`}`),
+      ),
+    );
+  }
+
+  /** Returns traces without points, which are a legend of the colours where the plot is saved. */
+  function legendTraces() {
+    const trace = { type: "scatter", mode: "markers", x: [null], y: [null] };
+    if (!state.sc) return [];
+    if (isOfWords(state.sc)) {
+      const words = wordsOf(state.sc).slice(0, MOST_COLORS);
+      const labels = labelsOf(words);
+      return words.map((word, at) => ({
+        ...trace,
+        name: plotText(shorten(labels.get(word), 40)),
+        marker: { color: styleOfSlot(at, isDark()).color, size: 10 },
+        meta: { part: "line" },
+      }));
+    }
+    const ticks = apart(axisOf(state.sc).ticks);
+    const colorbar = {
+      title: { text: plotText(bare(state.sc)) },
+      tickvals: ticks.map(([place]) => place),
+      ticktext: ticks.map(([, text]) => text),
+      thickness: 12,
+    };
+    const colorscale = STOPS.map((place) => [place, shade(place)]);
+    return [{ ...trace, marker: { color: [0], cmin: 0, cmax: 1, colorscale, showscale: true, colorbar } }];
+  }
+
+  function saveScatter(kind) {
+    savePlot(plot, title.textContent, kind, [...plot.data, ...legendTraces()]);
   }
 
   function isOut(row) {
@@ -278,10 +440,20 @@ export function showExplore(root) {
       .filter((row) => valueIn(row, sx) !== undefined && typeof valueIn(row, sy) === "number")
       .sort((one, other) => Number(state.run.includes(one.id)) - Number(state.run.includes(other.id)));
     const isTime = sx === "created_at",
-      isText = shown.some((row) => typeof valueIn(row, sx) !== "number");
+      isText = isOfWords(sx);
+    // Words have the places of their order: values that look alike, such as 1 and "1", have two.
+    const words = isText ? wordsOf(sx) : [];
+    const places = new Map(words.map((word, place) => [word, place]));
+    const every = Math.ceil(words.length / MOST_TICKS);
+    const labels = labelsOf(words);
+    const named = words.filter((_, place) => place % every === 0);
     const xs = shown.map((row) =>
-      isTime ? row.created_at * 1000 : isText ? word(valueIn(row, sx)) : valueIn(row, sx),
+      isTime ? row.created_at * 1000 : isText ? places.get(valueIn(row, sx)) : valueIn(row, sx),
     );
+    const colorOf = state.sc ? coloring() : null;
+    const isChosen = (row) => state.run.includes(row.id);
+    const ground = isDark() ? "#17181b" : "#ffffff";
+    const said = [...new Set([sy, sx, state.sc])].filter(Boolean);
     const trace = {
       type: "scatter",
       mode: "markers",
@@ -290,22 +462,26 @@ export function showExplore(root) {
       hoverinfo: "text",
       customdata: shown.map(({ id }) => id),
       text: shown.map((row) =>
-        plotText(`${shorten(row.name, 60)}\n${bare(sy)} ${formatNumber(valueIn(row, sy))}`).replace(
-          "\n",
-          "<br>",
-        ),
+        [shorten(row.name, 60), ...said.map((name) => `${bare(name)} ${textIn(row, name)}`)]
+          .map(plotText)
+          .join("<br>"),
       ),
       marker: {
-        size: shown.map((row) => (state.run.includes(row.id) ? 14 : 10)),
+        size: shown.map((row) => (isChosen(row) ? 14 : 10)),
         opacity: shown.map((row) => (isOut(row) ? 0.15 : 0.85)),
         color: shown.map((row) =>
-          state.run.includes(row.id) ? styleOf(row.id, isDark()).color : isDark() ? "#8b93a5" : "#7b8496",
+          colorOf ? colorOf(row) : isChosen(row) ? styleOf(row.id, isDark()).color : neutral(),
         ),
-        line: { width: 1, color: isDark() ? "#17181b" : "#ffffff" },
+        line: {
+          width: shown.map((row) => (state.sc && isChosen(row) ? 2 : 1)),
+          color: shown.map((row) =>
+            state.sc && isChosen(row) ? (isDark() ? "#ececef" : "#1a1b1e") : ground,
+          ),
+        },
       },
     };
-    const isLogX = isLog(state.logx, xs);
-    logX.setAttribute("aria-pressed", String(!isTime && !isText && isLogX));
+    const isLogX = !isTime && !isText && isLog(state.logx, xs);
+    logX.setAttribute("aria-pressed", String(isLogX));
     const isNew = !plot.data;
     await Plotly.react(
       plot,
@@ -320,9 +496,14 @@ export function showExplore(root) {
           font: { color: isDark() ? "#ececef" : "#1a1b1e", size: 12 },
         },
         xaxis: {
-          type: isTime ? "date" : isText ? "category" : isLogX ? "log" : "linear",
-          ...ticksAt(isTime || isText ? [] : xs),
-          ...(isText && { categoryorder: "array", categoryarray: wordsOf(sx).map(word) }),
+          type: isTime ? "date" : isLogX ? "log" : "linear",
+          ...(isText
+            ? {
+                tickmode: "array",
+                tickvals: named.map((word) => places.get(word)),
+                ticktext: named.map((word) => plotText(shorten(labels.get(word), 40))),
+              }
+            : ticksAt(isTime ? [] : xs)),
           title: { text: plotText(bare(sx)), standoff: 6 },
         },
         yaxis: { type: state.logy ? "log" : "linear", title: { text: plotText(bare(sy)), standoff: 6 } },
@@ -330,10 +511,6 @@ export function showExplore(root) {
       PLOT_CONFIG,
     );
     if (isNew) plot.on("plotly_click", (event) => update({ page: "run", id: event.points[0].customdata }));
-  }
-
-  function word(value) {
-    return plotText(shorten(value, 40));
   }
 
   /** Returns the different values of a column, in order. */
@@ -353,6 +530,7 @@ export function showExplore(root) {
         high = finite.length ? Math.max(...finite) : 0;
       const isLogAxis = isLog("", finite);
       // Halves: of two numbers at opposite ends of what a double holds, the distance is infinite.
+      const text = name === "created_at" ? formatTime : (value) => formatNumber(Number(value.toPrecision(3)));
       const to = isLogAxis ? Math.log10 : (value) => value;
       const from = isLogAxis ? (value) => 10 ** value : (value) => value;
       const share = (value) => (to(value) / 2 - to(low) / 2) / (to(high) / 2 - to(low) / 2);
@@ -370,11 +548,11 @@ export function showExplore(root) {
       return {
         place,
         ticks: isFew
-          ? few.map((value) => [place(value), formatNumber(value)])
-          : (high > low ? [0, 0.25, 0.5, 0.75, 1] : [0.5]).map((at) => [
-              at,
-              formatNumber(Number(from(to(low) * (1 - at) + to(high) * at).toPrecision(3))),
-            ]),
+          ? few.map((value) => [
+              place(value),
+              name === "created_at" ? formatTime(value) : formatNumber(value),
+            ])
+          : (high > low ? STOPS : [0.5]).map((at) => [at, text(from(to(low) * (1 - at) + to(high) * at))]),
       };
     }
     const words = wordsOf(name);
@@ -382,7 +560,8 @@ export function showExplore(root) {
       const at = words.indexOf(value);
       return at < 0 ? null : words.length > 1 ? at / (words.length - 1) : 0.5;
     };
-    return { place, ticks: words.slice(0, 20).map((value) => [place(value), shorten(value, 14)]) };
+    const labels = labelsOf(words);
+    return { place, ticks: words.slice(0, 20).map((word) => [place(word), shorten(labels.get(word), 14)]) };
   }
 
   function axes() {
@@ -396,19 +575,26 @@ export function showExplore(root) {
   function drawParallel() {
     if (view.isGone) return;
     const names = axes();
-    const width = Math.max(300, holder.clientWidth - 16);
+    // On a phone the axes are scrolled.
     if (names.length < 2) {
       fill(holder, el("p", { class: "empty" }, "There is no hyperparameter in which these runs differ."));
       return;
     }
+    const width = Math.max(2 * MARGIN.side + (names.length - 1) * LEAST_GAP, holder.clientWidth - 16);
+    const gap = (width - 2 * MARGIN.side) / (names.length - 1);
     const inner = HEIGHT - MARGIN.top - MARGIN.bottom;
-    const left = (at) => MARGIN.side + (at / (names.length - 1)) * (width - 2 * MARGIN.side);
+    const left = (at) => MARGIN.side + at * gap;
+    // The names at both ends stand over half of their gap and a part of the margin, the others over half of two.
+    const lettersOf = (at) =>
+      Math.min(24, Math.floor((at % (names.length - 1) ? gap : gap / 2 + MARGIN.side / 2) / LETTER));
     const top = (place) => MARGIN.top + (1 - place) * inner;
     const scales = names.map(axisOf);
-    const color = (row) => {
-      const place = scales[names.length - 1].place(valueIn(row, names[names.length - 1]));
-      return place === null ? "gray" : `rgb(${ramp(isDark() ? 0.2 + 0.8 * place : 0.88 * place)})`;
-    };
+    const color = state.sc
+      ? coloring()
+      : (row) => {
+          const place = scales[names.length - 1].place(valueIn(row, names[names.length - 1]));
+          return place === null ? "gray" : shade(place);
+        };
     const said = el("p", { class: "muted", style: { padding: "0 10px", "min-height": "20px" } });
     const lines = rows
       .toSorted((one, other) => Number(isOut(other)) - Number(isOut(one)))
@@ -424,7 +610,7 @@ export function showExplore(root) {
           "data-run": row.id,
           onpointerenter: () => {
             line.classList.add("over");
-            said.textContent = `${shorten(row.name, 80)}: ${names.map((name) => `${bare(name)} ${shorten(formatNumber(valueIn(row, name)), 30)}`).join(", ")}`;
+            said.textContent = `${shorten(row.name, 80)}: ${names.map((name) => `${bare(name)} ${textIn(row, name)}`).join(", ")}`;
           },
           onpointerleave: () => {
             line.classList.remove("over");
@@ -455,12 +641,13 @@ export function showExplore(root) {
             x: left(at),
             y: 20,
             "text-anchor": at === 0 ? "start" : at === names.length - 1 ? "end" : "middle",
-            dx: at === 0 ? -30 : at === names.length - 1 ? 30 : 0,
+            dx: at === 0 ? -MARGIN.side / 2 : at === names.length - 1 ? MARGIN.side / 2 : 0,
             onclick: () => {
               if (at < names.length - 1) update({ hide: [...state.hide, name] });
             },
           },
-          shorten(bare(name), 24),
+          svg("title", {}, bare(name)),
+          shorten(bare(name), lettersOf(at)),
         ),
         scales[at].ticks.map(([place, text]) =>
           svg(
@@ -493,6 +680,7 @@ export function showExplore(root) {
         {
           class: "parallel",
           viewBox: `0 0 ${width} ${HEIGHT}`,
+          width,
           height: HEIGHT,
           role: "img",
           "aria-label": "Parallel coordinates of hyperparameters and a metric",
@@ -537,12 +725,12 @@ export function showExplore(root) {
   }
 
   function saveCsv() {
-    const names = [...axes(), chosen().sx].filter((name, at, all) => all.indexOf(name) === at);
+    const names = [...new Set([...axes(), chosen().sx, state.sc])].filter(Boolean);
     download(
       "runs.csv",
       toCsv([
         ["run", "name", ...names.map(bare)],
-        ...rows.map((row) => [row.id, row.name, ...names.map((name) => valueIn(row, name))]),
+        ...rows.map((row) => [row.run_id, row.name, ...names.map((name) => valueIn(row, name))]),
       ]),
       "text/csv",
     );
@@ -558,7 +746,13 @@ export function showExplore(root) {
 
   view.onState((changed) => {
     if (changed.has("where") || changed.has("without")) load();
-    else if (["sx", "sy", "logx", "logy", "hide", "run"].some((name) => changed.has(name))) drawInOrder();
+    else if (
+      ["sx", "sy", "sc"].some((name) => changed.has(name)) &&
+      asked().some((name) => !loaded.has(name))
+    )
+      load();
+    else if (["sx", "sy", "sc", "logx", "logy", "hide", "run"].some((name) => changed.has(name)))
+      drawInOrder();
     else if (changed.has("brush")) {
       const { sx, sy } = chosen();
       drawScatter(sx, sy);
@@ -570,6 +764,7 @@ export function showExplore(root) {
     if (changed.table) refresh();
   });
   view.onTheme(draw);
+  view.until(() => importance.view.leave());
   view.until(() => plot.data && globalThis.Plotly.purge(plot));
   load();
   return () => view.leave();

@@ -21,12 +21,15 @@ export function showMedia(root) {
   const view = new View("media");
   let isBegun = false;
   let problem = "";
+  /** The names of the visible runs that have no media. */
+  let without = [];
   let order = "";
   let index = [];
   /** The kinds of records that the server knows, `{name, title, shows}`, in the order of `RENDERERS`. */
   let known = [];
 
   const list = el("div", {});
+  const none = el("p", { class: "muted" });
   const find = el("input", {
     type: "search",
     id: "search",
@@ -67,6 +70,7 @@ export function showMedia(root) {
       linked,
       bar,
     ),
+    none,
     list,
   );
   const inView = new IntersectionObserver(
@@ -119,7 +123,10 @@ export function showMedia(root) {
     return view.ask(visibleDetails, ([ids, details, wrong]) => {
       problem = wrong;
       // Where no run answers, what is shown stays.
-      if (!problem || !index.length) index = indexOf(ids, details);
+      if (problem && index.length) return;
+      index = indexOf(ids, details);
+      const have = new Set(index.flatMap(({ runs }) => runs));
+      without = ids.filter((id, at) => details[at] && !have.has(id)).map((id) => runInfo(id).name);
     });
   }
 
@@ -148,6 +155,11 @@ export function showMedia(root) {
   }
 
   function arrange() {
+    none.hidden = !index.length || !without.length;
+    fill(
+      none,
+      `No media were logged by ${shorten(without.map((name) => shorten(name, 60)).join(", "), 300)}.`,
+    );
     const word = state.find.toLowerCase();
     const shown = index.filter(
       ({ kind, name }) => (!state.kind || kind === state.kind) && name.toLowerCase().includes(word),
@@ -201,7 +213,8 @@ export function showMedia(root) {
             visibleRuns().length
               ? index.length
                 ? "Nothing has this name."
-                : problem || "These runs have no media yet."
+                : problem ||
+                  `No media were logged by ${visibleRuns().length === 1 ? "this run" : "these runs"}.`
               : [
                   "No run is selected.",
                   el("br", {}),

@@ -1,7 +1,9 @@
-/** The page of one run: what it was, what it left, what it cost, and its log. */
+/** The page of one run: its curves, what it was, what it left, what it cost, and its log. */
 
+import { MetricChart } from "./chart.js";
 import { editRun, fileUrl, isExported, readLog, runDetail } from "./data.js";
 import {
+  breakable,
   el,
   fill,
   formatAge,
@@ -15,6 +17,7 @@ import {
   tagsIn,
   toast,
 } from "./dom.js";
+import { CONSTANT_RANK, chartRank } from "./names.js";
 import { statusMark } from "./runs.js";
 import { linkTo, selectRuns, selectedRuns, state } from "./state.js";
 import { dataTable, flatten, pairTable, plainTable } from "./table.js";
@@ -33,6 +36,7 @@ const SUMMARY_COLUMNS = {
   count: "values",
   non_finite: "not finite",
 };
+const MOST_CURVES = 6;
 const LOG_TAIL = 65536;
 const MOST_ROWS_OF_LOG = 1 << 20;
 
@@ -48,6 +52,10 @@ export function showRun(root) {
   /** @type {ReturnType<typeof dataTable> | null} */
   let metrics = null;
   const top = el("div", { style: { display: "contents" } });
+  const time = el("div", { style: { display: "contents" } });
+  /** @type {Map<string, MetricChart>} */
+  const charts = new Map();
+  const curves = el("section", { class: "cards run-curves", "aria-label": "Curves" });
   const panels = el("div", { class: "panels" });
   const shown = new Map();
 
@@ -76,6 +84,43 @@ export function showRun(root) {
     ),
   );
 
+  /** Returns the properties of a link to a view of the selected runs if this is one of them, else of this one. */
+  function linkToRuns(target) {
+    return linkTo(() => ({
+      page: target,
+      run: selectedRuns().includes(id) ? state.run : [id],
+      id: "",
+    }));
+  }
+
+  /** Draws the curves that say most, in the order of the charts; those that are there stay. */
+  function drawCurves({ metrics, summary }) {
+    const isConstant = ({ count = 0, min = null, max = null } = {}) =>
+      count > 1 && min !== null && min === max;
+    const rankOf = (name) => (isConstant(summary[name]) ? CONSTANT_RANK : chartRank(name));
+    const order = metrics.toSorted((one, other) => rankOf(one) - rankOf(other) || one.localeCompare(other));
+    const shown = order.slice(0, MOST_CURVES);
+    const content = JSON.stringify([shown, order.length]);
+    if (curves.dataset.content === content) return;
+    curves.dataset.content = content;
+    for (const [name, chart] of charts)
+      if (!shown.includes(name)) {
+        chart.remove();
+        charts.delete(name);
+      }
+    for (const name of shown)
+      if (!charts.has(name)) charts.set(name, new MetricChart(name, { runs: () => [id] }));
+    const more =
+      order.length > shown.length &&
+      el("a", { class: "button quiet", ...linkToRuns("charts") }, `All ${order.length} charts`);
+    fill(
+      curves,
+      shown.map((name) => charts.get(name)?.element),
+      more,
+    );
+    for (const chart of charts.values()) chart.setVisible(true);
+  }
+
   /** Draws what is known of the run. A panel that says the same as before stays, with what is scrolled or open in it. */
   function draw(detail) {
     const isChosen = state.run.includes(id);
@@ -83,7 +128,7 @@ export function showRun(root) {
     const head = el(
       "div",
       { class: "run-head" },
-      el("h1", { dir: "auto" }, shorten(detail.name, 300)),
+      el("h1", { dir: "auto" }, breakable(shorten(detail.name, 300))),
       statusMark(detail),
       el(
         "span",
@@ -102,27 +147,8 @@ export function showRun(root) {
           icon("check"),
           isChosen ? "Selected" : "Select",
         ),
-        el(
-          "a",
-          {
-            class: "button primary",
-            ...linkTo(() => ({
-              page: "charts",
-              run: selectedRuns().includes(id) ? state.run : [id],
-              id: "",
-            })),
-          },
-          icon("chart"),
-          "Charts",
-        ),
-        el(
-          "a",
-          {
-            class: "button",
-            ...linkTo(() => ({ page: "media", run: selectedRuns().includes(id) ? state.run : [id], id: "" })),
-          },
-          "Media",
-        ),
+        el("a", { class: "button primary", ...linkToRuns("charts") }, icon("chart"), "Charts"),
+        el("a", { class: "button", ...linkToRuns("media") }, "Media"),
       ),
     );
     const facts = el(
@@ -135,7 +161,7 @@ export function showRun(root) {
       fact("Host", detail.environment?.host ?? detail.environment?.hostname),
       fact("Commit", shorten(detail.git?.commit ?? detail.git?.sha ?? "", 12)),
     );
-    if (!page.contains(panels)) fill(page, top, panels);
+    if (!page.contains(panels)) fill(page, top, curves, time, panels);
     fill(
       top,
       head,
@@ -152,8 +178,9 @@ export function showRun(root) {
           was: { note: detail.note ?? "" },
         })),
       ),
-      detail.time?.wall ? timeBand(detail.time) : false,
     );
+    drawCurves(detail);
+    fill(time, detail.time?.wall ? timeBand(detail.time) : false);
 
     if (detail.problem)
       panel("Something could not be read", el("p", { class: "bad" }, shorten(detail.problem, 2000)));
@@ -225,7 +252,11 @@ export function showRun(root) {
               el("td", { dir: "auto" }, shorten(one.name, 100)),
               el("td", {}, one.status),
               el("td", { class: one.rows === null ? "bad" : "number" }, one.rows ?? "cannot be read"),
-              el("td", {}, one.seen_at ? `${formatTime(one.seen_at)} (${formatAge(one.seen_at)})` : "–"),
+              el(
+                "td",
+                { class: "time" },
+                one.seen_at ? `${formatTime(one.seen_at)} (${formatAge(one.seen_at)})` : "–",
+              ),
             ]),
             ["Writer", "Status", "Rows", "Last sign of life"],
           ),
@@ -243,7 +274,7 @@ export function showRun(root) {
         scroll(
           plainTable(
             detail.sessions.map((one) => [
-              el("td", {}, formatTime(one.start)),
+              el("td", { class: "time" }, formatTime(one.start)),
               el("td", {}, one.end ? formatDuration(one.end - one.start) : "–"),
               el("td", { title: shorten(one.exception ?? "", 500) }, one.status ?? "–"),
               el("td", {}, one.resume_step ?? "the start"),
@@ -277,7 +308,7 @@ export function showRun(root) {
             detail.checkpoints.map((one) => [
               el("td", { dir: "auto", title: shorten(one.path, 500) }, shorten(one.name, 120)),
               el("td", { class: "number" }, formatBytes(one.size)),
-              el("td", { class: "muted" }, formatTime(one.time)),
+              el("td", { class: "muted time" }, formatTime(one.time)),
               el("td", { class: one.exists ? "good" : "bad" }, one.exists ? "there" : "missing"),
             ]),
           ),
@@ -345,7 +376,9 @@ export function showRun(root) {
   }
 
   function fact(name, value) {
-    return value ? el("span", {}, `${name} `, el("b", { dir: "auto" }, shorten(value, 200))) : null;
+    return value
+      ? el("span", {}, `${name} `, el("b", { dir: "auto" }, breakable(shorten(value, 200))))
+      : null;
   }
 
   function editable(name, value, nothing, patchOf) {
@@ -397,8 +430,21 @@ export function showRun(root) {
     return node;
   }
 
+  view.onState((changed) => {
+    for (const chart of charts.values()) {
+      if (changed.has("zoom")) chart.followZoom();
+      if (changed.has("open")) chart.mark();
+    }
+  });
+  view.onTheme(() => {
+    for (const chart of charts.values()) chart.draw();
+  });
   view.onData((changed) => {
     if (changed.all || changed.runs[id]?.record || changed.runs[id]?.gone) load();
+    if (changed.all || changed.runs[id]) for (const chart of charts.values()) chart.grow([id]);
+  });
+  view.until(() => {
+    for (const chart of charts.values()) chart.remove();
   });
   load();
   return () => view.leave();

@@ -225,7 +225,7 @@ class RunTable {
           ? el(
               "button",
               { type: "button", onclick: by },
-              tailOf(titleOf(name)),
+              el("span", {}, tailOf(titleOf(name))),
               el(
                 "i",
                 { class: "sort", "aria-hidden": "true" },
@@ -451,10 +451,14 @@ class RunTable {
         return of(
           {
             class: "tags editable",
-            title: "Edit tags",
+            title: shorten(row.tags.join(", ") || "Edit tags", 500),
             ondblclick: (event) => this.editTags(event.currentTarget, row),
           },
-          row.tags.slice(0, 12).map((tag) => el("span", { class: "tag", dir: "auto" }, shorten(tag, 40))),
+          el(
+            "span",
+            { class: "fading" },
+            row.tags.slice(0, 12).map((tag) => el("span", { class: "tag", dir: "auto" }, shorten(tag, 40))),
+          ),
           this.editButton("Edit tags", (node) => this.editTags(node, row)),
         );
       case "note":

@@ -51,6 +51,7 @@ const DEFAULTS = {
   kind: "",
   sx: "",
   sy: "",
+  sc: "",
   brush: [],
 };
 

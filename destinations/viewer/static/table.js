@@ -1,6 +1,6 @@
 /** Tables as they were logged: sorted by a column, filtered by a word. */
 
-import { download, el, fill, formatNumber, icon, iconButton, shorten, toCsv } from "./dom.js";
+import { breakable, download, el, fill, formatNumber, icon, iconButton, shorten, toCsv } from "./dom.js";
 
 const MOST_ROWS = 500;
 
@@ -154,13 +154,13 @@ export function dataTable(columns, rows, orders, about = {}) {
 export function pairTable(pairs) {
   return plainTable(
     pairs.map(([name, value]) => [
-      el("th", { scope: "row", dir: "auto" }, shorten(name, 120)),
+      el("th", { scope: "row", dir: "auto" }, breakable(shorten(name, 120))),
       el(
         "td",
         { dir: "auto" },
         value instanceof Node
           ? value
-          : shorten(typeof value === "number" ? formatNumber(value) : cellText(value), 3000),
+          : breakable(shorten(typeof value === "number" ? formatNumber(value) : cellText(value), 3000)),
       ),
     ]),
   );

@@ -76,6 +76,19 @@ def test_without_the_token_nothing_is_read(page, path, token):
     assert all("needs the token" in json.loads(answer.content)["error"] for answer in answers)
 
 
+def test_a_reader_is_refused_in_words(page):
+    """A browser that asks for a page gets one, in which what it has sent is text."""
+    sent = {"Host": "<script>alert(1)</script>.example", "Accept": "text/html,*/*"}
+    foreign = page.request("GET", "/", headers=sent)
+    nameless = page.request("GET", "/", headers={"Accept": "text/html,*/*"}, token=False)
+
+    assert [answer.status for answer in (foreign, nameless)] == [403, 401]
+    assert {answer.headers["Content-Type"] for answer in (foreign, nameless)} == {"text/html; charset=utf-8"}
+    assert b"<script>" not in foreign.content
+    assert b"&lt;script&gt;alert(1)" in foreign.content
+    assert "<p>This page needs the token of its server." in nameless.content.decode()
+
+
 def test_without_the_token_nothing_is_written(page, run_id, root):
     """The page's own origin needs it too."""
     answer = page.request(

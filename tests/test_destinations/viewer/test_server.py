@@ -488,6 +488,22 @@ def test_rows_that_a_resume_left_are_taken_back(tmp_path):
     assert old[1]["x"] == list(range(5, 10))
 
 
+def test_traces_come_without_a_name(tmp_path):
+    """They have none, and are asked for as the index of media has them."""
+    with Written(tmp_path / "runs" / "traced") as run:
+        run.logger.log_traces({"optimizer": {"step": 3}})
+    with served(tmp_path / "runs") as page:
+        run_id = page.run_id("traced")
+        index = page.get(f"/api/runs/{run_id}")["media"]
+        (name,) = index["traces"]
+        found = page.get(f"/api/runs/{run_id}/media", {"kind": "traces", "name": name})
+        wrong = page.get(f"/api/runs/{run_id}/media", {"kind": "traces", "name": "other"}, status=404)
+
+    assert (name, found["total"]) == ("", 1)
+    assert found["items"][0]["traces"] == {"optimizer": {"step": 3}}
+    assert "other" in wrong["error"]
+
+
 def test_a_band_has_median_extremes_and_straggler(tmp_path):
     """Runs alike but for the seed are one band."""
     root = tmp_path / "runs"

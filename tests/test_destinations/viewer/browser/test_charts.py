@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import re
 import xml.etree.ElementTree as ET
 
@@ -186,6 +187,38 @@ def test_band_over_seeds(opened):
     assert opened.page.locator(".band-legend li").all_inner_texts() == ["all\n3 runs"]
 
 
+def test_hovering_names_the_straggler_of_the_nearest_band(tmp_path, new_page):
+    """One line below the values, of the band at the mouse, and not one for each band."""
+    server = pytest.importorskip("destinations.viewer.server")
+    for lr, seed in itertools.product((1, 2), range(4)):
+        with Written(tmp_path / "runs" / f"lr{lr}-seed{seed}") as run:
+            run.logger.log_hyperparameters({"lr": lr, "seed": seed})
+            for step in range(20):
+                run.log({"loss": lr * 10 + (seed == lr)}, step)
+    with (
+        open_runs(tmp_path / "runs", cache=tmp_path / "index") as runs,
+        server.Viewer(runs, port=0) as viewer,
+    ):
+        opened = Opened(new_page(), viewer)
+        query = "&".join(f"run={row['id']}" for row in opened.answer("runs")["rows"])
+        opened.go(f"charts?{query}&band=group:hparams.lr")
+        opened.drawn("loss", 2)
+        box = card(opened, "loss").locator(".nsewdrag").bounding_box()
+        said = []
+        for share in (0.1, 0.9):
+            opened.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] * share, steps=3)
+            text = "document.querySelector('[data-metric=loss] .hover-box p')?.innerText"
+            lr = 1 if share == 0.9 else 2
+            said.append(opened.until(f"() => {text}?.includes('of {lr}:') && {text}"))
+        assert opened.page.locator(".hover-box:visible div").count() == 2
+        assert card(opened, "loss").locator(".card-foot").inner_text() == ""
+        opened.page.close()
+    assert said == [
+        "Furthest from the median of 2: lr2-seed2, by 1 in the mean",
+        "Furthest from the median of 1: lr1-seed1, by 1 in the mean",
+    ]
+
+
 def test_band_over_ranks_names_the_straggler(tmp_path, new_page):
     """Ranks of one run become a band, and the rank that is farthest from the others is named."""
     server = pytest.importorskip("destinations.viewer.server")
@@ -303,7 +336,8 @@ def test_saved_as_csv_svg_and_png(opened):
             opened.page.get_by_role("button", name=kind, exact=True).click()
         found[kind] = download.value.path().read_bytes()
     rows = list(csv.DictReader(io.StringIO(found["CSV of the points drawn"].decode())))
-    assert [float(row["value"]) for row in rows if row["run"] == alpha] == [
+    run_id = next(row["run_id"] for row in opened.answer("runs")["rows"] if row["id"] == alpha)
+    assert [float(row["value"]) for row in rows if row["name"] == "alpha" and row["run"] == run_id] == [
         1 / (1 + step) for step in range(200)
     ]
     assert ET.fromstring(found["SVG"]).tag == "{http://www.w3.org/2000/svg}svg"  # noqa: S314  # our own

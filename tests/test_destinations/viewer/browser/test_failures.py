@@ -120,6 +120,27 @@ def test_a_view_says_why_nothing_is_known_of_its_runs(served, console, view):
     console.clear()
 
 
+def test_a_link_without_its_token_says_what_to_do(served, console):
+    """A browser that has no token is told in words, as a page; after the address with it, the link works."""
+    opened = served(two_runs)
+    page = opened.page
+    page.context.clear_cookies()
+    page.goto("about:blank")
+    link = f"{opened.address}/#/explore"
+    page.goto(link)
+    text = page.inner_text("body")
+    assert (
+        "Open the address that `destinations view` printed, with ?token=\N{HORIZONTAL ELLIPSIS} in it."
+        in text
+    )
+    assert "{" not in text
+    page.goto(opened.viewer.url)
+    page.goto(link)
+    page.wait_for_selector("#scatter .main-svg")
+    assert all("401" in said for said in console)
+    console.clear()
+
+
 def test_a_server_that_is_silent_is_said_to_be_offline(served, console):
     """A question for changes that nothing answers, as after a sleep, is given up after a minute."""
     opened = served(two_runs)

@@ -64,6 +64,15 @@ def test_a_live_run_grows_by_what_is_new(tmp_path, new_page):
             run.log({"val/acc": 0.5}, 520)
             run.flush()
             opened.drawn("val/acc")
+            # The page of the run grows too.
+            opened.go(f"run/{opened.id_of('live')}")
+            opened.drawn("loss")
+            opened.drawn("val/acc")
+            run.log({"loss": -1.0}, 521)
+            run.flush()
+            opened.until(
+                "() => document.querySelector('.run-curves [data-metric=loss] .plot').data.find((one) => one.meta.part === 'line').y.at(-1) === -1"
+            )
             run.logger.log_images(np.zeros((4, 4)), "Inputs", step=1)
             run.flush()
             opened.go("media")

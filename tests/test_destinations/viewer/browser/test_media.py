@@ -178,3 +178,18 @@ def test_unlinked_panels_step_alone(opened):
     assert audio.locator("output").inner_text().startswith("step 199")
     page.reload()
     opened.until("() => document.querySelector('.images output')?.innerText.startsWith('step 0')")
+
+
+def test_runs_without_media_are_named(opened):
+    """Beside the media of others, and where there are none at all."""
+    page = opened.page
+    show(opened, "alpha", "seed2", "long")
+    opened.until("() => document.querySelectorAll('.media').length > 3")
+    opened.until(
+        "() => document.querySelector('main').innerText.includes('No media were logged by seed2, long.')"
+    )
+    show(opened, "seed2")
+    page.wait_for_selector(".empty:text('No media were logged by this run.')")
+    show(opened, "alpha")
+    opened.until("() => document.querySelectorAll('.media').length > 3")
+    assert "No media" not in page.inner_text("main")

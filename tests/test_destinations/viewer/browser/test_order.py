@@ -125,11 +125,13 @@ def test_words_on_an_axis_come_in_the_order_of_the_table(tmp_path, new_page):
         opened = Opened(new_page(), viewer)
         opened.go("explore?sx=hparams.size&sy=summary.loss")
         opened.until("() => document.querySelector('#scatter').data?.[0].x.length === 4")
-        categories = opened.page.evaluate("document.querySelector('#scatter').layout.xaxis.categoryarray")
+        axis = opened.page.evaluate("document.querySelector('#scatter').layout.xaxis")
+        categories = axis["ticktext"]
         ticks = opened.page.locator("[data-axis='hparams.size'] text:not(.axis-name)")
         rows = opened.answer("runs?sort=hparams.size&columns=hparams.size")
         assert categories == [str(row["values"]["hparams.size"]) for row in rows["rows"]]
         assert categories == ["2", "10", "Auto", "auto"]
+        assert axis["tickvals"] == [0, 1, 2, 3]
         heights = [(float(tick.get_attribute("y")), tick.text_content()) for tick in ticks.all()]
         assert [text for _, text in sorted(heights, reverse=True)] == categories
         opened.page.close()

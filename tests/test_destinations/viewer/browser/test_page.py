@@ -1,5 +1,6 @@
 """The frame of the page in a real browser: run page, comparison, theme, keyboard, phone, and what helps to reach it all."""
 
+import itertools
 import re
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from destinations import RunDirectory
 from destinations.runs import open_runs
 from events import FlightRecorder, Run
+from tests.test_destinations.runs.written import Written
 from tests.test_destinations.viewer.browser.conftest import Opened
 
 pytestmark = pytest.mark.xdist_group("browser")
@@ -30,6 +32,8 @@ def test_run_page_shows_what_a_run_was_and_left(opened):
     page = opened.page
     show(opened, "run")
     assert page.inner_text("h1") == "alpha"
+    row = next(row for row in opened.answer("runs")["rows"] if row["name"] == "alpha")
+    assert f"Id {row['run_id']}" in page.inner_text(".run-page"), "the id by which the shell finds it"
     hyperparameters = page.inner_text('[data-panel="Hyperparameters"]')
     assert re.search(r"lr\s+0\.1\b", hyperparameters)
     loss = (
@@ -43,6 +47,25 @@ def test_run_page_shows_what_a_run_was_and_left(opened):
     assert "Nothing was lost" in cost
     assert re.search(r"Calls\s+200\b", cost)
     assert page.locator('[data-panel="Sessions"] tbody tr').count() == 1
+
+
+def test_a_run_page_begins_with_its_curves(opened):
+    """What evaluates the model comes first, above all tables, whatever runs are selected; hostile names are harmless."""
+    page = opened.page
+    alpha = opened.id_of("alpha")
+    opened.go(f"run/{alpha}?run={opened.id_of('beta')}&band=ranks")
+    line = opened.drawn("loss")[alpha]
+    assert line["y"] == [1 / (1 + step) for step in range(200)]
+    assert page.locator(".run-curves .chart h3").all_inner_texts() == ["val/acc", "loss"]
+    assert page.get_by_label("Pin").count() == 0
+    tops = [
+        page.locator(one).bounding_box()["y"] for one in (".run-facts >> nth=-1", ".run-curves", ".panels")
+    ]
+    assert tops == sorted(tops)
+    page.locator('.chart[data-metric="loss"]').get_by_label("Enlarge").click()
+    opened.until("() => document.querySelector('.chart[data-metric=loss].wide')")
+    page.locator(".run-head").get_by_role("link", name="Charts").click()
+    opened.until("(id) => location.hash.startsWith('#/charts') && location.hash.includes(`run=${id}`)", alpha)
 
 
 def test_compare_shows_what_differs_and_where_runs_part(opened):
@@ -98,6 +121,83 @@ def test_a_phone_shows_each_view_without_scrolling_sideways(new_page, viewer, vi
     show(opened, view)
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= 390
     assert opened.page.evaluate("innerWidth") == 390
+
+
+BROKEN = """
+() => {
+    // Words of which a line has a part and the next one the rest.
+    const broken = [];
+    const walker = document.createTreeWalker(document.querySelector('main'), NodeFilter.SHOW_TEXT);
+    while (walker.nextNode()) {
+        const node = walker.currentNode;
+        if (!node.parentElement.checkVisibility() || node.parentElement.closest('svg, option, .log')) continue;
+        for (const { 0: word, index } of node.data.matchAll(/[a-z0-9]+/gi)) {
+            const range = document.createRange();
+            range.setStart(node, index);
+            range.setEnd(node, index + word.length);
+            const tops = [...range.getClientRects()].map(({ top }) => Math.round(top));
+            if (word.length < 20 && new Set(tops).size > 1) broken.push(word);
+        }
+    }
+    return broken;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def long_names(tmp_path_factory):
+    """The server of two runs with long names of all kinds, and more tags than there is room for."""
+    server = pytest.importorskip("destinations.viewer.server")
+    root = tmp_path_factory.mktemp("long") / "runs"
+    for at in (1, 2):
+        name = f"resnet50-imagenet-baseline-lr0.3-weight_decay0.04-seed{at}"
+        with Written(root / name, tags=["baseline", "imagenet", "augmented", "second-try"]) as run:
+            run.logger.log_hyperparameters(
+                {"lr": 0.1 * at, "seed": at, "optimizer.schedule.warmup_fraction_of_all_steps": 0.05 * at}
+            )
+            for step in range(20):
+                run.log(
+                    {"val/top5_accuracy_of_the_averaged_weights": step / at, "loss": 1 / (step + at)}, step
+                )
+            run.logger.log_text("it went well", "Notes_of_the_evaluation_of_averaged_weights", step=1)
+    with (
+        open_runs(root, cache=tmp_path_factory.mktemp("index")) as runs,
+        server.Viewer(runs, port=0) as viewer,
+    ):
+        yield viewer
+
+
+@pytest.mark.parametrize("width", [360, 400])
+def test_a_phone_breaks_no_word_inside(long_names, new_page, width):
+    """Long names are broken after their separators, and nothing lies beside the screen; axes are scrolled."""
+    opened = Opened(
+        new_page(viewport={"width": width, "height": 800}, is_mobile=True, has_touch=True), long_names
+    )
+    ids = [row["id"] for row in opened.answer("runs")["rows"]]
+    last = {"runs": ".grid-row[data-run]", "charts": ".chart .main-svg", "media": ".text-record",
+            "explore": "#parallel polyline", "compare": "[data-panel=Parting]", "run": ".run-curves .main-svg"}  # fmt: skip
+    for view in VIEWS:
+        opened.go(f"run/{ids[0]}" if view == "run" else f"{view}?run={ids[0]}&run={ids[1]}")
+        opened.page.locator(last[view]).first.wait_for(state="attached")
+        assert opened.page.evaluate(BROKEN) == [], view
+        assert opened.page.evaluate("document.documentElement.scrollWidth") <= width, view
+    opened.go("explore?sx=hparams.lr")
+    names = opened.page.locator("#parallel .axis-name")
+    names.first.wait_for()
+    boxes = names.evaluate_all(
+        "(all) => all.map((one) => [one.getBoundingClientRect().left, one.getBoundingClientRect().right])"
+    )
+    assert all(right <= left for (_, right), (left, _) in itertools.pairwise(boxes))
+
+
+def test_clipped_tags_show_that_they_are(long_names, new_page):
+    """Tags that have no room fade out, and all of them are said where the mouse rests."""
+    opened = Opened(new_page(), long_names)
+    cell = opened.page.locator('.grid-row[data-run] [data-column="tags"]').first
+    tags = cell.locator(".fading")
+    assert tags.evaluate("(node) => node.scrollWidth > node.clientWidth")
+    assert "gradient" in tags.evaluate("(node) => getComputedStyle(node).maskImage")
+    assert cell.get_attribute("title") == "baseline, imagenet, augmented, second-try"
 
 
 CONTRAST = """

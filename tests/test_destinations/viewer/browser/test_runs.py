@@ -318,6 +318,10 @@ def test_ten_thousand_runs(tmp_path, new_page):
         asked = []
         opened.page.on("request", lambda request: asked.append(request.url))
         assert opened.page.evaluate("document.querySelector('.grid').scrollHeight") > 300_000
+        opened.page.get_by_label("Select all runs").check()
+        opened.page.wait_for_selector(".toast:text('Selected 1000 of 10')")
+        opened.page.get_by_role("button", name="Clear").click()
+        asked.clear()
         opened.page.evaluate("document.querySelector('.grid').scrollTop = 1e9")
         opened.until(
             "() => [...document.querySelectorAll('.grid-row .name')].some((node) => node.innerText === 'run09999')"

@@ -1,0 +1,135 @@
+"""Explore in a real browser: places and colours are those of the values, and what matters is said with its reasons."""
+
+import pytest
+
+from destinations.runs import open_runs
+from tests.sweep import write_sweep
+from tests.test_destinations.runs.written import Written
+from tests.test_destinations.viewer.browser.conftest import Opened
+
+pytestmark = pytest.mark.xdist_group("browser")
+
+POINTS = """() => { const { customdata, x, y, marker } = document.querySelector('#scatter').data[0];
+    return customdata.map((run, at) => ({ run, x: x[at], y: y[at], color: marker.color[at], size: marker.size[at] })); }"""
+
+
+@pytest.fixture
+def kinds(tmp_path, new_page):
+    """The page of runs whose sizes are numbers, texts that look alike, and long texts; one has none."""
+    server = pytest.importorskip("destinations.viewer.server")
+    root = tmp_path / "runs"
+    sizes = [10, "auto", 1, "1", True, "true", "x" * 60 + "a", "x" * 60 + "b", None, 1.0]
+    for place, size in enumerate(sizes):
+        with Written(root / f"run-{place}") as run:
+            run.logger.log_hyperparameters({"size": size, "width": 10.0**place})
+            run.log({"loss": float(place)}, 0)
+    with open_runs(root, cache=tmp_path / "index") as runs, server.Viewer(runs, port=0) as viewer:
+        opened = Opened(new_page(), viewer)
+        yield opened
+        opened.page.close()
+
+
+def points(opened, count):
+    """The points of the scatter plot by the name of their run, when there are so many."""
+    opened.until(f"() => document.querySelector('#scatter').data?.[0].x.length === {count}")
+    names = {row["id"]: row["name"] for row in opened.answer("runs?limit=1000")["rows"]}
+    return {names[point["run"]]: point for point in opened.page.evaluate(POINTS)}
+
+
+def test_values_that_look_alike_have_places_of_their_own(kinds):
+    """A number, its text, and texts that begin alike are different; equal numbers are one, and ticks tell them apart."""
+    kinds.go("explore?sx=hparams.size&sy=summary.loss")
+    found = points(kinds, 9)
+    axis = kinds.page.evaluate("document.querySelector('#scatter').layout.xaxis")
+
+    assert found["run-2"]["x"] == found["run-9"]["x"]
+    assert len({point["x"] for point in found.values()}) == 8
+    assert axis["tickvals"] == list(range(8))
+    texts = axis["ticktext"]
+    assert [texts[found[f"run-{place}"]["x"]] for place in (0, 1, 2, 3, 4, 5)] == [
+        "10", "auto", "1", '"1"', "true", '"true"',
+    ]  # fmt: skip
+    parallel = kinds.page.locator("[data-axis='hparams.size'] text:not(.axis-name)").all_text_contents()
+    assert {'"1"', "1", "true", '"true"'} <= set(parallel)
+
+
+def test_runs_are_coloured_by_a_number(kinds):
+    """By a scale with a legend, logarithmic where the values are; both plots agree, and the link has it."""
+    page = kinds.page
+    kinds.go(f"explore?sx=hparams.size&sy=summary.loss&run={kinds.id_of('run-3')}")
+    points(kinds, 9)
+    page.get_by_role("combobox", name="Colours").select_option("hparams.width")
+    page.wait_for_selector("#colors .ramp")
+    found = points(kinds, 9)
+    assert "sc=hparams.width" in page.url
+    assert len({point["color"] for point in found.values()}) == 9
+    assert page.locator("#colors .ramp span").all_inner_texts()[::4] == ["1", "1e9"]
+    assert [name for name, point in found.items() if point["size"] == 14] == ["run-3"]
+    lines = page.evaluate(
+        "[...document.querySelectorAll('#parallel polyline')].map((line) => [line.dataset.run, line.getAttribute('stroke')])"
+    )
+    assert dict(lines).items() >= {(point["run"], point["color"]) for point in found.values()}
+    page.reload()
+    assert points(kinds, 9) == found
+
+
+def test_runs_are_coloured_by_words(kinds):
+    """A colour for each value in the order of the table, eight at most; what has none is grey, and counted."""
+    page = kinds.page
+    kinds.go("explore?sx=hparams.width&sy=summary.loss&sc=hparams.size")
+    page.wait_for_selector("#colors li")
+    found = points(kinds, 10)
+    legend = [text.strip() for text in page.locator("#colors li").all_inner_texts()]
+    assert legend[:3] == ["1", "10", '"1"']
+    assert legend[-1] == "no value: 1 run"
+    assert len(legend) == 9
+    assert found["run-2"]["color"] == found["run-9"]["color"]
+    assert len({point["color"] for point in found.values()}) == 9
+    kinds.go("explore?sx=hparams.width&sy=summary.loss&sc=status")
+    kinds.until("() => document.querySelector('#colors').innerText.includes('completed')")
+
+
+def test_the_scatter_is_saved_with_its_colours(kinds):
+    """The picture has a legend of its own."""
+    page = kinds.page
+    kinds.go("explore?sx=hparams.width&sy=summary.loss&sc=hparams.size")
+    page.wait_for_selector("#colors li")
+    points(kinds, 10)
+    page.locator(".explore-top .card").first.hover()
+    with page.expect_download() as download:
+        page.get_by_label("Save as SVG").first.click()
+    assert ">auto<" in download.value.path().read_text()
+
+
+def test_what_cannot_be_said_of_few_runs_is_said(kinds):
+    """Ten runs do not tell which hyperparameter matters, and the page says how many it takes."""
+    kinds.go("explore?sx=hparams.width&sy=summary.loss")
+    kinds.page.wait_for_selector(".importance :text('It takes 20')")
+
+
+def test_which_hyperparameter_matters_is_shown(tmp_path, new_page):
+    """Bars by importance, the runs that it rests on and how well unseen ones are told; a click shows it in the plot."""
+    pytest.importorskip("sklearn")
+    server = pytest.importorskip("destinations.viewer.server")
+    root = tmp_path / "runs"
+    write_sweep(root, runs=80, steps=20)
+    with open_runs(root, cache=tmp_path / "index") as runs, server.Viewer(runs, port=0) as viewer:
+        opened = Opened(new_page(), viewer)
+        page = opened.page
+        opened.go("explore?sx=hparams.seed&sy=summary.val%2Facc")
+        page.wait_for_selector(".importance li")
+        names = page.locator(".importance li button").all_inner_texts()
+        text = page.inner_text(".importance .card-foot")
+        answer = opened.answer("importance?metric=val%2Facc")
+        page.locator(".importance li button").first.click()
+        opened.until("() => location.hash.includes('sx=hparams.lr')")
+        page.fill("#filter", "lr == 0.01")
+        opened.until(
+            "() => document.querySelector('.importance').innerText.includes('10 runs that have ended have')"
+        )
+        page.close()
+
+    assert names[0] == "lr"
+    assert set(names) == {"lr", "seed", "weight_decay"}
+    assert "80 runs" in text
+    assert f"R\N{SUPERSCRIPT TWO} {answer['score']:.3g}." in text

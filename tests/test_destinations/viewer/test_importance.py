@@ -1,0 +1,174 @@
+"""Which hyperparameter matters: what is learned from runs whose truth is known, over HTTP and in Python."""
+
+import itertools
+import math
+import random
+import sys
+import time
+
+import pytest
+
+from destinations.runs import BudgetError
+from destinations.runs.budget import Budget, Limits
+from destinations.runs.order import MISSING
+from destinations.viewer.importance import LEAST_RUNS, importance_of
+from tests.test_destinations.runs.folders import write_run
+from tests.test_destinations.viewer.served import served
+
+
+def settings(runs, seed=0):
+    """Values of three hyperparameters at random: a rate, a name, and a number that does nothing."""
+    generator = random.Random(seed)
+    return {
+        "hparams.lr": [10 ** generator.uniform(-4, 0) for _ in range(runs)],
+        "hparams.optimizer": [generator.choice(["adam", "sgd"]) for _ in range(runs)],
+        "hparams.seed": [generator.randrange(5) for _ in range(runs)],
+    }
+
+
+def loss_of(columns, at):
+    """Best at a rate of 0.01, a little better by adam, whatever the seed."""
+    away = abs(math.log10(columns["hparams.lr"][at]) + 2)
+    return away + 0.3 * (columns["hparams.optimizer"][at] == "sgd")
+
+
+def test_the_hyperparameters_come_by_how_much_they_matter():
+    """A rate before a name, and a seed that does nothing matters nothing; the forest tells most of unseen runs."""
+    columns = settings(200)
+    found = importance_of(columns, [loss_of(columns, at) for at in range(200)])
+
+    assert found["problem"] == ""
+    assert found["runs"] == 200
+    assert 0.9 < found["score"] < 1
+    assert [field["names"] for field in found["fields"]] == [
+        ["hparams.lr"],
+        ["hparams.optimizer"],
+        ["hparams.seed"],
+    ]
+    lr, optimizer, seed = (field["mean"] for field in found["fields"])
+    assert lr > 1 > optimizer > 0.02 > abs(seed)
+
+
+def test_the_same_runs_have_the_same_answer():
+    """To the last bit, however often it is asked."""
+    columns = settings(60)
+    values = [loss_of(columns, at) for at in range(60)]
+
+    assert importance_of(columns, values) == importance_of(columns, values)
+
+
+def test_a_scale_changes_nothing():
+    """Values that span all that a double holds, and one run that diverged, leave the answer as it is."""
+    columns = settings(60)
+    values = [loss_of(columns, at) for at in range(60)]
+    worst = max(range(60), key=values.__getitem__)
+    diverged = [math.inf if at == worst else math.exp(100 * value) for at, value in enumerate(values)]
+
+    assert importance_of(columns, diverged) == importance_of(columns, values)
+
+
+def test_values_of_any_kind_tell_runs_apart():
+    """Numbers, their texts, true and false, none, NaN and what is missing are different values."""
+    kinds = [1, "1", True, None, math.nan, MISSING, math.inf, 1e308]
+    column = [kinds[at % len(kinds)] for at in range(160)]
+
+    found = importance_of({"hparams.a": column}, [float(at % len(kinds)) for at in range(160)])
+
+    assert found["score"] > 0.99
+    assert [field["names"] for field in found["fields"]] == [["hparams.a"]]
+
+
+def test_a_random_search_tells_its_hyperparameters_apart():
+    """Numbers that are others in each run are settings of their own."""
+    generator = random.Random(0)
+    columns = {name: [generator.random() for _ in range(100)] for name in ("a", "b")}
+    columns["a"][7] = MISSING
+
+    found = importance_of(columns, columns["b"])
+
+    assert [field["names"] for field in found["fields"]] == [["b"], ["a"]]
+    assert found["fields"][0]["mean"] > 1
+    assert abs(found["fields"][1]["mean"]) < 0.05
+
+
+def test_copies_of_a_hyperparameter_are_one():
+    """A copy under another name takes nothing away; a text of its own for each run is a name and no setting."""
+    columns = settings(100)
+    copy = {"hparams.optim.lr": columns["hparams.lr"], "hparams.folder": [f"runs/{at}" for at in range(100)]}
+    values = [loss_of(columns, at) for at in range(100)]
+
+    alone, found = importance_of(columns, values), importance_of(columns | copy, values)
+
+    assert found["fields"][0]["names"] == ["hparams.lr", "hparams.optim.lr"]
+    assert [field["mean"] for field in found["fields"]] == [field["mean"] for field in alone["fields"]]
+
+
+@pytest.mark.parametrize(
+    ("columns", "values", "problem"),
+    [
+        (settings(19), list(range(19)), "19 runs that have ended have a number here. It takes 20"),
+        (settings(30), [1.0, *[math.nan, MISSING] * 14, 2.0], "2 runs that have ended"),
+        (settings(30), [1.0] + [MISSING] * 29, "1 run that has ended has"),
+        (settings(30), [0.5] * 30, "All 30 runs that have ended have the same value."),
+        (
+            {"hparams.lr": [0.1] * 30},
+            list(range(30)),
+            "The 30 runs that have ended differ in no hyperparameter.",
+        ),
+        (
+            settings(60),
+            [hash_ % 7919 for hash_ in range(0, 60 * 104729, 104729)],
+            "which chance alone may give.",
+        ),
+    ],
+)
+def test_what_cannot_be_said_is_said_in_words(columns, values, problem):
+    """Too few runs, nothing that differs, and noise have no importances, and a sentence why."""
+    found = importance_of(columns, values)
+
+    assert problem in found["problem"]
+    assert found["fields"] == []
+
+
+def test_without_scikit_learn_the_extra_is_named(monkeypatch):
+    """The answer says what to install; it is no failure of the page."""
+    monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
+    columns = settings(LEAST_RUNS)
+
+    found = importance_of(columns, [loss_of(columns, at) for at in range(LEAST_RUNS)])
+
+    assert 'pip install "training-destinations[importance]"' in found["problem"]
+    assert (found["runs"], found["score"], found["fields"]) == (LEAST_RUNS, None, [])
+
+
+def test_it_ends_with_its_budget():
+    """A forest of many columns is given up where the time of the answer is over."""
+    columns = settings(60)
+    times = itertools.count()
+
+    with (
+        Budget(Limits(seconds=8), clock=lambda: next(times)),
+        pytest.raises(BudgetError, match="longer than 8 s"),
+    ):
+        importance_of(columns, [loss_of(columns, at) for at in range(60)])
+
+
+def test_runs_that_go_on_and_others_than_asked_for_are_left_out(tmp_path):
+    """Of the runs that match the filter, those that have ended count; a metric that no run has is named."""
+    columns = settings(80)
+    for at in range(80):
+        hparams = {name.removeprefix("hparams."): column[at] for name, column in columns.items()}
+        live = {"status": "running", "beat": time.time()} if at < 10 else {}
+        write_run(
+            tmp_path / "runs" / f"run{at:02}", hparams=hparams, summary={"loss": loss_of(columns, at)}, **live
+        )
+    with served(tmp_path / "runs") as page:
+        every = page.get("/api/importance", {"metric": "loss"})
+        adam = page.get("/api/importance", {"metric": "loss", "where": "optimizer == 'adam'"})
+        wrong = page.get("/api/importance", {"metric": "los"}, status=400)
+
+    assert every["fields"][0]["names"] == ["hparams.lr"]
+    assert every["runs"] == 70
+    assert [field["names"] for field in adam["fields"]] == [["hparams.lr"], ["hparams.seed"]]
+    assert adam["runs"] < every["runs"]
+    assert "summary.loss" in wrong["error"]
