@@ -12,6 +12,10 @@ the device has nothing left to do: kernels of the next batch would wait behind c
 `python -m tests.benchmarks.checkpoints --many [tensors]` saves a state of many small tensors, of 16 bytes each,
 and says what the first batch, the stall and the file cost beside the bare copy, one tensor after the other.
 
+`python -m tests.benchmarks.checkpoints --steps [GiB]` trains on while a checkpoint is written, and uploaded by
+those that do so: a loop of Python and one that adds to 32 MiB of memory, each in one thread. A step is compared
+with the same one just before, and with nothing to write.
+
 All sizes take about six minutes where nothing else runs. A row for which there is not enough memory is left out,
 and says what it needs.
 """
@@ -42,6 +46,7 @@ SPARE_BYTES = 2 * GIBIBYTE
 TARGET_BYTES = GIBIBYTE
 COLUMNS = ("copy", "stall", "/ copy", "first", "total", "in store", "written", "memory")
 MANY, MANY_SAVES, BUDGET_OF_MANY = 133_336, 4, 3.0
+STEPS_SIZE, STEP_BYTES, IDLE_SECONDS, LEAST_STEPS = 0.3, 32 << 20, 1.0, 10
 PARTS = 32
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Matrices, as models have: DCP's planner takes time for each row of a tensor that is divided.
@@ -70,7 +75,20 @@ def main(sizes=()) -> bool:
                 print(f"{kind:30}" + "".join(_cell(found.get(name), name) for name in COLUMNS), flush=True)
                 is_kept = is_kept and (kind != "ours" or found["/ copy"] <= BUDGET)
     print(f"\nThe budget of the stall is {BUDGET} of the copy{'.' if is_kept else ': OVER'}")
+    steps()
     return is_kept
+
+
+def steps(size: float = STEPS_SIZE) -> None:
+    """Prints how much longer steps are while a checkpoint is written."""
+    print(f"\n{size * 3:g} GiB of state: a step while it is written, to the same before", flush=True)
+    print(f"{'':30}{'Python':>11}{'memory':>11}{'until':>11}", flush=True)
+    for kind, saver in SAVERS.items():
+        if not saver.trains_on:
+            continue
+        if (found := _in_a_process(kind, size, "--one-beside")) is not None:
+            until = f"{found['until']:>9.1f} s"
+            print(f"{kind:30}{found['Python']:>11.3f}{found['memory']:>11.3f}{until}", flush=True)
 
 
 def many(tensors: int = MANY) -> bool:
@@ -136,10 +154,10 @@ def _available() -> int:
     return next(int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith("MemAvailable"))
 
 
-def _in_a_process(kind: str, size: float):
+def _in_a_process(kind: str, size: float, what: str = "--one"):
     """Returns what one library takes, or None where it fails or takes too long, and says so."""
     limit = LIMIT_SECONDS * max(1.0, size)
-    command = [sys.executable, "-m", "tests.benchmarks.checkpoints", "--one", kind, str(size)]
+    command = [sys.executable, "-m", "tests.benchmarks.checkpoints", what, kind, str(size)]
     # A session of its own: what the library has started ends with it.
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -243,6 +261,45 @@ def _one(kind: str, size: float) -> None:
         print(json.dumps(found))
 
 
+def _one_beside(kind: str, size: float) -> None:
+    """Saves in turns of both loops; prints the medians of all saves but the first of each as JSON."""
+    torch.set_num_threads(1)
+    memory = torch.zeros(STEP_BYTES // 4)
+    loops = {"Python": _python_step, "memory": lambda: memory.add_(1.0)}
+    with tempfile.TemporaryDirectory(prefix="checkpoints-", dir=os.environ.get("BENCHMARK_FOLDER")) as folder:
+        saver = SAVERS[kind](_State(size, Path(folder)))
+        found: dict[str, list[float]] = {name: [] for name in (*loops, "until")}
+        for turn in range(SAVES):
+            for number, (name, step) in enumerate(loops.items(), turn * len(loops)):
+                saver.before(number)
+                os.sync()
+                end = time.perf_counter() + IDLE_SECONDS
+                idle = _seconds_of_steps(step, lambda end=end: time.perf_counter() > end)
+                saver.save(number)
+                begin = time.perf_counter()
+                found[name].append(_seconds_of_steps(step, saver.is_complete) / idle)
+                saver.complete()
+                found["until"].append(time.perf_counter() - begin)
+        saver.close()
+    print(json.dumps({name: statistics.median(values[1:]) for name, values in found.items()}))
+
+
+def _python_step() -> float:
+    total = 0.0
+    for number in range(12_000):
+        total += number * 0.5
+    return total
+
+
+def _seconds_of_steps(step, is_over) -> float:
+    """Returns the mean of the steps until it is over, of ten at least."""
+    count, begin = 0, time.perf_counter()
+    while count < LEAST_STEPS or not is_over():
+        step()
+        count += 1
+    return (time.perf_counter() - begin) / count
+
+
 def _synchronize():
     if DEVICE == "cuda":
         torch.cuda.synchronize()
@@ -278,6 +335,8 @@ class _Saver:
 
     ranks = 1
     has_store = False
+    # Whether training goes on while it writes.
+    trains_on = False
     writer_pid = None
     is_for_large = True
     # Of the state, with itself.
@@ -302,6 +361,10 @@ class _Saver:
     def complete(self):
         """Waits until the file is complete."""
 
+    def is_complete(self):
+        """Returns whether it is, and uploaded if it is at all, between two steps of training."""
+        return True
+
     def store(self):
         """Waits until the file is in the store."""
 
@@ -322,6 +385,7 @@ class _TorchSave(_Saver):
 
 class _Ours(_Saver):
     has_store = True
+    trains_on = True
     memory = 2.1
     asynchronous = True
     interval = 2
@@ -371,6 +435,13 @@ class _Ours(_Saver):
         if (pending := self.saver._writing.pending) is not None:
             pending.future.result()
 
+    def is_complete(self):
+        if (pending := self.saver._writing.pending) is not None:
+            if not pending.future.done():
+                return False
+            self.save(0)  # As in `store`.
+        return self.artifacts.queue.unsettled() == 0
+
     def store(self):
         self.save(0)  # The next batch, at which it is handed on; a save comes at the one after.
         self.artifacts.queue.drain(600)
@@ -380,6 +451,7 @@ class _Ours(_Saver):
 
 
 class _OursSynchronous(_Ours):
+    trains_on = False
     asynchronous = False
     is_for_large = False
     memory = 1.1
@@ -389,6 +461,7 @@ class _OursInShards(_Ours):
     """Rank 0 of two; the other does the same in a process of its own."""
 
     ranks = 2
+    trains_on = False
     interval = 6
 
     @staticmethod
@@ -444,6 +517,7 @@ class _Distributed(_Saver):
 class _DistributedAsynchronous(_Distributed):
     # Its copy, and what it serialises.
     memory = 3
+    trains_on = True
 
     def save(self, number):
         import torch.distributed.checkpoint as dcp
@@ -453,10 +527,14 @@ class _DistributedAsynchronous(_Distributed):
     def complete(self):
         self.future.result()
 
+    def is_complete(self):
+        return self.future.done()
+
 
 class _Lightning(_Saver):
     # Its copy, and the whole file in memory, which grows by copying.
     memory = 4
+    trains_on = True
 
     def __init__(self, state):
         from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
@@ -467,9 +545,13 @@ class _Lightning(_Saver):
     def save(self, number):
         self.target = self.path(number)
         self.io.save_checkpoint(self.state.values(), self.target)
+        self.future = self.io._executor.submit(_nothing)
 
     def complete(self):
-        self.io._executor.submit(_nothing).result()
+        self.future.result()
+
+    def is_complete(self):
+        return self.future.done()
 
     def close(self):
         self.io.teardown()
@@ -493,6 +575,10 @@ SAVERS = {
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--one"]:
         _one(sys.argv[2], float(sys.argv[3]))
+    elif sys.argv[1:2] == ["--one-beside"]:
+        _one_beside(sys.argv[2], float(sys.argv[3]))
+    elif sys.argv[1:2] == ["--steps"]:
+        steps(*map(float, sys.argv[2:]))
     elif sys.argv[1:2] == ["--many"]:
         sys.exit(0 if many(*map(int, sys.argv[2:])) else 1)
     else:

@@ -1,6 +1,7 @@
 """What S3's servers differ in, found out by the defaults: create-only puts, checksums, ETags, redirects."""
 
 import contextlib
+import hashlib
 import itertools
 import json
 import os
@@ -476,3 +477,94 @@ def test_a_successor_that_comes_between_look_and_put_is_not_overwritten(s3, pref
 
     assert outcome.state is UploadState.SUPERSEDED
     assert b"".join(open_store(plain_uri(s3.endpoint_url, prefix)).get("a")) == b"first"
+
+
+class CountedSums:
+    """Counts the bytes that were summed, by any thread of this process."""
+
+    def __init__(self, patch):
+        self.crc32_bytes = self.md5_bytes = 0
+        crc32, md5 = zlib.crc32, hashlib.md5
+
+        def counted_crc32(data, *more):
+            self.crc32_bytes += len(data)
+            return crc32(data, *more)
+
+        def counted_md5(data=b"", **options):
+            found = CountedMd5(self, md5(**options))
+            found.update(data)
+            return found
+
+        patch.setattr(zlib, "crc32", counted_crc32)
+        patch.setattr(hashlib, "md5", counted_md5)
+
+
+class CountedMd5:
+    """As hashlib's, and counts."""
+
+    def __init__(self, sums, inner):
+        self._sums = sums
+        self._inner = inner
+        self.digest, self.hexdigest = inner.digest, inner.hexdigest
+
+    def update(self, data):
+        self._sums.md5_bytes += len(data)
+        self._inner.update(data)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["linked", "copied"])
+@pytest.mark.parametrize("kind", ["md5", "none"])
+def test_each_byte_is_summed_once_by_each_sum(rclone, prefix, make_file, monkeypatch, kind, known):
+    """Of a file of which nothing is known, CRC-32 and MD5 come from one pass before the parts are sent."""
+    store = open_store(f"{plain_uri(rclone.endpoint_url, prefix)}{SMALL_PARTS}&checksum={kind}")
+    put(store, make_file, "before", b"content")  # What is done once is over.
+    crc32 = zlib.crc32(LARGE) if known else None
+    sums = CountedSums(monkeypatch)
+
+    with Body(make_file(content=LARGE), "id", crc32=crc32, is_read_once=True) as body:
+        store.put("name", body, overwrite=True)
+
+    etags = 3 * 16  # The ETag of the whole is the MD5 of those of its parts.
+    assert (sums.crc32_bytes, sums.md5_bytes) == (len(LARGE), len(LARGE) + etags)
+    monkeypatch.undo()
+    assert store.head("name").noted_crc32 == zlib.crc32(LARGE)
+    assert b"".join(store.get("name")) == LARGE
+
+
+class BodyThatChanges(Body):
+    """Has other bytes once it was summed."""
+
+    was_summed = False
+
+    def sums(self, offset, count, **options):
+        found = super().sums(offset, count, **options)
+        self.was_summed = True
+        return found
+
+    def read(self, offset, count):
+        data = super().read(offset, count)
+        return bytes([data[0] ^ 1]) + data[1:] if self.was_summed and offset == 2 * PART_BYTES else data
+
+
+def opaque_etags(request):
+    """A plan: the ETags of parts and objects are no MD5s, as with keys of KMS."""
+    return Rewrite("etag", lambda _: '"opaque"') if request.method == "PUT" else None
+
+
+@pytest.mark.parametrize("kind", ["md5", "none"])
+@pytest.mark.parametrize("plan", [None, opaque_etags], ids=["MD5", "opaque"])
+def test_bytes_that_change_after_they_were_summed_never_become_an_object(
+    proxy, at_proxy, moto, prefix, make_file, kind, plan
+):
+    """What was sent is compared by its MD5, or where nobody says that, by its CRC-32."""
+    if plan is not None:
+        proxy.plan = plan
+    store = open_store(f"{at_proxy}&checksum={kind}")
+
+    with (
+        BodyThatChanges(make_file(content=LARGE), "id", is_read_once=True) as body,
+        pytest.raises(BytesCorruptError),
+    ):
+        store.put("name", body, overwrite=True)
+
+    assert (moto.objects(prefix), moto.open_uploads(prefix)) == ({}, 0)

@@ -46,8 +46,8 @@ class S3Options:
             "auto".
         part_bytes: Files up to this size go in one request, larger ones in parts of this size (more for files
             above 10,000 parts).
-        part_threads: Parts in flight at the same time, over all uploads; memory is this times `part_bytes`
-            and one file below it per worker.
+        part_threads: Parts in flight at the same time, over all uploads. They are read in pieces while they
+            are sent; in memory is one file up to `part_bytes` per worker.
         connect_timeout_seconds: For a connection, and for each piece sent over it.
         read_timeout_seconds: For each piece of an answer; five times as long for all of it, and a second more
             for each 32 KiB.

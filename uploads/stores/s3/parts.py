@@ -3,7 +3,7 @@
 import contextlib
 import json
 import threading
-import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,10 +11,10 @@ import attrs
 
 from uploads.disk import crc32_of_both, read_regular, replace_json
 from uploads.errors import BytesCorruptError, RejectedByStoreError, RemoteExistsError, StoreError
-from uploads.stores.store import Body, Digest, has_md5, md5_of
+from uploads.stores.store import Body, Digest, has_md5
 
 from .errors import code_of, translated
-from .requests import Checksum, Part, Requests
+from .requests import Checksum, Part, PartBody, Requests
 
 __all__ = ["PartsUpload", "abandon_parts", "part_bytes_for"]
 
@@ -30,14 +30,14 @@ def part_bytes_for(size: int, part_bytes: int) -> int:
 
 @attrs.define(eq=False, slots=False, repr=False)
 class PartsUpload:
-    """The multipart upload of one file. Used by one thread; one for each part reads, checksums and sends it.
+    """The multipart upload of one file. Used by one thread; one for each part checksums and sends it.
 
     Args:
         requests: Makes the requests.
         key: Of the object.
         body: The bytes.
         part_bytes: Size of all parts but the last.
-        slots: Limits the parts in memory, over all uploads of the store.
+        slots: Limits the parts in flight, over all uploads of the store.
         notes: Where the upload's id is kept for another attempt; None if there is no other one.
         otherwise: The kind of checksum for a server that does not say that it compares the CRC-32 of the
             whole; None for the one of `requests`.
@@ -60,7 +60,7 @@ class PartsUpload:
         self.is_whole_checked: bool | None = None
         self._lock = threading.Lock()  # Guards the three below.
         self._sent: dict[int, Part] = {}
-        self._crc32s: dict[int, int] = {}
+        self._sums: dict[int, tuple[int, bytes | None]] = {}  # CRC-32, and MD5 where it is needed.
         self._error: BaseException | None = None
 
     @property
@@ -132,6 +132,8 @@ class PartsUpload:
 
     def _begin(self) -> dict[int, Part]:
         self._note({})
+        if self._requests.checksum != "aws":
+            self._sum_first()
         with translated(f"create upload of {self._key}"):
             self._upload_id, self.is_whole_checked = self._requests.create_upload(self._key, self._body)
             if not self.is_whole_checked and (self._otherwise or not self._body.is_summed):
@@ -140,26 +142,55 @@ class PartsUpload:
                 self._requests = attrs.evolve(
                     self._requests, checksum=self._otherwise or self._requests.checksum
                 )
-                self._body.crc32  # noqa: B018  # reads the file
+                self._sum_first()
                 self._upload_id, _ = self._requests.create_upload(self._key, self._body)
         self._note({"upload_id": self._upload_id, "is_whole_checked": self.is_whole_checked})
         return {}
 
+    def _sum_first(self) -> None:
+        """Sums a file of which nothing is known, where its CRC-32 has to be in the metadata, which go first.
+
+        The sums of the parts that are sent are kept, so that each byte is summed once.
+        """
+        if not self._body.is_summed:
+            self._each_part(self._sum)
+            self._body.expect(self._whole())
+
+    def _sum(self, number: int) -> None:
+        sums = self._sums_of(number, with_md5=self._requests.checksum != "aws")
+        with self._lock:
+            self._sums[number] = sums
+
+    def _sums_of(self, number: int, *, with_md5: bool) -> tuple[int, bytes | None]:
+        return self._body.sums((number - 1) * self._part_bytes, self._length(number), with_md5=with_md5)
+
     def _send_missing(self) -> None:
+        self._each_part(self._send)
+        self._body.accept(Digest(self._body.size, None, self._whole()))
+
+    def _whole(self) -> int:
+        """Returns the CRC-32 of all parts, one after the other."""
+        crc32 = 0
+        for number in range(1, self._count() + 1):
+            crc32 = crc32_of_both(crc32, self._sums[number][0], self._length(number))
+        return crc32
+
+    def _each_part(self, act: Callable[[int], None]) -> None:
+        """Calls this with each number, in a thread for each, as many at once as there are slots."""
         senders: list[threading.Thread] = []
         try:
             for number in range(1, self._count() + 1):
-                self._slots.acquire()  # noqa: SIM115, RUF100  # given back by `_send`
+                self._slots.acquire()  # noqa: SIM115, RUF100  # given back by `_with_slot`
                 if self._error is not None:
                     self._slots.release()
                     break
                 sender = threading.Thread(
-                    target=self._send, args=(number,), name=f"uploads-part-{number}", daemon=True
+                    target=self._with_slot, args=(act, number), name=f"uploads-part-{number}", daemon=True
                 )
                 try:
                     sender.start()
                 except RuntimeError:  # Out of threads, or at interpreter exit.
-                    self._send(number)
+                    self._with_slot(act, number)
                 else:
                     senders.append(sender)
         finally:
@@ -167,43 +198,38 @@ class PartsUpload:
                 sender.join()
         if self._error is not None:
             raise self._error
-        crc32 = 0
-        for number in range(1, self._count() + 1):
-            crc32 = crc32_of_both(crc32, self._crc32s[number], self._length(number))
-        self._body.accept(Digest(self._body.size, None, crc32))
 
-    def _send(self, number: int) -> None:
-        """Reads a part and sends it, or compares it with what an earlier attempt sent."""
+    def _with_slot(self, act: Callable[[int], None], number: int) -> None:
         try:
-            data = self._data(number)
-            crc32 = zlib.crc32(data)
-            part = self._sent.get(number)
-            if part is None:
-                with translated(f"part {number} of {self._key}"):
-                    part = self._requests.put_part(
-                        self._key,
-                        self._upload_id,
-                        number,
-                        data,
-                        crc32,
-                        is_checked_later=bool(self.is_whole_checked),
-                    )
-            elif not self.is_whole_checked:
-                part = attrs.evolve(part, is_proven=has_md5(part.etag, md5_of(data)))
-            with self._lock:
-                self._sent[number] = part
-                self._crc32s[number] = crc32
+            act(number)
         except BaseException as error:  # noqa: BLE001  # raised again by the thread that waits
             with self._lock:
                 self._error = error if self._error is None else self._error
         finally:
             self._slots.release()
 
-    def _data(self, number: int) -> bytes:
-        data = self._body.read((number - 1) * self._part_bytes, self._length(number))
-        if len(data) != self._length(number):
-            raise BytesCorruptError(f"the bytes of {self._key} became fewer while they were sent")
-        return data
+    def _send(self, number: int) -> None:
+        """Sums a part and sends it, or compares it with what an earlier attempt sent.
+
+        It is read twice, in pieces: what was sent is what was summed if the server says so, by the CRC-32 of
+        the part or of the whole, or by its MD5; where it does not, the part is read again after it was sent.
+        """
+        if number not in self._sums:
+            self._sum(number)
+        crc32, md5 = self._sums[number]
+        part, is_new = self._sent.get(number), number not in self._sent
+        if part is None:
+            data = PartBody(self._body, (number - 1) * self._part_bytes, self._length(number))
+            with translated(f"part {number} of {self._key}"):
+                part = self._requests.put_part(self._key, self._upload_id, number, data, crc32, md5=md5)
+        if not (self.is_whole_checked or part.is_proven):
+            if is_new or md5 is None:
+                crc32, again = self._sums_of(number, with_md5=md5 is None)
+                md5 = again if md5 is None else md5
+            part = attrs.evolve(part, is_proven=md5 is not None and has_md5(part.etag, md5))
+        with self._lock:
+            self._sent[number] = part
+            self._sums[number] = crc32, md5
 
     def _complete(self, condition: dict[str, str]) -> None:
         parts = [self._sent[number] for number in range(1, self._count() + 1)]

@@ -21,6 +21,7 @@ __all__ = [
     "Checksum",
     "DeadlineBody",
     "Part",
+    "PartBody",
     "PatientSocket",
     "Requests",
     "limit_waits",
@@ -37,8 +38,20 @@ _CRC32_BYTES = 4
 _ENDS = 100  # More than any reader asks for after the end, but one that never stops.
 
 
+class _Deadline:
+    """Until when a body is to be read, by its size: a server that reads too slowly is given up."""
+
+    def __init__(self, size: int, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._at = clock() + _PATIENCE_SECONDS + size / _MIN_BYTES_PER_SECOND
+
+    def check(self) -> None:
+        if self._clock() > self._at:
+            raise TransientStoreError(f"the server read less than {_MIN_BYTES_PER_SECOND} bytes per second")
+
+
 class DeadlineBody(io.BytesIO):
-    """A request body with a deadline, which grows with its size: a server that reads too slowly is given up.
+    """A request body with a deadline.
 
     Gives more than it is asked for: urllib3 asks for 16 KiB at a time, and each piece takes the interpreter's
         lock.
@@ -46,13 +59,48 @@ class DeadlineBody(io.BytesIO):
 
     def __init__(self, data: bytes, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(data)
-        self._clock = clock
-        self._deadline = clock() + _PATIENCE_SECONDS + len(data) / _MIN_BYTES_PER_SECOND
+        self._deadline = _Deadline(len(data), clock)
 
     def read(self, size: int | None = -1, /) -> bytes:
-        if self._clock() > self._deadline:
-            raise TransientStoreError(f"the server read less than {_MIN_BYTES_PER_SECOND} bytes per second")
+        self._deadline.check()
         return super().read(size if size is None or size < 0 else max(size, _SEND_BYTES))
+
+
+class PartBody:
+    """A request body with a deadline: a part of a file, which is read while it is sent.
+
+    Args:
+        body: The file.
+        offset: Where the part begins.
+        size: Its bytes.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(
+        self, body: Body, offset: int, size: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._body = body
+        self._offset = offset
+        self._size = size
+        self._deadline = _Deadline(size, clock)
+        self.seek(0)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def read(self, _size: int = -1, /) -> bytes:
+        """Returns the next piece, of whatever size; empty at the end."""
+        self._deadline.check()
+        return next(self._pieces, b"")
+
+    def seek(self, position: int, _whence: int = 0, /) -> int:
+        """Goes to the beginning, as botocore does after it has signed and before it sends again."""
+        self._pieces = self._body.pieces(self._offset, self._size)
+        return position
+
+    def tell(self) -> int:
+        """Returns where signing begins."""
+        return 0
 
 
 class PatientSocket:
@@ -164,7 +212,7 @@ def limit_waits(client: Any, patience_seconds: float) -> None:
 
 @attrs.frozen
 class Part:
-    """A part that the server acknowledged; proven if the answer confirmed its bytes, None if not compared."""
+    """A part that the server acknowledged; proven if an answer confirmed its bytes, None if not compared."""
 
     number: int
     size: int
@@ -207,12 +255,13 @@ class Requests:
         Returns:
             Whether the server compares the kind of checksum that was sent, as far as its answer says.
         """
-        data = body.read_whole()
+        data, md5 = body.read_whole(), None
         headers = dict(condition)
         if self.checksum == "aws":
             headers["ChecksumSHA256"] = base64.b64encode(bytes.fromhex(body.sha256)).decode()
         elif self.checksum == "md5":
-            headers["ContentMD5"] = _md5(data)
+            md5 = md5_of(data)
+            headers["ContentMD5"] = _encoded_md5(md5)
         answer = self._client.put_object(
             Bucket=self._bucket,
             Key=key,
@@ -220,7 +269,9 @@ class Requests:
             Metadata=_metadata(body),
             **(self._extra("PutObject") | headers),
         )
-        if not self._echoed(answer, "ChecksumSHA256", headers, data):
+        etag = answer.get("ETag", "")
+        is_proven = _echoed(answer, "ChecksumSHA256", headers)
+        if not (is_proven or (_is_md5(etag) and has_md5(etag, md5 or md5_of(data)))):
             self.check_object(key, body)
             self._read_back(key, body)
         return "ChecksumSHA256" not in headers or "ChecksumSHA256" in answer
@@ -247,10 +298,10 @@ class Requests:
         key: str,
         upload_id: str,
         number: int,
-        data: bytes,
+        data: "PartBody",
         crc32: int,
         *,
-        is_checked_later: bool = False,
+        md5: bytes | None = None,
     ) -> Part:
         """Sends one part.
 
@@ -260,23 +311,24 @@ class Requests:
             number: From 1.
             data: The bytes.
             crc32: Their CRC-32.
-            is_checked_later: Whether the server compares the whole object: no MD5 is computed here then.
+            md5: Their MD5; None where it is not needed.
         """
         headers = self._extra("UploadPart")
         if self.checksum == "aws":
             headers["ChecksumCRC32"] = _encoded(crc32)
         elif self.checksum == "md5":
-            headers["ContentMD5"] = _md5(data)
+            assert md5 is not None  # noqa: S101  # it is needed
+            headers["ContentMD5"] = _encoded_md5(md5)
         answer = self._client.upload_part(
             Bucket=self._bucket,
             Key=key,
             UploadId=upload_id,
             PartNumber=number,
-            Body=_to_send(data),
+            Body=data,
             **headers,
         )
         etag = strong_etag(required(f"part {number} of {key}", answer, "ETag"))
-        is_proven = self._echoed(answer, "ChecksumCRC32", headers, None if is_checked_later else data)
+        is_proven = _echoed(answer, "ChecksumCRC32", headers) or (md5 is not None and has_md5(etag, md5))
         return Part(number, len(data), etag, answer.get("ChecksumCRC32"), is_proven)
 
     def complete(
@@ -372,24 +424,15 @@ class Requests:
         members = self._client.meta.service_model.operation_model(operation).input_shape.members
         return {key: value for key, value in self._extra_args.items() if key in members}
 
-    def _echoed(
-        self, answer: dict[str, Any], field: str, headers: dict[str, Any], data: bytes | None
-    ) -> bool | None:
-        """Returns whether the answer confirms the bytes: by their checksum, or their MD5 as its ETag.
 
-        Without the bytes, by the checksum alone, and None where it has none.
-        """
-        sent, echo = headers.get(field), answer.get(field)
-        if sent is not None and echo is not None:
-            if echo != sent:
-                raise BytesCorruptError(f"the server has checksum {echo}, expected {sent}")
-            return True
-        if data is None:
-            return None
-        if not _is_md5(answer.get("ETag", "")):
-            return False
-        known = headers.get("ContentMD5")
-        return has_md5(answer["ETag"], base64.b64decode(known) if known else md5_of(data))
+def _echoed(answer: dict[str, Any], field: str, headers: dict[str, Any]) -> bool:
+    """Returns whether the answer has the checksum that was sent, and not another."""
+    sent, echo = headers.get(field), answer.get(field)
+    if sent is None or echo is None:
+        return False
+    if echo != sent:
+        raise BytesCorruptError(f"the server has checksum {echo}, expected {sent}")
+    return True
 
 
 @contextlib.contextmanager
@@ -472,5 +515,5 @@ def _to_send(data: bytes) -> bytearray | DeadlineBody:
     return bytearray(data)
 
 
-def _md5(data: bytes) -> str:
-    return base64.b64encode(md5_of(data)).decode()
+def _encoded_md5(md5: bytes) -> str:
+    return base64.b64encode(md5).decode()
