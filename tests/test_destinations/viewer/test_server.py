@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import json
 import math
+import os
 import re
 import shutil
 import threading
@@ -15,6 +16,7 @@ import pytest
 
 from destinations.runs import Run, open_runs
 from tests.test_destinations.runs.folders import write_lightning, write_run
+from tests.test_destinations.runs.foreign_runs import write_killed_run
 from tests.test_destinations.runs.written import Written
 from tests.test_destinations.viewer.served import Client, served, write_demo
 
@@ -527,6 +529,33 @@ def test_the_extremes_of_a_band_are_those_of_the_values(tmp_path):
     assert (len(band["x"]), max(band["high"]), min(band["low"])) == (50, 100.0, -7.0)
     assert sorted(set(band["high"])) == [1.0, 100.0]
     assert max(band["median"]) < 5.0
+
+
+def test_a_metric_that_a_killed_run_has_changed_is_not_constant(tmp_path):
+    """What never changes is told from the rows, and not from the summary of some seconds before them."""
+    root = tmp_path / "runs"
+    write_killed_run(root / "killed")
+    os.utime(root / "killed" / "heartbeat", (1e9, 1e9))
+    with served(root) as page:
+        (row,) = page.get("/api/selected", {"run": page.run_id("killed")})["runs"]
+
+    assert (row["status"], row["metrics"], row["constant"]) == (
+        "killed",
+        ["loss", "val/acc", "new"],
+        ["val/acc"],
+    )
+
+
+def test_a_metric_with_a_nan_is_not_constant(tmp_path):
+    """It does not have one value at all steps."""
+    root = tmp_path / "runs"
+    with Written(root / "run") as run:
+        for step in range(3):
+            run.log({"zero": 0.0, "broken": math.nan if step == 1 else 0.0}, step)
+    with served(root) as page:
+        (row,) = page.get("/api/selected", {"run": page.run_id("run")})["runs"]
+
+    assert row["constant"] == ["zero"]
 
 
 def test_a_column_has_the_best_value_and_sorts_as_the_command_ranks(tmp_path):
