@@ -234,7 +234,8 @@ class ChartReader:
 
         def read(member: tuple[str, Run, int]) -> Rows:
             _, run, rank = member
-            return rows_of(self.cache, run, [metric], axis, rank)[0]
+            (rows,) = rows_of(self.cache, run, [metric], axis, rank)
+            return rows if rows.spans is None else _closer(rows, axis)
 
         bands = []
         for label, members in groups:
@@ -400,7 +401,7 @@ def _with_closed(frame: MetricRows, column: str, axis: Axis, began_at: float | N
 
     def within(chosen: Sequence[Entry]) -> Rows:
         blocks = []
-        columns = list(frame.block.columns)
+        columns = [name for name in (column, x_column) if name is not None]
         for number, of_part in itertools.groupby(chosen, lambda entry: entry.part):
             places = [entry.place for entry in of_part]
             part, entry_slice = frame.closed[number], slice(places[0], places[-1] + 1)
@@ -577,14 +578,15 @@ def _band(
 
 
 def _between(rows: Rows, axis: Axis) -> tuple[Array, Array]:
-    """Returns the part of the axis that is shown, ascending: x, and mean, min and max `(3, n)`."""
+    """Returns the part of the axis that is shown, ascending: x, and mean, min, max and count `(4, n)`."""
     keep = np.isfinite(rows.y)
+    spans, one = rows.spans, np.ones(len(rows.y))
+    low, high, count = (rows.y, rows.y, one) if spans is None else (spans.low, spans.high, spans.finite)
     if axis.start is not None:
-        keep &= rows.x >= axis.start
+        keep &= (rows.x if spans is None else spans.until) >= axis.start
     if axis.end is not None:
         keep &= rows.x <= axis.end
-    low, high = (rows.y, rows.y) if rows.spans is None else (rows.spans.low, rows.spans.high)
-    x, values = rows.x[keep].astype(np.float64), np.stack([rows.y, low, high])[:, keep]
+    x, values = rows.x[keep].astype(np.float64), np.stack([rows.y, low, high, count])[:, keep]
     order = np.argsort(x, kind="stable")
     return x[order], values[:, order]
 
@@ -599,14 +601,13 @@ def _resampled(x: Array, found: Array, grid: Array) -> Array:
     """Returns mean, min and max `(3, places)` of the values nearest to each place, interpolated between."""
     if not len(x):
         return np.full((3, len(grid)), np.nan)
-    if len(grid) > 1 and len(x) > len(grid):
-        # In the order of x, so that the values of a place follow one another.
-        cells = np.searchsorted((grid[1:] + grid[:-1]) / 2, x)
-        starts = np.flatnonzero(np.diff(cells, prepend=-1))
-        mean, low, high = found
-        mean = np.add.reduceat(mean, starts) / np.diff(starts, append=len(x))
-        found = np.stack([mean, np.minimum.reduceat(low, starts), np.maximum.reduceat(high, starts)])
-        x = grid[cells[starts]]
+    # In the order of x, so that the values of a place follow one another.
+    cells = np.searchsorted((grid[1:] + grid[:-1]) / 2, x)
+    starts = np.flatnonzero(np.diff(cells, prepend=-1))
+    mean, low, high, count = found
+    mean = np.add.reduceat(mean * count, starts) / np.add.reduceat(count, starts)
+    found = np.stack([mean, np.minimum.reduceat(low, starts), np.maximum.reduceat(high, starts)])
+    x = grid[cells[starts]]
     return np.stack([np.interp(grid, x, one, left=np.nan, right=np.nan) for one in found])
 
 

@@ -128,6 +128,21 @@ def test_a_band_has_the_extremes_of_a_long_run(written, name):
 
 
 @pytest.mark.usefixtures("small_limit")
+@pytest.mark.parametrize("half", [10, 400])
+def test_a_band_that_is_zoomed_shows_the_values_themselves(written, name, half):
+    """The rows of the part of an index entry that is in view, and no others."""
+    with open_runs(written / name, cache=written / f"cache-zoom-{name}") as runs:
+        reader = ChartReader()
+        (run,) = runs.query()
+        axis = Axis("step", "", SPIKE - half, SPIKE + half)
+        (band,) = reader.bands([("one", [("x", run, 0)])], "loss", axis, points=1000)
+        reader.close()
+
+    assert list(band["x"]) == list(range(SPIKE - half, SPIKE + half + 1))
+    assert band["high"][half] == band["median"][half] == 1e6
+
+
+@pytest.mark.usefixtures("small_limit")
 def test_only_rows_of_the_last_file_are_held(written, name):
     """The memory of a run in parts is that of its last file, and all its metrics are known."""
     parts, whole = ColumnCache(), ColumnCache()

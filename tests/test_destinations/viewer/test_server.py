@@ -531,6 +531,36 @@ def test_the_extremes_of_a_band_are_those_of_the_values(tmp_path):
     assert max(band["median"]) < 5.0
 
 
+def test_the_extremes_of_a_band_are_those_of_runs_with_steps_of_their_own(tmp_path):
+    """Runs that log at different steps have too many places for a band; between two, a spike is still there."""
+    root = tmp_path / "runs"
+    for seed in range(2):
+        with Written(root / f"seed{seed}") as run:
+            run.logger.log_hyperparameters({"seed": seed})
+            for step in range(seed, 180, 2):
+                run.log({"loss": 100.0 if step == 51 else -7.0 if step == 76 else 1.0}, step)
+    with served(root) as page:
+        ids = [page.run_id(f"seed{seed}") for seed in range(2)]
+        asked = {"run": ids, "metric": "loss", "over": "hparams.seed", "points": 100}
+        (band,) = page.get("/api/band", asked)["bands"]
+
+    assert (len(band["x"]), max(band["high"]), min(band["low"])) == (100, 100.0, -7.0)
+
+
+def test_the_extremes_of_a_band_over_one_epoch_are_those_of_its_values(tmp_path):
+    """Many values at one place are one point."""
+    root = tmp_path / "runs"
+    with Written(root / "only") as run:
+        run.logger.log_hyperparameters({"seed": 0})
+        for step, value in enumerate([1.0, 5.0, -2.0, 0.0]):
+            run.log({"loss": value}, step)
+    with served(root) as page:
+        asked = {"run": page.run_id("only"), "metric": "loss", "over": "hparams.seed", "x": "epoch"}
+        (band,) = page.get("/api/band", asked)["bands"]
+
+    assert [band[name] for name in ("x", "low", "median", "high", "count")] == [[0], [-2], [1], [5], [1]]
+
+
 def test_a_metric_that_a_killed_run_has_changed_is_not_constant(tmp_path):
     """What never changes is told from the rows, and not from the summary of some seconds before them."""
     root = tmp_path / "runs"
