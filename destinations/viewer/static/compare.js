@@ -1,7 +1,7 @@
 /** The comparison of runs: what differs, and the step at which they part. */
 
 import { compareRuns, loadInfos, runInfo } from "./data.js";
-import { el, fill, formatNumber, icon, shorten } from "./dom.js";
+import { el, fill, formatApart, formatNumber, icon, shorten } from "./dom.js";
 import { isTiming } from "./names.js";
 import { ensureSelection, showBesideRuns, swatch } from "./sidebar.js";
 import { linkTo, visibleRuns } from "./state.js";
@@ -169,7 +169,7 @@ export function showCompare(root) {
                   .slice(0, 1000)
                   .map(({ name, values }) => [
                     el("th", { scope: "row", dir: "auto" }, shorten(name.slice(prefix.length), 120)),
-                    ids.map((id) => cell(values[id])),
+                    cells(ids.map((id) => values[id])),
                   ]),
                 ["Field", ...ids.map((id) => el("th", { scope: "col" }, named(id)))],
               ),
@@ -181,10 +181,11 @@ export function showCompare(root) {
     }
   }
 
-  function cell(value) {
-    if (value === undefined) return el("td", { class: "muted" }, "–");
-    const shown = Array.isArray(value) ? value.join(", ") : value;
-    return el("td", { dir: "auto" }, shorten(formatNumber(shown), 400));
+  function cells(values) {
+    const shown = values.map((value) => (Array.isArray(value) ? value.join(", ") : value));
+    return formatApart(shown).map((text, place) =>
+      el("td", { dir: "auto", class: values[place] === undefined ? "muted" : "" }, shorten(text, 400)),
+    );
   }
 
   view.onState((changed) => {

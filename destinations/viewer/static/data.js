@@ -135,13 +135,18 @@ function forget(mark) {
 
 const NOT_FINITE = { nan: NaN, inf: Infinity, "-inf": -Infinity };
 
+/** Of integers that a number of JavaScript would round: they are shown by their digits. */
+const DIGITS = /^-?\d{16,}$/;
+
 /** Returns an answer in which numbers that JSON lacks are numbers: `{"number": "nan"}` stands for one. */
 function plain(value) {
   if (!value || typeof value !== "object") return value;
   if (Array.isArray(value)) return value.map(plain);
   const names = Object.keys(value);
-  if (names.length === 1 && names[0] === "number" && Object.hasOwn(NOT_FINITE, value.number))
-    return NOT_FINITE[value.number];
+  if (names.length === 1 && names[0] === "number") {
+    if (Object.hasOwn(NOT_FINITE, value.number)) return NOT_FINITE[value.number];
+    if (DIGITS.test(value.number)) return value.number;
+  }
   return Object.fromEntries(names.map((name) => [name, plain(value[name])]));
 }
 

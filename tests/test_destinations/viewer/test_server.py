@@ -588,6 +588,24 @@ def test_a_metric_with_a_nan_is_not_constant(tmp_path):
     assert row["constant"] == ["zero"]
 
 
+def test_an_integer_keeps_its_digits(tmp_path):
+    """A seed of 63 bits is an object with its digits, which a number of JavaScript would round."""
+    root = tmp_path / "runs"
+    seeds = {"large": (1 << 62) + 1, "small": (1 << 53) - 1}
+    with Written(root / "run") as run:
+        run.logger.log_hyperparameters(seeds)
+        run.log({"loss": 1.0}, 0)
+    with served(root) as page:
+        (row,) = page.get("/api/runs", {"columns": [f"hparams.{name}" for name in seeds]})["rows"]
+        nested = page.get(f"/api/runs/{row['id']}")["hyperparameters"]
+
+    assert row["values"] == {
+        "hparams.large": {"number": "4611686018427387905"},
+        "hparams.small": (1 << 53) - 1,
+    }
+    assert nested == {"large": {"number": "4611686018427387905"}, "small": (1 << 53) - 1}
+
+
 def test_a_column_has_the_best_value_and_sorts_as_the_command_ranks(tmp_path):
     """`max.NAME` and `min.NAME` are over all steps; runs without a finite value come last in both directions."""
     root = tmp_path / "runs"
