@@ -24,7 +24,7 @@ from destinations.runs.content.flight import describe_flights
 from destinations.runs.content.sources import branches_of
 from destinations.runs.content.writers import writer_states
 from destinations.runs.files import read_object_file
-from destinations.runs.order import orders_of
+from destinations.runs.order import MISSING, orders_of
 from destinations.runs.run import MetricSummary
 from destinations.runs.streams import streams_of
 from uploads.disk import open_regular
@@ -52,6 +52,8 @@ LOG_BYTES = 256 << 10
 _LOG_SUFFIXES = (".log", ".txt", ".out", ".err")
 _CHECKPOINT_SUFFIXES = (".ckpt", ".pt", ".pth", ".safetensors", ".symlink")
 _MAX_CHANNELS = 64
+# Memory of a column of a table in an answer, beside its cells.
+_COLUMN_BYTES = 1 << 10
 # Memory of a point cloud while it is read, by its file.
 _CLOUD_FACTOR = 3
 
@@ -394,13 +396,17 @@ def table(
         MetricNotFoundError: no table has this name, or none has it at this step.
     """
     found, kinds, total = run.table_part(name, step, offset, limit)
-    rows = found.rows
+    rows, orders = found.rows, []
+    for place in range(len(found.columns)):
+        spend(_COLUMN_BYTES)
+        # A row of another writer may be shorter than the header.
+        orders.append(orders_of(row[place] if place < len(row) else MISSING for row in rows))
     return {
         "name": name,
         "step": found.step,
         "columns": [{"name": column, "type": kinds.get(column, "str")} for column in found.columns],
         "rows": plain(rows),
-        "orders": [orders_of(row[place] for row in rows) for place in range(len(found.columns))],
+        "orders": orders,
         "offset": offset,
         "total": total,
     }
