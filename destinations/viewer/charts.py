@@ -25,13 +25,14 @@ from destinations.runs.streams import TRAINER, Stream, streams_of
 from .columns import MAX_HELD_BYTES, ClosedPart, ColumnCache, MetricRows, joined, read_branch
 from .downsampling import Array, Curve, Spans, downsample, window
 
-__all__ = ["AXES", "Axis", "ChartReader", "Rows", "rows_of", "rows_of_writers", "series_answer"]
+__all__ = ["AXES", "Axis", "ChartReader", "Rows", "pieces_of", "rows_of", "rows_of_writers", "series_answer"]
 
 AXES = ("step", "epoch", "time", "relative")
 _METRIC_AXIS = "metric:"
 # What the cursor of a further writer of a metric begins with.
 _FURTHER = "&"
 _MAX_BRANCHES = 100
+_PIECE_BYTES = 8 << 20
 # Of one answer; the others wait for their turn outside, so that a small answer does not wait for a large one.
 _SUBMITTED = 8
 
@@ -379,6 +380,8 @@ def _with_closed(frame: MetricRows, column: str, axis: Axis, began_at: float | N
             continue
         of_column = np.asarray(one.index.of_column(column))
         first, last = _extent_of(one, axis, began_at, x_column)
+        if axis.kind == "step":
+            first, last = _own_steps(of_column, first, last)
         ends = np.asarray(one.index.of_rows("end"))
         sizes = np.diff(ends, prepend=len(one.header))
         there = np.flatnonzero((of_column[0] > 0) & ~np.isnan(first))
@@ -417,6 +420,18 @@ def _with_closed(frame: MetricRows, column: str, axis: Axis, began_at: float | N
         entries=entries,
         within=within,
     )
+
+
+def _own_steps(of_column: Array, first: Array, last: Array) -> tuple[Array, Array]:
+    """Returns first and last step of a metric in each entry, given those of its rows.
+
+    They are others where it has one value there, or is logged with steps of its own, such as the epoch.
+    """
+    steps = of_column[[OF_COLUMN.index("min_step"), OF_COLUMN.index("max_step")]]
+    low, high = np.fmin(*steps), np.fmax(*steps)
+    are_own = (of_column[OF_COLUMN.index("count")] == 1) | (low < first) | (high > last)
+    are_own &= ~np.isnan(low)
+    return np.where(are_own, low, first), np.where(are_own, high, last)
 
 
 def _extent_of(
@@ -535,6 +550,27 @@ def _closer(rows: Rows, axis: Axis) -> Rows:
     found = rows.within(chosen)
     x, y = np.concatenate([found.x, rows.x[live]]), np.concatenate([found.y, rows.y[live]])
     return Rows(x, y, rows.token)
+
+
+def pieces_of(rows: Rows) -> Iterator[Rows]:
+    """Yields the values themselves in the order of logging; of a long run, those of some megabytes at a time.
+
+    Raises:
+        OSError: a part cannot be read.
+        BudgetError: it takes too long.
+    """
+    chosen: list[Entry] = []
+    size, limit = 0, 1
+    for entry in rows.entries:
+        chosen.append(entry)
+        size += entry.nbytes
+        # Most metrics of two runs differ at once.
+        if size >= limit:
+            yield rows.within(chosen)
+            chosen, size, limit = [], 0, min(2 * size, _PIECE_BYTES)
+    if chosen:
+        yield rows.within(chosen)
+    yield Rows(rows.x[len(rows.entries) :], rows.y[len(rows.entries) :])
 
 
 def _place_after(cursor: str, rows: Rows, points: int) -> int | None:

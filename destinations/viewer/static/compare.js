@@ -61,7 +61,7 @@ export function showCompare(root) {
   }
 
   /** Says at which step the first metric of two runs differs, among those that are no times and speeds unless asked. */
-  function partingOf(a, b, metrics) {
+  function partingOf({ a, b, metrics, unread = 0 }) {
     const counted = Object.entries(metrics).filter(([name]) => withTimes || !isTiming(name));
     const apart = counted.filter(([, step]) => step !== null);
     const [metric, step] = apart.reduce(
@@ -87,6 +87,7 @@ export function showCompare(root) {
               same ? `; ${same} ${same === 1 ? "metric agrees" : "metrics agree"} throughout` : "",
             ],
       left ? el("span", { class: "muted" }, ` (times and speeds left out: ${left})`) : null,
+      unread ? ` (${unread} ${unread === 1 ? "metric takes" : "metrics take"} too long to compare)` : null,
       ".",
     );
   }
@@ -138,7 +139,7 @@ export function showCompare(root) {
     function drawParting() {
       fill(
         parting,
-        parts.map(({ a, b, metrics }) => partingOf(a, b, metrics)),
+        parts.map(partingOf),
       );
       drawTables();
     }

@@ -675,7 +675,7 @@ def test_compare_says_what_differs_and_where_two_runs_part(page, digits):
     assert fields["hparams.optim.lr"] == {digits: 0.1, other: 0.2}
     assert fields["hparams.bad"] == {digits: {"number": "nan"}}
     assert "hparams.optim.name" not in fields
-    assert found["parts"] == [{"a": digits, "b": other, "metrics": {"loss": 40}}]
+    assert found["parts"] == [{"a": digits, "b": other, "metrics": {"loss": 40}, "unread": 0}]
 
 
 def test_compare_reads_all_metrics(tmp_path):
