@@ -137,10 +137,7 @@ export function showCompare(root) {
     drawParting();
 
     function drawParting() {
-      fill(
-        parting,
-        parts.map(partingOf),
-      );
+      fill(parting, parts.map(partingOf));
       drawTables();
     }
 
