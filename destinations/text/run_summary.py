@@ -156,8 +156,9 @@ class RunSummary:
 
         for destination in logger.destinations:
             name, place = self._places.get(id(destination), ("", ""))
-            metrics = read_json(Path(place, SUMMARY)).get("metrics") if name == "RunDirectory" else None
-            for metric, best in self._tracked.items() if isinstance(metrics, dict) else ():
+            summary = read_json(Path(place, SUMMARY)) if name == "RunDirectory" else {}
+            metrics = summary.get("metrics") or {}
+            for metric, best in self._tracked.items():
                 if isinstance(found := metrics.get(metric), dict):
                     bound = "max" if best.sign > 0 else "min"
                     best.take(found.get(bound), found.get(f"{bound}_step"))

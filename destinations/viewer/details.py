@@ -479,7 +479,7 @@ def compare(runs: Sequence[tuple[str, Run]], cache: ColumnCache) -> dict[str, An
 
 
 def _part(one: Run, other: Run, cache: ColumnCache) -> dict[str, Any]:
-    """Returns, for each metric of both runs, the first step at which it differs; and how many were not read."""
+    """Returns the first step at which each metric of both runs differs, and how many were not read."""
     others = set(_names_or_none(other))
     names = [name for name in _names_or_none(one) if name in others]
     steps: dict[str, int | None] = {}
