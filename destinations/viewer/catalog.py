@@ -199,6 +199,8 @@ class Catalog:
 
     def _constant(self, run: Run) -> list[str]:
         """Returns the metrics of a run that has ended that have one value at all steps."""
+        if not run.writers and state_of(run.record.path / SUMMARY) is None:
+            return []  # The order of charts is not worth reading all rows.
         return [
             name
             for name, one in statistics_of(run).items()
