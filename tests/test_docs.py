@@ -181,10 +181,9 @@ def test_the_site_is_strict_loads_nothing_from_elsewhere_and_has_every_public_na
     ]
     assert [name for name in names if f'id="{name}"' not in pages] == []
     own = {
-        "run": ("events.Run", "events.Run.batch_end", "events.Run.log_images"),
-        "run-directory": ("destinations.RunDirectory",),
+        "run": ("events.Run.batch_end", "events.Run.log_images"),
+        "run-directory": ("destinations.RunDirectory.run_dir",),
         "saved-run": (
-            "destinations.runs.Run",
             "destinations.runs.Run.series",
             "destinations.runs.Run.images",
         ),
