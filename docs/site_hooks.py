@@ -2,12 +2,14 @@
 
 import argparse
 import re
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
 from destinations.cli import build_parser
 
 _PAGE = "reference/command-line.md"
+_COLUMNS = 88
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
@@ -24,8 +26,10 @@ def command_line() -> str:
 
 
 def _help(parser: argparse.ArgumentParser) -> str:
-    parser.formatter_class = lambda prog: argparse.RawDescriptionHelpFormatter(prog, width=88)  # type: ignore[assignment]
-    return re.sub(r"\x1b\[[0-9;]*m", "", parser.format_help())
+    parser.formatter_class = lambda prog: argparse.RawDescriptionHelpFormatter(prog, width=_COLUMNS)  # type: ignore[assignment]
+    text = re.sub(r"\x1b\[[0-9;]*m", "", parser.format_help())
+    # A terminal wraps descriptions, which are as they were written.
+    return "".join(f"{textwrap.fill(line, _COLUMNS)}\n" for line in text.splitlines())
 
 
 def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:

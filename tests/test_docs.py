@@ -180,6 +180,27 @@ def test_the_site_is_strict_loads_nothing_from_elsewhere_and_has_every_public_na
         if not inspect.ismodule(getattr(package, name))  # which have pages of their own
     ]
     assert [name for name in names if f'id="{name}"' not in pages] == []
+    own = {
+        "run": ("events.Run.batch_end", "events.Run.log_images"),
+        "run-directory": ("destinations.RunDirectory.run_dir",),
+        "saved-run": (
+            "destinations.runs.Run.series",
+            "destinations.runs.Run.images",
+        ),
+    }
+    for page, found in own.items():
+        text = (tmp_path / "site" / "reference" / f"{page}.html").read_text(encoding="utf-8")
+        assert [name for name in found if f'id="{name}"' not in text] == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
+def test_what_a_terminal_shows_fits_its_page(path):
+    """Its lines are not wrapped: up to 120 columns are seen in a window of 1440 pixels."""
+    blocks = re.findall(
+        r"^```(?:text|console)\n(.*?)^```$", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+
+    assert [line for block in blocks for line in block.splitlines() if len(line) > 120] == []
 
 
 def test_every_command_is_in_its_reference():

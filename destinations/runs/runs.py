@@ -619,6 +619,7 @@ class Runs:
     def _with_retry(self, ask: Callable[[], Result]) -> Result:
         """Calls `ask`; if an index turns out to be corrupt, rebuilds it and calls again."""
         with self._lock:
+            spend()  # The lock was waited for, and whoever has asked may be gone.
             for attempt in range(_TRIES):
                 try:
                     return ask()

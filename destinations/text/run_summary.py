@@ -24,6 +24,7 @@ from pathlib import Path
 import attrs
 
 from events import Logger, RunStatus, State, redact_text, safe_text
+from uploads.disk import read_json
 
 from .formatting import elapsed_text, metric_direction, one_line, pad, short, shortened, width_of
 
@@ -52,6 +53,11 @@ class _Best:
         self.last = value
         # NaN is never the best; the first value stands until a better one comes.
         if not math.isnan(value) and (self.step is None or (value - self.best) * self.sign > 0):
+            self.best, self.step = value, step
+
+    def take(self, value: float | None, step: int | None) -> None:
+        """Takes the best value of the whole run, of which earlier sessions may have had it."""
+        if value is not None and not (value - self.best) * self.sign < 0:
             self.best, self.step = value, step
 
     def text(self) -> str:
@@ -131,6 +137,7 @@ class RunSummary:
         if not batches and not self._seen and state.exception is None:
             return ""
         self.note_places(logger)
+        self._take_all(logger)
         lines = [
             _headline(state)[:_MAX_HEADLINE],
             *self._metric_lines(),
@@ -142,6 +149,19 @@ class RunSummary:
             lines.append(f"Look at it: destinations runs show {shlex.quote(folder)}")
             lines.append(f"In a browser: destinations view {shlex.quote(str(Path(folder).parent))}")
         return "".join(f"{one_line(line)}\n" for line in lines)
+
+    def _take_all(self, logger: Logger) -> None:
+        """Takes the best values from the folder of a `RunDirectory`, which has those of all sessions."""
+        from destinations.run_directory.layout import SUMMARY
+
+        for destination in logger.destinations:
+            name, place = self._places.get(id(destination), ("", ""))
+            summary = read_json(Path(place, SUMMARY)) if name == "RunDirectory" else {}
+            metrics = summary.get("metrics") or {}
+            for metric, best in self._tracked.items():
+                if isinstance(found := metrics.get(metric), dict):
+                    bound = "max" if best.sign > 0 else "min"
+                    best.take(found.get(bound), found.get(f"{bound}_step"))
 
     def _metric_lines(self) -> list[str]:
         shown = [(name, best) for name, best in self._tracked.items() if best.is_evaluation]

@@ -7,11 +7,16 @@ from typing import Any
 
 __all__ = ["encode", "plain", "shown"]
 
+# JavaScript rounds larger integers.
+_MAX_SAFE = (1 << 53) - 1
+
 _dumps: Callable[[Any], bytes]
 
 
 def shown(value: Any) -> Any:
-    """Returns a value for JSON; a number that is not finite is an object that says which."""
+    """Returns a value for JSON; a number that a page cannot read as one is an object that says which."""
+    if type(value) is int and abs(value) > _MAX_SAFE:
+        return {"number": str(value)}
     if isinstance(value, float) and value - value != 0:
         return {"number": "nan" if value != value else "inf" if value > 0 else "-inf"}  # noqa: PLR0124  # NaN
     if isinstance(value, Path):
@@ -20,7 +25,7 @@ def shown(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Returns a value for strict JSON; numbers that are not finite are objects, see `shown`."""
+    """Returns a value for strict JSON; numbers that a page cannot read are objects, see `shown`."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

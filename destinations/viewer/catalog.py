@@ -28,7 +28,6 @@ from destinations.runs import (
 )
 from destinations.runs.budget import spend
 from destinations.runs.commands.fields import OWN_FIELDS, check_fields, field_of
-from destinations.runs.files import read_object_file
 from destinations.runs.index.filters import parse_filter
 from destinations.runs.order import MISSING, Kind, key_of, label_of, orders_of, same_values, sort_rows
 from destinations.runs.record import FIELDS, is_terminal, status_of, value_of
@@ -203,13 +202,12 @@ class Catalog:
 
     def _constant(self, run: Run) -> list[str]:
         """Returns the metrics of a run that has ended that have one value at all steps."""
-        if run.writers:
-            return [name for name, one in run.summary.items() if one.min is not None and one.min == one.max]
-        statistics = read_object_file(run.record.path / SUMMARY).get("metrics")
+        if not run.writers and state_of(run.record.path / SUMMARY) is None:
+            return []  # The order of charts is not worth reading all rows.
         return [
             name
-            for name, one in (statistics.items() if isinstance(statistics, dict) else ())
-            if isinstance(one, dict) and one.get("min") is not None and one.get("min") == one.get("max")
+            for name, one in statistics_of(run).items()
+            if one.min is not None and one.min == one.max and not one.non_finite
         ]
 
     def _metric_names(self, run: Run, *, is_live: bool) -> list[str]:

@@ -25,13 +25,14 @@ from destinations.runs.streams import TRAINER, Stream, streams_of
 from .columns import MAX_HELD_BYTES, ClosedPart, ColumnCache, MetricRows, joined, read_branch
 from .downsampling import Array, Curve, Spans, downsample, window
 
-__all__ = ["AXES", "Axis", "ChartReader", "Rows", "rows_of", "rows_of_writers", "series_answer"]
+__all__ = ["AXES", "Axis", "ChartReader", "Rows", "pieces_of", "rows_of", "rows_of_writers", "series_answer"]
 
 AXES = ("step", "epoch", "time", "relative")
 _METRIC_AXIS = "metric:"
 # What the cursor of a further writer of a metric begins with.
 _FURTHER = "&"
 _MAX_BRANCHES = 100
+_PIECE_BYTES = 8 << 20
 # Of one answer; the others wait for their turn outside, so that a small answer does not wait for a large one.
 _SUBMITTED = 8
 
@@ -234,7 +235,8 @@ class ChartReader:
 
         def read(member: tuple[str, Run, int]) -> Rows:
             _, run, rank = member
-            return rows_of(self.cache, run, [metric], axis, rank)[0]
+            (rows,) = rows_of(self.cache, run, [metric], axis, rank)
+            return rows if rows.spans is None else _closer(rows, axis)
 
         bands = []
         for label, members in groups:
@@ -378,6 +380,8 @@ def _with_closed(frame: MetricRows, column: str, axis: Axis, began_at: float | N
             continue
         of_column = np.asarray(one.index.of_column(column))
         first, last = _extent_of(one, axis, began_at, x_column)
+        if axis.kind == "step":
+            first, last = _own_steps(of_column, first, last)
         ends = np.asarray(one.index.of_rows("end"))
         sizes = np.diff(ends, prepend=len(one.header))
         there = np.flatnonzero((of_column[0] > 0) & ~np.isnan(first))
@@ -400,7 +404,7 @@ def _with_closed(frame: MetricRows, column: str, axis: Axis, began_at: float | N
 
     def within(chosen: Sequence[Entry]) -> Rows:
         blocks = []
-        columns = list(frame.block.columns)
+        columns = [name for name in (column, x_column) if name is not None]
         for number, of_part in itertools.groupby(chosen, lambda entry: entry.part):
             places = [entry.place for entry in of_part]
             part, entry_slice = frame.closed[number], slice(places[0], places[-1] + 1)
@@ -416,6 +420,18 @@ def _with_closed(frame: MetricRows, column: str, axis: Axis, began_at: float | N
         entries=entries,
         within=within,
     )
+
+
+def _own_steps(of_column: Array, first: Array, last: Array) -> tuple[Array, Array]:
+    """Returns first and last step of a metric in each entry, given those of its rows.
+
+    They are others where it has one value there, or is logged with steps of its own, such as the epoch.
+    """
+    steps = of_column[[OF_COLUMN.index("min_step"), OF_COLUMN.index("max_step")]]
+    low, high = np.fmin(*steps), np.fmax(*steps)
+    are_own = (of_column[OF_COLUMN.index("count")] == 1) | (low < first) | (high > last)
+    are_own &= ~np.isnan(low)
+    return np.where(are_own, low, first), np.where(are_own, high, last)
 
 
 def _extent_of(
@@ -536,6 +552,27 @@ def _closer(rows: Rows, axis: Axis) -> Rows:
     return Rows(x, y, rows.token)
 
 
+def pieces_of(rows: Rows) -> Iterator[Rows]:
+    """Yields the values themselves in the order of logging; of a long run, those of some megabytes at a time.
+
+    Raises:
+        OSError: a part cannot be read.
+        BudgetError: it takes too long.
+    """
+    chosen: list[Entry] = []
+    size, limit = 0, 1
+    for entry in rows.entries:
+        chosen.append(entry)
+        size += entry.nbytes
+        # Most metrics of two runs differ at once.
+        if size >= limit:
+            yield rows.within(chosen)
+            chosen, size, limit = [], 0, min(2 * size, _PIECE_BYTES)
+    if chosen:
+        yield rows.within(chosen)
+    yield Rows(rows.x[len(rows.entries) :], rows.y[len(rows.entries) :])
+
+
 def _place_after(cursor: str, rows: Rows, points: int) -> int | None:
     """Returns the place of the first value that the reader does not have; None if it has to read all."""
     token, _, count = cursor.rpartition(":")
@@ -577,14 +614,15 @@ def _band(
 
 
 def _between(rows: Rows, axis: Axis) -> tuple[Array, Array]:
-    """Returns the part of the axis that is shown, ascending: x, and mean, min and max `(3, n)`."""
+    """Returns the part of the axis that is shown, ascending: x, and mean, min, max and count `(4, n)`."""
     keep = np.isfinite(rows.y)
+    spans, one = rows.spans, np.ones(len(rows.y))
+    low, high, count = (rows.y, rows.y, one) if spans is None else (spans.low, spans.high, spans.finite)
     if axis.start is not None:
-        keep &= rows.x >= axis.start
+        keep &= (rows.x if spans is None else spans.until) >= axis.start
     if axis.end is not None:
         keep &= rows.x <= axis.end
-    low, high = (rows.y, rows.y) if rows.spans is None else (rows.spans.low, rows.spans.high)
-    x, values = rows.x[keep].astype(np.float64), np.stack([rows.y, low, high])[:, keep]
+    x, values = rows.x[keep].astype(np.float64), np.stack([rows.y, low, high, count])[:, keep]
     order = np.argsort(x, kind="stable")
     return x[order], values[:, order]
 
@@ -599,14 +637,13 @@ def _resampled(x: Array, found: Array, grid: Array) -> Array:
     """Returns mean, min and max `(3, places)` of the values nearest to each place, interpolated between."""
     if not len(x):
         return np.full((3, len(grid)), np.nan)
-    if len(grid) > 1 and len(x) > len(grid):
-        # In the order of x, so that the values of a place follow one another.
-        cells = np.searchsorted((grid[1:] + grid[:-1]) / 2, x)
-        starts = np.flatnonzero(np.diff(cells, prepend=-1))
-        mean, low, high = found
-        mean = np.add.reduceat(mean, starts) / np.diff(starts, append=len(x))
-        found = np.stack([mean, np.minimum.reduceat(low, starts), np.maximum.reduceat(high, starts)])
-        x = grid[cells[starts]]
+    # In the order of x, so that the values of a place follow one another.
+    cells = np.searchsorted((grid[1:] + grid[:-1]) / 2, x)
+    starts = np.flatnonzero(np.diff(cells, prepend=-1))
+    mean, low, high, count = found
+    mean = np.add.reduceat(mean * count, starts) / np.add.reduceat(count, starts)
+    found = np.stack([mean, np.minimum.reduceat(low, starts), np.maximum.reduceat(high, starts)])
+    x = grid[cells[starts]]
     return np.stack([np.interp(grid, x, one, left=np.nan, right=np.nan) for one in found])
 
 

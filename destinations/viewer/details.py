@@ -3,9 +3,10 @@
 All reading is that of `destinations.runs`. Nothing here knows HTTP.
 """
 
+import contextlib
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +18,21 @@ from destinations.kinds.audio import open_sound
 from destinations.kinds.kind import Kind
 from destinations.kinds.point_clouds import read_points
 from destinations.run_directory.layout import SIDECAR
-from destinations.runs import Run
+from destinations.runs import BudgetError, Run
 from destinations.runs.budget import spend
 from destinations.runs.commands.show import differing_fields
 from destinations.runs.content.flight import describe_flights
 from destinations.runs.content.sources import branches_of
 from destinations.runs.content.writers import writer_states
 from destinations.runs.files import read_object_file
-from destinations.runs.order import orders_of
+from destinations.runs.order import MISSING, orders_of
 from destinations.runs.run import MetricSummary
 from destinations.runs.streams import streams_of
 from uploads.disk import open_regular
 
 from .answers import plain
 from .catalog import Catalog, state_of, statistics_of
-from .charts import Axis, Rows, rows_of
+from .charts import Axis, Rows, pieces_of, rows_of
 from .columns import ColumnCache
 from .downsampling import Array
 
@@ -52,6 +53,8 @@ LOG_BYTES = 256 << 10
 _LOG_SUFFIXES = (".log", ".txt", ".out", ".err")
 _CHECKPOINT_SUFFIXES = (".ckpt", ".pt", ".pth", ".safetensors", ".symlink")
 _MAX_CHANNELS = 64
+# Memory of a column of a table in an answer, beside its cells.
+_COLUMN_BYTES = 1 << 10
 # Memory of a point cloud while it is read, by its file.
 _CLOUD_FACTOR = 3
 
@@ -394,13 +397,17 @@ def table(
         MetricNotFoundError: no table has this name, or none has it at this step.
     """
     found, kinds, total = run.table_part(name, step, offset, limit)
-    rows = found.rows
+    rows, orders = found.rows, []
+    for place in range(len(found.columns)):
+        spend(_COLUMN_BYTES)
+        # A row of another writer may be shorter than the header.
+        orders.append(orders_of(row[place] if place < len(row) else MISSING for row in rows))
     return {
         "name": name,
         "step": found.step,
         "columns": [{"name": column, "type": kinds.get(column, "str")} for column in found.columns],
         "rows": plain(rows),
-        "orders": [orders_of(row[place] for row in rows) for place in range(len(found.columns))],
+        "orders": orders,
         "offset": offset,
         "total": total,
     }
@@ -467,29 +474,77 @@ def compare(runs: Sequence[tuple[str, Run]], cache: ColumnCache) -> dict[str, An
     return {
         "runs": ids,
         "fields": fields,
-        "parts": [
-            {"a": first_id, "b": run_id, "metrics": _part(first, run, cache)} for run_id, run in runs[1:]
-        ],
+        "parts": [{"a": first_id, "b": run_id, **_part(first, run, cache)} for run_id, run in runs[1:]],
     }
 
 
-def _part(one: Run, other: Run, cache: ColumnCache) -> dict[str, int | None]:
-    """Returns, for each metric of both runs, the first step at which it differs."""
+def _part(one: Run, other: Run, cache: ColumnCache) -> dict[str, Any]:
+    """Returns the first step at which each metric of both runs differs, and how many were not read."""
     others = set(_names_or_none(other))
     names = [name for name in _names_or_none(one) if name in others]
     steps: dict[str, int | None] = {}
-    for at in range(0, len(names), _COMPARED_AT_ONCE):
-        some = names[at : at + _COMPARED_AT_ONCE]
-        found, other_found = (rows_of(cache, run, some, Axis(), 0) for run in (one, other))
-        steps |= {
-            name: _first_difference(rows, other_rows)
-            for name, rows, other_rows in zip(some, found, other_found, strict=True)
-            if rows.error is None and other_rows.error is None
-        }
-    return steps
+    read = 0
+    # Where the budget of the answer is used up, it says so.
+    with contextlib.suppress(BudgetError):
+        for at in range(0, len(names), _COMPARED_AT_ONCE):
+            some = names[at : at + _COMPARED_AT_ONCE]
+            found, other_found = (rows_of(cache, run, some, Axis(), 0) for run in (one, other))
+            for name, rows, other_rows in zip(some, found, other_found, strict=True):
+                if rows.error is None and other_rows.error is None:
+                    steps[name] = _first_difference(rows, other_rows)
+                read += 1
+    return {"metrics": steps, "unread": len(names) - read}
+
+
+@attrs.define
+class _Side:
+    """The values of a run that are compared, of a long one some at a time."""
+
+    pieces: Iterator[Rows]
+    x: Array = attrs.field(factory=lambda: np.empty(0, np.int64))
+    y: Array = attrs.field(factory=lambda: np.empty(0))
+    # Up to which step all values are known, but for those of this step.
+    until: float = -np.inf
+
+    def read(self) -> None:
+        piece = next(self.pieces, None)
+        if piece is None:
+            self.until = np.inf
+        elif len(piece.x):
+            self.x, self.y = np.concatenate([self.x, piece.x]), np.concatenate([self.y, piece.y])
+            self.until = max(self.until, float(piece.x.max()))
+
+    def take(self, until: float) -> Rows:
+        is_taken = self.x < until
+        taken = Rows(self.x[is_taken], self.y[is_taken])
+        self.x, self.y = self.x[~is_taken], self.y[~is_taken]
+        return taken
 
 
 def _first_difference(one: Rows, other: Rows) -> int | None:
+    if one.spans is None and other.spans is None:
+        return _first_of(one, other)
+    if (value := _only_value(one)) is not None and value == _only_value(other):
+        return None
+    sides = [_Side(pieces_of(rows)) for rows in (one, other)]
+    while not any(side.until == np.inf and not len(side.x) for side in sides):
+        spend()
+        min(sides, key=lambda side: side.until).read()
+        until = min(side.until for side in sides)
+        step = _first_of(*(side.take(until) for side in sides))
+        if step is not None:
+            return step
+    return None
+
+
+def _only_value(rows: Rows) -> float | None:
+    """Returns the value that all of a metric have; None if they differ, or are not finite."""
+    low, high = (rows.y, rows.y) if rows.spans is None else (rows.spans.low, rows.spans.high)
+    is_finite = rows.spans is None or (rows.spans.finite == rows.spans.count).all()
+    return float(low[0]) if len(low) and is_finite and low.min() == high.max() else None
+
+
+def _first_of(one: Rows, other: Rows) -> int | None:
     if len(one.x) == len(other.x) and (one.x == other.x).all() and (np.diff(one.x) > 0).all():
         differs = ~((one.y == other.y) | (np.isnan(one.y) & np.isnan(other.y)))
         return int(one.x[np.argmax(differs)]) if differs.any() else None

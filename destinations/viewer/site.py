@@ -220,21 +220,22 @@ class Site:
         """Writes everything; see `export_site`."""
         catalog, report = self._catalog, self._report
         (self._folder / "data").mkdir()
-        page = catalog.page(where=where, limit=limit)
-        runs = [(row["id"], catalog.run(row["id"])) for row in page["rows"]]
-        report.runs = len(runs)
-        if page["total"] > len(runs):
-            report.left_out.append(f"{page['total'] - len(runs)} of {page['total']} runs")
+        first = catalog.page(where=where, limit=limit)
         columns = dict.fromkeys(
             name
-            for _, run in runs
+            for run in (catalog.run(row["id"]) for row in first["rows"])
             for name in (
                 *(f"hparams.{name}" for name in run.hparams),
                 *(f"{kind}.{name}" for name in run.record.summary for kind in ("summary", "min", "max")),
             )
         )
-        named = [*OWN_FIELDS, *columns]
-        self._add("runs", {**catalog.page(where=where, limit=limit, columns=named), "version": "0"})
+        page = catalog.page(where=where, limit=limit, columns=[*OWN_FIELDS, *columns])
+        runs = [(row["id"], catalog.run(row["id"])) for row in page["rows"]]
+        report.runs = len(runs)
+        if page["total"] > len(runs):
+            report.left_out.append(f"{page['total'] - len(runs)} of {page['total']} runs")
+        rows = [{**catalog.selected(run), **row} for row, (_, run) in zip(page["rows"], runs, strict=True)]
+        self._add("runs", {**page, "rows": rows, "version": "0"})
         self._add("orders", catalog.orders([run.record for _, run in runs], columns))
         cache = ColumnCache(_CACHE_BYTES)
         for run_id, run in runs:

@@ -45,6 +45,15 @@ test("numbers that JSON lacks arrive as numbers wherever an answer has them", as
   assert.deepEqual((await data.readTable("n", "t", 1)).rows, [[NaN, { number: "other" }]]);
 });
 
+test("an integer that a number would round arrives as its digits", async () => {
+  const values = { seed: { number: "-4611686018427387905" }, other: { number: "12" } };
+  answers["/api/runs"] = { body: { total: 1, version: "1", rows: [row("a", values)] } };
+
+  const { rows } = await data.listRuns({});
+
+  assert.deepEqual(rows[0].values, { seed: "-4611686018427387905", other: { number: "12" } });
+});
+
 test("groups are those that the server has computed", async () => {
   const groups = [
     { label: "1", total: 2 },

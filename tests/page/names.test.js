@@ -55,3 +55,22 @@ test("what is said of runs are the hyperparameters in which they differ", () => 
   );
   assert.deepEqual([...names.differingSettings([row("a", 0.1, 1)])], [["a", ""]]);
 });
+
+test("hyperparameters that differ never read the same", () => {
+  const row = (id, lr, seed) => ({ id, values: { "hparams.lr": lr, "hparams.seed": seed } });
+
+  const found = names.differingSettings([
+    row("a", 0.1000001, 1234567890),
+    row("b", 0.1000002, "1234567890"),
+    row("c", 0.1000001, null),
+  ]);
+
+  assert.deepEqual(
+    [...found],
+    [
+      ["a", "lr 0.1000001 · seed 1\u2009234\u2009567\u2009890"],
+      ["b", "lr 0.1000002 · seed 1234567890"],
+      ["c", "lr 0.1000001 · seed none"],
+    ],
+  );
+});

@@ -18,10 +18,20 @@ const held = {
     search: ["a", "b", "c", "b d"],
   },
 };
-globalThis.destinationsSite = { keys: { runs: "0.js", orders: "1.js" } };
+const fields = (name, values) => [{ name, values }];
+const pair = (first, second, fields, step) => ({
+  runs: [first, second],
+  fields,
+  parts: [{ a: first, b: second, metrics: { loss: step } }],
+});
+held["compare/a/b"] = pair("a", "b", fields("hparams.seed", { a: 1, b: 2 }), 3);
+held["compare/a/c"] = pair("a", "c", fields("hparams.lr", { a: 0.1, c: 0.2 }), null);
+held["compare/a/d"] = pair("a", "d", fields("hparams.new", { d: 7 }), 1);
+const keys = Object.keys(held);
+globalThis.destinationsSite = { keys: Object.fromEntries(keys.map((key, at) => [key, `${at}.js`])) };
 const data = await import("../../destinations/viewer/static/data.js");
 document.head.append = (script) => {
-  const key = script.src.endsWith("0.js") ? "runs" : "orders";
+  const key = keys[Number.parseInt(script.src.split("/").at(-1), 10)];
   globalThis.destinationsSite.add(key, held[key]);
   script.onload();
 };
@@ -51,4 +61,22 @@ test("an exported site counts the groups that it carries, of the rows that match
     { label: "1", total: 1 },
     { label: "2", total: 1 },
   ]);
+});
+
+test("an exported site compares three runs as the server does: a run that is like the first has its value", async () => {
+  const { fields: found, parts } = await data.compareRuns(["a", "b", "c", "d"]);
+
+  assert.deepEqual(found, [
+    { name: "hparams.seed", values: { a: 1, b: 2, c: 1, d: 1 } },
+    { name: "hparams.lr", values: { a: 0.1, b: 0.1, c: 0.2, d: 0.1 } },
+    { name: "hparams.new", values: { d: 7 } },
+  ]);
+  assert.deepEqual(
+    parts.map(({ b, metrics }) => [b, metrics.loss]),
+    [
+      ["b", 3],
+      ["c", null],
+      ["d", 1],
+    ],
+  );
 });

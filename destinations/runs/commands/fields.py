@@ -8,8 +8,9 @@ import attrs
 from destinations.runs import MetricNotFoundError, RunRecord, Runs, is_alive
 from destinations.runs.errors import near_names
 from destinations.runs.index.filters import parse_filter
-from destinations.runs.order import MISSING
+from destinations.runs.order import MISSING, Key, key_of, label_of
 from destinations.runs.record import FIELDS, status_of, value_of
+from destinations.text.formatting import one_line
 
 from .running import UsageError
 from .screen import NOTHING, Cell, Column, CommandContext, age_text, duration_text, value_text
@@ -24,6 +25,7 @@ __all__ = [
     "field_of",
     "local_time",
     "status_style",
+    "texts_apart",
 ]
 
 OWN_FIELDS = tuple(FIELDS)
@@ -64,6 +66,19 @@ def cell_of(record: RunRecord, name: str, now: float) -> Cell:
     if isinstance(value, list):
         return Cell(value_text(", ".join(map(str, value))) if value else NOTHING)
     return Cell(value_text(value) if value != "" else NOTHING)
+
+
+def texts_apart(values: Iterable[Any]) -> list[str]:
+    """Returns the texts of values side by side: their labels where different ones would read the same.
+
+    Args:
+        values: `MISSING` for a run without one.
+    """
+    found = [(value, NOTHING if value is MISSING or value == "" else value_text(value)) for value in values]
+    kinds: dict[str, set[Key]] = {}
+    for value, text in found:
+        kinds.setdefault(text, set()).add(key_of(value))
+    return [one_line(label_of(value)) if len(kinds[text]) > 1 else text for value, text in found]
 
 
 def column_of(name: str, values: Iterable[Any]) -> Column:

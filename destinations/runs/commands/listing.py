@@ -12,7 +12,7 @@ from destinations.runs.order import same_values
 from destinations.runs.record import value_of
 from destinations.text.formatting import metric_direction
 
-from .fields import as_json, cell_of, check_fields, check_filter, column_of, field_of
+from .fields import as_json, cell_of, check_fields, check_filter, column_of, field_of, texts_apart
 from .running import EXIT_OK, open_selected
 from .screen import Cell, Column, CommandContext, table_lines, value_text
 
@@ -69,8 +69,15 @@ def _list_once(runs: Runs, options: argparse.Namespace, session: CommandContext)
         return
     names = ["run", *(name for name in names if name != "run")] if names else _columns_of(records)
     columns = [column_of(name, [field_of(record, name, now) for record in records]) for name in names]
-    rows = [[cell_of(record, name, now) for name in names] for record in records]
-    session.screen.lines(table_lines(columns, rows, session.screen))
+    cells = [_cells_of(name, records, now) for name in names]
+    session.screen.lines(table_lines(columns, list(zip(*cells, strict=True)), session.screen))
+
+
+def _cells_of(name: str, records: list[RunRecord], now: float) -> list[Cell]:
+    """Returns the cells of a column; hyperparameters that differ are told apart."""
+    if name.startswith("hparams."):
+        return list(map(Cell, texts_apart(value_of(record, name, now) for record in records)))
+    return [cell_of(record, name, now) for record in records]
 
 
 def _columns_of(records: list[RunRecord]) -> list[str]:

@@ -11,12 +11,13 @@ import attrs
 
 from destinations.runs import MetricNotFoundError, Run
 from destinations.runs.content.flight import FLIGHT_FOLDER, describe_flights
+from destinations.runs.order import MISSING
 from destinations.runs.record import status_of
 from destinations.runs.runs import differing
 from destinations.runs.streams import TRAINER
 from destinations.text.formatting import cut, pad
 
-from .fields import as_json, cell_of, local_time, status_style
+from .fields import as_json, cell_of, local_time, status_style, texts_apart
 from .running import EXIT_OK, find_runs
 from .screen import (
     NOTHING,
@@ -321,17 +322,18 @@ def diff(options: argparse.Namespace, session: CommandContext) -> int:
     """Shows the hyperparameters, environment, git state and metrics that differ between runs."""
     found = find_runs(options.run_name, options, session)
     rows = {
-        name: [values.get(place) for place in range(len(found))]
+        name: [values.get(place, MISSING) for place in range(len(found))]
         for name, values in differing_fields(found).items()
     }
     if options.json:
-        session.screen.json({"runs": [run.record.run_id for run in found], "differences": rows})
+        shown = {name: [None if one is MISSING else one for one in values] for name, values in rows.items()}
+        session.screen.json({"runs": [run.record.run_id for run in found], "differences": shown})
         return EXIT_OK
     if not rows:
         session.note("no differences")
         return EXIT_OK
     columns = [Column("", is_whole=True), *(Column(name.rstrip("/")) for name in options.run_name)]
-    lines = [[Cell(name), *(Cell(value_text(value)) for value in values)] for name, values in rows.items()]
+    lines = [[Cell(name), *map(Cell, texts_apart(values))] for name, values in rows.items()]
     session.screen.lines(table_lines(columns, lines, session.screen))
     return EXIT_OK
 

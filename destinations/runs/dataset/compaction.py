@@ -27,7 +27,7 @@ from destinations.runs.content.series import run_blocks
 from destinations.runs.content.sources import ranks_of
 from destinations.runs.errors import DatasetError, RunsError
 from destinations.runs.record import RunRecord, is_terminal
-from destinations.runs.run import Run
+from destinations.runs.run import MetricSummary, Run
 from destinations.runs.streams import streams_of
 from destinations.runs.summary import computed_summary
 from uploads import Store, one_line, open_store
@@ -584,7 +584,7 @@ def _records_of(item: _Item) -> dict[str, Any]:
             {"run_id": run_id, "name": name, **json_of(value)} for name, value in record.hparams.items()
         ],
         "summary": [
-            {"run_id": run_id, "metric": name, **attrs.asdict(metric)} for name, metric in summary.items()
+            {"run_id": run_id, "metric": name, **_summary_row(metric)} for name, metric in summary.items()
         ],
         "runs": [
             attrs.asdict(record, recurse=False)
@@ -593,6 +593,13 @@ def _records_of(item: _Item) -> dict[str, Any]:
         ],
     }
     return {name: pa.RecordBatch.from_pylist(found, arrow_schema(name)) for name, found in rows.items()}
+
+
+def _summary_row(metric: MetricSummary) -> dict[str, Any]:
+    """Returns the columns of a metric; Arrow rounds no integer to the nearest float, as `values` are."""
+    found = attrs.asdict(metric)
+    numbers = {name: found[name] for name in ("last", "min", "max") if found[name] is not None}
+    return found | {name: float(value) for name, value in numbers.items()}
 
 
 def _check_unchanged(item: _Item) -> None:

@@ -444,7 +444,7 @@ class Dataset(Runs):
                     place = f"{number}/{record.path.name}"
                     self._folders[Path(_INDEX_ROOT, place)] = record.path, record.run_id
                     fields = attrs.asdict(record, recurse=False)
-                    self._index.add(ScanChange(place, fields, None, None, 0, 0, "", 0))
+                    self._index.add(ScanChange(place, fields, None, record.heartbeat_at, 0, 0, "", 0))
                 self._index.write()
                 self._index.make_indexes()
             return super()._with_retry(ask)

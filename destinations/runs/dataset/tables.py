@@ -46,7 +46,7 @@ APPLICATION = "training-destinations"
 """The application id of our commits: of two at once, one fails."""
 
 _TYPES: Mapping[FieldType, str] = {"text": "string", "texts": "texts", "time": "double", "bool": "bool"}
-_NOT_STORED = {"name", "path", "heartbeat_at", "problem", "run_id"}
+_NOT_STORED = {"name", "path", "problem", "run_id"}
 # Of `metrics`; a dataset that was made before runs had several writers lacks it, and gets no such run.
 WRITER = "writer"
 # Of `runs`; a dataset written by another version of this package may lack some.

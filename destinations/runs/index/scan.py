@@ -179,10 +179,10 @@ _NO_SUBFOLDERS = 2
 _UNKNOWN = "?"
 # After it: the rows were read when the heartbeat was stale, so that they are all there will be.
 _SETTLED = " settled"
-# Statuses that the writer sets together with the summary of all rows.
 # What a sidecar says of a run that has closed parts; the others need not be looked at.
 _PARTS = re.compile(rb'"csv_parts":\s*([1-9][0-9]{0,17})')
 _MOST_DAMAGES = 3
+# Statuses that the writer sets together with the summary of all rows.
 _SUMMARIZED = TERMINAL_STATUSES - {"failed to write"}
 
 

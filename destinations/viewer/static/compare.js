@@ -1,7 +1,7 @@
 /** The comparison of runs: what differs, and the step at which they part. */
 
 import { compareRuns, loadInfos, runInfo } from "./data.js";
-import { breakable, el, fill, formatNumber, icon, shorten } from "./dom.js";
+import { breakable, el, fill, formatApart, formatNumber, icon, shorten } from "./dom.js";
 import { isTiming } from "./names.js";
 import { ensureSelection, showBesideRuns, swatch } from "./sidebar.js";
 import { linkTo, visibleRuns } from "./state.js";
@@ -61,7 +61,7 @@ export function showCompare(root) {
   }
 
   /** Says at which step the first metric of two runs differs, among those that are no times and speeds unless asked. */
-  function partingOf(a, b, metrics) {
+  function partingOf({ a, b, metrics, unread = 0 }) {
     const counted = Object.entries(metrics).filter(([name]) => withTimes || !isTiming(name));
     const apart = counted.filter(([, step]) => step !== null);
     const [metric, step] = apart.reduce(
@@ -87,6 +87,7 @@ export function showCompare(root) {
               same ? `; ${same} ${same === 1 ? "metric agrees" : "metrics agree"} throughout` : "",
             ],
       left ? el("span", { class: "muted" }, ` (times and speeds left out: ${left})`) : null,
+      unread ? ` (${unread} ${unread === 1 ? "metric takes" : "metrics take"} too long to compare)` : null,
       ".",
     );
   }
@@ -136,10 +137,7 @@ export function showCompare(root) {
     drawParting();
 
     function drawParting() {
-      fill(
-        parting,
-        parts.map(({ a, b, metrics }) => partingOf(a, b, metrics)),
-      );
+      fill(parting, parts.map(partingOf));
       drawTables();
     }
 
@@ -173,7 +171,7 @@ export function showCompare(root) {
                       { scope: "row", dir: "auto" },
                       breakable(shorten(name.slice(prefix.length), 120)),
                     ),
-                    ids.map((id) => cell(values[id])),
+                    cells(ids.map((id) => values[id])),
                   ]),
                 ["Field", ...ids.map((id) => el("th", { scope: "col" }, named(id)))],
               ),
@@ -185,10 +183,11 @@ export function showCompare(root) {
     }
   }
 
-  function cell(value) {
-    if (value === undefined) return el("td", { class: "muted" }, "–");
-    const shown = Array.isArray(value) ? value.join(", ") : value;
-    return el("td", { dir: "auto" }, shorten(formatNumber(shown), 400));
+  function cells(values) {
+    const shown = values.map((value) => (Array.isArray(value) ? value.join(", ") : value));
+    return formatApart(shown).map((text, place) =>
+      el("td", { dir: "auto", class: values[place] === undefined ? "muted" : "" }, shorten(text, 400)),
+    );
   }
 
   view.onState((changed) => {

@@ -135,13 +135,18 @@ function forget(mark) {
 
 const NOT_FINITE = { nan: NaN, inf: Infinity, "-inf": -Infinity };
 
+/** Of integers that a number of JavaScript would round: they are shown by their digits. */
+const DIGITS = /^-?\d{16,}$/;
+
 /** Returns an answer in which numbers that JSON lacks are numbers: `{"number": "nan"}` stands for one. */
 function plain(value) {
   if (!value || typeof value !== "object") return value;
   if (Array.isArray(value)) return value.map(plain);
   const names = Object.keys(value);
-  if (names.length === 1 && names[0] === "number" && Object.hasOwn(NOT_FINITE, value.number))
-    return NOT_FINITE[value.number];
+  if (names.length === 1 && names[0] === "number") {
+    if (Object.hasOwn(NOT_FINITE, value.number)) return NOT_FINITE[value.number];
+    if (DIGITS.test(value.number)) return value.number;
+  }
   return Object.fromEntries(names.map((name) => [name, plain(value[name])]));
 }
 
@@ -227,23 +232,11 @@ export function runInfo(id) {
 export async function selectedRows(ids) {
   if (!ids.length) return [];
   const found = isExported
-    ? await siteSelected()
+    ? (await kept("runs", "", "runs")).rows
     : (await kept("selected", pathOf("api/selected", { run: ids }))).runs;
   const rows = new Map(found.map((row) => [row.id, row]));
   for (const id of ids) infos.set(id, rows.get(id) ?? { ...runInfo(id), status: "not found", alive: false });
   return ids.map((id) => rows.get(id) ?? null);
-}
-
-async function siteSelected() {
-  const { rows } = await kept("runs", "", "runs");
-  return rows.map((row) => {
-    const metrics = Object.keys(row.values)
-      .filter((name) => name.startsWith("summary."))
-      .map((name) => name.slice("summary.".length));
-    const isConstant = (name) =>
-      row.values[`min.${name}`] !== undefined && row.values[`min.${name}`] === row.values[`max.${name}`];
-    return { ...row, metrics, constant: metrics.filter(isConstant) };
-  });
 }
 
 /** Loads name and status of runs that no table has brought yet. */
@@ -279,6 +272,12 @@ export async function compareRuns(ids) {
   const fields = new Map();
   for (const { name, values } of pairs.flatMap((pair) => pair.fields))
     fields.set(name, { name, values: { ...fields.get(name)?.values, ...values } });
+  // A pair says nothing of a field in which its two are alike.
+  for (const [at, pair] of pairs.entries()) {
+    const told = new Set(pair.fields.map(({ name }) => name));
+    for (const { name, values } of fields.values())
+      if (!told.has(name) && ids[0] in values) values[ids[at + 1]] = values[ids[0]];
+  }
   return { runs: ids, fields: [...fields.values()], parts: pairs.flatMap((pair) => pair.parts) };
 }
 

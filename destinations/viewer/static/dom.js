@@ -208,13 +208,13 @@ export function toCsv(rows) {
   return `${rows.map((row) => row.map(cell).join(",")).join("\n")}\n`;
 }
 
-/** Returns a number with five significant digits, without trailing zeros; other values as text. */
+/** Returns an integer as it is, another number with five significant digits; other values as text. */
 export function formatNumber(value) {
   if (value === null || value === undefined || value === "") return "–";
   if (typeof value !== "number") return typeof value === "object" ? JSON.stringify(value) : String(value);
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : value > 0 ? "∞" : "−∞";
   const size = Math.abs(value);
-  if (Number.isInteger(value) && size < 1e9)
+  if (Number.isSafeInteger(value))
     return value.toLocaleString("en-US").replaceAll(",", "\u2009").replace("-", "−");
   if (size >= 1e6 || (size < 1e-3 && size > 0))
     return value
@@ -223,6 +223,18 @@ export function formatNumber(value) {
       .replace("e+", "e")
       .replaceAll("-", "−");
   return String(Number(value.toPrecision(5))).replace("-", "−");
+}
+
+/** Returns the texts of values side by side: in full where different ones would read the same. */
+export function formatApart(values) {
+  const texts = values.map((value) => (value === null ? "none" : formatNumber(value)));
+  const alike = (place) => new Set(values.filter((_, other) => texts[other] === texts[place]));
+  return texts.map((text, place) => {
+    const value = values[place];
+    if (alike(place).size < 2) return text;
+    if (typeof value === "string") return JSON.stringify(value);
+    return typeof value === "number" ? String(value).replaceAll("-", "−") : text;
+  });
 }
 
 /** Returns a size in bytes with a unit. */

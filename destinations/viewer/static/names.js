@@ -1,6 +1,6 @@
 /** Names of metrics and runs: what they say of a metric, in which order charts come, and what of names is left out. */
 
-import { formatNumber } from "./dom.js";
+import { formatApart } from "./dom.js";
 
 const LEAST_CUT = 6;
 const MOST_SETTINGS = 4;
@@ -69,16 +69,18 @@ export function differingSettings(rows) {
     ({ weight: one }, { weight: other }) => one[0] - other[0] || one[1] - other[1] || one[2] - other[2],
   );
   const shown = order.slice(0, MOST_SETTINGS).map(({ name }) => name);
-  const text = ({ values }) =>
+  const texts = shown.map((name) => formatApart(rows.map(({ values }) => values[name])));
+  const text = ({ values }, place) =>
     shown
-      .filter((name) => values[name] !== undefined)
+      .map((name, column) => ({ name, value: texts[column][place] }))
+      .filter(({ name }) => values[name] !== undefined)
       .map(
-        (name) =>
+        ({ name, value }) =>
           `${name
             .replace(/^hparams\./, "")
             .split(".")
-            .at(-1)} ${formatNumber(values[name])}`,
+            .at(-1)} ${value}`,
       )
       .join(" · ");
-  return new Map(rows.map((row) => [row.id, text(row)]));
+  return new Map(rows.map((row, place) => [row.id, text(row, place)]));
 }

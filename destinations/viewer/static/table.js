@@ -102,6 +102,7 @@ export function dataTable(columns, rows, orders, about = {}) {
               "td",
               {
                 class: typeof cell === "number" ? "number" : "",
+                title: typeof cell === "number" ? String(cell) : null,
                 dir: typeof cell === "string" ? "auto" : null,
               },
               cell === null || cell === undefined
@@ -157,7 +158,7 @@ export function pairTable(pairs) {
       el("th", { scope: "row", dir: "auto" }, breakable(shorten(name, 120))),
       el(
         "td",
-        { dir: "auto" },
+        { dir: "auto", title: typeof value === "number" ? String(value) : null },
         value instanceof Node
           ? value
           : breakable(shorten(typeof value === "number" ? formatNumber(value) : cellText(value), 3000)),

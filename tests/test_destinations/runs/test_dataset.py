@@ -1,5 +1,6 @@
 """Runs as Delta tables, in a folder and in a bucket."""
 
+import os
 import shutil
 import sqlite3
 import tempfile
@@ -25,6 +26,7 @@ from destinations.runs import (
 )
 from destinations.runs.dataset import compact, compaction, open_dataset, reading, sql
 from destinations.runs.dataset.tables import APPLICATION
+from destinations.runs.record import status_of, value_of
 from destinations.runs.run import MetricSummary
 from tests.servers import s3_servers
 from tests.test_destinations.runs.written import (
@@ -424,6 +426,35 @@ def test_the_summary_of_a_killed_run_is_that_of_its_values(root, tmp_path):
     with open_dataset(place) as dataset:
         summary = dataset["id-a"].summary["loss"]
         assert (summary.last, summary.min, summary.min_step, summary.count) == (-7.0, -7.0, 60, 51)
+
+
+def test_a_killed_run_lasted_as_long_in_a_dataset(root, tmp_path):
+    """Until its last heartbeat, which is later than what its sidecar says."""
+    change_sidecar(root / "a", status="running", created_at=1e9, ended_at=None, updated_at=1e9 + 5)
+    os.utime(root / "a" / "heartbeat", (1e9 + 9, 1e9 + 9))
+
+    with open_runs(root, cache=tmp_path / "cache") as runs:
+        shown = value_of(runs["id-a"].record, "duration", 4e9)
+        compact([runs["id-a"]], tmp_path / "data")
+
+    with open_dataset(tmp_path / "data") as dataset:
+        record = dataset["id-a"].record
+    assert (shown, value_of(record, "duration", 4e9), status_of(record, 4e9)) == (9.0, 9.0, "killed")
+
+
+def test_integers_beyond_53_bits_are_the_nearest_floats(tmp_path):
+    """Values and statistics of a metric such as a count of bytes."""
+    with Written(tmp_path / "runs" / "a", run_id="a") as written:
+        for step in range(3):
+            written.log({"count": (1 << 60) + 1 - step}, step)
+
+    report = compact(runs_of(tmp_path / "runs"), str(tmp_path / "data"))
+
+    assert report.damaged == ()
+    with open_dataset(tmp_path / "data") as dataset:
+        summary = dataset["a"].summary["count"]
+        assert (summary.last, summary.min, summary.max) == (2.0**60, 2.0**60, 2.0**60)
+        assert dataset["a"].record.summary == {"count": 2.0**60}
 
 
 def test_names_and_ids_with_any_character(tmp_path):

@@ -1,5 +1,6 @@
 """Queries, lookups, comparisons and edits of runs."""
 
+import itertools
 import json
 import math
 import multiprocessing
@@ -663,11 +664,29 @@ def test_a_regular_expression_of_too_many_ways_is_given_up(tmp_path):
     assert sorted(run.name[:1] for run in found) == ["a", "b"]
 
 
+def test_a_query_that_nobody_waits_for_ends_at_once(tmp_path):
+    """An expression is not tried any longer, and a query that has waited for its turn is not begun."""
+    write_run(tmp_path / "runs" / ("a" * 60 + "!"))
+    looks = itertools.count()
+    with open_runs(tmp_path / "runs", cache=tmp_path / "cache") as runs, Budget() as budget:
+
+        def clock():
+            if next(looks) == 3:
+                budget.end()
+            return 0.0
+
+        budget._clock = clock
+        with pytest.raises(BudgetError, match="nobody waits"):
+            runs.query(where='name ~ "(a+)+$"')
+        with pytest.raises(BudgetError, match="nobody waits"):
+            len(runs)
+
+
 def test_a_query_ends_with_its_budget(tmp_path):
     """SQLite stops in the middle of a statement, and the index stays as it is."""
     for number in range(50):
         write_run(tmp_path / "runs" / f"run{number}", hparams={"lr": number})
-    times = iter([0.0, 0.0, *[10.0] * 1000])
+    times = iter([0.0, 0.0, 0.0, *[10.0] * 1000])
     slow = " or ".join(f"hparams.lr == {number}" for number in range(400))
     with open_runs(tmp_path / "runs", cache=tmp_path / "cache") as runs:
         budget = Budget(Limits(seconds=5), clock=lambda: next(times))

@@ -296,6 +296,27 @@ def test_the_summary_says_how_the_run_went(tmp_path, monkeypatch):
     assert main(lines[-2].split()[4:]) == 0
 
 
+def test_the_summary_of_a_resumed_run_has_the_best_of_all_its_sessions(tmp_path):
+    """The best value came before the resume, and the smallest loss after it."""
+    console = Console(stream=io.StringIO())
+    for begin, values in ((0, [0.9, 0.5]), (2, [0.4, 0.6])):
+        folder = RunDirectory(tmp_path / "run", if_exists="resume")
+        with Run(loggers=[console, folder], run_name="run") as run:
+            run.fit_start(batch=begin)
+            for value in values:
+                run.batch_start()
+                run.log_metrics({"acc": value, "loss": value})
+                run.batch_end()
+
+    lines = console._stream.getvalue().splitlines()
+    assert [line for line in lines if "best" in line] == [
+        "  acc   best 0.9 at step 0, last 0.5",
+        "  loss  best 0.5 at step 1, last 0.5",
+        "  acc   best 0.9 at step 0, last 0.6",
+        "  loss  best 0.4 at step 2, last 0.6",
+    ]
+
+
 def test_a_failed_run_says_why():
     """One line has the status and the exception."""
     console = Console(stream=io.StringIO())

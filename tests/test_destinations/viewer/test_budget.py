@@ -144,6 +144,29 @@ def test_some_rows_of_a_large_table_take_the_memory_of_these(tmp_path):
     assert most < 2_000_000
 
 
+def test_the_columns_of_a_table_count(tmp_path):
+    """A header of a million names is a megabyte or so of a file, and a gigabyte of an answer."""
+    write_table(tmp_path / "runs" / "one", rows=0)
+    (tmp_path / "runs" / "one" / "tables" / "t.csv").write_text("a" + ",a" * 5000 + "\n1\n")
+    with (
+        open_runs(tmp_path / "runs", cache=tmp_path / "cache") as runs,
+        Budget(Limits(nbytes=4 << 20)),
+        pytest.raises(BudgetError, match="more than 4 MiB"),
+    ):
+        details.table(runs["one"], "t")
+
+
+def test_a_row_that_is_shorter_than_the_header_is_shown(tmp_path):
+    """It comes last where the table is sorted by a column that it lacks."""
+    write_table(tmp_path / "runs" / "one", rows=0)
+    (tmp_path / "runs" / "one" / "tables" / "t.csv").write_text("number,text\n3\n2,b\n1,c\n")
+    with open_runs(tmp_path / "runs", cache=tmp_path / "cache") as runs:
+        found = details.table(runs["one"], "t")
+
+    assert found["rows"] == [[3], [2, "b"], [1, "c"]]
+    assert found["orders"] == [{"up": [2, 1, 0], "down": [0, 1, 2]}, {"up": [1, 2, 0], "down": [2, 1, 0]}]
+
+
 def test_a_page_holds_its_answers_to_limits(tmp_path):
     """Memory and points of a request are those of its server."""
     write_table(tmp_path / "runs" / "one", rows=1000)

@@ -1,5 +1,6 @@
 """Charts of a run in parts are drawn from the indexes of these, and are right at every zoom, also of Parquet."""
 
+import contextlib
 import itertools
 import shutil
 
@@ -12,29 +13,35 @@ from destinations.run_directory.journal import Journal
 from destinations.run_directory.layout import journal_path, part_numbers, parts_path
 from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.runs import open_runs
-from destinations.viewer import charts, columns
+from destinations.runs.budget import Budget, Limits
+from destinations.viewer import charts, columns, details
 from destinations.viewer.charts import Axis, ChartReader
 from destinations.viewer.columns import ColumnCache
 from events import State
 
 ROWS = 30_000
 SPIKE = 12_345
+NAMES = ["loss", "acc", "rare", "of_epoch", "late"]
 
 
-def write(run_dir, steps, **options):
-    """Writes rows with a spike, a metric of every tenth row and one that comes late."""
+def write(run_dir, steps, odd=SPIKE, **options):
+    """Writes rows with a spike, another odd value, a metric of every tenth row and one that comes late."""
     folder = journal_path(run_dir, 0)
     folder.mkdir(parents=True, exist_ok=True)
     times = itertools.count(1000 + steps.start)
     journal = Journal(folder, State("x"), clock=lambda: float(next(times)))
     drain = JournalDrain(run_dir, folder, MetricsCsv(run_dir / "metrics.csv"), journal, **options)
     for step in steps:
-        row = {"loss": 1e6 if step == SPIKE else step % 97 / 7}
+        row = {"loss": 1e6 if step == SPIKE else -1.0 if step == odd else step % 97 / 7}
         if step % 10 == 0:
             row["acc"] = float("nan") if step == 20_000 else step / 3
         if step >= 25_000:
             row["late"] = -step / 3
+        if step % 2500 == 1234:
+            row["rare"] = float(step)
         journal.append(row, step)
+        if step % 5000 == 4321:
+            journal.append({"of_epoch": step / 2}, step // 5000)
         if step % 500 == 499:
             drain.run()
     drain.run()
@@ -128,13 +135,72 @@ def test_a_band_has_the_extremes_of_a_long_run(written, name):
 
 
 @pytest.mark.usefixtures("small_limit")
+def test_a_metric_that_is_logged_now_and_then_is_at_its_own_steps(written, name):
+    """Its values are not at the first row of their thousand, also where they count something else."""
+    rare = answer(written, name, "rare", Axis(), points=5000)
+    of_epoch = answer(written, name, "of_epoch", Axis(), points=5000)
+
+    assert [list(rare["x"]), list(rare["y"])] == [list(range(1234, ROWS, 2500))] * 2
+    assert [list(of_epoch["x"]), list(of_epoch["y"])] == [
+        list(range(6)),
+        [2160.5 + 2500 * n for n in range(6)],
+    ]
+
+
+@pytest.mark.usefixtures("small_limit")
+@pytest.mark.parametrize("half", [10, 400])
+def test_a_band_that_is_zoomed_shows_the_values_themselves(written, name, half):
+    """The rows of the part of an index entry that is in view, and no others."""
+    with open_runs(written / name, cache=written / f"cache-zoom-{name}") as runs:
+        reader = ChartReader()
+        (run,) = runs.query()
+        axis = Axis("step", "", SPIKE - half, SPIKE + half)
+        (band,) = reader.bands([("one", [("x", run, 0)])], "loss", axis, points=1000)
+        reader.close()
+
+    assert list(band["x"]) == list(range(SPIKE - half, SPIKE + half + 1))
+    assert band["high"][half] == band["median"][half] == 1e6
+
+
+@pytest.mark.usefixtures("small_limit")
+def test_a_long_run_is_compared_by_its_values(written, name, tmp_path):
+    """However its rows are divided; the first step that differs is said, also within a thousand rows."""
+    write(tmp_path / "other", range(ROWS), part_bytes=70_000, odd=17_003)
+    roots = [written / name, written / "whole", tmp_path / "other"]
+    with contextlib.ExitStack() as opened:
+        runs = [opened.enter_context(open_runs(root, cache=tmp_path / root.name)) for root in roots]
+        found = details.compare(
+            [(str(place), run.query()[0]) for place, run in enumerate(runs)], ColumnCache()
+        )
+
+    same = dict.fromkeys(NAMES)
+    assert [part["metrics"] for part in found["parts"]] == [same, same | {"loss": 17_003}]
+    assert [part["unread"] for part in found["parts"]] == [0, 0]
+
+
+@pytest.mark.usefixtures("small_limit")
+def test_what_is_too_long_to_compare_is_said(written, name):
+    """The others are compared, as far as the budget goes."""
+    ticks = itertools.count()
+    with (
+        open_runs(written / name, cache=written / f"cache-long-{name}") as runs,
+        Budget(Limits(seconds=60), clock=lambda: float(next(ticks))),
+    ):
+        (run,) = runs.query()
+        (part,) = details.compare([("a", run), ("b", run)], ColumnCache())["parts"]
+
+    assert part["unread"] > 0
+    assert part["metrics"] == dict.fromkeys(NAMES[: len(NAMES) - part["unread"]])
+
+
+@pytest.mark.usefixtures("small_limit")
 def test_only_rows_of_the_last_file_are_held(written, name):
     """The memory of a run in parts is that of its last file, and all its metrics are known."""
     parts, whole = ColumnCache(), ColumnCache()
     frame = parts.read(written / name, 0, ["loss"])
     whole.read(written / "whole", 0, ["loss"])
 
-    assert frame.known == ["loss", "acc", "late"]
+    assert frame.known == NAMES
     assert parts.nbytes < whole.nbytes / 4
 
 

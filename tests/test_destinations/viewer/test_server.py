@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import json
 import math
+import os
 import re
 import shutil
 import threading
@@ -15,6 +16,7 @@ import pytest
 
 from destinations.runs import Run, open_runs
 from tests.test_destinations.runs.folders import write_lightning, write_run
+from tests.test_destinations.runs.foreign_runs import write_killed_run
 from tests.test_destinations.runs.written import Written
 from tests.test_destinations.viewer.served import Client, served, write_demo
 
@@ -545,6 +547,81 @@ def test_the_extremes_of_a_band_are_those_of_the_values(tmp_path):
     assert max(band["median"]) < 5.0
 
 
+def test_the_extremes_of_a_band_are_those_of_runs_with_steps_of_their_own(tmp_path):
+    """Runs that log at different steps have too many places for a band; between two, a spike is still there."""
+    root = tmp_path / "runs"
+    for seed in range(2):
+        with Written(root / f"seed{seed}") as run:
+            run.logger.log_hyperparameters({"seed": seed})
+            for step in range(seed, 180, 2):
+                run.log({"loss": 100.0 if step == 51 else -7.0 if step == 76 else 1.0}, step)
+    with served(root) as page:
+        ids = [page.run_id(f"seed{seed}") for seed in range(2)]
+        asked = {"run": ids, "metric": "loss", "over": "hparams.seed", "points": 100}
+        (band,) = page.get("/api/band", asked)["bands"]
+
+    assert (len(band["x"]), max(band["high"]), min(band["low"])) == (100, 100.0, -7.0)
+
+
+def test_the_extremes_of_a_band_over_one_epoch_are_those_of_its_values(tmp_path):
+    """Many values at one place are one point."""
+    root = tmp_path / "runs"
+    with Written(root / "only") as run:
+        run.logger.log_hyperparameters({"seed": 0})
+        for step, value in enumerate([1.0, 5.0, -2.0, 0.0]):
+            run.log({"loss": value}, step)
+    with served(root) as page:
+        asked = {"run": page.run_id("only"), "metric": "loss", "over": "hparams.seed", "x": "epoch"}
+        (band,) = page.get("/api/band", asked)["bands"]
+
+    assert [band[name] for name in ("x", "low", "median", "high", "count")] == [[0], [-2], [1], [5], [1]]
+
+
+def test_a_metric_that_a_killed_run_has_changed_is_not_constant(tmp_path):
+    """What never changes is told from the rows, and not from the summary of some seconds before them."""
+    root = tmp_path / "runs"
+    write_killed_run(root / "killed")
+    os.utime(root / "killed" / "heartbeat", (1e9, 1e9))
+    with served(root) as page:
+        (row,) = page.get("/api/selected", {"run": page.run_id("killed")})["runs"]
+
+    assert (row["status"], row["metrics"], row["constant"]) == (
+        "killed",
+        ["loss", "val/acc", "new"],
+        ["val/acc"],
+    )
+
+
+def test_a_metric_with_a_nan_is_not_constant(tmp_path):
+    """It does not have one value at all steps."""
+    root = tmp_path / "runs"
+    with Written(root / "run") as run:
+        for step in range(3):
+            run.log({"zero": 0.0, "broken": math.nan if step == 1 else 0.0}, step)
+    with served(root) as page:
+        (row,) = page.get("/api/selected", {"run": page.run_id("run")})["runs"]
+
+    assert row["constant"] == ["zero"]
+
+
+def test_an_integer_keeps_its_digits(tmp_path):
+    """A seed of 63 bits is an object with its digits, which a number of JavaScript would round."""
+    root = tmp_path / "runs"
+    seeds = {"large": (1 << 62) + 1, "small": (1 << 53) - 1}
+    with Written(root / "run") as run:
+        run.logger.log_hyperparameters(seeds)
+        run.log({"loss": 1.0}, 0)
+    with served(root) as page:
+        (row,) = page.get("/api/runs", {"columns": [f"hparams.{name}" for name in seeds]})["rows"]
+        nested = page.get(f"/api/runs/{row['id']}")["hyperparameters"]
+
+    assert row["values"] == {
+        "hparams.large": {"number": "4611686018427387905"},
+        "hparams.small": (1 << 53) - 1,
+    }
+    assert nested == {"large": {"number": "4611686018427387905"}, "small": (1 << 53) - 1}
+
+
 def test_a_column_has_the_best_value_and_sorts_as_the_command_ranks(tmp_path):
     """`max.NAME` and `min.NAME` are over all steps; runs without a finite value come last in both directions."""
     root = tmp_path / "runs"
@@ -614,7 +691,7 @@ def test_compare_says_what_differs_and_where_two_runs_part(page, digits):
     assert fields["hparams.optim.lr"] == {digits: 0.1, other: 0.2}
     assert fields["hparams.bad"] == {digits: {"number": "nan"}}
     assert "hparams.optim.name" not in fields
-    assert found["parts"] == [{"a": digits, "b": other, "metrics": {"loss": 40}}]
+    assert found["parts"] == [{"a": digits, "b": other, "metrics": {"loss": 40}, "unread": 0}]
 
 
 def test_compare_reads_all_metrics(tmp_path):

@@ -67,8 +67,11 @@ def test_the_answers_of_a_site_are_those_of_the_server(root, site):
         detail = page.get(f"/api/runs/{digits}")
         compared = page.get("/api/compare", {"run": [other, digits]})
         (series,) = page.get("/api/series", {"run": digits, "metric": "loss"})["series"]
+        selected = page.get("/api/selected", {"run": [other, digits]})["runs"]
 
     assert [row["id"] for row in found["runs"]["rows"]] == [other, digits]
+    told = [[row[name] for name in ("metrics", "constant")] for row in found["runs"]["rows"]]
+    assert told == [[row[name] for name in ("metrics", "constant")] for row in selected]
     values = found["runs"]["rows"][0]["values"]
     assert {name: value for name, value in values.items() if "." in name} == {
         "hparams.optim.lr": 0.2,

@@ -343,6 +343,33 @@ def test_diff_shows_what_differs_and_nothing_else(runs):
     assert found["differences"]["hparams.optim.lr"] == [0.25, 0.5]
 
 
+def test_values_that_differ_never_read_the_same(root, runs):
+    """`diff` and `ls` tell apart what they would round to the same digits, and kinds that look alike."""
+    values = {
+        "one": {"lr": 0.1000001, "seed": 1, "note": None, "deep": True},
+        "two": {"lr": 0.1000002, "seed": "1", "deep": "True"},
+    }
+    for name, hparams in values.items():
+        with WritingRun(loggers=[RunDirectory(root / name)], run_name=name) as run:
+            run.log_hyperparameters(hparams)
+            run.log_metrics({"loss": 0.5})
+
+    _, out, _ = runs("diff", "one", "two")
+    _, listed, _ = runs("ls", "--where", "name in ('one', 'two')", "--columns", "hparams.lr,hparams.seed")
+
+    rows = {name: cells for name, *cells in map(str.split, out.splitlines()[1:])}
+    assert {name.removeprefix("hparams."): cells for name, cells in rows.items() if "hparams" in name} == {
+        "lr": ["0.1000001", "0.1000002"],
+        "seed": ["1", '"1"'],
+        "note": ["none", NOTHING],
+        "deep": ["true", "True"],
+    }
+    assert sorted(map(str.split, listed.splitlines()[1:])) == [
+        ["one", "0.1000001", "1"],
+        ["two", "0.1000002", '"1"'],
+    ]
+
+
 def test_diff_of_git_and_packages(runs, root):
     """They are a part of the environment."""
     for name, commit, version in (("alpha", "abc", "1"), ("beta", "def", "2")):
