@@ -151,7 +151,7 @@ if FAULT == "store":
     store = "s3://nowhere?endpoint_url=http://127.0.0.1:9"
     os.environ |= {"AWS_ACCESS_KEY_ID": "nobody", "AWS_SECRET_ACCESS_KEY": "nothing"}
     spool = FOLDER.parent / f"spool-{RANK}"
-    loggers.append(Artifacts(store, close_seconds=1.0, spool=spool, isolation="threads"))
+    loggers.append(Artifacts(store, close_seconds=4.0, spool=spool, isolation="threads"))
 saver = {}
 if FAULT in {"checkpoints", "disk", "killed"}:
     saver["saver"] = CheckpointSaver(

@@ -32,6 +32,7 @@ __all__ = [
     "remove_checkpoint",
     "remove_checkpoints",
     "sweep",
+    "sweep_file",
     "tensors_of",
     "values_of",
     "write_checkpoint",
@@ -269,6 +270,11 @@ def sweep(folder: Path, is_own: Callable[[str], bool] = lambda _: True) -> list[
             ):
                 removed += _sweep_shards(path)
     return removed
+
+
+def sweep_file(path: Path) -> None:
+    """Removes what a process that was killed left half written of one file, if nobody writes it now."""
+    _sweep_files(path.parent, lambda name: name == path.name)
 
 
 def _sweep_files(folder: Path, is_own: Callable[[str], bool] = lambda _: True) -> list[Path]:

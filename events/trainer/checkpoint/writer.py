@@ -32,7 +32,7 @@ import torch
 
 from events.errors import CheckpointError
 
-from .files import AbandonedError, Written, write_checkpoint
+from .files import AbandonedError, Written, sweep_file, write_checkpoint
 from .snapshot import SnapshotBuffer, StateSnapshot, rebuild
 
 __all__ = ["CheckpointWriter", "Request", "in_thread"]
@@ -224,6 +224,7 @@ class CheckpointWriter:
             except (EOFError, OSError):
                 with self._lock:
                     pid, code = self.pid, self._disconnect()
+                sweep_file(request.path)
                 if not is_wanted():
                     raise AbandonedError from None
                 _log.warning(

@@ -176,10 +176,11 @@ class TestTheProcessThatWrites:
     """It may die at any moment, and is replaced."""
 
     def test_killed_with_a_checkpoint_in_its_hands(self, make_stopped, tmp_path, caplog):
-        """Another writes it."""
+        """Another writes it, and what the first has left is removed."""
 
         def kill():
             until(lambda: saver._writing._writer._sent_buffer and not saver._writing._writer._lock.locked())
+            (tmp_path / "saved" / f".ep0-ba3.pt.{saver.writer_pid}-9.tmp").write_bytes(b"half")
             os.kill(saver.writer_pid, signal.SIGKILL)
 
         saver, trainer = make_stopped(calls={"ba4": kill}, trainer={"max_duration": "5ba"})

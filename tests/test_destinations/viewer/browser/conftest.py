@@ -156,6 +156,13 @@ class Opened:
         }}"""
         return self.page.wait_for_function(tolerant, arg=argument, timeout=WAIT_MS).json_value()
 
+    def tops(self, *selectors):
+        """The upper ends of elements, the last of each selector, in one look: a view may be drawn again right after."""
+        return self.until(
+            "(all) => all.map((one) => [...document.querySelectorAll(one)].at(-1).getBoundingClientRect().y)",
+            list(selectors),
+        )
+
     def drawn(self, metric, count=1):
         """Waits until a chart has at least so many lines, and returns them."""
         # In one look: the chart may be drawn again right after.

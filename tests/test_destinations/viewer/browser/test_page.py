@@ -58,9 +58,7 @@ def test_a_run_page_begins_with_its_curves(opened):
     assert line["y"] == [1 / (1 + step) for step in range(200)]
     assert page.locator(".run-curves .chart h3").all_inner_texts() == ["val/acc", "loss"]
     assert page.get_by_label("Pin").count() == 0
-    tops = [
-        page.locator(one).bounding_box()["y"] for one in (".run-facts >> nth=-1", ".run-curves", ".panels")
-    ]
+    tops = opened.tops(".run-facts", ".run-curves", ".panels")
     assert tops == sorted(tops)
     page.locator('.chart[data-metric="loss"]').get_by_label("Enlarge").click()
     opened.until("() => document.querySelector('.chart[data-metric=loss].wide')")
@@ -326,8 +324,11 @@ def test_the_page_of_a_run_shows_its_time(tmp_path, new_page):
         text = panel.inner_text()
         faults = opened.page.locator('[data-panel="Faults"]').inner_text()
         # Above what else is known of the run.
-        tops = [one.bounding_box()["y"] for one in (panel, opened.page.locator(".panels"))]
-        widths = panel.locator(".time-band span").evaluate_all("all => all.map((one) => one.clientWidth)")
+        tops = opened.tops('[data-panel="Time"]', ".panels")
+        widths = opened.until(
+            "() => { const all = [...document.querySelectorAll('.time-band span')].map((one) => one.clientWidth);"
+            " return all.length && all; }"
+        )
         opened.page.close()
 
     assert "Goodput 23.3 % of 1 min" in text
