@@ -85,6 +85,12 @@ class Request:
     pointer: tuple[Path, str] | None = None
     surplus: tuple[tuple[Path, str], ...] = ()
 
+    def sweep(self) -> None:
+        """Removes what a process that was killed has left half written."""
+        sweep_file(self.path)
+        if self.pointer is not None:
+            sweep_file(self.pointer[0])
+
     def write(self, memory: torch.Tensor, is_wanted: Callable[[], bool] = lambda: True) -> Written:
         """Writes the file; see `write_checkpoint`.
 
@@ -224,7 +230,7 @@ class CheckpointWriter:
             except (EOFError, OSError):
                 with self._lock:
                     pid, code = self.pid, self._disconnect()
-                sweep_file(request.path)
+                request.sweep()
                 if not is_wanted():
                     raise AbandonedError from None
                 _log.warning(

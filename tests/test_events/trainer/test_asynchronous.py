@@ -180,7 +180,8 @@ class TestTheProcessThatWrites:
 
         def kill():
             until(lambda: saver._writing._writer._sent_buffer and not saver._writing._writer._lock.locked())
-            (tmp_path / "saved" / f".ep0-ba3.pt.{saver.writer_pid}-9.tmp").write_bytes(b"half")
+            for name in ("ep0-ba3.pt", "latest.symlink"):
+                (tmp_path / "saved" / f".{name}.{saver.writer_pid}-9.tmp").write_bytes(b"half")
             os.kill(saver.writer_pid, signal.SIGKILL)
 
         saver, trainer = make_stopped(calls={"ba4": kill}, trainer={"max_duration": "5ba"})
