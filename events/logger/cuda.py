@@ -93,7 +93,7 @@ class ScalarSlot:
 
     def start(self, tensors: Sequence[torch.Tensor]) -> None:
         """Snapshots scalars and starts their copy; queues work and returns."""
-        if len(tensors) != len(self._dtypes):
+        if len(tensors) != len(self._received_floats):
             self._make_views(len(tensors))
         with torch.no_grad():
             self._dtypes = dtypes = [tensor.dtype for tensor in tensors]

@@ -290,8 +290,7 @@ class HostCopies:
         by_ring: dict[int, tuple[_Ring, list[int]]] = {}
         found: list[Any] = [None] * len(tensors)
         for index, tensor in enumerate(tensors):
-            device = tensor.device
-            ring = self._by_device[device] if device in self._by_device else self._ring_of(tensor)
+            ring = self._ring_of(tensor)
             if ring is None:
                 found[index] = tensor.item()
             else:
