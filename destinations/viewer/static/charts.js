@@ -3,7 +3,7 @@
 import { MetricChart } from "./chart.js";
 import { isExported, listFields } from "./data.js";
 import { debounce, el, fill, icon, inTurn, shorten } from "./dom.js";
-import { CONSTANT_RANK, chartRank } from "./names.js";
+import { chartRank } from "./names.js";
 import { plotlyReady } from "./plot.js";
 import { bandSwatch, ensureSelection, showBesideRuns, visibleRows } from "./sidebar.js";
 import { linkTo, state, toggle, update, visibleRuns } from "./state.js";
@@ -28,7 +28,7 @@ export function showCharts(root) {
   let metrics = [];
   /** Metrics that have one value throughout, in all visible runs. */
   let constants = new Set();
-  const rankOf = (name) => (constants.has(name) ? CONSTANT_RANK : chartRank(name));
+  const rankOf = (name) => chartRank(name, constants);
   let hparams = [];
   const view = new View("charts");
   let isBegun = false;

@@ -7,6 +7,7 @@ import {
   download,
   el,
   fill,
+  formatApart,
   formatNumber,
   formatTime,
   inTurn,
@@ -53,10 +54,10 @@ function ticksAt(values) {
   return { tickmode: "array", tickvals: found, ticktext: found.map(formatNumber) };
 }
 
-/** Returns a text for each of some different values: one that would look like a value that is no text is quoted. */
+/** Returns a text for each of some different values; those that would look alike are told apart. */
 function labelsOf(values) {
-  const others = new Set(values.filter((value) => typeof value !== "string").map(String));
-  return new Map(values.map((value) => [value, others.has(value) ? `"${value}"` : String(value)]));
+  const texts = formatApart(values);
+  return new Map(values.map((value, at) => [value, texts[at]]));
 }
 
 function neutral() {

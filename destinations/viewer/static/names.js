@@ -18,11 +18,15 @@ export function isTiming(name) {
   return TIMING.test(name) || MACHINE.test(name);
 }
 
-/** The place of metrics that never change: after all others. */
-export const CONSTANT_RANK = 5;
-
-/** Returns the place of a name among charts: what evaluates the model first, times and the machine last. */
-export function chartRank(name) {
+/**
+ * Returns the place of a name among charts: what evaluates the model first, times and the machine late, last what never
+ * changes.
+ *
+ * @param {string} name
+ * @param {Set<string>} [constants] the metrics that never change.
+ */
+export function chartRank(name, constants) {
+  if (constants?.has(name)) return 5;
   if (MACHINE.test(name)) return 4;
   if (TIMING.test(name)) return 3;
   return EVALUATION.test(name) ? 0 : TRAINING.test(name) ? 1 : 2;

@@ -1,7 +1,7 @@
 /** The page of one run: its curves, what it was, what it left, what it cost, and its log. */
 
 import { MetricChart } from "./chart.js";
-import { editRun, fileUrl, isExported, readLog, runDetail } from "./data.js";
+import { editRun, fileUrl, isExported, readLog, runDetail, selectedRows } from "./data.js";
 import {
   breakable,
   el,
@@ -17,7 +17,7 @@ import {
   tagsIn,
   toast,
 } from "./dom.js";
-import { CONSTANT_RANK, chartRank } from "./names.js";
+import { chartRank } from "./names.js";
 import { statusMark } from "./runs.js";
 import { linkTo, selectRuns, selectedRuns, state } from "./state.js";
 import { dataTable, flatten, pairTable, plainTable } from "./table.js";
@@ -61,7 +61,10 @@ export function showRun(root) {
 
   const load = inTurn(() =>
     view.ask(
-      () => runDetail(id),
+      async () => {
+        const [detail, [row]] = await Promise.all([runDetail(id), selectedRows([id])]);
+        return { ...detail, constant: row?.constant ?? [] };
+      },
       (detail) => {
         if (page.querySelector(".in-place")) return;
         draw(detail);
@@ -94,10 +97,9 @@ export function showRun(root) {
   }
 
   /** Draws the curves that say most, in the order of the charts; those that are there stay. */
-  function drawCurves({ metrics, summary }) {
-    const isConstant = ({ count = 0, min = null, max = null } = {}) =>
-      count > 1 && min !== null && min === max;
-    const rankOf = (name) => (isConstant(summary[name]) ? CONSTANT_RANK : chartRank(name));
+  function drawCurves({ metrics, constant }) {
+    const constants = new Set(constant);
+    const rankOf = (name) => chartRank(name, constants);
     const order = metrics.toSorted((one, other) => rankOf(one) - rankOf(other) || one.localeCompare(other));
     const shown = order.slice(0, MOST_CURVES);
     const content = JSON.stringify([shown, order.length]);
