@@ -30,6 +30,8 @@ _LOOK_SECONDS = 0.25
 _STOPPED_SECONDS = 0.3
 # A thread that waits for the interpreter's lock is woken each 5 ms; on a machine with much to do, later.
 _WAKE_SECONDS = 0.1
+# The first look at how long the machine has slept is the most exact of so many.
+_SLEEP_LOOKS = 5
 # What is open for so long is written before it ends.
 _OPEN_NANOSECONDS = 1_000_000_000
 # Spans of all batches until the first, then of ever fewer until the second.
@@ -52,11 +54,17 @@ def _within(limits: tuple[float, float, float], age: float) -> float:
     return min(max(age * share, least), most)
 
 
-def _asleep() -> int:
-    """Returns for how many nanoseconds the machine has slept since it was booted; 0 where none is told."""
+def _asleep() -> tuple[int, int]:
+    """Returns for how many nanoseconds the machine has slept since it was booted, at least and at most.
+
+    The clock that goes on while it sleeps is read between two looks at the one that does not: a thread that has
+    to wait between these has not slept. 0 where the system has no such clock.
+    """
     if not hasattr(time, "CLOCK_BOOTTIME"):
-        return 0
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        return 0, 0
+    before = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    with_sleep = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    return with_sleep - time.clock_gettime_ns(time.CLOCK_MONOTONIC), with_sleep - before
 
 
 def _wakes() -> int | None:
@@ -82,7 +90,7 @@ class TimeFiles:
         state: the run, for its step.
         offset: how far the clock of rank 0 is ahead, if that is asked.
         keeps_trace: whether spans of batches are kept.
-        asleep: returns for how many nanoseconds the machine has slept.
+        asleep: returns for how many nanoseconds the machine has slept, at least and at most.
     """
 
     def __init__(
@@ -93,7 +101,7 @@ class TimeFiles:
         offset: ClockOffset | None = None,
         *,
         keeps_trace: bool,
-        asleep: Callable[[], int] = _asleep,
+        asleep: Callable[[], tuple[int, int]] = _asleep,
     ) -> None:
         self._ledger: Any = ledger
         self._folder = folder
@@ -110,7 +118,8 @@ class TimeFiles:
         # Nanoseconds that were charged to another bucket while the process was stopped, and those of sleep,
         # which the ledger's clock does not count.
         self._moved = [0] * len(self._written)
-        self._slept_before, self._slept = asleep(), 0
+        self._slept_before = min((asleep() for _ in range(_SLEEP_LOOKS)), key=lambda one: one[1] - one[0])[0]
+        self._slept = 0
         self._rows: GrowingCsv | None = None
         self._spans: GrowingCsv | None = None
         self._slow: GrowingCsv | None = None
@@ -185,8 +194,9 @@ class TimeFiles:
         return is_last, int(late * 1e9) if is_stopped else 0
 
     def _look(self) -> None:
-        """Notes how long the machine has slept."""
-        self._slept = self._read_asleep() - self._slept_before
+        """Notes how long the machine has slept, where that is beyond what it may have been before."""
+        least, most = (one - self._slept_before for one in self._read_asleep())
+        self._slept = min(max(self._slept, least), most)
 
     def _move_to_stopped(self, nanoseconds: int, totals: list[int], before: list[int], now: int) -> None:
         """Charges time in which the process did not run to what it is, not to what it interrupted."""

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import gc
+import itertools
 import logging
 import os
 import sys
@@ -540,7 +541,7 @@ def test_a_machine_that_slept_was_stopped(clock, tmp_path):
     slept = [100 * 10**9]
     ledger = TimeLedger(clock=clock)
     with Run(None, ledger, "mine") as run:
-        files = files_of(ledger, tmp_path, run, asleep=lambda: slept[0])
+        files = files_of(ledger, tmp_path, run, asleep=lambda: (slept[0], slept[0]))
         run.batch_start()
         clock.seconds += 2
         slept[0] += 30 * 10**9
@@ -550,6 +551,22 @@ def test_a_machine_that_slept_was_stopped(clock, tmp_path):
 
     assert (row["batch"], row["stopped"]) == ("2", "30")
     assert float(row["end"]) - float(row["begin"]) == pytest.approx(32)
+
+
+def test_a_look_that_was_interrupted_is_not_sleep(clock, tmp_path):
+    """A thread that waits between the looks at two clocks knows less: spans that it writes are not moved."""
+    looks = [(100, 100)] * 5 + [(100 - 5 * 10**6, 100), (100, 100 + 5 * 10**6), (90, 110)]
+    ledger = TimeLedger(clock=clock)
+    with Run(None, ledger, "mine") as run:
+        files = files_of(ledger, tmp_path, run, asleep=lambda: looks.pop(0))
+        while looks:
+            with run.span("one"):
+                clock.seconds += 1
+            files._look()
+            files._write(*ledger.snapshot())
+    begins = [float(span["begin"]) for span in rows(tmp_path / "spans-0.csv") if span["name"] == "one"]
+
+    assert [after - before for before, after in itertools.pairwise(begins)] == pytest.approx([1, 1])
 
 
 def test_slow_steps_are_kept_of_several_ranks(clock, tmp_path):
