@@ -17,6 +17,7 @@ import pytest
 
 from destinations.run_directory.reader import read_rows, read_whole
 from destinations.run_directory.stored_run import StoredRun
+from tests.crash.machines import lose, send_signal
 from tests.effort import times
 from tests.servers import s3_servers
 from tests.servers.fault_proxy import PAGE, Answer, Corrupt, Dribble, Late, Reset, Truncate
@@ -105,15 +106,12 @@ class Machine:
                     self.logged.append(int(number))
 
     def kill(self, *, lost):
-        """Kills it and its worker; where it is lost, with everything on the machine."""
+        """Kills it, but for its worker; where it is lost, with everything on the machine."""
         os.killpg(self.child.pid, signal.SIGKILL)
-        workers = ["pkill", "-9", "-f", f"{self.folder}/{self.moves}/uploads"]
-        if lost:
-            subprocess.run(workers, check=False)
         self.child.wait()
         self.reader.join(LIMIT_SECONDS)
         if lost:
-            shutil.rmtree(f"{self.folder}/{self.moves}", ignore_errors=True)
+            lose(f"{self.folder}/{self.moves}")
             self.moves += 1
         if self.logged:
             self.number = self.logged[-1] + 1000
@@ -196,15 +194,13 @@ def test_a_machine_that_was_stopped_for_long_changes_nothing_of_its_successor(mo
     first, second = Machine("-", tmp_path / "one"), Machine("-", tmp_path / "two")
     first.begin(uri)
     _wait_for(lambda: len(first.logged) > 60)
-    subprocess.run(["pkill", "-STOP", "-f", str(tmp_path / "one")], check=False)
-    os.killpg(first.child.pid, signal.SIGSTOP)
+    send_signal(tmp_path / "one", signal.SIGSTOP)
     time.sleep(1.0)
     before, _ = rows_in(uri, "-", tmp_path / "copy")
     second.step, second.number = len(before), 50_000
     second.begin(uri, 150)
     _wait_for(lambda: len(second.logged) > 30)
-    os.killpg(first.child.pid, signal.SIGCONT)
-    subprocess.run(["pkill", "-CONT", "-f", str(tmp_path / "one")], check=False)
+    send_signal(tmp_path / "one", signal.SIGCONT)
     assert second.child.wait(LIMIT_SECONDS) == 0
     second.reader.join(LIMIT_SECONDS)
     after, _ = rows_in(uri, "-", tmp_path / "copy")
@@ -223,7 +219,7 @@ def test_training_goes_on_on_an_empty_machine(moto, prefix, tmp_path):
     uri = moto.uri(f"{prefix}/trained")
     first = _train(uri, tmp_path / "one", dies=True)
     assert first.returncode == -signal.SIGKILL, first.stderr
-    shutil.rmtree(tmp_path / "one")
+    lose(tmp_path / "one")
 
     second = _train(uri, tmp_path / "two")
     run = StoredRun(open_store(uri), "", tmp_path / "copy")
