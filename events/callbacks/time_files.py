@@ -124,7 +124,7 @@ class TimeFiles:
         self._spans: GrowingCsv | None = None
         self._slow: GrowingCsv | None = None
         self._noted: set[Any] = set()
-        self._batch_bytes = self._rare_bytes = self._span_bytes = 0
+        self._batch_bytes = self._span_bytes = 0
         self._next_stride_at = _TRACE_BYTES[0]
         self._rare_factor = 1
         self._spans_taken = 0

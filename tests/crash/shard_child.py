@@ -24,9 +24,19 @@ from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+import uploads
 from destinations import Artifacts
 from events import Callback, CheckpointSaver, CheckpointWriting, Trainer
 from events.trainer.distributed import leave
+
+# The files that this rank has fetched from a store.
+FETCHED = []
+
+
+def download_file(name, path, **options):
+    """Downloads a file, and notes it."""
+    FETCHED.append(name.partition("?")[0].rpartition("/")[2])
+    return uploads.download.download_file(name, path, **options)
 
 
 class Counts(Callback):
@@ -107,6 +117,8 @@ def run(folder, name, **options):
         fully_shard(model, mesh=init_device_mesh("cpu", (distributed.get_world_size(),)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     points = torch.randn(40, 3, generator=torch.Generator().manual_seed(7))
+    FETCHED.clear()
+    uploads.download_file = download_file
     saver = CheckpointSaver(
         options["save"],
         save_interval="4ba",
@@ -150,6 +162,7 @@ def run(folder, name, **options):
         "start": int(trainer.state.timestamp.batch),
         "began": trainer.state.last_checkpoint,
         "seen": list(counts.seen),
+        "fetched": sorted(FETCHED),
         "weights": [whole(value).flatten().tolist() for value in model.state_dict().values()],
     }
     with trainer:

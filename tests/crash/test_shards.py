@@ -230,6 +230,21 @@ def test_a_store_has_it_once_all_ranks_have_uploaded_and_an_empty_machine_resume
     assert b"".join(place.get("latest.symlink")) == b"ep2-ba10/manifest.json"
 
 
+def test_a_rank_of_an_empty_machine_fetches_its_own_shard_alone(run_ranks, tmp_path, uri, machine):
+    """And what says where everything is; the shards of other ranks stay in the store."""
+    run_ranks(2, tmp_path, f"first:save={uri},batches=8,run=z")
+    shutil.rmtree(machine)
+
+    run_ranks(2, tmp_path, f"again:save={uri},resume=1,run=z")
+
+    for rank, one in enumerate(seen(tmp_path, "again", 2)):
+        assert one["start"] == 8
+        assert [name for name in one["fetched"] if name.startswith(("rank-", "__"))] == [
+            f"__{rank}_0.distcp",
+            f"rank-{rank}.pt",
+        ]
+
+
 def test_destinations_get_the_shards_and_give_them_back(saved, run_ranks, tmp_path):
     """Each rank hands its own to `Artifacts`; an empty folder is filled from there."""
     plan = f"save={tmp_path}/c,store={tmp_path}/store"
