@@ -57,8 +57,8 @@ def _within(limits: tuple[float, float, float], age: float) -> float:
 def _asleep() -> tuple[int, int]:
     """Returns for how many nanoseconds the machine has slept since it was booted, at least and at most.
 
-    The clock that goes on while it sleeps is read between two looks at the one that does not: a thread that has
-    to wait between these has not slept. 0 where the system has no such clock.
+    The clock that goes on while it sleeps is read between two looks at the one that does not: a thread that
+    has to wait between these has not slept. 0 where the system has no such clock.
     """
     if not hasattr(time, "CLOCK_BOOTTIME"):
         return 0, 0
