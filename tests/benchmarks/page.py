@@ -16,7 +16,7 @@ from tests.benchmarks.viewer import Server
 from tests.sweep import write_sweep
 from tests.ten_tasks import TASKS, Hand, add_images
 from tests.test_destinations.runs.written import Written
-from tests.test_destinations.viewer.browser.conftest import Opened, browser_path
+from tests.test_destinations.viewer.browser.opened import Opened, browser_path
 
 CHARTED = 100
 TASK_SECONDS = 1.5

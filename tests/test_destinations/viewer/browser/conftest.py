@@ -1,24 +1,12 @@
 """A real browser for the tests of the page; an error in its console fails the test."""
 
-import shutil
 from urllib.parse import urlsplit
 
 import pytest
 
 from destinations.runs import open_runs
 from tests.test_destinations.viewer.browser.browser_runs import write_runs
-
-WAIT_MS = 60_000
-# Requests for rows of the table: names in a query that is too long for an address are sent as a body.
-ROWS = "**/api/runs*"
-
-
-def browser_path():
-    """The browser of this machine; None where there is none."""
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        if found := shutil.which(name):
-            return found
-    return None
+from tests.test_destinations.viewer.browser.opened import WAIT_MS, Opened, browser_path
 
 
 @pytest.fixture(scope="package")
@@ -119,73 +107,6 @@ def _page_of_its_own(chromium, options):
     )
     context.set_default_timeout(WAIT_MS)
     return context.new_page()
-
-
-class Opened:
-    """The page of a server, as tests use it."""
-
-    def __init__(self, page, viewer):
-        self.page = page
-        self.address = viewer.address
-        self.token = viewer.token
-        page.goto(viewer.url)
-
-    def go(self, fragment):
-        """Shows a view by its fragment, as someone does who was sent a link."""
-        self.page.goto(f"{self.address}/#/{fragment}")
-
-    def id_of(self, name):
-        """The id of a run in URLs."""
-        answer = self.answer("runs?limit=1000&archived=all")
-        return next(row["id"] for row in answer["rows"] if row["name"] == name)
-
-    def answer(self, query):
-        """What the server answers to a request of the page's API."""
-        # As fetch of a browser does where the server has closed an idle connection in that moment.
-        return self.page.request.get(f"{self.address}/api/{query}", max_retries=3).json()
-
-    def traces(self, metric, part="line"):
-        """The data that Plotly has drawn for a metric: by run id, x and y of each trace of a kind."""
-        return _by_run(self.page.evaluate(_TRACES, [metric, part]), part)
-
-    def until(self, condition, argument=None):
-        """Waits until a function of JavaScript returns something, and returns it; what is not there yet is waited for."""
-        tolerant = f"""(argument) => {{
-            try {{ return ({condition})(argument); }}
-            catch (error) {{ if (error instanceof TypeError) return false; throw error; }}
-        }}"""
-        return self.page.wait_for_function(tolerant, arg=argument, timeout=WAIT_MS).json_value()
-
-    def tops(self, *selectors):
-        """The upper ends of elements, the last of each selector, in one look: a view may be drawn again right after."""
-        return self.until(
-            "(all) => all.map((one) => [...document.querySelectorAll(one)].at(-1).getBoundingClientRect().y)",
-            list(selectors),
-        )
-
-    def drawn(self, metric, count=1):
-        """Waits until a chart has at least so many lines, and returns them."""
-        # In one look: the chart may be drawn again right after.
-        found = self.page.wait_for_function(
-            f"([metric, count]) => {{ const found = ({_TRACES})([metric, null]);"
-            "return found.filter((trace) => ['line', 'median'].includes(trace.part)).length >= count && found; }",
-            arg=[metric, count],
-            timeout=WAIT_MS,
-        ).json_value()
-        return _by_run(found, "line")
-
-
-_TRACES = """([metric, part]) => [...document.querySelectorAll('.chart')].filter((card) => card.dataset.metric === metric)
-    .flatMap((card) => [...(card.querySelector('.plot').data ?? [])])
-    .map((trace) => ({part: trace.meta?.part, run: trace.meta?.run ?? trace.meta?.band, branch: trace.meta?.branch, runs: trace.meta?.runs ?? [],
-        x: [...(trace.x ?? [])], y: [...(trace.y ?? [])], color: trace.line?.color, dash: trace.line?.dash}))
-    .filter((trace) => part === null || trace.part === part)"""
-
-
-def _by_run(traces, part):
-    """Returns the traces of a kind by run id; rows that a resume has left are "left"."""
-    of_part = [trace for trace in traces if trace["part"] == part]
-    return {trace["run"] if trace.get("branch") is None else "left": trace for trace in of_part}
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from destinations.runs import open_runs
 from tests.test_destinations.runs.written import Written
 from tests.test_destinations.viewer.browser.browser_runs import LONG, SPIKE_AT
-from tests.test_destinations.viewer.browser.conftest import Opened
+from tests.test_destinations.viewer.browser.opened import Opened
 
 pytestmark = pytest.mark.xdist_group("browser")
 

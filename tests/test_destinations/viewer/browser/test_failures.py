@@ -8,7 +8,7 @@ import pytest
 from destinations.runs import open_runs
 from tests.effort import times
 from tests.test_destinations.runs.written import Written
-from tests.test_destinations.viewer.browser.conftest import ROWS, Opened
+from tests.test_destinations.viewer.browser.opened import ROWS, Opened
 
 pytestmark = pytest.mark.xdist_group("browser")
 

@@ -12,7 +12,7 @@ import pytest
 
 from destinations.runs import open_runs
 from tests.test_destinations.runs.written import Written
-from tests.test_destinations.viewer.browser.conftest import Opened
+from tests.test_destinations.viewer.browser.opened import Opened
 
 pytestmark = pytest.mark.xdist_group("browser")
 

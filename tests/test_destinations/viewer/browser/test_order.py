@@ -4,7 +4,7 @@ import pytest
 
 from destinations.runs import open_runs
 from tests.test_destinations.runs.written import Written
-from tests.test_destinations.viewer.browser.conftest import ROWS, WAIT_MS, Opened
+from tests.test_destinations.viewer.browser.opened import ROWS, WAIT_MS, Opened
 
 pytestmark = pytest.mark.xdist_group("browser")
 

@@ -9,7 +9,7 @@ from destinations import RunDirectory
 from destinations.runs import open_runs
 from events import FlightRecorder, Run
 from tests.test_destinations.runs.written import Written
-from tests.test_destinations.viewer.browser.conftest import Opened
+from tests.test_destinations.viewer.browser.opened import Opened
 
 pytestmark = pytest.mark.xdist_group("browser")
 

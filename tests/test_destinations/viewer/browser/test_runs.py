@@ -10,7 +10,7 @@ import pytest
 from destinations.runs import open_runs
 from tests.test_destinations.runs.written import change_sidecar
 from tests.test_destinations.viewer.browser.browser_runs import HOSTILE
-from tests.test_destinations.viewer.browser.conftest import Opened
+from tests.test_destinations.viewer.browser.opened import Opened
 
 pytestmark = pytest.mark.xdist_group("browser")
 

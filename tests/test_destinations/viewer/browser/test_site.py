@@ -3,7 +3,7 @@
 import pytest
 
 from destinations.cli import main
-from tests.test_destinations.viewer.browser.conftest import Opened
+from tests.test_destinations.viewer.browser.opened import Opened
 
 pytestmark = pytest.mark.xdist_group("browser")
 

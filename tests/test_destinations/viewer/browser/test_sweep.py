@@ -8,7 +8,7 @@ from destinations.viewer.site import export_site
 from tests.sweep import write_sweep
 from tests.ten_tasks import TASKS, Hand, add_images
 from tests.test_destinations.runs.written import Written
-from tests.test_destinations.viewer.browser.conftest import Opened
+from tests.test_destinations.viewer.browser.opened import Opened
 
 pytestmark = pytest.mark.xdist_group("browser")
 

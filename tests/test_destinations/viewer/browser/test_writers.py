@@ -7,7 +7,7 @@ import pytest
 from destinations.runs import open_runs
 from destinations.viewer.catalog import Catalog
 from tests.test_destinations.runs.written import Written, write_shared
-from tests.test_destinations.viewer.browser.conftest import Opened
+from tests.test_destinations.viewer.browser.opened import Opened
 
 pytestmark = pytest.mark.xdist_group("browser")
 
