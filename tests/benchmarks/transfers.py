@@ -589,8 +589,8 @@ def _stolen_by_unrelated(server, folder: Path) -> float:
 SCALE = """
 import os, pathlib, resource, sys, threading, time
 from uploads import LocalStore
-from uploads.drain import Drain
-from uploads.spool import Spool
+from uploads.drain.drain import Drain
+from uploads.spool.spool import Spool
 spool = Spool(sys.argv[1])
 drain = Drain(spool, LocalStore(sys.argv[2]), workers=8)
 start = time.perf_counter()

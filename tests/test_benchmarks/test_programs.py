@@ -1,5 +1,7 @@
 """`make bench` finds every program, and can start it."""
 
+import ast
+import importlib
 import inspect
 import os
 
@@ -26,3 +28,33 @@ def test_they_need_no_pytest(torch_server):
     done = torch_server.run(program, env=dict(os.environ), cwd=FOLDER.parents[1])
 
     assert done.returncode == 0, done.stderr
+
+
+def test_programs_in_texts_import_what_there_is():
+    """Those that are handed to another interpreter, which no check of types sees."""
+    missing, found = [], 0
+    for path in FOLDER.glob("*.py"):
+        for text in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(text, ast.Constant) and isinstance(text.value, str) and "import " in text.value:
+                for module, name in _imports_of_ours(text.value):
+                    found += 1
+                    if not hasattr(importlib.import_module(module), name):
+                        missing.append(f"{path.name}:{text.lineno}: {name} of {module}")
+
+    assert missing == []
+    assert found
+
+
+def _imports_of_ours(text):
+    """Yields module and name of each `from ... import ...` of our packages in a program; of prose, nothing."""
+    try:
+        program = ast.parse(text)
+    except SyntaxError:
+        return
+    for one in ast.walk(program):
+        if isinstance(one, ast.ImportFrom) and one.module.partition(".")[0] in {
+            "destinations",
+            "events",
+            "uploads",
+        }:
+            yield from ((one.module, name.name) for name in one.names)
