@@ -141,9 +141,9 @@ def test_a_kill_costs_what_came_after_it(tmp_path):
 
 
 @pytest.mark.xdist_group("torchrun")
-def test_who_made_others_wait_at_a_step_is_named(tmp_path):
+def test_who_made_others_wait_at_a_step_is_named(tmp_path, torch_server):
     """One step of one rank, which is no slow rank by the sum; with the span that was open."""
-    run_fault(Fault("step", 1, 2), tmp_path)
+    run_fault(Fault("step", 1, 2), tmp_path, torch_server)
     report = Run.open(tmp_path / "run").time_report()
 
     # A busy machine has others.
@@ -164,6 +164,6 @@ FEW = [
 
 @pytest.mark.xdist_group("torchrun")
 @pytest.mark.parametrize("fault", times(FEW, ALL_FAULTS), ids=str)
-def test_a_fault_of_a_trainer_is_named(tmp_path, fault):
+def test_a_fault_of_a_trainer_is_named(tmp_path, torch_server, fault):
     """On one, two and four ranks: the bucket, the rank, and the sum, which is the wall's within 1 %."""
-    assert wrong(fault, tmp_path) == ""
+    assert wrong(fault, tmp_path, torch_server) == ""

@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,6 +15,8 @@ from pathlib import Path
 import attrs
 
 from destinations.runs import Run
+from tests.servers.fork_server import ForkServer
+from tests.waiting import until
 
 __all__ = ["FAULTS", "Fault", "draw", "run_fault", "wrong"]
 
@@ -83,7 +84,7 @@ def _port():
         return one.getsockname()[1]
 
 
-def _begin(fault, folder):
+def _begin(fault, folder, server):
     common = {
         "WORLD_SIZE": str(fault.ranks),
         "LOCAL_WORLD_SIZE": str(fault.ranks),
@@ -94,12 +95,12 @@ def _begin(fault, folder):
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
     return [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), fault.kind, str(fault.rank), str(folder / "run")],
+        server.start(
+            PROGRAM.read_text(encoding="utf-8"),
+            fault.kind,
+            fault.rank,
+            folder / "run",
             env=os.environ | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
         )
         for rank in range(fault.ranks)
     ]
@@ -109,42 +110,44 @@ def _is_stopped(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-def run_fault(fault, folder):
-    """Runs a fault; returns from when to when, and how long a process was stopped or the run was gone."""
+def run_fault(fault, folder, server):
+    """Runs a fault; returns from when to when, and how long a process was stopped or the run was gone.
+
+    Args:
+        fault: the fault.
+        folder: for the run.
+        server: a `ForkServer` that has torch, which starts the ranks.
+    """
     began, took = time.time(), 0.0
-    processes = _begin(fault, folder)
-    try:
-        if fault.kind == "stopped":
-            one = processes[fault.rank]
-            while one.poll() is None and not _is_stopped(one.pid):
-                time.sleep(0.01)
-            time.sleep(PAUSE)
-            took = PAUSE
-            one.send_signal(signal.SIGCONT)
-        if fault.kind == "killed":
-            processes[fault.rank].wait(120)
-            for one in processes:
-                one.kill()
-                one.communicate()
-            time.sleep(PAUSE)
-            took = PAUSE
-            processes = _begin(fault, folder)
-        outputs = [one.communicate(timeout=180)[0] for one in processes]
-    finally:
-        for one in processes:
-            one.kill()
-            one.communicate()
-    return began, float(outputs[0].split()[-1]), took
+    ranks = _begin(fault, folder, server)
+    if fault.kind == "stopped":
+        pid = ranks[fault.rank].pid
+        until(lambda: _is_stopped(pid))
+        time.sleep(PAUSE)
+        took = PAUSE
+        os.kill(pid, signal.SIGCONT)
+    if fault.kind == "killed":
+        ranks.pop(fault.rank).wait(120)
+        for one in ranks:
+            os.kill(one.pid, signal.SIGKILL)
+            one.wait()
+        time.sleep(PAUSE)
+        took = PAUSE
+        ranks = _begin(fault, folder, server)
+    ended = [one.wait(180) for one in ranks]
+    assert not any(one.returncode for one in ended), [one.stderr for one in ended]
+    return began, float(ended[0].stdout.split()[-1]), took
 
 
-def wrong(fault, folder):
+def wrong(fault, folder, server):
     """Runs a fault, and returns what the report says wrong about it; nothing if it is right.
 
     Args:
         fault: the fault.
         folder: for the run.
+        server: as for `run_fault`.
     """
-    began, ended, took = run_fault(fault, folder)
+    began, ended, took = run_fault(fault, folder, server)
     report = Run.open(folder / "run").time_report()
     bucket = BUCKETS[fault.kind]
     seconds = report.ranks[fault.rank] if bucket != "gone" else report.seconds
@@ -179,14 +182,17 @@ def main(arguments):
     count, seed = int(arguments[0]), int(arguments[1]) if len(arguments) > 1 else random.randrange(10**6)
     print(f"seed {seed}")
     right = 0
-    for number, fault in enumerate(draw(count, seed), 1):
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                text = wrong(fault, Path(folder))
-            except Exception as error:  # noqa: BLE001  # counted as wrong
-                text = f"{type(error).__name__}: {error}"
-        right += not text
-        print(f"{number}: {fault.kind} in rank {fault.rank} of {fault.ranks}: {text or 'right'}", flush=True)
+    with ForkServer("torch", "torch._dynamo") as server:
+        for number, fault in enumerate(draw(count, seed), 1):
+            with tempfile.TemporaryDirectory() as folder:
+                try:
+                    text = wrong(fault, Path(folder), server)
+                except Exception as error:  # noqa: BLE001  # counted as wrong
+                    text = f"{type(error).__name__}: {error}"
+            right += not text
+            print(
+                f"{number}: {fault.kind} in rank {fault.rank} of {fault.ranks}: {text or 'right'}", flush=True
+            )
     print(f"{right} of {count} right")
     return 0 if right >= 0.95 * count else 1
 

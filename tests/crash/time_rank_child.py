@@ -112,7 +112,7 @@ class Faults(Callback):
             Garbage()
             gc.collect()
         if FAULT == "store" and RANK == 0:
-            logger.upload_file("{run_name}/file-{batch}", __file__)
+            logger.upload_file("{run_name}/file-{batch}", torch.__file__)
         if HAS_FAULT and batch == BATCHES // 2:
             if FAULT == "stopped":
                 os.kill(os.getpid(), signal.SIGSTOP)

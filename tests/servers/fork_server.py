@@ -4,7 +4,6 @@
 `python -c PROGRAM ARGUMENTS` does, to the end of its interpreter; only what the server has imported is there already.
 """
 
-import contextlib
 import gc
 import importlib
 import json
@@ -14,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import types
 import warnings
 from pathlib import Path
@@ -38,18 +38,21 @@ elastic_launch(config, run_rank)(*arguments)
 
 
 class ForkServer:
-    """Runs programs one after the other; a context manager.
+    """Runs programs, also several at once; a context manager. It belongs to one thread.
 
     Args:
         modules: what is imported before the first program. Of ours nothing, where the tests are about our imports.
     """
 
     def __init__(self, *modules):
+        # Wait statuses of programs that have ended, by process id.
+        self._ended = {}
         self._process = subprocess.Popen(
             [sys.executable, "-X", "utf8", __file__, *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
+            # What is waited for is not in a buffer.
+            bufsize=0,
             # One thread, where a library would start some as it is imported: they do not survive a fork.
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         )
@@ -59,15 +62,13 @@ class ForkServer:
 
     def __exit__(self, *exception):
         # A word, and not the end of the pipe alone: processes that tests have forked may hold it too.
-        self._process.stdin.write("\n")
+        self._process.stdin.write(b"\n")
         self._process.stdin.close()
         self._process.wait(60)
         self._process.stdout.close()
 
-    def run(
-        self, program, *arguments, env, cwd=".", stdin="", is_merged=False, warning_filter=None, timeout_s=300
-    ):
-        """Runs a program in a process of its own, and returns it as `subprocess.run` does.
+    def start(self, program, *arguments, env, cwd=".", stdin="", is_merged=False, warning_filter=None):
+        """Starts a program in a process of its own.
 
         Args:
             program: Python source, the main module.
@@ -77,7 +78,38 @@ class ForkServer:
             stdin: what it reads.
             is_merged: what it writes to both streams is in `stdout`, in its order.
             warning_filter: as `-W` of the interpreter: "error".
+
+        Returns:
+            A `Program`, which must be waited for.
+        """
+        # The program opens them by this process's descriptors, when it gets so far.
+        files = given, said, errors = [tempfile.TemporaryFile() for _ in range(3)]  # noqa: SIM115  # `Program.wait` closes
+        given.write(stdin.encode())
+        given.flush()
+        job = {
+            "program": program,
+            "arguments": [str(one) for one in arguments],
+            "env": env,
+            "cwd": str(Path(cwd).resolve()),  # Of this process, not of the server.
+            "warning_filter": warning_filter,
+            "streams": [
+                f"/proc/{os.getpid()}/fd/{one.fileno()}"
+                for one in (given, said, said if is_merged else errors)
+            ],
+        }
+        self._process.stdin.write(json.dumps(job).encode() + b"\n")
+        while (pid := self._read()) is None:
+            pass
+        return Program(self, program, pid, files)
+
+    def run(self, program, *arguments, timeout_s=300, **options):
+        """Runs a program in a process of its own, and returns it as `subprocess.run` does.
+
+        Args:
+            program: as for `start`.
+            arguments: likewise.
             timeout_s: it is killed after so long.
+            options: the other arguments of `start`.
 
         Returns:
             A `CompletedProcess`, with text.
@@ -85,37 +117,27 @@ class ForkServer:
         Raises:
             subprocess.TimeoutExpired: it was killed.
         """
-        with contextlib.ExitStack() as files:
-            given, said, errors = (files.enter_context(tempfile.TemporaryFile()) for _ in range(3))
-            given.write(stdin.encode())
-            given.flush()
-            job = {
-                "program": program,
-                "arguments": [str(one) for one in arguments],
-                "env": env,
-                "cwd": str(Path(cwd).resolve()),  # Of this process, not of the server.
-                "warning_filter": warning_filter,
-                "streams": [
-                    f"/proc/{os.getpid()}/fd/{one.fileno()}"
-                    for one in (given, said, said if is_merged else errors)
-                ],
-            }
-            self._process.stdin.write(json.dumps(job) + "\n")
-            self._process.stdin.flush()
-            pid = int(self._process.stdout.readline())
-            # `select.select` takes no descriptor above 1,023, and a test process may have those.
-            poller = select.poll()
-            poller.register(self._process.stdout, select.POLLIN)
-            is_late = not poller.poll(1000 * timeout_s)
-            if is_late:
-                os.kill(pid, signal.SIGKILL)
-            code = os.waitstatus_to_exitcode(int(self._process.stdout.readline()))
-            said.seek(0)
-            errors.seek(0)
-            texts = [one.read().decode(errors="replace") for one in (said, errors)]
-        if is_late:
-            raise subprocess.TimeoutExpired(program, timeout_s, *texts)
-        return subprocess.CompletedProcess(program, code, *texts)
+        return self.start(program, *arguments, **options).wait(timeout_s)
+
+    def _read(self):
+        """Reads one line of the server; returns the id of a process that has begun, or None where one has ended."""
+        word, pid, *status = self._process.stdout.readline().split()
+        if word == b"began":
+            return int(pid)
+        self._ended[int(pid)] = int(*status)
+        return None
+
+    def _status_of(self, pid, timeout_s):
+        """Waits for the end of a process, and returns its wait status; None after so long."""
+        deadline = time.monotonic() + timeout_s
+        # `select.select` takes no descriptor above 1,023, and a test process may have those.
+        poller = select.poll()
+        poller.register(self._process.stdout, select.POLLIN)
+        while pid not in self._ended:
+            if not poller.poll(1000 * max(0.0, deadline - time.monotonic())):
+                return None
+            self._read()
+        return self._ended.pop(pid)
 
     def torchrun(self, ranks, program, *arguments, env, timeout_s=300):
         """Runs a file on several ranks, as `torchrun --standalone` does; returns what `run` does.
@@ -125,15 +147,64 @@ class ForkServer:
         return self.run(_TORCHRUN, ranks, program, *arguments, env=env, is_merged=True, timeout_s=timeout_s)
 
 
+class Program:
+    """A program that a `ForkServer` has started, with its process id."""
+
+    def __init__(self, server, source, pid, files):
+        self.pid = pid
+        self._server, self._source, self._files = server, source, files
+
+    def wait(self, timeout_s=300):
+        """Waits for its end, and returns it as `subprocess.run` does.
+
+        Args:
+            timeout_s: it is killed after so long.
+
+        Raises:
+            subprocess.TimeoutExpired: it was killed.
+        """
+        status = self._server._status_of(self.pid, timeout_s)
+        is_late = status is None
+        if is_late:
+            os.kill(self.pid, signal.SIGKILL)
+            status = self._server._status_of(self.pid, 60)
+        texts = []
+        for file in self._files:
+            with file:
+                file.seek(0)
+                texts.append(file.read().decode(errors="replace"))
+        del texts[0]  # What it was given.
+        if is_late:
+            raise subprocess.TimeoutExpired(self._source, timeout_s, *texts)
+        return subprocess.CompletedProcess(self._source, os.waitstatus_to_exitcode(status), *texts)
+
+
 def _next_job():
     """Returns the job of the process that this is: a fork of the server. The server itself ends here."""
-    while line := sys.stdin.readline().strip():
-        pid = os.fork()
-        if pid == 0:
-            return json.loads(line)
-        os.write(1, b"%d\n" % pid)
-        os.write(1, b"%d\n" % os.waitpid(pid, 0)[1])
-    os._exit(0)
+    poller = select.poll()
+    poller.register(sys.stdin, select.POLLIN)
+    children = {}
+    while True:
+        for ready, _ in poller.poll():
+            if ready != sys.stdin.fileno():
+                pid = children.pop(ready)
+                poller.unregister(ready)
+                os.close(ready)
+                os.write(1, b"ended %d %d\n" % (pid, os.waitpid(pid, 0)[1]))
+                continue
+            # One at a time: who has sent it waits for its process id.
+            line = sys.stdin.readline().strip()
+            if not line:
+                os._exit(0)
+            pid = os.fork()
+            if pid == 0:
+                for one in children:
+                    os.close(one)
+                return json.loads(line)
+            os.write(1, b"began %d\n" % pid)
+            child = os.pidfd_open(pid)
+            children[child] = pid
+            poller.register(child, select.POLLIN)
 
 
 def _become(job):

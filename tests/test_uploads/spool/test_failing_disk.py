@@ -108,6 +108,9 @@ def test_a_refusal_is_raised_where_that_is_asked_for(make_queue, make_file, monk
 @pytest.mark.parametrize("code", CODES.values(), ids=CODES)
 def test_each_call_of_an_upload_may_fail(make_queue, make_file, gate, monkeypatch, code, short):
     """One call of the uploading threads after the other fails: the file arrives, its handle ends well, and its line is in the log in the end."""
+    # What could not be noted is looked for so often.
+    monkeypatch.setattr("uploads.drain.drain._RESCAN_SECONDS", 0.1)
+    monkeypatch.setattr("uploads.drain.drain._TICK_SECONDS", 0.1)
     store = MemoryStore()
     queue = make_queue(store, workers=1)
     disk = FailingDisk(queue.spool.path, code, is_ours=lambda: not _of_main_thread())
