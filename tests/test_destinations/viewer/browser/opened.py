@@ -9,7 +9,7 @@ ROWS = "**/api/runs*"
 
 def browser_path():
     """The browser of this machine; None where there is none."""
-    for name in ("chromium", "chromium-browser", "google-chrome"):
+    for name in ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"):
         if found := shutil.which(name):
             return found
     return None
