@@ -145,13 +145,15 @@ class TestOnTheDisk:
                 if state.timestamp.batch == 6:
                     (tmp_path / "saved/ep0-ba4/notes.txt").write_text("mine")
 
-        with make_trainer(
-            callbacks=Keeps(),
-            save_folder=tmp_path / "saved",
+        # Each is there when its batch has ended.
+        saver = CheckpointSaver(
+            tmp_path / "saved",
             save_interval="2ba",
-            save_sharded=True,
-            save_num_checkpoints_to_keep=1,
-        ) as trainer:
+            sharded=True,
+            writing=CheckpointWriting(asynchronous=False),
+            keep=1,
+        )
+        with make_trainer(callbacks=[Keeps(), saver]) as trainer:
             trainer.fit()
 
         assert names(tmp_path / "saved") == sorted([*listing(NEWEST), "ep0-ba4/notes.txt"])
