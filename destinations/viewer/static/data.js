@@ -135,8 +135,8 @@ function forget(mark) {
 
 const NOT_FINITE = { nan: NaN, inf: Infinity, "-inf": -Infinity };
 
-/** Integers that a number would round come as their digits, and are shown so. */
-const DIGITS = /^-?\d+$/;
+/** Of integers that a number of JavaScript would round: they are shown by their digits. */
+const DIGITS = /^-?\d{16,}$/;
 
 /** Returns an answer in which numbers that JSON lacks are numbers: `{"number": "nan"}` stands for one. */
 function plain(value) {
