@@ -166,9 +166,10 @@ class TimeLedger(Callback):
     docs/performance.md.
 
     **Stopped.** On Linux; elsewhere such time is charged to what it interrupted. A stop counts from 0.3 s on,
-    and up to 0.25 s less than it took. The ledger's thread was not woken: one that waits for the
-    interpreter's lock is, each 5 ms, so that what holds the lock is charged where it happens. The time in
-    which a machine slept is known from `CLOCK_BOOTTIME`, which goes on then.
+    and up to 0.25 s less than it took; one that comes in the moment in which the ledger's thread writes does
+    not. That thread was not woken: one that waits for the interpreter's lock is, each 5 ms, so that what
+    holds the lock is charged where it happens. The time in which a machine slept is known from
+    `CLOCK_BOOTTIME`, which goes on then.
 
     **Devices.** The clock is the host's, which queues kernels and waits for them later. On CUDA the time of
     batches is divided into `batch`, `forward`, `backward`, `optimizer` and `waiting` as events on the device

@@ -1,7 +1,10 @@
 """Servers, proxies and queues for the tests of uploads."""
 
+import os
+import tempfile
 import threading
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -86,6 +89,18 @@ def make_file(tmp_path):
         return path
 
     return make
+
+
+@pytest.fixture
+def other_disk(tmp_path):
+    """A folder on another file system than the spool's; a test is skipped where there is none."""
+    here = tmp_path.stat().st_dev
+    for place in (Path("/dev/shm"), Path("/var/tmp"), Path.cwd()):  # noqa: S108  # those of the system
+        if os.access(place, os.W_OK) and place.stat().st_dev != here:
+            with tempfile.TemporaryDirectory(dir=place) as folder:
+                yield Path(folder)
+            return
+    pytest.skip("there is one disk only")
 
 
 @pytest.fixture

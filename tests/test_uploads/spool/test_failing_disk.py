@@ -5,9 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -296,58 +294,49 @@ def test_a_spool_that_was_deleted_is_recreated_for_a_pointer(make_queue, make_fi
     assert store.objects["latest.symlink"] == b"target"
 
 
-def test_a_move_that_cannot_remove_its_source_is_not_refused(make_queue, monkeypatch):
+def test_a_move_that_cannot_remove_its_source_is_not_refused(make_queue, other_disk, monkeypatch):
     """What is pending can no longer be refused: a move from another disk is a copy, and its source may be in a folder that cannot be written."""
     store = MemoryStore()
     queue = make_queue(store)
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as other:  # noqa: PTH112, S108
-        source = Path(other) / "a"
-        source.write_bytes(b"copied")
-        if source.stat().st_dev == queue.spool.path.stat().st_dev:
-            pytest.skip("there is one disk only")
-        with FailingDisk(Path(other), errno.EACCES, only=("unlink",)).failing(monkeypatch, 1) as disk:
-            handle = queue.submit(source, "a", move=True)
+    source = other_disk / "a"
+    source.write_bytes(b"copied")
+    with FailingDisk(other_disk, errno.EACCES, only=("unlink",)).failing(monkeypatch, 1) as disk:
+        handle = queue.submit(source, "a", move=True)
 
-        assert disk.failed == "unlink"
-        assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
-        assert source.exists()
+    assert disk.failed == "unlink"
+    assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
+    assert source.exists()
     assert store.objects == {"a": b"copied"}
 
 
-def test_a_move_from_another_disk_needs_room_on_this_one(make_queue, make_file):
+def test_a_move_from_another_disk_needs_room_on_this_one(make_queue, other_disk, make_file):
     """It is a copy, which the floor of free space refuses; its source stays. A rename takes no room."""
     store = MemoryStore()
     queue = make_queue(store, free_bytes=1 << 60)
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as other:  # noqa: PTH112, S108
-        source = Path(other) / "a"
-        source.write_bytes(b"copied")
-        if source.stat().st_dev == queue.spool.path.stat().st_dev:
-            pytest.skip("there is one disk only")
+    source = other_disk / "a"
+    source.write_bytes(b"copied")
 
-        copied = queue.submit(source, "copied", move=True)
+    copied = queue.submit(source, "copied", move=True)
 
-        assert copied.state is UploadState.REFUSED
-        assert "bytes free" in str(copied.exception(0))
-        assert source.read_bytes() == b"copied"
+    assert copied.state is UploadState.REFUSED
+    assert "bytes free" in str(copied.exception(0))
+    assert source.read_bytes() == b"copied"
 
     assert queue.submit(make_file(content=b"renamed"), "renamed", move=True).result(LIMIT_SECONDS)
     assert store.objects == {"renamed": b"renamed"}
 
 
 @pytest.mark.parametrize("move", [True, False])
-def test_a_file_that_is_given_up_is_not_waited_for(make_queue, monkeypatch, move):
+def test_a_file_that_is_given_up_is_not_waited_for(make_queue, other_disk, monkeypatch, move):
     """A writer of a file that is moved is gone; that of one that is copied could still write in this tick."""
     queue = make_queue(MemoryStore())
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as other:  # noqa: PTH112, S108
-        source = Path(other) / "a"
-        source.write_bytes(b"just written")
-        if source.stat().st_dev == queue.spool.path.stat().st_dev:
-            pytest.skip("there is one disk only")
-        waits = []
-        with monkeypatch.context() as patch:
-            patch.setattr("time.clock_gettime_ns", lambda _: source.stat().st_ctime_ns)
-            patch.setattr("time.sleep", lambda seconds: waits.append(threading.get_ident()))
-            handle = queue.submit(source, "a", move=move)
+    source = other_disk / "a"
+    source.write_bytes(b"just written")
+    waits = []
+    with monkeypatch.context() as patch:
+        patch.setattr("time.clock_gettime_ns", lambda _: source.stat().st_ctime_ns)
+        patch.setattr("time.sleep", lambda seconds: waits.append(threading.get_ident()))
+        handle = queue.submit(source, "a", move=move)
 
     assert (threading.get_ident() in waits) is not move
     assert handle.result(LIMIT_SECONDS)

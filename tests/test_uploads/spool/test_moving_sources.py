@@ -5,7 +5,6 @@ import fcntl
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 from pathlib import Path
 
@@ -250,13 +249,6 @@ def test_versions_of_one_name_are_announced_in_the_order_of_their_numbers(make_q
 
     assert len(heard) == 200
     assert heard == sorted(heard)
-
-
-@pytest.fixture
-def other_disk():
-    """A folder on another file system than the spool's."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:  # noqa: PTH112, S108
-        yield Path(folder)
 
 
 @pytest.fixture
