@@ -2,7 +2,7 @@
 
 import { MetricChart } from "./chart.js";
 import { isExported, listFields } from "./data.js";
-import { debounce, el, fill, icon, inTurn, shorten } from "./dom.js";
+import { debounce, el, fill, icon, inTurn, menu, shorten } from "./dom.js";
 import { chartRank } from "./names.js";
 import { plotlyReady } from "./plot.js";
 import { bandSwatch, ensureSelection, showBesideRuns, visibleRows } from "./sidebar.js";
@@ -20,175 +20,117 @@ const MOST_AXES = 200;
 const LEAST_WIDTH = 325;
 const GAP = 14;
 
-/** Shows the charts in an element until the returned function is called. */
-export function showCharts(root) {
-  // Its script is large: it is compiled while the server is asked.
-  plotlyReady().catch(() => {});
-  const charts = new Map();
-  let metrics = [];
-  /** Metrics that have one value throughout, in all visible runs. */
-  let constants = new Set();
-  const rankOf = (name) => chartRank(name, constants);
-  let hparams = [];
-  const view = new View("charts");
-  let isBegun = false;
-  let problem = "";
-
-  const sections = el("div", { class: "sections" });
-  const find = el("input", {
-    type: "search",
-    id: "search",
-    placeholder: "Search metrics",
-    "aria-label": "Search metrics",
-    value: state.find,
-    oninput: debounce(() => update({ find: find.value }), 120),
-    onchange: () => update({ find: find.value }),
-  });
-  const axis = el("select", {
-    "aria-label": "X axis",
-    id: "x-axis",
-    onchange: () => update({ x: axis.value, zoom: [] }),
-  });
-  const band = el("select", {
-    "aria-label": "Band",
-    id: "band",
-    onchange: () => update({ band: band.value }),
-  });
-  const logX = el(
-    "button",
-    {
+/** The controls above the charts. */
+class ChartTools {
+  constructor() {
+    this.find = el("input", {
+      type: "search",
+      id: "search",
+      placeholder: "Search metrics",
+      "aria-label": "Search metrics",
+      value: state.find,
+      oninput: debounce(() => update({ find: this.find.value }), 120),
+      onchange: () => update({ find: this.find.value }),
+    });
+    this.axis = menu("x-axis", "X axis", (x) => update({ x, zoom: [] }));
+    this.band = menu("band", "Band", (band) => update({ band }));
+    const button = (id, label, patchOf) =>
+      el("button", { type: "button", class: "button", id, onclick: () => update(patchOf()) }, label);
+    this.logX = button("log-x", "log x", () => ({ logx: state.logx === "1" ? "" : "1", zoom: [] }));
+    this.logY = button("log-y", "log y", () => ({ logy: state.logy ? "" : "1" }));
+    this.said = el("output", {});
+    this.smooth = el("input", {
+      type: "range",
+      id: "smooth",
+      min: 0,
+      max: 0.99,
+      step: 0.01,
+      "aria-label": "Smoothing",
+      title: "Double-click for auto: lines that are mostly noise are smoothed, with the values behind",
+      oninput: () => update({ smooth: String(Number(this.smooth.value)) }),
+      ondblclick: () => update({ smooth: "" }),
+    });
+    this.hidden = el("button", {
       type: "button",
-      class: "button",
-      id: "log-x",
-      onclick: () => update({ logx: state.logx === "1" ? "" : "1", zoom: [] }),
-    },
-    "log x",
-  );
-  const logY = el(
-    "button",
-    { type: "button", class: "button", id: "log-y", onclick: () => update({ logy: state.logy ? "" : "1" }) },
-    "log y",
-  );
-  const said = el("output", {});
-  const smooth = el("input", {
-    type: "range",
-    id: "smooth",
-    min: 0,
-    max: 0.99,
-    step: 0.01,
-    "aria-label": "Smoothing",
-    title: "Double-click for auto: lines that are mostly noise are smoothed, with the values behind",
-    oninput: () => update({ smooth: String(Number(smooth.value)) }),
-    ondblclick: () => update({ smooth: "" }),
-  });
-  const legend = el("ul", { class: "band-legend", "aria-label": "Bands", hidden: true });
-  /** Number of the colour and of the runs of each band, by its label. */
-  const bands = new Map();
-  const hidden = el("button", { type: "button", class: "button quiet", onclick: () => update({ hide: [] }) });
-  const leaveSidebar = showBesideRuns(
-    root,
-    el(
+      class: "button quiet",
+      onclick: () => update({ hide: [] }),
+    });
+    this.element = el(
       "div",
       { class: "toolbar" },
-      el("label", { class: "field search" }, icon("search"), find),
-      axis,
-      logX,
-      logY,
-      el("label", { class: "slider button" }, "Smooth", smooth, said),
-      !isExported && band,
-      hidden,
-    ),
-    legend,
-    sections,
-  );
-
-  // A section of few charts takes as many columns, so that small sections stand side by side.
-  const fitted = new ResizeObserver(fit);
-  fitted.observe(sections);
-  view.until(leaveSidebar);
-  view.until(() => fitted.disconnect());
-  function fit() {
-    const columns = Math.max(1, Math.floor((sections.clientWidth + GAP) / (LEAST_WIDTH + GAP)));
-    sections.style.setProperty("--grid", String(columns));
-    for (const section of sections.querySelectorAll(".chart-section"))
-      section.style.setProperty(
-        "--span",
-        String(Math.min(columns, Number(section.style.getPropertyValue("--charts")))),
-      );
+      el("label", { class: "field search" }, icon("search"), this.find),
+      this.axis,
+      this.logX,
+      this.logY,
+      el("label", { class: "slider button" }, "Smooth", this.smooth, this.said),
+      !isExported && this.band,
+      this.hidden,
+    );
   }
 
-  const inView = new IntersectionObserver(
-    (entries) => {
-      for (const entry of entries)
-        charts.get(entry.target.getAttribute("data-metric"))?.setVisible(entry.isIntersecting);
-    },
-    { rootMargin: "160px" },
-  );
-
-  function drawTools() {
+  /** Draws what can be chosen of the metrics and hyperparameters, and what is. */
+  draw(metrics, hparams) {
+    const option = (value, name) => el("option", { value }, name);
     const others = metrics.slice(0, MOST_AXES).map((name) => [`metric:${name}`, shorten(name, 60)]);
     if (!isExported && !others.concat(X_AXES).some(([value]) => value === state.x))
       others.push([state.x, shorten(state.x.replace(/^metric:/, ""), 60)]);
     fill(
-      axis,
-      X_AXES.map(([value, name]) => el("option", { value }, name)),
+      this.axis,
+      X_AXES.map(([value, name]) => option(value, name)),
       !isExported &&
         el(
           "optgroup",
           { label: "Metrics" },
-          others.map(([value, name]) => el("option", { value }, name)),
+          others.map(([value, name]) => option(value, name)),
         ),
     );
-    axis.value = state.x;
+    this.axis.value = state.x;
+    const bandsBy = (kind, text) =>
+      hparams.map((name) =>
+        option(`${kind}:${name}`, `${text} ${shorten(name.replace(/^hparams\./, ""), 50)}`),
+      );
     fill(
-      band,
-      el("option", { value: "" }, "Single runs"),
-      el("option", { value: "ranks" }, "Band over ranks"),
-      el(
-        "optgroup",
-        { label: "Runs alike but for" },
-        hparams.map((name) =>
-          el("option", { value: `over:${name}` }, `Band over ${shorten(name.replace(/^hparams\./, ""), 50)}`),
-        ),
-      ),
-      el(
-        "optgroup",
-        { label: "Runs of the same value of" },
-        hparams.map((name) =>
-          el(
-            "option",
-            { value: `group:${name}` },
-            `Band for each ${shorten(name.replace(/^hparams\./, ""), 50)}`,
-          ),
-        ),
-      ),
+      this.band,
+      option("", "Single runs"),
+      option("ranks", "Band over ranks"),
+      el("optgroup", { label: "Runs alike but for" }, bandsBy("over", "Band over")),
+      el("optgroup", { label: "Runs of the same value of" }, bandsBy("group", "Band for each")),
     );
-    band.value = state.band;
-    logX.setAttribute("aria-pressed", String(state.logx === "1"));
-    logY.setAttribute("aria-pressed", String(state.logy === "1"));
-    smooth.value = state.smooth || "0";
-    fill(said, Number(state.smooth) ? Number(state.smooth).toFixed(2) : state.smooth ? "off" : "auto");
-    hidden.hidden = !state.hide.length;
-    fill(hidden, `Show ${state.hide.length} hidden`);
-    if (document.activeElement !== find) find.value = state.find;
+    this.band.value = state.band;
+    this.logX.setAttribute("aria-pressed", String(state.logx === "1"));
+    this.logY.setAttribute("aria-pressed", String(state.logy === "1"));
+    this.smooth.value = state.smooth || "0";
+    fill(this.said, Number(state.smooth) ? Number(state.smooth).toFixed(2) : state.smooth ? "off" : "auto");
+    this.hidden.hidden = !state.hide.length;
+    fill(this.hidden, `Show ${state.hide.length} hidden`);
+    if (document.activeElement !== this.find) this.find.value = state.find;
+  }
+}
+
+/** The legend of bands, whose colours are the same in all charts. */
+class BandLegend {
+  constructor() {
+    /** Number of the colour and of the runs of each band, by its label. */
+    this.bands = new Map();
+    this.element = el("ul", { class: "band-legend", "aria-label": "Bands", hidden: true });
   }
 
-  /** Returns the number of the colour of a band, the same in all charts, and shows it in the legend. */
-  function bandStyle(label, count) {
-    if (!bands.has(label)) bands.set(label, { number: bands.size, count: 0 });
-    const band = bands.get(label);
+  /** Returns the number of the colour of a band, and shows it in the legend. */
+  numberOf(label, count) {
+    if (!this.bands.has(label)) this.bands.set(label, { number: this.bands.size, count: 0 });
+    const band = this.bands.get(label);
     if (count > band.count) {
       band.count = count;
-      drawLegend();
+      this.draw();
     }
     return band.number;
   }
 
-  function drawLegend() {
-    legend.hidden = !bands.size;
+  draw() {
+    this.element.hidden = !this.bands.size;
     fill(
-      legend,
-      [...bands].map(([label, { number, count }]) =>
+      this.element,
+      [...this.bands].map(([label, { number, count }]) =>
         el(
           "li",
           {},
@@ -200,20 +142,91 @@ export function showCharts(root) {
     );
   }
 
-  function forgetBands() {
-    bands.clear();
-    drawLegend();
+  forget() {
+    this.bands.clear();
+    this.draw();
+  }
+}
+
+/** The charts of the visible runs, in their sections. */
+class Charts {
+  /** @param {View} view that they belong to. */
+  constructor(view) {
+    this.view = view;
+    this.charts = new Map();
+    this.metrics = [];
+    /** Metrics that have one value throughout, in all visible runs. */
+    this.constants = new Set();
+    this.hparams = [];
+    this.isBegun = false;
+    this.problem = "";
+    this.tools = new ChartTools();
+    this.legend = new BandLegend();
+    this.sections = el("div", { class: "sections" });
+    // A section of few charts takes as many columns, so that small sections stand side by side.
+    const fitted = new ResizeObserver(() => this.fit());
+    fitted.observe(this.sections);
+    this.inView = new IntersectionObserver(
+      (entries) => {
+        for (const { target, isIntersecting } of entries)
+          this.charts.get(target.getAttribute("data-metric"))?.setVisible(isIntersecting);
+      },
+      { rootMargin: "160px" },
+    );
+    view.until(() => {
+      fitted.disconnect();
+      this.inView.disconnect();
+      for (const chart of this.charts.values()) chart.remove();
+    });
   }
 
-  function chartOf(metric) {
-    if (!charts.has(metric)) charts.set(metric, new MetricChart(metric, { bandStyle }));
-    return charts.get(metric);
+  fit() {
+    const columns = Math.max(1, Math.floor((this.sections.clientWidth + GAP) / (LEAST_WIDTH + GAP)));
+    this.sections.style.setProperty("--grid", String(columns));
+    for (const section of this.sections.querySelectorAll(".chart-section"))
+      section.style.setProperty(
+        "--span",
+        String(Math.min(columns, Number(section.style.getPropertyValue("--charts")))),
+      );
+  }
+
+  chartOf(metric) {
+    const bandStyle = (label, count) => this.legend.numberOf(label, count);
+    if (!this.charts.has(metric)) this.charts.set(metric, new MetricChart(metric, { bandStyle }));
+    return this.charts.get(metric);
+  }
+
+  rankOf(name) {
+    return chartRank(name, this.constants);
   }
 
   /** Puts the charts in their sections; those that stay are not drawn again. */
-  function arrange() {
+  arrange() {
     const word = state.find.toLowerCase();
-    const shown = metrics.filter((name) => !state.hide.includes(name) && name.toLowerCase().includes(word));
+    const shown = this.metrics.filter(
+      (name) => !state.hide.includes(name) && name.toLowerCase().includes(word),
+    );
+    const kept = new Set(shown);
+    for (const [name, chart] of this.charts)
+      if (!kept.has(name)) {
+        this.inView.unobserve(chart.element);
+        chart.remove();
+        this.charts.delete(name);
+      }
+    const groups = this.grouped(shown);
+    fill(
+      this.sections,
+      groups.length ? groups.map(([prefix, names]) => this.section(prefix, names)) : this.nothing(),
+    );
+    this.fit();
+    for (const chart of this.charts.values()) {
+      chart.mark();
+      this.inView.observe(chart.element);
+    }
+  }
+
+  /** Returns the prefixes of metrics with their metrics, in order: those that are pinned are the first group. */
+  grouped(shown) {
     const groups = new Map();
     const pinned = shown.filter((name) => state.pin.includes(name));
     if (pinned.length) groups.set(PINNED, pinned);
@@ -223,164 +236,160 @@ export function showCharts(root) {
       if (!groups.has(prefix)) groups.set(prefix, []);
       groups.get(prefix).push(name);
     }
-    const placeOf = (prefix) => (prefix === PINNED ? -1 : Math.min(...groups.get(prefix).map(rankOf)));
-    const order = [...groups.keys()].sort(
-      (one, other) => placeOf(one) - placeOf(other) || one.localeCompare(other),
-    );
-    const kept = new Set(shown);
-    for (const [name, chart] of charts)
-      if (!kept.has(name)) {
-        inView.unobserve(chart.element);
-        chart.remove();
-        charts.delete(name);
-      }
-    const nodes = order.map((prefix) => {
-      const isFolded = state.fold.includes(`/${prefix}`);
-      const title = prefix === PINNED ? "Pinned" : prefix || "Metrics";
-      const isWide = isFolded || groups.get(prefix).some((name) => state.open.includes(name));
-      return el(
-        "section",
-        {
-          "data-section": prefix,
-          class: "chart-section",
-          style: { "--charts": isWide ? 999 : groups.get(prefix).length },
-        },
-        el(
-          "div",
-          { class: "section-head" },
-          el(
-            "button",
-            {
-              type: "button",
-              "aria-expanded": String(!isFolded),
-              onclick: () => toggle("fold", `/${prefix}`),
-            },
-            icon("chevron"),
-            shorten(title, 80),
-          ),
-          el("span", { class: "muted" }, String(groups.get(prefix).length)),
-        ),
-        el(
-          "div",
-          { class: "cards", hidden: isFolded },
-          groups.get(prefix).map((name) => chartOf(name).element),
-        ),
-      );
-    });
-    fill(
-      sections,
-      nodes.length
-        ? nodes
-        : el(
-            "div",
-            { class: "empty" },
-            emptyText(),
-            el("br", {}),
-            visibleRuns().length
-              ? null
-              : el("a", { class: "button", ...linkTo({ page: "runs" }) }, "Choose runs"),
-          ),
-    );
-    fit();
-    for (const chart of charts.values()) {
-      chart.mark();
-      inView.observe(chart.element);
-    }
+    const placeOf = ([prefix, names]) =>
+      prefix === PINNED ? -1 : Math.min(...names.map((name) => this.rankOf(name)));
+    return [...groups].sort((one, other) => placeOf(one) - placeOf(other) || one[0].localeCompare(other[0]));
   }
 
-  function emptyText() {
-    if (!visibleRuns().length) return "No run is selected.";
-    if (metrics.length) return "No metric has this name.";
-    if (problem) return problem;
-    return "These runs have no metrics yet.";
+  section(prefix, names) {
+    const isFolded = state.fold.includes(`/${prefix}`);
+    const title = prefix === PINNED ? "Pinned" : prefix || "Metrics";
+    const isWide = isFolded || names.some((name) => state.open.includes(name));
+    return el(
+      "section",
+      {
+        "data-section": prefix,
+        class: "chart-section",
+        style: { "--charts": isWide ? 999 : names.length },
+      },
+      el(
+        "div",
+        { class: "section-head" },
+        el(
+          "button",
+          {
+            type: "button",
+            "aria-expanded": String(!isFolded),
+            onclick: () => toggle("fold", `/${prefix}`),
+          },
+          icon("chevron"),
+          shorten(title, 80),
+        ),
+        el("span", { class: "muted" }, String(names.length)),
+      ),
+      el(
+        "div",
+        { class: "cards", hidden: isFolded },
+        names.map((name) => this.chartOf(name).element),
+      ),
+    );
+  }
+
+  /** Says why there is no chart. */
+  nothing() {
+    const isChosen = visibleRuns().length > 0;
+    const reason = this.metrics.length
+      ? "No metric has this name."
+      : this.problem || "These runs have no metrics yet.";
+    return el(
+      "div",
+      { class: "empty" },
+      isChosen ? reason : "No run is selected.",
+      el("br", {}),
+      isChosen ? null : el("a", { class: "button", ...linkTo({ page: "runs" }) }, "Choose runs"),
+    );
   }
 
   /** Asks which metrics the visible runs have; returns whether there are others than before. */
-  async function loadMetrics() {
+  async loadMetrics() {
     let isNew = false;
-    const wasWrong = problem !== "";
-    await view.ask(
+    const wasWrong = this.problem !== "";
+    await this.view.ask(
       visibleRows,
       (rows) => {
         const there = rows.filter(Boolean);
-        problem =
+        this.problem =
           there.length || !rows.length
             ? ""
             : isExported
               ? "These runs are not in the exported site."
               : "These runs are not there any more.";
-        if (problem) return;
+        if (this.problem) return;
         const moving = new Set(
           there.flatMap(({ metrics, constant }) => metrics.filter((name) => !constant.includes(name))),
         );
         const found = [...new Set(there.flatMap((row) => row.metrics))];
-        constants = new Set(found.filter((name) => !moving.has(name)));
-        found.sort((one, other) => rankOf(one) - rankOf(other) || one.localeCompare(other));
-        isNew = wasWrong || JSON.stringify(found) !== JSON.stringify(metrics);
-        metrics = found;
+        this.constants = new Set(found.filter((name) => !moving.has(name)));
+        found.sort((one, other) => this.rankOf(one) - this.rankOf(other) || one.localeCompare(other));
+        isNew = wasWrong || JSON.stringify(found) !== JSON.stringify(this.metrics);
+        this.metrics = found;
       },
       // Where no run answers, the charts stay.
       (error) => {
-        problem = error.message;
+        this.problem = error.message;
       },
     );
     return isNew;
   }
 
-  async function begin() {
+  async begin() {
     try {
-      await ensureSelection(() => view.isGone);
-      const [fields] = await Promise.all([listFields(), loadMetrics()]);
-      hparams = fields.fields
+      await ensureSelection(() => this.view.isGone);
+      const [fields] = await Promise.all([listFields(), this.loadMetrics()]);
+      this.hparams = fields.fields
         .map(({ name }) => name)
         .filter((name) => name.startsWith("hparams."))
         .slice(0, MOST_AXES);
     } catch (error) {
-      fill(sections, el("p", { class: "empty" }, error.message));
+      fill(this.sections, el("p", { class: "empty" }, error.message));
       return;
     }
-    if (view.isGone) return;
-    isBegun = true;
-    drawTools();
-    arrange();
+    if (this.view.isGone) return;
+    this.isBegun = true;
+    this.tools.draw(this.metrics, this.hparams);
+    this.arrange();
   }
 
-  view.onState(async (changed) => {
-    if (changed.has("run") || changed.has("off")) {
-      await loadMetrics();
-      if (view.isGone) return;
-      for (const chart of charts.values()) chart.isStale = true;
-      arrange();
-      for (const chart of charts.values()) if (chart.isVisible) chart.load();
-    } else if (["find", "pin", "hide", "fold", "open"].some((name) => changed.has(name))) arrange();
-    if (changed.has("band") || changed.has("run") || changed.has("off")) forgetBands();
-    if (changed.has("x") || changed.has("band")) for (const chart of charts.values()) chart.invalidate();
-    else if (changed.has("zoom")) for (const chart of charts.values()) chart.followZoom();
-    else if (["smooth", "logx", "logy"].some((name) => changed.has(name)))
-      for (const chart of charts.values()) if (chart.isVisible) chart.draw();
-    drawTools();
-  });
-  const refresh = inTurn(async () => {
-    if (!isBegun) await begin();
-    else if (await loadMetrics()) {
-      arrange();
-      drawTools();
+  async refresh() {
+    if (!this.isBegun) await this.begin();
+    else if (await this.loadMetrics()) {
+      this.arrange();
+      this.tools.draw(this.metrics, this.hparams);
     }
-  });
+  }
+
+  /** Draws what has changed in the URL. */
+  async follow(changed) {
+    const { charts } = this;
+    const has = (...names) => names.some((name) => changed.has(name));
+    if (has("run", "off")) {
+      await this.loadMetrics();
+      if (this.view.isGone) return;
+      for (const chart of charts.values()) chart.isStale = true;
+      this.arrange();
+      for (const chart of charts.values()) if (chart.isVisible) chart.load();
+    } else if (has("find", "pin", "hide", "fold", "open")) this.arrange();
+    if (has("band", "run", "off")) this.legend.forget();
+    if (has("x", "band")) for (const chart of charts.values()) chart.invalidate();
+    else if (has("zoom")) for (const chart of charts.values()) chart.followZoom();
+    else if (has("smooth", "logx", "logy")) this.drawVisible();
+    this.tools.draw(this.metrics, this.hparams);
+  }
+
+  drawVisible() {
+    for (const chart of this.charts.values()) if (chart.isVisible) chart.draw();
+  }
+}
+
+/** Shows the charts in an element until the returned function is called. */
+export function showCharts(root) {
+  // Its script is large: it is compiled while the server is asked.
+  plotlyReady().catch(() => {});
+  const view = new View("charts");
+  const charts = new Charts(view);
+  view.until(showBesideRuns(root, charts.tools.element, charts.legend.element, charts.sections));
+  view.onState((changed) => charts.follow(changed));
+  const refresh = inTurn(() => charts.refresh());
   view.onData(async (changed) => {
     const ids = changed.all ? visibleRuns() : Object.keys(changed.runs);
     if (changed.all || Object.values(changed.runs).some(({ record, gone }) => record || gone))
       await refresh();
-    if (ids.length) for (const chart of charts.values()) chart.grow(ids);
+    if (ids.length) for (const chart of charts.charts.values()) chart.grow(ids);
   });
   view.onTheme(() => {
-    drawLegend();
-    for (const chart of charts.values()) if (chart.isVisible) chart.draw();
+    charts.legend.draw();
+    charts.drawVisible();
   });
-  view.until(() => {
-    inView.disconnect();
-    for (const chart of charts.values()) chart.remove();
-  });
-  begin();
+  charts.begin();
   return () => view.leave();
 }

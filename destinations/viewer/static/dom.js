@@ -110,6 +110,12 @@ export function iconButton(name, label, onclick, props = {}) {
   );
 }
 
+/** Makes a menu of choices, which `fill` gives it, and tells of the one that is taken. */
+export function menu(id, label, chosen) {
+  const node = el("select", { id, "aria-label": label, onchange: () => chosen(node.value) });
+  return node;
+}
+
 /**
  * Makes a button that opens a panel below it; a click elsewhere, Escape, or the focus that moves on closes it.
  *

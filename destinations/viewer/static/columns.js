@@ -1,0 +1,225 @@
+/** The runs that Explore shows and their columns: values, the order of words, and where each lies on an axis. */
+
+import { listFields, listRuns } from "./data.js";
+import { formatApart, formatNumber, formatTime, shorten } from "./dom.js";
+import { filterOf, numbersOf, state } from "./state.js";
+import { View } from "./view.js";
+
+const MOST_SHOWN = 1000;
+const MOST_AXES_SHOWN = 12;
+const MOST_COLUMNS = 300;
+export const MOST_TICKS = 12;
+/** Stops of a scale. */
+export const STOPS = [0, 0.25, 0.5, 0.75, 1];
+
+/** Whether an axis is logarithmic: as chosen, "0" or "1", or else where its positive values span two decades. */
+export function isLog(chosen, values) {
+  if (chosen !== "") return chosen === "1";
+  const numbers = values.filter((value) => typeof value === "number");
+  const least = Math.min(...numbers);
+  return (
+    numbers.length > 1 && numbers.length === values.length && least > 0 && Math.max(...numbers) / least >= 100
+  );
+}
+
+/** Returns a text for each of some different values; those that would look alike are told apart. */
+export function labelsOf(values) {
+  const texts = formatApart(values);
+  return new Map(values.map((value, at) => [value, texts[at]]));
+}
+
+/** Returns the name of a column without that of its group. */
+export function bare(name) {
+  return shorten(name.replace(/^(summary|hparams)\./, ""), 60);
+}
+
+export function valueIn(row, name) {
+  // What is none has no place on an axis.
+  return (name === "created_at" || name === "status" ? row[name] : row.values[name]) ?? undefined;
+}
+
+/** Returns a value of a column as a text. */
+export function textIn(row, name) {
+  const value = valueIn(row, name);
+  return name === "created_at" ? formatTime(value) : shorten(formatNumber(value), 40);
+}
+
+/** Returns the columns that the link names. */
+function asked() {
+  return [state.sx, state.sy, state.sc].filter((name) => /^(hparams|summary)\./.test(name));
+}
+
+/** Returns the place of a metric among those that say most. */
+function rank(name) {
+  return (
+    [/(val|test|eval).*acc/i, /acc/i, /(val|test|eval).*loss/i, /loss|reward|score/i].findIndex((kind) =>
+      kind.test(name),
+    ) >>> 0
+  );
+}
+
+/** Returns the axis of numbers, as `axisOf` does. Positive values over two decades are on a log scale. */
+function axisOfNumbers(values, isTime) {
+  const low = values.length ? Math.min(...values) : 0,
+    high = values.length ? Math.max(...values) : 0;
+  const isLogAxis = isLog("", values);
+  const to = isLogAxis ? Math.log10 : (value) => value;
+  const from = isLogAxis ? (value) => 10 ** value : (value) => value;
+  // Halves: of two numbers at opposite ends of what a double holds, the distance is infinite.
+  const share = (value) => (to(value) / 2 - to(low) / 2) / (to(high) / 2 - to(low) / 2);
+  const place = (value) =>
+    typeof value === "number" && Number.isFinite(value) ? (high / 2 > low / 2 ? share(value) : 0.5) : null;
+  // At the values themselves, unless they would lie on one another.
+  const few = [...new Set(values)].sort((one, other) => one - other);
+  const isFew =
+    few.length <= MOST_TICKS &&
+    few.every((value, at) => !at || (place(value) ?? 0) - (place(few[at - 1]) ?? 0) > 0.04);
+  if (isFew)
+    return { place, ticks: few.map((value) => [place(value), (isTime ? formatTime : formatNumber)(value)]) };
+  const text = isTime ? formatTime : (value) => formatNumber(Number(value.toPrecision(3)));
+  const stops = high > low ? STOPS : [0.5];
+  return { place, ticks: stops.map((at) => [at, text(from(to(low) * (1 - at) + to(high) * at))]) };
+}
+
+/** Returns the axis of words, as `axisOf` does. */
+function axisOfWords(words) {
+  const place = (value) => {
+    const at = words.indexOf(value);
+    return at < 0 ? null : words.length > 1 ? at / (words.length - 1) : 0.5;
+  };
+  const labels = labelsOf(words);
+  return { place, ticks: words.slice(0, 20).map((word) => [place(word), shorten(labels.get(word), 14)]) };
+}
+
+/** What the plots know. It asks through its view, and tells when there is something new to draw. */
+export class RunColumns {
+  /**
+   * @param {View} view that they belong to.
+   * @param {{arrived: () => void, complain: (error: Error | null) => void}} told that runs have come, in order; and
+   *   what is wrong with what was asked, null for nothing.
+   */
+  constructor(view, told) {
+    this.view = view;
+    this.told = told;
+    this.fields = [];
+    this.rows = [];
+    this.total = 0;
+    /** The columns that the rows have. */
+    this.loaded = new Set();
+    /** The values of columns of words, as the server sorts them. */
+    this.orders = new Map();
+  }
+
+  /** Asks for the columns, and for the runs that match. */
+  load() {
+    return this.view.ask(
+      async () => {
+        this.fields = (await listFields()).fields;
+        // Of more names than an answer has columns: those of the link, and some of both kinds.
+        const known = [...this.hparams.slice(0, MOST_COLUMNS / 2), ...this.metrics, ...this.hparams];
+        const names = [...new Set([...asked().filter((name) => known.includes(name)), ...known])];
+        this.loaded = new Set(names.slice(0, MOST_COLUMNS));
+        return listRuns({ where: filterOf(), columns: [...this.loaded], limit: MOST_SHOWN });
+      },
+      ({ rows, total }) => {
+        this.told.complain(null);
+        [this.rows, this.total] = [rows, total];
+        this.orders.clear();
+        this.sortWords();
+      },
+      this.told.complain,
+    );
+  }
+
+  /** Asks in which order the words of an axis come, where that is not known yet, and tells that it has come. */
+  async sortWords() {
+    const { rows } = this;
+    const names = [...new Set([this.chosen().sx, state.sc, ...this.axes()])].filter(
+      (name) => this.isOfWords(name) && !this.orders.has(name),
+    );
+    const sorted = await Promise.all(
+      names.map((name) =>
+        listRuns({ where: filterOf(), columns: [name], sort: name, limit: MOST_SHOWN }).then(
+          (answer) => answer.rows,
+          // Without an order they come as the runs do.
+          () => rows,
+        ),
+      ),
+    );
+    if (this.view.isGone || rows !== this.rows) return;
+    for (const [at, name] of names.entries())
+      this.orders.set(name, [...new Set([...sorted[at], ...rows].map((row) => valueIn(row, name)))]);
+    this.told.arrived();
+  }
+
+  /** Whether the rows have the columns that the link names. */
+  get hasAsked() {
+    return asked().every((name) => this.loaded.has(name));
+  }
+
+  get hparams() {
+    return this.named("hparams.", ["number", "bool", "text"]);
+  }
+
+  get metrics() {
+    return this.named("summary.", ["number"]);
+  }
+
+  named(group, kinds) {
+    const found = this.fields.filter(({ name, kind }) => name.startsWith(group) && kinds.includes(kind));
+    return found.map(({ name }) => name);
+  }
+
+  /** Returns the chosen column, or the one that says most: a hyperparameter that differs, a metric of evaluation. */
+  chosen() {
+    const { hparams } = this;
+    const varied = hparams.filter((name) => new Set(this.rows.map((row) => row.values[name])).size > 1);
+    const main = this.metrics.toSorted((one, other) => rank(one) - rank(other))[0];
+    const rate = varied.find((name) => /lr|learning/i.test(name));
+    return {
+      sx: state.sx || rate || varied[0] || hparams[0] || "created_at",
+      sy: state.sy || main || "",
+      varied,
+    };
+  }
+
+  /** Returns the columns of parallel coordinates. */
+  axes() {
+    const { sy, varied } = this.chosen();
+    const shown = varied.filter((name) => !state.hide.includes(name));
+    return [...shown.slice(0, MOST_AXES_SHOWN - 1), sy].filter(Boolean);
+  }
+
+  isOfWords(name) {
+    return this.rows.some(
+      (row) => valueIn(row, name) !== undefined && typeof valueIn(row, name) !== "number",
+    );
+  }
+
+  /** Returns the different values of a column, in order. */
+  wordsOf(name) {
+    const there = new Set(this.rows.map((row) => valueIn(row, name)));
+    return (this.orders.get(name) ?? [...there]).filter((value) => value !== undefined && there.has(value));
+  }
+
+  /** Returns where values lie on an axis, from 0 to 1, null for nowhere, and its ticks: places and texts. */
+  axisOf(name) {
+    const values = this.rows
+      .map((row) => valueIn(row, name))
+      .filter((value) => value !== undefined && value !== null && !Number.isNaN(value));
+    return values.every((value) => typeof value === "number")
+      ? axisOfNumbers(values.filter(Number.isFinite), name === "created_at")
+      : axisOfWords(this.wordsOf(name));
+  }
+
+  /** Whether a run lies outside of a range that is chosen on an axis. */
+  isOut(row) {
+    for (const name of this.axes()) {
+      const [low, high] = numbersOf("brush", name) ?? [0, 1];
+      if (low === 0 && high === 1) continue;
+      const place = this.axisOf(name).place(valueIn(row, name));
+      if (place === null || place < low || place > high) return true;
+    }
+    return false;
+  }
+}

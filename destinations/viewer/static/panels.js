@@ -1,0 +1,187 @@
+/** The panels of the page of a run: what it was, what it left, and what it cost. */
+
+import { fileUrl } from "./data.js";
+import { el, formatAge, formatBytes, formatDuration, formatNumber, formatTime, shorten } from "./dom.js";
+import { flatten, pairTable, plainTable } from "./table.js";
+import { faultTable } from "./time.js";
+
+const WRAPPED = { "white-space": "pre-wrap", "overflow-wrap": "anywhere" };
+
+/**
+ * Returns the panels of a run, from top to bottom: the title of each, what it holds, and a class if it has one.
+ *
+ * @param {string} id
+ * @param {Object<string, any>} detail
+ * @param {HTMLElement | null} metrics what the panel of metrics holds; without it there is none.
+ */
+export function panelsOf(id, detail, metrics) {
+  const { problem, errors, flight, time, writers, sessions, branches, checkpoints, artifacts } = detail;
+  const hyperparameters = flatten(detail.hyperparameters ?? {}).filter(([name]) => name);
+  const environment = environmentOf(detail.environment ?? {});
+  const packages = Object.entries(detail.environment?.packages ?? {});
+  const damaged = Object.entries(detail.damaged_lines ?? {}).filter(([, count]) => count);
+  return [
+    ["Something could not be read", problem && el("p", { class: "bad" }, shorten(problem, 2000))],
+    ["Errors", errors?.length && el("div", { class: "body" }, errors.map(errorText)), "wide"],
+    ["Flight recording", flight?.summary.length && flightOf(flight), "wide"],
+    ["Faults", time?.faults.length && faultTable(time.faults), "wide"],
+    ["Metrics", metrics, "wide"],
+    ["Writers", writers?.length && writersOf(writers)],
+    [
+      "Hyperparameters",
+      hyperparameters.length ? scroll(pairTable(hyperparameters)) : el("p", {}, "None were logged."),
+    ],
+    ["What logging cost", costOf(detail)],
+    ["Sessions", sessions?.length && sessionsOf(sessions)],
+    ["Left by a resume", branches?.length && branchesOf(branches)],
+    ["Checkpoints", checkpoints?.length && checkpointsOf(checkpoints)],
+    ["Artifacts", artifacts?.length && artifactsOf(id, artifacts)],
+    ["Code", Object.keys(detail.git ?? {}).length && scroll(pairTable(flatten(detail.git)))],
+    ["Environment", environment.length > 1 && scroll(pairTable(environment))],
+    [`Packages (${packages.length})`, packages.length && scroll(pairTable(packages))],
+    ["Damaged lines", damaged.length && scroll(pairTable(damaged))],
+  ].filter(([, content]) => content);
+}
+
+function scroll(content) {
+  return el("div", { class: "scroll", tabIndex: 0 }, content);
+}
+
+function errorText({ kind, count, text }) {
+  const times = count > 1 ? ` (${count} times)` : "";
+  return el("pre", { class: "bad", style: WRAPPED }, `${kind}${times}: ${shorten(text, 4000)}`);
+}
+
+function flightOf({ summary, ranks }) {
+  const lineOf = (frame) => `${frame.place} in ${frame.function}${frame.code ? `\n    ${frame.code}` : ""}`;
+  return el(
+    "div",
+    { class: "body" },
+    summary.map((line) => el("p", { class: "bad" }, shorten(line, 2000))),
+    ranks.map((one) =>
+      el(
+        "details",
+        {},
+        el("summary", {}, `Rank ${one.rank}, ${formatTime(one.time)}: where it was`),
+        el("pre", { style: WRAPPED }, one.stack.map(lineOf).join("\n")),
+      ),
+    ),
+  );
+}
+
+function writersOf(writers) {
+  return scroll(
+    plainTable(
+      writers.map((one) => [
+        el("td", { dir: "auto" }, shorten(one.name, 100)),
+        el("td", {}, one.status),
+        el("td", { class: one.rows === null ? "bad" : "number" }, one.rows ?? "cannot be read"),
+        el(
+          "td",
+          { class: "time" },
+          one.seen_at ? `${formatTime(one.seen_at)} (${formatAge(one.seen_at)})` : "–",
+        ),
+      ]),
+      ["Writer", "Status", "Rows", "Last sign of life"],
+    ),
+  );
+}
+
+function costOf(detail) {
+  const cost = detail.overhead ?? {};
+  const pairs = [
+    ["Calls", cost.calls],
+    [
+      "A call, median",
+      cost.p50_us !== undefined && cost.p50_us !== null ? `${formatNumber(cost.p50_us)} µs` : null,
+    ],
+    [
+      "A call, 99th percentile",
+      cost.p99_us !== undefined && cost.p99_us !== null ? `${formatNumber(cost.p99_us)} µs` : null,
+    ],
+    ["In all, about", cost.calls && cost.p50_us ? formatDuration((cost.calls * cost.p50_us) / 1e6) : null],
+    ["Metrics on disk", cost.csv_bytes !== undefined ? formatBytes(cost.csv_bytes) : null],
+    ["Safe on disk to step", cost.safe_on_disk_to_step],
+    ["Media files", cost.media?.files],
+    ["Rows waiting", cost.waiting_rows || null],
+    ["Refused", cost.refused || null],
+    ["Damaged bytes", cost.damaged_bytes || null],
+  ].filter(([, value]) => value !== null && value !== undefined);
+  const lost = Object.entries(detail.lost ?? {}).filter(([, count]) => count);
+  if (!pairs.length && !lost.length) return el("p", {}, "Not measured for this kind of run.");
+  return [
+    scroll(pairTable(pairs)),
+    el(
+      "p",
+      { class: lost.length ? "bad" : "", style: { "padding-top": "10px" } },
+      lost.length
+        ? `Lost: ${lost.map(([kind, count]) => `${count} ${kind}`).join(", ")}.`
+        : "Nothing was lost.",
+    ),
+  ];
+}
+
+function sessionsOf(sessions) {
+  return scroll(
+    plainTable(
+      sessions.map((one) => [
+        el("td", { class: "time" }, formatTime(one.start)),
+        el("td", {}, one.end ? formatDuration(one.end - one.start) : "–"),
+        el("td", { title: shorten(one.exception ?? "", 500) }, one.status ?? "–"),
+        el("td", {}, one.resume_step ?? "the start"),
+        el("td", {}, shorten(one.host ?? "–", 60)),
+      ]),
+      ["Started", "Duration", "Status", "From step", "Host"],
+    ),
+  );
+}
+
+function branchesOf(branches) {
+  const texts = branches.map(
+    (one) => `After step ${formatNumber(one.from_step)}: ${one.file}${one.rank ? ` (rank ${one.rank})` : ""}`,
+  );
+  return el("p", {}, texts.join("; "), ". Charts show these rows as dotted lines.");
+}
+
+function checkpointsOf(checkpoints) {
+  return scroll(
+    plainTable(
+      checkpoints.map((one) => [
+        el("td", { dir: "auto", title: shorten(one.path, 500) }, shorten(one.name, 120)),
+        el("td", { class: "number" }, formatBytes(one.size)),
+        el("td", { class: "muted time" }, formatTime(one.time)),
+        el("td", { class: one.exists ? "good" : "bad" }, one.exists ? "there" : "missing"),
+      ]),
+    ),
+  );
+}
+
+function artifactsOf(id, artifacts) {
+  return scroll(
+    plainTable(
+      artifacts.map((one) => [
+        el(
+          "td",
+          { dir: "auto" },
+          one.file
+            ? el("a", { href: fileUrl(id, one.file), download: "" }, shorten(one.name, 120))
+            : shorten(one.name, 120),
+          one.uri && el("div", { class: "muted mono" }, shorten(one.uri, 200)),
+        ),
+        el("td", { class: "number" }, formatBytes(one.size)),
+        el(
+          "td",
+          { class: one.arrived === false ? "bad" : one.arrived ? "good" : "muted" },
+          one.arrived ? "arrived" : one.arrived === false ? "not arrived" : "unknown",
+        ),
+      ]),
+    ),
+  );
+}
+
+/** Returns what is known of host and process by name, without what other panels show; the time first. */
+function environmentOf({ packages, git, time, ...others }) {
+  const pairs = flatten(others);
+  if (time) pairs.unshift(["time", formatTime(time)]);
+  return pairs;
+}
