@@ -42,7 +42,9 @@ def _room_in_memory():
     """Returns how many bytes of files memory has room for; 0 where the system has none of its own."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        available = {name: value for name, _, value in (line.partition(":") for line in lines)}["MemAvailable"]
+        available = {name: value for name, _, value in (line.partition(":") for line in lines)}[
+            "MemAvailable"
+        ]
         room = min(shutil.disk_usage(MEMORY).free, 1024 * int(available.split()[0]))
     except (OSError, LookupError):
         return 0
