@@ -4,6 +4,8 @@ import { openWindow, serve } from "./browser.js";
 
 openWindow();
 const { RunColumns } = await import("../../destinations/viewer/static/columns.js");
+const { drawParallel } = await import("../../destinations/viewer/static/parallel.js");
+const { update } = await import("../../destinations/viewer/static/state.js");
 const { View } = await import("../../destinations/viewer/static/view.js");
 
 const fields = ["hparams.lr", "hparams.seed", "summary.loss"].map((name) => ({ name, kind: "number" }));
@@ -50,4 +52,22 @@ test("the columns of runs are those of the newest answer, and names are known al
   assert.deepEqual(said, ["the filter does not parse"]);
   assert.deepEqual([...columns.loaded], ["hparams.lr", "hparams.seed", "summary.loss"]);
   assert.deepEqual(columns.rows, rows);
+});
+
+test("axes are computed once for a drawing, not for each run", async () => {
+  const { columns } = columnsOf(new View());
+  await columns.load();
+  update({ brush: ["0.5~1~hparams.lr"] });
+  const holder = document.createElement("div");
+  let count = 0;
+  columns.axes = () => {
+    count += 1;
+    return RunColumns.prototype.axes.call(columns);
+  };
+
+  drawParallel(holder, columns);
+
+  assert.equal(holder.querySelectorAll("polyline").length, 30);
+  assert.equal(holder.querySelectorAll("polyline.out").length, 15);
+  assert.ok(count <= 2, String(count));
 });

@@ -214,14 +214,16 @@ export class RunColumns {
       : axisOfWords(this.wordsOf(name));
   }
 
-  /** Whether a run lies outside of a range that is chosen on an axis. */
-  isOut(row) {
-    for (const name of this.axes()) {
-      const [low, high] = numbersOf("brush", name) ?? [0, 1];
-      if (low === 0 && high === 1) continue;
-      const place = this.axisOf(name).place(valueIn(row, name));
-      if (place === null || place < low || place > high) return true;
-    }
-    return false;
+  /** Returns a function that says whether a run lies outside of a range that is chosen now on an axis. */
+  outside() {
+    const ranges = this.axes()
+      .map((name) => ({ name, range: numbersOf("brush", name) ?? [0, 1] }))
+      .filter(({ range: [low, high] }) => low !== 0 || high !== 1)
+      .map((one) => ({ ...one, place: this.axisOf(one.name).place }));
+    return (row) =>
+      ranges.some(({ name, range: [low, high], place }) => {
+        const at = place(valueIn(row, name));
+        return at === null || at < low || at > high;
+      });
   }
 }

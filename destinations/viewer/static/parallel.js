@@ -137,6 +137,7 @@ export function drawParallel(holder, columns) {
     return place === null ? "gray" : shade(place);
   };
   const color = state.sc ? coloring(columns) : shadeOfMetric;
+  const isOut = columns.outside();
   const said = el("p", { class: "muted", style: { padding: "0 10px", "min-height": "20px" } });
   fill(
     holder,
@@ -151,10 +152,8 @@ export function drawParallel(holder, columns) {
         "aria-label": "Parallel coordinates of hyperparameters and a metric",
       },
       columns.rows
-        .toSorted((one, other) => Number(columns.isOut(other)) - Number(columns.isOut(one)))
-        .map((row) =>
-          lineOf(row, frame, { stroke: color(row), class: columns.isOut(row) ? "out" : "" }, said),
-        ),
+        .toSorted((one, other) => Number(isOut(other)) - Number(isOut(one)))
+        .map((row) => lineOf(row, frame, { stroke: color(row), class: isOut(row) ? "out" : "" }, said)),
       names.map((_, at) => axisAt(at, frame)),
     ),
     said,
