@@ -5,7 +5,7 @@ import { openWindow, serve } from "./browser.js";
 openWindow();
 const { RunColumns } = await import("../../destinations/viewer/static/columns.js");
 const { drawParallel } = await import("../../destinations/viewer/static/parallel.js");
-const { update } = await import("../../destinations/viewer/static/state.js");
+const { state, update } = await import("../../destinations/viewer/static/state.js");
 const { View } = await import("../../destinations/viewer/static/view.js");
 
 const fields = ["hparams.lr", "hparams.seed", "summary.loss"].map((name) => ({ name, kind: "number" }));
@@ -71,3 +71,25 @@ test("axes are computed once for a drawing, not for each run", async () => {
   assert.equal(holder.querySelectorAll("polyline.out").length, 15);
   assert.ok(count <= 2, String(count));
 });
+
+for (const [end, last] of [
+  ["pointerup", ["0.25~0.9~hparams.lr"]],
+  ["pointercancel", ["0.5~0.9~hparams.lr"]],
+])
+  test(`a range follows the pointer until ${end}`, async () => {
+    const { columns } = columnsOf(new View());
+    await columns.load();
+    update({ brush: [] });
+    const holder = document.createElement("div");
+    drawParallel(holder, columns);
+    const ground = holder.querySelector("[data-axis='hparams.lr'] .brush-ground");
+    ground.getBoundingClientRect = () => new DOMRect(0, 0, 28, 112);
+    const point = (target, kind, clientY) => target.dispatchEvent(new MouseEvent(kind, { clientY }));
+
+    point(ground, "pointerdown", 16);
+    point(window, "pointermove", 56);
+    point(window, end, 81);
+    point(window, "pointermove", 100);
+
+    assert.deepEqual(state.brush, last);
+  });

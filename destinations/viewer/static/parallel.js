@@ -17,7 +17,7 @@ function yOf(place) {
   return MARGIN.top + (1 - place) * INNER;
 }
 
-/** Keeps the range that the pointer draws along an axis, until it is lifted. */
+/** Keeps the range that the pointer draws along an axis, until it is lifted or taken away. */
 function startBrush(event, name, ground) {
   const box = ground.getBoundingClientRect();
   const placeAt = (clientY) => Math.max(0, Math.min(1, 1 - (clientY - box.top - 6) / (box.height - 12)));
@@ -32,12 +32,19 @@ function startBrush(event, name, ground) {
         : [Math.min(from, to), Math.max(from, to)].map((place) => Number(place.toFixed(3))),
     );
   };
-  const end = (last) => {
-    move(last);
-    removeEventListener("pointermove", move);
-  };
-  addEventListener("pointermove", move);
-  addEventListener("pointerup", end, { once: true });
+  const ended = new AbortController();
+  const { signal } = ended;
+  addEventListener("pointermove", move, { signal });
+  addEventListener(
+    "pointerup",
+    (last) => {
+      move(last);
+      ended.abort();
+    },
+    { signal },
+  );
+  // As where a touch becomes a scroll: what was drawn so far stays.
+  addEventListener("pointercancel", () => ended.abort(), { signal });
 }
 
 /** Draws a run: a line through its values, which are said while the pointer is on it. */
