@@ -113,16 +113,18 @@ export class RunColumns {
   /** Asks for the columns, and for the runs that match. */
   load() {
     return this.view.ask(
-      async () => {
-        this.fields = (await listFields()).fields;
+      async (isOld) => {
+        const { fields } = await listFields();
+        if (!isOld()) this.fields = fields;
         // Of more names than an answer has columns: those of the link, and some of both kinds.
         const known = [...this.hparams.slice(0, MOST_COLUMNS / 2), ...this.metrics, ...this.hparams];
         const names = [...new Set([...asked().filter((name) => known.includes(name)), ...known])];
-        this.loaded = new Set(names.slice(0, MOST_COLUMNS));
-        return listRuns({ where: filterOf(), columns: [...this.loaded], limit: MOST_SHOWN });
+        const columns = names.slice(0, MOST_COLUMNS);
+        return { ...(await listRuns({ where: filterOf(), columns, limit: MOST_SHOWN })), columns };
       },
-      ({ rows, total }) => {
+      ({ columns, rows, total }) => {
         this.told.complain(null);
+        this.loaded = new Set(columns);
         [this.rows, this.total] = [rows, total];
         this.orders.clear();
         this.sortWords();
@@ -212,14 +214,16 @@ export class RunColumns {
       : axisOfWords(this.wordsOf(name));
   }
 
-  /** Whether a run lies outside of a range that is chosen on an axis. */
-  isOut(row) {
-    for (const name of this.axes()) {
-      const [low, high] = numbersOf("brush", name) ?? [0, 1];
-      if (low === 0 && high === 1) continue;
-      const place = this.axisOf(name).place(valueIn(row, name));
-      if (place === null || place < low || place > high) return true;
-    }
-    return false;
+  /** Returns a function that says whether a run lies outside of a range that is chosen now on an axis. */
+  outside() {
+    const ranges = this.axes()
+      .map((name) => ({ name, range: numbersOf("brush", name) ?? [0, 1] }))
+      .filter(({ range: [low, high] }) => low !== 0 || high !== 1)
+      .map((one) => ({ ...one, place: this.axisOf(one.name).place }));
+    return (row) =>
+      ranges.some(({ name, range: [low, high], place }) => {
+        const at = place(valueIn(row, name));
+        return at === null || at < low || at > high;
+      });
   }
 }

@@ -2,7 +2,7 @@
 
 import { drawLegend, legendTraces } from "./colors.js";
 import { bare, RunColumns, valueIn } from "./columns.js";
-import { debounce, download, el, fill, formatNumber, inTurn, menu, toCsv } from "./dom.js";
+import { debounce, download, el, fill, formatNumber, inTurn, menu, toast, toCsv } from "./dom.js";
 import { FilterField } from "./filter.js";
 import { Importance } from "./importance.js";
 import { drawParallel, saveParallel } from "./parallel.js";
@@ -171,6 +171,10 @@ class Explore {
   }
 
   saveScatter(kind) {
+    if (!this.plot.data) {
+      toast("Nothing is drawn yet.");
+      return;
+    }
     const traces = [...this.plot.data, ...legendTraces(this.columns)];
     savePlot(this.plot, this.title.textContent, kind, traces);
   }

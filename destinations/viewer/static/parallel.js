@@ -2,7 +2,7 @@
 
 import { coloring, shade } from "./colors.js";
 import { bare, textIn, valueIn } from "./columns.js";
-import { download, el, fill, isDark, shorten, svg } from "./dom.js";
+import { download, el, fill, isDark, shorten, svg, toast } from "./dom.js";
 import { keepNumbers, numbersOf, state, update } from "./state.js";
 
 const HEIGHT = 340;
@@ -17,7 +17,7 @@ function yOf(place) {
   return MARGIN.top + (1 - place) * INNER;
 }
 
-/** Keeps the range that the pointer draws along an axis, until it is lifted. */
+/** Keeps the range that the pointer draws along an axis, until it is lifted or taken away. */
 function startBrush(event, name, ground) {
   const box = ground.getBoundingClientRect();
   const placeAt = (clientY) => Math.max(0, Math.min(1, 1 - (clientY - box.top - 6) / (box.height - 12)));
@@ -32,12 +32,19 @@ function startBrush(event, name, ground) {
         : [Math.min(from, to), Math.max(from, to)].map((place) => Number(place.toFixed(3))),
     );
   };
-  const end = (last) => {
-    move(last);
-    removeEventListener("pointermove", move);
-  };
-  addEventListener("pointermove", move);
-  addEventListener("pointerup", end, { once: true });
+  const ended = new AbortController();
+  const { signal } = ended;
+  addEventListener("pointermove", move, { signal });
+  addEventListener(
+    "pointerup",
+    (last) => {
+      move(last);
+      ended.abort();
+    },
+    { signal },
+  );
+  // As where a touch becomes a scroll: what was drawn so far stays.
+  addEventListener("pointercancel", () => ended.abort(), { signal });
 }
 
 /** Draws a run: a line through its values, which are said while the pointer is on it. */
@@ -137,6 +144,7 @@ export function drawParallel(holder, columns) {
     return place === null ? "gray" : shade(place);
   };
   const color = state.sc ? coloring(columns) : shadeOfMetric;
+  const isOut = columns.outside();
   const said = el("p", { class: "muted", style: { padding: "0 10px", "min-height": "20px" } });
   fill(
     holder,
@@ -151,10 +159,8 @@ export function drawParallel(holder, columns) {
         "aria-label": "Parallel coordinates of hyperparameters and a metric",
       },
       columns.rows
-        .toSorted((one, other) => Number(columns.isOut(other)) - Number(columns.isOut(one)))
-        .map((row) =>
-          lineOf(row, frame, { stroke: color(row), class: columns.isOut(row) ? "out" : "" }, said),
-        ),
+        .toSorted((one, other) => Number(isOut(other)) - Number(isOut(one)))
+        .map((row) => lineOf(row, frame, { stroke: color(row), class: isOut(row) ? "out" : "" }, said)),
       names.map((_, at) => axisAt(at, frame)),
     ),
     said,
@@ -173,7 +179,11 @@ export function drawParallel(holder, columns) {
 
 /** Saves the plot as SVG, with the styles that the page gives it. */
 export function saveParallel(holder) {
-  const drawn = holder.querySelector("svg").cloneNode(true);
+  const drawn = holder.querySelector("svg")?.cloneNode(true);
+  if (!drawn) {
+    toast("Nothing is drawn.");
+    return;
+  }
   const style = `text{font:11.5px sans-serif;fill:${isDark() ? "#ddd" : "#444"}}.axis{stroke:#999}polyline{fill:none;stroke-width:1.6;stroke-opacity:.75}.out{stroke:#ccc}.brush-ground{fill:none}.brush{fill:#2456c9;fill-opacity:.16}`;
   drawn.prepend(svg("style", {}, style));
   download("parallel.svg", new XMLSerializer().serializeToString(drawn), "image/svg+xml");

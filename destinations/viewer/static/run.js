@@ -38,7 +38,7 @@ const SUMMARY_COLUMNS = {
 };
 const MOST_CURVES = 6;
 const LOG_TAIL = 65536;
-const MOST_ROWS_OF_LOG = 1 << 20;
+const MOST_CHARACTERS_OF_LOG = 1 << 20;
 
 function fact(name, value) {
   return value ? el("span", {}, `${name} `, el("b", { dir: "auto" }, breakable(shorten(value, 200)))) : null;
@@ -366,8 +366,8 @@ class LogTail {
     if (this.next === null) this.text.textContent = "";
     if (this.next !== next) this.text.append(document.createTextNode(text));
     this.next = next;
-    if (this.text.textContent.length > MOST_ROWS_OF_LOG)
-      this.text.textContent = this.text.textContent.slice(-MOST_ROWS_OF_LOG / 2);
+    if (this.text.textContent.length > MOST_CHARACTERS_OF_LOG)
+      this.text.textContent = this.text.textContent.slice(-MOST_CHARACTERS_OF_LOG / 2);
     if (isAtEnd) this.text.scrollTop = this.text.scrollHeight;
   }
 }

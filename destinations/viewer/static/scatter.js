@@ -28,6 +28,7 @@ function ticksOfWords(words) {
 /** Returns the points of runs: their colours, sizes, and what they say of themselves. */
 function traceOf(columns, shown, xs, sx, sy) {
   const colorOf = state.sc ? coloring(columns) : null;
+  const isOut = columns.outside();
   const isChosen = (row) => state.run.includes(row.id);
   const [ground, ink] = isDark() ? ["#17181b", "#ececef"] : ["#ffffff", "#1a1b1e"];
   const said = [...new Set([sy, sx, state.sc])].filter(Boolean);
@@ -45,7 +46,7 @@ function traceOf(columns, shown, xs, sx, sy) {
     ),
     marker: {
       size: shown.map((row) => (isChosen(row) ? 14 : 10)),
-      opacity: shown.map((row) => (columns.isOut(row) ? 0.15 : 0.85)),
+      opacity: shown.map((row) => (isOut(row) ? 0.15 : 0.85)),
       color: shown.map((row) =>
         colorOf ? colorOf(row) : isChosen(row) ? styleOf(row.id, isDark()).color : neutral(),
       ),

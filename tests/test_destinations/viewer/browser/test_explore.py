@@ -102,6 +102,23 @@ def test_the_scatter_is_saved_with_its_colours(kinds):
     assert ">auto<" in download.value.path().read_text()
 
 
+def test_saving_what_is_not_drawn_says_so(kinds):
+    """Before anything is drawn, and where there is nothing to draw, a button says so and saves nothing."""
+    page = kinds.page
+    page.route("**/plotly*", lambda route: None)
+    kinds.go("explore?where=hparams.size%20%3D%3D%20%22auto%22")
+    page.wait_for_selector("#parallel .empty")
+    # In one look: what is said goes away after some seconds.
+    said = page.evaluate(
+        """() => {
+            for (const kind of ["PNG", "SVG"])
+                for (const button of document.querySelectorAll(`[aria-label="Save as ${kind}"]`)) button.click();
+            return [...document.querySelectorAll(".toast")].map((toast) => toast.innerText);
+        }"""
+    )
+    assert said == ["Nothing is drawn yet.", "Nothing is drawn yet.", "Nothing is drawn."]
+
+
 def test_what_cannot_be_said_of_few_runs_is_said(kinds):
     """Ten runs do not tell which hyperparameter matters, and the page says how many it takes."""
     kinds.go("explore?sx=hparams.width&sy=summary.loss")
