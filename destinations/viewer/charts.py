@@ -224,7 +224,7 @@ class ChartReader:
         *,
         points: int,
     ) -> list[dict[str, Any]]:
-        """Returns the bands of `/api/band`.
+        """Returns the bands of `/api/band`, each with its place among the groups, the same for all metrics.
 
         Args:
             groups: label and members: id, run and rank.
@@ -239,7 +239,7 @@ class ChartReader:
             return rows if rows.spans is None else _closer(rows, axis)
 
         bands = []
-        for label, members in groups:
+        for number, (label, members) in enumerate(groups):
             found = list(self._map(read, members))
             rows = [one for one in found if one.error is None]
             kept = [member for member, one in zip(members, found, strict=True) if one.error is None]
@@ -248,7 +248,7 @@ class ChartReader:
                 # Of huge values.
                 with np.errstate(over="ignore", invalid="ignore"):
                     band = _band(kept, rows, axis, points)
-                bands.append({"label": label, **band, "errors": errors})
+                bands.append({"label": label, "number": number, **band, "errors": errors})
         return bands
 
 

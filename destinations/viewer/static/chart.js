@@ -66,13 +66,13 @@ function zoomOf(metric) {
 export class MetricChart {
   /**
    * @param {string} metric
-   * @param {{bandStyle?: (label: string, count: number) => number, runs?: () => string[]}} about `bandStyle` returns
-   *   the number of the colour of a band: without it there are none, and the card is not pinned or hidden. `runs`
-   *   returns the ids of the runs that it shows.
+   * @param {{noteBand?: (band: {label: string, number: number, members: any[]}) => void, runs?: () => string[]}} about
+   *   `noteBand` is told of each band that is drawn: without it there are none, and the card is not pinned or hidden.
+   *   `runs` returns the ids of the runs that it shows.
    */
-  constructor(metric, { bandStyle, runs = visibleRuns }) {
+  constructor(metric, { noteBand, runs = visibleRuns }) {
     this.metric = metric;
-    this.bandStyle = bandStyle;
+    this.noteBand = noteBand;
     this.runs = runs;
     this.series = [];
     this.bands = null;
@@ -128,8 +128,8 @@ export class MetricChart {
         { class: "card-head" },
         el("h3", { title: shorten(metric, 300), dir: "auto" }, shorten(metric, 120)),
         this.badge,
-        bandStyle && iconButton("eyeOff", "Hide this chart", () => toggle("hide", metric)),
-        bandStyle && this.pinButton,
+        noteBand && iconButton("eyeOff", "Hide this chart", () => toggle("hide", metric)),
+        noteBand && this.pinButton,
         this.wideButton,
         save,
       ),
@@ -191,7 +191,7 @@ export class MetricChart {
     try {
       let found = [],
         bands = null;
-      const kind = this.bandStyle ? state.band.split(":", 1)[0] : "";
+      const kind = this.noteBand ? state.band.split(":", 1)[0] : "";
       if (runs.length && kind) {
         const by = { group: "group", over: "over" }[kind];
         const x = ["step", "epoch", "relative"].includes(state.x) ? state.x : "step";
@@ -474,7 +474,8 @@ export class MetricChart {
       const isRun = state.band === "ranks" && band.members.length;
       const { color, dash } = isRun
         ? { ...styleOf(band.members[0].run, isDark()), dash: "solid" }
-        : styleOfSlot(this.bandStyle?.(band.label, band.members.length) ?? 0, isDark());
+        : styleOfSlot(band.number, isDark());
+      if (!isRun) this.noteBand?.(band);
       const x = drawable(band.x.map((value) => this.toAxis(value)));
       const name = plotText(shorten(isRun ? runInfo(band.members[0].run).name : band.label, 60));
       const base = { type: "scatter", mode: "lines", name, meta: { band: band.label } };

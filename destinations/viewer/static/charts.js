@@ -115,30 +115,29 @@ class BandLegend {
     this.element = el("ul", { class: "band-legend", "aria-label": "Bands", hidden: true });
   }
 
-  /** Returns the number of the colour of a band, and shows it in the legend. */
-  numberOf(label, count) {
-    if (!this.bands.has(label)) this.bands.set(label, { number: this.bands.size, count: 0 });
-    const band = this.bands.get(label);
-    if (count > band.count) {
-      band.count = count;
-      this.draw();
-    }
-    return band.number;
+  /** Shows a band. Its number, and so its colour, is the server's: the same in all charts. */
+  note({ label, number, members }) {
+    const held = this.bands.get(label);
+    if (number === held?.number && members.length <= held.count) return;
+    this.bands.set(label, { number, count: Math.max(members.length, held?.count ?? 0) });
+    this.draw();
   }
 
   draw() {
     this.element.hidden = !this.bands.size;
     fill(
       this.element,
-      [...this.bands].map(([label, { number, count }]) =>
-        el(
-          "li",
-          {},
-          bandSwatch(number),
-          el("span", { title: shorten(label, 300), dir: "auto" }, shorten(label, 60)),
-          el("span", { class: "muted" }, count === 1 ? "1 run" : `${count} runs`),
+      [...this.bands]
+        .toSorted(([, one], [, other]) => one.number - other.number)
+        .map(([label, { number, count }]) =>
+          el(
+            "li",
+            {},
+            bandSwatch(number),
+            el("span", { title: shorten(label, 300), dir: "auto" }, shorten(label, 60)),
+            el("span", { class: "muted" }, count === 1 ? "1 run" : `${count} runs`),
+          ),
         ),
-      ),
     );
   }
 
@@ -191,8 +190,8 @@ class Charts {
   }
 
   chartOf(metric) {
-    const bandStyle = (label, count) => this.legend.numberOf(label, count);
-    if (!this.charts.has(metric)) this.charts.set(metric, new MetricChart(metric, { bandStyle }));
+    const noteBand = (band) => this.legend.note(band);
+    if (!this.charts.has(metric)) this.charts.set(metric, new MetricChart(metric, { noteBand }));
     return this.charts.get(metric);
   }
 

@@ -187,6 +187,39 @@ def test_band_over_seeds(opened):
     assert opened.page.locator(".band-legend li").all_inner_texts() == ["all\n3 runs"]
 
 
+@pytest.mark.parametrize(("first", "last"), [("loss", "acc"), ("acc", "loss")])
+def test_the_colour_of_a_band_depends_on_no_chart(tmp_path, new_page, first, last):
+    """Colours and the legend follow the values, whichever chart is answered first and whatever runs have its metric."""
+    server = pytest.importorskip("destinations.viewer.server")
+    for lr in (2, 10):
+        with Written(tmp_path / "runs" / f"lr{lr}") as run:
+            run.logger.log_hyperparameters({"lr": lr})
+            for step in range(3):
+                run.log({"loss": float(lr)} if lr == 2 else {"loss": 1.0, "acc": 1.0}, step)
+    with (
+        open_runs(tmp_path / "runs", cache=tmp_path / "index") as runs,
+        server.Viewer(runs, port=0) as viewer,
+    ):
+        opened = Opened(new_page(), viewer)
+        # The last is answered when the first is drawn.
+        opened.page.route(
+            re.compile(f"api/band.*metric={last}"),
+            lambda route: (opened.drawn(first), route.continue_()),
+        )
+        query = "&".join(f"run={row['id']}" for row in opened.answer("runs")["rows"])
+        opened.go(f"charts?{query}&band=group:hparams.lr")
+        opened.drawn(last)
+        found = {}
+        for metric in ("loss", "acc"):
+            found[metric] = {name: line["color"] for name, line in opened.traces(metric, "median").items()}
+        legend = opened.page.locator(".band-legend li").all_inner_texts()
+        strokes = [path.get_attribute("stroke") for path in opened.page.locator(".band-legend path").all()]
+        opened.page.close()
+    assert legend == ["2\n1 run", "10\n1 run"]
+    assert found == {"loss": dict(zip(["2", "10"], strokes, strict=True)), "acc": {"10": strokes[1]}}
+    assert len(set(strokes)) == 2
+
+
 def test_hovering_names_the_straggler_of_the_nearest_band(tmp_path, new_page):
     """One line below the values, of the band at the mouse, and not one for each band."""
     server = pytest.importorskip("destinations.viewer.server")
