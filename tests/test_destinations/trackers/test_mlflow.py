@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 import wave
 from pathlib import Path
 
@@ -52,6 +53,14 @@ class Clock:
 
     def __call__(self):
         return next(self._milliseconds) / 1000
+
+
+@pytest.fixture
+def tmp_path(tmp_path):
+    """A folder of a name that no other has: experiments have it too, in a store that all tests share."""
+    folder = tmp_path / f"of-{uuid.uuid4().hex}"
+    folder.mkdir()
+    return folder
 
 
 @pytest.fixture(scope="module")
