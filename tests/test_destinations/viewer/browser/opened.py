@@ -50,6 +50,27 @@ class Opened:
         }}"""
         return self.page.wait_for_function(tolerant, arg=argument, timeout=WAIT_MS).json_value()
 
+    def hovered(self, metric, part="", height=0.5):
+        """Moves the mouse over the middle of a chart, and returns the text beside it, once that has a part.
+
+        A chart that is drawn in that moment hears nothing of the mouse: it is moved again.
+        """
+        from playwright.sync_api import TimeoutError as LateError
+
+        area = self.page.locator(f'[data-metric="{metric}"] .nsewdrag')
+        condition = """([metric, part]) => {
+            const box = document.querySelector(`[data-metric="${metric}"] .hover-box`);
+            return box && !box.hidden && box.innerText.includes(part) && box.innerText;
+        }"""
+        for _ in range(WAIT_MS // 1000):
+            box = area.bounding_box()
+            self.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] * height, steps=3)
+            try:
+                return self.page.wait_for_function(condition, arg=[metric, part], timeout=1000).json_value()
+            except LateError:
+                self.page.mouse.move(box["x"] + box["width"] / 2 + 5, box["y"] + box["height"] * height)
+        raise AssertionError(f"nothing is said beside {metric}")
+
     def tops(self, *selectors):
         """The upper ends of elements, the last of each selector, in one look: a view may be drawn again right after."""
         return self.until(

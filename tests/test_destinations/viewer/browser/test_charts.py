@@ -157,12 +157,7 @@ def test_hover_compares_runs(opened):
     """Hovering shows the values of all runs at the step, sorted, by name."""
     show(opened, "alpha", "beta")
     opened.drawn("loss", 2)
-    box = card(opened, "loss").locator(".nsewdrag").bounding_box()
-    opened.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, steps=3)
-    # In one look: where the chart is drawn again, the box is hidden.
-    text = opened.until(
-        "() => { const box = document.querySelector('[data-metric=loss] .hover-box'); return !box.hidden && box.innerText; }"
-    )
+    text = opened.hovered("loss")
     step = int(re.search(r"step (\d+)", text)[1])
     assert 95 <= step <= 105
     shown = [float(value) for value in re.findall(r"0\.\d+", text)]
@@ -236,13 +231,10 @@ def test_hovering_names_the_straggler_of_the_nearest_band(tmp_path, new_page):
         query = "&".join(f"run={row['id']}" for row in opened.answer("runs")["rows"])
         opened.go(f"charts?{query}&band=group:hparams.lr")
         opened.drawn("loss", 2)
-        box = card(opened, "loss").locator(".nsewdrag").bounding_box()
-        said = []
-        for share in (0.1, 0.9):
-            opened.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] * share, steps=3)
-            text = "document.querySelector('[data-metric=loss] .hover-box p')?.innerText"
-            lr = 1 if share == 0.9 else 2
-            said.append(opened.until(f"() => {text}?.includes('of {lr}:') && {text}"))
+        said = [
+            opened.hovered("loss", f"of {lr}:", height).splitlines()[-1]
+            for lr, height in ((2, 0.1), (1, 0.9))
+        ]
         assert opened.page.locator(".hover-box:visible div").count() == 2
         assert card(opened, "loss").locator(".card-foot").inner_text() == ""
         opened.page.close()
@@ -303,11 +295,7 @@ def test_a_noisy_line_is_smoothed_and_hovering_says_its_values(tmp_path, new_pag
         (raw,) = opened.traces("noise", "raw").values()
         assert raw["y"] == [float(step * 7919 % 101) for step in range(300)]
         assert opened.traces("slope", "raw") == {}
-        box = card(opened, "noise").locator(".nsewdrag").bounding_box()
-        opened.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, steps=3)
-        text = opened.until(
-            "() => { const box = document.querySelector('[data-metric=noise] .hover-box'); return !box.hidden && box.innerText; }"
-        )
+        text = opened.hovered("noise")
         step, value = int(re.search(r"step (\d+)", text)[1]), float(re.search(r"(\d+)\s*$", text)[1])
         assert value == step * 7919 % 101
         opened.go("charts?smooth=0")
