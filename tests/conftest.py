@@ -7,6 +7,7 @@ share more than that name an `xdist_group`.
 import functools
 import gc
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -39,16 +40,16 @@ def pytest_configure(config):
 
 
 def _room_in_memory():
-    """Returns how many bytes of files memory has room for; 0 where the system has none of its own."""
+    """Returns how many bytes of files memory has room for; 0 where there are none, or no programs among them."""
     try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        available = {name: value for name, _, value in (line.partition(":") for line in lines)}[
-            "MemAvailable"
-        ]
-        room = min(shutil.disk_usage(MEMORY).free, 1024 * int(available.split()[0]))
-    except (OSError, LookupError):
+        found = re.search(
+            r"^MemAvailable: *(\d+) kB$", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE
+        )
+        room = min(shutil.disk_usage(MEMORY).free, 1024 * int(found[1]))
+        is_usable = os.access(MEMORY, os.W_OK) and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
+    except (OSError, TypeError):
         return 0
-    return room if os.access(MEMORY, os.W_OK) else 0
+    return room if is_usable else 0
 
 
 @pytest.hookimpl(optionalhook=True)
