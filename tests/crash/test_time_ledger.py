@@ -31,6 +31,8 @@ FAULTS = (
     "garbage",
 )
 INJECTED = 0.6
+# What this machine takes for everything else of a session of a second.
+SLACK = 0.35
 
 
 def begin(fault, folder):
@@ -57,7 +59,14 @@ def test_a_fault_is_in_its_bucket(tmp_path, fault):
     output, _ = process.communicate()
     report = Run.open(tmp_path / "run").time_report()
 
-    assert report.seconds[fault] - usual(fault, report.seconds) >= INJECTED * 0.95
+    # The end of a run waits for a disk that others may keep busy.
+    more = {
+        name: value - usual(name, report.seconds)
+        for name, value in report.seconds.items()
+        if name == fault or name not in {"start", "closing"}
+    }
+    assert max(more, key=more.get) == fault
+    assert more[fault] >= INJECTED * 0.95
     wall = float(output) - started
     # What comes before the process has its name and after its last line is not the ledger's.
     assert abs(report.wall - wall) <= 0.01 * wall + 0.1
@@ -83,6 +92,8 @@ def test_a_stopped_process_is_not_slow(tmp_path, fault):
 
     # A quarter of a second may pass between two looks.
     assert report.seconds["stopped"] >= 0.7
+    others = report.seconds.keys() - {"start", "stopped", "closing"}
+    assert max(report.seconds[name] for name in others) <= 0.9
     assert sum(report.seconds.values()) == pytest.approx(report.wall)
 
 
@@ -119,6 +130,7 @@ def test_a_process_that_stood_by_was_not_starting(tmp_path):
     assert [one.status for one in report.sessions] == ["killed", "completed"]
     (fault,) = report.faults
     assert fault.gone >= 0.65
+    assert fault.start <= 0.3
     assert report.wall <= float(output) - began + 0.1
 
 
@@ -130,14 +142,16 @@ def test_a_kill_costs_what_came_after_it(tmp_path):
     """Until the next session had trained what the killed one had; sessions and gaps add up to the wall's."""
     started = time.time()
     begin("killed", tmp_path / "run").communicate()
+    killed = time.time()
     time.sleep(0.7)
+    pause = time.time() - killed
     output, _ = begin("none", tmp_path / "run").communicate()
     wall = float(output) - started
     report = Run.open(tmp_path / "run").time_report()
 
     (fault,) = report.faults
     assert fault.status == "killed"
-    assert fault.gone >= 0.65
+    assert 0.65 <= fault.gone <= pause + SLACK
     # Nothing was loaded: all batches that are known of were trained again.
     assert fault.repeated == pytest.approx(report.seconds["repeated"])
     assert fault.step >= 25
@@ -170,12 +184,12 @@ FEW = [
 @pytest.mark.xdist_group("torchrun")
 @pytest.mark.parametrize("fault", times(FEW, ALL_FAULTS), ids=str)
 def test_a_fault_of_a_trainer_is_named(tmp_path, torch_server, fault):
-    """On one, two and four ranks: the bucket, the rank, and the sum, which is the wall's within 1 %."""
+    """On one, two and four ranks: the bucket, the rank, and the sum, which is the wall's within 1 % and 0.1 s."""
     found = []
     for number in range(4 if fault.kind == "stopped" else 1):
         folder = tmp_path / str(number)
         folder.mkdir()
-        found.append(wrong(fault, folder, torch_server))
+        found.append(wrong(fault, folder, torch_server, is_busy=True))
         if not found[-1]:
             break
 

@@ -4,6 +4,7 @@
 `python -c PROGRAM ARGUMENTS` does, to the end of its interpreter; only what the server has imported is there already.
 """
 
+import contextlib
 import gc
 import importlib
 import json
@@ -177,6 +178,14 @@ class Program:
         if is_late:
             raise subprocess.TimeoutExpired(self._source, timeout_s, *texts)
         return subprocess.CompletedProcess(self._source, os.waitstatus_to_exitcode(status), *texts)
+
+    def kill(self):
+        """Kills it, unless it has been waited for, and waits for its end."""
+        if not self._files[0].closed:
+            # It may have ended in this moment.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            self.wait()
 
 
 def _next_job():
