@@ -100,7 +100,8 @@ def worse(last: Result | None, new: Result) -> list[str]:
 
 def markdown(result: Result) -> str:
     """Returns the tables of one benchmark as Markdown: medians, and the range of the ratio over the rounds."""
-    parts = [f"{result['machine']}; {result['date']}, medians of {result['rounds']} rounds."]
+    rounds = "one round" if result["rounds"] == 1 else f"medians of {result['rounds']} rounds"
+    parts = [f"{result['machine']}; {result['date']}, {rounds}."]
     for title, table in result["tables"].items():
         rows: Mapping[str, Result] = table["rows"]
         columns = {
