@@ -29,6 +29,7 @@ from .logger.values import BinnedValues, host_metrics, plain_config, safe_text
 from .monitor.monitor_event import Event as MonitorEvent
 from .monitor.stat import Aggregation, Stat
 from .names import (
+    LiteralName,
     check_placeholders,
     check_run_name,
     check_unknown,
@@ -120,6 +121,7 @@ __all__ = [
     "LRMonitor",
     "LinearScheduler",
     "LinearWithWarmupScheduler",
+    "LiteralName",
     "LoadCheckpoint",
     "Logger",
     "LossSpike",

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from destinations.base import LoggerDestination
-from events import Callback, Destination, Event, Phase, RunStatus, State, Time, Timestamp
+from events import Callback, Destination, Event, LiteralName, Phase, RunStatus, State, Time, Timestamp
 
 from .session import Session, log_metrics_and_traces, missing_package_error
 
@@ -180,7 +180,7 @@ class ComposerDestination(TheirDestination):
             # may grow.
             is_linked = Path(file_path).suffix in _CHECKPOINT_SUFFIXES and not overwrite
             self._logger_now(self._session).upload_file(
-                remote_file_name, file_path, overwrite=overwrite, link=is_linked
+                LiteralName(remote_file_name), file_path, overwrite=overwrite, link=is_linked
             )
 
     def download_file(
