@@ -20,7 +20,6 @@ try:
     from composer.core import Time as TheirTime
     from composer.core import Timestamp as TheirTimestamp
     from composer.loggers import LoggerDestination as TheirDestination
-    from composer.utils import dist
 except ImportError as error:
     raise missing_package_error("mosaicml", None, error) from error
 
@@ -119,10 +118,6 @@ class ComposerDestination(TheirDestination):
         )
         self._theirs = state
         self._exception = getattr(sys, "last_value", None)
-        own = self._session.state
-        own.rank, own.local_rank = dist.get_global_rank(), dist.get_local_rank()
-        own.world_size, own.local_world_size = dist.get_world_size(), dist.get_local_world_size()
-        own.node_rank = dist.get_node_rank()
         self._sync(state, Event.INIT)
         _ = self._session.logger
 
