@@ -403,7 +403,8 @@ class Logger(RecordMethods):
         Args:
             remote_file_name: the name in the destination, with placeholders such as `{run_name}`, `{rank}`,
                 `{epoch}` and `{batch}`, see `format_name`; a `LiteralName` has none.
-            file_path: the local path, as it is: braces in it stay.
+            file_path: the local path. The path of an existing file is taken as it is; in any other,
+                placeholders are filled in.
             overwrite: whether it may replace an older file of that name.
             link: whether destinations may link the file instead of copying it.
             crc32: of the file, where the caller knows it: saves a destination that links it reading it.
@@ -417,6 +418,8 @@ class Logger(RecordMethods):
         from uploads import UploadError
 
         name, path = self._file_names(remote_file_name, file_path)
+        if "{" in str(path) and not os.path.exists(path):  # noqa: PTH110  # Path raises for a long name
+            path = Path(format_name(str(path), self._state))
         if self.has_file_upload_destination():
             try:
                 is_folder, is_there = path.is_dir(), path.exists()

@@ -351,16 +351,22 @@ def test_a_file_is_handed_over_with_state_name_path_and_overwrite(state, tmp_pat
     assert isinstance(destination.calls[0][1][2], pathlib.Path)
 
 
-def test_placeholders_are_filled_in_in_the_remote_name_alone(state, tmp_path):
-    """A local path is taken as it is, also where a file exists whose name it would be if it were filled in."""
+def test_path_of_an_existing_file_is_no_template(state, tmp_path):
+    """Placeholders in a local path are filled in only where no such file exists; a remote name always is one."""
     path = tmp_path / "ep{epoch}.pt"
     path.write_text("x")
     (tmp_path / "ep2.pt").write_text("another file")
     destination = Records()
+    logger = Logger(state, destination)
 
-    Logger(state, destination).upload_file("{run_name}/ep{epoch}/rank{rank}.pt", path)
+    logger.upload_file("{run_name}/ep{epoch}/rank{rank}.pt", path)
+    path.unlink()
+    logger.upload_file("b.pt", path)
 
-    assert destination.calls[0][1] == (state, "mine/ep2/rank0.pt", path)
+    assert [call[1][1:] for call in destination.calls] == [
+        ("mine/ep2/rank0.pt", path),
+        ("b.pt", tmp_path / "ep2.pt"),
+    ]
 
 
 def test_literal_name_keeps_its_braces(state, tmp_path):
@@ -380,9 +386,7 @@ def test_a_missing_file_is_refused_if_a_destination_takes_files(state, tmp_path)
     """The message has both names; without an uploader it is no error."""
     missing = tmp_path / "ep{epoch}.pt"
 
-    with pytest.raises(
-        FileNotFoundError, match=r"file to upload as 'mine\.pt' must exist, got '.*ep{epoch}\.pt'"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"file to upload as 'mine\.pt' must exist, got '.*ep2\.pt'"):
         Logger(state, Records()).upload_file("{run_name}.pt", missing)
     Logger(state, Records(uploads=False)).upload_file("a.pt", missing)
 
