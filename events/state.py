@@ -244,6 +244,7 @@ class State:
         callbacks: every callback of the run, destinations included. Before there is an engine, a list to
             which callbacks for it may be appended; then a tuple, and `logger.attach` adds one.
         evaluators: the evaluators of `Trainer`, one per evaluation dataloader.
+        parts: what a `Trainer` saves beside model, optimizers and data: modules and generators that it found.
         status: whether the run is running, or how it ended: a `RunStatus`, or the word of another trainer.
         exception: the exception that ended the run, or None.
         stop_reason: why training was stopped early, or None.
@@ -293,6 +294,7 @@ class State:
     last_checkpoint_uris: tuple[str, ...] = attrs.field(default=(), kw_only=True)
     callbacks: Any = attrs.field(factory=list, kw_only=True)
     evaluators: tuple[Any, ...] = attrs.field(default=(), kw_only=True)
+    parts: Any = attrs.field(default=None, kw_only=True)
     status: RunStatus | str = attrs.field(default=RunStatus.RUNNING, kw_only=True)
     exception: BaseException | None = attrs.field(default=None, kw_only=True)
     stop_reason: str | None = attrs.field(default=None, init=False)

@@ -20,6 +20,7 @@ __all__ = [
     "any_rank",
     "charge_waiting",
     "check_sampler",
+    "from_first",
     "from_rank_zero",
     "gather",
     "gather_parts",
@@ -29,6 +30,7 @@ __all__ = [
     "join",
     "least",
     "leave",
+    "mean_gradient",
     "ranks",
     "sum_numbers",
     "sum_tensor",
@@ -238,6 +240,20 @@ def sum_tensor(tensor: torch.Tensor) -> torch.Tensor:
     if not is_alone():
         distributed.all_reduce(tensor)
     return tensor
+
+
+@_meets
+def from_first(tensor: torch.Tensor) -> None:
+    """Gives a tensor the values of rank 0, in place."""
+    distributed.broadcast(tensor, 0)
+
+
+@_meets
+def mean_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """Returns the gradient of a parameter, averaged over ranks; one without counts as zeros."""
+    gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    distributed.all_reduce(gradient)
+    return gradient.div_(ranks())
 
 
 def any_rank(claim: bool) -> bool:
