@@ -48,7 +48,6 @@ from .values import (
     is_on_device,
     local_shard,
     plain_cell,
-    read_tensors,
     short_repr,
     to_host,
 )
@@ -81,6 +80,7 @@ def without_compile(function: Callable[P, R]) -> Callable[P, R]:
 _log = logging.getLogger("events")
 
 _MAX_PLANS = 256
+_UNKNOWN: Any = object()
 _NOTHING_PENDING = PendingRows(table=[[]], is_ready=True)
 # How often a look is taken whether copies have come, in the time in which rows are gathered for one.
 _LOOKS = 5
@@ -107,18 +107,32 @@ class _Plan:
 
     Args:
         names: the full names.
-        tensors: which values are tensors in host memory.
+        tensors: which values are tensors in host memory; None for none.
         places: which values are on a device; `pick` returns them from a list of all.
         ring: of that device; None if there are none.
         layout: of a row there.
     """
 
     names: tuple[str, ...]
-    tensors: tuple[int, ...] = ()
+    tensors: tuple[int, ...] | None = None
     places: tuple[int, ...] = ()
     pick: Callable[[list[Any]], Sequence[Any]] | None = None
     ring: DeviceRing | None = None
     layout: Any = None
+
+    def read_tensors(self, found: Iterable[Any]) -> list[Any]:
+        """Returns values with the tensors in host memory as their numbers.
+
+        Raises:
+            Exception: one has several elements, is complex, or is on a device.
+        """
+        values = [*found]
+        for place in self.tensors or ():
+            number = values[place].item() if values[place].is_cpu else None
+            if type(number) not in PLAIN_TYPES:
+                raise TypeError("a tensor is complex, or on a device now")
+            values[place] = number
+        return values
 
     def stage(self, values: list[Any], now: float) -> PendingRows | None:
         """Snapshots the values on a device, and removes them from the list; see `DeviceRing.try_stage`."""
@@ -251,27 +265,30 @@ class Delivery:
             if type(metrics) is not dict:
                 # A TensorDict is a mapping, but iterates over its batch.
                 metrics = dict(metrics.items())
-            key = (prefix, *metrics, *map(type, metrics.values()))
-            plan = self._plans[key] if key in self._plans else self._make_plan(key, metrics, prefix)
+            found = metrics.values()
+            key = (prefix, *metrics, *map(type, found))
+            plan = self._plans.get(key, _UNKNOWN)
+            if plan is _UNKNOWN:
+                plan = self._make_plan(key, metrics, prefix)
             if plan is None:
                 return False
-            values = [*metrics.values()]
-            if plan.tensors and not read_tensors(values, plan.tensors):
-                return False
-            now = self._clock()
-            rows = _NOTHING_PENDING if plan.ring is None else plan.stage(values, now)
+            values = [*found] if plan.tensors is None else plan.read_tensors(found)
+            rows = None
+            if plan.ring is not None or self.outbox:
+                rows = _NOTHING_PENDING if plan.ring is None else plan.stage(values, self._clock())
+                if rows is None:
+                    return False
         except Exception as error:  # noqa: BLE001  # what is no plain scalar: the slow path reports it
             self._faults().raise_if_foreign(error)
             return False
-        if rows is None:
-            return False
-        if rows is _NOTHING_PENDING and not self.outbox:
-            self._log(dict(zip(plan.names, values, strict=True)), step)
-            self._faults().raise_refused()
+        if rows is not None:
+            self.outbox.append((rows, len(rows.layouts) - 1, plan, values, step, position_of(self._state)))
+            self.look()
             return True
-        self.outbox.append((rows, len(rows.layouts) - 1, plan, values, step, position_of(self._state)))
-        if now >= self._look_at:
-            self._look(now)
+        numbers = dict(zip(plan.names, values))  # noqa: B905  # as many; to check costs a tenth
+        if targets := self._unpacked if self._pack(numbers, step) else self._metric_targets:
+            self._call(targets, "log_metrics", {"metrics": numbers, "step": step})
+            self._faults().raise_refused()
         return True
 
     def _make_plan(self, key: tuple[Any, ...], metrics: dict[str, Any], prefix: str) -> _Plan | None:
@@ -285,7 +302,7 @@ class Delivery:
         plain = sum(type(value) in PLAIN_TYPES for value in values)
         if plain + len(tensors) + len(on_device) < len(values):
             return None
-        plan = _Plan(names, tensors, on_device)
+        plan = _Plan(names, tensors or None)
         if on_device:
             scalars = [values[place] for place in on_device]
             ring = self._copies.ring_of(scalars[0]) if all(map(_is_scalar, scalars)) else None
@@ -293,34 +310,27 @@ class Delivery:
             if ring is None or not is_one:
                 return None
             pick = None if len(scalars) == len(names) else _picker(on_device)
-            plan = _Plan(names, tensors, on_device, pick, ring, ring.layout(scalars))
+            plan = _Plan(names, tensors or None, on_device, pick, ring, ring.layout(scalars))
         self._plans[key] = plan
         return plan
 
-    def _log(self, values: dict[str, Any], step: int) -> None:
-        """Gives numbers to all destinations."""
-        targets, packer = self._metric_targets, self._packer
-        if packer is not None and not self._faults().failing:
-            try:
-                if packer.try_log_metrics(values, step):
-                    targets = self._unpacked
-            except Exception as error:  # noqa: BLE001  # then `log_metrics` gets them
-                self._faults().raise_if_foreign(error)
-        if targets:
-            self._call(targets, "log_metrics", {"metrics": values, "step": step})
+    def _pack(self, numbers: dict[str, Any], step: int) -> bool:
+        """Offers numbers to the destination that packs them, and returns whether it has taken them."""
+        try:
+            return self._packer is not None and self._packer.try_log_metrics(numbers, step)
+        except Exception as error:  # noqa: BLE001  # then its `log_metrics` gets them
+            self._faults().raise_if_foreign(error)
+            return False
 
     def look(self) -> bool:
         """Delivers what has arrived, if the last look is long enough ago; returns whether it has looked."""
         now = self._clock()
         if now < self._look_at:
             return False
-        self._look(now)
-        return True
-
-    def _look(self, now: float) -> None:
         self._look_at = now + self._look_seconds
         self._copies.collect()
         self._deliver_ready()
+        return True
 
     def _open_idle_window(self) -> None:
         """Determines until when no destination is due, if that depends on time alone."""
@@ -455,8 +465,11 @@ class Delivery:
                     restore_position(position, state)
                     at = position
                 found = plan.values_of(values, None if rows.table is None else rows.table[index])
-                if found or not plan.places:
-                    self._log(found, step)
+                if not found and plan.places:
+                    continue
+                is_packed = not self._faults().failing and self._pack(found, step)
+                if targets := self._unpacked if is_packed else self._metric_targets:
+                    self._call(targets, "log_metrics", {"metrics": found, "step": step})
         finally:
             if at is not now:
                 restore_position(now, state)

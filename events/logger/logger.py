@@ -30,6 +30,7 @@ from .records import RECORD_KINDS, RecordMethods, RecordTools
 from .values import (
     are_plain_types,
     plain_config,
+    read_tensors,
     short_repr,
 )
 
@@ -259,7 +260,12 @@ class Logger(RecordMethods):
                 "".join(metrics)
                 self._expects_plain = self._packer is not None
             else:
-                values, self._expects_plain = None, False
+                values, self._expects_plain = read_tensors(metrics), False
+                if values and packer is not None and packer.try_log_metrics(values, step):
+                    destinations = self._unpacked
+                elif values is not None:
+                    "".join(values)
+                    values = None if complex in map(type, values.values()) else values
         except Exception as error:  # noqa: BLE001  # no mapping, no string: the slow path reports it
             self.faults.raise_if_foreign(error)
             values = None

@@ -9,6 +9,7 @@ import torch
 
 from destinations import InMemory, LoggerDestination, RunDirectory
 from events import DeviceCopies, Engine, Event, Logger, Phase, RecordError, State, WriteRate
+from events.trainer.checkpoint.contents import checkpoint_of
 
 _spec = importlib.util.spec_from_file_location("event_fakes", pathlib.Path(__file__).with_name("fakes.py"))
 fakes = sys.modules.setdefault(_spec.name, importlib.util.module_from_spec(_spec))
@@ -265,6 +266,22 @@ def test_flush_and_close_wait_for_what_is_on_its_way(end):
 
     assert run.received.calls == [("metrics", {"loss": 0.5}, 0, 0)]
     assert run.logger.lost_values == 0
+
+
+def test_a_checkpoint_waits_for_what_is_on_its_way():
+    """What was logged before it belongs to it, and is there before a destination gives its state."""
+    run = Setup(gather_seconds=60)
+    run.clock.on_sleep = run.device.land
+    run.state.model = torch.nn.Linear(1, 1)
+    run.received.state_dict = lambda: {"calls": len(run.received.calls)}
+    engine = Engine(run.state, run.logger)
+    for step in range(3):
+        run.logger.log_metrics({"loss": OnDevice(0.5)}, step)
+
+    saved = checkpoint_of(run.state, run.logger, "", weights_only=False, is_of_rank=True)
+
+    assert saved["callbacks"] == {"Received": {"calls": 3}}
+    engine.close()
 
 
 def test_flush_gives_up_at_its_deadline_and_the_values_come_later(caplog):
