@@ -29,6 +29,7 @@ from events import (
     RunStatus,
     State,
     Timestamp,
+    agree_on_name,
     agreed_run_name,
     new_run_name,
 )
@@ -314,12 +315,9 @@ class Session:
             return self._logger
         state = self.state
         self._close_predecessors()
-        _read_ranks(state)
-        if state.world_size > 1 and not self._is_name_agreed:
-            raise ValueError(
-                f"run_name is required with {state.world_size} ranks. "
-                'Pass run_name="...", the same on each rank, set RUN_NAME, or start them with torchrun.'
-            )
+        state.read_ranks()
+        if not self._is_name_agreed:
+            agree_on_name(state)
         state.status, state.exception = RunStatus.RUNNING, None
         self._fit_guard = _FitGuard(is_end_reported=self._is_end_reported)
         if not self._destinations:
@@ -697,10 +695,3 @@ def _unique(name: str, one: object, others: Iterable[object]) -> str:
     alike = [other for other in others if type(other).__name__ == name]
     place = next(index for index, other in enumerate(alike) if other is one)
     return f"{name}#{place + 1}" if place else name
-
-
-def _read_ranks(state: State) -> None:
-    """Reads the ranks from torch.distributed, because some launchers do not set environment variables."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        state.rank, state.world_size = distributed.get_rank(), distributed.get_world_size()

@@ -767,7 +767,7 @@ class RunDirectory(RecordDestination):
         is_ours = type(self).log_metrics is RunDirectory.log_metrics
         return writer.journal.try_append if is_ours else _takes_none
 
-    def _describe_environment(self, ranks: dict[str, int]) -> dict[str, Any]:
+    def _describe_environment(self, ranks: dict[str, Any]) -> dict[str, Any]:
         """Returns the content of `environment.json`; called in a thread of its own."""
         return describe_environment(ranks)
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol, SupportsIndex
 
 from events.errors import EngineClosedError, RecordError
 from events.event import Event
-from events.names import format_name
+from events.names import LiteralName, format_name
 from events.redaction import redact, redact_text
 from events.state import State
 
@@ -347,13 +347,12 @@ class Logger(RecordMethods):
             state = self._state
             ending = "".join(one for one in path.suffixes[-2:] if one in {".json", ".gz"})
             place = f"{self._prefix}{name}-ba{state.timestamp.batch.value}-rank{state.rank}{ending}"
-            # Braces would be placeholders.
-            remote = "{run_name}/traces/" + place.replace("{", "(").replace("}", ")")
+            remote = LiteralName(f"{state.run_name}/traces/{place}")
             try:
                 self.upload_file(remote, path, overwrite=True)
             except (OSError, RecordError) as error:
                 self.faults.refuse("log_traces", RecordError(f"{name!r}: {error}"))
-            found[name] = {"file": format_name(remote, state), "size": path.stat().st_size}
+            found[name] = {"file": str(remote), "size": path.stat().st_size}
         return found
 
     def _log_record(self, action: str, values: dict[str, Any]) -> None:
@@ -412,12 +411,11 @@ class Logger(RecordMethods):
         system, which needs no time and no room. The caller may delete or replace the file, as always, but
         must never write into it.
 
-        Both names may contain placeholders such as `{run_name}`, `{rank}`, `{epoch}` and `{batch}`; see
-        `format_name`.
-
         Args:
-            remote_file_name: the name in the destination.
-            file_path: the local path.
+            remote_file_name: the name in the destination, with placeholders such as `{run_name}`, `{rank}`,
+                `{epoch}` and `{batch}`, see `format_name`; a `LiteralName` has none.
+            file_path: the local path. The path of an existing file is taken as it is; in any other,
+                placeholders are filled in.
             overwrite: whether it may replace an older file of that name.
             link: whether destinations may link the file instead of copying it.
             crc32: of the file, where the caller knows it: saves a destination that links it reading it.
@@ -431,6 +429,8 @@ class Logger(RecordMethods):
         from uploads import UploadError
 
         name, path = self._file_names(remote_file_name, file_path)
+        if "{" in str(path) and not os.path.exists(path):  # noqa: PTH110  # Path raises for a long name
+            path = Path(format_name(str(path), self._state))
         if self.has_file_upload_destination():
             try:
                 is_folder, is_there = path.is_dir(), path.exists()
@@ -484,7 +484,7 @@ class Logger(RecordMethods):
 
         Args:
             remote_file_name: the name in the destination; placeholders as in `upload_file`.
-            destination: the local path to write.
+            destination: the local path to write, as it is.
             overwrite: whether an existing local file may be replaced.
             progress_bar: whether to show the progress.
 
@@ -739,7 +739,7 @@ class Logger(RecordMethods):
             )
 
     def _file_names(self, remote: Any, local: Any) -> tuple[str, Path]:
-        """Returns the remote name and the local path of a file, with placeholders filled in."""
+        """Returns the remote name of a file, with placeholders filled in, and the local path as it is."""
         if not isinstance(remote, str):
             raise RecordError(f"file must have a string as its name, got {short_repr(remote)}.")
         try:
@@ -748,7 +748,7 @@ class Logger(RecordMethods):
             raise RecordError(f"file {remote!r:.200} must have a path, got {short_repr(local)}.") from None
         if "\0" in text:
             raise RecordError(f"file {remote!r:.200} must have a path without NUL, got {text!r:.200}.")
-        return format_name(remote, self._state), Path(format_name(text, self._state))
+        return format_name(remote, self._state), Path(text)
 
     def _methods_of_stores(self, name: str) -> list[Callable[..., Any]]:
         """Returns a method of the destinations that take files; those written for Composer lack it."""

@@ -1,7 +1,6 @@
 """Checks and normalizes the arguments of the trainer."""
 
 import inspect
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from events.ranks import find_ranks
 from events.state import Precision, State
 from events.timestamp import Time, TimeUnit
 
@@ -85,7 +85,7 @@ def check_choices(
             raise ValueError(
                 f"device_train_microbatch_size must be a number or 'auto', got {microbatch_size!r}."
             )
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if find_ranks().world_size > 1:
             raise ValueError(
                 "device_train_microbatch_size='auto' needs a single rank: one that runs out of memory would "
                 "leave the others waiting for its gradients. Pass a number."
@@ -177,7 +177,8 @@ def as_limit(batches: Any, name: str) -> int | None:
 
 def find_device(device: Any) -> torch.device:
     """Returns the given device ("gpu": CUDA), else this rank's accelerator, else the CPU."""
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    # A task of `srun` may see its own device alone.
+    local_rank = find_ranks().local_rank % max(1, torch.cuda.device_count())
     if device is not None and not isinstance(device, str | torch.device):
         # One of Composer's devices.
         device = str(getattr(device, "name", device))

@@ -189,7 +189,10 @@ def test_the_environment_is_described_without_secrets(tmp_path):
         "world_size": 1,
         "local_world_size": 1,
         "node_rank": 0,
+        "node_count": 1,
+        "source": "no launcher",
     }
+    assert json.loads((tmp_path / "run" / "sidecar.json").read_text())["ranks"] == data["ranks"]
     assert {"host", "pid", "user", "git", "python", "cpu", "gpus"} <= data.keys()
     assert data["packages"]["torch"] == torch.__version__
     assert json.loads((tmp_path / "run" / "sidecar.json").read_text())["tags"] == ["sweep:70"]
