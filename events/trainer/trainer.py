@@ -18,6 +18,7 @@ from typing import Any, Literal, Never, Self
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import UninitializedParameter
 from torch.utils.data import IterableDataset
 
 from events.callback import Callback
@@ -36,7 +37,8 @@ from events.timestamp import Time, Timestamp
 
 from . import distributed
 from .batches import move, samples_in, split
-from .checkpoint.contents import load_checkpoint, load_weights
+from .checkpoint.contents import load_checkpoint, load_optimizers, load_weights
+from .checkpoint.parts import RunParts
 from .checkpoint.reading import find_checkpoint
 from .checkpoint.saver import CheckpointSaver
 from .checkpoint.schedule import AutoInterval
@@ -154,6 +156,9 @@ class Trainer:
             the same then, as they are without workers.
         time_ledger: whether to add a `TimeLedger` to the callbacks, where they have none.
         raise_errors, strict, namespace, device_copies: those of the `Logger`.
+        state: what else checkpoints hold, by name: objects with `state_dict` and `load_state_dict`, or random
+            number generators, such as `{"teacher": teacher}`. Modules and generators of the model, the loss,
+            metrics and callbacks are found; None leaves out the one of that name.
 
     Raises:
         ValueError: the arguments are invalid or inconsistent.
@@ -203,6 +208,7 @@ class Trainer:
         strict: bool = False,
         namespace: str = "",
         device_copies: DeviceCopies = DeviceCopies(),  # noqa: B008  # frozen
+        state: Mapping[str, Any] | None = None,
         **others: Never,
     ) -> None:
         check_unknown("Trainer", own_arguments(others), inspect.signature(type(self)).parameters, COMPOSERS)
@@ -287,6 +293,8 @@ class Trainer:
             several = (*several, ledger)
         self.engine = Engine(self.state, self.logger, several)
         self._ledger = ledger
+        roots = {"loss_fn": loss_fn, **{f"metrics.{name}": one for name, one in (metrics or {}).items()}}
+        self.state.parts = RunParts(self.state, self.logger, roots, state or {})
         distributed.charge_waiting(ledger)
         self._data = TrainData(
             self.state,
@@ -305,6 +313,9 @@ class Trainer:
     def _set_up(self, model: torch.nn.Module) -> None:
         state = self.state
         model.to(self._device)
+        for name, part in state.parts.find().parts.items():
+            if name.startswith("loss_fn") and isinstance(part, torch.nn.Module):
+                part.to(self._device)
         move_optimizers(state.optimizers, self._device)
         self._module = distributed.wrap(model, self._device)
         # Ranks may evaluate different numbers of batches: not by the wrapped one.
@@ -318,6 +329,9 @@ class Trainer:
         state.eval_metrics = {one.label: self._eval_metrics(one) for one in state.evaluators}
         check_monitors(state, has_loss=self._loss_fn is not None)
         is_scaled = AUTOCAST_DTYPES.get(state.precision) is torch.float16 and self._device.type != "cpu"
+        # Trained parameters that DistributedDataParallel does not know, and parameters that no optimizer has.
+        self._unsynced: list[torch.nn.Parameter] = []
+        self._untrained: list[torch.nn.Parameter] = []
         # Where it is disabled, it steps the optimizers and leaves the gradients as they are.
         self._scaler = torch.amp.GradScaler(self._device.type, enabled=is_scaled)
         state.scaler = self._scaler if is_scaled else None
@@ -329,7 +343,11 @@ class Trainer:
         state = self.state
         return {
             "model": type(state.model).__name__,
-            "parameters": sum(parameter.numel() for parameter in self._module.parameters()),
+            "parameters": sum(
+                one.numel()
+                for one in self._module.parameters()
+                if not isinstance(one, UninitializedParameter)
+            ),
             "optimizers": {
                 type(optimizer).__name__: {
                     key: value for key, value in optimizer.defaults.items() if value is not None
@@ -354,6 +372,7 @@ class Trainer:
         *,
         autoresume: bool,
     ) -> Mapping[str, Any] | None:
+        self.state.parts.note()
         self.engine.run_event(Event.BEFORE_LOAD)
         is_latest = load_path == "latest" and bool(savers)
         place = savers[0].place if autoresume or is_latest else None
@@ -419,12 +438,41 @@ class Trainer:
         saved = [] if checkpoint is None else checkpoint["random"]
         if saved and len(saved) != self.state.world_size and self.state.rank == 0:
             _log.warning(
-                "The checkpoint was saved by %d ranks and is loaded on %d: each rank reads other samples "
-                "from here on, and draws other random numbers.",
+                "The checkpoint was saved by %d ranks and is loaded on %d: ranks draw other random numbers.",
                 len(saved),
                 self.state.world_size,
             )
-        self._data.begin(saved[self.state.rank] if self.state.rank < len(saved) else None)
+        self._begin_parts(checkpoint)
+        self._data.begin(saved)
+        self._set_length()
+
+    def _begin_parts(self, checkpoint: Mapping[str, Any] | None) -> None:
+        """Restores what callbacks have made or changed at FIT_START, and lists the parameters of all parts."""
+        state = self.state
+        if checkpoint is not None:
+            load_optimizers(checkpoint, state, is_late=True)
+            state.parts.load(checkpoint)
+        state.parts.begin(checkpoint, is_saved=bool(self._savers))
+        trained = state.parts.trained()
+        if not distributed.is_alone():
+            own = {id(one) for one in state.model.parameters()}
+            others = [one for one in trained if id(one) not in own]
+            self._unsynced = [one for one in others if not distributed.is_dtensor(one)]
+        for parameter in self._unsynced:
+            distributed.from_first(parameter.detach())
+        known = {id(one) for one in trained}
+        self._untrained = [one for one in state.parts.parameters().values() if id(one) not in known]
+
+    def _set_length(self) -> None:
+        if distributed.is_alone():
+            self.state.dataloader_len = shorter(self._data.length, self._train_subset)
+
+    def _zero_gradients(self) -> None:
+        for optimizer in self.state.optimizers:
+            optimizer.zero_grad()
+        # Those of no optimizer would add up.
+        for parameter in self._untrained:
+            parameter.grad = None
 
     def _train_epoch(self) -> None:
         state = self.state
@@ -435,6 +483,7 @@ class Trainer:
             if state.timestamp.epoch_in_iteration == 0:
                 self.engine.run_event(Event.ITERATION_START)
             self.engine.run_event(Event.EPOCH_START)
+        self._set_length()
         batches = self._data.epoch()
         self._certain_batches = 0
         while not (over := self._what_is_over()) and self._has_next(batches):
@@ -470,7 +519,7 @@ class Trainer:
         if distributed.is_alone():
             return has_batch
         state = self.state
-        length = length_of(state.train_dataloader)
+        length = self._data.length
         known = -1 if length is None else length
         all_have, none_has, least, most = distributed.least(has_batch, not has_batch, known, -known)
         # Workers of an iterable dataset may yield more or less than it says.
@@ -597,11 +646,12 @@ class Trainer:
     def _forward_and_backward(self, *, is_measured: bool = True) -> dict[str, Any]:
         """Computes the gradients of the batch and its loss (`state.loss`); returns its metrics."""
         state, batch = self.state, self.state.batch
-        for optimizer in state.optimizers:
-            optimizer.zero_grad()
+        self._zero_gradients()
         self.engine.run_event(Event.BEFORE_TRAIN_BATCH)
         means = self._accumulate(batch, is_measured=is_measured)
         state.batch = batch
+        for parameter in self._unsynced:
+            parameter.grad = distributed.mean_gradient(parameter)
         for optimizer in state.optimizers:
             self._scaler.unscale_(optimizer)
         averages = means.over_ranks(self._names_of_batch(means), self._device)
@@ -643,8 +693,7 @@ class Trainer:
             # Outside of the handler: the exception holds the activations.
             size = self._auto_size = (size + 1) // 2
             _log.warning("out of memory: device_train_microbatch_size is now %d.", size)
-            for optimizer in self.state.optimizers:
-                optimizer.zero_grad()
+            self._zero_gradients()
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
 
@@ -976,13 +1025,17 @@ class Trainer:
 
     @contextmanager
     def _inference(self) -> Iterator[None]:
-        was_training = self._bare_module.training
-        self._bare_module.eval()
+        roots = [one for one in (self._bare_module, self._loss_fn) if isinstance(one, torch.nn.Module)]
+        modes = [(module, module.training) for root in roots for module in root.modules()]
+        for root in roots:
+            root.eval()
         try:
             with torch.no_grad():
                 yield
         finally:
-            self._bare_module.train(was_training)
+            # Each its own: some may be frozen.
+            for module, was_training in modes:
+                module.training = was_training
 
     def _autocast(self) -> AbstractContextManager[None]:
         dtype = AUTOCAST_DTYPES.get(self.state.precision)

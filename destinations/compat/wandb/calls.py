@@ -244,13 +244,14 @@ class Run:
             return []
         run, given = self._opened("save"), Path(os.fsdecode(glob_str))
         base = base_path or (given.parent.parent if given.is_absolute() else ".")
-        found = globs.glob(str(given)) if glob else [str(given)]  # noqa: PTH207  # it may be absolute
+        is_pattern = glob and not given.exists()
+        found = globs.glob(str(given)) if is_pattern else [str(given)]  # noqa: PTH207  # it may be absolute
         kept = []
         for path in (Path(one).absolute() for one in sorted(found)):
             if path.is_file():
                 name = os.path.relpath(path, base)
                 if policy != "end":
-                    run.upload_file(name, path, overwrite=True)
+                    run.upload_file(events.LiteralName(name), path, overwrite=True)
                 if policy != "now":
                     self._saved[path] = (name, 0 if policy == "end" else path.stat().st_mtime_ns)
                 kept.append(str(Path(self.dir, "artifacts", name)))
@@ -271,7 +272,7 @@ class Run:
         artifact.version, self._versions[artifact.name] = f"v{number}", number + 1
         folder = f"{artifact.name}/{artifact.version}"
         for file, path in artifact.files.items():
-            run.upload_file(f"{folder}/{file}", path)
+            run.upload_file(events.LiteralName(f"{folder}/{file}"), path)
         self._put(run, {f"{folder}/{key}": value for key, value in artifact.values.items()})
         about = {
             key: getattr(artifact, key)
@@ -353,7 +354,7 @@ class Run:
                 _log.warning("wandb: %d calls of log had earlier steps, and were ignored.", self._late)
             for path, (name, before) in self._saved.items():
                 if path.is_file() and path.stat().st_mtime_ns != before:
-                    run.upload_file(name, path, overwrite=True)
+                    run.upload_file(events.LiteralName(name), path, overwrite=True)
             if status is not None:
                 run.state.status = status
             run.close(exception)

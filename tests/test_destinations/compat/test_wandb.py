@@ -361,6 +361,8 @@ def test_artifacts_and_saved_files_are_in_the_run(tmp_path):
     saved = wandb.save("model.pt")
     (tmp_path / "model.pt").write_text("second one")
     wandb.save("model.pt", policy="end")
+    (tmp_path / "report{epoch}[1].txt").write_text("no template")
+    wandb.save("report{epoch}[1].txt")
     wandb.finish()
 
     folder = tmp_path / "runs/p/run/artifacts"
@@ -370,6 +372,7 @@ def test_artifacts_and_saved_files_are_in_the_run(tmp_path):
         **{f"set/{version}/{name}": text for version in ("v0", "v1") for name, text in of_set.items()},
         "best/v0/model.pt": "first",
         "model.pt": "second one",
+        "report{epoch}[1].txt": "no template",
     }
     assert (versions, saved) == (["v0", "v1"], [str(folder / "model.pt")])
     read = Run.open("runs/p/run")
