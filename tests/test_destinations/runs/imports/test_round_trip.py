@@ -10,7 +10,7 @@ from pathlib import Path
 import attrs
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from destinations.run_directory import read_rows
@@ -99,7 +99,11 @@ def logged(tmp_path_factory):
     folder, runs = tmp_path_factory.mktemp("logged"), []
 
     @settings(
-        max_examples=times(6, 60), phases=[Phase.generate], derandomize=not IS_EXHAUSTIVE, database=None
+        max_examples=times(6, 60),
+        phases=[Phase.generate],
+        derandomize=not IS_EXHAUSTIVE,
+        database=None,
+        suppress_health_check=list(HealthCheck),
     )
     @given(RUNS)
     def draw(run):
