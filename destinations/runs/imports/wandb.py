@@ -189,7 +189,7 @@ class _Axes:
         return self._found[name]
 
     def own(self, name: str) -> str:
-        """Returns the name of a metric as it was logged: our `WandB` renames one that is called as its axis."""
+        """Returns the name of a metric as it was logged: our `WandB` renames one named like its axis."""
         own = name.removeprefix("metric/")
         return own if self.of(own) == own else name
 
@@ -342,7 +342,7 @@ class _Log:
     def _path(self, relative: Any) -> Path:
         staged, digest = self._staged.get(relative, ("", ""))
         if staged:
-            # Outside of the folder. A stranger's log may name any file, so its content must be known to the log.
+            # A stranger's log may name any file of this machine: it must know the content, too.
             data = hashlib.md5(read_regular(staged), usedforsecurity=False).digest()
             if base64.b64encode(data).decode() == digest:
                 return Path(staged)
