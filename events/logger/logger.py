@@ -29,10 +29,8 @@ from .faults import Faults, caller
 from .records import RECORD_KINDS, RecordMethods, RecordTools
 from .values import (
     are_plain_types,
-    are_real,
     plain_config,
-    quick_host_metrics,
-    read_numbers,
+    read_tensors,
     short_repr,
 )
 
@@ -137,8 +135,10 @@ class Logger(RecordMethods):
         self._expects_plain = self._packer is not None
         # Whether `log_metrics` has to do more than to convert values and call the destinations.
         self._is_slow_path = False
-        # Whether that is only because of write rates.
+        # Whether that is only because of write rates; or only because of a prefix, or copies on their way.
         self._can_defer = False
+        self._is_planned = False
+        self._outbox = self._delivery.outbox
         self._refresh()
 
     @property
@@ -238,7 +238,14 @@ class Logger(RecordMethods):
         elif type(step) is not int:
             step = self._step(step)
         if self._is_slow_path or self.faults.failing:
-            self._log_metrics_slow(metrics, step)  # type: ignore[arg-type]
+            if (
+                not self._is_planned
+                or self.faults.failing
+                or not self._delivery.try_log(metrics, self._prefix, step)  # type: ignore[arg-type]
+            ):
+                self._log_metrics_slow(metrics, step)  # type: ignore[arg-type]
+            elif bool(self._outbox) is not self.is_busy:
+                self._refresh()
             return
         destinations, packer = self._destinations, self._packer
         values: Mapping[str, Any] | None = metrics
@@ -253,16 +260,20 @@ class Logger(RecordMethods):
                 "".join(metrics)
                 self._expects_plain = self._packer is not None
             else:
-                values, self._expects_plain = read_numbers(metrics), False
+                values, self._expects_plain = read_tensors(metrics), False
                 if values and packer is not None and packer.try_log_metrics(values, step):
                     destinations = self._unpacked
-                elif values is not None and not are_real(values):
-                    values = None
+                elif values is not None:
+                    "".join(values)
+                    values = None if complex in map(type, values.values()) else values
         except Exception as error:  # noqa: BLE001  # no mapping, no string: the slow path reports it
             self.faults.raise_if_foreign(error)
             values = None
         if values is None:
-            self._log_any_metrics(metrics, step)  # type: ignore[arg-type]
+            if not self._delivery.try_log(metrics, self._prefix, step):  # type: ignore[arg-type]
+                self._log_any_metrics(metrics, step)  # type: ignore[arg-type]
+            elif self._outbox:
+                self._refresh()
             return
         is_refused = False
         for destination in destinations:
@@ -610,9 +621,10 @@ class Logger(RecordMethods):
         if self.is_busy:
             # No `with`: it would take longer than most polls.
             try:
-                self._delivery.poll()
+                self._delivery.look()
             finally:
-                self._refresh()
+                if not self._outbox:
+                    self._refresh()
 
     def wait_for_copies(self) -> None:
         """Waits for pending copies until the deadline of `device_copies`, and delivers them."""
@@ -654,19 +666,9 @@ class Logger(RecordMethods):
         self.faults.raise_refused()
 
     def _log_metrics_slow(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Handles what the hot path does not; has shortcuts for namespaces and rates."""
-        if self.faults.failing:
-            pass
-        elif self._can_defer:
-            if self._delivery.try_defer(metrics, step):
-                return
-        elif not (self.is_busy or self._is_stopped or self._delivery.is_paced):
-            values = quick_host_metrics(metrics)
-            if values is not None:
-                named = {self._prefix + name: value for name, value in values.items()}
-                self._each("log_metrics", lambda destination: destination.log_metrics(named, step))
-                return
-        self._log_any_metrics(metrics, step)
+        """Handles what the hot path does not; has a shortcut for rates."""
+        if not (self._can_defer and not self.faults.failing and self._delivery.try_defer(metrics, step)):
+            self._log_any_metrics(metrics, step)
 
     def _log_any_metrics(self, metrics: Any, step: int) -> None:
         """Logs any metrics: on devices, functions, with rates, and to destinations that are failing."""
@@ -709,6 +711,7 @@ class Logger(RecordMethods):
         needs_more = bool(self._prefix or self._is_stopped or self.is_busy)
         self._is_slow_path = needs_more or self._delivery.is_paced
         self._can_defer = self._delivery.is_paced and not needs_more
+        self._is_planned = not (self._is_stopped or self._delivery.is_paced)
 
     def _text_name(self, name: Any) -> str:
         if isinstance(name, str):

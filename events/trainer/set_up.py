@@ -176,7 +176,26 @@ def as_limit(batches: Any, name: str) -> int | None:
 
 
 def find_device(device: Any) -> torch.device:
-    """Returns the given device ("gpu": CUDA), else this rank's accelerator, else the CPU."""
+    """Returns the given device ("gpu": CUDA), else this rank's accelerator, else the CPU.
+
+    Raises:
+        RuntimeError: it is a GPU that this process cannot use.
+    """
+    found = _named_device(device)
+    if found.type == "cuda" and _is_forked_from_cuda():
+        raise RuntimeError(
+            f"this process cannot train on {found}: it was forked after CUDA was used in its parent "
+            "(torch.cuda.is_available() is enough). Start ranks with torchrun or by 'spawn', or fork before "
+            'CUDA is used; device="cpu" trains without it.'
+        )
+    return found
+
+
+def _is_forked_from_cuda() -> bool:
+    return bool(getattr(torch.cuda, "_is_in_bad_fork", bool)())
+
+
+def _named_device(device: Any) -> torch.device:
     # A task of `srun` may see its own device alone.
     local_rank = find_ranks().local_rank % max(1, torch.cuda.device_count())
     if device is not None and not isinstance(device, str | torch.device):
@@ -186,7 +205,8 @@ def find_device(device: Any) -> torch.device:
         return torch.device("cuda", local_rank)
     if device is not None:
         return torch.device(device)
-    if torch.cuda.is_available():
+    # CUDA may say there that it is not available; NVML, which `device_count` asks, knows of the GPUs.
+    if torch.cuda.is_available() or (_is_forked_from_cuda() and torch.cuda.device_count()):
         return torch.device("cuda", local_rank)
     # New in torch 2.6.
     accelerator = getattr(torch, "accelerator", None)

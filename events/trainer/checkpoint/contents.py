@@ -289,6 +289,8 @@ def _load_callbacks(saved: Mapping[str, Any], state: State, logger: Logger) -> N
 
 def _callback_states(state: State, logger: Logger) -> dict[str, Any]:
     """Returns the states of the callbacks; one of a destination that cannot be saved is left out."""
+    # What was logged before the checkpoint belongs to it, also where it is still on a device.
+    logger.wait_for_copies()
     states: dict[str, Any] = {}
 
     def save(name: str, callback: Callback) -> None:
