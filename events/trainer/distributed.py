@@ -115,13 +115,29 @@ def ranks() -> int:
     return distributed.get_world_size() if distributed.is_initialized() else 1
 
 
-def wrap(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
-    """Returns the model, wrapped to average gradients over ranks; one that is sharded does so itself."""
+def wrap(model: torch.nn.Module, device: torch.device, *, is_called: bool = True) -> torch.nn.Module:
+    """Returns the model, wrapped to average gradients over ranks; one that is sharded does so itself.
+
+    One that is not called as a whole gets hooks instead, which average each gradient as it is made. Gradients that
+    accumulate stay right: what was averaged before is the same on all ranks.
+    """
     if is_alone() or isinstance(model, DistributedDataParallel) or is_sharded(model):
+        return model
+    if not is_called:
+        for tensor in (*model.parameters(), *model.buffers()):
+            distributed.broadcast(tensor.detach(), src=0)
+            if tensor.requires_grad:
+                tensor.register_post_accumulate_grad_hook(_average_gradient)  # type: ignore[no-untyped-call]
         return model
     wrapped = _SettledBuckets(model, device_ids=None if device.type == "cpu" else [device])
     wrapped.settle()
     return wrapped
+
+
+def _average_gradient(parameter: torch.Tensor) -> None:
+    if parameter.grad is not None:
+        distributed.all_reduce(parameter.grad)
+        parameter.grad /= ranks()
 
 
 class _SettledBuckets(DistributedDataParallel):

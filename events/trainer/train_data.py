@@ -41,7 +41,7 @@ from .random_state import (
 )
 from .set_up import length_of
 
-__all__ = ["SkipBy", "TrainData", "data_state", "samplers_of"]
+__all__ = ["SkipBy", "TrainData", "data_state", "random_numbers", "samplers_of"]
 
 _log = logging.getLogger("events")
 
@@ -54,9 +54,14 @@ _OBJECTS = 1000
 
 def data_state(state: State) -> dict[str, Any]:
     """Returns the random numbers of this rank and the positions of its dataloaders, as they are now."""
+    parts = {"parts": _part_states(state.train_dataloader)}
+    return {**random_numbers(state), **parts, **state.interrupted_evaluation}
+
+
+def random_numbers(state: State) -> dict[str, Any]:
+    """Returns the random numbers of this rank, as they are now."""
     return {
         **random_state_of(state.train_dataloader),
-        "parts": _part_states(state.train_dataloader),
         "evaluators": {
             one.label: {
                 "generators": generator_states(one.dataloader),
