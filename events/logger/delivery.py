@@ -7,6 +7,7 @@ the call.
 import functools
 import itertools
 import logging
+import math
 import operator
 import sys
 from collections import deque
@@ -20,7 +21,7 @@ from events.state import Phase, State
 
 from .checks import unreadable
 from .destination import Destination
-from .device import DeviceCopies, HostCopies, PendingCopy
+from .device import DeviceCopies, DeviceRing, HostCopies, PendingCopy, PendingRows
 from .faults import Faults
 from .pacing import (
     MetricsCall,
@@ -38,7 +39,18 @@ from .pacing import (
     snapshot,
 )
 from .records import RECORD_KINDS
-from .values import flatten_metrics, is_function, plain_cell, short_repr, to_host
+from .values import (
+    PLAIN_TYPES,
+    TorchHooks,
+    flatten_metrics,
+    is_function,
+    is_host_tensor,
+    is_on_device,
+    local_shard,
+    plain_cell,
+    short_repr,
+    to_host,
+)
 
 __all__ = ["Delivery", "without_compile"]
 
@@ -67,6 +79,12 @@ def without_compile(function: Callable[P, R]) -> Callable[P, R]:
 
 _log = logging.getLogger("events")
 
+_MAX_PLANS = 256
+_UNKNOWN: Any = object()
+_NOTHING_PENDING = PendingRows(table=[[]], is_ready=True)
+# How often a look is taken whether copies have come, in the time in which rows are gathered for one.
+_LOOKS = 5
+
 
 @attrs.define(eq=False)
 class _Delivery:
@@ -81,6 +99,69 @@ class _Delivery:
     @property
     def is_ready(self) -> bool:
         return all(copy.is_ready for copy in self.pending)
+
+
+@attrs.frozen(eq=False)
+class _Plan:
+    """What is done with calls that have certain names and types.
+
+    Args:
+        names: the full names.
+        tensors: which values are tensors in host memory; None for none.
+        places: which values are on a device; `pick` returns them from a list of all.
+        ring: of that device; None if there are none.
+        layout: of a row there.
+    """
+
+    names: tuple[str, ...]
+    tensors: tuple[int, ...] | None = None
+    places: tuple[int, ...] = ()
+    pick: Callable[[list[Any]], Sequence[Any]] | None = None
+    ring: DeviceRing | None = None
+    layout: Any = None
+
+    def read_tensors(self, found: Iterable[Any]) -> list[Any]:
+        """Returns values with the tensors in host memory as their numbers.
+
+        Raises:
+            Exception: one has several elements, is complex, or is on a device.
+        """
+        values = [*found]
+        for place in self.tensors or ():
+            number = values[place].item() if values[place].is_cpu else None
+            if type(number) not in PLAIN_TYPES:
+                raise TypeError("a tensor is complex, or on a device now")
+            values[place] = number
+        return values
+
+    def stage(self, values: list[Any], now: float) -> PendingRows | None:
+        """Snapshots the values on a device, and removes them from the list; see `DeviceRing.try_stage`."""
+        if self.ring is None:
+            return None
+        if self.pick is None:
+            rows = self.ring.try_stage(self.layout, values, now)
+            values.clear()
+        else:
+            rows = self.ring.try_stage(self.layout, self.pick(values), now)
+            for place in self.places:
+                values[place] = None
+        return rows
+
+    def values_of(self, values: list[Any], numbers: Sequence[Any] | None) -> dict[str, Any]:
+        """Returns a call's numbers by their names: its values, and what has arrived; without the lost ones."""
+        if numbers is None:
+            lost = set(self.places)
+            return {name: values[place] for place, name in enumerate(self.names) if place not in lost}
+        if self.pick is None and self.ring is not None:
+            return dict(zip(self.names, numbers, strict=False))
+        for place, number in zip(self.places, numbers, strict=False):
+            values[place] = number
+        return dict(zip(self.names, values, strict=True))
+
+
+# A call that waits for its copy, or for a record before it: a plain tuple of the rows that it belongs to, its
+# index there, its plan, values, step and position.
+_Row = tuple[PendingRows, int, _Plan, list[Any], int, RunPosition]
 
 
 @attrs.define(eq=False)
@@ -116,7 +197,17 @@ class Delivery:
         self.is_paced = False
         self._faults = faults
         self._copies = HostCopies(policy)
-        self._outbox: deque[_Delivery] = deque()
+        self._clock = policy.clock
+        self._look_seconds = policy.gather_seconds / _LOOKS
+        self._most_scalars = policy.scalars_per_slot
+        # What waits for copies, or for a record before it.
+        self.outbox: deque[_Delivery | _Row] = deque()
+        # By prefix, names and types; None for those that need the slow path.
+        self._plans: dict[tuple[Any, ...], _Plan | None] = {}
+        self._look_at = -math.inf
+        # The destination that packs numbers, and all others that take metrics.
+        self._packer: Any = None
+        self._unpacked: tuple[PacedDestination, ...] = ()
         self._orders = itertools.count()
         self._idle: _IdleWindow | None = None
         self.add(destinations)
@@ -127,11 +218,14 @@ class Delivery:
         self._targets = (*self._targets, *map(PacedDestination, destinations))
         self._metric_targets = tuple(target for target in self._targets if target.takes("log_metrics"))
         self.is_paced = any(target.is_paced for target in self._targets)
+        packers = [one for one in self._metric_targets if hasattr(one.destination, "try_log_metrics")]
+        self._packer = packers[0].destination if packers else None
+        self._unpacked = tuple(one for one in self._metric_targets if one not in packers[:1])
 
     @property
     def is_busy(self) -> bool:
         """Whether a record or a copy from a device is pending."""
-        return bool(self._outbox) or self._copies.is_busy
+        return bool(self.outbox) or self._copies.is_busy
 
     @property
     def lost_values(self) -> int:
@@ -156,6 +250,86 @@ class Delivery:
         call = MetricsCall(metrics.copy(), step, position_of(state), next(self._orders))
         for pending in idle.pending:
             pending.add(names, call)
+        return True
+
+    def try_log(self, metrics: Any, prefix: str, step: int) -> bool:
+        """Logs metrics whose names and types are known, and returns whether it did.
+
+        The fast path of tensors, and of Python's numbers with a prefix, or while others are on their way from
+        a device. It looks at names and types once, in C. Not for destinations with write rates, and where one
+        fails.
+        """
+        if TorchHooks.is_compiling():
+            return False
+        try:
+            if type(metrics) is not dict:
+                # A TensorDict is a mapping, but iterates over its batch.
+                metrics = dict(metrics.items())
+            found = metrics.values()
+            key = (prefix, *metrics, *map(type, found))
+            plan = self._plans.get(key, _UNKNOWN)
+            if plan is _UNKNOWN:
+                plan = self._make_plan(key, metrics, prefix)
+            if plan is None:
+                return False
+            values = [*found] if plan.tensors is None else plan.read_tensors(found)
+            rows = None
+            if plan.ring is not None or self.outbox:
+                rows = _NOTHING_PENDING if plan.ring is None else plan.stage(values, self._clock())
+                if rows is None:
+                    return False
+        except Exception as error:  # noqa: BLE001  # what is no plain scalar: the slow path reports it
+            self._faults().raise_if_foreign(error)
+            return False
+        if rows is not None:
+            self.outbox.append((rows, len(rows.layouts) - 1, plan, values, step, position_of(self._state)))
+            self.look()
+            return True
+        numbers = dict(zip(plan.names, values))  # noqa: B905  # as many; to check costs a tenth
+        if targets := self._unpacked if self._pack(numbers, step) else self._metric_targets:
+            self._call(targets, "log_metrics", {"metrics": numbers, "step": step})
+            self._faults().raise_refused()
+        return True
+
+    def _make_plan(self, key: tuple[Any, ...], metrics: dict[str, Any], prefix: str) -> _Plan | None:
+        if len(self._plans) >= _MAX_PLANS:
+            self._plans.clear()
+        self._plans[key] = None
+        values = list(metrics.values())
+        names = tuple(prefix + name for name in metrics)
+        on_device = tuple(place for place, value in enumerate(values) if is_on_device(value))
+        tensors = tuple(place for place, value in enumerate(values) if is_host_tensor(value))
+        plain = sum(type(value) in PLAIN_TYPES for value in values)
+        if plain + len(tensors) + len(on_device) < len(values):
+            return None
+        plan = _Plan(names, tensors or None)
+        if on_device:
+            scalars = [values[place] for place in on_device]
+            ring = self._copies.ring_of(scalars[0]) if all(map(_is_scalar, scalars)) else None
+            is_one = len({one.device for one in scalars}) == 1 and len(scalars) <= self._most_scalars
+            if ring is None or not is_one:
+                return None
+            pick = None if len(scalars) == len(names) else _picker(on_device)
+            plan = _Plan(names, tensors or None, on_device, pick, ring, ring.layout(scalars))
+        self._plans[key] = plan
+        return plan
+
+    def _pack(self, numbers: dict[str, Any], step: int) -> bool:
+        """Offers numbers to the destination that packs them, and returns whether it has taken them."""
+        try:
+            return self._packer is not None and self._packer.try_log_metrics(numbers, step)
+        except Exception as error:  # noqa: BLE001  # then its `log_metrics` gets them
+            self._faults().raise_if_foreign(error)
+            return False
+
+    def look(self) -> bool:
+        """Delivers what has arrived, if the last look is long enough ago; returns whether it has looked."""
+        now = self._clock()
+        if now < self._look_at:
+            return False
+        self._look_at = now + self._look_seconds
+        self._copies.collect()
+        self._deliver_ready()
         return True
 
     def _open_idle_window(self) -> None:
@@ -263,8 +437,42 @@ class Delivery:
     def poll(self) -> None:
         """Delivers the records that are complete, without waiting."""
         self._copies.collect()
-        while self._outbox and self._outbox[0].is_ready:
-            self._deliver(self._outbox.popleft())
+        self._deliver_ready()
+
+    def _deliver_ready(self) -> None:
+        outbox = self.outbox
+        while outbox:
+            entry = outbox[0]
+            if isinstance(entry, _Delivery):
+                if not entry.is_ready:
+                    return
+                outbox.popleft()
+                self._deliver(entry)
+            elif entry[0].is_ready:
+                self._deliver_rows()
+            else:
+                return
+
+    def _deliver_rows(self) -> None:
+        """Delivers the rows that come first in line, each where the run stood at its call."""
+        outbox, state = self.outbox, self._state
+        at = now = position_of(state)
+        try:
+            while outbox and type(row := outbox[0]) is tuple and row[0].is_ready:
+                outbox.popleft()
+                rows, index, plan, values, step, position = row
+                if not all(map(operator.is_, position, at)):
+                    restore_position(position, state)
+                    at = position
+                found = plan.values_of(values, None if rows.table is None else rows.table[index])
+                if not found and plan.places:
+                    continue
+                is_packed = not self._faults().failing and self._pack(found, step)
+                if targets := self._unpacked if is_packed else self._metric_targets:
+                    self._call(targets, "log_metrics", {"metrics": found, "step": step})
+        finally:
+            if at is not now:
+                restore_position(now, state)
 
     @without_compile
     def wait_for_copies(self, *, is_last: bool = False) -> None:
@@ -379,15 +587,15 @@ class Delivery:
                 return None
             return resolve(call.arguments) if pending else call.arguments
 
-        if (self._outbox or pending) and call.arguments is not None:
+        if (self.outbox or pending) and call.arguments is not None:
             call.arguments = snapshot(call.arguments)
         return _Delivery(targets, call.action, finish, pending, call.position)
 
     def _submit(self, entry: _Delivery) -> None:
         """Delivers a record now, or later if it or an earlier one is incomplete."""
-        if self._outbox or not entry.is_ready:
+        if self.outbox or not entry.is_ready:
             # The next call or event asks whether it has come.
-            self._outbox.append(entry)
+            self.outbox.append(entry)
         else:
             self._deliver(entry)
 
@@ -416,6 +624,17 @@ class Delivery:
                 target.call(action, arguments, options)
 
             faults.attempt(target.destination, action, call)
+
+
+def _is_scalar(tensor: Any) -> bool:
+    """Returns whether a tensor can be in a row as it is."""
+    return tuple(tensor.shape) == () and not tensor.dtype.is_complex and local_shard(tensor) is tensor
+
+
+def _picker(places: tuple[int, ...]) -> Callable[[list[Any]], Sequence[Any]]:
+    if len(places) > 1:
+        return operator.itemgetter(*places)
+    return operator.itemgetter(slice(places[0], places[0] + 1))
 
 
 def _numbers(values: dict[str, Any]) -> dict[str, Any]:

@@ -2,25 +2,36 @@
 
 Training thread only: to query a CUDA event while a graph is being captured breaks it, from any thread.
 
-A call takes a snapshot in the order of the device's stream, starts a copy, and returns a `PendingCopy` for
-each value. `collect` reads the copies that are complete. Nothing waits, except in `wait`, and where a ring is
-full and its policy says so.
+A call takes a snapshot in the order of the device's stream. Scalars go into a row of device memory, and the
+rows that `gather_seconds` have gathered come over in one copy: to queue a copy and an event takes twice as
+long as the snapshot itself. An array has a copy of its own. `collect` starts the copies that are due, and
+reads those that are complete. Nothing waits, except in `wait`, and where a ring is full and its policy says
+so.
 """
 
-import functools
 import logging
+import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Sequence, Sized
+from typing import Any, ClassVar, Literal, Protocol
 
 import attrs
 
 from events.errors import RecordError
 from events.redaction import error_trace
 
-__all__ = ["CopyDevice", "DeviceCopies", "DeviceCopy", "HostCopies", "PendingCopy", "Slot"]
+__all__ = [
+    "CopyDevice",
+    "DeviceCopies",
+    "DeviceCopy",
+    "DeviceRing",
+    "HostCopies",
+    "PendingCopy",
+    "PendingRows",
+    "RowMemory",
+]
 
 _log = logging.getLogger("events")
 
@@ -33,15 +44,27 @@ class DeviceCopy(Protocol):
     def is_done(self) -> bool:
         """Returns whether it is complete, without waiting; raises the error of a device that failed."""
 
-    def read(self) -> list[Any]:
-        """Returns the values; only called once it is complete."""
+    def read(self) -> Any:
+        """Returns the tensor, or a list of numbers for each row; called once, when it is complete."""
 
 
-class Slot(DeviceCopy, Protocol):
-    """Memory for the scalars of a call, on the device and on the host; reused once its copy was read."""
+class RowMemory(Protocol):
+    """Memory for rows of scalars, on the device and on the host."""
 
-    def start(self, tensors: Sequence[Any]) -> None:
-        """Snapshots scalars and starts their copy."""
+    def layout(self, scalars: Sequence[Any]) -> Any:
+        """Returns how rows of such scalars, of the same dtypes and device, are staged and read."""
+
+    def stream(self) -> Any:
+        """Returns the current stream, the same object each time; None while a graph is being captured.
+
+        One copy has rows of one stream.
+        """
+
+    def stage(self, row: int, layout: Any, scalars: Any) -> bool:
+        """Queues the snapshot of scalars into a row; False, and nothing is queued, if they do not fit."""
+
+    def send(self, first: int, layouts: Sequence[Any], stream: Any) -> DeviceCopy:
+        """Queues the copy of a row for each layout, from the first on, behind what the stream has."""
 
 
 class CopyDevice(Protocol):
@@ -50,11 +73,11 @@ class CopyDevice(Protocol):
     def is_capturing(self) -> bool:
         """Returns whether a graph is being captured, so that the device must not be queried."""
 
-    def make_slots(self, count: int, capacity: int) -> Sequence[Slot]:
-        """Allocates `count` slots of `capacity` scalars each."""
+    def make_rows(self, count: int, capacity: int) -> RowMemory:
+        """Allocates `count` rows of `capacity` scalars each."""
 
     def copy_array(self, tensor: Any) -> DeviceCopy:
-        """Snapshots a tensor and starts its copy; `read` returns a list of one tensor on the host."""
+        """Snapshots a tensor and starts its copy; `read` returns a tensor on the host."""
 
 
 def open_device(tensor: Any) -> CopyDevice | None:
@@ -75,16 +98,19 @@ class DeviceCopies:
     ```
 
     Args:
-        slots: the maximum number of pending copies per device.
-        scalars_per_slot: how many metrics a copy holds; a call with more takes several slots.
+        slots: the maximum number of pending calls per device, and of pending arrays.
+        scalars_per_slot: how many metrics of a call have room in a slot; a call with more takes several.
         when_full: what to do when all slots are in use: "wait" for one, or "drop" the value and count it.
         wait_seconds: the maximum wait, for a slot and at the end of `fit`, at flush and at close.
+        gather_seconds: how long a call's metrics may wait on the device for later ones, to share their copy;
+            a quarter of the slots is sent at once. The first call after such a time does not wait. With 0,
+            each call has a copy of its own, and costs three times as much.
         open_device: returns the device of a tensor.
         clock: a monotonic clock in seconds.
         sleep: waits for seconds.
     """
 
-    slots: int = attrs.field(default=64, validator=attrs.validators.ge(1))
+    slots: int = attrs.field(default=256, validator=attrs.validators.ge(1))
     scalars_per_slot: int = attrs.field(default=64, validator=attrs.validators.ge(1))
     when_full: Literal["wait", "drop"] = attrs.field(
         default="wait", validator=attrs.validators.in_(("wait", "drop"))
@@ -93,6 +119,7 @@ class DeviceCopies:
     open_device: Callable[[Any], CopyDevice | None] = open_device
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+    gather_seconds: float = attrs.field(default=0.05, kw_only=True, validator=attrs.validators.ge(0))
 
 
 @attrs.define(eq=False)
@@ -110,6 +137,7 @@ class PendingCopy:
     is_lost: bool = False
     value: Any = None
     convert: Callable[[Any], Any] | None = None
+    count: ClassVar[int] = 1
 
     def complete(self, value: Any) -> None:
         """Sets the value."""
@@ -122,22 +150,72 @@ class PendingCopy:
 
 
 @attrs.define(eq=False)
-class _Ring:
-    """The pending copies from one device, oldest first."""
+class PendingRows:
+    """The rows of scalars that come to the host in one copy.
+
+    Attributes:
+        layouts: how each is staged and read.
+        copies: what gets numbers beside `table`, by the index of the row.
+        table: the numbers of each row, once they have arrived; None if they are lost.
+        is_ready: whether nothing more is to be waited for.
+    """
+
+    layouts: list[Sized] = attrs.field(factory=list)
+    copies: dict[int, Sequence[PendingCopy]] = attrs.field(factory=dict)
+    table: Sequence[list[Any]] | None = None
+    is_ready: bool = False
+
+    @property
+    def count(self) -> int:
+        """How many scalars there are."""
+        return sum(map(len, self.layouts))
+
+    def complete(self, table: Sequence[list[Any]]) -> None:
+        """Sets the numbers."""
+        self.table, self.is_ready = table, True
+        for index, copies in self.copies.items():
+            for copy, number in zip(copies, table[index], strict=False):
+                copy.complete(number)
+
+    def drop(self) -> None:
+        """Marks the numbers as lost."""
+        self.is_ready = True
+        for copies in self.copies.values():
+            for copy in copies:
+                copy.drop()
+
+
+@attrs.define(eq=False)
+class DeviceRing:
+    """The rows of scalars and the arrays that are on their way from one device, oldest first."""
 
     _device: CopyDevice
     _policy: DeviceCopies
-    _free: deque[Slot] | None = None
-    _copies: deque[tuple[DeviceCopy, list[PendingCopy], Slot | None]] = attrs.field(factory=deque)
+    _memory: RowMemory | None = None
+    # The rows that are staged and not sent: `_first` and the following.
+    _staged: PendingRows = attrs.field(factory=PendingRows)
+    _first: int = 0
+    _stream: Any = None
+    _free: int = attrs.field(init=False)
+    _send_at: float = -math.inf
+    # How many rows one copy has at most: the others have room meanwhile.
+    _most: int = attrs.field(init=False)
+    _copies: deque[tuple[DeviceCopy, PendingRows | PendingCopy]] = attrs.field(factory=deque)
     _failure: Exception | None = None
     _reported: set[str] = attrs.field(factory=set)
     lost_values: int = 0
 
+    def __attrs_post_init__(self) -> None:
+        self._free = self._policy.slots
+        self._most = max(1, self._policy.slots // 4) if self._policy.gather_seconds else 1
+
     @property
     def is_busy(self) -> bool:
-        return bool(self._copies)
+        """Whether something is on its way."""
+        return bool(self._copies or self._staged.layouts)
 
     def require_no_capture(self) -> None:
+        """Raises a `RecordError` while a graph is being captured."""
         if self._device.is_capturing():
             raise RecordError(
                 "values on a device must be logged outside of a graph capture, got a call while a CUDA graph "
@@ -145,43 +223,92 @@ class _Ring:
                 "Log the graph's output tensors after replay()."
             )
 
+    def layout(self, scalars: Sequence[Any]) -> Any:
+        """Returns how such scalars are staged; see `RowMemory`."""
+        if self._memory is None:
+            self._memory = self._device.make_rows(self._policy.slots, self._policy.scalars_per_slot)
+        return self._memory.layout(scalars)
+
+    def try_stage(self, layout: Any, scalars: Sequence[Any], now: float) -> PendingRows | None:
+        """Snapshots scalars.
+
+        Returns:
+            What they are the last row of; None if there is no room, a graph is being captured, or they have
+            another layout: then nothing has changed.
+        """
+        memory = self._memory
+        if not self._free or memory is None or (stream := memory.stream()) is None:
+            return None
+        if stream is not self._stream:
+            self._send()
+            self._stream = stream
+            if not self._free:
+                return None
+        rows = self._staged
+        at = self._first + len(rows.layouts)
+        if not memory.stage(at, layout, scalars):
+            return None
+        self._free -= 1
+        rows.layouts.append(layout)
+        if now >= self._send_at or len(rows.layouts) >= self._most or at + 1 == self._policy.slots:
+            self._send_at = now + self._policy.gather_seconds
+            self._send()
+        return rows
+
+    def _send(self) -> None:
+        """Starts the copy of all staged rows."""
+        rows = self._staged
+        if not rows.layouts or self._memory is None:
+            return
+        first, self._staged = self._first, PendingRows()
+        self._first = (first + len(rows.layouts)) % self._policy.slots
+        try:
+            copy = self._memory.send(first, rows.layouts, self._stream)
+        except Exception as error:  # noqa: BLE001  # whatever a driver raises
+            self._lose([rows])
+            self._fail(error)
+        else:
+            self._copies.append((copy, rows))
+
     def copy_scalars(self, tensors: Sequence[Any]) -> list[PendingCopy]:
+        """Starts the copy of scalars of any kinds, each with a `PendingCopy`; the slow path."""
         pending: list[PendingCopy] = []
         capacity = self._policy.scalars_per_slot
         for first in range(0, len(tensors), capacity):
             group = tensors[first : first + capacity]
-            start = functools.partial(self._start_slot, group)
-            pending += self._copy(start, [tensor.item for tensor in group])
+            copies = [PendingCopy() for _ in group]
+
+            def start(group: Sequence[Any] = group, copies: Sequence[PendingCopy] = copies) -> None:
+                rows = self.try_stage(self.layout(group), group, self._policy.clock())
+                if rows is None:
+                    self._lose(copies)
+                else:
+                    rows.copies[len(rows.layouts) - 1] = copies
+
+            self._start(start, copies, [tensor.item for tensor in group])
+            pending += copies
         return pending
 
     def copy_array(self, tensor: Any, convert: Callable[[Any], Any] | None) -> PendingCopy:
-        [pending] = self._copy(
-            lambda: (self._device.copy_array(tensor), None), [lambda: tensor.detach().cpu()], convert
+        """Starts the copy of a tensor."""
+        pending = PendingCopy(convert=convert)
+        self._start(
+            lambda: self._copies.append((self._device.copy_array(tensor), pending)),
+            [pending],
+            [lambda: tensor.detach().cpu()],
         )
         return pending
 
-    def _start_slot(self, tensors: Sequence[Any]) -> tuple[Slot, Slot]:
-        slot = self._slots().popleft()
-        try:
-            slot.start(tensors)
-        except BaseException:
-            # Last in line: what was queued of its copy is complete before it is reused.
-            self._slots().append(slot)
-            raise
-        return slot, slot
-
-    def _copy(
+    def _start(
         self,
-        start: Callable[[], tuple[DeviceCopy, Slot | None]],
+        start: Callable[[], None],
+        pending: Sequence[PendingCopy],
         reads: Sequence[Callable[[], Any]],
-        convert: Callable[[Any], Any] | None = None,
-    ) -> list[PendingCopy]:
+    ) -> None:
         """Starts a copy; where that fails, reads each value the ordinary way, which waits for the device."""
-        pending = [PendingCopy(convert=convert) for _ in reads]
         try:
             if self._has_room():
-                copy, slot = start()
-                self._copies.append((copy, pending, slot))
+                start()
             else:
                 self._lose(pending)
         except Exception as error:  # noqa: BLE001  # no memory, no kernel for a dtype: must not stop training
@@ -192,12 +319,6 @@ class _Ring:
                 except Exception as failure:  # noqa: BLE001  # as above
                     self._report(failure)
                     self._lose([one])
-        return pending
-
-    def _slots(self) -> deque[Slot]:
-        if self._free is None:
-            self._free = deque(self._device.make_slots(self._policy.slots, self._policy.scalars_per_slot))
-        return self._free
 
     def _report(self, error: Exception) -> None:
         kind = type(error).__name__
@@ -212,6 +333,7 @@ class _Ring:
         """Returns whether there is a free slot; waits for one if the policy says so."""
         policy = self._policy
         if self._is_full():
+            self._send()
             self.collect()
         if self._failure is None and self._is_full() and policy.when_full == "wait":
             deadline = policy.clock() + policy.wait_seconds
@@ -221,22 +343,27 @@ class _Ring:
         return self._failure is None and not self._is_full()
 
     def _is_full(self) -> bool:
-        return len(self._copies) >= self._policy.slots or (self._free is not None and not self._free)
+        return not self._free or len(self._copies) >= self._policy.slots
 
-    def collect(self) -> None:
-        """Reads the copies that are complete; a slot is reused only after that."""
-        if not self._copies or self._device.is_capturing():
+    def collect(self, *, is_last: bool = False) -> None:
+        """Reads the copies that are complete, and starts the copy of the rows for which it is time.
+
+        Args:
+            is_last: starts it in any case.
+        """
+        if not self.is_busy or self._device.is_capturing():
             return
         try:
             while self._copies and self._copies[0][0].is_done():
-                copy, pending, slot = self._copies[0]
-                for target, value in zip(pending, copy.read(), strict=True):
-                    target.complete(value)
+                copy, pending = self._copies[0]
+                pending.complete(copy.read())
                 self._copies.popleft()
-                if slot is not None and self._free is not None:
-                    self._free.append(slot)
+                self._free += len(pending.layouts) if isinstance(pending, PendingRows) else 0
         except Exception as error:  # noqa: BLE001  # whatever a driver raises
             self._fail(error)
+        if self._staged.layouts and (is_last or self._policy.clock() >= self._send_at):
+            self._send_at = self._policy.clock() + self._policy.gather_seconds
+            self._send()
 
     def _fail(self, error: Exception) -> None:
         # An asynchronous CUDA error is permanent: each further query would raise it again.
@@ -245,17 +372,20 @@ class _Ring:
             "the device failed; its pending values are lost, training continues.\n%s", error_trace(error)
         )
         self.abandon()
+        self._free = 0
 
     def abandon(self) -> None:
-        """Drops all pending copies. Their slots are not reused: a copy may still write to them."""
-        for _, pending, _ in self._copies:
-            self._lose([copy for copy in pending if not copy.is_ready])
+        """Drops what is pending. Its memory is not used again: a copy may still write to it."""
+        self._lose([one for _, one in self._copies if not one.is_ready])
+        self._lose([self._staged])
         self._copies.clear()
+        self._staged, self._memory = PendingRows(), None
+        self._first, self._free = 0, self._policy.slots
 
-    def _lose(self, pending: list[PendingCopy]) -> None:
-        self.lost_values += len(pending)
-        for copy in pending:
-            copy.drop()
+    def _lose(self, pending: Sequence[PendingRows | PendingCopy]) -> None:
+        for one in pending:
+            self.lost_values += one.count
+            one.drop()
 
 
 class HostCopies:
@@ -267,8 +397,8 @@ class HostCopies:
     def __init__(self, policy: DeviceCopies) -> None:
         self._policy = policy
         # By device; None for one that cannot copy without waiting.
-        self._by_device: dict[Any, _Ring | None] = {}
-        self._rings: list[_Ring] = []
+        self._by_device: dict[Any, DeviceRing | None] = {}
+        self._rings: list[DeviceRing] = []
         self._owner_pid = os.getpid()
 
     @property
@@ -287,10 +417,10 @@ class HostCopies:
         Raises:
             RecordError: a graph is being captured.
         """
-        by_ring: dict[int, tuple[_Ring, list[int]]] = {}
+        by_ring: dict[int, tuple[DeviceRing, list[int]]] = {}
         found: list[Any] = [None] * len(tensors)
         for index, tensor in enumerate(tensors):
-            ring = self._ring_of(tensor)
+            ring = self.ring_of(tensor)
             if ring is None:
                 found[index] = tensor.item()
             else:
@@ -313,40 +443,41 @@ class HostCopies:
         Raises:
             RecordError: a graph is being captured.
         """
-        ring = self._ring_of(tensor)
+        ring = self.ring_of(tensor)
         if ring is None:
             host = tensor.detach().cpu()
             return host if convert is None else convert(host)
         ring.require_no_capture()
         return ring.copy_array(tensor, convert)
 
-    def _ring_of(self, tensor: Any) -> _Ring | None:
+    def ring_of(self, tensor: Any) -> DeviceRing | None:
+        """Returns the ring of a tensor's device; None for one that cannot copy without waiting."""
         key = tensor.device
         if key not in self._by_device:
             device = self._policy.open_device(tensor)
-            ring = self._by_device[key] = None if device is None else _Ring(device, self._policy)
+            ring = self._by_device[key] = None if device is None else DeviceRing(device, self._policy)
             if ring is not None:
                 self._rings.append(ring)
         return self._by_device[key]
 
-    def collect(self) -> None:
-        """Reads the copies that are complete, without waiting."""
+    def collect(self, *, is_last: bool = False) -> None:
+        """Reads the copies that are complete, without waiting; see `DeviceRing.collect`."""
         if os.getpid() != self._owner_pid:
             self.abandon()
             self._by_device, self._rings, self._owner_pid = {}, [], os.getpid()
         for ring in self._rings:
-            ring.collect()
+            ring.collect(is_last=is_last)
 
     def wait(self) -> bool:
         """Waits for all copies until the deadline; returns whether they are complete."""
         policy = self._policy
         deadline = policy.clock() + policy.wait_seconds
-        self.collect()
+        self.collect(is_last=True)
         while self.is_busy:
             if policy.clock() >= deadline:
                 return False
             policy.sleep(_POLL_SECONDS)
-            self.collect()
+            self.collect(is_last=True)
         return True
 
     def abandon(self) -> None:

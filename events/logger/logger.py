@@ -18,7 +18,7 @@ from typing import Any, Never, Protocol, SupportsIndex
 
 from events.errors import EngineClosedError, RecordError
 from events.event import Event
-from events.names import format_name
+from events.names import LiteralName, format_name
 from events.redaction import redact, redact_text
 from events.state import State
 
@@ -31,10 +31,8 @@ from .faults import Faults, caller
 from .records import RECORD_KINDS, RecordMethods, RecordTools
 from .values import (
     are_plain_types,
-    are_real,
     plain_config,
-    quick_host_metrics,
-    read_numbers,
+    read_tensors,
     short_repr,
 )
 
@@ -143,8 +141,10 @@ class Logger(RecordMethods):
         self._expects_plain = self._packer is not None
         # Whether `log_metrics` has to do more than to convert values and call the destinations.
         self._is_slow_path = False
-        # Whether that is only because of write rates.
+        # Whether that is only because of write rates; or only because of a prefix, or copies on their way.
         self._can_defer = False
+        self._is_planned = False
+        self._outbox = self._delivery.outbox
         self._refresh()
 
     @property
@@ -244,7 +244,14 @@ class Logger(RecordMethods):
         elif type(step) is not int:
             step = self._step(step)
         if self._is_slow_path or self.faults.failing:
-            self._log_metrics_slow(metrics, step)  # type: ignore[arg-type]
+            if (
+                not self._is_planned
+                or self.faults.failing
+                or not self._delivery.try_log(metrics, self._prefix, step)  # type: ignore[arg-type]
+            ):
+                self._log_metrics_slow(metrics, step)  # type: ignore[arg-type]
+            elif bool(self._outbox) is not self.is_busy:
+                self._refresh()
             return
         destinations, packer = self._destinations, self._packer
         values: Mapping[str, Any] | None = metrics
@@ -259,16 +266,20 @@ class Logger(RecordMethods):
                 "".join(metrics)
                 self._expects_plain = self._packer is not None
             else:
-                values, self._expects_plain = read_numbers(metrics), False
+                values, self._expects_plain = read_tensors(metrics), False
                 if values and packer is not None and packer.try_log_metrics(values, step):
                     destinations = self._unpacked
-                elif values is not None and not are_real(values):
-                    values = None
+                elif values is not None:
+                    "".join(values)
+                    values = None if complex in map(type, values.values()) else values
         except Exception as error:  # noqa: BLE001  # no mapping, no string: the slow path reports it
             self.faults.raise_if_foreign(error)
             values = None
         if values is None:
-            self._log_any_metrics(metrics, step)  # type: ignore[arg-type]
+            if not self._delivery.try_log(metrics, self._prefix, step):  # type: ignore[arg-type]
+                self._log_any_metrics(metrics, step)  # type: ignore[arg-type]
+            elif self._outbox:
+                self._refresh()
             return
         is_refused = False
         for destination in destinations:
@@ -342,13 +353,12 @@ class Logger(RecordMethods):
             state = self._state
             ending = "".join(one for one in path.suffixes[-2:] if one in {".json", ".gz"})
             place = f"{self._prefix}{name}-ba{state.timestamp.batch.value}-rank{state.rank}{ending}"
-            # Braces would be placeholders.
-            remote = "{run_name}/traces/" + place.replace("{", "(").replace("}", ")")
+            remote = LiteralName(f"{state.run_name}/traces/{place}")
             try:
                 self.upload_file(remote, path, overwrite=True)
             except (OSError, RecordError) as error:
                 self.faults.refuse("log_traces", RecordError(f"{name!r}: {error}"))
-            found[name] = {"file": format_name(remote, state), "size": path.stat().st_size}
+            found[name] = {"file": str(remote), "size": path.stat().st_size}
         return found
 
     def _log_record(self, action: str, values: dict[str, Any]) -> None:
@@ -407,12 +417,11 @@ class Logger(RecordMethods):
         system, which needs no time and no room. The caller may delete or replace the file, as always, but
         must never write into it.
 
-        Both names may contain placeholders such as `{run_name}`, `{rank}`, `{epoch}` and `{batch}`; see
-        `format_name`.
-
         Args:
-            remote_file_name: the name in the destination.
-            file_path: the local path.
+            remote_file_name: the name in the destination, with placeholders such as `{run_name}`, `{rank}`,
+                `{epoch}` and `{batch}`, see `format_name`; a `LiteralName` has none.
+            file_path: the local path. The path of an existing file is taken as it is; in any other,
+                placeholders are filled in.
             overwrite: whether it may replace an older file of that name.
             link: whether destinations may link the file instead of copying it.
             crc32: of the file, where the caller knows it: saves a destination that links it reading it.
@@ -426,6 +435,8 @@ class Logger(RecordMethods):
         from uploads import UploadError
 
         name, path = self._file_names(remote_file_name, file_path)
+        if "{" in str(path) and not os.path.exists(path):  # noqa: PTH110  # Path raises for a long name
+            path = Path(format_name(str(path), self._state))
         if self.has_file_upload_destination():
             try:
                 is_folder, is_there = path.is_dir(), path.exists()
@@ -479,7 +490,7 @@ class Logger(RecordMethods):
 
         Args:
             remote_file_name: the name in the destination; placeholders as in `upload_file`.
-            destination: the local path to write.
+            destination: the local path to write, as it is.
             overwrite: whether an existing local file may be replaced.
             progress_bar: whether to show the progress.
 
@@ -625,9 +636,10 @@ class Logger(RecordMethods):
         if self.is_busy:
             # No `with`: it would take longer than most polls.
             try:
-                self._delivery.poll()
+                self._delivery.look()
             finally:
-                self._refresh()
+                if not self._outbox:
+                    self._refresh()
 
     def wait_for_copies(self) -> None:
         """Waits for pending copies until the deadline of `device_copies`, and delivers them."""
@@ -677,20 +689,9 @@ class Logger(RecordMethods):
         self.faults.raise_refused()
 
     def _log_metrics_slow(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Handles what the hot path does not; has shortcuts for namespaces and rates."""
-        if self.faults.failing:
-            pass
-        elif self._can_defer:
-            if self._delivery.try_defer(metrics, step):
-                return
-        elif not (self.is_busy or self._is_stopped or self._delivery.is_paced):
-            values = quick_host_metrics(metrics)
-            if values is not None:
-                prefix = self._prefix
-                named = {prefix + name: value for name, value in values.items()}
-                self._each("log_metrics", lambda destination: destination.log_metrics(named, step))
-                return
-        self._log_any_metrics(metrics, step)
+        """Handles what the hot path does not; has a shortcut for rates."""
+        if not (self._can_defer and not self.faults.failing and self._delivery.try_defer(metrics, step)):
+            self._log_any_metrics(metrics, step)
 
     def _log_any_metrics(self, metrics: Any, step: int) -> None:
         """Logs any metrics: on devices, functions, with rates, and to destinations that are failing."""
@@ -733,6 +734,7 @@ class Logger(RecordMethods):
         needs_more = bool(self._own_prefix or self._open_namespaces or self._is_stopped or self.is_busy)
         self._is_slow_path = needs_more or self._delivery.is_paced
         self._can_defer = self._delivery.is_paced and not needs_more
+        self._is_planned = not (self._is_stopped or self._delivery.is_paced)
 
     def _text_name(self, name: Any) -> str:
         if isinstance(name, str):
@@ -760,7 +762,7 @@ class Logger(RecordMethods):
             )
 
     def _file_names(self, remote: Any, local: Any) -> tuple[str, Path]:
-        """Returns the remote name and the local path of a file, with placeholders filled in."""
+        """Returns the remote name of a file, with placeholders filled in, and the local path as it is."""
         if not isinstance(remote, str):
             raise RecordError(f"file must have a string as its name, got {short_repr(remote)}.")
         try:
@@ -769,7 +771,7 @@ class Logger(RecordMethods):
             raise RecordError(f"file {remote!r:.200} must have a path, got {short_repr(local)}.") from None
         if "\0" in text:
             raise RecordError(f"file {remote!r:.200} must have a path without NUL, got {text!r:.200}.")
-        return format_name(remote, self._state), Path(format_name(text, self._state))
+        return format_name(remote, self._state), Path(text)
 
     def _methods_of_stores(self, name: str) -> list[Callable[..., Any]]:
         """Returns a method of the destinations that take files; those written for Composer lack it."""

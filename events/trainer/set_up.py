@@ -1,7 +1,6 @@
 """Checks and normalizes the arguments of the trainer."""
 
 import inspect
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from events.ranks import find_ranks
 from events.state import Precision, State
 from events.timestamp import Time, TimeUnit
 
@@ -87,7 +87,7 @@ def check_choices(
             raise ValueError(
                 f"device_train_microbatch_size must be a number or 'auto', got {microbatch_size!r}."
             )
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if find_ranks().world_size > 1:
             raise ValueError(
                 "device_train_microbatch_size='auto' needs a single rank: one that runs out of memory would "
                 "leave the others waiting for its gradients. Pass a number."
@@ -178,8 +178,28 @@ def as_limit(batches: Any, name: str) -> int | None:
 
 
 def find_device(device: Any) -> torch.device:
-    """Returns the given device ("gpu": CUDA), else this rank's accelerator, else the CPU."""
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    """Returns the given device ("gpu": CUDA), else this rank's accelerator, else the CPU.
+
+    Raises:
+        RuntimeError: it is a GPU that this process cannot use.
+    """
+    found = _named_device(device)
+    if found.type == "cuda" and _is_forked_from_cuda():
+        raise RuntimeError(
+            f"this process cannot train on {found}: it was forked after CUDA was used in its parent "
+            "(torch.cuda.is_available() is enough). Start ranks with torchrun or by 'spawn', or fork before "
+            'CUDA is used; device="cpu" trains without it.'
+        )
+    return found
+
+
+def _is_forked_from_cuda() -> bool:
+    return bool(getattr(torch.cuda, "_is_in_bad_fork", bool)())
+
+
+def _named_device(device: Any) -> torch.device:
+    # A task of `srun` may see its own device alone.
+    local_rank = find_ranks().local_rank % max(1, torch.cuda.device_count())
     if device is not None and not isinstance(device, str | torch.device):
         # One of Composer's devices.
         device = str(getattr(device, "name", device))
@@ -187,7 +207,8 @@ def find_device(device: Any) -> torch.device:
         return torch.device("cuda", local_rank)
     if device is not None:
         return torch.device(device)
-    if torch.cuda.is_available():
+    # CUDA may say there that it is not available; NVML, which `device_count` asks, knows of the GPUs.
+    if torch.cuda.is_available() or (_is_forked_from_cuda() and torch.cuda.device_count()):
         return torch.device("cuda", local_rank)
     # New in torch 2.6.
     accelerator = getattr(torch, "accelerator", None)

@@ -19,6 +19,7 @@ from typing import Any, Literal, Never, Self
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import UninitializedParameter
 from torch.utils.data import IterableDataset
 
 from events.callback import Callback
@@ -37,7 +38,8 @@ from events.timestamp import Time, Timestamp
 
 from . import distributed
 from .batches import has_parts, move, samples_in, split
-from .checkpoint.contents import load_checkpoint, load_weights
+from .checkpoint.contents import load_checkpoint, load_optimizers, load_weights
+from .checkpoint.parts import RunParts
 from .checkpoint.reading import find_checkpoint
 from .checkpoint.saver import CheckpointSaver
 from .checkpoint.schedule import AutoInterval
@@ -174,6 +176,9 @@ class Trainer:
             checkpoint; None leaves these signals alone.
         time_ledger: whether to add a `TimeLedger` to the callbacks, where they have none.
         raise_errors, strict, namespace, device_copies: those of the `Logger`.
+        state: what else checkpoints hold, by name: objects with `state_dict` and `load_state_dict`, or random
+            number generators, such as `{"teacher": teacher}`. Modules and generators of the model, the loss,
+            metrics and callbacks are found; None leaves out the one of that name.
 
     Raises:
         ValueError: the arguments are invalid or inconsistent.
@@ -225,6 +230,7 @@ class Trainer:
         strict: bool = False,
         namespace: str = "",
         device_copies: DeviceCopies = DeviceCopies(),  # noqa: B008  # frozen
+        state: Mapping[str, Any] | None = None,
         **others: Never,
     ) -> None:
         check_unknown("Trainer", own_arguments(others), inspect.signature(type(self)).parameters, COMPOSERS)
@@ -306,13 +312,11 @@ class Trainer:
             namespace=namespace,
             device_copies=device_copies,
         )
+        roots = {"loss_fn": loss_fn, "train_step": train_step}
+        roots |= {f"metrics.{name}": one for name, one in (metrics or {}).items()}
         # The saver comes last: a checkpoint includes what other callbacks do at its events.
-        several = (*as_tuple(callbacks), *own_savers)
-        own = TimeLedger() if time_ledger else None
-        self._ledger = next((one for one in several if isinstance(one, TimeLedger)), own)
-        is_there = self._ledger in (None, *several)
-        self.engine = Engine(self.state, self.logger, several if is_there else (*several, self._ledger))
-        distributed.charge_waiting(self._ledger)
+        self._make_engine((*as_tuple(callbacks), *own_savers), with_ledger=time_ledger)
+        self.state.parts = RunParts(self.state, self.logger, roots, state or {})
         self._data = TrainData(
             self.state,
             self.engine,
@@ -328,10 +332,21 @@ class Trainer:
         except RecordError as error:
             raise without_own_frames(error) from None
 
+    def _make_engine(self, callbacks: tuple[Callback, ...], *, with_ledger: bool) -> None:
+        self._ledger = next((one for one in callbacks if isinstance(one, TimeLedger)), None)
+        if self._ledger is None and with_ledger:
+            self._ledger = TimeLedger()
+            callbacks = (*callbacks, self._ledger)
+        self.engine = Engine(self.state, self.logger, callbacks)
+        distributed.charge_waiting(self._ledger)
+
     def _set_up(self, model: torch.nn.Module) -> None:
         state = self.state
         self._has_own_step = bool(self._step_function) or type(self).train_step is not Trainer.train_step
         model.to(self._device)
+        for name, part in state.parts.find().parts.items():
+            if name.startswith("loss_fn") and isinstance(part, torch.nn.Module):
+                part.to(self._device)
         move_optimizers(state.optimizers, self._device)
         if self._has_own_step and self._microbatch_size is not None:
             raise ValueError(
@@ -355,6 +370,9 @@ class Trainer:
         state.eval_metrics = {one.label: self._eval_metrics(one) for one in state.evaluators}
         check_monitors(state, has_loss=self._steps is None)
         is_scaled = AUTOCAST_DTYPES.get(state.precision) is torch.float16 and self._device.type != "cpu"
+        # Trained parameters that DistributedDataParallel does not know, and parameters that no optimizer has.
+        self._unsynced: list[torch.nn.Parameter] = []
+        self._untrained: list[torch.nn.Parameter] = []
         # Where it is disabled, it steps the optimizers and leaves the gradients as they are.
         self._scaler = torch.amp.GradScaler(self._device.type, enabled=is_scaled)
         state.scaler = self._scaler if is_scaled else None
@@ -366,7 +384,11 @@ class Trainer:
         state = self.state
         return {
             "model": type(state.model).__name__,
-            "parameters": sum(parameter.numel() for parameter in self._module.parameters()),
+            "parameters": sum(
+                one.numel()
+                for one in self._module.parameters()
+                if not isinstance(one, UninitializedParameter)
+            ),
             "optimizers": {
                 type(optimizer).__name__: {
                     key: value for key, value in optimizer.defaults.items() if value is not None
@@ -391,6 +413,7 @@ class Trainer:
         *,
         autoresume: bool,
     ) -> Mapping[str, Any] | None:
+        self.state.parts.note()
         self.engine.run_event(Event.BEFORE_LOAD)
         is_latest = load_path == "latest" and bool(savers)
         place = savers[0].place if autoresume or is_latest else None
@@ -482,13 +505,45 @@ class Trainer:
         saved = [] if checkpoint is None else checkpoint["random"]
         if saved and len(saved) != self.state.world_size and self.state.rank == 0:
             _log.warning(
-                "The checkpoint was saved by %d ranks and is loaded on %d: each rank reads other samples "
-                "from here on, and draws other random numbers.",
+                "The checkpoint was saved by %d ranks and is loaded on %d: ranks draw other random numbers.",
                 len(saved),
                 self.state.world_size,
             )
-        self._data.begin(saved[self.state.rank] if self.state.rank < len(saved) else None)
+        self._begin_parts(checkpoint)
+        self._data.begin(saved)
+        self._set_length()
         return saved[0].get("evaluating", ()) if saved else ()
+
+    def _begin_parts(self, checkpoint: Mapping[str, Any] | None) -> None:
+        """Restores what callbacks have made or changed at FIT_START, and lists the parameters of all parts."""
+        state = self.state
+        if checkpoint is not None:
+            load_optimizers(checkpoint, state, is_late=True)
+            state.parts.load(checkpoint)
+        state.parts.begin(checkpoint, is_saved=bool(self._savers))
+        trained = state.parts.trained()
+        if not distributed.is_alone():
+            own = {id(one) for one in state.model.parameters()}
+            others = [one for one in trained if id(one) not in own]
+            self._unsynced = [one for one in others if not distributed.is_dtensor(one)]
+        for parameter in self._unsynced:
+            if self._has_own_step:
+                distributed.average_as_made(parameter)
+            else:
+                distributed.from_first(parameter.detach())
+        known = {id(one) for one in trained}
+        self._untrained = [one for one in state.parts.parameters().values() if id(one) not in known]
+
+    def _set_length(self) -> None:
+        if distributed.is_alone():
+            self.state.dataloader_len = shorter(self._data.length, self._train_subset)
+
+    def _zero_gradients(self) -> None:
+        for optimizer in self.state.optimizers:
+            optimizer.zero_grad()
+        # Those of no optimizer would add up.
+        for parameter in self._untrained:
+            parameter.grad = None
 
     def _train_epoch(self) -> None:
         state = self.state
@@ -499,6 +554,7 @@ class Trainer:
             if state.timestamp.epoch_in_iteration == 0:
                 self.engine.run_event(Event.ITERATION_START)
             self.engine.run_event(Event.EPOCH_START)
+        self._set_length()
         batches = self._data.epoch()
         self._certain_batches = 0
         while not (over := self._what_is_over()) and self._has_next(batches):
@@ -534,7 +590,7 @@ class Trainer:
         if distributed.is_alone():
             return has_batch
         state = self.state
-        length = length_of(state.train_dataloader)
+        length = self._data.length
         known = -1 if length is None else length
         all_have, none_has, least, most = distributed.least(has_batch, not has_batch, known, -known)
         # Workers of an iterable dataset may yield more or less than it says.
@@ -681,13 +737,14 @@ class Trainer:
     def _forward_and_backward(self, *, is_measured: bool = True) -> dict[str, Any]:
         """Computes the gradients of the batch and its loss (`state.loss`); returns its metrics."""
         state, batch = self.state, self.state.batch
-        for optimizer in state.optimizers:
-            optimizer.zero_grad()
+        self._zero_gradients()
         # Around a step of one's own they have been run.
         if not self._has_own_step:
             self.engine.run_event(Event.BEFORE_TRAIN_BATCH)
         means = self._accumulate(batch, is_measured=is_measured)
         state.batch = batch
+        for parameter in self._unsynced:
+            parameter.grad = distributed.mean_gradient(parameter)
         for optimizer in state.optimizers:
             self._scaler.unscale_(optimizer)
         averages = means.over_ranks(self._names_of_batch(means), self._device)
@@ -730,8 +787,7 @@ class Trainer:
             # Outside of the handler: the exception holds the activations.
             size = self._auto_size = (size + 1) // 2
             _log.warning("out of memory: device_train_microbatch_size is now %d.", size)
-            for optimizer in self.state.optimizers:
-                optimizer.zero_grad()
+            self._zero_gradients()
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
 
@@ -1174,13 +1230,17 @@ class Trainer:
 
     @contextmanager
     def _inference(self) -> Iterator[None]:
-        was_training = self._bare_module.training
-        self._bare_module.eval()
+        roots = [one for one in (self._bare_module, self._loss_fn) if isinstance(one, torch.nn.Module)]
+        modes = [(module, module.training) for root in roots for module in root.modules()]
+        for root in roots:
+            root.eval()
         try:
             with torch.no_grad():
                 yield
         finally:
-            self._bare_module.train(was_training)
+            # Each its own: some may be frozen.
+            for module, was_training in modes:
+                module.training = was_training
 
     def _autocast(self) -> AbstractContextManager[None]:
         dtype = AUTOCAST_DTYPES.get(self.state.precision)

@@ -223,9 +223,7 @@ class CheckpointSaver(Callback):
                 raise ValueError(f"filename must be a name without folders, got {filled!r}. Extend folder.")
         is_divided = state.model is not None and distributed.is_sharded(state.model)
         is_sharded = is_divided if self._sharded is None else self._sharded
-        if is_sharded:
-            distributed.check_rank(state.rank, state.world_size)
-        elif is_divided:
+        if is_divided and not is_sharded:
             raise ValueError(
                 "sharded must not be False for a model that is divided among ranks: rank 0 has a part of it. "
                 "Leave it out, or pass sharded=True."

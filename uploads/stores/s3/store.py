@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 import attrs
 
+from uploads.disk import stamp_of
 from uploads.errors import (
     BytesCorruptError,
     RejectedByStoreError,
@@ -81,9 +82,10 @@ class S3Store:
         self._slots = threading.BoundedSemaphore(self._options.part_threads)
         self._takes_conditions = True  # Until the server refuses If-Match.
         self._present: set[str] = set()  # Names that exist, or that a put of ours may create.
-        self._lock = threading.Lock()  # Guards the client, and what checksums are left to try.
+        self._lock = threading.Lock()  # Guards client and session, and what checksums are left to try.
         self._client: Any = None
-        self._descriptions: Any = None  # What botocore knows of S3.
+        self._core: Any = None  # The client's session in botocore.
+        self._made_from: object = None
 
     def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
         create_only = not overwrite and self._create_only.check(self, name)
@@ -318,9 +320,14 @@ class S3Store:
         return compose_uri(f"s3://{self.bucket}", self.prefix, name, self._options.in_uris())
 
     def renew(self) -> None:
-        """Drops client and session, which never read the credentials file again (boto/botocore#704)."""
+        """Drops client and session where credentials or their files are others than they were made from.
+
+        A live session never reads the credentials file again (boto/botocore#704), and a new one is 1,900
+        objects in cycles: probes of a store that is away share one.
+        """
         with self._lock:
-            self._client = None
+            if self._client is not None and self._session_sources(again=True) != self._made_from:
+                self._client = None
 
     def credential_files(self) -> tuple[Path, ...]:
         names = {
@@ -352,13 +359,8 @@ class S3Store:
         from botocore.config import Config
         from botocore.session import get_session
 
-        # S3's description takes 12 MiB, in cycles that the garbage collector frees late: it is read once for
-        # all sessions.
-        core = get_session()
-        if self._descriptions is None:
-            self._descriptions = core.get_component("data_loader")
-        core.register_component("data_loader", self._descriptions)
-        session = boto3.Session(botocore_session=core, **self._options.of_session())
+        self._core = get_session()
+        session = boto3.Session(botocore_session=self._core, **self._options.of_session())
         config = Config(
             retries={"total_max_attempts": 1},  # The queue retries.
             max_pool_connections=64,
@@ -373,7 +375,26 @@ class S3Store:
         client.meta.events.register("before-call.s3.HeadBucket", _follow_no_redirect)
         for operation in ("PutObject", "UploadPart"):
             client.meta.events.register(f"before-call.s3.{operation}", _sign_checksum_only)
+        self._made_from = self._session_sources()
         return client
+
+    def _session_sources(self, *, again: bool = False) -> object:
+        """Returns what tells whether a new session would be another; `again` reads the credentials again.
+
+        Credentials that expire are left out: botocore refreshes them by itself.
+        """
+        from botocore.credentials import Credentials
+        from botocore.exceptions import BotoCoreError
+
+        try:
+            if again and self._options.aws_access_key_id is None:
+                found = self._core.get_component("credential_provider").load_credentials()
+            else:
+                found = self._core.get_credentials()
+        except BotoCoreError as error:  # The next session says so to who needs it.
+            return error
+        keys = found.get_frozen_credentials() if type(found) is Credentials else type(found)
+        return tuple(map(stamp_of, self.credential_files())), keys
 
     def put_probe(self, name: str) -> None:
         """Puts a small object create-only; see `CreateOnlySupport`."""
