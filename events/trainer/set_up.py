@@ -31,6 +31,7 @@ __all__ = [
     "length_of",
     "move_optimizers",
     "own_arguments",
+    "parts_taken",
     "shorter",
     "step_schedulers_of_epoch",
     "weights_options",
@@ -45,6 +46,7 @@ AUTOCAST_DTYPES = {
 }
 
 
+_TARGETS = {"label", "labels", "target", "targets", "y"}
 COMPOSERS = {
     "algorithms": "There are none: write a Callback.",
     "compile_config": "Give torch.compile(model).",
@@ -249,6 +251,17 @@ def closure_optimizer(
             )
         return optimizer
     return None
+
+
+def parts_taken(model: torch.nn.Module) -> int:
+    """Returns how many parts of a batch a model takes that computes its own loss, targets included.
+
+    It takes those that its `forward` requires by position, and one that is called as targets are.
+    """
+    parameters = inspect.signature(getattr(model, "_orig_mod", model).forward).parameters.values()
+    by_position = [one for one in parameters if one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}]
+    taken = [one.default is one.empty or one.name in _TARGETS for one in by_position]
+    return taken.index(False) if False in taken else len(taken)
 
 
 def learning_rates(optimizers: tuple[torch.optim.Optimizer, ...]) -> dict[str, float]:

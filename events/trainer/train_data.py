@@ -43,7 +43,7 @@ from .random_state import (
 from .reachable import reach
 from .set_up import length_of
 
-__all__ = ["SkipBy", "TrainData", "data_state", "samplers_of"]
+__all__ = ["SkipBy", "TrainData", "data_state", "random_numbers", "samplers_of"]
 
 _log = logging.getLogger("events")
 
@@ -56,9 +56,14 @@ _OBJECTS = 1000
 
 def data_state(state: State) -> dict[str, Any]:
     """Returns the random numbers of this rank and the positions of its dataloaders, as they are now."""
+    place = {"parts": _part_states(state.train_dataloader), "place": _place(state)}
+    return {**random_numbers(state), **place, **state.interrupted_evaluation}
+
+
+def random_numbers(state: State) -> dict[str, Any]:
+    """Returns the random numbers of this rank, as they are now."""
     return {
         **random_state_of(state.train_dataloader),
-        "parts": _part_states(state.train_dataloader),
         "evaluators": {
             one.label: {
                 "generators": generator_states(generators_in(one.dataloader)),
@@ -67,7 +72,6 @@ def data_state(state: State) -> dict[str, Any]:
             for one in state.evaluators
         },
         "held": generator_states(state.parts.find().generators),
-        "place": _place(state),
     }
 
 
@@ -82,7 +86,8 @@ def _place(state: State) -> dict[str, Any]:
     done = None if size is None else samples + (int(state.timestamp.batch_in_epoch) - batches) * size
     return {
         "batch_size": size,
-        "samples": done if done is None or length is None else min(done, length),
+        # The last batch may have fewer; a sampler that is asked for more comes to its end, as it did then.
+        "samples": done,
         "is_end": None not in {done, length} and done >= length,  # type: ignore[operator]  # no None
         "is_distributed": _is_distributed(loader),
         "length": length_of(loader),
