@@ -60,6 +60,7 @@ from .set_up import (
     own_arguments,
     shorter,
     step_schedulers_of_epoch,
+    versions,
     weights_options,
     without_gradient_sync,
 )
@@ -341,9 +342,10 @@ class Trainer:
             "device": str(self._device),
             "precision": state.precision,
             "world_size": state.world_size,
-            "num_nodes": max(1, state.world_size // state.local_world_size),
+            "num_nodes": state.found_ranks.node_count,
             "rank_zero_seed": state.rank_zero_seed,
             "torch": torch.__version__,
+            **versions(state.rank),
         }
 
     def _load(
