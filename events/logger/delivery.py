@@ -43,12 +43,13 @@ from .values import (
     PLAIN_TYPES,
     TorchHooks,
     are_plain_types,
+    are_real,
     flatten_metrics,
     is_function,
-    is_host_tensor,
     is_on_device,
     local_shard,
     plain_cell,
+    read_numbers,
     short_repr,
     to_host,
 )
@@ -105,30 +106,26 @@ _Pick = Callable[[Sequence[Any]], Sequence[Any]]
 
 @attrs.frozen(eq=False)
 class _Plan:
-    """What is done with calls that have certain names and types.
+    """How calls with certain names and types become rows.
 
     Args:
         names: the full names.
-        tensors: which values are tensors in host memory.
-        places: which values are on a device.
-        ring: of that device; None if there are none.
+        places: which values are on a device; the others are Python's numbers.
+        ring: of that device.
     """
 
     names: tuple[str, ...]
-    tensors: tuple[int, ...]
-    places: tuple[int, ...]
-    ring: DeviceRing | None = None
+    places: frozenset[int]
+    ring: DeviceRing
 
     @functools.cached_property
     def picks(self) -> tuple[_Pick, _Pick] | None:
         """What returns the values on a device, and the others; None if all are on it."""
-        others = tuple(sorted({*range(len(self.names))} - {*self.places}))
-        return (_picker(self.places), _picker(others)) if others else None
+        others = [place for place in range(len(self.names)) if place not in self.places]
+        return (_picker(sorted(self.places)), _picker(others)) if others else None
 
     def values_of(self, host: Sequence[Any], numbers: Sequence[Any] | None) -> dict[str, Any]:
         """Returns a call's numbers by their names: of the host, and what has arrived; without the lost ones."""
-        if self.ring is None:
-            return dict(zip(self.names, host, strict=True))
         if self.picks is None:
             return dict(zip(self.names, numbers or (), strict=False))
         arrived, others = iter(numbers or ()), iter(host)
@@ -138,24 +135,10 @@ class _Plan:
         }
         return found if numbers else {name: value for name, value in found.items() if value is not None}
 
-    def host_values(self, found: Iterable[Any]) -> list[Any]:
-        """Returns values with the tensors in host memory as their numbers.
-
-        Raises:
-            Exception: one has several elements, is complex, or is on a device.
-        """
-        values = [*found]
-        for place in self.tensors:
-            number = values[place].item() if values[place].is_cpu else None
-            if type(number) not in PLAIN_TYPES:
-                raise TypeError("a tensor is complex, or on a device now")
-            values[place] = number
-        return values
-
 
 # A call that waits for its copy, or for a record before it: a plain tuple of the rows that it belongs to, its
-# row, its plan, what it has on the host, step and position.
-_Row = tuple[PendingRows, int, _Plan, Sequence[Any], int, RunPosition]
+# row, its plan, what it has on the host, step and position; without a plan it is all on the host.
+_Row = tuple[PendingRows, int, _Plan | None, Any, int, RunPosition]
 LogRow = Callable[[Any, int | None], bool]
 # How calls of certain names become rows, in one tuple, for between kernels each look elsewhere costs: ring,
 # layout, its dtypes, cells and `copy`, the picks of the plan, and the plan.
@@ -310,11 +293,9 @@ class Delivery:
         return True
 
     def try_log(self, metrics: Any, prefix: str, step: int) -> bool:
-        """Logs metrics whose names and types are known, and returns whether it did.
+        """Logs metrics that are all scalars of Python or torch, and returns whether it did.
 
-        For scalars on a device, tensors in host memory, and Python's numbers with a prefix or while others
-        are on their way. It looks at names and types once, in C. Not for destinations with write rates, and
-        where one fails.
+        Not for destinations with write rates, and where one fails.
         """
         if TorchHooks.is_traced():
             return False
@@ -322,31 +303,42 @@ class Delivery:
             if type(metrics) is not dict:
                 # A TensorDict is a mapping, but iterates over its batch.
                 metrics = dict(metrics.items())
-            key = (prefix, *metrics, *map(type, metrics.values()))
-            plan = self._plans.get(key, _UNKNOWN)
-            if plan is _UNKNOWN:
-                plan = self._make_plan(key, metrics, prefix)
-            if plan is None:
+            numbers = read_numbers(metrics)
+            if numbers is None:
+                return self._try_log_row(metrics, prefix, step)
+            if not are_real(numbers):
                 return False
-            values = plan.host_values(metrics.values())
-            if plan.ring is not None:
-                names = tuple(metrics)
-                scalars = values if plan.picks is None else plan.picks[0](values)
-                return self._prepare_row(plan, names, prefix, scalars) and self.log_row(prefix)(
-                    dict(zip(names, values, strict=True)), step
-                )
-        except Exception as error:  # noqa: BLE001  # what is no plain scalar: the slow path reports it
+            if prefix:
+                numbers = {prefix + name: value for name, value in numbers.items()}
+        except Exception as error:  # noqa: BLE001  # what is no scalar: the slow path reports it
             self.raise_if_foreign(error)
             return False
         if self.outbox:
-            self.outbox.append((_NOTHING_PENDING, 0, plan, values, step, position_of(self._state)))
+            self.outbox.append((_NOTHING_PENDING, 0, None, numbers, step, position_of(self._state)))
             self.look()
-            return True
-        numbers = dict(zip(plan.names, values, strict=True))
-        if targets := self._unpacked if self._pack(numbers, step) else self._metric_targets:
+        elif targets := self._unpacked if self._pack(numbers, step) else self._metric_targets:
             self._call(targets, "log_metrics", {"metrics": numbers, "step": step})
             self._faults().raise_refused()
         return True
+
+    def _try_log_row(self, metrics: dict[str, Any], prefix: str, step: int) -> bool:
+        """Makes ready what `log_row` needs, and calls it."""
+        names, values = tuple(metrics), list(metrics.values())
+        key = (prefix, *names, *map(type, values))
+        plan = self._plans.get(key, _UNKNOWN)
+        if plan is _UNKNOWN:
+            plan = self._make_plan(key, tuple(prefix + name for name in names), values)
+        scalars = values if plan is None or plan.picks is None else plan.picks[0](values)
+        if plan is None or not all(map(_is_scalar, scalars)):
+            return False
+        layout = plan.ring.layout(scalars)
+        log_row = self.log_row(prefix)
+        plans = self._row_loggers[prefix][0]
+        if len(plans) >= _MAX_PLANS:
+            plans.clear()
+        self.has_rows = True
+        plans[names] = (plan.ring, layout, layout.dtypes, layout.cells, layout.copy, plan.picks, plan)
+        return plan.ring.prepare(layout) and log_row(metrics, step)
 
     def log_row(self, prefix: str) -> LogRow:
         """Returns what logs rows with a prefix for their names; see `_row_logger`."""
@@ -355,41 +347,25 @@ class Delivery:
             self._row_loggers[prefix] = plans, _row_logger(plans, self, self._state)
         return self._row_loggers[prefix][1]
 
-    def _prepare_row(self, plan: _Plan, names: tuple[str, ...], prefix: str, scalars: Sequence[Any]) -> bool:
-        """Makes ready what `log_row` needs; returns whether there is room."""
-        if plan.ring is None or not all(map(_is_scalar, scalars)):
-            return False
-        layout = plan.ring.layout(scalars)
-        self.log_row(prefix)
-        plans = self._row_loggers[prefix][0]
-        if len(plans) >= _MAX_PLANS:
-            plans.clear()
-        self.has_rows = True
-        plans[names] = (plan.ring, layout, layout.dtypes, layout.cells, layout.copy, plan.picks, plan)
-        return plan.ring.prepare(layout)
-
     def raise_if_foreign(self, error: BaseException) -> None:
         """Raises Ctrl-C and what a signal handler raised."""
         self._faults().raise_if_foreign(error)
 
-    def _make_plan(self, key: tuple[Any, ...], metrics: dict[str, Any], prefix: str) -> _Plan | None:
+    def _make_plan(self, key: tuple[Any, ...], names: tuple[str, ...], values: list[Any]) -> _Plan | None:
         if len(self._plans) >= _MAX_PLANS:
             self._plans.clear()
         self._plans[key] = None
-        values = list(metrics.values())
-        on_device = tuple(place for place, value in enumerate(values) if is_on_device(value))
-        tensors = tuple(place for place, value in enumerate(values) if is_host_tensor(value))
-        plain = sum(type(value) in PLAIN_TYPES for value in values)
-        scalars = [values[place] for place in on_device]
-        if plain + len(tensors) + len(scalars) < len(values) or not all(map(_is_scalar, scalars)):
-            return None
-        ring = self._copies.ring_of(scalars[0]) if scalars else None
-        is_one = len({one.device for one in scalars}) == 1 and len(scalars) <= self._most_scalars
-        if scalars and (ring is None or not is_one):
-            return None
-        plan = _Plan(tuple(prefix + name for name in metrics), tensors, on_device, ring)
-        self._plans[key] = plan
-        return plan
+        scalars = {place: value for place, value in enumerate(values) if is_on_device(value)}
+        are_others_plain = sum(type(value) in PLAIN_TYPES for value in values) + len(scalars) == len(values)
+        if (
+            0 < len(scalars) <= self._most_scalars
+            and are_others_plain
+            and all(map(_is_scalar, scalars.values()))
+        ):
+            ring = self._copies.ring_of(next(iter(scalars.values())))
+            if ring is not None and len({one.device for one in scalars.values()}) == 1:
+                self._plans[key] = _Plan(names, frozenset(scalars), ring)
+        return self._plans[key]
 
     def _pack(self, numbers: dict[str, Any], step: int) -> bool:
         """Offers numbers to the destination that packs them, and returns whether it has taken them."""
@@ -538,12 +514,13 @@ class Delivery:
                 if position[0] is not at[0] or position[1:] != at[1:]:
                     restore_position(position, state)
                     at = position
-                found = plan.values_of(host, rows.table[row - rows.first] if rows.table else None)
-                if not found and plan.places:
-                    continue
-                is_packed = not self._faults().failing and self._pack(found, step)
+                if plan is not None:
+                    host = plan.values_of(host, rows.table[row - rows.first] if rows.table else None)
+                    if not host:
+                        continue
+                is_packed = not self._faults().failing and self._pack(host, step)
                 if targets := self._unpacked if is_packed else self._metric_targets:
-                    self._call(targets, "log_metrics", {"metrics": found, "step": step})
+                    self._call(targets, "log_metrics", {"metrics": host, "step": step})
         finally:
             if at is not now:
                 restore_position(now, state)
@@ -705,7 +682,7 @@ def _is_scalar(tensor: Any) -> bool:
     return tuple(tensor.shape) == () and not tensor.dtype.is_complex and local_shard(tensor) is tensor
 
 
-def _picker(places: tuple[int, ...]) -> _Pick:
+def _picker(places: Sequence[int]) -> _Pick:
     return (
         operator.itemgetter(*places)
         if len(places) > 1
