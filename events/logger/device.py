@@ -254,11 +254,11 @@ class DeviceRing:
                 "Log the graph's output tensors after replay()."
             )
 
-    def layout(self, scalars: Sequence[Any]) -> RowLayout:
-        """Returns how such scalars lie in a row."""
+    def layout(self, scalars: Sequence[Any]) -> tuple[RowMemory, RowLayout]:
+        """Returns how such scalars lie in a row, and in which memory."""
         if self.memory is None:
             self.memory = self._device.make_rows(self._policy.slots, self._policy.scalars_per_slot)
-        return self.memory.layout(scalars)
+        return self.memory, self.memory.layout(scalars)
 
     def prepare(self, layout: RowLayout) -> bool:
         """Makes ready for the snapshot of scalars into row `at`; returns whether there is room."""
@@ -303,7 +303,7 @@ class DeviceRing:
             copies = [PendingCopy() for _ in group]
 
             def start(group: Sequence[Any] = group, copies: Sequence[PendingCopy] = copies) -> None:
-                layout = self.layout(group)
+                _, layout = self.layout(group)
                 if not self.prepare(layout):
                     self._lose(copies)
                     return
