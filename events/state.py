@@ -239,11 +239,14 @@ class State:
         scaler: the gradient scaler of "fp16", or None.
         random_at_epoch_start: the random state at the start of the epoch, and the states of samplers and
             dataset; checkpoints hold it, so that a run can resume within an epoch with the remaining batches.
+        interrupted_evaluation: the random numbers before an evaluation that a signal has interrupted, and the labels
+            of those still to be made; checkpoints hold it. Empty without one.
         last_checkpoint: the path of the newest complete checkpoint, or None.
         last_checkpoint_uris: where destinations put that file, or will.
         callbacks: every callback of the run, destinations included. Before there is an engine, a list to
             which callbacks for it may be appended; then a tuple, and `logger.attach` adds one.
         evaluators: the evaluators of `Trainer`, one per evaluation dataloader.
+        parts: what a `Trainer` saves beside model, optimizers and data: modules and generators that it found.
         status: whether the run is running, or how it ended: a `RunStatus`, or the word of another trainer.
         exception: the exception that ended the run, or None.
         stop_reason: why training was stopped early, or None.
@@ -289,10 +292,12 @@ class State:
     eval_batches: Mapping[str, int] = attrs.field(factory=dict, kw_only=True)
     scaler: Any = attrs.field(default=None, kw_only=True)
     random_at_epoch_start: dict[str, Any] | None = attrs.field(default=None, kw_only=True)
+    interrupted_evaluation: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True)
     last_checkpoint: str | None = attrs.field(default=None, kw_only=True)
     last_checkpoint_uris: tuple[str, ...] = attrs.field(default=(), kw_only=True)
     callbacks: Any = attrs.field(factory=list, kw_only=True)
     evaluators: tuple[Any, ...] = attrs.field(default=(), kw_only=True)
+    parts: Any = attrs.field(default=None, kw_only=True)
     status: RunStatus | str = attrs.field(default=RunStatus.RUNNING, kw_only=True)
     exception: BaseException | None = attrs.field(default=None, kw_only=True)
     stop_reason: str | None = attrs.field(default=None, init=False)

@@ -186,7 +186,7 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         self._session.state.last_checkpoint = str(folder)
         if self._upload_checkpoints and state.is_world_process_zero and folder.is_dir():
-            self._session.upload_checkpoint(folder, last="trainer_state.json")
+            self._session.upload_checkpoint(folder, folder.parent, last="trainer_state.json")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Fires `FIT_END`; marks the run as completed, but leaves it open."""

@@ -11,8 +11,10 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Protocol, SupportsIndex
+from types import MappingProxyType
+from typing import Any, Never, Protocol, SupportsIndex
 
 from events.errors import EngineClosedError, RecordError
 from events.event import Event
@@ -42,6 +44,8 @@ _log = logging.getLogger("events")
 # The methods whose time a `TimeLedger` charges; those of other records call `log_record`.
 _CHARGED = ("log_hyperparameters", "log_record", "upload_file", "flush")
 _NO_SPAN: AbstractContextManager[None] = nullcontext()
+# The namespaces of this thread and task, of each logger by its identity.
+_prefixes: ContextVar[Mapping[int, str]] = ContextVar("events.namespaces", default=MappingProxyType({}))
 
 
 class AttachedCallback(Protocol):
@@ -122,7 +126,9 @@ class Logger(RecordMethods):
         # Whether the warning about a file that no destination takes was logged.
         self._has_warned_of_files = False
         self._ledger: Any = None
-        self._prefix = _prefix("", namespace) if namespace else ""
+        self._own_prefix = _prefix("", namespace) if namespace else ""
+        # One for each open block, of any thread or task.
+        self._open_namespaces: list[str] = []
         self.faults = Faults(raise_errors=raise_errors, strict=strict)
         self._delivery = Delivery(state, self._destinations, lambda: self.faults, device_copies)
         # Whether copies from a device are pending; an attribute, because the engine checks it at each event.
@@ -608,19 +614,28 @@ class Logger(RecordMethods):
         """Prefixes the names of all metrics and records that are logged in a `with` block.
 
         Blocks may be nested: inside `namespace("eval")` and `namespace("clean")`, "loss" is
-        "eval/clean/loss". Hyperparameters and files keep their names.
+        "eval/clean/loss". Hyperparameters and files keep their names. A block is of its thread and its asyncio
+        task: another has its own, and a task begins with those in which it was made.
 
         Raises:
             RecordError: the name is not a string, or empty.
         """
-        before = self._prefix
-        self._prefix = _prefix(before, name)
+        before = _prefixes.get()
+        prefix = _prefix(self._prefix, name)
+        self._open_namespaces.append(name)
+        _prefixes.set({**before, id(self): prefix})
         self._refresh()
         try:
             yield
         finally:
-            self._prefix = before
+            _prefixes.set(before)
+            self._open_namespaces.pop()
             self._refresh()
+
+    @property
+    def _prefix(self) -> str:
+        """What precedes names in this thread and task."""
+        return _prefixes.get().get(id(self), self._own_prefix) if self._open_namespaces else self._own_prefix
 
     def poll(self) -> None:
         """Delivers what has arrived from devices, if it is time to look, without waiting.
@@ -668,6 +683,14 @@ class Logger(RecordMethods):
         """How many values on a device were lost: its ring was full, it failed, or the deadline passed."""
         return self._delivery.lost_values
 
+    def __reduce__(self) -> Never:
+        """Raises TypeError: another process needs a logger of its own."""
+        raise TypeError(
+            f"Run {self._state.run_name!r} cannot be sent to another process, such as a worker of a "
+            "DataLoader. Return values from the worker, and log them here; or make a Run there, with "
+            'RunDirectory(..., writer="...").'
+        )
+
     def _each(self, action: str, call: Callable[[Destination], None]) -> None:
         self._require_open(action)
         for destination in self._destinations:
@@ -713,7 +736,7 @@ class Logger(RecordMethods):
 
     def _refresh(self) -> None:
         self.is_busy = self._delivery.is_busy
-        needs_more = bool(self._prefix or self._is_stopped or self.is_busy)
+        needs_more = bool(self._own_prefix or self._open_namespaces or self._is_stopped or self.is_busy)
         self._is_slow_path = needs_more or self._delivery.is_paced
         self._can_defer = self._delivery.is_paced and not needs_more
         self._is_planned = not (self._is_stopped or self._delivery.is_paced)

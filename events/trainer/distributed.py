@@ -18,8 +18,10 @@ from events.ranks import find_ranks
 
 __all__ = [
     "any_rank",
+    "average_as_made",
     "charge_waiting",
     "check_sampler",
+    "from_first",
     "from_rank_zero",
     "gather",
     "gather_parts",
@@ -29,6 +31,7 @@ __all__ = [
     "join",
     "least",
     "leave",
+    "mean_gradient",
     "ranks",
     "sum_numbers",
     "sum_tensor",
@@ -122,13 +125,34 @@ def ranks() -> int:
     return distributed.get_world_size() if distributed.is_initialized() else 1
 
 
-def wrap(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
-    """Returns the model, wrapped to average gradients over ranks; one that is sharded does so itself."""
+def wrap(model: torch.nn.Module, device: torch.device, *, is_called: bool = True) -> torch.nn.Module:
+    """Returns the model, wrapped to average gradients over ranks; one that is sharded does so itself.
+
+    One that is not called as a whole is not wrapped: each of its gradients is averaged as it is made.
+    """
     if is_alone() or isinstance(model, DistributedDataParallel) or is_sharded(model):
+        return model
+    if not is_called:
+        for tensor in (*model.parameters(), *model.buffers()):
+            average_as_made(tensor)
         return model
     wrapped = _SettledBuckets(model, device_ids=None if device.type == "cpu" else [device])
     wrapped.settle()
     return wrapped
+
+
+def average_as_made(tensor: torch.Tensor) -> None:
+    """Gives a tensor the values of rank 0, and averages its gradient whenever a backward pass has made it.
+
+    Gradients that accumulate stay right: what was averaged before is the same on all ranks.
+    """
+    from_first(tensor.detach())
+    if tensor.requires_grad:
+        tensor.register_post_accumulate_grad_hook(_average)  # type: ignore[no-untyped-call]
+
+
+def _average(parameter: torch.nn.Parameter) -> None:
+    mean_gradient(parameter)
 
 
 class _SettledBuckets(DistributedDataParallel):
@@ -238,6 +262,20 @@ def sum_tensor(tensor: torch.Tensor) -> torch.Tensor:
     if not is_alone():
         distributed.all_reduce(tensor)
     return tensor
+
+
+@_meets
+def from_first(tensor: torch.Tensor) -> None:
+    """Gives a tensor the values of rank 0, in place."""
+    distributed.broadcast(tensor, 0)
+
+
+@_meets
+def mean_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """Returns the gradient of a parameter, averaged over ranks; one without counts as zeros."""
+    gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    distributed.all_reduce(gradient)
+    return gradient.div_(ranks())
 
 
 def any_rank(claim: bool) -> bool:

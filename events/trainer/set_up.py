@@ -31,6 +31,7 @@ __all__ = [
     "length_of",
     "move_optimizers",
     "own_arguments",
+    "parts_taken",
     "shorter",
     "step_schedulers_of_epoch",
     "weights_options",
@@ -45,6 +46,7 @@ AUTOCAST_DTYPES = {
 }
 
 
+_TARGETS = {"label", "labels", "target", "targets", "y"}
 COMPOSERS = {
     "algorithms": "There are none: write a Callback.",
     "compile_config": "Give torch.compile(model).",
@@ -176,7 +178,26 @@ def as_limit(batches: Any, name: str) -> int | None:
 
 
 def find_device(device: Any) -> torch.device:
-    """Returns the given device ("gpu": CUDA), else this rank's accelerator, else the CPU."""
+    """Returns the given device ("gpu": CUDA), else this rank's accelerator, else the CPU.
+
+    Raises:
+        RuntimeError: it is a GPU that this process cannot use.
+    """
+    found = _named_device(device)
+    if found.type == "cuda" and _is_forked_from_cuda():
+        raise RuntimeError(
+            f"this process cannot train on {found}: it was forked after CUDA was used in its parent "
+            "(torch.cuda.is_available() is enough). Start ranks with torchrun or by 'spawn', or fork before "
+            'CUDA is used; device="cpu" trains without it.'
+        )
+    return found
+
+
+def _is_forked_from_cuda() -> bool:
+    return bool(getattr(torch.cuda, "_is_in_bad_fork", bool)())
+
+
+def _named_device(device: Any) -> torch.device:
     # A task of `srun` may see its own device alone.
     local_rank = find_ranks().local_rank % max(1, torch.cuda.device_count())
     if device is not None and not isinstance(device, str | torch.device):
@@ -186,7 +207,8 @@ def find_device(device: Any) -> torch.device:
         return torch.device("cuda", local_rank)
     if device is not None:
         return torch.device(device)
-    if torch.cuda.is_available():
+    # CUDA may say there that it is not available; NVML, which `device_count` asks, knows of the GPUs.
+    if torch.cuda.is_available() or (_is_forked_from_cuda() and torch.cuda.device_count()):
         return torch.device("cuda", local_rank)
     # New in torch 2.6.
     accelerator = getattr(torch, "accelerator", None)
@@ -229,6 +251,17 @@ def closure_optimizer(
             )
         return optimizer
     return None
+
+
+def parts_taken(model: torch.nn.Module) -> int:
+    """Returns how many parts of a batch a model takes that computes its own loss, targets included.
+
+    It takes those that its `forward` requires by position, and one that is called as targets are.
+    """
+    parameters = inspect.signature(getattr(model, "_orig_mod", model).forward).parameters.values()
+    by_position = [one for one in parameters if one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}]
+    taken = [one.default is one.empty or one.name in _TARGETS for one in by_position]
+    return taken.index(False) if False in taken else len(taken)
 
 
 def learning_rates(optimizers: tuple[torch.optim.Optimizer, ...]) -> dict[str, float]:

@@ -21,6 +21,7 @@ from events.logger.logger import Logger
 from events.names import LiteralName, format_name
 from events.state import State
 from events.trainer import distributed
+from events.trainer.weights import plain_weights
 
 from .contents import VERSION
 from .files import MANIFEST, POINTER_SUFFIX, read_pointer
@@ -98,7 +99,8 @@ def _read(
             f"checkpoint {str(path)!r} must be of version {VERSION}, got {version!r}. "
             "To use weights of other origin, load them into the model before passing it to the Trainer."
         )
-    return dict(checkpoint)
+    # Older versions saved the names of a compiled model.
+    return {**checkpoint, "model": plain_weights(checkpoint["model"])}
 
 
 def _checkpoint_at(path: Path) -> Path:

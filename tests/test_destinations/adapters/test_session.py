@@ -182,6 +182,24 @@ def test_an_init_that_raises_leaves_nothing_open(raising):
     Session([memory], run_name="mine").open()
 
 
+def test_name_of_a_checkpoint_is_never_given_to_another_file(tmp_path):
+    """A file from elsewhere gets a number; a newer version of the same file keeps the name."""
+    session = Session([RunDirectory(tmp_path / "run")], raise_errors=True)
+    for folder, text in (("a", "first"), ("b", "second"), ("a", "first, newer")):
+        path = tmp_path / folder / "epoch={epoch}.ckpt"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        session.upload_checkpoint(path, tmp_path / "elsewhere", link=False)
+    (tmp_path / "b" / path.name).unlink()
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / path.name).write_text("third")
+    session.upload_checkpoint(tmp_path / "c" / path.name, tmp_path / "elsewhere", link=False)
+    session.close()
+
+    kept = {one.name: one.read_text() for one in (tmp_path / "run/artifacts/checkpoints").iterdir()}
+    assert kept == {"epoch={epoch}.ckpt": "first, newer", "epoch={epoch}-3.ckpt": "third"}
+
+
 def test_two_destinations_of_a_class_keep_their_own_in_checkpoints():
     """They are told apart by their order; one that fails to say costs its own part."""
 
