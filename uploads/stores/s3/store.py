@@ -88,6 +88,7 @@ class S3Store:
         self._lock = threading.Lock()  # Guards client and session, and what checksums are left to try.
         self._client: Any = None
         self._core: Any = None  # The client's session in botocore.
+        self._unsigned: Any = None  # The client's configuration, see `_leave_unsigned`.
         self._made_from: object = None
 
     def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
@@ -397,6 +398,8 @@ class S3Store:
         client.meta.events.register("before-call.s3.HeadBucket", _follow_no_redirect)
         for operation in ("PutObject", "UploadPart"):
             client.meta.events.register(f"before-call.s3.{operation}", self._leave_unsigned)
+        # Made once: it takes a fiftieth of a small put.
+        self._unsigned = client.meta.config.merge(Config(s3={"payload_signing_enabled": False}))
         self._made_from = self._session_sources()
         return client
 
@@ -423,11 +426,8 @@ class S3Store:
 
         botocore does so with https alone, and for http reads every byte once more.
         """
-        from botocore.config import Config
-
         if not self._signs_payload:
-            unsigned = Config(s3={"payload_signing_enabled": False})
-            context["client_config"] = context["client_config"].merge(unsigned)
+            context["client_config"] = self._unsigned
 
     def put_probe(self, name: str) -> None:
         """Puts a small object create-only; see `CreateOnlySupport`."""
