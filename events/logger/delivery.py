@@ -7,6 +7,7 @@ the call.
 import functools
 import itertools
 import logging
+import math
 import operator
 import sys
 from collections import deque
@@ -20,7 +21,7 @@ from events.state import Phase, State
 
 from .checks import unreadable
 from .destination import Destination
-from .device import DeviceCopies, HostCopies, PendingCopy
+from .device import DeviceCopies, DeviceRing, HostCopies, PendingCopy, PendingRows, RowLayout
 from .faults import Faults
 from .pacing import (
     MetricsCall,
@@ -38,9 +39,21 @@ from .pacing import (
     snapshot,
 )
 from .records import RECORD_KINDS
-from .values import flatten_metrics, is_function, plain_cell, short_repr, to_host
+from .values import (
+    PLAIN_TYPES,
+    TorchHooks,
+    are_plain_types,
+    flatten_metrics,
+    is_function,
+    is_host_tensor,
+    is_on_device,
+    local_shard,
+    plain_cell,
+    short_repr,
+    to_host,
+)
 
-__all__ = ["Delivery", "without_compile"]
+__all__ = ["Delivery", "LogRow", "without_compile"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -67,6 +80,10 @@ def without_compile(function: Callable[P, R]) -> Callable[P, R]:
 
 _log = logging.getLogger("events")
 
+_MAX_PLANS = 256
+_UNKNOWN: Any = object()
+_NOTHING_PENDING = PendingRows(table=[[]], is_ready=True)
+
 
 @attrs.define(eq=False)
 class _Delivery:
@@ -81,6 +98,122 @@ class _Delivery:
     @property
     def is_ready(self) -> bool:
         return all(copy.is_ready for copy in self.pending)
+
+
+_Pick = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+@attrs.frozen(eq=False)
+class _Plan:
+    """What is done with calls that have certain names and types.
+
+    Args:
+        names: the full names.
+        tensors: which values are tensors in host memory.
+        places: which values are on a device.
+        ring: of that device; None if there are none.
+    """
+
+    names: tuple[str, ...]
+    tensors: tuple[int, ...]
+    places: tuple[int, ...]
+    ring: DeviceRing | None = None
+
+    @functools.cached_property
+    def picks(self) -> tuple[_Pick, _Pick] | None:
+        """What returns the values on a device, and the others; None if all are on it."""
+        others = tuple(sorted({*range(len(self.names))} - {*self.places}))
+        return (_picker(self.places), _picker(others)) if others else None
+
+    def values_of(self, host: Sequence[Any], numbers: Sequence[Any] | None) -> dict[str, Any]:
+        """Returns a call's numbers by their names: of the host, and what has arrived; without the lost ones."""
+        if self.ring is None:
+            return dict(zip(self.names, host, strict=True))
+        if self.picks is None:
+            return dict(zip(self.names, numbers or (), strict=False))
+        arrived, others = iter(numbers or ()), iter(host)
+        found = {
+            name: next(arrived, None) if place in self.places else next(others)
+            for place, name in enumerate(self.names)
+        }
+        return found if numbers else {name: value for name, value in found.items() if value is not None}
+
+    def host_values(self, found: Iterable[Any]) -> list[Any]:
+        """Returns values with the tensors in host memory as their numbers.
+
+        Raises:
+            Exception: one has several elements, is complex, or is on a device.
+        """
+        values = [*found]
+        for place in self.tensors:
+            number = values[place].item() if values[place].is_cpu else None
+            if type(number) not in PLAIN_TYPES:
+                raise TypeError("a tensor is complex, or on a device now")
+            values[place] = number
+        return values
+
+
+# A call that waits for its copy, or for a record before it: a plain tuple of the rows that it belongs to, its
+# row, its plan, what it has on the host, step and position.
+_Row = tuple[PendingRows, int, _Plan, Sequence[Any], int, RunPosition]
+LogRow = Callable[[Any, int | None], bool]
+# How calls of certain names become rows, in one tuple, for between kernels each look elsewhere costs: ring,
+# layout, its dtypes, cells and `copy`, the picks of the plan, and the plan.
+_RowPlan = tuple[DeviceRing, RowLayout, list[Any], list[Any], Callable[[Any, Any], object], Any, _Plan]
+
+
+def _row_logger(plans: dict[tuple[Any, ...], _RowPlan], delivery: "Delivery", state: State) -> LogRow:
+    """Returns what logs scalars on a device, with or without Python's numbers, that a plan is known for.
+
+    A call comes between kernels, with cold caches: what counts is how much code and memory it touches. So
+    this is one function, and all that it needs are defaults of its arguments. It returns False, and has logged
+    nothing, where anything is not as the last time.
+    """
+
+    def log_row(
+        metrics: Any,
+        step: int | None,
+        plans: dict[tuple[Any, ...], _RowPlan] = plans,
+        state: State = state,
+        position_of: Callable[[State], RunPosition] = position_of,
+        dtype_of: Callable[[Any], Any] = operator.attrgetter("dtype"),
+        append: Callable[[Any], None] = delivery.outbox.append,
+        delivery: "Delivery" = delivery,
+        clock: Callable[[], float] = delivery.clock,
+        is_traced: Callable[[], bool] = TorchHooks.is_traced,
+    ) -> bool:
+        if type(metrics) is not dict or is_traced() or (known := plans.get((*metrics,))) is None:
+            return False
+        ring, layout, dtypes, cells, copy, picks, plan = known
+        row, memory = ring.at, ring.memory
+        if row >= ring.limit or (targets := cells[row]) is None or memory is None:
+            return False
+        number = memory.stream_number()
+        if number != ring.number or (number and ring.is_capturing()):
+            return False
+        scalars: Any = [*metrics.values()]
+        host: Sequence[Any] = ()
+        if picks is not None:
+            host, scalars = picks[1](scalars), picks[0](scalars)
+            if not are_plain_types(map(type, host)):
+                return False
+        try:
+            if (step is not None and type(step) is not int) or [*map(dtype_of, scalars)] != dtypes:
+                return False
+            copy(targets, scalars)
+        except Exception as error:  # noqa: BLE001  # no scalars, several elements, a gradient: the slow path
+            delivery.raise_if_foreign(error)
+            return False
+        position = position_of(state)
+        rows = ring.staged
+        rows.layouts.append(layout)
+        ring.at = row + 1
+        append((rows, row, plan, host, position[0].batch.value if step is None else step, position))
+        if clock() >= delivery.look_at:
+            delivery.look()
+        return True
+
+    return log_row
 
 
 @attrs.define(eq=False)
@@ -116,7 +249,22 @@ class Delivery:
         self.is_paced = False
         self._faults = faults
         self._copies = HostCopies(policy)
-        self._outbox: deque[_Delivery] = deque()
+        self.clock = policy.clock
+        # Whether there were scalars on a device.
+        self.has_rows = False
+        # From when on a call or an event looks what has arrived.
+        self.look_at = -math.inf
+        self._gather_seconds = policy.gather_seconds
+        self._most_scalars = policy.scalars_per_slot
+        # What waits for copies, or for a record before it.
+        self.outbox: deque[_Delivery | _Row] = deque()
+        # By prefix, names and types; None for those that need the slow path.
+        self._plans: dict[tuple[Any, ...], _Plan | None] = {}
+        # By prefix.
+        self._row_loggers: dict[str, tuple[dict[tuple[Any, ...], _RowPlan], LogRow]] = {}
+        # The destination that packs numbers, and all others that take metrics.
+        self._packer: Any = None
+        self._unpacked: tuple[PacedDestination, ...] = ()
         self._orders = itertools.count()
         self._idle: _IdleWindow | None = None
         self.add(destinations)
@@ -127,11 +275,14 @@ class Delivery:
         self._targets = (*self._targets, *map(PacedDestination, destinations))
         self._metric_targets = tuple(target for target in self._targets if target.takes("log_metrics"))
         self.is_paced = any(target.is_paced for target in self._targets)
+        packers = [one for one in self._metric_targets if hasattr(one.destination, "try_log_metrics")]
+        self._packer = packers[0].destination if packers else None
+        self._unpacked = tuple(one for one in self._metric_targets if one not in packers[:1])
 
     @property
     def is_busy(self) -> bool:
         """Whether a record or a copy from a device is pending."""
-        return bool(self._outbox) or self._copies.is_busy
+        return bool(self.outbox) or self._copies.is_busy
 
     @property
     def lost_values(self) -> int:
@@ -156,6 +307,108 @@ class Delivery:
         call = MetricsCall(metrics.copy(), step, position_of(state), next(self._orders))
         for pending in idle.pending:
             pending.add(names, call)
+        return True
+
+    def try_log(self, metrics: Any, prefix: str, step: int) -> bool:
+        """Logs metrics whose names and types are known, and returns whether it did.
+
+        For scalars on a device, tensors in host memory, and Python's numbers with a prefix or while others
+        are on their way. It looks at names and types once, in C. Not for destinations with write rates, and
+        where one fails.
+        """
+        if TorchHooks.is_traced():
+            return False
+        try:
+            if type(metrics) is not dict:
+                # A TensorDict is a mapping, but iterates over its batch.
+                metrics = dict(metrics.items())
+            key = (prefix, *metrics, *map(type, metrics.values()))
+            plan = self._plans.get(key, _UNKNOWN)
+            if plan is _UNKNOWN:
+                plan = self._make_plan(key, metrics, prefix)
+            if plan is None:
+                return False
+            values = plan.host_values(metrics.values())
+            if plan.ring is not None:
+                names = tuple(metrics)
+                scalars = values if plan.picks is None else plan.picks[0](values)
+                return self._prepare_row(plan, names, prefix, scalars) and self.log_row(prefix)(
+                    dict(zip(names, values, strict=True)), step
+                )
+        except Exception as error:  # noqa: BLE001  # what is no plain scalar: the slow path reports it
+            self.raise_if_foreign(error)
+            return False
+        if self.outbox:
+            self.outbox.append((_NOTHING_PENDING, 0, plan, values, step, position_of(self._state)))
+            self.look()
+            return True
+        numbers = dict(zip(plan.names, values, strict=True))
+        if targets := self._unpacked if self._pack(numbers, step) else self._metric_targets:
+            self._call(targets, "log_metrics", {"metrics": numbers, "step": step})
+            self._faults().raise_refused()
+        return True
+
+    def log_row(self, prefix: str) -> LogRow:
+        """Returns what logs rows with a prefix for their names; see `_row_logger`."""
+        if prefix not in self._row_loggers:
+            plans: dict[tuple[Any, ...], _RowPlan] = {}
+            self._row_loggers[prefix] = plans, _row_logger(plans, self, self._state)
+        return self._row_loggers[prefix][1]
+
+    def _prepare_row(self, plan: _Plan, names: tuple[str, ...], prefix: str, scalars: Sequence[Any]) -> bool:
+        """Makes ready what `log_row` needs; returns whether there is room."""
+        if plan.ring is None or not all(map(_is_scalar, scalars)):
+            return False
+        layout = plan.ring.layout(scalars)
+        self.log_row(prefix)
+        plans = self._row_loggers[prefix][0]
+        if len(plans) >= _MAX_PLANS:
+            plans.clear()
+        self.has_rows = True
+        plans[names] = (plan.ring, layout, layout.dtypes, layout.cells, layout.copy, plan.picks, plan)
+        return plan.ring.prepare(layout)
+
+    def raise_if_foreign(self, error: BaseException) -> None:
+        """Raises Ctrl-C and what a signal handler raised."""
+        self._faults().raise_if_foreign(error)
+
+    def _make_plan(self, key: tuple[Any, ...], metrics: dict[str, Any], prefix: str) -> _Plan | None:
+        if len(self._plans) >= _MAX_PLANS:
+            self._plans.clear()
+        self._plans[key] = None
+        values = list(metrics.values())
+        on_device = tuple(place for place, value in enumerate(values) if is_on_device(value))
+        tensors = tuple(place for place, value in enumerate(values) if is_host_tensor(value))
+        plain = sum(type(value) in PLAIN_TYPES for value in values)
+        scalars = [values[place] for place in on_device]
+        if plain + len(tensors) + len(scalars) < len(values) or not all(map(_is_scalar, scalars)):
+            return None
+        ring = self._copies.ring_of(scalars[0]) if scalars else None
+        is_one = len({one.device for one in scalars}) == 1 and len(scalars) <= self._most_scalars
+        if scalars and (ring is None or not is_one):
+            return None
+        plan = _Plan(tuple(prefix + name for name in metrics), tensors, on_device, ring)
+        self._plans[key] = plan
+        return plan
+
+    def _pack(self, numbers: dict[str, Any], step: int) -> bool:
+        """Offers numbers to the destination that packs them, and returns whether it has taken them."""
+        try:
+            return self._packer is not None and self._packer.try_log_metrics(numbers, step)
+        except Exception as error:  # noqa: BLE001  # then its `log_metrics` gets them
+            self._faults().raise_if_foreign(error)
+            return False
+
+    def look(self) -> bool:
+        """Delivers what has arrived, and starts the copies of rows, if it is time; returns whether it was."""
+        now = self.clock()
+        if now < self.look_at:
+            return False
+        self._copies.collect()
+        self._deliver_ready()
+        self._copies.send()
+        # A row after a pause is sent at once.
+        self.look_at = now + self._gather_seconds if self.is_busy else -math.inf
         return True
 
     def _open_idle_window(self) -> None:
@@ -201,6 +454,7 @@ class Delivery:
             self._distribute(call, due)
         else:
             self._call(due, "log_metrics", {"metrics": flat.values, "step": step})
+        self.look()
 
     def _distribute(self, call: MetricsCall, due: list[PacedDestination]) -> None:
         if not all(self._is_parked(target) for target in due):
@@ -250,6 +504,7 @@ class Delivery:
             target.hold(call)
             if target in due:
                 self._write_waiting(target, phase_of(call.position))
+        self.look()
 
     def to_host(self, value: Any) -> Any:
         """Returns tensors in host memory, those on a device as a `PendingCopy`."""
@@ -259,12 +514,39 @@ class Delivery:
         """Returns a cell of a table as `plain_cell`, with tensors on a device as a `PendingCopy`."""
         return to_host(plain_cell(value), lambda tensor: self._copies.start_array(tensor, plain_cell))
 
-    @without_compile
-    def poll(self) -> None:
-        """Delivers the records that are complete, without waiting."""
-        self._copies.collect()
-        while self._outbox and self._outbox[0].is_ready:
-            self._deliver(self._outbox.popleft())
+    def _deliver_ready(self) -> None:
+        outbox = self.outbox
+        while outbox:
+            entry = outbox[0]
+            if isinstance(entry, _Delivery):
+                if not entry.is_ready:
+                    return
+                outbox.popleft()
+                self._deliver(entry)
+            elif entry[0].is_ready:
+                self._deliver_rows()
+            else:
+                return
+
+    def _deliver_rows(self) -> None:
+        """Delivers the rows that come first in line, each where the run stood at its call."""
+        outbox, state = self.outbox, self._state
+        at = now = position_of(state)
+        try:
+            while outbox and type(outbox[0]) is tuple and outbox[0][0].is_ready:
+                rows, row, plan, host, step, position = outbox.popleft()  # type: ignore[misc]
+                if position[0] is not at[0] or position[1:] != at[1:]:
+                    restore_position(position, state)
+                    at = position
+                found = plan.values_of(host, rows.table[row - rows.first] if rows.table else None)
+                if not found and plan.places:
+                    continue
+                is_packed = not self._faults().failing and self._pack(found, step)
+                if targets := self._unpacked if is_packed else self._metric_targets:
+                    self._call(targets, "log_metrics", {"metrics": found, "step": step})
+        finally:
+            if at is not now:
+                restore_position(now, state)
 
     @without_compile
     def wait_for_copies(self, *, is_last: bool = False) -> None:
@@ -280,7 +562,7 @@ class Delivery:
             )
             if is_last:
                 self._copies.abandon()
-        self.poll()
+        self._deliver_ready()
 
     def write_all(self) -> None:
         """Writes all waiting records."""
@@ -379,15 +661,15 @@ class Delivery:
                 return None
             return resolve(call.arguments) if pending else call.arguments
 
-        if (self._outbox or pending) and call.arguments is not None:
+        if (self.outbox or pending) and call.arguments is not None:
             call.arguments = snapshot(call.arguments)
         return _Delivery(targets, call.action, finish, pending, call.position)
 
     def _submit(self, entry: _Delivery) -> None:
         """Delivers a record now, or later if it or an earlier one is incomplete."""
-        if self._outbox or not entry.is_ready:
+        if self.outbox or not entry.is_ready:
             # The next call or event asks whether it has come.
-            self._outbox.append(entry)
+            self.outbox.append(entry)
         else:
             self._deliver(entry)
 
@@ -416,6 +698,19 @@ class Delivery:
                 target.call(action, arguments, options)
 
             faults.attempt(target.destination, action, call)
+
+
+def _is_scalar(tensor: Any) -> bool:
+    """Returns whether a tensor can be in a row as it is."""
+    return tuple(tensor.shape) == () and not tensor.dtype.is_complex and local_shard(tensor) is tensor
+
+
+def _picker(places: tuple[int, ...]) -> _Pick:
+    return (
+        operator.itemgetter(*places)
+        if len(places) > 1
+        else operator.itemgetter(slice(places[0], places[0] + 1))
+    )
 
 
 def _numbers(values: dict[str, Any]) -> dict[str, Any]:

@@ -27,19 +27,19 @@ __all__ = [
     "PLAIN_TYPES",
     "BinnedValues",
     "FlatMetrics",
+    "TorchHooks",
     "are_plain_types",
-    "are_real",
     "flatten_metrics",
     "host_metrics",
     "host_number",
     "is_function",
+    "is_host_tensor",
     "is_on_device",
     "local_shard",
     "map_nested",
     "plain_cell",
     "plain_config",
-    "quick_host_metrics",
-    "read_numbers",
+    "read_tensors",
     "safe_text",
     "short_repr",
     "to_host",
@@ -341,79 +341,45 @@ def short_repr(value: Any, length: int = 40) -> str:
         return f"<{type(value).__name__} without a repr: {type(error).__name__}>"
 
 
-class _TorchHooks:
+class TorchHooks:
     """What the fast path needs of torch, once the program has imported it; never imported here."""
 
     tensor_types: frozenset[type] = frozenset()
     item: Callable[[Any], Any] = staticmethod(lambda tensor: tensor.item())
     has_cuda: Callable[[], bool] = staticmethod(lambda: True)
+    is_traced: Callable[[], bool] = staticmethod(lambda: bool(_tensor_types()) and TorchHooks.is_traced())
 
 
 def _tensor_types() -> frozenset[type]:
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "nn"):
-        _TorchHooks.has_cuda = torch.cuda.is_initialized
-        _TorchHooks.item = torch.Tensor.item
-        _TorchHooks.tensor_types = frozenset({torch.Tensor, torch.nn.Parameter})
-    return _TorchHooks.tensor_types
+        TorchHooks.has_cuda = torch.cuda.is_initialized
+        TorchHooks.item = torch.Tensor.item
+        # Of the functions that say so the shortest; `torch.compile` takes it for True.
+        TorchHooks.is_traced = torch.compiler.is_dynamo_compiling
+        TorchHooks.tensor_types = frozenset({torch.Tensor, torch.nn.Parameter})
+    return TorchHooks.tensor_types
 
 
-def quick_host_metrics(metrics: Any) -> dict[str, float] | None:
-    """Returns metrics as Python numbers, or None if they need the slow path.
-
-    The fast path for numbers and tensors of one element in host memory, not nested. Most of its time is
-    `Tensor.item`.
-    """
-    try:
-        numbers = read_numbers(metrics)
-        if numbers is not None and are_real(numbers):
-            return numbers
-    except Exception:  # noqa: BLE001, S110  # not a mapping, many elements: the slow path reports it
-        pass
-    return None
+def is_host_tensor(value: Any) -> bool:
+    """Returns whether a value is one of torch's own tensors, in host memory."""
+    return type(value) in (TorchHooks.tensor_types or _tensor_types()) and value.is_cpu
 
 
-def are_real(numbers: dict[str, Any]) -> bool:
-    """Returns whether what `read_numbers` returned are real numbers.
+def read_tensors(metrics: Any) -> dict[Any, Any] | None:
+    """Returns tensors in host memory as their numbers, which may be complex; None if there are others.
 
     Raises:
-        TypeError: a name is not a string.
+        Exception: a tensor has many elements.
     """
-    "".join(numbers)
-    # A complex number shows in the sum; this is faster than to check each value.
-    return type(sum(numbers.values())) is not complex
-
-
-def read_numbers(metrics: Any) -> dict[str, Any] | None:
-    """Returns Python's numbers and tensors in host memory as numbers, None if there are others.
-
-    The numbers may be complex, and the names may not be strings; see `are_real`.
-
-    Raises:
-        Exception: metrics are not a mapping, or a tensor has many elements.
-    """
-    if type(metrics) is not dict:
-        # A TensorDict is a mapping, but iterates over its batch.
-        metrics = dict(metrics.items())
-    tensor_types = _TorchHooks.tensor_types or _tensor_types()
     values = metrics.values()
+    tensor_types = TorchHooks.tensor_types or _tensor_types()
     # Without CUDA, tensors need not be checked one by one: other devices are waited for.
-    look = _TorchHooks.has_cuda()
-    if tensor_types.issuperset(map(type, values)):
-        if look and not all(map(_is_cpu, values)):
-            return None
-        # All in C: a loop would take a microsecond more for ten tensors.
-        return dict(zip(metrics, map(_TorchHooks.item, values), strict=True))
-    numbers = {}
-    for name, value in metrics.items():
-        kind = type(value)
-        if kind in PLAIN_TYPES:
-            numbers[name] = value
-        elif kind in tensor_types and (not look or value.is_cpu):
-            numbers[name] = value.item()
-        else:
-            return None
-    return numbers
+    are_tensors = type(metrics) is dict and tensor_types.issuperset(map(type, values))
+    if not are_tensors or (TorchHooks.has_cuda() and not all(map(_is_cpu, values))):
+        return None
+    # All in C: a loop would take a microsecond more for ten tensors.
+    return dict(zip(metrics, map(TorchHooks.item, values)))  # noqa: B905  # as many; to check costs a tenth
 
 
 @attrs.define(eq=False)
@@ -530,7 +496,7 @@ def _collect(
             continue
         name = prefix + key
         try:
-            if type(value) in _TorchHooks.tensor_types and is_on_device(value) and name not in flat.values:
+            if type(value) in TorchHooks.tensor_types and is_on_device(value) and name not in flat.values:
                 _collect_on_device(name, value, flat)
             else:
                 _collect_item(name, value, flat, parents)

@@ -1,7 +1,6 @@
 """Checks and normalizes the arguments of the trainer."""
 
 import inspect
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from events.ranks import find_ranks
 from events.state import Precision, State
 from events.timestamp import Time, TimeUnit
 
@@ -31,6 +31,7 @@ __all__ = [
     "length_of",
     "move_optimizers",
     "own_arguments",
+    "parts_taken",
     "shorter",
     "step_schedulers_of_epoch",
     "weights_options",
@@ -45,6 +46,7 @@ AUTOCAST_DTYPES = {
 }
 
 
+_TARGETS = {"label", "labels", "target", "targets", "y"}
 COMPOSERS = {
     "algorithms": "There are none: write a Callback.",
     "compile_config": "Give torch.compile(model).",
@@ -85,7 +87,7 @@ def check_choices(
             raise ValueError(
                 f"device_train_microbatch_size must be a number or 'auto', got {microbatch_size!r}."
             )
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if find_ranks().world_size > 1:
             raise ValueError(
                 "device_train_microbatch_size='auto' needs a single rank: one that runs out of memory would "
                 "leave the others waiting for its gradients. Pass a number."
@@ -196,7 +198,8 @@ def _is_forked_from_cuda() -> bool:
 
 
 def _named_device(device: Any) -> torch.device:
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    # A task of `srun` may see its own device alone.
+    local_rank = find_ranks().local_rank % max(1, torch.cuda.device_count())
     if device is not None and not isinstance(device, str | torch.device):
         # One of Composer's devices.
         device = str(getattr(device, "name", device))
@@ -248,6 +251,17 @@ def closure_optimizer(
             )
         return optimizer
     return None
+
+
+def parts_taken(model: torch.nn.Module) -> int:
+    """Returns how many parts of a batch a model takes that computes its own loss, targets included.
+
+    It takes those that its `forward` requires by position, and one that is called as targets are.
+    """
+    parameters = inspect.signature(getattr(model, "_orig_mod", model).forward).parameters.values()
+    by_position = [one for one in parameters if one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}]
+    taken = [one.default is one.empty or one.name in _TARGETS for one in by_position]
+    return taken.index(False) if False in taken else len(taken)
 
 
 def learning_rates(optimizers: tuple[torch.optim.Optimizer, ...]) -> dict[str, float]:

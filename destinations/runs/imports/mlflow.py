@@ -10,9 +10,10 @@ import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlparse
 
 from destinations.kinds.images import IMAGE, open_image
+from destinations.kinds.line import path_inside
 from destinations.trackers.names import short_hash
 
 from .source import File, Item, Logged, Source, SourceError, SourceRun, Values
@@ -153,9 +154,14 @@ def _read(client: Any, run: Any, found: SourceRun) -> Iterator[Item]:
     # By time, so that what was logged together comes together.
     for time, step, name, value in sorted(points, key=lambda point: point[:2]):
         yield Values({name: float(value)}, step, time)
+    local = Path(unquote(urlparse(run.info.artifact_uri).path))
     with tempfile.TemporaryDirectory() as folder:
         for name in _files_of(client, run.info.run_id, "", found):
             if _COPY.fullmatch(name):
+                continue
+            if _is_link(local, name):
+                # In a folder of artifacts it may lead anywhere, and MLflow would copy what is there.
+                found.left_out["links"] += 1
                 continue
             try:
                 with _quiet():
@@ -176,6 +182,13 @@ def _read(client: Any, run: Any, found: SourceRun) -> Iterator[Item]:
                     # The file is gone when the record is written.
                     pixels.load()
                     yield Logged(IMAGE, key, step, time, {"images": [pixels]})
+
+
+def _is_link(folder: Path, name: str) -> bool:
+    try:
+        return path_inside(folder, name).is_symlink()
+    except ValueError:
+        return True
 
 
 def _files_of(client: Any, run_id: str, folder: str, found: SourceRun) -> Iterator[str]:

@@ -1,10 +1,11 @@
 """W&B's local runs, by its own `leet inspect`, which prints the records of a log."""
 
 import json
+import math
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ __all__ = ["WANDB"]
 _LOGS = "run-*.wandb"
 _FOLDER = re.compile(r"run-(\d{8}_\d{6})-")
 _SUMMARY_FIELDS = ("entity", "project")
+_STEPS = 1 << 63
 _RUN_FIELDS = ("host", "run_group", "job_type", "git", "sweep_id")
 
 
@@ -111,22 +113,32 @@ class _Logs:
 
     def read(self, run: SourceRun) -> Iterator[Item]:
         """Yields what is in the logs, then what only the summary has, at the last step."""
-        step, names = 0, set()
+        step, names, axes = 0, set(), _Axes(run)
+        # First, because a program may define a metric after it has logged some.
+        for line in (line for path in self._paths for line in self._lines(path)):
+            if b'"type":"metric"' in line:
+                axes.define(json.loads(line).get("metric") or {})
         for path in self._paths:
-            log = _Log(run, path.parent / "files")
-            try:
-                for line in _inspect(path):
-                    yield from log.items_of(json.loads(line))
-            except SourceError:
-                if not log.has_records:
-                    raise
-                # The end of a log that was cut off.
-                run.left_out["damaged logs"] += 1
+            log = _Log(run, path.parent / "files", axes)
+            for line in self._lines(path, run):
+                yield from log.items_of(json.loads(line))
             yield from log.files()
             step = max(step, log.step)
             names |= log.names
         only = {name: value for name, value in _flat(self._summary) if name not in names}
         yield Values(only, step)
+
+    def _lines(self, path: Path, run: SourceRun | None = None) -> Iterator[bytes]:
+        """Yields the records of a log; counts one that was cut off, unless nothing of it can be read."""
+        count = 0
+        try:
+            for count, line in enumerate(_inspect(path), 1):  # noqa: B007  # looked at where it fails
+                yield line
+        except SourceError:
+            if not count:
+                raise
+            if run is not None:
+                run.left_out["damaged logs"] += 1
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
@@ -139,24 +151,77 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, fl
             yield prefix + name, float(number)
 
 
+class _Axes:
+    """The steps of values: those of the metric that `define_metric` made their x axis, else W&B's own.
+
+    W&B's own step counts the calls of `log`, unless the program gave one.
+
+    Args:
+        run: its run.
+    """
+
+    def __init__(self, run: SourceRun) -> None:
+        self._run = run
+        self._axis_of: dict[str, str | None] = {}
+        self._axes: set[str] = set()
+        self._found: dict[str, str | None] = {}
+        # The last value of each axis: a row may lack it.
+        self._last: dict[str, Any] = {}
+
+    def define(self, metric: Mapping[str, Any]) -> None:
+        """Takes a definition of a metric, or of all whose names begin so ("val/*")."""
+        axis = metric.get("step_metric")
+        self._axis_of[str(metric.get("glob_name") or metric.get("name"))] = axis
+        self._axes |= {axis} if axis else set()
+
+    def of(self, name: str) -> str | None:
+        """Returns the x axis of a metric or a medium; an axis without one is its own."""
+        if name not in self._found:
+            globs = [one for one in self._axis_of if one.endswith("*") and name.startswith(one[:-1])]
+            # Of several patterns the most specific one that has an axis.
+            named = (self._axis_of.get(one) for one in (name, *sorted(globs, key=len, reverse=True)))
+            self._found[name] = next(filter(None, named), name if name in self._axes else None)
+        return self._found[name]
+
+    def steps_of(self, names: Iterable[str], values: Mapping[str, float], own_step: int) -> dict[str, int]:
+        """Returns the steps of what a row has; an axis that only says where the others stand is left out.
+
+        Args:
+            names: of the row.
+            values: its numbers.
+            own_step: W&B's.
+        """
+        self._last |= {name: values[name] for name in self._axes & values.keys()}
+        axes, steps = {name: self.of(name) for name in names}, {}
+        used = {axis for name, axis in axes.items() if axis != name}
+        for name, axis in axes.items():
+            at = own_step if axis is None else self._last.get(axis, math.nan)
+            is_step = 0 <= at < _STEPS and float(at).is_integer()
+            if not is_step and axis != name:
+                self._run.left_out["x values that are no steps, for which W&B's own step stands"] += 1
+            if not is_step or axis != name or name not in used:
+                steps[name] = int(at) if is_step else own_step
+        return steps
+
+
 class _Log:
     """Reads the records of one log.
 
     Args:
         run: its run.
         folder: that of the files that the records name.
+        axes: the steps of its values; default: W&B's own.
     """
 
-    def __init__(self, run: SourceRun, folder: Path) -> None:
+    def __init__(self, run: SourceRun, folder: Path, axes: _Axes | None = None) -> None:
         self._run = run
         self._folder = folder
+        self._axes = axes or _Axes(run)
         self.step = 0
         self.names: set[str] = set()
         self._labels: dict[str, dict[int, str]] = {}
-        self.has_records = False
 
     def items_of(self, record: dict[str, Any]) -> Iterator[Item]:
-        self.has_records = True
         kind = record.get("type", "")
         fields = record.get(kind) or {}
         if kind == "history":
@@ -184,9 +249,25 @@ class _Log:
             self._labels[key] = {int(number): str(text) for number, text in label["value"].items()}
 
     def _history(self, item: dict[str, Any]) -> Iterator[Item]:
-        self.step = step = whole_of(item.get("_step")) or 0
         time = number_of(item.get("_timestamp"))
+        values, texts, typed = self._parts_of(item)
+        self.names |= values.keys()
+        own_step = whole_of(item.get("_step")) or 0
+        steps = self._axes.steps_of([*values, *texts, *typed], values, own_step)
+        self.step = max(steps.values(), default=self.step)
+        for name, text in texts.items():
+            yield Logged(TEXT, name, steps[name], time, {"text": text})
+        for step in dict.fromkeys(steps.values()):
+            yield Values({name: values[name] for name in values if steps.get(name) == step}, step, time)
+        for name, fields in typed.items():
+            yield from self._medium(name, fields, steps[name], time)
+
+    def _parts_of(
+        self, item: dict[str, Any]
+    ) -> tuple[dict[str, float], dict[str, str], dict[str, dict[str, Any]]]:
+        """Returns the numbers, texts and typed values of a row, by name."""
         values: dict[str, float] = {}
+        texts: dict[str, str] = {}
         # What is nested is flat here, its names joined with dots.
         owners = sorted(key.removesuffix("._type") for key in item if key.endswith("._type"))
         typed: dict[str, dict[str, Any]] = {}
@@ -203,13 +284,10 @@ class _Log:
             elif number is not None:
                 values[name] = float(number)
             elif isinstance(value, str):
-                yield Logged(TEXT, name, step, time, {"text": value})
+                texts[name] = value
             else:
                 self._run.left_out["lists"] += 1
-        self.names |= values.keys()
-        yield Values(values, step, time)
-        for name, fields in typed.items():
-            yield from self._medium(name, fields, step, time)
+        return values, texts, typed
 
     def _medium(self, name: str, fields: dict[str, Any], step: int, time: float | None) -> Iterator[Item]:
         what = str(fields.get("_type"))

@@ -701,6 +701,62 @@ def test_checkpoints_are_uploaded_where_that_was_asked_for(tmp_path):
     assert sorted(store.files) == ["checkpoints/epoch=0-step=2.ckpt", "checkpoints/epoch=1-step=4.ckpt"]
 
 
+def test_checkpoints_keep_their_paths_below_the_folder_of_their_callback(tmp_path):
+    """A metric with a slash makes a folder for each epoch; the last part of the names is the same."""
+    logger = LightningLogger(RunDirectory(tmp_path / "run"), upload_checkpoints=True, raise_errors=True)
+    saver = ModelCheckpoint(filename="{epoch}-{val/acc:.2f}", monitor="epoch", mode="max", save_top_k=-1)
+    options = {"max_epochs": 2, "callbacks": [logger.callback(), saver]}
+
+    make_trainer("lightning.pytorch", logger, tmp_path, **options).fit(
+        make_model("lightning.pytorch"), loader()
+    )
+    logger.close()
+
+    names = ["epoch=0-val/acc=0.00.ckpt", "epoch=1-val/acc=0.00.ckpt"]
+    assert files_below(tmp_path / "run/checkpoints") == names
+    assert files_below(tmp_path / "run/artifacts/checkpoints") == names
+
+
+def files_below(folder):
+    """Returns the paths of all files below a folder."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def test_checkpoints_of_several_callbacks_keep_their_folders(tmp_path):
+    """Files of one name are two; what Lightning has deleted goes with the next checkpoint."""
+    logger = LightningLogger(RunDirectory(tmp_path / "run"), upload_checkpoints=True, raise_errors=True)
+    savers = [
+        ModelCheckpoint(tmp_path / folder, "{epoch}", monitor="epoch", mode=mode, save_last="link")
+        for folder, mode in (("best", "min"), ("periodic", "max"))
+    ]
+    options = {"max_epochs": 2, "callbacks": [logger.callback(), *savers]}
+
+    make_trainer("lightning.pytorch", logger, tmp_path, **options).fit(
+        make_model("lightning.pytorch"), loader()
+    )
+    logger.close()
+
+    assert files_below(tmp_path / "run/artifacts/checkpoints") == [
+        "best/epoch=0.ckpt",
+        "best/last.ckpt.symlink",
+        "periodic/epoch=0.ckpt",
+        "periodic/epoch=1.ckpt",
+        "periodic/last.ckpt.symlink",
+    ]
+
+
+def test_checkpoints_of_a_run_in_a_store_that_stay_here_are_said(tmp_path, caplog):
+    """The run goes to its store, and the files of Lightning go where they are sent: once is enough to say so."""
+    logger = LightningLogger(RunDirectory(f"file://{tmp_path}/bucket/mine"), raise_errors=True)
+    trainer = make_trainer("lightning.pytorch", logger, tmp_path, max_epochs=2)
+
+    trainer.fit(make_model("lightning.pytorch"), loader())
+    logger.close()
+
+    (line,) = [one.getMessage() for one in caplog.records if "checkpoints stay" in one.getMessage()]
+    assert trainer.checkpoint_callback.dirpath in line
+
+
 def test_logger_and_callback_can_be_pickled_while_they_are_open(tmp_path):
     """`ddp_spawn` does so: the copy is closed, knows where the run stands, and opens by itself."""
     logger = LightningLogger(RunDirectory(tmp_path / "run"), run_name="mine", raise_errors=True)
