@@ -51,7 +51,10 @@ NOISES = ("none", "torch", "numpy", "python", "own-torch", "own-numpy", "own-leg
 DURATIONS = ("3ep", "8ba", "13ba", "37sp", "90tok", "2iter")
 INTERVALS = ("1ba", "2ba", "3ba", "5ba", "1ep", "2ep", "11sp", "30tok", "1iter")
 ITERATORS = []
-WAYS = ("raise", "raise", "raise", "kill", "exit")
+WAYS = ("raise", "raise", "signal", "kill", "exit")
+WAYS_OF_RANKS = ("raise", "signal")
+# Where `fit` does not watch for signals yet.
+BEFORE_FIT = {Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD}
 
 
 @attrs.frozen
@@ -77,6 +80,7 @@ class Draw:
     each_batch: bool
     microbatch: int | None
     ways: tuple[str, ...]
+    own_step: bool
 
 
 def draw_number(number, ranks):
@@ -125,8 +129,11 @@ def draw_number(number, ranks):
         optimizer=pick.choice(("SGD", "Adam", "AdamW", "RMSprop", "NAdam")),
         each_batch=pick.random() < 0.5,
         microbatch=pick.choice((None, None, 1, 2)),
-        ways=tuple(pick.choice(WAYS if ranks == 1 else ("raise",)) for _ in range(pick.choice((1, 1, 2)))),
+        ways=tuple(pick.choice(WAYS if ranks == 1 else WAYS_OF_RANKS) for _ in range(pick.choice((1, 1, 2)))),
+        own_step=pick.random() < 0.25,
     )
+    if draw.own_step:
+        draw = attrs.evolve(draw, microbatch=None)
     if draw.duration == "90tok" and loader in {"unbatched", "list", "subset"}:
         # Their batches have no tokens: such a run has no end, and is refused.
         draw = attrs.evolve(draw, duration="13ba")
@@ -467,7 +474,21 @@ class Interrupts(Callback):
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.way == "exit":
                 os._exit(3)
-            raise Interrupted
+            if self.way != "signal" or event in BEFORE_FIT:
+                raise Interrupted
+            if state.rank == state.world_size - 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+
+def take_turns(state, batch):
+    """Trains the halves of the model in turn, each by its optimizer."""
+    losses = {}
+    for name, optimizer in zip(("first", "second"), state.optimizers, strict=True):
+        losses[name] = torch.nn.functional.cross_entropy(state.model(batch[0]), batch[1])
+        optimizer.zero_grad()
+        losses[name].backward()
+        optimizer.step()
+    return losses
 
 
 def train(draw, folder, interrupts, rank=0, ranks=1):
@@ -477,7 +498,11 @@ def train(draw, folder, interrupts, rank=0, ranks=1):
     random.seed(draw.number)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Dropout(0.3), torch.nn.Linear(4, 2))
     options = {"momentum": 0.9} if draw.optimizer == "SGD" else {}
-    optimizer = getattr(torch.optim, draw.optimizer)(model.parameters(), lr=0.05, **options)
+    trained = model[0] if draw.own_step else model
+    optimizer = getattr(torch.optim, draw.optimizer)(trained.parameters(), lr=0.05, **options)
+    optimizers = (
+        [optimizer, torch.optim.Adam(model[2].parameters(), lr=0.03)] if draw.own_step else [optimizer]
+    )
     evaluation = {}
     if draw.evaluation is not None:
         workers = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "fork"}
@@ -496,7 +521,8 @@ def train(draw, folder, interrupts, rank=0, ranks=1):
         make_loader(draw, rank, ranks),
         max_duration=draw.duration,
         loss_fn=torch.nn.functional.cross_entropy,
-        optimizers=optimizer,
+        optimizers=optimizers,
+        train_step=take_turns if draw.own_step else None,
         schedulers=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
         step_schedulers_every_batch=draw.each_batch,
         metrics={"accuracy": lambda outputs, targets: (outputs.argmax(1) == targets).float().mean()},
@@ -523,7 +549,7 @@ def train(draw, folder, interrupts, rank=0, ranks=1):
     drawn = data_state(state)
     return {
         "weights": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
+        "optimizers": [one.state_dict() for one in optimizers],
         "schedulers": [one.state_dict() for one in state.schedulers],
         "random": drawn["global"],
         "generators": drawn["dataloader"],
@@ -554,8 +580,8 @@ def difference(one, other, place=""):
 
 def interrupt(draw, way, folder, interrupts, rank, ranks):
     """Trains until the interruption, in a process of its own where that ends it."""
-    if way == "raise":
-        with contextlib.suppress(Interrupted):
+    if way in WAYS_OF_RANKS:
+        with contextlib.suppress(Interrupted, SystemExit):
             train(draw, folder, interrupts, rank, ranks)
         return
     child = os.fork()
