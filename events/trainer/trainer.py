@@ -620,12 +620,12 @@ class Trainer:
         Raises:
             ValueError: the maximum is in tokens, and batches have none.
         """
+        if self._is_preempted:
+            return "training"
         state = self.state
         batches = state.timestamp.batch_in_epoch.value
         if batches and self._train_subset is not None and batches >= self._train_subset:
             return "epoch"
-        if self._is_preempted:
-            return "training"
         if self._is_stopping or state.has_reached_maximum:
             length = state.dataloader_len
             return "epoch" if batches and length is not None and batches >= length.value else "training"
