@@ -201,7 +201,8 @@ def check_sampler(dataloader: Any) -> None:
         raise ValueError(  # noqa: TRY004  # its type is right, its sampler is not
             f"train_dataloader must give each of {distributed.get_world_size()} ranks its own samples, "
             f"got a {type(sampler).__name__}. "
-            "Pass sampler=torch.utils.data.DistributedSampler(dataset) to the DataLoader."
+            "Pass sampler=torch.utils.data.DistributedSampler(dataset) to the DataLoader, after "
+            "torch.distributed.init_process_group()."
         )
 
 

@@ -74,6 +74,7 @@ from .set_up import (
     parts_taken,
     shorter,
     step_schedulers_of_epoch,
+    versions,
     weights_options,
     without_gradient_sync,
 )
@@ -400,9 +401,10 @@ class Trainer:
             "device": str(self._device),
             "precision": state.precision,
             "world_size": state.world_size,
-            "num_nodes": max(1, state.world_size // state.local_world_size),
+            "num_nodes": state.found_ranks.node_count,
             "rank_zero_seed": state.rank_zero_seed,
             "torch": torch.__version__,
+            **versions(state.rank),
         }
 
     def _load(
@@ -618,12 +620,12 @@ class Trainer:
         Raises:
             ValueError: the maximum is in tokens, and batches have none.
         """
+        if self._is_preempted:
+            return "training"
         state = self.state
         batches = state.timestamp.batch_in_epoch.value
         if batches and self._train_subset is not None and batches >= self._train_subset:
             return "epoch"
-        if self._is_preempted:
-            return "training"
         if self._is_stopping or state.has_reached_maximum:
             length = state.dataloader_len
             return "epoch" if batches and length is not None and batches >= length.value else "training"

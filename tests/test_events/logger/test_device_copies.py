@@ -521,6 +521,25 @@ def test_rows_that_are_lost_cost_only_their_own_values():
     assert run.logger.lost_values == 9
 
 
+def test_rows_after_a_deadline_are_not_mixed_with_those_that_were_dropped():
+    """Their memory is another one, for each combination of names."""
+    run = Setup(gather_seconds=60, wait_seconds=1.0)
+    run.logger.log_metrics({"a": OnDevice(1.0)}, 0)
+    run.logger.log_metrics({"b": OnDevice(2.0)}, 0)
+    run.logger.deliver_pending(is_last=True)
+    run.clock.on_sleep = run.device.land
+
+    for step in range(1, 4):
+        run.logger.log_metrics({"a": OnDevice(1.0 + step)}, step)
+        run.logger.log_metrics({"b": OnDevice(2.0 + step)}, step)
+    run.logger.flush()
+
+    assert [call[1:3] for call in run.received.calls] == [
+        values for step in range(1, 4) for values in (({"a": 1.0 + step}, step), ({"b": 2.0 + step}, step))
+    ]
+    assert run.logger.lost_values == 2
+
+
 def test_a_ring_that_is_full_of_gathered_rows_sends_them():
     """What waits for later calls makes room before anything is lost or waited for."""
     run = Setup(gather_seconds=60, slots=8)
