@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from .trainer.checkpoint.schedule import AutoInterval
     from .trainer.checkpoint.writing import CheckpointWriting
     from .trainer.evaluator import Evaluator
+    from .trainer.preemption import Preemption
     from .trainer.schedulers import (
         ConstantScheduler,
         ConstantWithWarmupScheduler,
@@ -135,6 +136,7 @@ __all__ = [
     "Phase",
     "PlateauScheduler",
     "Precision",
+    "Preemption",
     "Ranks",
     "RecordError",
     "Retention",
@@ -187,6 +189,7 @@ __project__ = "training-destinations"
 _TORCH_EXPORTS = {
     ".trainer.trainer": ("Trainer",),
     ".trainer.evaluator": ("Evaluator",),
+    ".trainer.preemption": ("Preemption",),
     ".trainer.checkpoint.retention": ("Retention",),
     ".trainer.checkpoint.saver": ("CheckpointSaver",),
     ".trainer.checkpoint.schedule": ("AutoInterval",),

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Never, Self
 
 from .callback import Callback
 from .engine import Engine
@@ -409,6 +409,10 @@ class Run(RecordMethods):
             self._unclosed.detach()
         self._bind_logger()
         self.engine.close(exception)
+
+    def __reduce__(self) -> Never:
+        """Raises TypeError: another process needs a run of its own."""
+        self.logger.__reduce__()
 
     if not TYPE_CHECKING:  # which would then take any name
 

@@ -239,6 +239,8 @@ class State:
         scaler: the gradient scaler of "fp16", or None.
         random_at_epoch_start: the random state at the start of the epoch, and the states of samplers and
             dataset; checkpoints hold it, so that a run can resume within an epoch with the remaining batches.
+        interrupted_evaluation: the random numbers before an evaluation that a signal has interrupted, and the labels
+            of those still to be made; checkpoints hold it. Empty without one.
         last_checkpoint: the path of the newest complete checkpoint, or None.
         last_checkpoint_uris: where destinations put that file, or will.
         callbacks: every callback of the run, destinations included. Before there is an engine, a list to
@@ -290,6 +292,7 @@ class State:
     eval_batches: Mapping[str, int] = attrs.field(factory=dict, kw_only=True)
     scaler: Any = attrs.field(default=None, kw_only=True)
     random_at_epoch_start: dict[str, Any] | None = attrs.field(default=None, kw_only=True)
+    interrupted_evaluation: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True)
     last_checkpoint: str | None = attrs.field(default=None, kw_only=True)
     last_checkpoint_uris: tuple[str, ...] = attrs.field(default=(), kw_only=True)
     callbacks: Any = attrs.field(factory=list, kw_only=True)

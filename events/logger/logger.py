@@ -11,8 +11,10 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Protocol, SupportsIndex
+from types import MappingProxyType
+from typing import Any, Never, Protocol, SupportsIndex
 
 from events.errors import EngineClosedError, RecordError
 from events.event import Event
@@ -22,15 +24,16 @@ from events.state import State
 
 from . import checks
 from .checks import check_file
-from .delivery import Delivery
+from .delivery import Delivery, LogRow
 from .destination import Destination, MetricsPacker
 from .device import DeviceCopies
 from .faults import Faults, caller
 from .records import RECORD_KINDS, RecordMethods, RecordTools
 from .values import (
     are_plain_types,
+    are_real,
     plain_config,
-    read_tensors,
+    read_numbers,
     short_repr,
 )
 
@@ -41,6 +44,8 @@ _log = logging.getLogger("events")
 # The methods whose time a `TimeLedger` charges; those of other records call `log_record`.
 _CHARGED = ("log_hyperparameters", "log_record", "upload_file", "flush")
 _NO_SPAN: AbstractContextManager[None] = nullcontext()
+# The namespaces of this thread and task, of each logger by its identity.
+_prefixes: ContextVar[Mapping[int, str]] = ContextVar("events.namespaces", default=MappingProxyType({}))
 
 
 class AttachedCallback(Protocol):
@@ -72,8 +77,8 @@ class Logger(RecordMethods):
     **Values.** Any value may be a function without arguments. It is called in this thread, at most once, and
     only if a destination is going to write its result. A function that raises, or returns something that
     cannot be logged, loses only its own value.
-    Values on a device are copied without waiting, and delivered in order once they have arrived; meanwhile
-    the state has the position of the call.
+    Values on a device are copied without waiting, several calls at a time, and delivered in order once they
+    have arrived; meanwhile the state has the position of the call. See `DeviceCopies`.
 
     **Rates.** A destination with a `write_rate` gets metrics when it is due; see `WriteRate`.
 
@@ -121,7 +126,9 @@ class Logger(RecordMethods):
         # Whether the warning about a file that no destination takes was logged.
         self._has_warned_of_files = False
         self._ledger: Any = None
-        self._prefix = _prefix("", namespace) if namespace else ""
+        self._own_prefix = _prefix("", namespace) if namespace else ""
+        # One for each open block, of any thread or task.
+        self._open_namespaces: list[str] = []
         self.faults = Faults(raise_errors=raise_errors, strict=strict)
         self._delivery = Delivery(state, self._destinations, lambda: self.faults, device_copies)
         # Whether copies from a device are pending; an attribute, because the engine checks it at each event.
@@ -138,6 +145,8 @@ class Logger(RecordMethods):
         # Whether that is only because of write rates; or only because of a prefix, or copies on their way.
         self._can_defer = False
         self._is_planned = False
+        # What logs scalars on a device, where the last metrics were such ones.
+        self._log_row: LogRow | None = None
         self._outbox = self._delivery.outbox
         self._refresh()
 
@@ -233,6 +242,10 @@ class Logger(RecordMethods):
         Raises:
             EngineClosedError: the run is closed.
         """
+        if self._log_row is not None and not self.faults.failing and self._log_row(metrics, step):
+            if not self.is_busy:
+                self._refresh()
+            return
         if step is None:
             step = self._state.timestamp.batch.value  # type: ignore[assignment]
         elif type(step) is not int:
@@ -260,12 +273,11 @@ class Logger(RecordMethods):
                 "".join(metrics)
                 self._expects_plain = self._packer is not None
             else:
-                values, self._expects_plain = read_tensors(metrics), False
+                values, self._expects_plain = read_numbers(metrics), False
                 if values and packer is not None and packer.try_log_metrics(values, step):
                     destinations = self._unpacked
-                elif values is not None:
-                    "".join(values)
-                    values = None if complex in map(type, values.values()) else values
+                elif values is not None and not are_real(values):
+                    values = None
         except Exception as error:  # noqa: BLE001  # no mapping, no string: the slow path reports it
             self.faults.raise_if_foreign(error)
             values = None
@@ -602,22 +614,34 @@ class Logger(RecordMethods):
         """Prefixes the names of all metrics and records that are logged in a `with` block.
 
         Blocks may be nested: inside `namespace("eval")` and `namespace("clean")`, "loss" is
-        "eval/clean/loss". Hyperparameters and files keep their names.
+        "eval/clean/loss". Hyperparameters and files keep their names. A block is of its thread and its asyncio
+        task: another has its own, and a task begins with those in which it was made.
 
         Raises:
             RecordError: the name is not a string, or empty.
         """
-        before = self._prefix
-        self._prefix = _prefix(before, name)
+        before = _prefixes.get()
+        prefix = _prefix(self._prefix, name)
+        self._open_namespaces.append(name)
+        _prefixes.set({**before, id(self): prefix})
         self._refresh()
         try:
             yield
         finally:
-            self._prefix = before
+            _prefixes.set(before)
+            self._open_namespaces.pop()
             self._refresh()
 
+    @property
+    def _prefix(self) -> str:
+        """What precedes names in this thread and task."""
+        return _prefixes.get().get(id(self), self._own_prefix) if self._open_namespaces else self._own_prefix
+
     def poll(self) -> None:
-        """Delivers records whose copies are complete, without waiting; called by the engine at each event."""
+        """Delivers what has arrived from devices, if it is time to look, without waiting.
+
+        The engine calls it at each event.
+        """
         if self.is_busy:
             # No `with`: it would take longer than most polls.
             try:
@@ -659,6 +683,14 @@ class Logger(RecordMethods):
         """How many values on a device were lost: its ring was full, it failed, or the deadline passed."""
         return self._delivery.lost_values
 
+    def __reduce__(self) -> Never:
+        """Raises TypeError: another process needs a logger of its own."""
+        raise TypeError(
+            f"Run {self._state.run_name!r} cannot be sent to another process, such as a worker of a "
+            "DataLoader. Return values from the worker, and log them here; or make a Run there, with "
+            'RunDirectory(..., writer="...").'
+        )
+
     def _each(self, action: str, call: Callable[[Destination], None]) -> None:
         self._require_open(action)
         for destination in self._destinations:
@@ -673,12 +705,9 @@ class Logger(RecordMethods):
     def _log_any_metrics(self, metrics: Any, step: int) -> None:
         """Logs any metrics: on devices, functions, with rates, and to destinations that are failing."""
         self._require_open("log_metrics")
-        self.poll()
         if isinstance(metrics, Mapping):
-            try:
+            with self._refreshing():
                 self._delivery.log_metrics(metrics, self._prefix, step)
-            finally:
-                self._refresh()
         else:
             got = f"{short_repr(metrics, 80)} ({type(metrics).__name__})"
             self.faults.refuse(
@@ -694,7 +723,6 @@ class Logger(RecordMethods):
         self, action: str, name: str, given: tuple[Any, ...], prepare: Callable[..., dict[str, Any]]
     ) -> None:
         self._require_open(action)
-        self.poll()
         with self._refreshing():
             self._delivery.log_record(action, name, given, prepare)
         self.faults.raise_refused()
@@ -708,10 +736,12 @@ class Logger(RecordMethods):
 
     def _refresh(self) -> None:
         self.is_busy = self._delivery.is_busy
-        needs_more = bool(self._prefix or self._is_stopped or self.is_busy)
+        needs_more = bool(self._own_prefix or self._open_namespaces or self._is_stopped or self.is_busy)
         self._is_slow_path = needs_more or self._delivery.is_paced
         self._can_defer = self._delivery.is_paced and not needs_more
         self._is_planned = not (self._is_stopped or self._delivery.is_paced)
+        has_rows = self._is_planned and self._delivery.has_rows
+        self._log_row = self._delivery.log_row(self._prefix) if has_rows else None
 
     def _text_name(self, name: Any) -> str:
         if isinstance(name, str):

@@ -18,6 +18,7 @@ from events.ranks import find_ranks
 
 __all__ = [
     "any_rank",
+    "average_as_made",
     "charge_waiting",
     "check_sampler",
     "from_first",
@@ -124,13 +125,34 @@ def ranks() -> int:
     return distributed.get_world_size() if distributed.is_initialized() else 1
 
 
-def wrap(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
-    """Returns the model, wrapped to average gradients over ranks; one that is sharded does so itself."""
+def wrap(model: torch.nn.Module, device: torch.device, *, is_called: bool = True) -> torch.nn.Module:
+    """Returns the model, wrapped to average gradients over ranks; one that is sharded does so itself.
+
+    One that is not called as a whole is not wrapped: each of its gradients is averaged as it is made.
+    """
     if is_alone() or isinstance(model, DistributedDataParallel) or is_sharded(model):
+        return model
+    if not is_called:
+        for tensor in (*model.parameters(), *model.buffers()):
+            average_as_made(tensor)
         return model
     wrapped = _SettledBuckets(model, device_ids=None if device.type == "cpu" else [device])
     wrapped.settle()
     return wrapped
+
+
+def average_as_made(tensor: torch.Tensor) -> None:
+    """Gives a tensor the values of rank 0, and averages its gradient whenever a backward pass has made it.
+
+    Gradients that accumulate stay right: what was averaged before is the same on all ranks.
+    """
+    from_first(tensor.detach())
+    if tensor.requires_grad:
+        tensor.register_post_accumulate_grad_hook(_average)  # type: ignore[no-untyped-call]
+
+
+def _average(parameter: torch.nn.Parameter) -> None:
+    mean_gradient(parameter)
 
 
 class _SettledBuckets(DistributedDataParallel):
@@ -179,7 +201,8 @@ def check_sampler(dataloader: Any) -> None:
         raise ValueError(  # noqa: TRY004  # its type is right, its sampler is not
             f"train_dataloader must give each of {distributed.get_world_size()} ranks its own samples, "
             f"got a {type(sampler).__name__}. "
-            "Pass sampler=torch.utils.data.DistributedSampler(dataset) to the DataLoader."
+            "Pass sampler=torch.utils.data.DistributedSampler(dataset) to the DataLoader, after "
+            "torch.distributed.init_process_group()."
         )
 
 

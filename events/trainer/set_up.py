@@ -1,6 +1,9 @@
 """Checks and normalizes the arguments of the trainer."""
 
+import contextlib
+import importlib.metadata
 import inspect
+import subprocess
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -31,8 +34,10 @@ __all__ = [
     "length_of",
     "move_optimizers",
     "own_arguments",
+    "parts_taken",
     "shorter",
     "step_schedulers_of_epoch",
+    "versions",
     "weights_options",
     "without_gradient_sync",
 ]
@@ -44,7 +49,9 @@ AUTOCAST_DTYPES = {
     Precision.AMP_FP16: torch.float16,
 }
 
+_COMMIT = ("git", "rev-parse", "HEAD")
 
+_TARGETS = {"label", "labels", "target", "targets", "y"}
 COMPOSERS = {
     "algorithms": "There are none: write a Callback.",
     "compile_config": "Give torch.compile(model).",
@@ -216,6 +223,18 @@ def _named_device(device: Any) -> torch.device:
     return torch.device("cpu") if found is None else torch.device(found.type)
 
 
+def versions(rank: int) -> dict[str, str | None]:
+    """Returns the version of this package and, on rank 0, the commit of the code; None if unknown."""
+    commit = version = None
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        version = importlib.metadata.version("training-destinations")
+    if rank == 0:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            found = subprocess.check_output(_COMMIT, stderr=subprocess.DEVNULL, timeout=5)  # noqa: S603
+            commit = found.decode().strip()
+    return {"version": version, "commit": commit}
+
+
 def length_of(dataloader: Any) -> int | None:
     """Returns the number of batches, or None if the dataloader has no length."""
     try:
@@ -249,6 +268,17 @@ def closure_optimizer(
             )
         return optimizer
     return None
+
+
+def parts_taken(model: torch.nn.Module) -> int:
+    """Returns how many parts of a batch a model takes that computes its own loss, targets included.
+
+    It takes those that its `forward` requires by position, and one that is called as targets are.
+    """
+    parameters = inspect.signature(getattr(model, "_orig_mod", model).forward).parameters.values()
+    by_position = [one for one in parameters if one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}]
+    taken = [one.default is one.empty or one.name in _TARGETS for one in by_position]
+    return taken.index(False) if False in taken else len(taken)
 
 
 def learning_rates(optimizers: tuple[torch.optim.Optimizer, ...]) -> dict[str, float]:

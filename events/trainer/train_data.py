@@ -43,7 +43,7 @@ from .random_state import (
 from .reachable import reach
 from .set_up import length_of
 
-__all__ = ["SkipBy", "TrainData", "data_state", "samplers_of"]
+__all__ = ["SkipBy", "TrainData", "data_state", "random_numbers", "samplers_of"]
 
 _log = logging.getLogger("events")
 
@@ -61,9 +61,15 @@ def data_state(state: State, held: Mapping[str, Any]) -> dict[str, Any]:
         state: the run.
         held: the generators that other parts of the run hold, by name.
     """
+    place = {"parts": _part_states(state.train_dataloader), "place": _place(state)}
+    return {**random_numbers(state, held), **place, **state.interrupted_evaluation}
+
+
+def random_numbers(state: State, held: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Returns the random numbers of this rank, as they are now; see `data_state`."""
+    held = state.parts.find().generators if held is None else held
     return {
         **random_state_of(state.train_dataloader),
-        "parts": _part_states(state.train_dataloader),
         "evaluators": {
             one.label: {
                 "generators": generator_states(generators_in(one.dataloader)),
@@ -72,7 +78,6 @@ def data_state(state: State, held: Mapping[str, Any]) -> dict[str, Any]:
             for one in state.evaluators
         },
         "held": generator_states(held),
-        "place": _place(state),
     }
 
 

@@ -58,7 +58,10 @@ RESIZED = (
 DURATIONS = ("3ep", "8ba", "13ba", "37sp", "90tok", "2iter")
 INTERVALS = ("1ba", "2ba", "3ba", "5ba", "1ep", "2ep", "11sp", "30tok", "1iter")
 ITERATORS = []
-WAYS = ("raise", "raise", "raise", "kill", "exit")
+WAYS = ("raise", "raise", "signal", "kill", "exit")
+WAYS_OF_RANKS = ("raise", "signal")
+# Where `fit` does not watch for signals yet.
+BEFORE_FIT = {Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD}
 
 
 @attrs.frozen
@@ -87,6 +90,7 @@ class Draw:
     loss: str
     callbacks: tuple[str, ...]
     resized: tuple[int, ...]
+    own_step: bool
 
 
 def draw_number(number, ranks):
@@ -135,11 +139,16 @@ def draw_number(number, ranks):
         optimizer=pick.choice(("SGD", "Adam", "AdamW", "RMSprop", "NAdam")),
         each_batch=pick.random() < 0.5,
         microbatch=pick.choice((None, None, 1, 2)),
-        ways=tuple(pick.choice(WAYS if ranks == 1 else ("raise",)) for _ in range(pick.choice((1, 1, 2)))),
+        ways=tuple(pick.choice(WAYS if ranks == 1 else WAYS_OF_RANKS) for _ in range(pick.choice((1, 1, 2)))),
         loss=pick.choice(LOSSES),
         callbacks=tuple(pick.choice(CALLBACKS) for _ in range(pick.choice((0, 1, 2)))),
         resized=(),
+        own_step=pick.random() < 0.25,
     )
+    if draw.own_step:
+        # Two optimizers train the whole model, and the step computes its own loss.
+        callbacks = tuple(one for one in draw.callbacks if one != "group")
+        draw = attrs.evolve(draw, microbatch=None, loss="plain", callbacks=callbacks)
     if pick.random() < 0.2 and loader in RESIZED:
         # Other batches have other losses: the samples are compared, and what a resume begins with.
         sizes = tuple(pick.randint(1, 5) for _ in draw.ways)
@@ -558,7 +567,21 @@ class Interrupts(Callback):
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.way == "exit":
                 os._exit(3)
-            raise Interrupted
+            if self.way != "signal" or event in BEFORE_FIT:
+                raise Interrupted
+            if state.rank == state.world_size - 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+
+def take_turns(state, batch):
+    """Trains the halves of the model in turn, each by its optimizer."""
+    losses = {}
+    for name, optimizer in zip(("first", "second"), state.optimizers, strict=True):
+        losses[name] = torch.nn.functional.cross_entropy(state.model(batch[0]), batch[1])
+        optimizer.zero_grad()
+        losses[name].backward()
+        optimizer.step()
+    return losses
 
 
 def train(draw, folder, interrupts, rank=0, ranks=1, attempt=None):
@@ -573,7 +596,13 @@ def train(draw, folder, interrupts, rank=0, ranks=1, attempt=None):
     loss, more = make_loss(draw.loss)
     # Without the last bias, which a callback may add later.
     trained = [*model.parameters()][: -1 if "group" in draw.callbacks else None] + more
-    optimizer = getattr(torch.optim, draw.optimizer)(trained, lr=0.05, **options)
+    optimizers = [
+        getattr(torch.optim, draw.optimizer)(
+            model[0].parameters() if draw.own_step else trained, lr=0.05, **options
+        )
+    ]
+    if draw.own_step:
+        optimizers.append(torch.optim.Adam(model[2].parameters(), lr=0.03))
     evaluation = {}
     if draw.evaluation is not None:
         workers = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "fork"}
@@ -592,8 +621,9 @@ def train(draw, folder, interrupts, rank=0, ranks=1, attempt=None):
         make_loader(draw, rank, ranks),
         max_duration=draw.duration,
         loss_fn=loss,
-        optimizers=optimizer,
-        schedulers=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
+        optimizers=optimizers,
+        train_step=take_turns if draw.own_step else None,
+        schedulers=torch.optim.lr_scheduler.ExponentialLR(optimizers[0], 0.9),
         step_schedulers_every_batch=draw.each_batch,
         metrics={"accuracy": lambda outputs, targets: (outputs.argmax(1) == targets).float().mean()},
         callbacks=[*(Changes(kind, index) for index, kind in enumerate(draw.callbacks)), interrupts],
@@ -625,7 +655,7 @@ def train(draw, folder, interrupts, rank=0, ranks=1, attempt=None):
         "parts": state.parts.states(found)["modules"],
         "modes": [one.training for one in model.modules()],
         "weights": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
+        "optimizers": [one.state_dict() for one in optimizers],
         "schedulers": [one.state_dict() for one in state.schedulers],
         "random": drawn["global"],
         "generators": drawn["dataloader"],
@@ -658,8 +688,8 @@ def difference(one, other, place=""):
 
 def interrupt(draw, way, folder, interrupts, rank, ranks, attempt):
     """Trains until the interruption, in a process of its own where that ends it."""
-    if way == "raise":
-        with contextlib.suppress(Interrupted):
+    if way in WAYS_OF_RANKS:
+        with contextlib.suppress(Interrupted, SystemExit):
             train(draw, folder, interrupts, rank, ranks, attempt)
         return
     child = os.fork()

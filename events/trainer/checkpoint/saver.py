@@ -335,6 +335,11 @@ class CheckpointSaver(Callback):
                 _log.warning("The end of training waits for shards to be uploaded, up to %.0f s.", seconds)
             self._publisher.move_pointers(state, is_late=distributed.from_rank_zero(waited > seconds))
 
+    def limit(self, seconds: float) -> None:
+        """Gives all that is still to be written and uploaded so many seconds at most: the machine goes away."""
+        self._close_seconds = min(self._close_seconds, seconds)
+        self._writing.limit(self._close_seconds)
+
     def close(self, state: State, logger: Logger) -> None:
         """Waits for the checkpoint that is being written, and hands it on; not for one in shards."""
         self._writing.close(state, logger)

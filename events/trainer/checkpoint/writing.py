@@ -145,6 +145,11 @@ class _Writing(ABC):
         """The id of the process that writes, if there is one."""
         return None if self._writer is None else self._writer.pid
 
+    def limit(self, seconds: float) -> None:
+        """Lets everything from here on take so long at most."""
+        self.seconds = seconds
+        self._options = attrs.evolve(self._options, close_seconds=seconds)
+
     @property
     @abstractmethod
     def takes_part(self) -> bool:

@@ -54,15 +54,31 @@ def test_two_ranks_train_as_one_log_once_and_resume_to_the_last_bit(run_ranks, t
 
 
 def test_ranks_that_the_user_joined_stop_together_and_need_a_sampler(run_ranks, tmp_path):
-    """If one rank stops, both stop; a sampler that ignores ranks is refused."""
+    """If one rank stops, both stop for its reason; a sampler that ignores ranks is refused."""
     (zero, one), refused = run_ranks("stop", "no-sampler")
 
     assert zero["batch"] == one["batch"] == 7
+    for rank in (zero, one):
+        assert (rank["status"], rank["reason"]) == ("stopped", "rank 1 has seen enough")
     assert zero["refused"] == one["refused"] == ""
     assert logged(tmp_path, "stop") == list(range(7))
     for rank in refused:
         assert "must give each of 2 ranks its own samples, got a SequentialSampler" in rank["refused"]
         assert "DistributedSampler" in rank["refused"]
+
+
+def test_a_signal_on_one_rank_preempts_all_and_their_own_steps_stay_equal(run_ranks, tmp_path):
+    """A signal within an evaluation ends both ranks, with a checkpoint; `train_step` averages gradients."""
+    preempted, own = run_ranks("signal:run", "own-step")
+
+    for rank in preempted:
+        assert (rank["batch"], rank["status"], rank["reason"]) == (5, "preempted", "SIGTERM on rank 1")
+        assert rank["exit"] == 143
+    assert read_checkpoint(tmp_path / "run" / "ep1-ba5.pt")["random"][0]["evaluating"] == ["eval"]
+    assert not any("loss/eval/total" in line for line in (tmp_path / "signal.jsonl").read_text().splitlines())
+    assert own[0]["weights"] == own[1]["weights"]
+    rows = [json.loads(line)[1] for line in (tmp_path / "own-step.jsonl").read_text().splitlines()]
+    assert {row["metrics/train/rank"] for row in rows if "loss/train/total" in row} == {0.5}
 
 
 def test_what_two_ranks_saved_is_resumed_by_one_and_by_four(run_ranks, tmp_path):

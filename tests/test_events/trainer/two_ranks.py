@@ -5,6 +5,8 @@ group itself; with several, this program has created it, as users may.
 """
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -22,6 +24,7 @@ _FOLDERS = {
     "resume": "{run_name}",
     "apart": "{run_name}-rank{rank}",
     "rejoin": "{run_name}-rank{rank}",
+    "signal": "{run_name}",
 }
 
 
@@ -45,7 +48,28 @@ class StopsOnRankOne(Callback):
 
     def batch_end(self, state: State, logger: Logger) -> None:
         if state.rank == 1 and state.timestamp.batch == 7:
-            state.stop_training()
+            state.stop_training("rank 1 has seen enough")
+
+
+class GetsSignalOnRankOne(Callback):
+    """One rank alone gets SIGTERM, within an evaluation."""
+
+    def eval_batch_end(self, state: State, logger: Logger) -> None:
+        if state.rank == 1 and state.timestamp.batch == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def own_step(state: State, batch: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Trains without the wrapper that averages gradients, twice."""
+    for optimizer in state.optimizers * 2:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(state.model(batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+    return {"loss": loss, "metrics/train/rank": torch.tensor(float(state.rank))}
+
+
+CALLBACKS = {"stop": StopsOnRankOne, "signal": GetsSignalOnRankOne}
 
 
 class Samples(Callback):
@@ -76,10 +100,11 @@ def main(folder: Path, mode: str) -> None:
         loss_fn=torch.nn.functional.cross_entropy,
         optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
         metrics={"accuracy": lambda outputs, targets: (outputs.argmax(1) == targets).float().mean()},
-        callbacks=[samples, *([StopsOnRankOne()] if kind == "stop" else [])],
+        callbacks=[samples, *([CALLBACKS[kind]()] if kind in CALLBACKS else [])],
+        train_step=own_step if kind == "own-step" else None,
         loggers=[Rows(folder / f"{kind}.jsonl")],
         device="cpu",
-        device_train_microbatch_size=2,
+        device_train_microbatch_size=None if kind == "own-step" else 2,
         seed=3,
         run_name=run_name or None,
         save_folder=_FOLDERS.get(kind) and folder / _FOLDERS[kind],
@@ -97,8 +122,12 @@ def main(folder: Path, mode: str) -> None:
             trainer.fit()
     except (ValueError, CheckpointError) as error:
         seen["refused"] = str(error)
+    except SystemExit as error:
+        seen["exit"] = error.code
     seen |= {
         "seen": samples.seen,
+        "status": str(trainer.state.status),
+        "reason": trainer.state.stop_reason,
         "batch": int(trainer.state.timestamp.batch),
         "sample": int(trainer.state.timestamp.sample),
         "total_wct": trainer.state.timestamp.total_wct.total_seconds(),
@@ -110,6 +139,8 @@ def main(folder: Path, mode: str) -> None:
 
 if __name__ == "__main__":
     place, *modes = sys.argv[1:]
+    # A forked rank has the handler of torch's agent.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if len(modes) > 1:
         distributed.init_process_group("gloo")
     for one in modes:
