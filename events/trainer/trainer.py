@@ -534,7 +534,12 @@ class Trainer:
             else:
                 distributed.from_first(parameter.detach())
         known = {id(one) for one in trained}
-        self._untrained = [one for one in state.parts.parameters().values() if id(one) not in known]
+        # Those of callbacks are theirs.
+        self._untrained = [
+            one
+            for name, one in state.parts.parameters().items()
+            if id(one) not in known and name.startswith(("model.", "loss_fn"))
+        ]
 
     def _set_length(self) -> None:
         if distributed.is_alone():

@@ -646,12 +646,13 @@ def train(draw, folder, interrupts, rank=0, ranks=1, attempt=None):
     finally:
         end_workers()
     state = trainer.state
-    drawn = data_state(state)
+    found = state.parts.find()
+    drawn = data_state(state, found.generators)
     if draw.resized:
         return {"rows": rows.lines if rank == 0 else [], "sample": int(state.timestamp.sample)}
     return {
         "held": drawn["held"],
-        "parts": state.parts.states()["modules"],
+        "parts": state.parts.states(found)["modules"],
         "modes": [one.training for one in model.modules()],
         "weights": model.state_dict(),
         "optimizers": [one.state_dict() for one in optimizers],
