@@ -13,8 +13,10 @@ rows: creating and destroying events can block.
 The current stream must have waited for a tensor that another stream computes, as for any operation.
 """
 
+import contextlib
+import functools
 from collections.abc import Callable, Sequence
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any, Protocol
 
 import attrs
@@ -24,8 +26,7 @@ import torch
 __all__ = ["CudaDevice", "ScalarRows"]
 
 _UNSIGNED_64 = 1 << 64
-_Tensors = tuple[torch.Tensor, ...] | list[torch.Tensor]
-_dtype_of = attrgetter("dtype")
+_MAX_LAYOUTS = 64
 
 
 class _Event(Protocol):
@@ -54,8 +55,9 @@ class CudaDevice:
         with torch.inference_mode(mode=False):
             on_device = torch.zeros((count, capacity), dtype=torch.int64, device=self._device)
             on_host = torch.zeros((count, capacity), dtype=torch.int64, pin_memory=True)
-        stream_id = torch._C._cuda_getCurrentRawStream  # noqa: SLF001
-        return ScalarRows(on_device, on_host, _new_event, self._stream, stream_id, self.is_capturing)
+        # `torch.cuda.current_stream` takes as long as half a kernel.
+        number = functools.partial(torch._C._cuda_getCurrentRawStream, on_device.get_device())  # noqa: SLF001
+        return ScalarRows(on_device, on_host, _new_event, self._stream, number)
 
     def copy_array(self, tensor: torch.Tensor) -> "_ArrayCopy":
         """Snapshots a tensor on the current stream, and copies it on a side stream."""
@@ -67,24 +69,24 @@ class CudaDevice:
         return torch.cuda.current_stream(self._device)
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class _Layout:
-    """How the scalars of a call lie in a row.
+    """How the scalars of a call lie in a row; see `RowLayout`.
 
     Args:
         dtypes: of the scalars.
-        parts: for each dtype whether its cells are floats, and what picks from the scalars and their cells;
-            None for all of them.
-        has_dimensions: whether some have the shape `(1,)`, or more dimensions.
+        cells: of each row: views of one scalar each; where `picks` is given, for each dtype.
+        copy: queues the snapshot: one kernel for each dtype.
+        picks: for each dtype whether its cells are floats, and what picks from the scalars and their cells;
+            empty where all are floats of one dtype.
+        integers: the places and dtypes of those that are no floats.
     """
 
     dtypes: list[torch.dtype]
-    parts: list[tuple[bool, Callable[[_Tensors], _Tensors] | None]]
-    has_dimensions: bool
+    cells: list[Any]
+    copy: Callable[[Any, Any], object]
+    picks: Sequence[tuple[bool, Callable[[Any], Any]]]
     integers: list[tuple[int, torch.dtype]]
-
-    def __len__(self) -> int:
-        return len(self.dtypes)
 
 
 class ScalarRows:
@@ -97,10 +99,8 @@ class ScalarRows:
         on_device: `(rows, capacity)` int64.
         on_host: the same in pinned host memory.
         new_event: makes the events that are recorded behind copies.
-        current_stream: returns the current stream of the device.
-        stream_id: returns what tells the current stream from others, in a twentieth of the time of
-            `current_stream`.
-        is_capturing: whether a graph is being captured there.
+        stream: returns the current stream of the device.
+        stream_number: returns which one it is, in a twentieth of the time; 0 for the default one.
     """
 
     def __init__(
@@ -108,88 +108,53 @@ class ScalarRows:
         on_device: torch.Tensor,
         on_host: torch.Tensor,
         new_event: Callable[[], _Event],
-        current_stream: Callable[[], Any],
-        stream_id: Callable[[int], int],
-        is_capturing: Callable[[], bool],
+        stream: Callable[[], Any],
+        stream_number: Callable[[], int],
     ) -> None:
         self._on_device, self._on_host, self._new_event = on_device, on_host, new_event
-        self._current_stream = current_stream
-        self._stream_id, self._is_capturing = stream_id, is_capturing
-        self._streams: dict[int, Any] = {}
-        self._index = on_device.get_device()
+        self.stream, self.stream_number = stream, stream_number
         self._integers_read = on_host.numpy()
         self._floats_read = self._integers_read.view(np.float64)
-        # By row, as many as a call has needed: to make a view takes as long as to queue a kernel.
-        self._integers: list[_Tensors] = [()] * len(on_device)
-        self._floats: list[_Tensors] = [()] * len(on_device)
+        self._layouts: dict[tuple[Any, ...], _Layout] = {}
         self._events: list[_Event] = []
 
     def layout(self, scalars: Sequence[torch.Tensor]) -> _Layout:
-        """Returns how scalars of these dtypes lie in a row."""
+        """Returns how such scalars lie in a row."""
         dtypes = [one.dtype for one in scalars]
-        return _Layout(
-            dtypes,
-            [(dtype.is_floating_point, _picker(dtypes, dtype)) for dtype in dict.fromkeys(dtypes)],
-            any(one.dim() for one in scalars),
-            [(place, dtype) for place, dtype in enumerate(dtypes) if not dtype.is_floating_point],
-        )
+        is_odd = any(one.dim() or one.requires_grad for one in scalars)
+        key = (is_odd, *dtypes)
+        if key not in self._layouts:
+            if len(self._layouts) >= _MAX_LAYOUTS:
+                self._layouts.clear()
+            is_simple = not is_odd and dtypes[0].is_floating_point and len(set(dtypes)) == 1
+            picks = (
+                []
+                if is_simple
+                else [(dtype.is_floating_point, _picker(dtypes, dtype)) for dtype in dict.fromkeys(dtypes)]
+            )
+            self._layouts[key] = _Layout(
+                dtypes,
+                [None] * len(self._on_device),
+                torch._foreach_copy_ if is_simple else _copier([pick for _, pick in picks]),
+                picks,
+                [(place, dtype) for place, dtype in enumerate(dtypes) if not dtype.is_floating_point],
+            )
+        return self._layouts[key]
 
-    def stream(self) -> Any:
-        """Returns the current stream, the same object each time; None while a graph is being captured."""
-        number = self._stream_id(self._index)
-        # The default stream, 0, cannot be captured.
-        if number and self._is_capturing():
-            return None
-        stream = self._streams.get(number)
-        if stream is None:
-            stream = self._streams[number] = self._current_stream()
-        return stream
+    def make_cells(self, layout: Any, row: int) -> None:
+        """Sets the cells of a row: to make a view takes as long as to queue a kernel."""
+        with torch.inference_mode(mode=False):
+            whole = self._on_device[row, : len(layout.dtypes)]
+            integers, floats = whole.unbind(), whole.view(torch.float64).unbind()
+        picked = [pick(floats if is_float else integers) for is_float, pick in layout.picks]
+        layout.cells[row] = picked or floats
 
-    def stage(self, row: int, layout: _Layout, scalars: _Tensors) -> bool:
-        """Queues the snapshot of scalars into a row; False if their dtypes are others.
-
-        One of another device, or in host memory, arrives too.
-
-        Raises:
-            RuntimeError: one has several elements, or dimensions that the layout does not know of.
-        """
-        if [*map(_dtype_of, scalars)] != layout.dtypes:
-            return False
-        if layout.has_dimensions:
-            scalars = [one.reshape(()) for one in scalars]
-        is_grad_enabled = torch.is_grad_enabled()
-        # As `torch.no_grad`, in a tenth of the time.
-        torch._C._set_grad_enabled(False)  # noqa: FBT003, SLF001
-        try:
-            # One kernel for all tensors of a dtype; torch's optimizers use it too.
-            for is_float, pick in layout.parts:
-                cells = self._cells(row, len(scalars), is_float=is_float)
-                if pick is None:
-                    torch._foreach_copy_(cells, scalars)
-                else:
-                    torch._foreach_copy_(pick(cells), pick(scalars))
-        finally:
-            torch._C._set_grad_enabled(is_grad_enabled)  # noqa: SLF001
-        return True
-
-    def _cells(self, row: int, count: int, *, is_float: bool) -> _Tensors:
-        of_rows = self._floats if is_float else self._integers
-        cells = of_rows[row]
-        if len(cells) < count:
-            with torch.inference_mode(mode=False):
-                whole = self._on_device[row, :count]
-                cells = of_rows[row] = (whole.view(torch.float64) if is_float else whole).unbind()
-        return cells if len(cells) == count else cells[:count]
-
-    def send(self, first: int, layouts: Sequence[_Layout], stream: Any) -> "_RowsCopy":
+    def send(self, first: int, layouts: Sequence[Any], stream: Any) -> "_RowsCopy":
         """Queues the copy of rows, on the stream that took their snapshots."""
         rows = slice(first, first + len(layouts))
         event = self._events.pop() if self._events else self._new_event()
-        if stream is self.stream():
+        with contextlib.nullcontext() if stream == self.stream() else torch.cuda.stream(stream):
             self._on_host[rows].copy_(self._on_device[rows], non_blocking=True)
-        else:
-            with torch.cuda.stream(stream):
-                self._on_host[rows].copy_(self._on_device[rows], non_blocking=True)
         event.record(stream)
         return _RowsCopy(self, rows, layouts, event)
 
@@ -206,10 +171,21 @@ class ScalarRows:
         return table
 
 
-def _picker(dtypes: Sequence[torch.dtype], dtype: torch.dtype) -> Callable[[Any], Any] | None:
+def _copier(picks: Sequence[Callable[[Any], Any]]) -> Callable[[Any, Any], None]:
+    """Returns what copies scalars of several dtypes, with dimensions, or with gradients that are not recorded."""
+
+    def copy(cells: Sequence[Any], scalars: Sequence[torch.Tensor]) -> None:
+        with torch.no_grad():
+            flat = [one.reshape(()) if one.dim() else one for one in scalars]
+            # Where tensors of several dtypes are given at once, torch copies them one by one.
+            for targets, pick in zip(cells, picks, strict=True):
+                torch._foreach_copy_(targets, pick(flat))
+
+    return copy
+
+
+def _picker(dtypes: Sequence[torch.dtype], dtype: torch.dtype) -> Callable[[Any], Any]:
     places = [place for place, one in enumerate(dtypes) if one is dtype]
-    if len(places) == len(dtypes):
-        return None
     return itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))
 
 

@@ -21,7 +21,7 @@ from events.state import Phase, State
 
 from .checks import unreadable
 from .destination import Destination
-from .device import DeviceCopies, DeviceRing, HostCopies, PendingCopy, PendingRows
+from .device import DeviceCopies, DeviceRing, HostCopies, PendingCopy, PendingRows, RowLayout
 from .faults import Faults
 from .pacing import (
     MetricsCall,
@@ -42,6 +42,7 @@ from .records import RECORD_KINDS
 from .values import (
     PLAIN_TYPES,
     TorchHooks,
+    are_plain_types,
     flatten_metrics,
     is_function,
     is_host_tensor,
@@ -52,7 +53,7 @@ from .values import (
     to_host,
 )
 
-__all__ = ["Delivery", "without_compile"]
+__all__ = ["Delivery", "LogRow", "without_compile"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -82,8 +83,6 @@ _log = logging.getLogger("events")
 _MAX_PLANS = 256
 _UNKNOWN: Any = object()
 _NOTHING_PENDING = PendingRows(table=[[]], is_ready=True)
-# How often a look is taken whether copies have come, in the time in which rows are gathered for one.
-_LOOKS = 5
 
 
 @attrs.define(eq=False)
@@ -101,67 +100,120 @@ class _Delivery:
         return all(copy.is_ready for copy in self.pending)
 
 
+_Pick = Callable[[Sequence[Any]], Sequence[Any]]
+
+
 @attrs.frozen(eq=False)
 class _Plan:
     """What is done with calls that have certain names and types.
 
     Args:
         names: the full names.
-        tensors: which values are tensors in host memory; None for none.
-        places: which values are on a device; `pick` returns them from a list of all.
+        tensors: which values are tensors in host memory.
+        places: which values are on a device.
         ring: of that device; None if there are none.
-        layout: of a row there.
     """
 
     names: tuple[str, ...]
-    tensors: tuple[int, ...] | None = None
-    places: tuple[int, ...] = ()
-    pick: Callable[[list[Any]], Sequence[Any]] | None = None
+    tensors: tuple[int, ...]
+    places: tuple[int, ...]
     ring: DeviceRing | None = None
-    layout: Any = None
 
-    def read_tensors(self, found: Iterable[Any]) -> list[Any]:
+    @functools.cached_property
+    def picks(self) -> tuple[_Pick, _Pick] | None:
+        """What returns the values on a device, and the others; None if all are on it."""
+        others = tuple(sorted({*range(len(self.names))} - {*self.places}))
+        return (_picker(self.places), _picker(others)) if others else None
+
+    def values_of(self, host: Sequence[Any], numbers: Sequence[Any] | None) -> dict[str, Any]:
+        """Returns a call's numbers by their names: of the host, and what has arrived; without the lost ones."""
+        if self.ring is None:
+            return dict(zip(self.names, host, strict=True))
+        if self.picks is None:
+            return dict(zip(self.names, numbers or (), strict=False))
+        arrived, others = iter(numbers or ()), iter(host)
+        found = {
+            name: next(arrived, None) if place in self.places else next(others)
+            for place, name in enumerate(self.names)
+        }
+        return found if numbers else {name: value for name, value in found.items() if value is not None}
+
+    def host_values(self, found: Iterable[Any]) -> list[Any]:
         """Returns values with the tensors in host memory as their numbers.
 
         Raises:
             Exception: one has several elements, is complex, or is on a device.
         """
         values = [*found]
-        for place in self.tensors or ():
+        for place in self.tensors:
             number = values[place].item() if values[place].is_cpu else None
             if type(number) not in PLAIN_TYPES:
                 raise TypeError("a tensor is complex, or on a device now")
             values[place] = number
         return values
 
-    def stage(self, values: list[Any], now: float) -> PendingRows | None:
-        """Snapshots the values on a device, and removes them from the list; see `DeviceRing.try_stage`."""
-        if self.ring is None:
-            return None
-        if self.pick is None:
-            rows = self.ring.try_stage(self.layout, values, now)
-            values.clear()
-        else:
-            rows = self.ring.try_stage(self.layout, self.pick(values), now)
-            for place in self.places:
-                values[place] = None
-        return rows
-
-    def values_of(self, values: list[Any], numbers: Sequence[Any] | None) -> dict[str, Any]:
-        """Returns a call's numbers by their names: its values, and what has arrived; without the lost ones."""
-        if numbers is None:
-            lost = set(self.places)
-            return {name: values[place] for place, name in enumerate(self.names) if place not in lost}
-        if self.pick is None and self.ring is not None:
-            return dict(zip(self.names, numbers, strict=False))
-        for place, number in zip(self.places, numbers, strict=False):
-            values[place] = number
-        return dict(zip(self.names, values, strict=True))
-
 
 # A call that waits for its copy, or for a record before it: a plain tuple of the rows that it belongs to, its
-# index there, its plan, values, step and position.
-_Row = tuple[PendingRows, int, _Plan, list[Any], int, RunPosition]
+# row, its plan, what it has on the host, step and position.
+_Row = tuple[PendingRows, int, _Plan, Sequence[Any], int, RunPosition]
+LogRow = Callable[[Any, int | None], bool]
+# How calls of certain names become rows, in one tuple, for between kernels each look elsewhere costs: ring,
+# layout, its dtypes, cells and `copy`, the picks of the plan, and the plan.
+_RowPlan = tuple[DeviceRing, RowLayout, list[Any], list[Any], Callable[[Any, Any], object], Any, _Plan]
+
+
+def _row_logger(plans: dict[tuple[Any, ...], _RowPlan], delivery: "Delivery", state: State) -> LogRow:
+    """Returns what logs scalars on a device, with or without Python's numbers, that a plan is known for.
+
+    A call comes between kernels, with cold caches: what counts is how much code and memory it touches. So
+    this is one function, and all that it needs are defaults of its arguments. It returns False, and has logged
+    nothing, where anything is not as the last time.
+    """
+
+    def log_row(
+        metrics: Any,
+        step: int | None,
+        plans: dict[tuple[Any, ...], _RowPlan] = plans,
+        state: State = state,
+        position_of: Callable[[State], RunPosition] = position_of,
+        dtype_of: Callable[[Any], Any] = operator.attrgetter("dtype"),
+        append: Callable[[Any], None] = delivery.outbox.append,
+        delivery: "Delivery" = delivery,
+        clock: Callable[[], float] = delivery.clock,
+        is_traced: Callable[[], bool] = TorchHooks.is_traced,
+    ) -> bool:
+        if type(metrics) is not dict or is_traced() or (known := plans.get((*metrics,))) is None:
+            return False
+        ring, layout, dtypes, cells, copy, picks, plan = known
+        row, memory = ring.at, ring.memory
+        if row >= ring.limit or (targets := cells[row]) is None or memory is None:
+            return False
+        number = memory.stream_number()
+        if number != ring.number or (number and ring.is_capturing()):
+            return False
+        scalars: Any = [*metrics.values()]
+        host: Sequence[Any] = ()
+        if picks is not None:
+            host, scalars = picks[1](scalars), picks[0](scalars)
+            if not are_plain_types(map(type, host)):
+                return False
+        try:
+            if (step is not None and type(step) is not int) or [*map(dtype_of, scalars)] != dtypes:
+                return False
+            copy(targets, scalars)
+        except Exception as error:  # noqa: BLE001  # no scalars, several elements, a gradient: the slow path
+            delivery.raise_if_foreign(error)
+            return False
+        position = position_of(state)
+        rows = ring.staged
+        rows.layouts.append(layout)
+        ring.at = row + 1
+        append((rows, row, plan, host, position[0].batch.value if step is None else step, position))
+        if clock() >= delivery.look_at:
+            delivery.look()
+        return True
+
+    return log_row
 
 
 @attrs.define(eq=False)
@@ -197,14 +249,19 @@ class Delivery:
         self.is_paced = False
         self._faults = faults
         self._copies = HostCopies(policy)
-        self._clock = policy.clock
-        self._look_seconds = policy.gather_seconds / _LOOKS
+        self.clock = policy.clock
+        # Whether there were scalars on a device.
+        self.has_rows = False
+        # From when on a call or an event looks what has arrived.
+        self.look_at = -math.inf
+        self._gather_seconds = policy.gather_seconds
         self._most_scalars = policy.scalars_per_slot
         # What waits for copies, or for a record before it.
         self.outbox: deque[_Delivery | _Row] = deque()
         # By prefix, names and types; None for those that need the slow path.
         self._plans: dict[tuple[Any, ...], _Plan | None] = {}
-        self._look_at = -math.inf
+        # By prefix.
+        self._row_loggers: dict[str, tuple[dict[tuple[Any, ...], _RowPlan], LogRow]] = {}
         # The destination that packs numbers, and all others that take metrics.
         self._packer: Any = None
         self._unpacked: tuple[PacedDestination, ...] = ()
@@ -255,62 +312,82 @@ class Delivery:
     def try_log(self, metrics: Any, prefix: str, step: int) -> bool:
         """Logs metrics whose names and types are known, and returns whether it did.
 
-        The fast path of tensors, and of Python's numbers with a prefix, or while others are on their way from
-        a device. It looks at names and types once, in C. Not for destinations with write rates, and where one
-        fails.
+        For scalars on a device, tensors in host memory, and Python's numbers with a prefix or while others
+        are on their way. It looks at names and types once, in C. Not for destinations with write rates, and
+        where one fails.
         """
-        if TorchHooks.is_compiling():
+        if TorchHooks.is_traced():
             return False
         try:
             if type(metrics) is not dict:
                 # A TensorDict is a mapping, but iterates over its batch.
                 metrics = dict(metrics.items())
-            found = metrics.values()
-            key = (prefix, *metrics, *map(type, found))
+            key = (prefix, *metrics, *map(type, metrics.values()))
             plan = self._plans.get(key, _UNKNOWN)
             if plan is _UNKNOWN:
                 plan = self._make_plan(key, metrics, prefix)
             if plan is None:
                 return False
-            values = [*found] if plan.tensors is None else plan.read_tensors(found)
-            rows = None
-            if plan.ring is not None or self.outbox:
-                rows = _NOTHING_PENDING if plan.ring is None else plan.stage(values, self._clock())
-                if rows is None:
-                    return False
+            values = plan.host_values(metrics.values())
+            if plan.ring is not None:
+                names = tuple(metrics)
+                scalars = values if plan.picks is None else plan.picks[0](values)
+                return self._prepare_row(plan, names, prefix, scalars) and self.log_row(prefix)(
+                    dict(zip(names, values, strict=True)), step
+                )
         except Exception as error:  # noqa: BLE001  # what is no plain scalar: the slow path reports it
-            self._faults().raise_if_foreign(error)
+            self.raise_if_foreign(error)
             return False
-        if rows is not None:
-            self.outbox.append((rows, len(rows.layouts) - 1, plan, values, step, position_of(self._state)))
+        if self.outbox:
+            self.outbox.append((_NOTHING_PENDING, 0, plan, values, step, position_of(self._state)))
             self.look()
             return True
-        numbers = dict(zip(plan.names, values))  # noqa: B905  # as many; to check costs a tenth
+        numbers = dict(zip(plan.names, values, strict=True))
         if targets := self._unpacked if self._pack(numbers, step) else self._metric_targets:
             self._call(targets, "log_metrics", {"metrics": numbers, "step": step})
             self._faults().raise_refused()
         return True
+
+    def log_row(self, prefix: str) -> LogRow:
+        """Returns what logs rows with a prefix for their names; see `_row_logger`."""
+        if prefix not in self._row_loggers:
+            plans: dict[tuple[Any, ...], _RowPlan] = {}
+            self._row_loggers[prefix] = plans, _row_logger(plans, self, self._state)
+        return self._row_loggers[prefix][1]
+
+    def _prepare_row(self, plan: _Plan, names: tuple[str, ...], prefix: str, scalars: Sequence[Any]) -> bool:
+        """Makes ready what `log_row` needs; returns whether there is room."""
+        if plan.ring is None or not all(map(_is_scalar, scalars)):
+            return False
+        layout = plan.ring.layout(scalars)
+        self.log_row(prefix)
+        plans = self._row_loggers[prefix][0]
+        if len(plans) >= _MAX_PLANS:
+            plans.clear()
+        self.has_rows = True
+        plans[names] = (plan.ring, layout, layout.dtypes, layout.cells, layout.copy, plan.picks, plan)
+        return plan.ring.prepare(layout)
+
+    def raise_if_foreign(self, error: BaseException) -> None:
+        """Raises Ctrl-C and what a signal handler raised."""
+        self._faults().raise_if_foreign(error)
 
     def _make_plan(self, key: tuple[Any, ...], metrics: dict[str, Any], prefix: str) -> _Plan | None:
         if len(self._plans) >= _MAX_PLANS:
             self._plans.clear()
         self._plans[key] = None
         values = list(metrics.values())
-        names = tuple(prefix + name for name in metrics)
         on_device = tuple(place for place, value in enumerate(values) if is_on_device(value))
         tensors = tuple(place for place, value in enumerate(values) if is_host_tensor(value))
         plain = sum(type(value) in PLAIN_TYPES for value in values)
-        if plain + len(tensors) + len(on_device) < len(values):
+        scalars = [values[place] for place in on_device]
+        if plain + len(tensors) + len(scalars) < len(values) or not all(map(_is_scalar, scalars)):
             return None
-        plan = _Plan(names, tensors or None)
-        if on_device:
-            scalars = [values[place] for place in on_device]
-            ring = self._copies.ring_of(scalars[0]) if all(map(_is_scalar, scalars)) else None
-            is_one = len({one.device for one in scalars}) == 1 and len(scalars) <= self._most_scalars
-            if ring is None or not is_one:
-                return None
-            pick = None if len(scalars) == len(names) else _picker(on_device)
-            plan = _Plan(names, tensors or None, on_device, pick, ring, ring.layout(scalars))
+        ring = self._copies.ring_of(scalars[0]) if scalars else None
+        is_one = len({one.device for one in scalars}) == 1 and len(scalars) <= self._most_scalars
+        if scalars and (ring is None or not is_one):
+            return None
+        plan = _Plan(tuple(prefix + name for name in metrics), tensors, on_device, ring)
         self._plans[key] = plan
         return plan
 
@@ -323,13 +400,15 @@ class Delivery:
             return False
 
     def look(self) -> bool:
-        """Delivers what has arrived, if the last look is long enough ago; returns whether it has looked."""
-        now = self._clock()
-        if now < self._look_at:
+        """Delivers what has arrived, and starts the copies of rows, if it is time; returns whether it was."""
+        now = self.clock()
+        if now < self.look_at:
             return False
-        self._look_at = now + self._look_seconds
         self._copies.collect()
         self._deliver_ready()
+        self._copies.send()
+        # A row after a pause is sent at once.
+        self.look_at = now + self._gather_seconds if self.is_busy else -math.inf
         return True
 
     def _open_idle_window(self) -> None:
@@ -375,6 +454,7 @@ class Delivery:
             self._distribute(call, due)
         else:
             self._call(due, "log_metrics", {"metrics": flat.values, "step": step})
+        self.look()
 
     def _distribute(self, call: MetricsCall, due: list[PacedDestination]) -> None:
         if not all(self._is_parked(target) for target in due):
@@ -424,6 +504,7 @@ class Delivery:
             target.hold(call)
             if target in due:
                 self._write_waiting(target, phase_of(call.position))
+        self.look()
 
     def to_host(self, value: Any) -> Any:
         """Returns tensors in host memory, those on a device as a `PendingCopy`."""
@@ -432,12 +513,6 @@ class Delivery:
     def cell_to_host(self, value: Any) -> Any:
         """Returns a cell of a table as `plain_cell`, with tensors on a device as a `PendingCopy`."""
         return to_host(plain_cell(value), lambda tensor: self._copies.start_array(tensor, plain_cell))
-
-    @without_compile
-    def poll(self) -> None:
-        """Delivers the records that are complete, without waiting."""
-        self._copies.collect()
-        self._deliver_ready()
 
     def _deliver_ready(self) -> None:
         outbox = self.outbox
@@ -458,13 +533,12 @@ class Delivery:
         outbox, state = self.outbox, self._state
         at = now = position_of(state)
         try:
-            while outbox and type(row := outbox[0]) is tuple and row[0].is_ready:
-                outbox.popleft()
-                rows, index, plan, values, step, position = row
-                if not all(map(operator.is_, position, at)):
+            while outbox and type(outbox[0]) is tuple and outbox[0][0].is_ready:
+                rows, row, plan, host, step, position = outbox.popleft()  # type: ignore[misc]
+                if position[0] is not at[0] or position[1:] != at[1:]:
                     restore_position(position, state)
                     at = position
-                found = plan.values_of(values, None if rows.table is None else rows.table[index])
+                found = plan.values_of(host, rows.table[row - rows.first] if rows.table else None)
                 if not found and plan.places:
                     continue
                 is_packed = not self._faults().failing and self._pack(found, step)
@@ -488,7 +562,7 @@ class Delivery:
             )
             if is_last:
                 self._copies.abandon()
-        self.poll()
+        self._deliver_ready()
 
     def write_all(self) -> None:
         """Writes all waiting records."""
@@ -631,10 +705,12 @@ def _is_scalar(tensor: Any) -> bool:
     return tuple(tensor.shape) == () and not tensor.dtype.is_complex and local_shard(tensor) is tensor
 
 
-def _picker(places: tuple[int, ...]) -> Callable[[list[Any]], Sequence[Any]]:
-    if len(places) > 1:
-        return operator.itemgetter(*places)
-    return operator.itemgetter(slice(places[0], places[0] + 1))
+def _picker(places: tuple[int, ...]) -> _Pick:
+    return (
+        operator.itemgetter(*places)
+        if len(places) > 1
+        else operator.itemgetter(slice(places[0], places[0] + 1))
+    )
 
 
 def _numbers(values: dict[str, Any]) -> dict[str, Any]:

@@ -10,11 +10,10 @@ so.
 """
 
 import logging
-import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal, Protocol
 
 import attrs
@@ -30,6 +29,7 @@ __all__ = [
     "HostCopies",
     "PendingCopy",
     "PendingRows",
+    "RowLayout",
     "RowMemory",
 ]
 
@@ -48,22 +48,40 @@ class DeviceCopy(Protocol):
         """Returns the tensor, or a list of numbers for each row; called once, when it is complete."""
 
 
-class RowMemory(Protocol):
-    """Memory for rows of scalars, on the device and on the host."""
+class RowLayout(Protocol):
+    """How scalars of certain dtypes lie in a row.
 
-    def layout(self, scalars: Sequence[Any]) -> Any:
-        """Returns how rows of such scalars, of the same dtypes and device, are staged and read."""
+    Attributes:
+        dtypes: of the scalars, in their order.
+        cells: for each row what `copy` needs; None where `RowMemory.make_cells` was not called.
+        copy: queues the snapshot of scalars, a list or tuple, into cells. May raise, if one has more elements or
+            needs a gradient where none had; then nothing has changed that anyone reads.
+    """
+
+    dtypes: list[Any]
+    cells: list[Any]
+    copy: Callable[[Any, Any], object]
+
+
+class RowMemory(Protocol):
+    """Memory for rows of scalars, on the device and on the host.
+
+    Attributes:
+        stream_number: returns which stream is the current one; 0 is one that cannot be captured.
+    """
+
+    stream_number: Callable[[], int]
+
+    def layout(self, scalars: Sequence[Any]) -> RowLayout:
+        """Returns how such scalars lie in a row; the same object for the same dtypes."""
+
+    def make_cells(self, layout: RowLayout, row: int) -> None:
+        """Sets the cells of a row."""
 
     def stream(self) -> Any:
-        """Returns the current stream, the same object each time; None while a graph is being captured.
+        """Returns the current stream."""
 
-        One copy has rows of one stream.
-        """
-
-    def stage(self, row: int, layout: Any, scalars: Any) -> bool:
-        """Queues the snapshot of scalars into a row; False, and nothing is queued, if they do not fit."""
-
-    def send(self, first: int, layouts: Sequence[Any], stream: Any) -> DeviceCopy:
+    def send(self, first: int, layouts: Sequence[RowLayout], stream: Any) -> DeviceCopy:
         """Queues the copy of a row for each layout, from the first on, behind what the stream has."""
 
 
@@ -154,13 +172,15 @@ class PendingRows:
     """The rows of scalars that come to the host in one copy.
 
     Attributes:
-        layouts: how each is staged and read.
-        copies: what gets numbers beside `table`, by the index of the row.
+        first: the number of the first row.
+        layouts: of each row.
+        copies: what gets numbers beside `table`, by the number of the row.
         table: the numbers of each row, once they have arrived; None if they are lost.
         is_ready: whether nothing more is to be waited for.
     """
 
-    layouts: list[Sized] = attrs.field(factory=list)
+    first: int = 0
+    layouts: list[RowLayout] = attrs.field(factory=list)
     copies: dict[int, Sequence[PendingCopy]] = attrs.field(factory=dict)
     table: Sequence[list[Any]] | None = None
     is_ready: bool = False
@@ -168,13 +188,13 @@ class PendingRows:
     @property
     def count(self) -> int:
         """How many scalars there are."""
-        return sum(map(len, self.layouts))
+        return sum(len(layout.dtypes) for layout in self.layouts)
 
     def complete(self, table: Sequence[list[Any]]) -> None:
         """Sets the numbers."""
         self.table, self.is_ready = table, True
-        for index, copies in self.copies.items():
-            for copy, number in zip(copies, table[index], strict=False):
+        for row, copies in self.copies.items():
+            for copy, number in zip(copies, table[row - self.first], strict=False):
                 copy.complete(number)
 
     def drop(self) -> None:
@@ -187,17 +207,27 @@ class PendingRows:
 
 @attrs.define(eq=False)
 class DeviceRing:
-    """The rows of scalars and the arrays that are on their way from one device, oldest first."""
+    """The rows of scalars and the arrays that are on their way from one device, oldest first.
+
+    Attributes:
+        staged: the rows that have no copy yet.
+        at: the next row.
+        limit: the row before which `prepare` must be called again; so it must where the current stream is not
+            the one with `number`.
+        is_capturing: whether a graph is being captured on the current stream.
+    """
 
     _device: CopyDevice
     _policy: DeviceCopies
-    _memory: RowMemory | None = None
-    # The rows that are staged and not sent: `_first` and the following.
-    _staged: PendingRows = attrs.field(factory=PendingRows)
-    _first: int = 0
+    memory: RowMemory | None = None
+    staged: PendingRows = attrs.field(factory=PendingRows)
+    at: int = 0
+    limit: int = 0
+    number: int = 0
+    is_capturing: Callable[[], bool] = attrs.field(init=False)
     _stream: Any = None
+    # The rows that no copy in progress has.
     _free: int = attrs.field(init=False)
-    _send_at: float = -math.inf
     # How many rows one copy has at most: the others have room meanwhile.
     _most: int = attrs.field(init=False)
     _copies: deque[tuple[DeviceCopy, PendingRows | PendingCopy]] = attrs.field(factory=deque)
@@ -206,13 +236,14 @@ class DeviceRing:
     lost_values: int = 0
 
     def __attrs_post_init__(self) -> None:
+        self.is_capturing = self._device.is_capturing
         self._free = self._policy.slots
         self._most = max(1, self._policy.slots // 4) if self._policy.gather_seconds else 1
 
     @property
     def is_busy(self) -> bool:
         """Whether something is on its way."""
-        return bool(self._copies or self._staged.layouts)
+        return bool(self._copies or self.staged.layouts)
 
     def require_no_capture(self) -> None:
         """Raises a `RecordError` while a graph is being captured."""
@@ -223,47 +254,40 @@ class DeviceRing:
                 "Log the graph's output tensors after replay()."
             )
 
-    def layout(self, scalars: Sequence[Any]) -> Any:
-        """Returns how such scalars are staged; see `RowMemory`."""
-        if self._memory is None:
-            self._memory = self._device.make_rows(self._policy.slots, self._policy.scalars_per_slot)
-        return self._memory.layout(scalars)
+    def layout(self, scalars: Sequence[Any]) -> RowLayout:
+        """Returns how such scalars lie in a row."""
+        if self.memory is None:
+            self.memory = self._device.make_rows(self._policy.slots, self._policy.scalars_per_slot)
+        return self.memory.layout(scalars)
 
-    def try_stage(self, layout: Any, scalars: Sequence[Any], now: float) -> PendingRows | None:
-        """Snapshots scalars.
+    def prepare(self, layout: RowLayout) -> bool:
+        """Makes ready for the snapshot of scalars into row `at`; returns whether there is room."""
+        memory = self.memory
+        if memory is None or self._failure is not None or self.is_capturing():
+            return False
+        if self._stream is None or memory.stream_number() != self.number:
+            self.send()
+            self.number, self._stream = memory.stream_number(), memory.stream()
+        elif self.at >= self.limit:
+            self.send()
+        size = len(self.staged.layouts)
+        self.limit = min(self.staged.first + self._most, self._policy.slots, self.at + self._free - size)
+        if self.at >= self.limit:
+            return False
+        if layout.cells[self.at] is None:
+            memory.make_cells(layout, self.at)
+        return True
 
-        Returns:
-            What they are the last row of; None if there is no room, a graph is being captured, or they have
-            another layout: then nothing has changed.
-        """
-        memory = self._memory
-        if not self._free or memory is None or (stream := memory.stream()) is None:
-            return None
-        if stream is not self._stream:
-            self._send()
-            self._stream = stream
-            if not self._free:
-                return None
-        rows = self._staged
-        at = self._first + len(rows.layouts)
-        if not memory.stage(at, layout, scalars):
-            return None
-        self._free -= 1
-        rows.layouts.append(layout)
-        if now >= self._send_at or len(rows.layouts) >= self._most or at + 1 == self._policy.slots:
-            self._send_at = now + self._policy.gather_seconds
-            self._send()
-        return rows
-
-    def _send(self) -> None:
-        """Starts the copy of all staged rows."""
-        rows = self._staged
-        if not rows.layouts or self._memory is None:
+    def send(self) -> None:
+        """Starts the copy of the staged rows."""
+        rows, memory = self.staged, self.memory
+        if not rows.layouts or memory is None or self.is_capturing():
             return
-        first, self._staged = self._first, PendingRows()
-        self._first = (first + len(rows.layouts)) % self._policy.slots
+        self._free -= len(rows.layouts)
+        self.at %= self._policy.slots
+        self.limit, self.staged = self.at, PendingRows(self.at)
         try:
-            copy = self._memory.send(first, rows.layouts, self._stream)
+            copy = memory.send(rows.first, rows.layouts, self._stream)
         except Exception as error:  # noqa: BLE001  # whatever a driver raises
             self._lose([rows])
             self._fail(error)
@@ -279,11 +303,14 @@ class DeviceRing:
             copies = [PendingCopy() for _ in group]
 
             def start(group: Sequence[Any] = group, copies: Sequence[PendingCopy] = copies) -> None:
-                rows = self.try_stage(self.layout(group), group, self._policy.clock())
-                if rows is None:
+                layout = self.layout(group)
+                if not self.prepare(layout):
                     self._lose(copies)
-                else:
-                    rows.copies[len(rows.layouts) - 1] = copies
+                    return
+                layout.copy(layout.cells[self.at], group)
+                self.staged.layouts.append(layout)
+                self.staged.copies[self.at] = copies
+                self.at += 1
 
             self._start(start, copies, [tensor.item for tensor in group])
             pending += copies
@@ -333,7 +360,7 @@ class DeviceRing:
         """Returns whether there is a free slot; waits for one if the policy says so."""
         policy = self._policy
         if self._is_full():
-            self._send()
+            self.send()
             self.collect()
         if self._failure is None and self._is_full() and policy.when_full == "wait":
             deadline = policy.clock() + policy.wait_seconds
@@ -343,15 +370,12 @@ class DeviceRing:
         return self._failure is None and not self._is_full()
 
     def _is_full(self) -> bool:
-        return not self._free or len(self._copies) >= self._policy.slots
+        slots = self._policy.slots
+        return self._free <= len(self.staged.layouts) or len(self._copies) >= slots
 
-    def collect(self, *, is_last: bool = False) -> None:
-        """Reads the copies that are complete, and starts the copy of the rows for which it is time.
-
-        Args:
-            is_last: starts it in any case.
-        """
-        if not self.is_busy or self._device.is_capturing():
+    def collect(self) -> None:
+        """Reads the copies that are complete."""
+        if not self._copies or self.is_capturing():
             return
         try:
             while self._copies and self._copies[0][0].is_done():
@@ -361,9 +385,6 @@ class DeviceRing:
                 self._free += len(pending.layouts) if isinstance(pending, PendingRows) else 0
         except Exception as error:  # noqa: BLE001  # whatever a driver raises
             self._fail(error)
-        if self._staged.layouts and (is_last or self._policy.clock() >= self._send_at):
-            self._send_at = self._policy.clock() + self._policy.gather_seconds
-            self._send()
 
     def _fail(self, error: Exception) -> None:
         # An asynchronous CUDA error is permanent: each further query would raise it again.
@@ -372,15 +393,14 @@ class DeviceRing:
             "the device failed; its pending values are lost, training continues.\n%s", error_trace(error)
         )
         self.abandon()
-        self._free = 0
 
     def abandon(self) -> None:
         """Drops what is pending. Its memory is not used again: a copy may still write to it."""
         self._lose([one for _, one in self._copies if not one.is_ready])
-        self._lose([self._staged])
+        self._lose([self.staged])
         self._copies.clear()
-        self._staged, self._memory = PendingRows(), None
-        self._first, self._free = 0, self._policy.slots
+        self.staged, self.memory = PendingRows(), None
+        self.at, self.limit, self._free = 0, 0, self._policy.slots
 
     def _lose(self, pending: Sequence[PendingRows | PendingCopy]) -> None:
         for one in pending:
@@ -460,24 +480,31 @@ class HostCopies:
                 self._rings.append(ring)
         return self._by_device[key]
 
-    def collect(self, *, is_last: bool = False) -> None:
-        """Reads the copies that are complete, without waiting; see `DeviceRing.collect`."""
+    def collect(self) -> None:
+        """Reads the copies that are complete, without waiting."""
         if os.getpid() != self._owner_pid:
             self.abandon()
             self._by_device, self._rings, self._owner_pid = {}, [], os.getpid()
         for ring in self._rings:
-            ring.collect(is_last=is_last)
+            ring.collect()
+
+    def send(self) -> None:
+        """Starts the copies of the rows that have none yet."""
+        for ring in self._rings:
+            ring.send()
 
     def wait(self) -> bool:
         """Waits for all copies until the deadline; returns whether they are complete."""
         policy = self._policy
         deadline = policy.clock() + policy.wait_seconds
-        self.collect(is_last=True)
+        self.send()
+        self.collect()
         while self.is_busy:
             if policy.clock() >= deadline:
                 return False
             policy.sleep(_POLL_SECONDS)
-            self.collect(is_last=True)
+            self.send()
+            self.collect()
         return True
 
     def abandon(self) -> None:

@@ -24,7 +24,7 @@ from events.state import State
 
 from . import checks
 from .checks import check_file
-from .delivery import Delivery
+from .delivery import Delivery, LogRow
 from .destination import Destination, MetricsPacker
 from .device import DeviceCopies
 from .faults import Faults, caller
@@ -144,6 +144,8 @@ class Logger(RecordMethods):
         # Whether that is only because of write rates; or only because of a prefix, or copies on their way.
         self._can_defer = False
         self._is_planned = False
+        # What logs scalars on a device, where the last metrics were such ones.
+        self._log_row: LogRow | None = None
         self._outbox = self._delivery.outbox
         self._refresh()
 
@@ -239,6 +241,10 @@ class Logger(RecordMethods):
         Raises:
             EngineClosedError: the run is closed.
         """
+        if self._log_row is not None and not self.faults.failing and self._log_row(metrics, step):
+            if not self.is_busy:
+                self._refresh()
+            return
         if step is None:
             step = self._state.timestamp.batch.value  # type: ignore[assignment]
         elif type(step) is not int:
@@ -696,12 +702,9 @@ class Logger(RecordMethods):
     def _log_any_metrics(self, metrics: Any, step: int) -> None:
         """Logs any metrics: on devices, functions, with rates, and to destinations that are failing."""
         self._require_open("log_metrics")
-        self.poll()
         if isinstance(metrics, Mapping):
-            try:
+            with self._refreshing():
                 self._delivery.log_metrics(metrics, self._prefix, step)
-            finally:
-                self._refresh()
         else:
             got = f"{short_repr(metrics, 80)} ({type(metrics).__name__})"
             self.faults.refuse(
@@ -717,7 +720,6 @@ class Logger(RecordMethods):
         self, action: str, name: str, given: tuple[Any, ...], prepare: Callable[..., dict[str, Any]]
     ) -> None:
         self._require_open(action)
-        self.poll()
         with self._refreshing():
             self._delivery.log_record(action, name, given, prepare)
         self.faults.raise_refused()
@@ -735,6 +737,8 @@ class Logger(RecordMethods):
         self._is_slow_path = needs_more or self._delivery.is_paced
         self._can_defer = self._delivery.is_paced and not needs_more
         self._is_planned = not (self._is_stopped or self._delivery.is_paced)
+        has_rows = self._is_planned and self._delivery.has_rows
+        self._log_row = self._delivery.log_row(self._prefix) if has_rows else None
 
     def _text_name(self, name: Any) -> str:
         if isinstance(name, str):

@@ -347,9 +347,7 @@ class TorchHooks:
     tensor_types: frozenset[type] = frozenset()
     item: Callable[[Any], Any] = staticmethod(lambda tensor: tensor.item())
     has_cuda: Callable[[], bool] = staticmethod(lambda: True)
-    is_compiling: Callable[[], bool] = staticmethod(
-        lambda: bool(_tensor_types()) and TorchHooks.is_compiling()
-    )
+    is_traced: Callable[[], bool] = staticmethod(lambda: bool(_tensor_types()) and TorchHooks.is_traced())
 
 
 def _tensor_types() -> frozenset[type]:
@@ -357,7 +355,8 @@ def _tensor_types() -> frozenset[type]:
     if torch is not None and hasattr(torch, "nn"):
         TorchHooks.has_cuda = torch.cuda.is_initialized
         TorchHooks.item = torch.Tensor.item
-        TorchHooks.is_compiling = torch.compiler.is_compiling
+        # Of the functions that say so the shortest; `torch.compile` takes it for True.
+        TorchHooks.is_traced = torch.compiler.is_dynamo_compiling
         TorchHooks.tensor_types = frozenset({torch.Tensor, torch.nn.Parameter})
     return TorchHooks.tensor_types
 

@@ -86,7 +86,8 @@ def _place(state: State) -> dict[str, Any]:
     done = None if size is None else samples + (int(state.timestamp.batch_in_epoch) - batches) * size
     return {
         "batch_size": size,
-        "samples": done if done is None or length is None else min(done, length),
+        # The last batch may have fewer; a sampler that is asked for more comes to its end, as it did then.
+        "samples": done,
         "is_end": None not in {done, length} and done >= length,  # type: ignore[operator]  # no None
         "is_distributed": _is_distributed(loader),
         "length": length_of(loader),

@@ -433,7 +433,7 @@ def test_rows_arrive_with_a_later_call_or_event_within_the_time_to_gather_and_lo
     assert run.received.calls == [
         ("metrics", {"a": float(step), "lr": 0.1, "n": step}, step, step) for step in range(arrived)
     ]
-    assert 50 < max(waited) <= 61
+    assert 50 < max(waited) <= 101
     assert int(run.state.timestamp.batch) == 200
 
 
@@ -471,20 +471,20 @@ def test_numbers_of_the_host_keep_their_place_between_rows_on_their_way():
 def test_a_change_of_streams_ends_the_rows_of_a_copy():
     """Each copy is queued behind the snapshots that it reads."""
     run = Setup(gather_seconds=0.05)
-    names = ["default", "default", "side", "default"]
+    streams = [0, 0, 7, 0]
     run.logger.log_metrics({"a": OnDevice(0.0)})
     run.device.queued.clear()
 
-    for name in names:
-        run.device.current_stream = name
+    for stream in streams:
+        run.device.current_stream = stream
         run.logger.log_metrics({"a": OnDevice(0.0)})
     run.clock.on_sleep = run.device.land
     run.logger.flush()
 
     assert [kind for kind in run.device.queued if kind.startswith("copy")] == [
-        "copy of 2 on default",
-        "copy of 1 on side",
-        "copy of 1 on default",
+        "copy of 2 on 0",
+        "copy of 1 on 7",
+        "copy of 1 on 0",
     ]
     assert len(run.received.calls) == 5
 

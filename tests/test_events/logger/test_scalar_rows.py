@@ -26,25 +26,24 @@ class Event:
 
 
 class Rows:
-    """Rows in host memory, with events that are kept, and a stream that the test sets."""
+    """Rows in host memory, with events that are kept."""
 
     def __init__(self, rows=4, capacity=8):
-        self.events, self.number, self.captures = [], 0, False
+        self.events = []
         on_device, on_host = (torch.zeros((rows, capacity), dtype=torch.int64) for _ in range(2))
-        self.memory = ScalarRows(
-            on_device, on_host, self._event, object, lambda _: self.number, lambda: self.captures
-        )
+        self.memory = ScalarRows(on_device, on_host, self._event, lambda: "the stream", lambda: 0)
 
     def _event(self):
         self.events.append(Event())
         return self.events[-1]
 
     def sent(self, *rows):
-        """Stages each row, and returns the copy of all."""
+        """Takes a snapshot of each row, and returns the copy of all."""
         layouts = [self.memory.layout(scalars) for scalars in rows]
         for row, (layout, scalars) in enumerate(zip(layouts, rows, strict=True)):
-            assert self.memory.stage(row, layout, scalars)
-        return self.memory.send(0, layouts, self.memory.stream())
+            self.memory.make_cells(layout, row)
+            layout.copy(layout.cells[row], scalars)
+        return self.memory.send(0, layouts, "the stream")
 
     def read(self, *rows):
         """Returns what arrives of rows."""
@@ -104,12 +103,21 @@ def test_a_row_takes_one_kernel_for_each_kind_of_number(monkeypatch):
     assert found == [[0.5, 3, 0.25, 1.0]]
 
 
-def test_scalars_of_another_dtype_do_not_fit_a_layout():
-    """Nothing is queued for them, so that an integer is not taken for a float."""
-    rows = Rows()
-    layout = rows.memory.layout([torch.tensor(0.5)])
+def test_a_layout_is_made_once_for_scalars_of_the_same_kinds():
+    """It keeps the views of memory, which take as long to make as a kernel to queue."""
+    memory = Rows().memory
+    first, again, of_integers, with_gradient = (
+        memory.layout([one])
+        for one in (
+            torch.tensor(0.5),
+            torch.tensor(1.5),
+            torch.tensor(3),
+            torch.tensor(0.5, requires_grad=True),
+        )
+    )
 
-    assert not rows.memory.stage(0, layout, [torch.tensor(3)])
+    assert first is again
+    assert len({id(one) for one in (first, of_integers, with_gradient)}) == 3
 
 
 def test_what_changes_after_the_snapshot_is_not_seen():
@@ -134,24 +142,8 @@ def test_the_event_is_recorded_behind_the_copy_on_the_stream_of_the_rows():
     [event] = rows.events
     event.is_complete = True
 
-    assert event.recorded == [rows.memory.stream()]
+    assert event.recorded == ["the stream"]
     assert (before, copy.is_done()) == (False, True)
-
-
-def test_streams_are_told_apart_and_one_that_is_captured_is_none():
-    """The default stream cannot be captured, so that nothing asks whether it is."""
-    rows = Rows()
-
-    default = rows.memory.stream()
-    rows.number = 7
-    other = rows.memory.stream()
-    rows.captures = True
-    captured = rows.memory.stream()
-    rows.number = 0
-
-    assert len({default, other}) == 2
-    assert captured is None
-    assert rows.memory.stream() is default
 
 
 def test_rows_made_and_used_in_inference_mode_work_outside_of_it():

@@ -15,7 +15,7 @@ from torch import distributed
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from destinations import LoggerDestination
-from events import Callback, Logger, State, Trainer
+from events import Callback, CheckpointError, Logger, State, Trainer
 from events.trainer.distributed import leave
 
 # On machines without a shared disk, rank 0 alone has what rank 0 has saved.
@@ -72,23 +72,35 @@ def own_step(state: State, batch: list[torch.Tensor]) -> dict[str, torch.Tensor]
 CALLBACKS = {"stop": StopsOnRankOne, "signal": GetsSignalOnRankOne}
 
 
+class Samples(Callback):
+    """Notes which samples are trained on."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        self.seen += state.batch[0][:, 3].int().tolist()
+        state.batch = (state.batch[0][:, :3], state.batch[1])
+
+
 def main(folder: Path, mode: str) -> None:
     """Trains ten batches a rank, in the way that the test asks for."""
     torch.manual_seed(0)
     points = torch.randn(40, 3)
-    data = TensorDataset(points, (points.sum(1) > 0).long())
+    data = TensorDataset(torch.cat([points, torch.arange(40.0)[:, None]], 1), (points.sum(1) > 0).long())
+    samples = Samples()
     model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 2))
     sampler = None
     kind, _, run_name = mode.partition(":")
     trainer = Trainer(
         model,
         None,
-        DataLoader(data, batch_size=8),
+        DataLoader(TensorDataset(points, data.tensors[1]), batch_size=8),
         max_duration="2ep",
         loss_fn=torch.nn.functional.cross_entropy,
         optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
         metrics={"accuracy": lambda outputs, targets: (outputs.argmax(1) == targets).float().mean()},
-        callbacks=[CALLBACKS[kind]()] if kind in CALLBACKS else [],
+        callbacks=[samples, *([CALLBACKS[kind]()] if kind in CALLBACKS else [])],
         train_step=own_step if kind == "own-step" else None,
         loggers=[Rows(folder / f"{kind}.jsonl")],
         device="cpu",
@@ -100,7 +112,7 @@ def main(folder: Path, mode: str) -> None:
         autoresume=kind in {"resume", "rejoin"},
     )
     if kind != "no-sampler":
-        sampler = DistributedSampler(data, seed=5) if trainer.state.world_size > 1 else None
+        sampler = DistributedSampler(data, trainer.state.world_size, trainer.state.rank, seed=5)
     trainer.state.train_dataloader = DataLoader(data, batch_size=4, sampler=sampler)
     seen = {"run_name": trainer.state.run_name, "refused": ""}
     seen["began_at"] = int(trainer.state.timestamp.batch)
@@ -108,11 +120,12 @@ def main(folder: Path, mode: str) -> None:
     try:
         with trainer:
             trainer.fit()
-    except ValueError as error:
+    except (ValueError, CheckpointError) as error:
         seen["refused"] = str(error)
     except SystemExit as error:
         seen["exit"] = error.code
     seen |= {
+        "seen": samples.seen,
         "status": str(trainer.state.status),
         "reason": trainer.state.stop_reason,
         "batch": int(trainer.state.timestamp.batch),
