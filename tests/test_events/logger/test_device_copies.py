@@ -3,6 +3,7 @@
 import importlib.util
 import pathlib
 import sys
+import types
 
 import pytest
 import torch
@@ -273,6 +274,7 @@ def test_a_checkpoint_waits_for_what_is_on_its_way():
     run = Setup(gather_seconds=60)
     run.clock.on_sleep = run.device.land
     run.state.model = torch.nn.Linear(1, 1)
+    run.state.parts = types.SimpleNamespace(states=dict)
     run.received.state_dict = lambda: {"calls": len(run.received.calls)}
     engine = Engine(run.state, run.logger)
     for step in range(3):
@@ -280,7 +282,7 @@ def test_a_checkpoint_waits_for_what_is_on_its_way():
 
     saved = checkpoint_of(run.state, run.logger, "", weights_only=False, is_of_rank=True)
 
-    assert saved["callbacks"] == {"Received": {"calls": 3}}
+    assert [*saved["callbacks"].values()] == [{"calls": 3}]
     engine.close()
 
 
