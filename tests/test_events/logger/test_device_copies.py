@@ -274,7 +274,7 @@ def test_a_checkpoint_waits_for_what_is_on_its_way():
     run = Setup(gather_seconds=60)
     run.clock.on_sleep = run.device.land
     run.state.model = torch.nn.Linear(1, 1)
-    run.state.parts = types.SimpleNamespace(states=dict)
+    run.state.parts = types.SimpleNamespace(states=dict, parameters=dict)
     run.received.state_dict = lambda: {"calls": len(run.received.calls)}
     engine = Engine(run.state, run.logger)
     for step in range(3):
