@@ -393,6 +393,7 @@ class _Ours(_Saver):
     def __init__(self, state):
         from destinations import Artifacts
         from events import CheckpointSaver, CheckpointWriting, Engine, Logger, State
+        from events.trainer.checkpoint.parts import RunParts
 
         super().__init__(state)
         self.saver = CheckpointSaver(
@@ -405,6 +406,7 @@ class _Ours(_Saver):
         self.artifacts = Artifacts(state.folder / "store", spool=spool, free_bytes=0, progress_bar=False)
         self.run = State("benchmark", model=state.model, optimizers=(state.optimizer,))
         self.logger = Logger(self.run, [self.artifacts], raise_errors=True)
+        self.run.parts = RunParts(self.run, self.logger, {}, {})
         self.engine = Engine(self.run, self.logger, [self.saver])
         self.engine.run_event("init")
         self.engine.run_event("fit_start")

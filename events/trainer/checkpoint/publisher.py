@@ -67,6 +67,7 @@ class Save:
         summary: what is shown of it, as JSON.
         pointer: the path of the pointer, and the text it gets; or None.
         before: what was kept before it.
+        after: what was kept with it.
         surplus: what is removed once it is complete, paths and identifiers.
         end: ends its span in the trace of the run.
     """
@@ -77,6 +78,7 @@ class Save:
     summary: str
     pointer: tuple[Path, str] | None
     before: Kept
+    after: Kept
     surplus: tuple[tuple[Path, str], ...]
     end: Callable[[], None]
 
@@ -286,7 +288,7 @@ class Publisher:
             state: the run.
             logger: its destinations.
         """
-        removed, deleted = self._kept.gone(save.before)
+        removed, deleted = self._kept.gone(save.before, save.after)
         # What has this name may be of this session, where `filename` gives one more than once.
         is_own = any(one.path == str(save.path) for one in save.before.local)
         overwrite = self._overwrite or self._kept.is_resumed or is_own
@@ -297,9 +299,18 @@ class Publisher:
         self._withdraw(removed, deleted)
         self._kept.trim()
 
-    def drop(self, save: Save) -> None:
-        """Forgets a checkpoint that could not be written."""
-        self._kept.drop(save.before)
+    def drop(self, save: Save, newer: Save | None) -> Save | None:
+        """Forgets a checkpoint that could not be written.
+
+        Returns:
+            The newer one, which now removes what the two would have removed together; None where there is none.
+        """
+        self._kept.drop(save.before, has_newer=newer is not None)
+        if newer is None:
+            return None
+        after = self._kept.now
+        surplus = in_folder(self._kept.gone(save.before, after)[0], newer.path.parent)
+        return attrs.evolve(newer, before=save.before, after=after, surplus=surplus)
 
     def repeat(self, state: State, logger: Logger) -> None:
         """Does what a killed session may have left undone, where this one had nothing to save.

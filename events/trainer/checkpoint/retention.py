@@ -253,17 +253,30 @@ class KeptCheckpoints:
             self.look_for_metric(state)
         return before
 
-    def drop(self, before: Kept) -> None:
-        """Takes back one that could not be saved."""
-        self.now, self.saved_at = before, None
+    def drop(self, before: Kept, *, has_newer: bool = False) -> None:
+        """Takes back one that could not be saved.
 
-    def gone(self, before: Kept) -> tuple[list[SavedCheckpoint], list[SavedCheckpoint]]:
-        """Returns what is to be removed here and in the store; at first also what should be gone by now."""
-        if not self.has_repeated:
-            before = Kept()
+        Args:
+            before: what was kept before it.
+            has_newer: whether another was added after it, which is kept.
+        """
+        newest, self.now = self.now.local[-1], before
+        if has_newer:
+            self.now = before.with_new(newest, self.here, self.in_store)
+        else:
+            self.saved_at = None
+
+    def gone(self, before: Kept, after: Kept) -> tuple[list[SavedCheckpoint], list[SavedCheckpoint]]:
+        """Returns what a save removes here and in the store; at first also what should be gone by now.
+
+        Args:
+            before: what was kept before it.
+            after: what was kept with it. What a newer one has removed since then is not among them.
+        """
+        before, now = before if self.has_repeated else Kept(), self.now
         return (
-            [one for one in self.now.removed if one not in before.removed],
-            [one for one in self.now.deleted if one not in before.deleted],
+            [one for one in after.removed if one not in before.removed and one in now.removed],
+            [one for one in after.deleted if one not in before.deleted and one in now.deleted],
         )
 
     def trim(self) -> None:

@@ -79,7 +79,9 @@ class CheckpointSaver(Callback):
     in a store, the one on this machine is locked.
 
     **Memory.** The copy takes as much memory as the state, and keeps it from the first batch on. Where that
-    is not available, training waits for the file to be written; this is reported once.
+    is not available, training waits for the file to be written; this is reported once. Once a save had to
+    wait for the file before, a second copy takes as much again, so that later ones need not: one checkpoint
+    waits in memory while another is written. Checkpoints in shards have one copy.
 
     **Errors.** A full disk costs this one checkpoint, not the run: the error is reported, older checkpoints
     stay, and the next interval tries again. Where training ends it is raised. A disk that does not answer, or
@@ -372,24 +374,25 @@ class CheckpointSaver(Callback):
             weights_only=self._weights_only,
             is_of_rank=self._place.is_sharded,
         )
-        self._writing.begin(checkpoint, save, state)
+        self._writing.begin(checkpoint, save, state, logger)
         self._kept.saved_at = state.timestamp
         # One that training has waited for is done.
         if is_last or (self._writing.pending is not None and self._writing.is_done()):
-            self._writing.settle(state, logger, is_last=is_last)
+            self._writing.settle(state, logger, is_last=is_last, is_all=is_last)
 
     def _is_to_save(self, state: State, logger: Logger, *, is_last: bool) -> bool:
-        """Returns whether to save now; before that, ends the checkpoint that is being written."""
+        """Returns whether to save now; before that, ends older checkpoints if it must."""
         if self._writing.pending is not None:
             is_busy = not self._writing.is_done()
             if is_busy and self._options.how.when_busy == "skip" and not is_last:
                 self.counts.skipped += 1
                 self._writing.look_for_delay()
                 return False
-            if is_busy and self._kept.saved_at != state.timestamp:
-                self.counts.waited += 1
-            # One that failed is tried again at once where training ends.
-            self._writing.settle(state, logger)
+            if not is_busy or is_last or not self._writing.has_room():
+                if is_busy and self._kept.saved_at != state.timestamp:
+                    self.counts.waited += 1
+                # One that failed is tried again at once where training ends.
+                self._writing.settle(state, logger, is_all=is_last)
         return self._kept.saved_at != state.timestamp
 
     def _next(self, state: State, logger: Logger) -> Save:
@@ -412,6 +415,7 @@ class CheckpointSaver(Callback):
             summary_of(state, identifier, self._kept.here, weights_only=self._weights_only),
             None if pointer is None else (folder / pointer, remote_name),
             before,
-            in_folder(self._kept.gone(before)[0], folder),
+            self._kept.now,
+            in_folder(self._kept.gone(before, self._kept.now)[0], folder),
             logger.begin_span(name, "checkpoints") if self._writing.takes_part else _nothing,
         )

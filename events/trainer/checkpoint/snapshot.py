@@ -47,6 +47,8 @@ _POPULATE_BYTES = 8 << 20
 _MEMORY = Path("/proc/meminfo")
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
 _MEMORY_SHARE = 0.9
+# A process that maps buffers tells them apart by these numbers.
+_identifiers = itertools.count(1)
 
 
 class NotEnoughMemoryError(Exception):
@@ -218,7 +220,7 @@ class SnapshotBuffer:
     """
 
     def __init__(self, available: Callable[[], int | None] | None = None) -> None:
-        self._available = available or available_memory
+        self.available = available or available_memory
         self._lock = threading.Lock()  # Guards what `reserve` replaces.
         self.identifier = 0
         self.descriptor: int | None = None
@@ -235,13 +237,13 @@ class SnapshotBuffer:
             if size <= len(self.memory):
                 return
             # The pages of the old buffer are free only when its last reader has let go of it.
-            free = self._available()
+            free = self.available()
             if free is not None and size > free * _MEMORY_SHARE:
                 raise NotEnoughMemoryError(
                     f"a copy of the state needs {size >> 20} MiB of memory, {free >> 20} MiB are available"
                 )
             self._release()
-            self.identifier += 1
+            self.identifier = next(_identifiers)
             try:
                 memory = self._map_file(size) or mmap.mmap(-1, size)
             except OSError as error:

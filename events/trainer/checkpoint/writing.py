@@ -1,8 +1,9 @@
 """How a checkpoint is written: `WholeWriting`, one file by rank 0; `ShardedWriting`, a part by each rank.
 
 Both copy the state in the training thread and have it written in the background (`writer`). Once it is
-complete on the disk, on all ranks, they hand it to the `Publisher`, at the next batch. There is one at a
-time.
+complete on the disk, on all ranks, they hand it to the `Publisher`, at the next batch. One is written at a
+time. Where a save of one file had to wait for the file before, a second copy is made room for: from then on
+one checkpoint may wait in memory while another is written.
 """
 
 import concurrent.futures
@@ -56,7 +57,8 @@ class CheckpointWriting:
     Args:
         asynchronous: whether it is written in the background.
         when_busy: what happens where the checkpoint before is still being written: training waits for it
-            ("wait"), or this one is left out ("skip"); the one where training ends never is.
+            the first time, and from then on copies this one to a second memory, where it waits for its turn
+            ("wait"); or this one is left out ("skip"), but never the one where training ends.
         process_bytes: the size from which on a process writes and not a thread; each tensor counts as 16 KiB
             more than it has.
 
@@ -101,6 +103,7 @@ class _Pending:
         given_up: set once nobody waits for it any more: it must not appear later.
         started: when.
         is_late: whether it was said that it takes longer than it should.
+        start: begins to write it, where it waits for the one before.
     """
 
     save: Save
@@ -109,6 +112,7 @@ class _Pending:
     given_up: threading.Event = attrs.field(factory=threading.Event)
     started: float = attrs.field(factory=time.monotonic)
     is_late: bool = False
+    start: Callable[[], None] = lambda: None
 
     def is_wanted(self) -> bool:
         """Returns whether it may still appear; any thread."""
@@ -120,6 +124,7 @@ class _Writing(ABC):
 
     Attributes:
         pending: the checkpoint that is being written, or None.
+        waiting: the one after it, which is copied and not written yet, or None.
         seconds: how long training waits for a file.
 
     Args:
@@ -130,11 +135,15 @@ class _Writing(ABC):
 
     def __init__(self, options: WritingOptions, publisher: Publisher, counts: CheckpointCounts) -> None:
         self.pending: _Pending | None = None
+        self.waiting: _Pending | None = None
         self.seconds = max(options.close_seconds, _LEAST_SECONDS)
         self._options = options
         self._publisher = publisher
         self._counts = counts
         self._buffer: SnapshotBuffer | None = None
+        # For the one that waits, once a save had to wait; it and the other change places.
+        self._spare: SnapshotBuffer | None = None
+        self._spare_ready: concurrent.futures.Future[Any] | None = None
         self._writer: CheckpointWriter | None = None
         # What was given up, and may still be read from the buffer by a thread that waits for its disk.
         self._stuck: concurrent.futures.Future[Any] | None = None
@@ -179,33 +188,53 @@ class _Writing(ABC):
 
         in_thread("checkpoint-memory", prepare)
 
-    def begin(self, checkpoint: dict[str, Any], save: Save, state: State) -> None:
-        """Copies a checkpoint and begins to write it; every rank must call it.
+    def has_room(self) -> bool:
+        """Returns whether a checkpoint can be copied while another is written."""
+        return False
+
+    def begin(self, checkpoint: dict[str, Any], save: Save, state: State, logger: Logger) -> None:
+        """Copies a checkpoint and begins to write it, after the one before; every rank must call it.
 
         Args:
             checkpoint: what `checkpoint_of` returned.
             save: where.
             state: the run.
+            logger: its destinations.
         """
-        if self.takes_part:
-            pending = _Pending(save)
-            self._start(self._own_part(checkpoint, state), pending)
+        if not self.takes_part:
+            return
+        pending, values = _Pending(save), self._own_part(checkpoint, state)
+        if self.pending is None or self._spare is None:
+            self._start(values, pending)
             self.pending = pending
+            return
+        try:
+            snapshot, wait = self._spare.take(values)
+        except NotEnoughMemoryError:  # The state has grown.
+            pending.start = lambda: self._start(values, pending)
+            self.waiting = pending
+            self._counts.waited += 1
+            self.settle(state, logger)
+        else:
+            pending.start = lambda: self._start_copied(snapshot, wait, pending)
+            self.waiting = pending
 
     def advance(self, state: State, logger: Logger) -> None:
         """Hands the checkpoint that is being written on, or reports it, if it is done."""
         if self.pending is not None and self.is_done():
             self._finish(state, logger)
 
-    def settle(self, state: State, logger: Logger, *, is_last: bool = False) -> None:
+    def settle(self, state: State, logger: Logger, *, is_last: bool = False, is_all: bool = False) -> None:
         """Waits for the checkpoint that is being written, and hands it on or reports it.
 
         Args:
             state: the run.
             logger: its destinations.
             is_last: whether an error is raised, as no later checkpoint replaces this one.
+            is_all: whether it waits for the one after it, too.
         """
-        while self.pending is not None:
+        first = self.pending
+        while self.pending is not None and (is_all or self.pending is first):
             if not self._has_come(self.pending.future, str(self.pending.save.path), self.seconds):
                 self._give_up(self.pending)
             self._finish(state, logger, is_last=is_last)
@@ -214,16 +243,18 @@ class _Writing(ABC):
         """Ends the process that writes, and gives its memory back."""
         if self.pending is not None and not self.pending.future.done():
             self._give_up(self.pending)
-        self.pending = None
+        self.pending = self.waiting = None
         seconds = self._options.close_seconds
         if self._removal is not None and not self._has_come(self._removal, "old ones to be removed", seconds):
             _log.error("Old checkpoints were not removed within %.0f s.", seconds)
         writer, self._writer = self._writer, None
-        buffer, self._buffer = self._buffer, None
+        buffers = self._buffer, self._spare
+        self._buffer = self._spare = None
         if writer is not None:
             writer.close()
-        if buffer is not None:
-            buffer.release()
+        for buffer in buffers:
+            if buffer is not None:
+                buffer.release()
 
     def look_for_delay(self) -> None:
         """Says once that the checkpoint for which others are left out takes longer than the limit."""
@@ -267,10 +298,24 @@ class _Writing(ABC):
     def _files(self, pending: _Pending) -> dict[str, int | None]:
         """Returns the files of this rank by name, with their CRC-32 where it is known."""
 
+    def _refuse_if_stuck(self, pending: _Pending) -> bool:
+        """Fails a checkpoint, and returns True, while a thread still reads what was given up."""
+        if self._stuck is None or self._stuck.done():
+            return False
+        reason = "one that was given up before is still being written, to a disk that does not answer"
+        pending.future.set_exception(OSError(errno.EBUSY, reason))
+        return True
+
+    def _start_copied(self, snapshot: StateSnapshot, wait: Callable[[], None], pending: _Pending) -> None:
+        """Begins to write what was copied to the second buffer."""
+        buffer, writer = self._parts()
+        if self._spare is not None and not self._refuse_if_stuck(pending):
+            self._buffer, self._spare = self._spare, buffer
+            request = self._request(snapshot, pending.save)
+            pending.future = writer.write(request, self._buffer, wait, pending.is_wanted)
+
     def _start(self, values: Any, pending: _Pending) -> None:
-        if self._stuck is not None and not self._stuck.done():
-            reason = "one that was given up before is still being written, to a disk that does not answer"
-            pending.future.set_exception(OSError(errno.EBUSY, reason))
+        if self._refuse_if_stuck(pending):
             return
         if self._options.how.asynchronous:
             buffer, writer = self._parts()
@@ -335,6 +380,15 @@ class _Writing(ABC):
         pending, self.pending = self.pending, None
         if pending is None:
             return
+        try:
+            self._hand_on(pending, state, logger, is_last=is_last)
+        finally:
+            waiting, self.waiting = self.waiting, None
+            if waiting is not None:
+                waiting.start()
+                self.pending = waiting
+
+    def _hand_on(self, pending: _Pending, state: State, logger: Logger, *, is_last: bool) -> None:
         error, is_complete = self._step_ended(pending)
         if error is not None or is_complete:
             pending.save.end()
@@ -345,7 +399,9 @@ class _Writing(ABC):
             self._publisher.publish(pending.save, self._files(pending), state, logger)
         else:
             self._counts.failed += 1
-            self._publisher.drop(pending.save)
+            newer = self._publisher.drop(pending.save, None if self.waiting is None else self.waiting.save)
+            if self.waiting is not None and newer is not None:
+                self.waiting.save = newer
             if is_last or not isinstance(error, OSError | CheckpointError | MemoryError):
                 raise error
             _log.error(
@@ -364,23 +420,41 @@ class WholeWriting(_Writing):
         """Whether this is rank 0."""
         return self._options.rank == 0
 
+    def has_room(self) -> bool:
+        """Returns whether a checkpoint can be copied while another is written.
+
+        The first call makes the memory for it, in the background; where there is none, it says so.
+        """
+        if self._spare is None and self._buffer is not None:
+            self._spare = SnapshotBuffer(self._buffer.available)
+            try:
+                self._spare.reserve(len(self._buffer.memory))
+                self._spare_ready = in_thread("checkpoint-memory", self._spare.prepare)
+            except NotEnoughMemoryError as error:
+                _log.warning("Training waits for a checkpoint whenever the next is due: %s.", error)
+            return False
+        ready = self._spare_ready
+        return self.waiting is None and ready is not None and ready.done()
+
     def is_done(self) -> bool:
         """Returns whether the file is written."""
         return self.pending is None or self.pending.future.done()
 
     def close(self, state: State, logger: Logger) -> None:
-        """Waits for the file, up to `close_seconds`, and hands it on."""
-        pending, seconds = self.pending, self._options.close_seconds
-        if pending is None:
+        """Waits for the file and for the one after it, up to `close_seconds`, and hands them on."""
+        seconds = self._options.close_seconds
+        end = time.monotonic() + seconds
+        while (pending := self.pending) is not None:
+            if self._has_come(pending.future, str(pending.save.path), max(0.0, end - time.monotonic())):
+                self._finish(state, logger)
+                continue
+            self._give_up(pending)
+            for one in filter(None, (pending, self.waiting)):
+                text = "Checkpoint %s was not complete after %.0f s and is abandoned."
+                _log.error(text, one.save.path, seconds)
+                self._counts.failed += 1
+            self.waiting = None
             return
-        if self._has_come(pending.future, str(pending.save.path), seconds):
-            self._finish(state, logger)
-            return
-        self._give_up(pending)
-        _log.error(
-            "Checkpoint %s was not complete after %.0f s and is abandoned.", pending.save.path, seconds
-        )
-        self._counts.failed += 1
 
     def _own_part(self, checkpoint: Any, state: State) -> Any:
         return checkpoint
@@ -414,13 +488,13 @@ class ShardedWriting(_Writing):
         """True: each rank has a part."""
         return True
 
-    def begin(self, checkpoint: dict[str, Any], save: Save, state: State) -> None:
+    def begin(self, checkpoint: dict[str, Any], save: Save, state: State, logger: Logger) -> None:
         """Copies the part of this rank and begins to write it."""
         # An older one of this name ends here: its files are replaced one by one.
         if self._rank == 0:
             with contextlib.suppress(OSError):
                 save.path.unlink()
-        super().begin(checkpoint, save, state)
+        super().begin(checkpoint, save, state, logger)
 
     def is_done(self) -> bool:
         """Returns whether the step is done on all ranks; a collective."""
