@@ -11,15 +11,16 @@ import attrs
 
 __all__ = ["Ranks", "find_ranks"]
 
-_TORCHRUN = (
-    "torchrun",
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "NODE_RANK GROUP_RANK",
-    "GROUP_WORLD_SIZE",
-)
+# What tells the fields of `Ranks`, in their order; "-" where nothing does, and "|" between two names for one.
+_VARIABLES = {
+    "torchrun": "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK|GROUP_RANK GROUP_WORLD_SIZE",
+    "Open MPI": "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK "
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "PMI": "PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS",
+    "Slurm": "SLURM_PROCID SLURM_STEP_NUM_TASKS|SLURM_NTASKS SLURM_LOCALID - SLURM_NODEID "
+    "SLURM_STEP_NUM_NODES|SLURM_NNODES",
+    "PMIx": "PMIX_RANK",
+}
 # Jobs of salloc and `srun --pty bash`: programs of their shell inherit the variables of a task, and are none.
 _INTERACTIVE = frozenset({"bash", "interactive"})
 
@@ -76,11 +77,10 @@ def find_ranks() -> Ranks:
     Raises:
         ValueError: a variable is not a whole number.
     """
-    torchrun = _told(*_TORCHRUN)
     places = [one for one in _places() if "rank" in one] or [{"source": Ranks().source}]
     first = places[0]
     same = [one for one in places if all(one.get(name) == first.get(name) for name in _FIELDS[:2])]
-    found: dict[str, Any] = dict(ChainMap(*same, torchrun))
+    found: dict[str, Any] = dict(ChainMap(*same, _told("torchrun")))
     rank, local = found.get("rank", 0), found.get("local_world_size")
     found["world_size"] = world = max(found.get("world_size", 1), rank + 1)
     found.setdefault("node_count", -(-world // local) if local else 1)
@@ -93,28 +93,9 @@ def _places() -> Iterator[dict[str, Any]]:
     if getattr(distributed, "is_initialized", bool)():
         ranks = {"rank": distributed.get_rank(), "world_size": distributed.get_world_size()}
         yield {"source": "process group", **ranks}
-    yield _told(*_TORCHRUN)
-    yield _told(
-        "Open MPI", *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
-    )
-    yield _told("PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-    if _is_task_of_srun():
-        slurm = _told(
-            "Slurm",
-            "SLURM_PROCID",
-            "SLURM_STEP_NUM_TASKS SLURM_NTASKS",
-            "SLURM_LOCALID",
-            "",
-            "SLURM_NODEID",
-            "SLURM_STEP_NUM_NODES SLURM_NNODES",
-        )
-        # The tasks of each node, such as "4(x2),3".
-        text = os.environ.get("SLURM_STEP_TASKS_PER_NODE") or os.environ.get("SLURM_TASKS_PER_NODE") or ""
-        parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
-        tasks = [int(count) for count, times in parts for _ in range(int(times or 1))]
-        slurm |= {"local_world_size": tasks[node]} if (node := slurm.get("node_rank", 0)) < len(tasks) else {}
-        yield slurm
-    yield _told("PMIx", "PMIX_RANK")
+    for launcher in _VARIABLES:
+        if launcher != "Slurm" or _is_task_of_srun():
+            yield _told(launcher)
     accelerate: Any = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
     if shared := getattr(accelerate, "_shared_state", None):
         names = ("process_index", "num_processes", "local_process_index")
@@ -122,11 +103,12 @@ def _places() -> Iterator[dict[str, Any]]:
         yield {"source": "Accelerate", **{name: value for name, value in told if value is not None}}
 
 
-def _told(launcher: str, *variables: str) -> dict[str, Any]:
-    """Returns what the variables of a launcher say; of several names in one text, the first that is set."""
+def _told(launcher: str) -> dict[str, Any]:
+    """Returns what the variables of a launcher say."""
+    variables = _VARIABLES[launcher].split()
     told: dict[str, Any] = {"source": f"{launcher} ({variables[0]})"}
     for field, names in zip(_FIELDS, variables, strict=False):
-        name = next((one for one in names.split() if os.environ.get(one)), None)
+        name = next((one for one in names.split("|") if os.environ.get(one)), None)
         if name is not None:
             try:
                 told[field] = int(os.environ[name])
@@ -134,6 +116,12 @@ def _told(launcher: str, *variables: str) -> dict[str, Any]:
                 raise ValueError(
                     f"environment variable {name} must be a whole number, got {os.environ[name]!r}. Unset it."
                 ) from None
+    if launcher == "Slurm":
+        # The tasks of each node, such as "4(x2),3".
+        text = os.environ.get("SLURM_STEP_TASKS_PER_NODE") or os.environ.get("SLURM_TASKS_PER_NODE", "")
+        parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+        tasks = [int(count) for count, times in parts for _ in range(int(times or 1))]
+        told |= {"local_world_size": tasks[node]} if (node := told.get("node_rank", 0)) < len(tasks) else {}
     return told
 
 

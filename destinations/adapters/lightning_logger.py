@@ -736,6 +736,22 @@ class RegistryLogger(LightningLogger):
         """The id of the run."""
         return self._run_id
 
+    def save(self) -> None:
+        """As `LightningLogger.save`; a run that has logged nothing yet has its documents then."""
+        self._open_first()
+        super().save()
+
+    def finalize(self, status: str) -> None:
+        """As `LightningLogger.finalize`; a job that ends before its first record is a run too."""
+        if status != "finished":  # in a signal handler
+            self._open_first()
+        super().finalize(status)
+
+    def _open_first(self) -> None:
+        if not self._session.has_begun:
+            self._read_rank()
+            self._session.open()
+
     @property
     def run_dir(self) -> Path:
         """The folder of the run."""

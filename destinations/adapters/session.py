@@ -306,6 +306,11 @@ class Session:
         return self._engine is not None and not self._engine.is_closed
 
     @property
+    def has_begun(self) -> bool:
+        """Whether the destinations have been opened."""
+        return self._engine is not None
+
+    @property
     def is_fitting(self) -> bool:
         """Whether `FIT_START` has fired, but not yet `FIT_END`."""
         return self._fit_guard.is_fitting

@@ -59,11 +59,20 @@ class CudaDevice:
         number = functools.partial(torch._C._cuda_getCurrentRawStream, on_device.get_device())  # noqa: SLF001
         return ScalarRows(on_device, on_host, _new_event, self._stream, number)
 
-    def copy_array(self, tensor: torch.Tensor) -> "_ArrayCopy":
+    def copy_array(self, tensor: torch.Tensor) -> "_Copy":
         """Snapshots a tensor on the current stream, and copies it on a side stream."""
         if self._side is None:
             self._side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        return _ArrayCopy(tensor, self._side, self._stream())
+        side = self._side
+        with torch.inference_mode(mode=False), torch.no_grad():
+            snapshot = tensor.detach().clone(memory_format=torch.contiguous_format)
+            host = torch.empty(snapshot.shape, dtype=snapshot.dtype, pin_memory=True)
+            side.wait_stream(self._stream())
+            with torch.cuda.stream(side):
+                host.copy_(snapshot, non_blocking=True)
+            event = _new_event()
+            event.record(side)
+        return _Copy(event, lambda: host, snapshot)
 
     def _stream(self) -> torch.cuda.Stream:
         return torch.cuda.current_stream(self._device)
@@ -149,14 +158,14 @@ class ScalarRows:
         picked = [pick(floats if is_float else integers) for is_float, pick in layout.picks]
         layout.cells[row] = picked or floats
 
-    def send(self, first: int, layouts: Sequence[Any], stream: Any) -> "_RowsCopy":
+    def send(self, first: int, layouts: Sequence[Any], stream: Any) -> "_Copy":
         """Queues the copy of rows, on the stream that took their snapshots."""
         rows = slice(first, first + len(layouts))
         event = self._events.pop() if self._events else self._new_event()
         with contextlib.nullcontext() if stream == self.stream() else torch.cuda.stream(stream):
             self._on_host[rows].copy_(self._on_device[rows], non_blocking=True)
         event.record(stream)
-        return _RowsCopy(self, rows, layouts, event)
+        return _Copy(event, functools.partial(self.read, rows, layouts, event))
 
     def read(self, rows: slice, layouts: Sequence[_Layout], event: _Event) -> list[list[Any]]:
         """Returns the numbers of rows, and keeps the event for another copy; booleans are `bool`."""
@@ -172,7 +181,7 @@ class ScalarRows:
 
 
 def _copier(picks: Sequence[Callable[[Any], Any]]) -> Callable[[Any, Any], None]:
-    """Returns what copies scalars of several dtypes, with dimensions, or with gradients that are not recorded."""
+    """Returns what copies scalars of several dtypes, or with dimensions or gradients."""
 
     def copy(cells: Sequence[Any], scalars: Sequence[torch.Tensor]) -> None:
         with torch.no_grad():
@@ -189,22 +198,6 @@ def _picker(dtypes: Sequence[torch.dtype], dtype: torch.dtype) -> Callable[[Any]
     return itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))
 
 
-@attrs.frozen(eq=False)
-class _RowsCopy:
-    """Rows that are being copied."""
-
-    _memory: ScalarRows
-    _rows: slice
-    _layouts: Sequence[_Layout]
-    _event: _Event
-
-    def is_done(self) -> bool:
-        return self._event.query()
-
-    def read(self) -> list[Any]:
-        return self._memory.read(self._rows, self._layouts, self._event)
-
-
 def _new_event() -> _Event:
     event: _Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     return event
@@ -216,21 +209,19 @@ def _whole(number: int, dtype: torch.dtype) -> int:
     return number % _UNSIGNED_64 if dtype is torch.uint64 else number
 
 
-class _ArrayCopy:
-    """A tensor that is being copied. Keeps the snapshot until then, so that its memory is not reused."""
+@attrs.frozen(eq=False)
+class _Copy:
+    """A copy in progress.
 
-    def __init__(self, tensor: torch.Tensor, side: torch.cuda.Stream, current: torch.cuda.Stream) -> None:
-        with torch.inference_mode(mode=False), torch.no_grad():
-            self._snapshot = tensor.detach().clone(memory_format=torch.contiguous_format)
-            self._host = torch.empty(self._snapshot.shape, dtype=self._snapshot.dtype, pin_memory=True)
-            side.wait_stream(current)
-            with torch.cuda.stream(side):
-                self._host.copy_(self._snapshot, non_blocking=True)
-            self._event = _new_event()
-            self._event.record(side)
+    Args:
+        event: recorded behind it.
+        read: returns what has arrived.
+        snapshot: what it reads, kept until then so that its memory is not given to another tensor.
+    """
+
+    _event: _Event
+    read: Callable[[], Any]
+    _snapshot: torch.Tensor | None = None
 
     def is_done(self) -> bool:
         return self._event.query()
-
-    def read(self) -> torch.Tensor:
-        return self._host

@@ -2,11 +2,10 @@
 
 Training thread only: to query a CUDA event while a graph is being captured breaks it, from any thread.
 
-A call takes a snapshot in the order of the device's stream. Scalars go into a row of device memory, and the
-rows that `gather_seconds` have gathered come over in one copy: to queue a copy and an event takes twice as
-long as the snapshot itself. An array has a copy of its own. `collect` starts the copies that are due, and
-reads those that are complete. Nothing waits, except in `wait`, and where a ring is full and its policy says
-so.
+A call takes a snapshot in the order of the device's stream. Scalars go into a row of device memory, and
+`send` starts one copy for all rows that were gathered meanwhile: to queue a copy and an event takes twice as
+long as the snapshot itself. An array has a copy of its own. `collect` reads the copies that are complete.
+Nothing waits, except in `wait`, and where a ring is full and its policy says so.
 """
 
 import logging
@@ -54,8 +53,8 @@ class RowLayout(Protocol):
     Attributes:
         dtypes: of the scalars, in their order.
         cells: for each row what `copy` needs; None where `RowMemory.make_cells` was not called.
-        copy: queues the snapshot of scalars, a list or tuple, into cells. May raise, if one has more elements or
-            needs a gradient where none had; then nothing has changed that anyone reads.
+        copy: queues the snapshot of scalars, a list or tuple, into cells. May raise, if one has more elements
+            or needs a gradient where none had; then nothing has changed that anyone reads.
     """
 
     dtypes: list[Any]
@@ -120,9 +119,10 @@ class DeviceCopies:
         scalars_per_slot: how many metrics of a call have room in a slot; a call with more takes several.
         when_full: what to do when all slots are in use: "wait" for one, or "drop" the value and count it.
         wait_seconds: the maximum wait, for a slot and at the end of `fit`, at flush and at close.
-        gather_seconds: how long a call's metrics may wait on the device for later ones, to share their copy;
-            a quarter of the slots is sent at once. The first call after such a time does not wait. With 0,
-            each call has a copy of its own, and costs three times as much.
+        gather_seconds: how long the metrics of a call may wait on the device for later calls, with which they
+            share a copy, and how often to look whether copies have arrived. A quarter of the slots is copied
+            at once, and so is a call after a pause. With 0, each call has a copy of its own, and costs three
+            times as much.
         open_device: returns the device of a tensor.
         clock: a monotonic clock in seconds.
         sleep: waits for seconds.
@@ -254,11 +254,11 @@ class DeviceRing:
                 "Log the graph's output tensors after replay()."
             )
 
-    def layout(self, scalars: Sequence[Any]) -> RowLayout:
-        """Returns how such scalars lie in a row."""
+    def layout(self, scalars: Sequence[Any]) -> tuple[RowMemory, RowLayout]:
+        """Returns how such scalars lie in a row, and in which memory."""
         if self.memory is None:
             self.memory = self._device.make_rows(self._policy.slots, self._policy.scalars_per_slot)
-        return self.memory.layout(scalars)
+        return self.memory, self.memory.layout(scalars)
 
     def prepare(self, layout: RowLayout) -> bool:
         """Makes ready for the snapshot of scalars into row `at`; returns whether there is room."""
@@ -303,7 +303,7 @@ class DeviceRing:
             copies = [PendingCopy() for _ in group]
 
             def start(group: Sequence[Any] = group, copies: Sequence[PendingCopy] = copies) -> None:
-                layout = self.layout(group)
+                _, layout = self.layout(group)
                 if not self.prepare(layout):
                     self._lose(copies)
                     return

@@ -31,8 +31,9 @@ from .faults import Faults, caller
 from .records import RECORD_KINDS, RecordMethods, RecordTools
 from .values import (
     are_plain_types,
+    are_real,
     plain_config,
-    read_tensors,
+    read_numbers,
     short_repr,
 )
 
@@ -76,8 +77,8 @@ class Logger(RecordMethods):
     **Values.** Any value may be a function without arguments. It is called in this thread, at most once, and
     only if a destination is going to write its result. A function that raises, or returns something that
     cannot be logged, loses only its own value.
-    Values on a device are copied without waiting, and delivered in order once they have arrived; meanwhile
-    the state has the position of the call.
+    Values on a device are copied without waiting, several calls at a time, and delivered in order once they
+    have arrived; meanwhile the state has the position of the call. See `DeviceCopies`.
 
     **Rates.** A destination with a `write_rate` gets metrics when it is due; see `WriteRate`.
 
@@ -272,12 +273,11 @@ class Logger(RecordMethods):
                 "".join(metrics)
                 self._expects_plain = self._packer is not None
             else:
-                values, self._expects_plain = read_tensors(metrics), False
+                values, self._expects_plain = read_numbers(metrics), False
                 if values and packer is not None and packer.try_log_metrics(values, step):
                     destinations = self._unpacked
-                elif values is not None:
-                    "".join(values)
-                    values = None if complex in map(type, values.values()) else values
+                elif values is not None and not are_real(values):
+                    values = None
         except Exception as error:  # noqa: BLE001  # no mapping, no string: the slow path reports it
             self.faults.raise_if_foreign(error)
             values = None
@@ -614,8 +614,8 @@ class Logger(RecordMethods):
         """Prefixes the names of all metrics and records that are logged in a `with` block.
 
         Blocks may be nested: inside `namespace("eval")` and `namespace("clean")`, "loss" is
-        "eval/clean/loss". Hyperparameters and files keep their names. A block is of its thread and its asyncio
-        task: another has its own, and a task begins with those in which it was made.
+        "eval/clean/loss". Hyperparameters and files keep their names. A block is of its thread and its
+        asyncio task: another has its own, and a task begins with those in which it was made.
 
         Raises:
             RecordError: the name is not a string, or empty.
@@ -638,7 +638,10 @@ class Logger(RecordMethods):
         return _prefixes.get().get(id(self), self._own_prefix) if self._open_namespaces else self._own_prefix
 
     def poll(self) -> None:
-        """Delivers records whose copies are complete, without waiting; called by the engine at each event."""
+        """Delivers what has arrived from devices, if it is time to look, without waiting.
+
+        The engine calls it at each event.
+        """
         if self.is_busy:
             # No `with`: it would take longer than most polls.
             try:
@@ -737,8 +740,9 @@ class Logger(RecordMethods):
         self._is_slow_path = needs_more or self._delivery.is_paced
         self._can_defer = self._delivery.is_paced and not needs_more
         self._is_planned = not (self._is_stopped or self._delivery.is_paced)
-        has_rows = self._is_planned and self._delivery.has_rows
-        self._log_row = self._delivery.log_row(self._prefix) if has_rows else None
+        # In a namespace the prefix depends on who calls.
+        has_rows = self._is_planned and self._delivery.has_rows and not self._open_namespaces
+        self._log_row = self._delivery.log_row(self._own_prefix) if has_rows else None
 
     def _text_name(self, name: Any) -> str:
         if isinstance(name, str):

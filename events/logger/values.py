@@ -29,17 +29,17 @@ __all__ = [
     "FlatMetrics",
     "TorchHooks",
     "are_plain_types",
+    "are_real",
     "flatten_metrics",
     "host_metrics",
     "host_number",
     "is_function",
-    "is_host_tensor",
     "is_on_device",
     "local_shard",
     "map_nested",
     "plain_cell",
     "plain_config",
-    "read_tensors",
+    "read_numbers",
     "safe_text",
     "short_repr",
     "to_host",
@@ -361,25 +361,46 @@ def _tensor_types() -> frozenset[type]:
     return TorchHooks.tensor_types
 
 
-def is_host_tensor(value: Any) -> bool:
-    """Returns whether a value is one of torch's own tensors, in host memory."""
-    return type(value) in (TorchHooks.tensor_types or _tensor_types()) and value.is_cpu
-
-
-def read_tensors(metrics: Any) -> dict[Any, Any] | None:
-    """Returns tensors in host memory as their numbers, which may be complex; None if there are others.
+def are_real(numbers: dict[str, Any]) -> bool:
+    """Returns whether what `read_numbers` returned are real numbers.
 
     Raises:
-        Exception: a tensor has many elements.
+        TypeError: a name is not a string.
     """
-    values = metrics.values()
+    "".join(numbers)
+    return complex not in map(type, numbers.values())
+
+
+def read_numbers(metrics: Any) -> dict[str, Any] | None:
+    """Returns Python's numbers and tensors in host memory as numbers, None if there are others.
+
+    The numbers may be complex, and the names may not be strings; see `are_real`.
+
+    Raises:
+        Exception: metrics are not a mapping, or a tensor has many elements.
+    """
+    if type(metrics) is not dict:
+        # A TensorDict is a mapping, but iterates over its batch.
+        metrics = dict(metrics.items())
     tensor_types = TorchHooks.tensor_types or _tensor_types()
+    values = metrics.values()
     # Without CUDA, tensors need not be checked one by one: other devices are waited for.
-    are_tensors = type(metrics) is dict and tensor_types.issuperset(map(type, values))
-    if not are_tensors or (TorchHooks.has_cuda() and not all(map(_is_cpu, values))):
-        return None
-    # All in C: a loop would take a microsecond more for ten tensors.
-    return dict(zip(metrics, map(TorchHooks.item, values)))  # noqa: B905  # as many; to check costs a tenth
+    look = TorchHooks.has_cuda()
+    if tensor_types.issuperset(map(type, values)):
+        if look and not all(map(_is_cpu, values)):
+            return None
+        # All in C: a loop would take a microsecond more for ten tensors.
+        return dict(zip(metrics, map(TorchHooks.item, values)))  # noqa: B905  # as many
+    numbers = {}
+    for name, value in metrics.items():
+        kind = type(value)
+        if kind in PLAIN_TYPES:
+            numbers[name] = value
+        elif kind in tensor_types and (not look or value.is_cpu):
+            numbers[name] = value.item()
+        else:
+            return None
+    return numbers
 
 
 @attrs.define(eq=False)

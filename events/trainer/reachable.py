@@ -8,7 +8,7 @@ import functools
 import itertools
 import random
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -43,6 +43,9 @@ _NEVER_INSIDE = (
     np.generic,
     random.SystemRandom,
 )
+# Most of what a module has: to pass over them at once is what makes a search of a large model quick.
+_PLAIN = frozenset({bool, int, float, str, type(None), torch.device, torch.dtype})
+_CONTAINERS = frozenset({dict, OrderedDict, set, list, tuple})
 # These have the run itself, threads and process groups, but nothing of the user's.
 _CLOSED = ("events.", "destinations.", "uploads.", "torch.")
 _OPEN = "torch.utils.data"
@@ -117,11 +120,14 @@ def _is_closed(value: Any) -> bool:
 
 
 def _beside(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yields what a module has beside its weights and its parts."""
-    if not _is_closed(module) or type(module).__module__.startswith("torch.nn."):
-        for name, one in list(vars(module).items()):
-            if name not in {"_parameters", "_buffers", "_modules"}:
-                yield f".{name}", one
+    """Yields what a module has beside its weights and its parts, and plain values."""
+    if _is_closed(module) and not type(module).__module__.startswith("torch.nn."):
+        return
+    for name, one in list(vars(module).items()):
+        kind = type(one)
+        is_plain = kind in _PLAIN or (kind in _CONTAINERS and not one)
+        if not is_plain and name not in {"_parameters", "_buffers", "_modules"}:
+            yield f".{name}", one
 
 
 def _inside(value: Any) -> Iterator[tuple[str, Any]]:

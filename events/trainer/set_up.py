@@ -1,6 +1,9 @@
 """Checks and normalizes the arguments of the trainer."""
 
+import contextlib
+import importlib.metadata
 import inspect
+import subprocess
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -34,6 +37,7 @@ __all__ = [
     "parts_taken",
     "shorter",
     "step_schedulers_of_epoch",
+    "versions",
     "weights_options",
     "without_gradient_sync",
 ]
@@ -45,6 +49,7 @@ AUTOCAST_DTYPES = {
     Precision.AMP_FP16: torch.float16,
 }
 
+_COMMIT = ("git", "rev-parse", "HEAD")
 
 _TARGETS = {"label", "labels", "target", "targets", "y"}
 COMPOSERS = {
@@ -216,6 +221,18 @@ def _named_device(device: Any) -> torch.device:
         accelerator.current_accelerator() if accelerator is not None and accelerator.is_available() else None
     )
     return torch.device("cpu") if found is None else torch.device(found.type)
+
+
+def versions(rank: int) -> dict[str, str | None]:
+    """Returns the version of this package and, on rank 0, the commit of the code; None if unknown."""
+    commit = version = None
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        version = importlib.metadata.version("training-destinations")
+    if rank == 0:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            found = subprocess.check_output(_COMMIT, stderr=subprocess.DEVNULL, timeout=5)  # noqa: S603
+            commit = found.decode().strip()
+    return {"version": version, "commit": commit}
 
 
 def length_of(dataloader: Any) -> int | None:

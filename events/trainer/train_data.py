@@ -54,14 +54,20 @@ _NESTED = 8
 _OBJECTS = 1000
 
 
-def data_state(state: State) -> dict[str, Any]:
-    """Returns the random numbers of this rank and the positions of its dataloaders, as they are now."""
+def data_state(state: State, held: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the random numbers of this rank and the positions of its dataloaders, as they are now.
+
+    Args:
+        state: the run.
+        held: the generators that other parts of the run hold, by name.
+    """
     place = {"parts": _part_states(state.train_dataloader), "place": _place(state)}
-    return {**random_numbers(state), **place, **state.interrupted_evaluation}
+    return {**random_numbers(state, held), **place, **state.interrupted_evaluation}
 
 
-def random_numbers(state: State) -> dict[str, Any]:
-    """Returns the random numbers of this rank, as they are now."""
+def random_numbers(state: State, held: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Returns the random numbers of this rank, as they are now; see `data_state`."""
+    held = state.parts.find().generators if held is None else held
     return {
         **random_state_of(state.train_dataloader),
         "evaluators": {
@@ -71,7 +77,7 @@ def random_numbers(state: State) -> dict[str, Any]:
             }
             for one in state.evaluators
         },
-        "held": generator_states(state.parts.find().generators),
+        "held": generator_states(held),
     }
 
 
@@ -209,7 +215,8 @@ class TrainData:
         saved = of_ranks[state.rank] if state.rank < len(of_ranks) else None
         if not of_ranks and done == 0:
             return
-        now = data_state(state) if saved is None else saved
+        held = state.parts.find().generators
+        now = data_state(state, held) if saved is None else saved
         self._is_shifted = False
         skip: tuple[int, int | None] = (0, None)
         if done > 0:
@@ -224,7 +231,7 @@ class TrainData:
         for evaluator in state.evaluators:
             own = now.get("evaluators", {}).get(evaluator.label, {}).get("generators", {})
             missing += restore_generators(own, generators_in(evaluator.dataloader))
-        missing += restore_generators(now.get("held", {}), state.parts.find().generators)
+        missing += restore_generators(now.get("held", {}), held)
         if missing:
             _log.warning(
                 "The checkpoint has the states of random number generators that are not there now: %s. "

@@ -74,6 +74,7 @@ from .set_up import (
     parts_taken,
     shorter,
     step_schedulers_of_epoch,
+    versions,
     weights_options,
     without_gradient_sync,
 )
@@ -400,9 +401,10 @@ class Trainer:
             "device": str(self._device),
             "precision": state.precision,
             "world_size": state.world_size,
-            "num_nodes": max(1, state.world_size // state.local_world_size),
+            "num_nodes": state.found_ranks.node_count,
             "rank_zero_seed": state.rank_zero_seed,
             "torch": torch.__version__,
+            **versions(state.rank),
         }
 
     def _load(
@@ -532,7 +534,12 @@ class Trainer:
             else:
                 distributed.from_first(parameter.detach())
         known = {id(one) for one in trained}
-        self._untrained = [one for one in state.parts.parameters().values() if id(one) not in known]
+        # Those of callbacks are theirs.
+        self._untrained = [
+            one
+            for name, one in state.parts.parameters().items()
+            if id(one) not in known and name.startswith(("model.", "loss_fn"))
+        ]
 
     def _set_length(self) -> None:
         if distributed.is_alone():

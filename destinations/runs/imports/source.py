@@ -149,7 +149,7 @@ def unique_id(name: str, identity: str) -> str:
 
     The id of an imported run is, in this order:
 
-    1. the one that its source made for it: W&B, MLflow, Aim, Neptune, Trackio, stable-pretraining;
+    1. the one that its source made for it: W&B, MLflow, Trackio, Comet, Aim, Neptune, stable-pretraining;
     2. else, as here, its name and a hash of what tells it from the runs of other folders: its first event
        file, which is named after the time, host and process (TensorBoard), or the path (tables, charts,
        Lightning's `CSVLogger`).

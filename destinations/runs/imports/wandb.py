@@ -1,5 +1,8 @@
 """W&B's local runs, by its own `leet inspect`, which prints the records of a log."""
 
+import base64
+import hashlib
+import html
 import json
 import math
 import re
@@ -10,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from destinations.kinds.images import IMAGE, read_pixels
-from destinations.kinds.line import number_of, path_inside, whole_of
+from destinations.kinds.line import file_inside, number_of, whole_of
 from destinations.kinds.texts import TEXT
+from destinations.runs.files import metric_of
+from uploads.disk import read_regular
 
 from .media import READERS, UNREADABLE
 from .source import File, Item, Logged, Source, SourceError, SourceRun, Values
@@ -23,6 +28,7 @@ _LOGS = "run-*.wandb"
 _FOLDER = re.compile(r"run-(\d{8}_\d{6})-")
 _SUMMARY_FIELDS = ("entity", "project")
 _STEPS = 1 << 63
+_PRE = re.compile(r'<pre style="white-space: pre-wrap">(.*)</pre>', re.DOTALL)
 _RUN_FIELDS = ("host", "run_group", "job_type", "git", "sweep_id")
 
 
@@ -183,6 +189,11 @@ class _Axes:
             self._found[name] = next(filter(None, named), name if name in self._axes else None)
         return self._found[name]
 
+    def own(self, name: str) -> str:
+        """Returns the name of a metric as it was logged: our `WandB` renames one named like its axis."""
+        own = name.removeprefix("metric/")
+        return own if self.of(own) == own else name
+
     def steps_of(self, names: Iterable[str], values: Mapping[str, float], own_step: int) -> dict[str, int]:
         """Returns the steps of what a row has; an axis that only says where the others stand is left out.
 
@@ -220,6 +231,7 @@ class _Log:
         self.step = 0
         self.names: set[str] = set()
         self._labels: dict[str, dict[int, str]] = {}
+        self._staged: dict[str, tuple[Any, Any]] = {}
 
     def items_of(self, record: dict[str, Any]) -> Iterator[Item]:
         kind = record.get("type", "")
@@ -238,11 +250,21 @@ class _Log:
             self._run.environment |= {name: value for name, value in fields.items() if name != "writer_id"}
         elif kind == "exit":
             code = fields.get("exit_code") or 0
-            self._run.status = "failed" if code else "completed"
+            self._run.status = {0: "completed", 255: "interrupted"}.get(code, "failed")
             self._run.exception = f"Exit: code {code}" if code else ""
             self._run.ended_at = None
-        elif kind == "artifact" and fields.get("type") != "run_table":
+        elif kind == "artifact" and fields.get("type") == "run_table":
+            self._read_table((fields.get("manifest") or {}).get("contents") or ())
+        elif kind == "artifact":
             self._run.left_out["W&B artifacts"] += 1
+
+    def _read_table(self, contents: Iterable[dict[str, Any]]) -> None:
+        """Takes note of where the files of a table are, which only its artifact has."""
+        for one in contents:
+            if Path(one.get("local_path") or "").is_file():
+                self._staged[one["path"]] = (one["local_path"], one.get("digest"))
+            elif one["path"].startswith("media/"):
+                self._run.left_out["files of tables, which W&B keeps elsewhere"] += 1
 
     def _read_labels(self, about: dict[str, Any]) -> None:
         for key, label in (about.get("mask/class_labels") or {}).items():
@@ -258,7 +280,8 @@ class _Log:
         for name, text in texts.items():
             yield Logged(TEXT, name, steps[name], time, {"text": text})
         for step in dict.fromkeys(steps.values()):
-            yield Values({name: values[name] for name in values if steps.get(name) == step}, step, time)
+            here = {self._axes.own(name): values[name] for name in values if steps.get(name) == step}
+            yield Values(here, step, time)
         for name, fields in typed.items():
             yield from self._medium(name, fields, steps[name], time)
 
@@ -276,7 +299,7 @@ class _Log:
                 typed[key] = {}
         for name, value in item.items():
             owner = next((key for key in typed if name.startswith(f"{key}.")), None)
-            number = float(value) if isinstance(value, bool) else number_of(value)
+            number = metric_of(value)
             if owner is not None:
                 typed[owner][name[len(owner) + 1 :]] = value
             elif name in {"_step", "_timestamp", "_runtime"} or value is None:
@@ -295,6 +318,10 @@ class _Log:
         try:
             if what == "images/separated":
                 kind, arguments = IMAGE, self._images(name, fields)
+            elif what == "table-file" and (pictures := self._pictures(name)):
+                kind, arguments = IMAGE, self._images(name, pictures)
+            elif what == "html-file" and (text := self._text(fields["path"])) is not None:
+                kind, arguments = TEXT, {"text": text}
             elif kind is not None and read is not None:
                 arguments = read(self._path, fields)
                 if what == "image-file":
@@ -314,10 +341,29 @@ class _Log:
         yield Logged(kind, name, step, time, arguments)
 
     def _path(self, relative: Any) -> Path:
-        path = path_inside(self._folder, relative)
-        if path.is_symlink() or not path.is_file():
-            raise FileNotFoundError(path)
-        return path
+        staged, digest = self._staged.get(relative, ("", ""))
+        if staged:
+            # A stranger's log may name any file of this machine: it must know the content, too.
+            data = hashlib.md5(read_regular(staged), usedforsecurity=False).digest()
+            if base64.b64encode(data).decode() == digest:
+                return Path(staged)
+        return file_inside(self._folder, relative)
+
+    def _pictures(self, name: str) -> dict[str, Any]:
+        """Returns the images of a table that has nothing else, as those of a list are described."""
+        if f"{name}.table.json" not in self._staged:
+            return {}
+        table = json.loads(self._path(f"{name}.table.json").read_text(encoding="utf-8"))
+        cells = [row[0] for row in table["data"]] if table["columns"] == ["image"] else []
+        if not all(isinstance(cell, dict) and cell.get("_type") == "image-file" for cell in cells):
+            return {}
+        named = {"filenames": "path", "captions": "caption", "all_masks": "masks"}
+        return {key: [cell.get(one) for cell in cells] for key, one in named.items()} if cells else {}
+
+    def _text(self, relative: Any) -> str | None:
+        """Returns the text that our `WandB` logged as HTML."""
+        match = _PRE.fullmatch(self._path(relative).read_bytes().decode())
+        return match and html.unescape(match[1])
 
     def _images(self, name: str, fields: dict[str, Any]) -> dict[str, Any]:
         paths = [self._path(path) for path in fields["filenames"]]

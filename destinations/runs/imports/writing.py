@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -76,7 +77,7 @@ class Writer:
         self._folders = {str(ledger.get("run_id")): folder for ledger, folder in ledgers}
         # Ids, and which run has each.
         self._owners = {
-            read_object_file(folder / SIDECAR).get("run_id"): identity
+            str(read_object_file(folder / SIDECAR).get("run_id")): identity
             for identity, folder in self._folders.items()
         }
 
@@ -98,7 +99,8 @@ class Writer:
         run.facts(run)
         if self._owners.setdefault(run.run_id, run.identity) != run.identity:
             run.run_id = unique_id(run.run_id, run.identity)
-        name = _literal(label_name(run.name)[:200]) or "run"
+        # Braces would be placeholders.
+        name = re.sub(r"[{}]", "_", label_name(run.name)[:200]) or "run"
         sent = SentRun(run.identity, name, Path(name))
         given = {"run_id": run.run_id, "tags": run.tags, "notes": run.notes}
         try:
@@ -312,8 +314,3 @@ def _rows_of(items: Iterable[Item]) -> Iterator[Item]:
         row, began = item, item.time or 0.0
     if row is not None:
         yield row
-
-
-def _literal(name: str) -> str:
-    """Returns the name of a folder without placeholders."""
-    return name.replace("{", "_").replace("}", "_")

@@ -60,9 +60,10 @@ def checkpoint_of(
     def of_ranks(value: Any) -> list[Any]:
         return [value] if is_of_rank else distributed.gather(value)
 
+    found = state.parts.find()
     return {
         **checkpoint,
-        **state.parts.states(),
+        **state.parts.states(found),
         "structure": _structure(state),
         "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
         "schedulers": [scheduler.state_dict() for scheduler in state.schedulers],
@@ -72,7 +73,7 @@ def checkpoint_of(
         "evaluation": {"values": dict(state.eval_values), "batches": dict(state.eval_batches)},
         "callbacks": _callback_states(state, logger),
         # One per rank.
-        "random": of_ranks(plain_values(data_state(state), "random")),
+        "random": of_ranks(plain_values(data_state(state, found.generators), "random")),
         "random_at_epoch_start": of_ranks(plain_values(state.random_at_epoch_start, "random_at_epoch_start")),
     }
 

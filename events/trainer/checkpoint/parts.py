@@ -14,7 +14,6 @@ from events.callback import Callback, state_keys
 from events.errors import CheckpointError
 from events.logger.logger import Logger
 from events.state import State
-from events.trainer.random_state import generator_states
 from events.trainer.reachable import GENERATORS, Reached, reach
 from events.trainer.weights import load_weights_into, plain_name, weights_of
 
@@ -84,6 +83,9 @@ class RunParts:
         # As they were when `fit` began.
         self._switches: dict[str, dict[str, bool]] = {}
         self.late: set[int] = set()
+        # Named once for each list of trained ones.
+        self._parameters: dict[str, torch.nn.Parameter] = {}
+        self._named: list[int] | None = None
         # Those that have their state from the checkpoint.
         self._loaded: dict[str, Any] = {}
 
@@ -134,22 +136,26 @@ class RunParts:
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """Returns the parameters of model and parts by name, each once."""
-        modules = {"model": self._state.model, **self.find().parts}
-        return {
-            f"{name}.{plain_name(path)}": parameter
-            for name, module in modules.items()
-            if isinstance(module, torch.nn.Module)
-            for path, parameter in module.named_parameters()
-        }
+        trained = [id(one) for one in self.trained()]
+        if trained != self._named:
+            self._named = trained
+            modules = {"model": self._state.model, **self.find().parts}
+            self._parameters = {
+                f"{name}.{plain_name(path)}": parameter
+                for name, module in modules.items()
+                if isinstance(module, torch.nn.Module)
+                for path, parameter in module.named_parameters()
+            }
+        return self._parameters
 
     def trained(self) -> list[torch.nn.Parameter]:
         """Returns the parameters of the optimizers."""
         groups = [group for optimizer in self._state.optimizers for group in optimizer.param_groups]
         return [parameter for group in groups for parameter in group["params"]]
 
-    def states(self) -> dict[str, Any]:
+    def states(self, found: Reached) -> dict[str, Any]:
         """Returns the entries of a checkpoint: states by name, and which modes and gradients were switched."""
-        parts, model = self.find().parts, self._state.model
+        parts, model = found.parts, self._state.model
         fixed = self._fixed(parts)
         return {
             "modules": {
@@ -255,10 +261,6 @@ class RunParts:
                 "to look into all. Declare them: Trainer(state={'name': generator})."
             )
 
-    def generators(self) -> dict[str, Any]:
-        """Returns the states of the generators, by name."""
-        return generator_states(self.find().generators)
-
     def _fixed(self, parts: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Returns the modules that nothing trains, and that are as they were, with a few of their numbers."""
         trained, fixed = set(map(id, self.trained())), {}
@@ -306,8 +308,9 @@ def _says_itself(value: Any) -> bool:
 
 def _tensors(part: Any) -> Iterator[torch.Tensor]:
     if isinstance(part, torch.nn.Module):
-        yield from part.parameters()
-        yield from part.buffers()
+        for module in part.modules():
+            for tensors in (module._parameters, module._buffers):  # noqa: SLF001  # twenty times as fast
+                yield from (one for one in tensors.values() if one is not None)
     elif isinstance(part, _Outside):
         yield from part.places.values()
 

@@ -162,7 +162,7 @@ class _Writing(ABC):
         try:
             values: Any = {
                 "model": weights_of(state.model),
-                **state.parts.states(),
+                **state.parts.states(state.parts.find()),
                 "optimizers": [one.state_dict() for one in state.optimizers],
             }
             outline = outline_of(self._own_part(values, state))

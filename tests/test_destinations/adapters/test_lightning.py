@@ -794,6 +794,39 @@ def test_registry_logger_takes_what_the_one_of_that_name_takes(tmp_path, sidecar
     assert (tmp_path / "run" / "media" / "view").is_dir()
 
 
+@pytest.mark.parametrize("calls", [["finalize"], ["save", "finalize"]])
+def test_job_that_ends_before_its_first_record_is_in_the_registry(tmp_path, sidecar, calls):
+    """Its documents are there, with its status; a second call changes nothing."""
+    logger = RegistryLogger(tmp_path / "run", "abc123")
+    for call in [*calls, "finalize"]:
+        logger.save() if call == "save" else logger.finalize("failed")
+
+    assert (sidecar(tmp_path / "run")["status"], sidecar(tmp_path / "run")["run_id"]) == ("failed", "abc123")
+
+
+@pytest.mark.parametrize("epoch", [3, torch.tensor(3)])
+def test_epoch_of_the_summary_is_the_one_that_was_logged(tmp_path, epoch):
+    """It may be a tensor, and stays where later metrics have none."""
+    logger = RegistryLogger(tmp_path / "run", "abc123")
+    logger.log_metrics({"loss": 1.0, "epoch": epoch}, step=0)
+    logger.save()
+    assert json.loads((tmp_path / "run/summary.json").read_text())["epoch"] == 3
+    logger.log_metrics({"loss": 0.5}, step=1)
+    logger.close()
+
+    assert json.loads((tmp_path / "run/summary.json").read_text())["epoch"] == 3
+
+
+def test_pictures_may_have_fewer_captions(tmp_path):
+    """The first ones have those that there are, as in stable-pretraining's logger."""
+    memory = InMemory()
+    with LightningLogger(memory, run_name="mine", raise_errors=True) as logger:
+        logger.log_image("view", [np.zeros((2, 2, 3), np.uint8)] * 3, caption=["a cat"])
+
+    (images,) = memory.records
+    assert images.value["captions"] == ["a cat", "", ""]
+
+
 def test_without_a_folder_lightning_chooses_where_checkpoints_go(tmp_path):
     """No path of ours is made up."""
     logger = LightningLogger(InMemory(), raise_errors=True)

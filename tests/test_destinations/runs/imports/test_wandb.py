@@ -1,5 +1,7 @@
 """Runs of W&B: what is imported is what W&B's own reader finds in its log, and in a chart that was downloaded."""
 
+import base64
+import hashlib
 import json
 import subprocess
 import sys
@@ -195,6 +197,29 @@ def test_a_path_out_of_the_folder_is_not_followed(imported, run):
 
     assert [item.metrics for item in found] == [{}]
     assert source.left_out == Counter({"unreadable image-file": 1})
+
+
+def test_a_file_that_w_and_b_keeps_elsewhere_is_read_if_the_log_knows_its_content(tmp_path):
+    """The log of a stranger may name any file of this machine, but not its digest."""
+    picture, folder = tmp_path / "picture.png", tmp_path / "run"
+    PIL.Image.new("RGB", (2, 2)).save(picture)
+    source = SourceRun("mine", "mine", "mine", "", lambda run: iter(()))
+    item = {"_step": 0, "x._type": "image-file", "x.path": "media/images/a.png"}
+
+    def found(digest, local=picture):
+        contents = [{"path": "media/images/a.png", "local_path": str(local), "digest": digest}]
+        artifact = {"type": "run_table", "manifest": {"contents": contents}}
+        log = _Log(source, folder)
+        list(log.items_of({"type": "artifact", "artifact": artifact}))
+        return list(log.items_of({"type": "history", "history": {"item": item}}))
+
+    digest = base64.b64encode(hashlib.md5(picture.read_bytes(), usedforsecurity=False).digest()).decode()
+    assert found(digest)[-1].arguments == {"images": [picture]}
+    assert [len(found(wrong)) for wrong in (None, "", digest[::-1])] == [1, 1, 1]
+    assert len(found(digest, tmp_path / "gone")) == 1
+    assert source.left_out == Counter(
+        {"unreadable image-file": 4, "files of tables, which W&B keeps elsewhere": 1}
+    )
 
 
 STAR = {"glob_name": "*", "step_metric": "trainer/global_step"}
