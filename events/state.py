@@ -239,8 +239,8 @@ class State:
         scaler: the gradient scaler of "fp16", or None.
         random_at_epoch_start: the random state at the start of the epoch, and the states of samplers and
             dataset; checkpoints hold it, so that a run can resume within an epoch with the remaining batches.
-        interrupted_evaluation: the random numbers before an evaluation that a signal has interrupted, and the labels
-            of those still to be made; checkpoints hold it. Empty without one.
+        interrupted_evaluation: the random numbers before an evaluation that a signal has interrupted, and the
+            labels of those still to be made; checkpoints hold it. Empty without one.
         last_checkpoint: the path of the newest complete checkpoint, or None.
         last_checkpoint_uris: where destinations put that file, or will.
         callbacks: every callback of the run, destinations included. Before there is an engine, a list to
