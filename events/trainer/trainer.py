@@ -1205,7 +1205,7 @@ class Trainer:
         if isinstance(ids, torch.Tensor):
             return int(ids.numel())
         length = getattr(getattr(self.state.dataloader, "dataset", None), "max_seq_len", 0)
-        return self.samples_in(batch) * length if isinstance(length, int) else 0
+        return self.samples_in(batch) * length if length and isinstance(length, int) else 0
 
     @contextmanager
     def _reading(self, dataloader: Any, phase: Phase, label: str, limit: int | None = None) -> Iterator[None]:
