@@ -181,7 +181,7 @@ class ScalarRows:
 
 
 def _copier(picks: Sequence[Callable[[Any], Any]]) -> Callable[[Any, Any], None]:
-    """Returns what copies scalars of several dtypes, with dimensions, or with gradients that are not recorded."""
+    """Returns what copies scalars of several dtypes, or with dimensions or gradients."""
 
     def copy(cells: Sequence[Any], scalars: Sequence[torch.Tensor]) -> None:
         with torch.no_grad():

@@ -118,7 +118,7 @@ class _RowPlan(NamedTuple):
     names: tuple[Sequence[str], Sequence[str], Sequence[str]]
 
     def values_of(self, host: Sequence[Any], numbers: Sequence[Any] | None) -> dict[str, Any]:
-        """Returns a call's numbers by their names: of the host, and what has arrived; without the lost ones."""
+        """Returns the numbers of a call by their names, without those that are lost."""
         names, on_device, others = self.names
         found = dict(zip(on_device, numbers or (), strict=False))
         if self.picks is not None:
@@ -308,7 +308,10 @@ class Delivery:
         return True
 
     def _try_log_row(self, metrics: dict[str, Any], prefix: str, step: int) -> bool:
-        """Makes ready what `log_row` needs, and calls it."""
+        """Calls `log_row`, and makes ready before what it needs, unless it has that."""
+        log_row = self.log_row(prefix)
+        if log_row(metrics, step):
+            return True
         names, values = tuple(metrics), list(metrics.values())
         full_names = [prefix + name for name in names]
         places = [place for place, value in enumerate(values) if is_on_device(value)]
@@ -320,7 +323,7 @@ class Delivery:
         ring = self._copies.ring_of(scalars[0])
         if ring is None or len({one.device for one in scalars}) > 1:
             return False
-        log_row, plans = self.log_row(prefix), self._row_loggers[prefix][0]
+        plans = self._row_loggers[prefix][0]
         if len(plans) >= _MAX_PLANS:
             plans.clear()
         memory, layout = ring.layout(scalars)

@@ -53,8 +53,8 @@ class RowLayout(Protocol):
     Attributes:
         dtypes: of the scalars, in their order.
         cells: for each row what `copy` needs; None where `RowMemory.make_cells` was not called.
-        copy: queues the snapshot of scalars, a list or tuple, into cells. May raise, if one has more elements or
-            needs a gradient where none had; then nothing has changed that anyone reads.
+        copy: queues the snapshot of scalars, a list or tuple, into cells. May raise, if one has more elements
+            or needs a gradient where none had; then nothing has changed that anyone reads.
     """
 
     dtypes: list[Any]

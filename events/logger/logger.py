@@ -614,8 +614,8 @@ class Logger(RecordMethods):
         """Prefixes the names of all metrics and records that are logged in a `with` block.
 
         Blocks may be nested: inside `namespace("eval")` and `namespace("clean")`, "loss" is
-        "eval/clean/loss". Hyperparameters and files keep their names. A block is of its thread and its asyncio
-        task: another has its own, and a task begins with those in which it was made.
+        "eval/clean/loss". Hyperparameters and files keep their names. A block is of its thread and its
+        asyncio task: another has its own, and a task begins with those in which it was made.
 
         Raises:
             RecordError: the name is not a string, or empty.
@@ -740,8 +740,9 @@ class Logger(RecordMethods):
         self._is_slow_path = needs_more or self._delivery.is_paced
         self._can_defer = self._delivery.is_paced and not needs_more
         self._is_planned = not (self._is_stopped or self._delivery.is_paced)
-        has_rows = self._is_planned and self._delivery.has_rows
-        self._log_row = self._delivery.log_row(self._prefix) if has_rows else None
+        # In a namespace the prefix depends on who calls.
+        has_rows = self._is_planned and self._delivery.has_rows and not self._open_namespaces
+        self._log_row = self._delivery.log_row(self._own_prefix) if has_rows else None
 
     def _text_name(self, name: Any) -> str:
         if isinstance(name, str):

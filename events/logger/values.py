@@ -390,7 +390,7 @@ def read_numbers(metrics: Any) -> dict[str, Any] | None:
         if look and not all(map(_is_cpu, values)):
             return None
         # All in C: a loop would take a microsecond more for ten tensors.
-        return dict(zip(metrics, map(TorchHooks.item, values)))  # noqa: B905  # as many; to check costs a tenth
+        return dict(zip(metrics, map(TorchHooks.item, values)))  # noqa: B905  # as many
     numbers = {}
     for name, value in metrics.items():
         kind = type(value)

@@ -146,13 +146,12 @@ def draw_number(number, ranks):
         own_step=pick.random() < 0.25,
     )
     if draw.own_step:
-        # Two optimizers train the whole model, and the step computes its own loss.
-        callbacks = tuple(one for one in draw.callbacks if one != "group")
-        draw = attrs.evolve(draw, microbatch=None, loss="plain", callbacks=callbacks)
+        draw = attrs.evolve(draw, microbatch=None)
     if pick.random() < 0.2 and loader in RESIZED:
         # Other batches have other losses: the samples are compared, and what a resume begins with.
         sizes = tuple(pick.randint(1, 5) for _ in draw.ways)
         plain = {"noise": "none", "collate_noise": "none", "callbacks": (), "drop_last": False, "limit": None}
+        plain["own_step"] = False
         draw = attrs.evolve(draw, resized=sizes, duration="3ep", evaluation=None, **plain)
     if draw.duration == "90tok" and loader in {"unbatched", "list", "subset"}:
         # Their batches have no tokens: such a run has no end, and is refused.
@@ -573,11 +572,11 @@ class Interrupts(Callback):
                 os.kill(os.getpid(), signal.SIGTERM)
 
 
-def take_turns(state, batch):
+def take_turns(loss_fn, state, batch):
     """Trains the halves of the model in turn, each by its optimizer."""
     losses = {}
     for name, optimizer in zip(("first", "second"), state.optimizers, strict=True):
-        losses[name] = torch.nn.functional.cross_entropy(state.model(batch[0]), batch[1])
+        losses[name] = loss_fn(state.model(batch[0]), batch[1])
         optimizer.zero_grad()
         losses[name].backward()
         optimizer.step()
@@ -595,14 +594,10 @@ def train(draw, folder, interrupts, rank=0, ranks=1, attempt=None):
     options = {"momentum": 0.9} if draw.optimizer == "SGD" else {}
     loss, more = make_loss(draw.loss)
     # Without the last bias, which a callback may add later.
-    trained = [*model.parameters()][: -1 if "group" in draw.callbacks else None] + more
-    optimizers = [
-        getattr(torch.optim, draw.optimizer)(
-            model[0].parameters() if draw.own_step else trained, lr=0.05, **options
-        )
-    ]
-    if draw.own_step:
-        optimizers.append(torch.optim.Adam(model[2].parameters(), lr=0.03))
+    trained = [*model.parameters()][: -1 if "group" in draw.callbacks else None]
+    of_first = (trained[:2] if draw.own_step else trained) + more
+    optimizer = getattr(torch.optim, draw.optimizer)(of_first, lr=0.05, **options)
+    optimizers = [optimizer, torch.optim.Adam(trained[2:], lr=0.03)] if draw.own_step else [optimizer]
     evaluation = {}
     if draw.evaluation is not None:
         workers = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "fork"}
@@ -622,8 +617,8 @@ def train(draw, folder, interrupts, rank=0, ranks=1, attempt=None):
         max_duration=draw.duration,
         loss_fn=loss,
         optimizers=optimizers,
-        train_step=take_turns if draw.own_step else None,
-        schedulers=torch.optim.lr_scheduler.ExponentialLR(optimizers[0], 0.9),
+        train_step=functools.partial(take_turns, loss) if draw.own_step else None,
+        schedulers=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
         step_schedulers_every_batch=draw.each_batch,
         metrics={"accuracy": lambda outputs, targets: (outputs.argmax(1) == targets).float().mean()},
         callbacks=[*(Changes(kind, index) for index, kind in enumerate(draw.callbacks)), interrupts],
@@ -646,13 +641,12 @@ def train(draw, folder, interrupts, rank=0, ranks=1, attempt=None):
     finally:
         end_workers()
     state = trainer.state
-    found = state.parts.find()
-    drawn = data_state(state, found.generators)
+    drawn = data_state(state)
     if draw.resized:
         return {"rows": rows.lines if rank == 0 else [], "sample": int(state.timestamp.sample)}
     return {
         "held": drawn["held"],
-        "parts": state.parts.states(found)["modules"],
+        "parts": state.parts.states()["modules"],
         "modes": [one.training for one in model.modules()],
         "weights": model.state_dict(),
         "optimizers": [one.state_dict() for one in optimizers],

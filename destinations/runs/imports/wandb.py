@@ -15,6 +15,7 @@ from typing import Any
 from destinations.kinds.images import IMAGE, read_pixels
 from destinations.kinds.line import file_inside, number_of, whole_of
 from destinations.kinds.texts import TEXT
+from destinations.runs.files import metric_of
 from uploads.disk import read_regular
 
 from .media import READERS, UNREADABLE
@@ -298,7 +299,7 @@ class _Log:
                 typed[key] = {}
         for name, value in item.items():
             owner = next((key for key in typed if name.startswith(f"{key}.")), None)
-            number = float(value) if isinstance(value, bool) else number_of(value)
+            number = metric_of(value)
             if owner is not None:
                 typed[owner][name[len(owner) + 1 :]] = value
             elif name in {"_step", "_timestamp", "_runtime"} or value is None:

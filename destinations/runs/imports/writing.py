@@ -77,7 +77,7 @@ class Writer:
         self._folders = {str(ledger.get("run_id")): folder for ledger, folder in ledgers}
         # Ids, and which run has each.
         self._owners = {
-            read_object_file(folder / SIDECAR).get("run_id"): identity
+            str(read_object_file(folder / SIDECAR).get("run_id")): identity
             for identity, folder in self._folders.items()
         }
 

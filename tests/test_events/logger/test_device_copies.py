@@ -8,8 +8,18 @@ import pytest
 import torch
 
 from destinations import InMemory, LoggerDestination, RunDirectory
-from events import DeviceCopies, Engine, Event, Logger, Phase, RecordError, State, WriteRate
-from events.trainer.checkpoint.contents import checkpoint_of
+from events import (
+    Callback,
+    DeviceCopies,
+    Engine,
+    Event,
+    Logger,
+    Phase,
+    RecordError,
+    State,
+    Trainer,
+    WriteRate,
+)
 
 _spec = importlib.util.spec_from_file_location("event_fakes", pathlib.Path(__file__).with_name("fakes.py"))
 fakes = sys.modules.setdefault(_spec.name, importlib.util.module_from_spec(_spec))
@@ -268,20 +278,34 @@ def test_flush_and_close_wait_for_what_is_on_its_way(end):
     assert run.logger.lost_values == 0
 
 
-def test_a_checkpoint_waits_for_what_is_on_its_way():
+def test_a_checkpoint_waits_for_what_is_on_its_way(tmp_path):
     """What was logged before it belongs to it, and is there before a destination gives its state."""
-    run = Setup(gather_seconds=60)
-    run.clock.on_sleep = run.device.land
-    run.state.model = torch.nn.Linear(1, 1)
-    run.received.state_dict = lambda: {"calls": len(run.received.calls)}
-    engine = Engine(run.state, run.logger)
-    for step in range(3):
-        run.logger.log_metrics({"loss": OnDevice(0.5)}, step)
+    device, memory, had = FakeDevice(), InMemory(), []
+    memory.state_dict = lambda: had.append(sum("loss" in record.value for record in memory.records))
 
-    saved = checkpoint_of(run.state, run.logger, "", weights_only=False, is_of_rank=True)
+    class LogsLoss(Callback):
+        def after_loss(self, state, logger):
+            logger.log_metrics({"loss": OnDevice(0.5)})
 
-    assert saved["callbacks"] == {"Received": {"calls": 3}}
-    engine.close()
+    clock, model = Clock(on_sleep=device.land), torch.nn.Linear(1, 1)
+    with Trainer(
+        model,
+        [(torch.ones(2, 1), torch.ones(2, 1))] * 3,
+        max_duration="1ep",
+        loss_fn=torch.nn.functional.mse_loss,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        callbacks=LogsLoss(),
+        loggers=memory,
+        device="cpu",
+        save_folder=tmp_path,
+        save_interval="1ba",
+        device_copies=DeviceCopies(
+            open_device=lambda _: device, gather_seconds=60, clock=clock, sleep=clock.sleep
+        ),
+    ) as trainer:
+        trainer.fit()
+
+    assert had == [1, 2, 3, 3]
 
 
 def test_flush_gives_up_at_its_deadline_and_the_values_come_later(caplog):
