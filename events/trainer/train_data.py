@@ -54,12 +54,12 @@ _NESTED = 8
 _OBJECTS = 1000
 
 
-def data_state(state: State, held: Mapping[str, Any]) -> dict[str, Any]:
+def data_state(state: State, held: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Returns the random numbers of this rank and the positions of its dataloaders, as they are now.
 
     Args:
         state: the run.
-        held: the generators that other parts of the run hold, by name.
+        held: the generators that other parts of the run hold, by name; None to look for them.
     """
     place = {"parts": _part_states(state.train_dataloader), "place": _place(state)}
     return {**random_numbers(state, held), **place, **state.interrupted_evaluation}
