@@ -37,7 +37,7 @@ from .names import (
     format_store,
 )
 from .redaction import redact, redact_arguments, redact_text
-from .run import Run, agreed_run_name, new_run_name
+from .run import Run, agreed_run_name, is_restarted_job, new_run_name
 from .state import Phase, Precision, RunStatus, State
 from .timestamp import Time, Timestamp, TimeUnit
 
@@ -166,6 +166,7 @@ __all__ = [
     "format_run_name",
     "format_store",
     "host_metrics",
+    "is_restarted_job",
     "monitor",
     "new_run_name",
     "plain_config",
