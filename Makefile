@@ -6,6 +6,7 @@
 # make test   set up, then lint, and check types while the tests run: what it says is shown after theirs
 # make page   the page's JavaScript: lint, format, types, and tests in node; a part of `make test`
 # make test-all   the same, with kills at random moments and the like repeated more often
+# make test-gpu   the tests that use a GPU, where there is one; all others see none
 # make test-composer   what a trainer of Composer's says, in an environment of its own: it needs an older torch
 # make test-lowest   the tests of the core and of datasets with the lowest versions of what they need, but for torch
 # make test-engines   Daft on Ray and Spark over a dataset, in an environment of its own: 1.4 GB; Spark needs a JRE
@@ -40,7 +41,7 @@ WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
 # Containers often forbid it. Tests start a thousand interpreters, and each would compile all that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo docs quick screenshots test test-all test-composer test-engines test-lowest test-package test-pythons \
+.PHONY: demo docs quick screenshots test test-all test-gpu test-composer test-engines test-lowest test-package test-pythons \
 	coverage mutants fuzz lint page types bench bench-peers soak format clean
 
 # Where the tests are set up, all that the demo needs is there.
@@ -75,6 +76,9 @@ quick: lint
 
 test-all: export TESTS = all
 test-all: test
+
+test-gpu: $(READY)
+	$(BIN)/python -m pytest tests/gpu
 
 test-composer: $(COMPOSER)/.ready
 	$(COMPOSER)/bin/python -m pytest tests/test_composer

@@ -279,8 +279,9 @@ class Artifacts(LoggerDestination):
         )
 
     def _called(self, remote_file_name: str) -> str:
-        name = self._remote_file_name.replace("{remote_file_name}", remote_file_name)
-        return name if self._state is None else format_run_name(name, self._state)
+        template = self._remote_file_name
+        filled = template if self._state is None else format_run_name(template, self._state)
+        return filled.replace("{remote_file_name}", remote_file_name)
 
     def _is_beside_spool(self, file_path: Path, queue: UploadQueue) -> bool:
         """Returns whether a file can be linked into the spool; says once what it costs where it cannot."""

@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from events import Callback, Destination, State, WriteRate, WriteSchedule
 
@@ -25,6 +25,28 @@ def _default(method: F) -> F:
     """Marks a method that does nothing, so that a logger can tell which kinds a destination takes."""
     method.__dict__["is_default"] = True
     return method
+
+
+def _passed_on(method: Any) -> Any:
+    """Returns a method with the same arguments that passes them to `log_record`."""
+    signature, kind = inspect.signature(method), method.__name__.removeprefix("log_")
+    optional = {one.name for one in signature.parameters.values() if one.kind is one.KEYWORD_ONLY}
+
+    @functools.wraps(method, updated=())  # without the mark of `_default`
+    def log(self: Any, *args: Any, **options: Any) -> None:
+        bound = signature.bind(self, *args, **options)
+        bound.apply_defaults()
+        _, *arguments = bound.arguments.items()
+        self.log_record(
+            kind,
+            {
+                name: value
+                for name, value in arguments
+                if name not in optional or options.get(name) is not None
+            },
+        )
+
+    return log
 
 
 def _report_unopened(what: str, kind: str, owner_pid: int) -> None:
@@ -49,9 +71,10 @@ class LoggerDestination(Callback):
     Trainer(..., loggers=[Printer(write_rate=WriteRate(every_steps=100))])
     ```
 
-    Subclass it and override what your destination can use; the rest is ignored. Method and argument names are
-    those of Composer's class of this name, so that a destination written for it works here with its import
-    changed.
+    Subclass it and override what your destination can use; the rest is ignored. With a method
+    `log_record(kind, arguments)` it gets all kinds of records that it has no other method for. Method and
+    argument names are those of Composer's class of this name, so that a destination written for it works here
+    with its import changed.
 
     **Threading.** Every method is called in the training thread, one call at a time. Whatever takes longer
     than a few microseconds belongs into a thread or process of the destination's own, behind a queue with a
@@ -94,6 +117,15 @@ class LoggerDestination(Callback):
 
     keeps_files_here = False
     """Whether files that are uploaded stay in a folder of this machine: the rules for local files apply."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Passes each kind of record without a method to `log_record`, in a class that has this."""
+        super().__init_subclass__(**options)
+        if hasattr(cls, "log_record"):
+            for name in set(dir(cls)) - {"log_record", "log_metrics", "log_hyperparameters"}:
+                method = getattr(cls, name) if name.startswith("log_") else None
+                if getattr(method, "is_default", False):
+                    setattr(cls, name, _passed_on(method))
 
     def __init__(
         self, *args: Any, write_rate: WriteRate | None = None, require: bool = False, **kwargs: Any
@@ -387,28 +419,6 @@ class LoggerDestination(Callback):
         """Passes on buffered records, without waiting for anything remote."""
 
 
-def _passed_on(method: F) -> F:
-    """Returns a method with the same arguments that passes them to `RecordDestination.log_record`."""
-    signature, kind = inspect.signature(method), method.__name__.removeprefix("log_")
-    optional = {one.name for one in signature.parameters.values() if one.kind is one.KEYWORD_ONLY}
-
-    @functools.wraps(method, updated=())  # without the mark of `_default`
-    def log(self: "RecordDestination", *args: Any, **options: Any) -> None:
-        bound = signature.bind(self, *args, **options)
-        bound.apply_defaults()
-        _, *arguments = bound.arguments.items()
-        self.log_record(
-            kind,
-            {
-                name: value
-                for name, value in arguments
-                if name not in optional or options.get(name) is not None
-            },
-        )
-
-    return cast("F", log)
-
-
 class RecordDestination(LoggerDestination):
     """A destination with one method for all tables, texts, traces and media; the base of most of ours."""
 
@@ -420,11 +430,6 @@ class RecordDestination(LoggerDestination):
             arguments: those of the method, by name; keyword-only ones only where they were given.
         """
         raise NotImplementedError
-
-
-for _name, _method in vars(LoggerDestination).items():
-    if _name.startswith("log_") and _name not in {"log_metrics", "log_hyperparameters"}:
-        setattr(RecordDestination, _name, _passed_on(_method))
 
 
 def closed_state(destination: Any) -> "dict[str, Any]":

@@ -69,7 +69,7 @@ def register_destination(name: str, factory: Callable[..., LoggerDestination]) -
             raise ValueError(f"the name {name!r} has a destination already: {_factories[name]!r}")
 
 
-def create_destination(name: str, **arguments: Any) -> LoggerDestination:
+def create_destination(name: str = "", /, **arguments: Any) -> LoggerDestination:
     """Returns a new destination.
 
     ```python
@@ -78,14 +78,15 @@ def create_destination(name: str, **arguments: Any) -> LoggerDestination:
 
     Args:
         name: of one of our classes ("Console"), of an entry point of an installed package, or a
-            registered one.
-        arguments: for its constructor.
+            registered one. As a keyword, `name=` is this one where no other is given.
+        arguments: for its constructor, which may have a `name` too.
 
     Raises:
         ValueError: the name is unknown.
         ImportError: a package that the destination needs is not installed.
     """
-    destination: LoggerDestination = _factory_of(name)(**arguments)
+    factory = _factory_of(name or arguments.pop("name", ""))
+    destination: LoggerDestination = factory(**arguments)
     return destination
 
 

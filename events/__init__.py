@@ -29,6 +29,7 @@ from .logger.values import BinnedValues, host_metrics, plain_config, safe_text
 from .monitor.monitor_event import Event as MonitorEvent
 from .monitor.stat import Aggregation, Stat
 from .names import (
+    LiteralName,
     check_placeholders,
     check_run_name,
     check_unknown,
@@ -36,8 +37,9 @@ from .names import (
     format_run_name,
     format_store,
 )
+from .ranks import Ranks, find_ranks
 from .redaction import redact, redact_arguments, redact_text
-from .run import Run, agreed_run_name, is_restarted_job, new_run_name
+from .run import Run, agree_on_name, agreed_run_name, is_restarted_job, new_run_name
 from .state import Phase, Precision, RunStatus, State
 from .timestamp import Time, Timestamp, TimeUnit
 
@@ -77,6 +79,7 @@ if TYPE_CHECKING:
     from .trainer.checkpoint.schedule import AutoInterval
     from .trainer.checkpoint.writing import CheckpointWriting
     from .trainer.evaluator import Evaluator
+    from .trainer.preemption import Preemption
     from .trainer.schedulers import (
         ConstantScheduler,
         ConstantWithWarmupScheduler,
@@ -120,6 +123,7 @@ __all__ = [
     "LRMonitor",
     "LinearScheduler",
     "LinearWithWarmupScheduler",
+    "LiteralName",
     "LoadCheckpoint",
     "Logger",
     "LossSpike",
@@ -132,6 +136,8 @@ __all__ = [
     "Phase",
     "PlateauScheduler",
     "Precision",
+    "Preemption",
+    "Ranks",
     "RecordError",
     "Retention",
     "Run",
@@ -156,12 +162,14 @@ __all__ = [
     "UnknownEventError",
     "WriteRate",
     "WriteSchedule",
+    "agree_on_name",
     "agreed_run_name",
     "callbacks",
     "check_placeholders",
     "check_run_name",
     "check_unknown",
     "export_weights",
+    "find_ranks",
     "format_name",
     "format_run_name",
     "format_store",
@@ -182,6 +190,7 @@ __project__ = "training-destinations"
 _TORCH_EXPORTS = {
     ".trainer.trainer": ("Trainer",),
     ".trainer.evaluator": ("Evaluator",),
+    ".trainer.preemption": ("Preemption",),
     ".trainer.checkpoint.retention": ("Retention",),
     ".trainer.checkpoint.saver": ("CheckpointSaver",),
     ".trainer.checkpoint.schedule": ("AutoInterval",),

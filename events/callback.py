@@ -5,14 +5,17 @@ Hooks run in the training thread, one after another.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from .event import Event
     from .logger.logger import Logger
     from .state import State
 
-__all__ = ["Callback"]
+__all__ = ["Callback", "state_keys"]
 
 
 class Callback:
@@ -32,7 +35,13 @@ class Callback:
     **Lifetime.** A callback belongs to one engine until that is closed; then another may take it. `close` and
     `post_close` are called once each, also after an error, and also if `init` was never called. An engine
     looks up the overridden hooks once, when it is created.
+
+    **State.** A checkpoint has what `state_dict` returns under `state_key`, else under the name of the class;
+    further callbacks with the same key are numbered in their order. Set `state_key`, on the class or the
+    object, so that a renamed class, or another order, finds its state again.
     """
+
+    state_key: str | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Takes no notice of arguments, so that subclasses may pass theirs on, as in Composer."""
@@ -187,3 +196,14 @@ class Callback:
         Args:
             state: the saved dictionary.
         """
+
+
+def state_keys(callbacks: Iterable[Any]) -> dict[str, Any]:
+    """Returns callbacks by the keys of their states: `state_key`, else the class; those alike are numbered."""
+    keyed: dict[str, Any] = {}
+    counts: Counter[str] = Counter()
+    for callback in callbacks:
+        base = getattr(callback, "state_key", None) or type(callback).__name__
+        counts[base] += 1
+        keyed[base if counts[base] == 1 else f"{base}#{counts[base]}"] = callback
+    return keyed

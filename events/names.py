@@ -12,6 +12,7 @@ from .state import State
 from .timestamp import Timestamp
 
 __all__ = [
+    "LiteralName",
     "check_placeholders",
     "check_run_name",
     "check_unknown",
@@ -24,6 +25,19 @@ _log = logging.getLogger("events")
 
 _PLACEHOLDER = re.compile(r"\{(\w+)(:[^{}]*)?\}")
 _CONSTANTS = ("run_name", "rank", "local_rank", "world_size", "local_world_size", "node_rank")
+
+
+class LiteralName(str):
+    """A name of a file that is no template: `{epoch}` in it stays as it is.
+
+    ```python
+    logger.upload_file(LiteralName(path.name), path)      # a file may be called "report{epoch}.txt"
+    ```
+
+    Use it for the name of a file that somebody else has chosen.
+    """
+
+    __slots__ = ()
 
 
 def format_run_name(template: str, state: State) -> str:
@@ -96,8 +110,8 @@ def format_name(template: str, state: State) -> str:
     Its counts are integers (`{epoch} {batch} {sample} {token} {iteration}`, `{batch_in_epoch}` and so on),
     its durations seconds (`{total_wct} {epoch_wct} {batch_wct} {iteration_wct}`).
     """
-    if "{" not in template:
-        return template
+    if "{" not in template or isinstance(template, LiteralName):
+        return str(template)
     # In one pass: braces in the run name are not filled in again.
     return _fill(template, _constants(state) | state.timestamp.to_numbers())
 

@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import secrets
+import sys
 import time
 import weakref
 from collections import Counter
@@ -14,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Never, Self
 
 from .callback import Callback
 from .engine import Engine
@@ -55,15 +56,15 @@ _AGREE_SECONDS = 60.0
 
 
 def agreed_run_name(timeout_s: float = _AGREE_SECONDS) -> str | None:
-    """Returns a name that all ranks of a `torchrun` get; None where there is nothing to agree through.
+    """Returns a name that all ranks of a job get; None where there is nothing to agree through.
 
     ```python
     run_name = agreed_run_name() or new_run_name()     # the same on all ranks of a torchrun
     ```
 
-    It is `$RUN_NAME`, or else what the first rank proposes in the store of torchrun's agent. That store
-    outlives ranks that are restarted, which therefore continue the same run. No collective is entered; each
-    rank asks once for each run.
+    It is `$RUN_NAME`, or else what the first rank proposes in the store of torchrun's agent, or of the
+    process group. The agent's outlives ranks that are restarted, which therefore continue the same run. No
+    collective is entered; each rank asks once for each run.
 
     Args:
         timeout_s: how long the store may take.
@@ -73,15 +74,21 @@ def agreed_run_name(timeout_s: float = _AGREE_SECONDS) -> str | None:
     """
     if name := os.environ.get("RUN_NAME"):
         return name
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return None
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-    if not port.isdecimal():
+    has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and port.isdecimal()
+    distributed: Any = sys.modules.get("torch.distributed")
+    if not has_agent and not getattr(distributed, "is_initialized", bool)():
         return None
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
-
     try:
-        store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=timeout_s))
+        if has_agent:
+            from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
+
+            wait = timedelta(seconds=timeout_s)
+            store: Any = TCPStore(host, int(port), is_master=False, timeout=wait)
+        else:
+            store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001  # there is no other
+        if store is None:  # that of MPI's backend
+            return None
         key = f"training-destinations/run-name/{next(_unnamed_runs)}"
         # Sets the name if there is none, and returns the one that is set.
         return bytes(store.compare_set(key, "", new_run_name())).decode()
@@ -105,6 +112,23 @@ def is_restarted_job() -> bool:
     """
     counts = (os.environ.get(f"{name}_RESTART_COUNT", "") for name in ("SLURM", "TORCHELASTIC"))
     return any(count.isdecimal() and int(count) for count in counts)
+
+
+def agree_on_name(state: State) -> None:
+    """Gives a run without a name of its own the one that all ranks have, where there are several.
+
+    Raises:
+        ValueError: there is nothing to agree through.
+        TimeoutError: as `agreed_run_name`.
+    """
+    if state.world_size > 1:
+        if (name := agreed_run_name()) is None:
+            raise ValueError(
+                f"run_name must be given with several ranks ({state.world_size}, "
+                f'{state.found_ranks.source}). Pass run_name="...", the same on each, set RUN_NAME, or start '
+                "them with torchrun."
+            )
+        state.run_name = name
 
 
 # The other methods of records call `log_record`.
@@ -190,7 +214,8 @@ class Run(RecordMethods):
         loggers: the destinations.
         callbacks: the other callbacks.
         run_name: the name of the run. Default: the environment variable `RUN_NAME`, else a new one. Ranks of
-            a `torchrun` agree on it, see `agreed_run_name`; other ranks need one of the two.
+            a `torchrun` or of a process group agree on it, see `agreed_run_name`; other ranks need one of the
+            two. The ranks are those of `find_ranks` when the run begins.
         max_duration: when training ends, for progress displays; `run.state.is_done` tells whether it has.
         train_dataloader: the dataloader of your loop, for progress displays.
         model: the model, for callbacks that use it.
@@ -234,11 +259,9 @@ class Run(RecordMethods):
             model=model,
             optimizers=optimizers,
         )
-        if self.state.world_size > 1 and name_given is None:
-            raise ValueError(
-                f"run_name must be given with several ranks ({self.state.world_size}). "
-                'Pass run_name="...", the same on each, set RUN_NAME, or start them with torchrun.'
-            )
+        self._has_name = name_given is not None
+        if not self._has_name:
+            agree_on_name(self.state)
         self.logger = Logger(
             self.state,
             loggers,
@@ -403,6 +426,10 @@ class Run(RecordMethods):
         self._bind_logger()
         self.engine.close(exception)
 
+    def __reduce__(self) -> Never:
+        """Raises TypeError: another process needs a run of its own."""
+        self.logger.__reduce__()
+
     if not TYPE_CHECKING:  # which would then take any name
 
         def __getattr__(self, name: str) -> Any:
@@ -416,6 +443,9 @@ class Run(RecordMethods):
         """Runs `INIT`, once."""
         if self._is_open:
             return
+        self.state.read_ranks()
+        if not self._has_name:
+            agree_on_name(self.state)
         self._is_open = True
         if self.warns_of_close:
             self._unclosed = weakref.finalize(self, _warn_unclosed, self.state, os.getpid())

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from .ranks import Ranks, find_ranks
 from .timestamp import Time, Timestamp, TimeUnit
 
 if TYPE_CHECKING:
@@ -126,21 +126,9 @@ def _duration(value: Time | str) -> Time:
     return Time.from_input(value)
 
 
-def _environment_int(*names: str, default: int) -> Any:
-    """Returns a field whose default is read from the environment (as set by `torchrun`) on creation."""
-
-    def read() -> int:
-        for name in names:
-            if text := os.environ.get(name):
-                try:
-                    return int(text)
-                except ValueError:
-                    raise ValueError(
-                        f"environment variable {name} must be a whole number, got {text!r}. Unset it."
-                    ) from None
-        return default
-
-    return attrs.field(factory=read)
+def _found(name: str) -> Any:
+    """Returns a field whose default is what `find_ranks` found."""
+    return attrs.field(default=attrs.Factory(lambda state: getattr(state.found_ranks, name), takes_self=True))
 
 
 def read_part(batch: Any, key: Any) -> Any:
@@ -220,6 +208,7 @@ class State:
         world_size: the number of ranks.
         local_world_size: the number of ranks on this node.
         node_rank: the index of this node.
+        found_ranks: what `find_ranks` found, and where.
         model: the model, without the wrapper for distributed training.
         optimizers: the optimizers; one that is assigned becomes a tuple.
         schedulers: the learning-rate schedulers; one that is assigned becomes a tuple.
@@ -250,11 +239,14 @@ class State:
         scaler: the gradient scaler of "fp16", or None.
         random_at_epoch_start: the random state at the start of the epoch, and the states of samplers and
             dataset; checkpoints hold it, so that a run can resume within an epoch with the remaining batches.
+        interrupted_evaluation: the random numbers before an evaluation that a signal has interrupted, and the labels
+            of those still to be made; checkpoints hold it. Empty without one.
         last_checkpoint: the path of the newest complete checkpoint, or None.
         last_checkpoint_uris: where destinations put that file, or will.
         callbacks: every callback of the run, destinations included. Before there is an engine, a list to
             which callbacks for it may be appended; then a tuple, and `logger.attach` adds one.
         evaluators: the evaluators of `Trainer`, one per evaluation dataloader.
+        parts: what a `Trainer` saves beside model, optimizers and data: modules and generators that it found.
         status: whether the run is running, or how it ended: a `RunStatus`, or the word of another trainer.
         exception: the exception that ended the run, or None.
         stop_reason: why training was stopped early, or None.
@@ -269,11 +261,12 @@ class State:
     eval_timestamp: Timestamp = attrs.field(factory=Timestamp, kw_only=True)
     predict_timestamp: Timestamp = attrs.field(factory=Timestamp, kw_only=True)
     phase: Phase = attrs.field(default=Phase.TRAIN, kw_only=True)
-    rank: int = _environment_int("RANK", default=0)
-    local_rank: int = _environment_int("LOCAL_RANK", default=0)
-    world_size: int = _environment_int("WORLD_SIZE", default=1)
-    local_world_size: int = _environment_int("LOCAL_WORLD_SIZE", default=1)
-    node_rank: int = _environment_int("NODE_RANK", "GROUP_RANK", default=0)
+    found_ranks: Ranks = attrs.field(factory=find_ranks, init=False)
+    rank: int = _found("rank")
+    local_rank: int = _found("local_rank")
+    world_size: int = _found("world_size")
+    local_world_size: int = _found("local_world_size")
+    node_rank: int = _found("node_rank")
     # `Any` beside it: in a trainer there is one, and a hook need not ask.
     model: torch.nn.Module | Any = attrs.field(default=None, kw_only=True)
     optimizers: tuple[torch.optim.Optimizer, ...] = attrs.field(default=(), kw_only=True, converter=as_tuple)
@@ -301,10 +294,12 @@ class State:
     eval_batches: Mapping[str, int] = attrs.field(factory=dict, kw_only=True)
     scaler: Any = attrs.field(default=None, kw_only=True)
     random_at_epoch_start: dict[str, Any] | None = attrs.field(default=None, kw_only=True)
+    interrupted_evaluation: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True)
     last_checkpoint: str | None = attrs.field(default=None, kw_only=True)
     last_checkpoint_uris: tuple[str, ...] = attrs.field(default=(), kw_only=True)
     callbacks: Any = attrs.field(factory=list, kw_only=True)
     evaluators: tuple[Any, ...] = attrs.field(default=(), kw_only=True)
+    parts: Any = attrs.field(default=None, kw_only=True)
     status: RunStatus | str = attrs.field(default=RunStatus.RUNNING, kw_only=True)
     exception: BaseException | None = attrs.field(default=None, kw_only=True)
     stop_reason: str | None = attrs.field(default=None, init=False)
@@ -316,6 +311,13 @@ class State:
     def _check_run_name(self, _: object, name: object) -> None:
         if not isinstance(name, str):
             raise TypeError(f"run_name must be a string, got {name!r}. Write run_name={str(name)!r}.")
+
+    def read_ranks(self) -> None:
+        """Reads the ranks once more, for a process group may have been made since; a given rank stays."""
+        if (found := find_ranks()) != self.found_ranks:
+            self.found_ranks = found
+            for name in ("rank", "local_rank", "world_size", "local_world_size", "node_rank"):
+                setattr(self, name, getattr(found, name))
 
     def stop_training(self, reason: str | None = None) -> None:
         """Stops training after the current batch; `FIT_END` still runs.

@@ -20,6 +20,7 @@ from tests.effort import IS_QUICK, LONGEST, is_quick
 from tests.servers.fork_server import ForkServer
 
 ROOT = Path(__file__).parents[1]
+GPU_TESTS = ROOT / "tests/gpu"
 MEMORY = Path("/dev/shm")  # noqa: S108  # the system's
 ROOM_BYTES = 8 << 30
 OUR_PACKAGES = {"destinations", "events", "uploads"}
@@ -29,10 +30,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config):
-    """Has tests make their folders in memory where there is room, unless TMPDIR says where.
+    """Hides GPUs from all tests but a run of `tests/gpu` alone, and makes the folders of tests in memory.
 
-    A run that begins and ends flushes its files some ten times, which takes a disk five times as long.
+    A process that has looked at a GPU cannot be forked into ranks that use torch.cuda, and ranks of tests would
+    share one GPU. Children inherit both. A run that begins and ends flushes its files some ten times, which takes a
+    disk five times as long; TMPDIR says where folders are made otherwise, and so does a lack of room.
     """
+    paths = [Path(argument.partition("::")[0]).resolve() for argument in config.args]
+    if not all(path.is_relative_to(GPU_TESTS) for path in paths):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if not hasattr(config, "workerinput") and "TMPDIR" not in os.environ and _room_in_memory() >= ROOM_BYTES:
         os.environ["TMPDIR"] = str(MEMORY)
         # It is asked for once.

@@ -90,6 +90,7 @@ __all__ = [
     "replace_json",
     "replacement",
     "rmdir",
+    "stamp_of",
     "stop_calling_in_forked_children",
     "sync_disk_of",
     "to_utf8",
@@ -449,6 +450,15 @@ def sync_disk_of(path: Path) -> None:
         if library.syncfs(descriptor) != 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), str(path))
+
+
+def stamp_of(path: Path) -> tuple[int, int, int] | None:
+    """Returns what changes when a file is written or replaced; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return (found.st_ino, found.st_mtime_ns, found.st_size)
 
 
 # Paths as strings: a `Path` costs more than each of these system calls, and every upload makes them.

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from destinations.base import LoggerDestination
-from events import Callback, Destination, Event, Phase, RunStatus, State, Time, Timestamp
+from events import Callback, Destination, Event, LiteralName, Phase, RunStatus, State, Time, Timestamp
 
 from .session import Session, log_metrics_and_traces, missing_package_error
 
@@ -20,7 +20,6 @@ try:
     from composer.core import Time as TheirTime
     from composer.core import Timestamp as TheirTimestamp
     from composer.loggers import LoggerDestination as TheirDestination
-    from composer.utils import dist
 except ImportError as error:
     raise missing_package_error("mosaicml", None, error) from error
 
@@ -121,10 +120,6 @@ class ComposerDestination(TheirDestination):
         )
         self._theirs = state
         self._exception = getattr(sys, "last_value", None)
-        own = self._session.state
-        own.rank, own.local_rank = dist.get_global_rank(), dist.get_local_rank()
-        own.world_size, own.local_world_size = dist.get_world_size(), dist.get_local_world_size()
-        own.node_rank = dist.get_node_rank()
         self._sync(state, Event.INIT)
         _ = self._session.logger
 
@@ -182,7 +177,7 @@ class ComposerDestination(TheirDestination):
             # may grow.
             is_linked = Path(file_path).suffix in _CHECKPOINT_SUFFIXES and not overwrite
             self._logger_now(self._session).upload_file(
-                remote_file_name, file_path, overwrite=overwrite, link=is_linked
+                LiteralName(remote_file_name), file_path, overwrite=overwrite, link=is_linked
             )
 
     def download_file(

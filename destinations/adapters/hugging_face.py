@@ -94,7 +94,6 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Fires `INIT` unless open, `BEFORE_LOAD`, `AFTER_LOAD`, `FIT_START`; logs hyperparameters."""
         self._begin_run(state)
-        self._read_ranks(args, state)
         run = self._session.state
         run.continues_run = state.global_step > 0 or self._first_step > 0
         run.model = kwargs.get("model")
@@ -131,13 +130,6 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
                 session.state.run_name,
                 f" in {session.folder}" if session.folder else "",
             )
-
-    def _read_ranks(self, args: Any, state: Any) -> None:
-        """Reads the ranks, unless the run is open."""
-        if not self._session.is_open:
-            run = self._session.state
-            run.rank, run.world_size = int(args.process_index), int(args.world_size)
-            run.local_rank = int(args.local_process_index)
 
     def _log_hyperparameters(self, args: Any, model: Any, trial: Mapping[str, Any] | None) -> None:
         config: Any = getattr(model, "config", None)
@@ -195,7 +187,7 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         self._session.state.last_checkpoint = str(folder)
         if self._upload_checkpoints and state.is_world_process_zero and folder.is_dir():
-            self._session.upload_checkpoint(folder, last="trainer_state.json")
+            self._session.upload_checkpoint(folder, folder.parent, last="trainer_state.json")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Fires `FIT_END`; marks the run as completed, but leaves it open."""
@@ -211,7 +203,6 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
         self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> None:
         """Logs scalars as metrics and other values as traces."""
-        self._read_ranks(args, state)
         values = {_name(str(key)): value for key, value in (logs or {}).items()}
         log_metrics_and_traces(self._session.logger, values, self._step(state))
 
@@ -248,7 +239,6 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
     def on_predict(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         """Fires `PREDICT_START`, `PREDICT_END`; logs the metrics, which Hugging Face does not."""
         session = self._session
-        self._read_ranks(args, state)
         session.predict_start()
         session.state.predict_timestamp = Timestamp.from_state_dict({"batch": self._steps_outside_fit})
         self._steps_outside_fit = 0

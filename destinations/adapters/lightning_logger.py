@@ -415,8 +415,9 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
         run_name: name of the run. Default: environment variable `RUN_NAME`, else the folder name of a
             `RunDirectory`, else a generated name, the same on all ranks of a `torchrun`.
         save_dir: folder for checkpoints. Default: the folder of a `RunDirectory`, else chosen by Lightning.
-        upload_checkpoints: pass each checkpoint to destinations that accept files, as `checkpoints/<name>`,
-            by hard link where they can.
+        upload_checkpoints: pass each checkpoint to destinations that accept files, by hard link where they
+            can, as `checkpoints/` with its path below the folder of `ModelCheckpoint`; below the folder that
+            those of several have in common.
         log_model: as of `WandbLogger`: "all" is `upload_checkpoints=True`; True uploads the checkpoints that
             are kept at the end of a successful `fit`.
         raise_errors: raise errors of destinations instead of reporting them; for tests.
@@ -454,6 +455,9 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
         self._upload_checkpoints = upload_checkpoints or log_model == "all"
         self._upload_last = log_model is True
         self._checkpoint_callbacks: dict[int, Any] = {}
+        # The folder that has those of all of the trainer's checkpoint callbacks.
+        self._checkpoint_folder: Path | None = None
+        self._has_said_checkpoints_stay = False
         self._is_watch_due = False
         self._events: LightningEvents | None = None
         self._is_requeued = False
@@ -626,6 +630,10 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
         self._between.write(self._session.logger)
         self._may_go_on = is_completed and self._has_fitted
         self._silent_trainer = trainer if is_fit and not self._has_events else None
+        with contextlib.suppress(AttributeError):
+            folders = [getattr(one, "dirpath", None) or "" for one in trainer.checkpoint_callbacks  # type: ignore[union-attr]]
+            folders = [one for one in map(str, folders) if os.path.isabs(one)]  # noqa: PTH117  # or a URI
+            self._checkpoint_folder = Path(os.path.commonpath(folders)) if folders else None
 
     @property
     def _has_events(self) -> bool:
@@ -668,25 +676,43 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
         named = checkpoint_callback.best_model_path if self._names_best_checkpoint else ""
         self._session.state.last_checkpoint = str(named or path)
         self.save()
-        if self._upload_checkpoints and Path(path).exists():
+        if not self._upload_checkpoints:
+            self._say_checkpoints_stay(Path(path))
+        elif Path(path).exists():
             # What has the name "last" is written in place where /tmp is on another disk; a link that
             # Lightning makes comes after this call.
             is_last = str(path) == str(checkpoint_callback.last_model_path)
             has_pointer = checkpoint_callback.save_last == "link" and not is_last
             last = f"{checkpoint_callback.CHECKPOINT_NAME_LAST}{checkpoint_callback.FILE_EXTENSION}"
-            self._session.upload_checkpoint(Path(path), pointer=last if has_pointer else "", link=not is_last)
+            pointer = Path(checkpoint_callback.dirpath, last) if has_pointer else None
+            self._upload_checkpoint(path, checkpoint_callback, pointer=pointer, link=not is_last)
+
+    def _upload_checkpoint(self, path: str, checkpoint_callback: Any, **options: Any) -> None:
+        folder = self._checkpoint_folder or Path(getattr(checkpoint_callback, "dirpath", None) or "")
+        self._session.upload_checkpoint(Path(path), folder, **options)
+
+    def _say_checkpoints_stay(self, path: Path) -> None:
+        """Says once that checkpoints are in the folder of a run whose other files go to a store."""
+        if self._upload_last or self._has_said_checkpoints_stay or not self._session.is_in_store:
+            return
+        self._has_said_checkpoints_stay = True
+        _log.warning(
+            "checkpoints stay on this machine, in %s: they do not follow the run to its store. Pass "
+            "LightningLogger(..., upload_checkpoints=True).",
+            path.parent,
+        )
 
     def _upload_kept_checkpoints(self) -> None:
         callbacks, self._checkpoint_callbacks = self._checkpoint_callbacks.values(), {}
         kept = {
-            str(path): None
+            str(path): one
             for one in callbacks
             for path in (*one.best_k_models, one.best_model_path, one.last_model_path)
             if path and Path(path).is_file()
         }
-        for path in kept:
+        for path, callback in kept.items():
             # Nothing is written to it any more, unless `fit` is called again: then it has a new name.
-            self._session.upload_checkpoint(Path(path), link="last" not in Path(path).name)
+            self._upload_checkpoint(path, callback, link="last" not in Path(path).name)
 
     # The end.
 
@@ -796,6 +822,22 @@ class RegistryLogger(LightningLogger):
     def run_id(self) -> str:
         """The id of the run."""
         return self._run_id
+
+    def save(self) -> None:
+        """As `LightningLogger.save`; a run that has logged nothing yet has its documents then."""
+        self._open_first()
+        super().save()
+
+    def finalize(self, status: str) -> None:
+        """As `LightningLogger.finalize`; a job that ends before its first record is a run too."""
+        if status != "finished":  # in a signal handler
+            self._open_first()
+        super().finalize(status)
+
+    def _open_first(self) -> None:
+        if not self._session.has_begun:
+            self._read_rank()
+            self._session.open()
 
     @property
     def run_dir(self) -> Path:

@@ -41,13 +41,14 @@ def log_images(
         for mask_name, mask in of_image.items():
             by_name.setdefault(mask_name, []).append(mask["mask_data"])
             labels.update(mask.get("class_labels") or {})
+    several = [_channels_first(image) for image in _several(images, _IMAGES_DIMENSIONS)]
     logger.log_images(
-        [_channels_first(image) for image in _several(images, _IMAGES_DIMENSIONS)],
+        several,
         name=name,
         step=step,
         masks=by_name or None,
         mask_class_labels=labels or None,
-        captions=captions or None,
+        captions=[one or "" for one in _one_each(captions, len(several))] if captions else None,
     )
 
 

@@ -3,20 +3,25 @@
 Everything runs in the thread that trains. The package `ml` is not needed.
 """
 
+import abc
 import contextlib
+import dataclasses
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import attrs
 
 from destinations.base import LoggerDestination
+from destinations.run_directory import RunDirectory
 from events import Callback, Destination, Logger, Phase, State, Timestamp
 
 from .session import Session, SessionMixin, as_tuple
 
-__all__ = ["FromMl", "MlLogger"]
+__all__ = ["BaseLogger", "BaseLoggerConfig", "FromMl", "MlLogger"]
 
 _CHANNELS = frozenset({1, 3})
 _LONG_RUN_STEPS = 5000
@@ -429,6 +434,96 @@ def _as_destination(given: Any) -> Destination:
     return FromMl(given) if is_theirs and not isinstance(given, MlLogger) else given
 
 
+@dataclasses.dataclass
+class BaseLoggerConfig:
+    """The configuration of a `BaseLogger`, with the fields of ml's; subclass it as a dataclass.
+
+    ```python
+    @dataclasses.dataclass
+    class LinesConfig(BaseLoggerConfig):
+        precision: int = 4
+    ```
+
+    Attributes:
+        name: what the logger is registered as in `ml`.
+        write_every_n_seconds: the interval of all phases. Default: that of the logger.
+        write_train_every_n_seconds: that of "train".
+        write_val_every_n_seconds: that of every other phase.
+    """
+
+    name: str = ""
+    write_every_n_seconds: float | None = None
+    write_train_every_n_seconds: float | None = None
+    write_val_every_n_seconds: float | None = None
+
+
+Config = TypeVar("Config", bound=BaseLoggerConfig)
+
+
+class BaseLogger(abc.ABC, Generic[Config]):
+    r"""The base class of loggers that were written for `ml`; the package is not needed.
+
+    ```python
+    class Lines(BaseLogger[BaseLoggerConfig]):
+        def write(self, state):
+            (self.log_directory / "lines.txt").open("a").write(f"{state.num_steps}\n")
+
+    Trainer(..., loggers=[FromMl(Lines(BaseLoggerConfig()))])
+    ```
+
+    Override the `log_*` methods that you need, with ml's arguments `(key, value, state, namespace)`, where
+    `value` is a function. The others do nothing.
+
+    Args:
+        config: the configuration.
+    """
+
+    log_directory: Path
+    """The folder for files; set by `initialize`, before the first record."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.start_time = datetime.now()  # noqa: DTZ005  # local time, as ml's
+        self.last_write_time: dict[Any, datetime] = {}
+
+    def initialize(self, log_directory: Path) -> None:
+        """Sets the folder."""
+        self.log_directory = log_directory
+
+    def _ignore(self, *_: Any) -> None:
+        """Does nothing."""
+
+    log_scalar = log_string = log_image = log_audio = log_video = log_histogram = log_point_cloud = _ignore
+    log_config = _ignore
+
+    def default_write_every_n_seconds(self, state: Any) -> float:
+        """Returns the interval where the configuration has none: a second, and ten in a long run."""
+        return _LONG_RUN_SECONDS if state.num_steps > _LONG_RUN_STEPS else _SHORT_RUN_SECONDS
+
+    def write_every_n_seconds(self, state: Any) -> float:
+        """Returns the interval of a phase."""
+        config = self.config
+        is_train = state.phase == "train"
+        own = config.write_train_every_n_seconds if is_train else config.write_val_every_n_seconds
+        given = config.write_every_n_seconds if own is None else own
+        return self.default_write_every_n_seconds(state) if given is None else given
+
+    def should_write(self, state: Any) -> bool:
+        """Returns whether the interval of the phase has passed; the first write of a phase is due at once."""
+        now, last = datetime.now(), self.last_write_time.get(state.phase)  # noqa: DTZ005  # as above
+        if last is not None and (now - last).total_seconds() < self.write_every_n_seconds(state):
+            return False
+        self.last_write_time[state.phase] = now
+        return True
+
+    @abc.abstractmethod
+    def write(self, state: Any) -> None:
+        """Writes what was logged."""
+
+    def clear(self, state: Any) -> None:
+        """Does nothing; loggers of older versions of `ml` forget here what they have written."""
+
+
 @attrs.frozen(kw_only=True)
 class _MlState:
     """What loggers of `ml` ask of its state."""
@@ -489,7 +584,8 @@ class FromMl(LoggerDestination):
     calls block the training thread.
 
     Args:
-        logger: a logger of `ml`; its `initialize` has been called, or is not needed.
+        logger: a logger of `ml`, or a `BaseLogger` of this module. One without a `log_directory` gets the
+            folder `logs` of the run's `RunDirectory`; without a `RunDirectory`, `logs/<run name>`.
     """
 
     def __init__(self, logger: Any) -> None:
@@ -497,9 +593,17 @@ class FromMl(LoggerDestination):
         self.wrapped = logger
         self._state: State | None = None
         self._pending: _MlState | None = None
+        # The newest of each phase that is not written.
+        self._waiting: dict[str, _MlState] = {}
 
     def init(self, state: State, logger: Any) -> None:
         self._state = state
+        if hasattr(self.wrapped, "initialize") and not hasattr(self.wrapped, "log_directory"):
+            directory = next((one for one in state.callbacks if isinstance(one, RunDirectory)), None)
+            logs = Path("logs")
+            folder = logs / state.run_name if directory is None else directory.folder_of(state) / logs
+            folder.mkdir(parents=True, exist_ok=True)
+            self.wrapped.initialize(folder)
 
     def _log(self, method: str, name: str, value: Any, step: int | None) -> None:
         """Passes a value on, as the function that loggers of `ml` expect."""
@@ -511,10 +615,18 @@ class FromMl(LoggerDestination):
         namespace, _, key = name.partition("/") if "/" in name else ("value", "", name)
         getattr(self.wrapped, method)(key, lambda: value, state, namespace)
 
-    def _write(self, *, is_last: bool = False) -> None:
+    def _write(self) -> None:
         state, self._pending = self._pending, None
-        if state is not None and (self.wrapped.should_write(state) or is_last):
-            self.wrapped.write(state)
+        if state is not None:
+            self._waiting[state.phase] = state
+            if self.wrapped.should_write(state):
+                self._write_waiting(state.phase)
+
+    def _write_waiting(self, phase: str) -> None:
+        state = self._waiting.pop(phase)
+        self.wrapped.write(state)
+        if hasattr(self.wrapped, "clear"):
+            self.wrapped.clear(state)
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
         self.wrapped.log_config(hyperparameters)
@@ -574,7 +686,9 @@ class FromMl(LoggerDestination):
         self._write()
 
     def post_close(self) -> None:
-        self._write(is_last=True)
+        self._write()
+        for phase in list(self._waiting):
+            self._write_waiting(phase)
 
 
 def _tensor(value: Any) -> Any:

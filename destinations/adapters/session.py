@@ -3,6 +3,7 @@
 Adapters translate the hooks of a framework into calls of a session. Everything runs in the training thread.
 """
 
+import itertools
 import logging
 import os
 import sys
@@ -23,12 +24,14 @@ from events import (
     Destination,
     Engine,
     Event,
+    LiteralName,
     Logger,
     Phase,
     RecordError,
     RunStatus,
     State,
     Timestamp,
+    agree_on_name,
     agreed_run_name,
     new_run_name,
 )
@@ -276,8 +279,9 @@ class Session:
         self._fit_guard = _FitGuard(is_end_reported=self._is_end_reported)
         # The checkpoint event to fire after evaluation and saving; most trainers have no hook for that.
         self._pending_checkpoint: Event | None = None
-        # The files of checkpoints, by the names they were uploaded with.
+        # The files of checkpoints, by the names they were uploaded with, and names of those that are gone.
         self._uploaded: dict[str, Path] = {}
+        self._gone: set[str] = set()
         # The run was completed before the current stage, and will be again after it.
         self._was_completed = False
         self._lap_started_at = time.perf_counter()
@@ -309,6 +313,11 @@ class Session:
             _ = self._directory.run_dir
 
     @property
+    def is_in_store(self) -> bool:
+        """Whether the run lives in a store."""
+        return self._directory is not None and not self._directory.keeps_files_here
+
+    @property
     def first_name(self) -> str:
         """The name of the first run, from which `begin_new_run` makes those of others."""
         return self._first_name
@@ -317,6 +326,11 @@ class Session:
     def is_open(self) -> bool:
         """Whether the destinations are open."""
         return self._engine is not None and not self._engine.is_closed
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the destinations have been opened."""
+        return self._engine is not None
 
     @property
     def is_fitting(self) -> bool:
@@ -336,12 +350,9 @@ class Session:
             return self._logger
         state = self.state
         self._close_predecessors()
-        _read_ranks(state)
-        if state.world_size > 1 and not self._is_name_agreed:
-            raise ValueError(
-                f"run_name is required with {state.world_size} ranks. "
-                'Pass run_name="...", the same on each rank, set RUN_NAME, or start them with torchrun.'
-            )
+        state.read_ranks()
+        if not self._is_name_agreed:
+            agree_on_name(state)
         if self._was_open and not self.answers_later:
             state.continues_run = True
         self._was_open = True
@@ -469,7 +480,9 @@ class Session:
 
     # Checkpoints.
 
-    def upload_checkpoint(self, path: Path, *, last: str = "", pointer: str = "", link: bool = True) -> None:
+    def upload_checkpoint(
+        self, path: Path, folder: Path, *, last: str = "", pointer: Path | None = None, link: bool = True
+    ) -> None:
         """Passes a checkpoint, a file or a folder of files, to the destinations that take files.
 
         By hard links where they can, so that its bytes are on the disk once: the other trainer must write
@@ -477,29 +490,46 @@ class Session:
         Files that the other trainer has deleted since are deleted in a `RunDirectory` too.
 
         Args:
-            path: what was saved; uploaded as "checkpoints/<name>".
-            last: the name of a file of the folder that goes last: where it is, the others are.
-            pointer: the name of a pointer to a checkpoint of a single file, such as "last.ckpt"; "" for none.
+            path: what was saved.
+            folder: where the other trainer saves: a file goes to "checkpoints/", with its path below that.
+            last: the name of a file of a checkpoint that goes last: where it is, the others are.
+            pointer: the path of a pointer to a checkpoint of a single file, such as "last.ckpt", or None.
             link: whether it may be linked.
         """
         logger = self.open()
         for name, known in list(self._uploaded.items()):
-            if not known.is_file():
-                del self._uploaded[name]
-                logger.delete_file(name, local=True)
+            if name not in self._gone and not known.is_file():
+                self._gone.add(name)
+                logger.delete_file(LiteralName(name), local=True)
         inner = sorted(path.rglob("*"), key=lambda one: (one.name == last, one)) if path.is_dir() else [path]
         name = ""
         for one in inner:
             if one.is_symlink() or not one.is_file():
                 continue
-            name = f"checkpoints/{one.relative_to(path.parent).as_posix()}"
-            logger.upload_file(name, one, overwrite=True, link=link and name not in self._uploaded)
+            name = self._checkpoint_name(one, folder)
+            link = link and name not in self._uploaded
+            logger.upload_file(LiteralName(name), one, overwrite=True, link=link)
             self._uploaded[name] = one
+            self._gone.discard(name)
         if pointer and name:
-            with tempfile.TemporaryDirectory(prefix="pointer-") as folder:
-                file = Path(folder) / "pointer"
+            with tempfile.TemporaryDirectory(prefix="pointer-") as made:
+                file = Path(made) / "pointer"
                 file.write_text(name, encoding="utf-8")
-                logger.upload_file(f"checkpoints/{pointer}.symlink", file, overwrite=True)
+                pointer_name = f"{self._checkpoint_name(pointer, folder)}.symlink"
+                logger.upload_file(LiteralName(pointer_name), file, overwrite=True)
+
+    def _checkpoint_name(self, path: Path, folder: Path) -> str:
+        """Returns the name of a file of the other trainer: its path below the folder where that saves.
+
+        A file from elsewhere has its own name alone. A name that another file has had is numbered.
+        """
+        below = path.relative_to(folder) if path.is_relative_to(folder) else Path(path.name)
+        name = first = Path("checkpoints", below)
+        for number in itertools.count(2):
+            if self._uploaded.get(name.as_posix(), path) == path:
+                break
+            name = first.with_stem(f"{first.stem}-{number}")
+        return name.as_posix()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the checkpoint state: timestamp, callbacks and destinations, as plain values."""
@@ -733,10 +763,3 @@ def _unique(name: str, one: object, others: Iterable[object]) -> str:
     alike = [other for other in others if type(other).__name__ == name]
     place = next(index for index, other in enumerate(alike) if other is one)
     return f"{name}#{place + 1}" if place else name
-
-
-def _read_ranks(state: State) -> None:
-    """Reads the ranks from torch.distributed, because some launchers do not set environment variables."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        state.rank, state.world_size = distributed.get_rank(), distributed.get_world_size()

@@ -25,7 +25,7 @@ from .media import log_images, log_videos
 from .session import Session, SessionContext, flat_values, log_values, missing_package_error
 
 try:
-    from tensordict import TensorDictBase
+    from tensordict import TensorDictBase, is_non_tensor
     from torchrl.record.loggers.common import Logger as TorchRLBase
 except ImportError as error:
     raise missing_package_error("torchrl", "torchrl", error) from error
@@ -142,11 +142,14 @@ class TorchRLLogger(SessionContext, TorchRLBase):
             The values by flat name, as numbers and lists, as by torchrl. If one is on a device, they are
             converted when the mapping is first read, because that waits for the device.
         """
-        flat = (
-            dict(metrics.flatten_keys(keys_sep).items())
-            if isinstance(metrics, TensorDictBase)
-            else flat_values(metrics, keys_sep)
-        )
+        if isinstance(metrics, TensorDictBase):
+            # A text in it is a `NonTensorData`, several are a `NonTensorStack`.
+            flat = {
+                name: value.tolist() if is_non_tensor(value) else value
+                for name, value in metrics.flatten_keys(keys_sep).items()
+            }
+        else:
+            flat = flat_values(metrics, keys_sep)
         host = HostMetrics(flat)
         if type(self).log_scalar is not TorchRLLogger.log_scalar:
             for name, value in host.items():

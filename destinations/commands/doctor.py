@@ -59,7 +59,7 @@ def checks(root: Path, store: str | None = None, extras: Sequence[str] = ()) -> 
         store: a URI or path; it is asked for an object.
         extras: names of extras that the user needs: one that is not installed is a problem.
     """
-    for check in (_python, _packages, _torch):
+    for check in (_python, _packages, _torch, _ranks):
         yield check()
     yield from _extras(extras)
     yield _disk(root)
@@ -111,6 +111,17 @@ def _torch() -> Check:
         return Check("torch", "problem", f"cannot be imported: {error}. Trainer and Run need it.")
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return Check("torch", "ok", f"{torch.__version__}, {devices} CUDA devices")
+
+
+def _ranks() -> Check:
+    from events import find_ranks
+
+    try:
+        found = find_ranks()
+    except ValueError as error:
+        return Check("ranks", "problem", str(error))
+    text = f"rank {found.rank} of {found.world_size}, local rank {found.local_rank}: {found.source}"
+    return Check("ranks", "ok", text)
 
 
 def _extras(wanted: Sequence[str]) -> Iterator[Check]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import socket
 import time
@@ -254,13 +255,14 @@ def write_summary(
         csv: the fingerprint of the part of the CSV that they cover, see `RankWriter`.
         disk: the disk operations.
     """
+    epoch = statistics.last_epoch
     summary = {
         "schema_version": _SCHEMA_VERSION,
         "run_id": run_id,
         "run_dir": str(run_dir.resolve()),
         "updated_at": time.time(),
         "step": statistics.last_step,
-        "epoch": statistics.last_epoch,
+        "epoch": int(epoch) if epoch is not None and math.isfinite(epoch) else None,
         "metrics": {name: metric.to_json() for name, metric in statistics.metrics.items()},
         "csv": csv,
     }

@@ -73,13 +73,18 @@ def write_environment(
     return thread
 
 
-def rank_layout(state: "State") -> dict[str, int]:
-    """Returns the ranks and world sizes of this process."""
+def rank_layout(state: "State") -> dict[str, Any]:
+    """Returns the ranks and world sizes of this process, and where they were found."""
     names = ("rank", "local_rank", "world_size", "local_world_size", "node_rank")
-    return {name: getattr(state, name) for name in names}
+    found = state.found_ranks
+    return {
+        **{name: getattr(state, name) for name in names},
+        "node_count": found.node_count,
+        "source": found.source,
+    }
 
 
-def describe_environment(ranks: dict[str, int]) -> dict[str, Any]:
+def describe_environment(ranks: dict[str, Any]) -> dict[str, Any]:
     """Returns the content of `environment.json`; unknown values are None or missing."""
     return {
         "time": time.time(),

@@ -315,7 +315,7 @@ def safe_name(name: str) -> str:
         ValueError: the name is empty, absolute, or has a component "..".
     """
     parts = re.split(r"[/\\]", name)
-    if not name.strip() or ".." in parts or not parts[0] or re.match(r"[A-Za-z]:", name) or "\0" in name:
+    if not name.strip() or ".." in parts or not parts[0] or re.match(r"[A-Za-z]:[/\\]", name) or "\0" in name:
         raise ValueError(f'name {name!r} leads out of the run folder. Remove "..", a leading "/" and NUL.')
     text = _UNSAFE.sub(lambda match: f"%{ord(match[0]):02X}", "__".join(parts))
     text = f"%2E{text[1:]}" if text.startswith(".") else text

@@ -563,6 +563,7 @@ class RankWriter:
             "session": self._documents.sessions.current["session"],
             "host": socket.gethostname(),
             "pid": os.getpid(),
+            "ranks": rank_layout(self._state),
             "overhead": self.overhead(),
             "lost": self.lost(),
         }

@@ -53,10 +53,11 @@ from .folder import (
     run_exists_error,
     set_aside,
 )
-from .layout import ARTIFACTS_FOLDER, INSTALL_PYARROW, SIDECAR, has_pyarrow, lock_name
+from .layout import ARTIFACTS_FOLDER, INSTALL_PYARROW, SIDECAR, column_of, has_pyarrow, lock_name
 from .media_writer import FileKeeping, MediaWriter, artifact_path
 from .place import Place, check_template, check_writer, place_of
 from .rank_writer import JournalKind, PartKind, RankWriter, loss_text
+from .reader import metric_columns, take_snapshot
 from .resumption import Resumption
 from .segments import MappedSegment, Segment
 
@@ -74,6 +75,7 @@ _log = logging.getLogger("destinations")
 _MAX_EARLY_RECORDS = 1000
 _MAX_NAMES_BESIDE = 10_000
 _FILES_LISTED = 1000
+_NAMES_SHOWN = 3
 # How a run ended, after "a run that".
 _ENDED = {
     "completed": "was completed",
@@ -146,7 +148,8 @@ class RunDirectory(RecordDestination):
         writer: the name of another process that adds to the run; letters, digits, ".", "_" and "-". It has
             files, tags, status and heartbeat of its own, and is continued with `if_exists="auto"` also where
             it was completed. Default: the trainer, whose status is that of the run.
-        all_ranks: also writes the metrics of ranks other than 0, one CSV per rank.
+        all_ranks: also writes the metrics of ranks other than 0, one CSV per rank. Without it, a rank that
+            has logged a metric which rank 0 has not says so at its end.
         keep_files: what to do with files given to `upload_file`: "copy", "link" (hard links; do not modify
             the file in place), "off", or "auto": "copy", but "off" if another destination takes files.
         journal: "mapped", "appended" (one system call per row), or "auto": mapped, except on network file
@@ -268,6 +271,8 @@ class RunDirectory(RecordDestination):
         self._folder: HeldFolder | None = None
         self._keeping: FileKeeping = "copy" if self._keep_files == "auto" else self._keep_files
         self._is_silent = False
+        # The metrics that a rank without files was given.
+        self._unwritten: set[str] = set()
         # One byte that forked children share: whether one of them has said that it writes nothing.
         self._told_of_child: mmap.mmap | None = None
         # None where this session continues nothing, or what it replaces is marked.
@@ -734,6 +739,8 @@ class RunDirectory(RecordDestination):
         self._run_begins()
         if self._writer is not None:
             self._settle()
+        if self._unwritten and self._state is not None:
+            self._say_unwritten(self._state)
         writer, self._early_lost = self._writer, self._early_lost + len(self._early)
         try:
             self._stop(self._close_seconds)
@@ -746,6 +753,32 @@ class RunDirectory(RecordDestination):
                 _log.warning("run folder %s: lost %s.", self._run_dir or self._template, text)
             self._release()
             self._was_closed = True
+
+    def _say_unwritten(self, state: State) -> None:
+        """Names the metrics that this rank alone has logged; rank 0 may be about to log them too."""
+        folder = self.folder_of(state)
+        if state.node_rank and not folder.exists():
+            # On a machine without the files of rank 0, which has written them or not.
+            return
+        try:
+            with take_snapshot(folder, 0) as snapshot:
+                there = {"epoch", *metric_columns(snapshot)}
+        except OSError:
+            return
+        missing = sorted(name for name in self._unwritten if column_of(name) not in there)
+        if missing:
+            names = ", ".join(map(repr, missing[:_NAMES_SHOWN])) + (", …" if missing[_NAMES_SHOWN:] else "")
+            alone = " If this process is a run of its own, set RANK=0 and WORLD_SIZE=1."
+            _log.warning(
+                "rank %d of %d (%s) writes no metrics to run folder %s: %s is only there if rank 0 logs it "
+                "too. To keep it, make the run on every rank with RunDirectory(..., all_ranks=True).%s",
+                state.rank,
+                state.world_size,
+                state.found_ranks.source,
+                folder,
+                redact_text(safe_text(names)),
+                "" if state.found_ranks.source == "process group" else alone,
+            )
 
     def _stop(self, seconds: float) -> None:
         """Stops the lane, then the writer, each with this timeout."""
@@ -782,6 +815,8 @@ class RunDirectory(RecordDestination):
                 resumption.before(metrics, step)
                 self._forget_resumption()
             writer.journal.append(metrics, step)
+        elif self._is_silent and self._told_of_child is None:
+            self._unwritten.update(metrics)
         else:
             kept = dict(metrics)
             self._keep_for_init("metrics", lambda: self.log_metrics(kept, step))
@@ -983,7 +1018,7 @@ class RunDirectory(RecordDestination):
         is_ours = type(self).log_metrics is RunDirectory.log_metrics
         return writer.journal.try_append if is_ours else _takes_none
 
-    def _describe_environment(self, ranks: dict[str, int]) -> dict[str, Any]:
+    def _describe_environment(self, ranks: dict[str, Any]) -> dict[str, Any]:
         """Returns the content of `environment.json`; called in a thread of its own."""
         return describe_environment(ranks)
 

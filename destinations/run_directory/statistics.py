@@ -183,6 +183,7 @@ class Statistics:
         self._blocks: dict[tuple[str, ...], _Block] = {}
         self.last_step: int | None = None
         self.last_epoch: float | None = None
+        self._logs_epoch = False
 
     @property
     def metrics(self) -> dict[str, MetricStatistics]:
@@ -215,7 +216,11 @@ class Statistics:
         Those of an array have steps of 64 bits.
         """
         self.last_step = steps[-1] if steps[-1] is not None else self.last_step
-        self.last_epoch = epoch if epoch is not None else self.last_epoch
+        if "epoch" in names:
+            # As in the column, the metric of that name stands for the run's own.
+            self.last_epoch, self._logs_epoch = float(rows[-1][names.index("epoch")]), True
+        elif epoch is not None and not self._logs_epoch:
+            self.last_epoch = epoch
         if isinstance(rows, np.ndarray) and self.by_step:
             rows = list(map(tuple, rows.tolist()))
         if isinstance(rows, np.ndarray):

@@ -564,7 +564,7 @@ class Runs:
         """Writes edits to `edits.json` in the folder of a run, and returns the edited run.
 
         The run's own files are not touched, so it may be edited while it is being written. None leaves a
-        field as it is.
+        field as it is, and a value that it has already is not written.
 
         Args:
             run: the run.
@@ -590,17 +590,24 @@ class Runs:
                     f"run {record.name!r} is in {root.copy.uri}, of which this is a copy. Edit it on the "
                     "machine that writes it."
                 )
-            edit_run(
-                record.path,
-                root.own_tags(path),
-                tags=tags,
-                notes=notes,
-                display_name=display_name,
-                archived=archived,
-                based_on=based_on,
-                clock=self._clock,
-            )
             root.refresh(path)
+            record = self._find(record.path)
+            given: dict[str, Any] = {
+                "tags": None if tags is None else list(tags),
+                "notes": notes,
+                "display_name": display_name,
+                "archived": archived,
+            }
+            there = {
+                "tags": list(record.tags),
+                "notes": record.notes,
+                "display_name": record.display_name or "",
+                "archived": record.archived,
+            }
+            changed = {name: one for name, one in given.items() if one is not None and one != there[name]}
+            if changed:
+                edit_run(record.path, root.own_tags(path), **changed, based_on=based_on, clock=self._clock)
+                root.refresh(path)
             return Run(self._find(record.path), clock=self._clock)
 
     def close(self) -> None:

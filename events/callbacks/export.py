@@ -9,7 +9,7 @@ from typing import Any
 
 from events.callback import Callback
 from events.logger.logger import Logger
-from events.names import format_name
+from events.names import LiteralName, format_name
 from events.redaction import error_text
 from events.state import State
 
@@ -98,7 +98,7 @@ class ExportForInferenceCallback(Callback):
             with replacement(path) as descriptor, open(descriptor, "w+b", closefd=False) as file:
                 torch.export.save(exported, file)
             if logger.has_file_upload_destination():
-                logger.upload_file(name.strip("/"), path, overwrite=True)
+                logger.upload_file(LiteralName(name.strip("/")), path, overwrite=True)
 
     def _export(self, state: State) -> Any:
         import torch

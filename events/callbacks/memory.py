@@ -17,7 +17,7 @@ from typing import Any
 from events.callback import Callback
 from events.interval import Interval
 from events.logger.logger import Logger
-from events.names import format_name
+from events.names import LiteralName, format_name
 from events.redaction import error_text
 from events.state import State
 from events.timestamp import Time
@@ -224,7 +224,7 @@ class _Recorder(Callback):
         try:
             folder = format_name(self._remote_file_name, state).strip("/")
             for path in paths:
-                logger.upload_file(f"{folder}/{path.name}", path, overwrite=self._overwrite)
+                logger.upload_file(LiteralName(f"{folder}/{path.name}"), path, overwrite=self._overwrite)
         except Exception as error:  # noqa: BLE001  # a file that is gone must not stop training
             _log.error("%s could not upload its snapshot: %s", type(self).__name__, error_text(error))
 

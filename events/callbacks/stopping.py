@@ -14,7 +14,7 @@ from typing import Any
 from events.callback import Callback
 from events.logger.device import DeviceCopies, HostCopies, PendingCopy
 from events.logger.logger import Logger
-from events.state import State
+from events.state import RunStatus, State
 from events.timestamp import Time, Timestamp, TimeUnit
 
 from .norms import floating_tensors
@@ -90,6 +90,7 @@ class _MetricWatcher(_Watcher):
         self.monitor = monitor
         self.dataloader_label = dataloader_label
         self._every_batch = every_batch
+        self._has_looked = False
 
     def eval_end(self, state: State, logger: Logger) -> None:
         """Looks at an evaluation metric."""
@@ -106,26 +107,43 @@ class _MetricWatcher(_Watcher):
         else:
             self._judge_arrivals(state, logger)
 
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """Waits for the last values; says so where none was to be seen."""
+        super().fit_end(state, logger)
+        if not self._has_looked and state.status is RunStatus.RUNNING:
+            _log.warning(
+                "%s has seen no %r of %r: no such evaluation, or epoch of training, has ended. Evaluated were: %s.",
+                type(self).__name__,
+                self.monitor,
+                self.dataloader_label,
+                ", ".join(one.label for one in state.evaluators) or "none",
+            )
+
     def _look(self, state: State, logger: Logger) -> None:
         if state.dataloader_label == self.dataloader_label:
+            self._has_looked = True
             self._watch(state.timestamp, self._value(state))
         self._judge_arrivals(state, logger)
 
     def _value(self, state: State) -> Any:
-        if self.dataloader_label == "train":
-            metrics: Mapping[str, Any] = state.train_metrics
-            if self.monitor == "loss" and "loss" not in metrics:
-                return state.loss
-        else:
-            metrics = state.eval_metrics.get(self.dataloader_label, {})
-        if self.monitor not in metrics:
-            near = difflib.get_close_matches(self.monitor, metrics, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(metrics) or 'none'}."
-            raise ValueError(
-                f"monitor must be a metric of the dataloader {self.dataloader_label!r}, "
-                f"got {self.monitor!r}. {hint}"
-            )
-        return metrics[self.monitor].compute()
+        label = self.dataloader_label
+        is_train = label == "train"
+        metrics = state.train_metrics if is_train else state.eval_metrics.get(label, {})
+        # By the names of the log, and the loss by a short one too.
+        values: dict[str, Any] = {f"loss/{label}/total": state.loss} if is_train else {**state.eval_values}
+        values = {name: one for name, one in values.items() if f"/{label}/" in name and one is not None}
+        name = self.monitor.removeprefix(f"metrics/{label}/")
+        if name in metrics:
+            return metrics[name].compute()
+        name = f"loss/{label}/total" if name == "loss" else self.monitor
+        if name in values:
+            return values[name]
+        known = [*metrics, *values]
+        near = difflib.get_close_matches(self.monitor, known, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(known) or 'none'}."
+        raise ValueError(
+            f"monitor must be a metric of the dataloader {label!r}, got {self.monitor!r}. {hint}"
+        )
 
 
 class EarlyStopper(_MetricWatcher):
@@ -139,7 +157,8 @@ class EarlyStopper(_MetricWatcher):
     patience in batches at the end of each batch. A checkpoint has the best value and its time.
 
     Args:
-        monitor: the name of the metric; "loss" with "train" is the training loss.
+        monitor: the name of the metric, or the one in the log, such as "loss/eval/total"; "loss" is short for that
+            loss.
         dataloader_label: "train", "eval", or the label of an evaluation dataloader.
         comp: "less" or "greater": what is better; or a function of the current and the best value. Default:
             "less" for names with "loss", "error" or "perplexity".
@@ -206,7 +225,8 @@ class ThresholdStopper(_MetricWatcher):
     ```
 
     Args:
-        monitor: the name of the metric; "loss" with "train" is the training loss.
+        monitor: the name of the metric, or the one in the log, such as "loss/eval/total"; "loss" is short for that
+            loss.
         dataloader_label: "train", "eval", or the label of an evaluation dataloader.
         threshold: the value to reach.
         comp: "less" or "greater": on which side of the threshold to stop; or a function of the current value
@@ -278,7 +298,8 @@ class LossSpike(_Watcher):
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Looks at the losses that have arrived."""
-        self._watch(state.timestamp.batch.value, state.loss)
+        if state.loss is not None:
+            self._watch(state.timestamp.batch.value, state.loss)
         self._judge_arrivals(state, logger)
 
     def _judge(self, note: int, value: Any, state: State, logger: Logger) -> None:

@@ -2,26 +2,31 @@
 
 **Snapshot.** A scalar is first copied on the current stream into our own device memory: work queued after the
 call, such as an optimizer step or the replay of a graph, cannot change it, and the caller's tensor may be
-freed.
+freed. The scalars of a call take one kernel for each dtype.
 
-**Copy.** From there it goes to pinned memory, on the same stream for scalars, on a side stream for arrays, so
-that a large copy overlaps with kernels.
+**Copy.** From there it goes to pinned memory: rows of scalars in groups, on the stream that took their
+snapshots; arrays on a side stream, so that a large copy overlaps with kernels.
 
-**Event.** One is recorded behind the copy, on the stream of that device, and created once per slot: creating
-and destroying events can block.
+**Event.** One is recorded behind the copy, on the stream of that device, and used again for later copies of
+rows: creating and destroying events can block.
 
 The current stream must have waited for a tensor that another stream computes, as for any operation.
 """
 
+import contextlib
+import functools
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, Protocol
 
 import attrs
+import numpy as np
 import torch
 
-__all__ = ["CudaDevice", "ScalarSlot"]
+__all__ = ["CudaDevice", "ScalarRows"]
 
 _UNSIGNED_64 = 1 << 64
+_MAX_LAYOUTS = 64
 
 
 class _Event(Protocol):
@@ -45,88 +50,152 @@ class CudaDevice:
         """Returns whether the current stream is being captured."""
         return torch.cuda.is_current_stream_capturing()
 
-    def make_slots(self, count: int, capacity: int) -> "list[ScalarSlot]":
-        """Allocates slots in one go: pinning is slow, and may wait for the device."""
+    def make_rows(self, count: int, capacity: int) -> "ScalarRows":
+        """Allocates rows in one go: pinning is slow, and may wait for the device."""
         with torch.inference_mode(mode=False):
             on_device = torch.zeros((count, capacity), dtype=torch.int64, device=self._device)
             on_host = torch.zeros((count, capacity), dtype=torch.int64, pin_memory=True)
-        return [
-            ScalarSlot(staging, received, _new_event(), self._stream)
-            for staging, received in zip(on_device.unbind(), on_host.unbind(), strict=True)
-        ]
+        # `torch.cuda.current_stream` takes as long as half a kernel.
+        number = functools.partial(torch._C._cuda_getCurrentRawStream, on_device.get_device())  # noqa: SLF001
+        return ScalarRows(on_device, on_host, _new_event, self._stream, number)
 
-    def copy_array(self, tensor: torch.Tensor) -> "_ArrayCopy":
+    def copy_array(self, tensor: torch.Tensor) -> "_Copy":
         """Snapshots a tensor on the current stream, and copies it on a side stream."""
         if self._side is None:
             self._side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        return _ArrayCopy(tensor, self._side, self._stream())
+        side = self._side
+        with torch.inference_mode(mode=False), torch.no_grad():
+            snapshot = tensor.detach().clone(memory_format=torch.contiguous_format)
+            host = torch.empty(snapshot.shape, dtype=snapshot.dtype, pin_memory=True)
+            side.wait_stream(self._stream())
+            with torch.cuda.stream(side):
+                host.copy_(snapshot, non_blocking=True)
+            event = _new_event()
+            event.record(side)
+        return _Copy(event, lambda: host, snapshot)
 
     def _stream(self) -> torch.cuda.Stream:
         return torch.cuda.current_stream(self._device)
 
 
 @attrs.define(eq=False)
-class ScalarSlot:
-    """The scalars of one call.
+class _Layout:
+    """How the scalars of a call lie in a row; see `RowLayout`.
+
+    Args:
+        dtypes: of the scalars.
+        cells: of each row: views of one scalar each; where `picks` is given, for each dtype.
+        copy: queues the snapshot: one kernel for each dtype.
+        picks: for each dtype whether its cells are floats, and what picks from the scalars and their cells;
+            empty where all are floats of one dtype.
+        integers: the places and dtypes of those that are no floats.
+    """
+
+    dtypes: list[torch.dtype]
+    cells: list[Any]
+    copy: Callable[[Any, Any], object]
+    picks: Sequence[tuple[bool, Callable[[Any], Any]]]
+    integers: list[tuple[int, torch.dtype]]
+
+
+class ScalarRows:
+    """Rows of scalars, on the device and in pinned memory.
 
     A scalar takes 8 bytes, whatever its dtype: floats are widened to float64, integers and booleans to int64,
     without loss. Both share one buffer, so that there is one copy.
 
     Args:
-        staging: `(capacity,)` int64, on the device.
-        on_host: `(capacity,)` int64, in pinned host memory.
-        event: recorded behind the copy; complete when the copy is.
-        current_stream: returns what the event is recorded on.
+        on_device: `(rows, capacity)` int64.
+        on_host: the same in pinned host memory.
+        new_event: makes the events that are recorded behind copies.
+        stream: returns the current stream of the device.
+        stream_number: returns which one it is, in a twentieth of the time; 0 for the default one.
     """
 
-    _staging: torch.Tensor
-    _on_host: torch.Tensor
-    _event: _Event
-    _current_stream: Callable[[], Any]
-    _integers: Sequence[torch.Tensor] = attrs.field(default=(), init=False)
-    _floats: Sequence[torch.Tensor] = attrs.field(default=(), init=False)
-    _dtypes: list[torch.dtype] = attrs.field(factory=list, init=False)
-    # Of as many scalars as the last time.
-    _staged: torch.Tensor = attrs.field(factory=lambda: torch.empty(0), init=False)
-    _received: torch.Tensor = attrs.field(factory=lambda: torch.empty(0), init=False)
-    _received_floats: torch.Tensor = attrs.field(factory=lambda: torch.empty(0), init=False)
+    def __init__(
+        self,
+        on_device: torch.Tensor,
+        on_host: torch.Tensor,
+        new_event: Callable[[], _Event],
+        stream: Callable[[], Any],
+        stream_number: Callable[[], int],
+    ) -> None:
+        self._on_device, self._on_host, self._new_event = on_device, on_host, new_event
+        self.stream, self.stream_number = stream, stream_number
+        self._integers_read = on_host.numpy()
+        self._floats_read = self._integers_read.view(np.float64)
+        self._layouts: dict[tuple[Any, ...], _Layout] = {}
+        self._events: list[_Event] = []
 
-    def start(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Snapshots scalars and starts their copy; queues work and returns."""
-        if len(tensors) != len(self._received_floats):
-            self._make_views(len(tensors))
-        with torch.no_grad():
-            self._dtypes = dtypes = [tensor.dtype for tensor in tensors]
-            # One kernel for all tensors of a dtype; torch's optimizers use it too.
-            for dtype in set(dtypes):
-                targets = self._floats if dtype.is_floating_point else self._integers
-                places = [place for place, one in enumerate(dtypes) if one is dtype]
-                torch._foreach_copy_(
-                    [targets[place] for place in places],
-                    [one.reshape(()) if one.dim() else one for one in map(tensors.__getitem__, places)],
-                )
-            self._received.copy_(self._staged, non_blocking=True)
-            self._event.record(self._current_stream())
+    def layout(self, scalars: Sequence[torch.Tensor]) -> _Layout:
+        """Returns how such scalars lie in a row."""
+        dtypes = [one.dtype for one in scalars]
+        is_odd = any(one.dim() or one.requires_grad for one in scalars)
+        key = (is_odd, *dtypes)
+        if key not in self._layouts:
+            if len(self._layouts) >= _MAX_LAYOUTS:
+                self._layouts.clear()
+            is_simple = not is_odd and dtypes[0].is_floating_point and len(set(dtypes)) == 1
+            picks = (
+                []
+                if is_simple
+                else [(dtype.is_floating_point, _picker(dtypes, dtype)) for dtype in dict.fromkeys(dtypes)]
+            )
+            self._layouts[key] = _Layout(
+                dtypes,
+                [None] * len(self._on_device),
+                torch._foreach_copy_ if is_simple else _copier([pick for _, pick in picks]),
+                picks,
+                [(place, dtype) for place, dtype in enumerate(dtypes) if not dtype.is_floating_point],
+            )
+        return self._layouts[key]
 
-    def _make_views(self, count: int) -> None:
-        """Makes what a call of so many scalars uses: a view takes as long as queueing a kernel."""
+    def make_cells(self, layout: Any, row: int) -> None:
+        """Sets the cells of a row: to make a view takes as long as to queue a kernel."""
         with torch.inference_mode(mode=False):
-            if not self._integers:
-                self._integers = self._staging.unbind()
-                self._floats = self._staging.view(torch.float64).unbind()
-            self._staged, self._received = self._staging[:count], self._on_host[:count]
-            self._received_floats = self._received.view(torch.float64)
+            whole = self._on_device[row, : len(layout.dtypes)]
+            integers, floats = whole.unbind(), whole.view(torch.float64).unbind()
+        picked = [pick(floats if is_float else integers) for is_float, pick in layout.picks]
+        layout.cells[row] = picked or floats
 
-    def is_done(self) -> bool:
-        """Returns whether the copy is complete."""
-        return self._event.query()
+    def send(self, first: int, layouts: Sequence[Any], stream: Any) -> "_Copy":
+        """Queues the copy of rows, on the stream that took their snapshots."""
+        rows = slice(first, first + len(layouts))
+        event = self._events.pop() if self._events else self._new_event()
+        with contextlib.nullcontext() if stream == self.stream() else torch.cuda.stream(stream):
+            self._on_host[rows].copy_(self._on_device[rows], non_blocking=True)
+        event.record(stream)
+        return _Copy(event, functools.partial(self.read, rows, layouts, event))
 
-    def read(self) -> list[Any]:
-        """Returns Python numbers; booleans are `bool`."""
-        if all(dtype.is_floating_point for dtype in self._dtypes):
-            return self._received_floats.tolist()
-        pairs = zip(self._received_floats.tolist(), self._received.tolist(), self._dtypes, strict=True)
-        return [_number(as_float, as_integer, dtype) for as_float, as_integer, dtype in pairs]
+    def read(self, rows: slice, layouts: Sequence[_Layout], event: _Event) -> list[list[Any]]:
+        """Returns the numbers of rows, and keeps the event for another copy; booleans are `bool`."""
+        self._events.append(event)
+        width = max(len(layout.dtypes) for layout in layouts)
+        table: list[list[Any]] = self._floats_read[rows, :width].tolist()
+        if any(layout.integers for layout in layouts):
+            integers = self._integers_read[rows, :width].tolist()
+            for numbers, whole, layout in zip(table, integers, layouts, strict=True):
+                for place, dtype in layout.integers:
+                    numbers[place] = _whole(whole[place], dtype)
+        return table
+
+
+def _copier(picks: Sequence[Callable[[Any], Any]]) -> Callable[[Any, Any], None]:
+    """Returns what copies scalars of several dtypes, or with dimensions or gradients."""
+
+    def copy(cells: Sequence[Any], scalars: Sequence[torch.Tensor]) -> None:
+        with torch.no_grad():
+            flat = [one.reshape(()) if one.dim() else one for one in scalars]
+            # Where tensors of several dtypes are given at once, torch copies them one by one.
+            for targets, pick in zip(cells, picks, strict=True):
+                torch._foreach_copy_(targets, pick(flat))
+
+    return copy
+
+
+def _picker(dtypes: Sequence[torch.dtype], dtype: torch.dtype) -> Callable[[Any], Any]:
+    places = [place for place, one in enumerate(dtypes) if one is dtype]
+    return itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))
 
 
 def _new_event() -> _Event:
@@ -134,29 +203,25 @@ def _new_event() -> _Event:
     return event
 
 
-def _number(as_float: float, as_integer: int, dtype: torch.dtype) -> float:
-    if dtype.is_floating_point:
-        return as_float
+def _whole(number: int, dtype: torch.dtype) -> int:
     if dtype is torch.bool:
-        return bool(as_integer)
-    return as_integer % _UNSIGNED_64 if dtype is torch.uint64 else as_integer
+        return bool(number)
+    return number % _UNSIGNED_64 if dtype is torch.uint64 else number
 
 
-class _ArrayCopy:
-    """A tensor that is being copied. Keeps the snapshot until then, so that its memory is not reused."""
+@attrs.frozen(eq=False)
+class _Copy:
+    """A copy in progress.
 
-    def __init__(self, tensor: torch.Tensor, side: torch.cuda.Stream, current: torch.cuda.Stream) -> None:
-        with torch.inference_mode(mode=False), torch.no_grad():
-            self._snapshot = tensor.detach().clone(memory_format=torch.contiguous_format)
-            self._host = torch.empty(self._snapshot.shape, dtype=self._snapshot.dtype, pin_memory=True)
-            side.wait_stream(current)
-            with torch.cuda.stream(side):
-                self._host.copy_(self._snapshot, non_blocking=True)
-            self._event = _new_event()
-            self._event.record(side)
+    Args:
+        event: recorded behind it.
+        read: returns what has arrived.
+        snapshot: what it reads, kept until then so that its memory is not given to another tensor.
+    """
+
+    _event: _Event
+    read: Callable[[], Any]
+    _snapshot: torch.Tensor | None = None
 
     def is_done(self) -> bool:
         return self._event.query()
-
-    def read(self) -> list[Any]:
-        return [self._host]

@@ -2,25 +2,35 @@
 
 Training thread only: to query a CUDA event while a graph is being captured breaks it, from any thread.
 
-A call takes a snapshot in the order of the device's stream, starts a copy, and returns a `PendingCopy` for
-each value. `collect` reads the copies that are complete. Nothing waits, except in `wait`, and where a ring is
-full and its policy says so.
+A call takes a snapshot in the order of the device's stream. Scalars go into a row of device memory, and
+`send` starts one copy for all rows that were gathered meanwhile: to queue a copy and an event takes twice as
+long as the snapshot itself. An array has a copy of its own. `collect` reads the copies that are complete.
+Nothing waits, except in `wait`, and where a ring is full and its policy says so.
 """
 
-import functools
 import logging
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import attrs
 
 from events.errors import RecordError
 from events.redaction import error_trace
 
-__all__ = ["CopyDevice", "DeviceCopies", "DeviceCopy", "HostCopies", "PendingCopy", "Slot"]
+__all__ = [
+    "CopyDevice",
+    "DeviceCopies",
+    "DeviceCopy",
+    "DeviceRing",
+    "HostCopies",
+    "PendingCopy",
+    "PendingRows",
+    "RowLayout",
+    "RowMemory",
+]
 
 _log = logging.getLogger("events")
 
@@ -33,15 +43,45 @@ class DeviceCopy(Protocol):
     def is_done(self) -> bool:
         """Returns whether it is complete, without waiting; raises the error of a device that failed."""
 
-    def read(self) -> list[Any]:
-        """Returns the values; only called once it is complete."""
+    def read(self) -> Any:
+        """Returns the tensor, or a list of numbers for each row; called once, when it is complete."""
 
 
-class Slot(DeviceCopy, Protocol):
-    """Memory for the scalars of a call, on the device and on the host; reused once its copy was read."""
+class RowLayout(Protocol):
+    """How scalars of certain dtypes lie in a row.
 
-    def start(self, tensors: Sequence[Any]) -> None:
-        """Snapshots scalars and starts their copy."""
+    Attributes:
+        dtypes: of the scalars, in their order.
+        cells: for each row what `copy` needs; None where `RowMemory.make_cells` was not called.
+        copy: queues the snapshot of scalars, a list or tuple, into cells. May raise, if one has more elements
+            or needs a gradient where none had; then nothing has changed that anyone reads.
+    """
+
+    dtypes: list[Any]
+    cells: list[Any]
+    copy: Callable[[Any, Any], object]
+
+
+class RowMemory(Protocol):
+    """Memory for rows of scalars, on the device and on the host.
+
+    Attributes:
+        stream_number: returns which stream is the current one; 0 is one that cannot be captured.
+    """
+
+    stream_number: Callable[[], int]
+
+    def layout(self, scalars: Sequence[Any]) -> RowLayout:
+        """Returns how such scalars lie in a row; the same object for the same dtypes."""
+
+    def make_cells(self, layout: RowLayout, row: int) -> None:
+        """Sets the cells of a row."""
+
+    def stream(self) -> Any:
+        """Returns the current stream."""
+
+    def send(self, first: int, layouts: Sequence[RowLayout], stream: Any) -> DeviceCopy:
+        """Queues the copy of a row for each layout, from the first on, behind what the stream has."""
 
 
 class CopyDevice(Protocol):
@@ -50,11 +90,11 @@ class CopyDevice(Protocol):
     def is_capturing(self) -> bool:
         """Returns whether a graph is being captured, so that the device must not be queried."""
 
-    def make_slots(self, count: int, capacity: int) -> Sequence[Slot]:
-        """Allocates `count` slots of `capacity` scalars each."""
+    def make_rows(self, count: int, capacity: int) -> RowMemory:
+        """Allocates `count` rows of `capacity` scalars each."""
 
     def copy_array(self, tensor: Any) -> DeviceCopy:
-        """Snapshots a tensor and starts its copy; `read` returns a list of one tensor on the host."""
+        """Snapshots a tensor and starts its copy; `read` returns a tensor on the host."""
 
 
 def open_device(tensor: Any) -> CopyDevice | None:
@@ -75,16 +115,20 @@ class DeviceCopies:
     ```
 
     Args:
-        slots: the maximum number of pending copies per device.
-        scalars_per_slot: how many metrics a copy holds; a call with more takes several slots.
+        slots: the maximum number of pending calls per device, and of pending arrays.
+        scalars_per_slot: how many metrics of a call have room in a slot; a call with more takes several.
         when_full: what to do when all slots are in use: "wait" for one, or "drop" the value and count it.
         wait_seconds: the maximum wait, for a slot and at the end of `fit`, at flush and at close.
+        gather_seconds: how long the metrics of a call may wait on the device for later calls, with which they
+            share a copy, and how often to look whether copies have arrived. A quarter of the slots is copied
+            at once, and so is a call after a pause. With 0, each call has a copy of its own, and costs three
+            times as much.
         open_device: returns the device of a tensor.
         clock: a monotonic clock in seconds.
         sleep: waits for seconds.
     """
 
-    slots: int = attrs.field(default=64, validator=attrs.validators.ge(1))
+    slots: int = attrs.field(default=256, validator=attrs.validators.ge(1))
     scalars_per_slot: int = attrs.field(default=64, validator=attrs.validators.ge(1))
     when_full: Literal["wait", "drop"] = attrs.field(
         default="wait", validator=attrs.validators.in_(("wait", "drop"))
@@ -93,6 +137,7 @@ class DeviceCopies:
     open_device: Callable[[Any], CopyDevice | None] = open_device
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+    gather_seconds: float = attrs.field(default=0.05, kw_only=True, validator=attrs.validators.ge(0))
 
 
 @attrs.define(eq=False)
@@ -110,6 +155,7 @@ class PendingCopy:
     is_lost: bool = False
     value: Any = None
     convert: Callable[[Any], Any] | None = None
+    count: ClassVar[int] = 1
 
     def complete(self, value: Any) -> None:
         """Sets the value."""
@@ -122,22 +168,85 @@ class PendingCopy:
 
 
 @attrs.define(eq=False)
-class _Ring:
-    """The pending copies from one device, oldest first."""
+class PendingRows:
+    """The rows of scalars that come to the host in one copy.
+
+    Attributes:
+        first: the number of the first row.
+        layouts: of each row.
+        copies: what gets numbers beside `table`, by the number of the row.
+        table: the numbers of each row, once they have arrived; None if they are lost.
+        is_ready: whether nothing more is to be waited for.
+    """
+
+    first: int = 0
+    layouts: list[RowLayout] = attrs.field(factory=list)
+    copies: dict[int, Sequence[PendingCopy]] = attrs.field(factory=dict)
+    table: Sequence[list[Any]] | None = None
+    is_ready: bool = False
+
+    @property
+    def count(self) -> int:
+        """How many scalars there are."""
+        return sum(len(layout.dtypes) for layout in self.layouts)
+
+    def complete(self, table: Sequence[list[Any]]) -> None:
+        """Sets the numbers."""
+        self.table, self.is_ready = table, True
+        for row, copies in self.copies.items():
+            for copy, number in zip(copies, table[row - self.first], strict=False):
+                copy.complete(number)
+
+    def drop(self) -> None:
+        """Marks the numbers as lost."""
+        self.is_ready = True
+        for copies in self.copies.values():
+            for copy in copies:
+                copy.drop()
+
+
+@attrs.define(eq=False)
+class DeviceRing:
+    """The rows of scalars and the arrays that are on their way from one device, oldest first.
+
+    Attributes:
+        staged: the rows that have no copy yet.
+        at: the next row.
+        limit: the row before which `prepare` must be called again; so it must where the current stream is not
+            the one with `number`.
+        is_capturing: whether a graph is being captured on the current stream.
+    """
 
     _device: CopyDevice
     _policy: DeviceCopies
-    _free: deque[Slot] | None = None
-    _copies: deque[tuple[DeviceCopy, list[PendingCopy], Slot | None]] = attrs.field(factory=deque)
+    memory: RowMemory | None = None
+    staged: PendingRows = attrs.field(factory=PendingRows)
+    at: int = 0
+    limit: int = 0
+    number: int = 0
+    is_capturing: Callable[[], bool] = attrs.field(init=False)
+    _stream: Any = None
+    # The rows that no copy in progress has.
+    _free: int = attrs.field(init=False)
+    # How many rows one copy has at most: the others have room meanwhile.
+    _most: int = attrs.field(init=False)
+    _copies: deque[tuple[DeviceCopy, PendingRows | PendingCopy]] = attrs.field(factory=deque)
     _failure: Exception | None = None
     _reported: set[str] = attrs.field(factory=set)
     lost_values: int = 0
 
+    def __attrs_post_init__(self) -> None:
+        self.is_capturing = self._device.is_capturing
+        self._free = self._policy.slots
+        self._most = max(1, self._policy.slots // 4) if self._policy.gather_seconds else 1
+
     @property
     def is_busy(self) -> bool:
-        return bool(self._copies)
+        """Whether something is on its way."""
+        return bool(self._copies or self.staged.layouts)
 
     def require_no_capture(self) -> None:
+        """Raises a `RecordError` while a graph is being captured."""
         if self._device.is_capturing():
             raise RecordError(
                 "values on a device must be logged outside of a graph capture, got a call while a CUDA graph "
@@ -145,43 +254,88 @@ class _Ring:
                 "Log the graph's output tensors after replay()."
             )
 
+    def layout(self, scalars: Sequence[Any]) -> tuple[RowMemory, RowLayout]:
+        """Returns how such scalars lie in a row, and in which memory."""
+        if self.memory is None:
+            self.memory = self._device.make_rows(self._policy.slots, self._policy.scalars_per_slot)
+        return self.memory, self.memory.layout(scalars)
+
+    def prepare(self, layout: RowLayout) -> bool:
+        """Makes ready for the snapshot of scalars into row `at`; returns whether there is room."""
+        memory = self.memory
+        if memory is None or self._failure is not None or self.is_capturing():
+            return False
+        if self._stream is None or memory.stream_number() != self.number:
+            self.send()
+            self.number, self._stream = memory.stream_number(), memory.stream()
+        elif self.at >= self.limit:
+            self.send()
+        size = len(self.staged.layouts)
+        self.limit = min(self.staged.first + self._most, self._policy.slots, self.at + self._free - size)
+        if self.at >= self.limit:
+            return False
+        if layout.cells[self.at] is None:
+            memory.make_cells(layout, self.at)
+        return True
+
+    def send(self) -> None:
+        """Starts the copy of the staged rows."""
+        rows, memory = self.staged, self.memory
+        if not rows.layouts or memory is None or self.is_capturing():
+            return
+        self._free -= len(rows.layouts)
+        self.at %= self._policy.slots
+        self.limit, self.staged = self.at, PendingRows(self.at)
+        try:
+            copy = memory.send(rows.first, rows.layouts, self._stream)
+        except Exception as error:  # noqa: BLE001  # whatever a driver raises
+            self._lose([rows])
+            self._fail(error)
+        else:
+            self._copies.append((copy, rows))
+
     def copy_scalars(self, tensors: Sequence[Any]) -> list[PendingCopy]:
+        """Starts the copy of scalars of any kinds, each with a `PendingCopy`; the slow path."""
         pending: list[PendingCopy] = []
         capacity = self._policy.scalars_per_slot
         for first in range(0, len(tensors), capacity):
             group = tensors[first : first + capacity]
-            start = functools.partial(self._start_slot, group)
-            pending += self._copy(start, [tensor.item for tensor in group])
+            copies = [PendingCopy() for _ in group]
+
+            def start(group: Sequence[Any] = group, copies: Sequence[PendingCopy] = copies) -> None:
+                _, layout = self.layout(group)
+                if not self.prepare(layout):
+                    self._lose(copies)
+                    return
+                layout.copy(layout.cells[self.at], group)
+                self.staged.layouts.append(layout)
+                self.staged.copies[self.at] = copies
+                self.at += 1
+
+            self._start(start, copies, [tensor.item for tensor in group])
+            pending += copies
         return pending
 
     def copy_array(self, tensor: Any, convert: Callable[[Any], Any] | None) -> PendingCopy:
-        [pending] = self._copy(
-            lambda: (self._device.copy_array(tensor), None), [lambda: tensor.detach().cpu()], convert
+        """Starts the copy of a tensor."""
+        pending = PendingCopy(convert=convert)
+        self._start(
+            lambda: self._copies.append((self._device.copy_array(tensor), pending)),
+            [pending],
+            [lambda: tensor.detach().cpu()],
         )
         return pending
 
-    def _start_slot(self, tensors: Sequence[Any]) -> tuple[Slot, Slot]:
-        slot = self._slots().popleft()
-        try:
-            slot.start(tensors)
-        except BaseException:
-            # Last in line: what was queued of its copy is complete before it is reused.
-            self._slots().append(slot)
-            raise
-        return slot, slot
-
-    def _copy(
+    def _start(
         self,
-        start: Callable[[], tuple[DeviceCopy, Slot | None]],
+        start: Callable[[], None],
+        pending: Sequence[PendingCopy],
         reads: Sequence[Callable[[], Any]],
-        convert: Callable[[Any], Any] | None = None,
-    ) -> list[PendingCopy]:
+    ) -> None:
         """Starts a copy; where that fails, reads each value the ordinary way, which waits for the device."""
-        pending = [PendingCopy(convert=convert) for _ in reads]
         try:
             if self._has_room():
-                copy, slot = start()
-                self._copies.append((copy, pending, slot))
+                start()
             else:
                 self._lose(pending)
         except Exception as error:  # noqa: BLE001  # no memory, no kernel for a dtype: must not stop training
@@ -192,12 +346,6 @@ class _Ring:
                 except Exception as failure:  # noqa: BLE001  # as above
                     self._report(failure)
                     self._lose([one])
-        return pending
-
-    def _slots(self) -> deque[Slot]:
-        if self._free is None:
-            self._free = deque(self._device.make_slots(self._policy.slots, self._policy.scalars_per_slot))
-        return self._free
 
     def _report(self, error: Exception) -> None:
         kind = type(error).__name__
@@ -212,6 +360,7 @@ class _Ring:
         """Returns whether there is a free slot; waits for one if the policy says so."""
         policy = self._policy
         if self._is_full():
+            self.send()
             self.collect()
         if self._failure is None and self._is_full() and policy.when_full == "wait":
             deadline = policy.clock() + policy.wait_seconds
@@ -221,20 +370,19 @@ class _Ring:
         return self._failure is None and not self._is_full()
 
     def _is_full(self) -> bool:
-        return len(self._copies) >= self._policy.slots or (self._free is not None and not self._free)
+        slots = self._policy.slots
+        return self._free <= len(self.staged.layouts) or len(self._copies) >= slots
 
     def collect(self) -> None:
-        """Reads the copies that are complete; a slot is reused only after that."""
-        if not self._copies or self._device.is_capturing():
+        """Reads the copies that are complete."""
+        if not self._copies or self.is_capturing():
             return
         try:
             while self._copies and self._copies[0][0].is_done():
-                copy, pending, slot = self._copies[0]
-                for target, value in zip(pending, copy.read(), strict=True):
-                    target.complete(value)
+                copy, pending = self._copies[0]
+                pending.complete(copy.read())
                 self._copies.popleft()
-                if slot is not None and self._free is not None:
-                    self._free.append(slot)
+                self._free += len(pending.layouts) if isinstance(pending, PendingRows) else 0
         except Exception as error:  # noqa: BLE001  # whatever a driver raises
             self._fail(error)
 
@@ -247,15 +395,17 @@ class _Ring:
         self.abandon()
 
     def abandon(self) -> None:
-        """Drops all pending copies. Their slots are not reused: a copy may still write to them."""
-        for _, pending, _ in self._copies:
-            self._lose([copy for copy in pending if not copy.is_ready])
+        """Drops what is pending. Its memory is not used again: a copy may still write to it."""
+        self._lose([one for _, one in self._copies if not one.is_ready])
+        self._lose([self.staged])
         self._copies.clear()
+        self.staged, self.memory = PendingRows(), None
+        self.at, self.limit, self._free = 0, 0, self._policy.slots
 
-    def _lose(self, pending: list[PendingCopy]) -> None:
-        self.lost_values += len(pending)
-        for copy in pending:
-            copy.drop()
+    def _lose(self, pending: Sequence[PendingRows | PendingCopy]) -> None:
+        for one in pending:
+            self.lost_values += one.count
+            one.drop()
 
 
 class HostCopies:
@@ -267,8 +417,8 @@ class HostCopies:
     def __init__(self, policy: DeviceCopies) -> None:
         self._policy = policy
         # By device; None for one that cannot copy without waiting.
-        self._by_device: dict[Any, _Ring | None] = {}
-        self._rings: list[_Ring] = []
+        self._by_device: dict[Any, DeviceRing | None] = {}
+        self._rings: list[DeviceRing] = []
         self._owner_pid = os.getpid()
 
     @property
@@ -287,10 +437,10 @@ class HostCopies:
         Raises:
             RecordError: a graph is being captured.
         """
-        by_ring: dict[int, tuple[_Ring, list[int]]] = {}
+        by_ring: dict[int, tuple[DeviceRing, list[int]]] = {}
         found: list[Any] = [None] * len(tensors)
         for index, tensor in enumerate(tensors):
-            ring = self._ring_of(tensor)
+            ring = self.ring_of(tensor)
             if ring is None:
                 found[index] = tensor.item()
             else:
@@ -313,18 +463,19 @@ class HostCopies:
         Raises:
             RecordError: a graph is being captured.
         """
-        ring = self._ring_of(tensor)
+        ring = self.ring_of(tensor)
         if ring is None:
             host = tensor.detach().cpu()
             return host if convert is None else convert(host)
         ring.require_no_capture()
         return ring.copy_array(tensor, convert)
 
-    def _ring_of(self, tensor: Any) -> _Ring | None:
+    def ring_of(self, tensor: Any) -> DeviceRing | None:
+        """Returns the ring of a tensor's device; None for one that cannot copy without waiting."""
         key = tensor.device
         if key not in self._by_device:
             device = self._policy.open_device(tensor)
-            ring = self._by_device[key] = None if device is None else _Ring(device, self._policy)
+            ring = self._by_device[key] = None if device is None else DeviceRing(device, self._policy)
             if ring is not None:
                 self._rings.append(ring)
         return self._by_device[key]
@@ -337,15 +488,22 @@ class HostCopies:
         for ring in self._rings:
             ring.collect()
 
+    def send(self) -> None:
+        """Starts the copies of the rows that have none yet."""
+        for ring in self._rings:
+            ring.send()
+
     def wait(self) -> bool:
         """Waits for all copies until the deadline; returns whether they are complete."""
         policy = self._policy
         deadline = policy.clock() + policy.wait_seconds
+        self.send()
         self.collect()
         while self.is_busy:
             if policy.clock() >= deadline:
                 return False
             policy.sleep(_POLL_SECONDS)
+            self.send()
             self.collect()
         return True
 

@@ -11,18 +11,20 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Protocol, SupportsIndex
+from types import MappingProxyType
+from typing import Any, Never, Protocol, SupportsIndex
 
 from events.errors import EngineClosedError, RecordError
 from events.event import Event
-from events.names import format_name
+from events.names import LiteralName, format_name
 from events.redaction import redact, redact_text
 from events.state import State
 
 from . import checks
 from .checks import check_file
-from .delivery import Delivery
+from .delivery import Delivery, LogRow
 from .destination import Destination, MetricsPacker
 from .device import DeviceCopies
 from .faults import Faults, caller
@@ -31,7 +33,6 @@ from .values import (
     are_plain_types,
     are_real,
     plain_config,
-    quick_host_metrics,
     read_numbers,
     short_repr,
 )
@@ -43,6 +44,8 @@ _log = logging.getLogger("events")
 # The methods whose time a `TimeLedger` charges; those of other records call `log_record`.
 _CHARGED = ("log_hyperparameters", "log_record", "upload_file", "flush")
 _NO_SPAN: AbstractContextManager[None] = nullcontext()
+# The namespaces of this thread and task, of each logger by its identity.
+_prefixes: ContextVar[Mapping[int, str]] = ContextVar("events.namespaces", default=MappingProxyType({}))
 
 
 class AttachedCallback(Protocol):
@@ -75,8 +78,8 @@ class Logger(RecordMethods):
     **Values.** Any value may be a function without arguments. It is called in this thread, at most once, and
     only if a destination is going to write its result. A function that raises, or returns something that
     cannot be logged, loses only its own value.
-    Values on a device are copied without waiting, and delivered in order once they have arrived; meanwhile
-    the state has the position of the call.
+    Values on a device are copied without waiting, several calls at a time, and delivered in order once they
+    have arrived; meanwhile the state has the position of the call. See `DeviceCopies`.
 
     **Rates.** A destination with a `write_rate` gets metrics when it is due; see `WriteRate`.
 
@@ -126,7 +129,9 @@ class Logger(RecordMethods):
         # Whether the warning about a file that no destination takes was logged.
         self._has_warned_of_files = False
         self._ledger: Any = None
-        self._prefix = _prefix("", namespace) if namespace else ""
+        self._own_prefix = _prefix("", namespace) if namespace else ""
+        # One for each open block, of any thread or task.
+        self._open_namespaces: list[str] = []
         self.faults = Faults(raise_errors=raise_errors, strict=strict)
         self._delivery = Delivery(state, self._destinations, lambda: self.faults, device_copies)
         # Whether copies from a device are pending; an attribute, because the engine checks it at each event.
@@ -140,8 +145,12 @@ class Logger(RecordMethods):
         self._expects_plain = self._packer is not None
         # Whether `log_metrics` has to do more than to convert values and call the destinations.
         self._is_slow_path = False
-        # Whether that is only because of write rates.
+        # Whether that is only because of write rates; or only because of a prefix, or copies on their way.
         self._can_defer = False
+        self._is_planned = False
+        # What logs scalars on a device, where the last metrics were such ones.
+        self._log_row: LogRow | None = None
+        self._outbox = self._delivery.outbox
         self._refresh()
 
     @property
@@ -236,6 +245,10 @@ class Logger(RecordMethods):
         Raises:
             EngineClosedError: the run is closed.
         """
+        if self._log_row is not None and not self.faults.failing and self._log_row(metrics, step):
+            if not self.is_busy:
+                self._refresh()
+            return
         if step is None:
             step = self._state.timestamp.batch.value or self._given_step  # type: ignore[assignment]
         else:
@@ -243,7 +256,14 @@ class Logger(RecordMethods):
                 step = self._step(step)
             self._given_step = step
         if self._is_slow_path or self.faults.failing:
-            self._log_metrics_slow(metrics, step)  # type: ignore[arg-type]
+            if (
+                not self._is_planned
+                or self.faults.failing
+                or not self._delivery.try_log(metrics, self._prefix, step)  # type: ignore[arg-type]
+            ):
+                self._log_metrics_slow(metrics, step)  # type: ignore[arg-type]
+            elif bool(self._outbox) is not self.is_busy:
+                self._refresh()
             return
         destinations, packer = self._destinations, self._packer
         values: Mapping[str, Any] | None = metrics
@@ -267,7 +287,10 @@ class Logger(RecordMethods):
             self.faults.raise_if_foreign(error)
             values = None
         if values is None:
-            self._log_any_metrics(metrics, step)  # type: ignore[arg-type]
+            if not self._delivery.try_log(metrics, self._prefix, step):  # type: ignore[arg-type]
+                self._log_any_metrics(metrics, step)  # type: ignore[arg-type]
+            elif self._outbox:
+                self._refresh()
             return
         is_refused = False
         for destination in destinations:
@@ -341,13 +364,12 @@ class Logger(RecordMethods):
             state = self._state
             ending = "".join(one for one in path.suffixes[-2:] if one in {".json", ".gz"})
             place = f"{self._prefix}{name}-ba{state.timestamp.batch.value}-rank{state.rank}{ending}"
-            # Braces would be placeholders.
-            remote = "{run_name}/traces/" + place.replace("{", "(").replace("}", ")")
+            remote = LiteralName(f"{state.run_name}/traces/{place}")
             try:
                 self.upload_file(remote, path, overwrite=True)
             except (OSError, RecordError) as error:
                 self.faults.refuse("log_traces", RecordError(f"{name!r}: {error}"))
-            found[name] = {"file": format_name(remote, state), "size": path.stat().st_size}
+            found[name] = {"file": str(remote), "size": path.stat().st_size}
         return found
 
     def _log_record(self, action: str, values: dict[str, Any]) -> None:
@@ -406,12 +428,11 @@ class Logger(RecordMethods):
         system, which needs no time and no room. The caller may delete or replace the file, as always, but
         must never write into it.
 
-        Both names may contain placeholders such as `{run_name}`, `{rank}`, `{epoch}` and `{batch}`; see
-        `format_name`.
-
         Args:
-            remote_file_name: the name in the destination.
-            file_path: the local path.
+            remote_file_name: the name in the destination, with placeholders such as `{run_name}`, `{rank}`,
+                `{epoch}` and `{batch}`, see `format_name`; a `LiteralName` has none.
+            file_path: the local path. The path of an existing file is taken as it is; in any other,
+                placeholders are filled in.
             overwrite: whether it may replace an older file of that name.
             link: whether destinations may link the file instead of copying it.
             crc32: of the file, where the caller knows it: saves a destination that links it reading it.
@@ -425,6 +446,8 @@ class Logger(RecordMethods):
         from uploads import UploadError
 
         name, path = self._file_names(remote_file_name, file_path)
+        if "{" in str(path) and not os.path.exists(path):  # noqa: PTH110  # Path raises for a long name
+            path = Path(format_name(str(path), self._state))
         if self.has_file_upload_destination():
             try:
                 is_folder, is_there = path.is_dir(), path.exists()
@@ -478,7 +501,7 @@ class Logger(RecordMethods):
 
         Args:
             remote_file_name: the name in the destination; placeholders as in `upload_file`.
-            destination: the local path to write.
+            destination: the local path to write, as it is.
             overwrite: whether an existing local file may be replaced.
             progress_bar: whether to show the progress.
 
@@ -596,28 +619,41 @@ class Logger(RecordMethods):
         """Prefixes the names of all metrics and records that are logged in a `with` block.
 
         Blocks may be nested: inside `namespace("eval")` and `namespace("clean")`, "loss" is
-        "eval/clean/loss". Hyperparameters and files keep their names.
+        "eval/clean/loss". Hyperparameters and files keep their names. A block is of its thread and its
+        asyncio task: another has its own, and a task begins with those in which it was made.
 
         Raises:
             RecordError: the name is not a string, or empty.
         """
-        before = self._prefix
-        self._prefix = _prefix(before, name)
+        before = _prefixes.get()
+        prefix = _prefix(self._prefix, name)
+        self._open_namespaces.append(name)
+        _prefixes.set({**before, id(self): prefix})
         self._refresh()
         try:
             yield
         finally:
-            self._prefix = before
+            _prefixes.set(before)
+            self._open_namespaces.pop()
             self._refresh()
 
+    @property
+    def _prefix(self) -> str:
+        """What precedes names in this thread and task."""
+        return _prefixes.get().get(id(self), self._own_prefix) if self._open_namespaces else self._own_prefix
+
     def poll(self) -> None:
-        """Delivers records whose copies are complete, without waiting; called by the engine at each event."""
+        """Delivers what has arrived from devices, if it is time to look, without waiting.
+
+        The engine calls it at each event.
+        """
         if self.is_busy:
             # No `with`: it would take longer than most polls.
             try:
-                self._delivery.poll()
+                self._delivery.look()
             finally:
-                self._refresh()
+                if not self._outbox:
+                    self._refresh()
 
     def wait_for_copies(self) -> None:
         """Waits for pending copies until the deadline of `device_copies`, and delivers them."""
@@ -652,6 +688,14 @@ class Logger(RecordMethods):
         """How many values on a device were lost: its ring was full, it failed, or the deadline passed."""
         return self._delivery.lost_values
 
+    def __reduce__(self) -> Never:
+        """Raises TypeError: another process needs a logger of its own."""
+        raise TypeError(
+            f"Run {self._state.run_name!r} cannot be sent to another process, such as a worker of a "
+            "DataLoader. Return values from the worker, and log them here; or make a Run there, with "
+            'RunDirectory(..., writer="...").'
+        )
+
     def _each(self, action: str, call: Callable[[Destination], None]) -> None:
         self._require_open(action)
         for destination in self._destinations:
@@ -659,29 +703,16 @@ class Logger(RecordMethods):
         self.faults.raise_refused()
 
     def _log_metrics_slow(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Handles what the hot path does not; has shortcuts for namespaces and rates."""
-        if self.faults.failing:
-            pass
-        elif self._can_defer:
-            if self._delivery.try_defer(metrics, step):
-                return
-        elif not (self.is_busy or self._is_stopped or self._delivery.is_paced):
-            values = quick_host_metrics(metrics)
-            if values is not None:
-                named = {self._prefix + name: value for name, value in values.items()}
-                self._each("log_metrics", lambda destination: destination.log_metrics(named, step))
-                return
-        self._log_any_metrics(metrics, step)
+        """Handles what the hot path does not; has a shortcut for rates."""
+        if not (self._can_defer and not self.faults.failing and self._delivery.try_defer(metrics, step)):
+            self._log_any_metrics(metrics, step)
 
     def _log_any_metrics(self, metrics: Any, step: int) -> None:
         """Logs any metrics: on devices, functions, with rates, and to destinations that are failing."""
         self._require_open("log_metrics")
-        self.poll()
         if isinstance(metrics, Mapping):
-            try:
+            with self._refreshing():
                 self._delivery.log_metrics(metrics, self._prefix, step)
-            finally:
-                self._refresh()
         else:
             got = f"{short_repr(metrics, 80)} ({type(metrics).__name__})"
             self.faults.refuse(
@@ -697,7 +728,6 @@ class Logger(RecordMethods):
         self, action: str, name: str, given: tuple[Any, ...], prepare: Callable[..., dict[str, Any]]
     ) -> None:
         self._require_open(action)
-        self.poll()
         with self._refreshing():
             self._delivery.log_record(action, name, given, prepare)
         self.faults.raise_refused()
@@ -711,9 +741,13 @@ class Logger(RecordMethods):
 
     def _refresh(self) -> None:
         self.is_busy = self._delivery.is_busy
-        needs_more = bool(self._prefix or self._is_stopped or self.is_busy)
+        needs_more = bool(self._own_prefix or self._open_namespaces or self._is_stopped or self.is_busy)
         self._is_slow_path = needs_more or self._delivery.is_paced
         self._can_defer = self._delivery.is_paced and not needs_more
+        self._is_planned = not (self._is_stopped or self._delivery.is_paced)
+        # In a namespace the prefix depends on who calls.
+        has_rows = self._is_planned and self._delivery.has_rows and not self._open_namespaces
+        self._log_row = self._delivery.log_row(self._own_prefix) if has_rows else None
 
     def _text_name(self, name: Any) -> str:
         if isinstance(name, str):
@@ -743,7 +777,7 @@ class Logger(RecordMethods):
             )
 
     def _file_names(self, remote: Any, local: Any) -> tuple[str, Path]:
-        """Returns the remote name and the local path of a file, with placeholders filled in."""
+        """Returns the remote name of a file, with placeholders filled in, and the local path as it is."""
         if not isinstance(remote, str):
             raise RecordError(f"file must have a string as its name, got {short_repr(remote)}.")
         try:
@@ -752,7 +786,7 @@ class Logger(RecordMethods):
             raise RecordError(f"file {remote!r:.200} must have a path, got {short_repr(local)}.") from None
         if "\0" in text:
             raise RecordError(f"file {remote!r:.200} must have a path without NUL, got {text!r:.200}.")
-        return format_name(remote, self._state), Path(format_name(text, self._state))
+        return format_name(remote, self._state), Path(text)
 
     def _methods_of_stores(self, name: str) -> list[Callable[..., Any]]:
         """Returns a method of the destinations that take files; those written for Composer lack it."""

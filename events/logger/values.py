@@ -27,6 +27,7 @@ __all__ = [
     "PLAIN_TYPES",
     "BinnedValues",
     "FlatMetrics",
+    "TorchHooks",
     "are_plain_types",
     "are_real",
     "flatten_metrics",
@@ -38,7 +39,6 @@ __all__ = [
     "map_nested",
     "plain_cell",
     "plain_config",
-    "quick_host_metrics",
     "read_numbers",
     "safe_text",
     "short_repr",
@@ -341,36 +341,24 @@ def short_repr(value: Any, length: int = 40) -> str:
         return f"<{type(value).__name__} without a repr: {type(error).__name__}>"
 
 
-class _TorchHooks:
+class TorchHooks:
     """What the fast path needs of torch, once the program has imported it; never imported here."""
 
     tensor_types: frozenset[type] = frozenset()
     item: Callable[[Any], Any] = staticmethod(lambda tensor: tensor.item())
     has_cuda: Callable[[], bool] = staticmethod(lambda: True)
+    is_traced: Callable[[], bool] = staticmethod(lambda: bool(_tensor_types()) and TorchHooks.is_traced())
 
 
 def _tensor_types() -> frozenset[type]:
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "nn"):
-        _TorchHooks.has_cuda = torch.cuda.is_initialized
-        _TorchHooks.item = torch.Tensor.item
-        _TorchHooks.tensor_types = frozenset({torch.Tensor, torch.nn.Parameter})
-    return _TorchHooks.tensor_types
-
-
-def quick_host_metrics(metrics: Any) -> dict[str, float] | None:
-    """Returns metrics as Python numbers, or None if they need the slow path.
-
-    The fast path for numbers and tensors of one element in host memory, not nested. Most of its time is
-    `Tensor.item`.
-    """
-    try:
-        numbers = read_numbers(metrics)
-        if numbers is not None and are_real(numbers):
-            return numbers
-    except Exception:  # noqa: BLE001, S110  # not a mapping, many elements: the slow path reports it
-        pass
-    return None
+        TorchHooks.has_cuda = torch.cuda.is_initialized
+        TorchHooks.item = torch.Tensor.item
+        # Of the functions that say so the shortest; `torch.compile` takes it for True.
+        TorchHooks.is_traced = torch.compiler.is_dynamo_compiling
+        TorchHooks.tensor_types = frozenset({torch.Tensor, torch.nn.Parameter})
+    return TorchHooks.tensor_types
 
 
 def are_real(numbers: dict[str, Any]) -> bool:
@@ -380,8 +368,7 @@ def are_real(numbers: dict[str, Any]) -> bool:
         TypeError: a name is not a string.
     """
     "".join(numbers)
-    # A complex number shows in the sum; this is faster than to check each value.
-    return type(sum(numbers.values())) is not complex
+    return complex not in map(type, numbers.values())
 
 
 def read_numbers(metrics: Any) -> dict[str, Any] | None:
@@ -395,15 +382,15 @@ def read_numbers(metrics: Any) -> dict[str, Any] | None:
     if type(metrics) is not dict:
         # A TensorDict is a mapping, but iterates over its batch.
         metrics = dict(metrics.items())
-    tensor_types = _TorchHooks.tensor_types or _tensor_types()
+    tensor_types = TorchHooks.tensor_types or _tensor_types()
     values = metrics.values()
     # Without CUDA, tensors need not be checked one by one: other devices are waited for.
-    look = _TorchHooks.has_cuda()
+    look = TorchHooks.has_cuda()
     if tensor_types.issuperset(map(type, values)):
         if look and not all(map(_is_cpu, values)):
             return None
         # All in C: a loop would take a microsecond more for ten tensors.
-        return dict(zip(metrics, map(_TorchHooks.item, values), strict=True))
+        return dict(zip(metrics, map(TorchHooks.item, values)))  # noqa: B905  # as many
     numbers = {}
     for name, value in metrics.items():
         kind = type(value)
@@ -530,7 +517,7 @@ def _collect(
             continue
         name = prefix + key
         try:
-            if type(value) in _TorchHooks.tensor_types and is_on_device(value) and name not in flat.values:
+            if type(value) in TorchHooks.tensor_types and is_on_device(value) and name not in flat.values:
                 _collect_on_device(name, value, flat)
             else:
                 _collect_item(name, value, flat, parents)

@@ -14,11 +14,14 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
+from events.ranks import find_ranks
+
 __all__ = [
     "any_rank",
+    "average_as_made",
     "charge_waiting",
-    "check_rank",
     "check_sampler",
+    "from_first",
     "from_rank_zero",
     "gather",
     "gather_parts",
@@ -28,6 +31,7 @@ __all__ = [
     "join",
     "least",
     "leave",
+    "mean_gradient",
     "ranks",
     "sum_numbers",
     "sum_tensor",
@@ -71,8 +75,15 @@ def join(device: torch.device) -> bool:
     With an accelerator, host tensors still go over gloo: the collectives of each batch must not wait for the
     device.
     """
-    if distributed.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    found = find_ranks()
+    if distributed.is_initialized() or found.world_size == 1:
         return False
+    if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
+        raise ValueError(
+            f"{' and '.join(missing)} must be set for {found.world_size} ranks ({found.source}) to meet. "
+            "Start them by torchrun, or call torch.distributed.init_process_group before. To train alone in "
+            "each of these processes, set RANK=0 and WORLD_SIZE=1."
+        )
     global _joining_nanoseconds  # noqa: PLW0603  # a process has one process group
     began = time.perf_counter_ns()
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -85,10 +96,9 @@ def join(device: torch.device) -> bool:
         # torch does not list these two among its exports.
         kept = distributed.TCPStore(*address, is_master=False)  # type: ignore[attr-defined]
         store = distributed.PrefixStore(prefix, kept)  # type: ignore[attr-defined]
-        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+        distributed.init_process_group(backend, store=store, rank=found.rank, world_size=found.world_size)
     else:
-        distributed.init_process_group(backend)
+        distributed.init_process_group(backend, rank=found.rank, world_size=found.world_size)
     _joining_nanoseconds = time.perf_counter_ns() - began
     return True
 
@@ -115,13 +125,34 @@ def ranks() -> int:
     return distributed.get_world_size() if distributed.is_initialized() else 1
 
 
-def wrap(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
-    """Returns the model, wrapped to average gradients over ranks; one that is sharded does so itself."""
+def wrap(model: torch.nn.Module, device: torch.device, *, is_called: bool = True) -> torch.nn.Module:
+    """Returns the model, wrapped to average gradients over ranks; one that is sharded does so itself.
+
+    One that is not called as a whole is not wrapped: each of its gradients is averaged as it is made.
+    """
     if is_alone() or isinstance(model, DistributedDataParallel) or is_sharded(model):
+        return model
+    if not is_called:
+        for tensor in (*model.parameters(), *model.buffers()):
+            average_as_made(tensor)
         return model
     wrapped = _SettledBuckets(model, device_ids=None if device.type == "cpu" else [device])
     wrapped.settle()
     return wrapped
+
+
+def average_as_made(tensor: torch.Tensor) -> None:
+    """Gives a tensor the values of rank 0, and averages its gradient whenever a backward pass has made it.
+
+    Gradients that accumulate stay right: what was averaged before is the same on all ranks.
+    """
+    from_first(tensor.detach())
+    if tensor.requires_grad:
+        tensor.register_post_accumulate_grad_hook(_average)  # type: ignore[no-untyped-call]
+
+
+def _average(parameter: torch.nn.Parameter) -> None:
+    mean_gradient(parameter)
 
 
 class _SettledBuckets(DistributedDataParallel):
@@ -154,22 +185,6 @@ def is_sharded(model: torch.nn.Module) -> bool:
     return any(is_dtensor(parameter) for parameter in model.parameters())
 
 
-def check_rank(rank: int, world_size: int) -> None:
-    """Checks that the rank of the environment is that of the process group.
-
-    Raises:
-        ValueError: it is another.
-    """
-    if distributed.is_initialized():
-        found = distributed.get_rank(), distributed.get_world_size()
-        if found != (rank, world_size):
-            raise ValueError(
-                f"RANK and WORLD_SIZE must be those of the process group, {found[0]} and {found[1]}, "
-                f"got {rank} and {world_size}. Start ranks by torchrun, or set these variables before the "
-                "Trainer is made."
-            )
-
-
 def check_sampler(dataloader: Any) -> None:
     """Checks that a dataloader does not give every rank the same samples.
 
@@ -186,7 +201,8 @@ def check_sampler(dataloader: Any) -> None:
         raise ValueError(  # noqa: TRY004  # its type is right, its sampler is not
             f"train_dataloader must give each of {distributed.get_world_size()} ranks its own samples, "
             f"got a {type(sampler).__name__}. "
-            "Pass sampler=torch.utils.data.DistributedSampler(dataset) to the DataLoader."
+            "Pass sampler=torch.utils.data.DistributedSampler(dataset) to the DataLoader, after "
+            "torch.distributed.init_process_group()."
         )
 
 
@@ -247,6 +263,20 @@ def sum_tensor(tensor: torch.Tensor) -> torch.Tensor:
     if not is_alone():
         distributed.all_reduce(tensor)
     return tensor
+
+
+@_meets
+def from_first(tensor: torch.Tensor) -> None:
+    """Gives a tensor the values of rank 0, in place."""
+    distributed.broadcast(tensor, 0)
+
+
+@_meets
+def mean_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """Returns the gradient of a parameter, averaged over ranks; one without counts as zeros."""
+    gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    distributed.all_reduce(gradient)
+    return gradient.div_(ranks())
 
 
 def any_rank(claim: bool) -> bool:

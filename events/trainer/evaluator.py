@@ -1,8 +1,7 @@
-"""`Evaluator`: a dataloader to evaluate on, with its label, metrics and interval.
+"""`Evaluator`: a dataloader to evaluate on, with its label, metrics and interval."""
 
-`ComposerSteps` is what the trainer asks of a model that computes its own loss and metrics, as Composer's do.
-"""
-
+import copy
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,7 +15,9 @@ from events.timestamp import Time
 
 from .set_up import as_limit
 
-__all__ = ["ComposerSteps", "Evaluator", "as_evaluators"]
+__all__ = ["Evaluator", "apart_from", "as_evaluators"]
+
+_log = logging.getLogger("events")
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -110,40 +111,28 @@ def as_evaluators(eval_dataloader: Any) -> tuple[Evaluator, ...]:
     return (_as_evaluator(eval_dataloader, "eval"),)
 
 
+def apart_from(train_dataloader: Any, dataloader: Any) -> Any:
+    """Returns a dataloader that can be read within an epoch of training: a copy, where it would end that.
+
+    Raises:
+        ValueError: it is the one of training, has a position of its own, and cannot be copied.
+    """
+    has_position = hasattr(dataloader, "__next__") or hasattr(dataloader, "load_state_dict")
+    if dataloader is not train_dataloader or not (
+        has_position or getattr(dataloader, "persistent_workers", False)
+    ):
+        return dataloader
+    if not isinstance(dataloader, DataLoader):
+        raise ValueError(  # noqa: TRY004  # its type is right
+            f"eval_dataloader must be another {type(dataloader).__name__} than train_dataloader: reading it "
+            "would move the position of training. Make a second one."
+        )
+    _log.warning("The training dataloader is evaluated too: a copy of it, with worker processes of its own.")
+    apart = copy.copy(dataloader)
+    # An iterator of persistent workers is one for all who read.
+    vars(apart)["_iterator"] = None
+    return apart
+
+
 def _as_evaluator(given: Any, label: str) -> Evaluator:
     return given if isinstance(given, Evaluator) else Evaluator(label=label, dataloader=given)
-
-
-class ComposerSteps:
-    """The steps of a model that computes its own loss and metrics, under Composer's names.
-
-    `forward(batch)` and `loss(outputs, batch)` are needed; `eval_forward(batch, outputs)`,
-    `get_metrics(is_train)` and `update_metric(batch, outputs, metric)` are used where the model has them.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-
-    @classmethod
-    def of(cls, model: Any) -> "ComposerSteps | None":
-        """Returns the steps of a model, or None if it is not of that shape."""
-        has_steps = all(callable(getattr(model, name, None)) for name in ("loss", "eval_forward"))
-        return cls(model) if has_steps else None
-
-    def loss(self, outputs: Any, batch: Any) -> Any:
-        """Returns the loss of the model, or several."""
-        return self._model.loss(outputs, batch)
-
-    def eval_forward(self, batch: Any, outputs: Any = None) -> Any:
-        """Returns the outputs that metrics take."""
-        return self._model.eval_forward(batch, outputs)
-
-    def metrics(self, *, is_train: bool) -> Mapping[str, Any]:
-        """Returns the metrics of the model by name."""
-        get: Any = getattr(self._model, "get_metrics", None)
-        return {} if get is None else get(is_train=is_train)
-
-    def update(self, metric: Any, outputs: Any, batch: Any) -> Any:
-        """Adds a batch to a metric of the model; returns what the model does, or an empty dict."""
-        returned = self._model.update_metric(batch, outputs, metric)
-        return {} if returned is None else returned

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from events.logger.logger import Logger
+from events.state import as_tuple
 
 from . import distributed
-from .batches import samples_in
 
 __all__ = [
     "MeanMetric",
@@ -22,6 +22,8 @@ __all__ = [
     "WeightedMeans",
     "as_metrics",
     "log_values",
+    "losses_by_name",
+    "own_loss",
     "scalars",
     "states_of",
     "total_loss",
@@ -48,12 +50,11 @@ class MeanMetric:
     _total: Any = 0.0
     _samples: int = 0
 
-    def __call__(self, outputs: Any, targets: Any) -> Any:
-        """Returns the value for one batch, and adds it to the mean."""
+    def __call__(self, outputs: Any, targets: Any, samples: int) -> Any:
+        """Returns the value for one batch of so many samples, and adds it to the mean."""
         value = self._function(outputs, targets)
         if isinstance(value, torch.Tensor):
             value = value.detach()
-        samples = samples_in(targets)
         self._total = self._total + value * samples
         self._samples += samples
         return value
@@ -157,6 +158,31 @@ def total_loss(loss: Any) -> tuple[torch.Tensor, dict[str, Any]]:
         f"loss must be a tensor, or several by name or in a list, got {loss!r:.80}. "
         "Return it from loss_fn or from Trainer.loss."
     )
+
+
+def own_loss(outputs: Any) -> Any:
+    """Returns the loss that a model has computed, or None.
+
+    It is called "loss", or is the only number among the outputs, as in minGPT's `logits, loss`.
+    """
+    found = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+    if found is None or callable(found):
+        numbers = [one for one in as_tuple(outputs) if isinstance(one, torch.Tensor) and one.ndim == 0]
+        found = numbers[0] if len(numbers) == 1 and numbers[0].is_floating_point() else None
+    return found
+
+
+def losses_by_name(returned: Any) -> dict[str, Any]:
+    """Returns what `Trainer.train_step` returned under the names of the log, and the total as "loss"."""
+    named = {} if returned is None else returned if isinstance(returned, Mapping) else {"total": returned}
+    logged = {name: value for name, value in named.items() if "/" in name}
+    losses = {name: value for name, value in named.items() if "/" not in name}
+    if "total" not in losses and "loss" in losses:
+        losses["total"] = losses.pop("loss")
+    if not losses:
+        return logged
+    total, parts = total_loss(losses)
+    return {"loss": total, **{f"loss/train/{name}": part for name, part in parts.items()}, **logged}
 
 
 def scalars(name: str, value: Any) -> dict[str, Any]:

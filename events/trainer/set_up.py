@@ -1,7 +1,9 @@
 """Checks and normalizes the arguments of the trainer."""
 
+import contextlib
+import importlib.metadata
 import inspect
-import os
+import subprocess
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,6 +14,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from events.ranks import find_ranks
 from events.state import Precision, State
 from events.timestamp import Time, TimeUnit
 
@@ -31,8 +34,10 @@ __all__ = [
     "length_of",
     "move_optimizers",
     "own_arguments",
+    "parts_taken",
     "shorter",
     "step_schedulers_of_epoch",
+    "versions",
     "weights_options",
     "without_gradient_sync",
 ]
@@ -44,7 +49,9 @@ AUTOCAST_DTYPES = {
     Precision.AMP_FP16: torch.float16,
 }
 
+_COMMIT = ("git", "rev-parse", "HEAD")
 
+_TARGETS = {"label", "labels", "target", "targets", "y"}
 COMPOSERS = {
     "algorithms": "There are none: write a Callback.",
     "compile_config": "Give torch.compile(model).",
@@ -85,7 +92,7 @@ def check_choices(
             raise ValueError(
                 f"device_train_microbatch_size must be a number or 'auto', got {microbatch_size!r}."
             )
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if find_ranks().world_size > 1:
             raise ValueError(
                 "device_train_microbatch_size='auto' needs a single rank: one that runs out of memory would "
                 "leave the others waiting for its gradients. Pass a number."
@@ -176,8 +183,28 @@ def as_limit(batches: Any, name: str) -> int | None:
 
 
 def find_device(device: Any) -> torch.device:
-    """Returns the given device ("gpu": CUDA), else this rank's accelerator, else the CPU."""
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    """Returns the given device ("gpu": CUDA), else this rank's accelerator, else the CPU.
+
+    Raises:
+        RuntimeError: it is a GPU that this process cannot use.
+    """
+    found = _named_device(device)
+    if found.type == "cuda" and _is_forked_from_cuda():
+        raise RuntimeError(
+            f"this process cannot train on {found}: it was forked after CUDA was used in its parent "
+            "(torch.cuda.is_available() is enough). Start ranks with torchrun or by 'spawn', or fork before "
+            'CUDA is used; device="cpu" trains without it.'
+        )
+    return found
+
+
+def _is_forked_from_cuda() -> bool:
+    return bool(getattr(torch.cuda, "_is_in_bad_fork", bool)())
+
+
+def _named_device(device: Any) -> torch.device:
+    # A task of `srun` may see its own device alone.
+    local_rank = find_ranks().local_rank % max(1, torch.cuda.device_count())
     if device is not None and not isinstance(device, str | torch.device):
         # One of Composer's devices.
         device = str(getattr(device, "name", device))
@@ -185,7 +212,8 @@ def find_device(device: Any) -> torch.device:
         return torch.device("cuda", local_rank)
     if device is not None:
         return torch.device(device)
-    if torch.cuda.is_available():
+    # CUDA may say there that it is not available; NVML, which `device_count` asks, knows of the GPUs.
+    if torch.cuda.is_available() or (_is_forked_from_cuda() and torch.cuda.device_count()):
         return torch.device("cuda", local_rank)
     # New in torch 2.6.
     accelerator = getattr(torch, "accelerator", None)
@@ -193,6 +221,18 @@ def find_device(device: Any) -> torch.device:
         accelerator.current_accelerator() if accelerator is not None and accelerator.is_available() else None
     )
     return torch.device("cpu") if found is None else torch.device(found.type)
+
+
+def versions(rank: int) -> dict[str, str | None]:
+    """Returns the version of this package and, on rank 0, the commit of the code; None if unknown."""
+    commit = version = None
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        version = importlib.metadata.version("training-destinations")
+    if rank == 0:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            found = subprocess.check_output(_COMMIT, stderr=subprocess.DEVNULL, timeout=5)  # noqa: S603
+            commit = found.decode().strip()
+    return {"version": version, "commit": commit}
 
 
 def length_of(dataloader: Any) -> int | None:
@@ -228,6 +268,17 @@ def closure_optimizer(
             )
         return optimizer
     return None
+
+
+def parts_taken(model: torch.nn.Module) -> int:
+    """Returns how many parts of a batch a model takes that computes its own loss, targets included.
+
+    It takes those that its `forward` requires by position, and one that is called as targets are.
+    """
+    parameters = inspect.signature(getattr(model, "_orig_mod", model).forward).parameters.values()
+    by_position = [one for one in parameters if one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}]
+    taken = [one.default is one.empty or one.name in _TARGETS for one in by_position]
+    return taken.index(False) if False in taken else len(taken)
 
 
 def learning_rates(optimizers: tuple[torch.optim.Optimizer, ...]) -> dict[str, float]:

@@ -9,7 +9,7 @@ import copy
 import itertools
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
     DataLoader,
+    DistributedSampler,
     IterableDataset,
     StackDataset,
     Subset,
@@ -32,16 +33,17 @@ from events.event import Event
 from events.state import State
 
 from .random_state import (
-    find_generators,
     generator_states,
+    generators_in,
     parts_of,
     random_state_of,
     restore_generators,
     restore_random_state,
 )
+from .reachable import reach
 from .set_up import length_of
 
-__all__ = ["SkipBy", "TrainData", "data_state", "samplers_of"]
+__all__ = ["SkipBy", "TrainData", "data_state", "random_numbers", "samplers_of"]
 
 _log = logging.getLogger("events")
 
@@ -52,19 +54,72 @@ _NESTED = 8
 _OBJECTS = 1000
 
 
-def data_state(state: State) -> dict[str, Any]:
-    """Returns the random numbers of this rank and the positions of its dataloaders, as they are now."""
+def data_state(state: State, held: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the random numbers of this rank and the positions of its dataloaders, as they are now.
+
+    Args:
+        state: the run.
+        held: the generators that other parts of the run hold, by name.
+    """
+    place = {"parts": _part_states(state.train_dataloader), "place": _place(state)}
+    return {**random_numbers(state, held), **place, **state.interrupted_evaluation}
+
+
+def random_numbers(state: State, held: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Returns the random numbers of this rank, as they are now; see `data_state`."""
+    held = state.parts.find().generators if held is None else held
     return {
         **random_state_of(state.train_dataloader),
-        "parts": _part_states(state.train_dataloader),
         "evaluators": {
             one.label: {
-                "generators": generator_states(one.dataloader),
+                "generators": generator_states(generators_in(one.dataloader)),
                 "has_workers": _has_workers(one.dataloader),
             }
             for one in state.evaluators
         },
+        "held": generator_states(held),
     }
+
+
+def _place(state: State) -> dict[str, Any]:
+    """Returns how far this rank is in its epoch, in samples, and by what that is counted.
+
+    A resumed epoch begins at a sample, maybe with batches of another size than before: "base" is where.
+    """
+    loader = state.train_dataloader
+    size, length = _batch_size(loader), _samples_in(loader)
+    batches, samples = (state.random_at_epoch_start or {}).get("base", (0, 0))
+    done = None if size is None else samples + (int(state.timestamp.batch_in_epoch) - batches) * size
+    return {
+        "batch_size": size,
+        # The last batch may have fewer; a sampler that is asked for more comes to its end, as it did then.
+        "samples": done,
+        "is_end": None not in {done, length} and done >= length,  # type: ignore[operator]  # no None
+        "is_distributed": _is_distributed(loader),
+        "length": length_of(loader),
+    }
+
+
+def _is_distributed(loader: Any) -> bool:
+    """Returns whether samples have one order, whatever the number of ranks."""
+    return type(getattr(loader, "sampler", None)) is DistributedSampler
+
+
+def _batch_size(loader: Any) -> int | None:
+    """Returns how many samples a batch has, or None where the loader does not tell."""
+    size = getattr(loader, "batch_size", None)
+    size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None) if size is None else size
+    return size if isinstance(size, int) else None
+
+
+def _samples_in(loader: Any) -> int | None:
+    """Returns how many samples an epoch of this rank has, or None where only reading tells."""
+    if not _is_data_loader(loader) or isinstance(loader.dataset, IterableDataset):
+        return None
+    sampler = (
+        loader.sampler if loader.batch_sampler is None else getattr(loader.batch_sampler, "sampler", None)
+    )
+    return length_of(sampler)
 
 
 def samplers_of(dataloader: Any) -> dict[str, Any]:
@@ -113,6 +168,8 @@ class TrainData:
         self._may_be_at_end = False
         # Whose workers were there before this epoch.
         self._indices: _Indices | None = None
+        # Whether this epoch goes on with other batches than it began with.
+        self._is_shifted = False
 
     def _announce(self) -> None:
         """Logs what a resumed run may not repeat, once."""
@@ -127,29 +184,54 @@ class TrainData:
                 "; ".join(reasons),
             )
 
-    def begin(self, saved: Mapping[str, Any] | None) -> None:
+    @property
+    def length(self) -> int | None:
+        """How many batches this epoch has, with those before a resume; None where only reading tells."""
+        loader = self._state.train_dataloader
+        length, base = length_of(loader), (self._state.random_at_epoch_start or {}).get("base")
+        if length is None or base is None or self._state.timestamp.batch_in_epoch == 0:
+            return length
+        batches, samples = base
+        size, total = _batch_size(loader) or 1, _samples_in(loader)
+        if total is None:
+            return int(batches) + length - int(samples) // size
+        rest = max(0, total - int(samples))
+        return int(batches) + (rest // size if loader.drop_last else -(-rest // size))
+
+    def begin(self, of_ranks: Sequence[Mapping[str, Any] | None]) -> None:
         """Goes to where training is, and restores the random numbers of a checkpoint.
 
         Args:
-            saved: what `data_state` returned then; None where training begins, or goes on in this process.
+            of_ranks: what `data_state` returned then, on each rank; empty where training begins, or goes on
+                in this process.
+
+        Raises:
+            CheckpointError: the epoch cannot go on at the sample where it was.
         """
         state, loader = self._state, self._state.train_dataloader
         done = int(state.timestamp.batch_in_epoch)
         self._iterator = None
         self._announce()
-        if saved is None and done == 0:
+        saved = of_ranks[state.rank] if state.rank < len(of_ranks) else None
+        if not of_ranks and done == 0:
             return
-        now = data_state(state) if saved is None else saved
+        held = state.parts.find().generators
+        now = data_state(state, held) if saved is None else saved
+        self._is_shifted = False
+        skip: tuple[int, int | None] = (0, None)
+        if done > 0:
+            skip = self._find_place(done, of_ranks)
         start = state.random_at_epoch_start
         self._begin_workers(start or {}, now)
         if done > 0:
-            self._iterator = self._reopened(done, start, now)
+            self._iterator = self._reopened(skip, start, now)
         elif not self._is_at_iterator():
             self._load_at_end_of_epoch(start or {}, now)
         missing = restore_random_state(now, loader)
         for evaluator in state.evaluators:
             own = now.get("evaluators", {}).get(evaluator.label, {}).get("generators", {})
-            missing += restore_generators(own, evaluator.dataloader)
+            missing += restore_generators(own, generators_in(evaluator.dataloader))
+        missing += restore_generators(now.get("held", {}), held)
         if missing:
             _log.warning(
                 "The checkpoint has the states of random number generators that are not there now: %s. "
@@ -158,6 +240,68 @@ class TrainData:
             )
         if done > 0 and _is_data_loader(loader) and not _is_at_dataset(loader):
             _load_parts(loader, now, only="dataset")
+
+    def _find_place(self, done: int, of_ranks: Sequence[Mapping[str, Any] | None]) -> tuple[int, int | None]:
+        """Returns how many batches, and samples where that is known, this rank passes over.
+
+        With batches of another size, or another number of ranks, the epoch goes on at the same sample of the
+        global order.
+
+        Raises:
+            CheckpointError: the batches have no beginning there.
+        """
+        state, loader = self._state, self._state.train_dataloader
+        saved = next((one for one in (*of_ranks[state.rank : state.rank + 1], *of_ranks) if one), {})
+        place = saved.get("place") if of_ranks else _place(state)
+        size, ranks, start = (
+            _batch_size(loader),
+            len(of_ranks) or state.world_size,
+            state.random_at_epoch_start,
+        )
+        if place is None:  # An older checkpoint counts batches.
+            return done, None if size is None else done * size
+        before, samples = place["batch_size"], place["samples"]
+        is_same = before == size and ranks == state.world_size
+        if is_same and "base" not in (start or {}):
+            if size is None and place["length"] != length_of(loader):
+                _log.warning(
+                    "train_dataloader had %s batches in an epoch when the checkpoint was saved, and has %s: where "
+                    "batches have another size, this epoch has samples twice or not at all.",
+                    place["length"],
+                    length_of(loader),
+                )
+            return done, samples
+        if ranks != state.world_size:
+            if not (place["is_distributed"] and _is_distributed(loader)):
+                _log.warning(
+                    "The checkpoint was saved by %d ranks and is loaded on %d: each rank reads other samples "
+                    "of this epoch from here on, for only a DistributedSampler has one order for any number.",
+                    ranks,
+                    state.world_size,
+                )
+                return done, None
+            samples = samples if place["is_end"] else samples * ranks / state.world_size
+            samples = _samples_in(loader) if place["is_end"] else samples
+        if size is None or samples is None or samples != int(samples) or not self._can_begin_at(int(samples)):
+            raise CheckpointError(
+                f"train_dataloader must begin at the sample where the checkpoint is, after {done} batches of "
+                f"{before} on each of {ranks} ranks, but cannot with batches of {size} on {state.world_size}. "
+                "Take the same batch size and number of ranks until the epoch ends, or a size that divides."
+            )
+        start = start or {**random_state_of(loader), "parts": {}, "workers": None, "is_exhausted": False}
+        state.random_at_epoch_start = {**start, "base": [done, int(samples)]}
+        self._is_shifted = True
+        return int(samples) // size, int(samples)
+
+    def _can_begin_at(self, samples: int) -> bool:
+        """Returns whether the loader can begin after so many samples."""
+        loader = self._state.train_dataloader
+        if _can_skip_by_index(loader):
+            return type(loader.batch_sampler) is BatchSampler
+        if _is_at_dataset(loader) and _is_stateful(loader.dataset) and self._skip_by != "reading":
+            return True
+        is_by_workers = getattr(loader, "num_workers", 0) > 0
+        return samples % loader.batch_size == 0 and not (_is_stateful(loader) or is_by_workers)
 
     def epoch(self) -> Iterator[Any]:
         """Yields the remaining batches of an epoch, and runs the events around reading them."""
@@ -255,9 +399,12 @@ class TrainData:
             if not start.get("is_exhausted", True):
                 iter(loader)
 
-    def _reopened(self, done: int, start: Mapping[str, Any] | None, now: Mapping[str, Any]) -> Iterator[Any]:
+    def _reopened(
+        self, skip: tuple[int, int | None], start: Mapping[str, Any] | None, now: Mapping[str, Any]
+    ) -> Iterator[Any]:
         """Returns an iterator over the epoch that has passed over the batches trained on."""
         state, loader = self._state, self._state.train_dataloader
+        done = skip[0]
         if self._is_at_iterator():
             return iter(loader)
         _set_epoch(loader, int(state.timestamp.epoch))
@@ -281,11 +428,11 @@ class TrainData:
             self._restore_start(start)
             return iter(()) if (start or {}).get("is_exhausted") else iter(loader)
         self._restore_start(start)
-        iterator, found = self._skipped(done)
+        iterator, found = self._skipped(*skip)
         if found == 0:
             # A sampler that was given the state of the end of an epoch has come to that.
             self._restore_start(start)
-            iterator, found = self._skipped(done)
+            iterator, found = self._skipped(*skip)
         if found < done:
             _log.warning(
                 "train_dataloader has %d batches in this epoch, of which the checkpoint had seen %d.",
@@ -298,14 +445,15 @@ class TrainData:
         if start is not None:
             restore_random_state(start, self._state.train_dataloader)
 
-    def _skipped(self, done: int) -> tuple[Iterator[Any], int]:
+    def _skipped(self, done: int, samples: int | None) -> tuple[Iterator[Any], int]:
         """Returns an iterator after so many batches, and how many there were."""
         loader = self._state.train_dataloader
         if _can_skip_by_index(loader) and (
             self._skip_by == "index"
+            or self._is_shifted
             or (self._skip_by == "auto" and (self._indices is not None or _draws_alike(loader)))
         ):
-            return (_Indices(loader) if self._indices is None else self._indices).iterate(done)
+            return (_Indices(loader) if self._indices is None else self._indices).iterate(done, samples)
         if _can_skip_by_index(loader) and self._skip_by == "auto" and self._state.rank == 0:
             _log.warning(
                 "%d batches of this epoch are read again and thrown away: random numbers may be drawn for "
@@ -327,20 +475,24 @@ class _Indices:
         self._loader = loader
         self._name = "sampler" if loader.batch_sampler is None else "batch_sampler"
         self._sampler = getattr(loader, self._name)
-        self._skip = 0
+        self._skip: tuple[int, int | None] = (0, None)
         self._latest: _LaterIndices | None = None
 
-    def iterate(self, skip: int) -> tuple[Iterator[Any], int]:
+    def iterate(self, skip: int, samples: int | None = None) -> tuple[Iterator[Any], int]:
         """Returns an iterator after so many batches, of which none is read, and how many there were.
 
         One that has persistent workers has had this for its sampler since they were started.
+
+        Args:
+            skip: how many batches.
+            samples: how many samples, where that is known.
         """
         attributes = vars(self._loader)
-        attributes[self._name], self._skip = self, skip
+        attributes[self._name], self._skip = self, (skip, samples)
         try:
             iterator: Iterator[Any] = iter(self._loader)
         finally:
-            attributes[self._name], self._skip = self._sampler, 0
+            attributes[self._name], self._skip = self._sampler, (0, None)
         latest, self._latest = self._latest, None
         if latest is None:
             return iterator, 0
@@ -351,9 +503,9 @@ class _Indices:
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        if self._skip == 0:
+        if not any(self._skip):
             return iter(self._sampler)
-        self._latest = _LaterIndices(self._sampler, self._skip)
+        self._latest = _LaterIndices(self._sampler, *self._skip)
         return self._latest
 
 
@@ -363,9 +515,10 @@ class _LaterIndices:
     They are passed over when the first is asked for: a loader draws the seed of its workers before that.
     """
 
-    def __init__(self, sampler: Any, skip: int) -> None:
+    def __init__(self, sampler: Any, skip: int, samples: int | None) -> None:
         self._sampler = sampler
         self._skip: int | None = skip
+        self._samples = samples
         self.found = 0
         # One of torch is a generator, which asks its sampler for an iterator when it is asked for the first.
         self._is_torchs = type(sampler) is BatchSampler
@@ -379,7 +532,9 @@ class _LaterIndices:
         if self._is_torchs:
             # Sample by sample is twice as fast.
             samples, size = iter(self._sampler.sampler), self._sampler.batch_size
-            self.found = -(-_pass_over(samples, skip * size) // size)
+            count = skip * size if self._samples is None else self._samples
+            passed = _pass_over(samples, count)
+            self.found = skip if passed == count else -(-passed // size)
             self._iterator = iter(BatchSampler(samples, size, self._sampler.drop_last))
         else:
             self.found = _pass_over(self._iterator, skip)
@@ -491,8 +646,8 @@ def _draws_alike(loader: Any) -> bool:
     """
     if loader.num_workers > 0:
         return _draws_nothing(loader)
-    dataset, _ = find_generators({"dataset": loader.dataset, "collate_fn": loader.collate_fn})
-    order, _ = find_generators(samplers_of(loader), ignoring=loader.dataset)
+    dataset = reach({"dataset": loader.dataset, "collate_fn": loader.collate_fn}).generators
+    order = reach(samplers_of(loader), {id(loader.dataset)}).generators
     return not {id(one) for one in dataset.values()} & {id(one) for one in order.values()}
 
 
@@ -545,7 +700,7 @@ def _not_promised(loader: Any, skip_by: SkipBy, *, is_limited: bool) -> list[str
     ]
     if loader.num_workers > 0:
         reasons += _not_promised_of_workers(loader, skip_by)
-    if not find_generators(parts_of(loader))[1]:
+    if not reach(parts_of(loader)).is_whole:
         reasons.append(f"the {name} holds too many objects to look for random number generators in all")
     return reasons
 

@@ -6,10 +6,11 @@ It gives the events a loop to run in and does not compete with larger trainers. 
 import inspect
 import itertools
 import logging
+import signal
 import sys
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, Literal, Never, Self
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import UninitializedParameter
 from torch.utils.data import IterableDataset
 
 from events.callback import Callback
@@ -31,17 +33,28 @@ from events.logger.device import DeviceCopies
 from events.logger.logger import Logger
 from events.names import check_unknown
 from events.run import agreed_run_name, new_run_name
-from events.state import Phase, State, as_tuple
+from events.state import Phase, RunStatus, State, as_tuple
 from events.timestamp import Time, Timestamp
 
 from . import distributed
-from .batches import move, samples_in, split
-from .checkpoint.contents import load_checkpoint, load_weights
+from .batches import has_parts, move, samples_in, split
+from .checkpoint.contents import load_checkpoint, load_optimizers, load_weights
+from .checkpoint.parts import RunParts
 from .checkpoint.reading import find_checkpoint
 from .checkpoint.saver import CheckpointSaver
 from .checkpoint.schedule import AutoInterval
-from .evaluator import ComposerSteps, Evaluator, as_evaluators
-from .metrics import WeightedMeans, as_metrics, log_values, scalars, total_loss
+from .evaluator import Evaluator, apart_from, as_evaluators
+from .metrics import (
+    MeanMetric,
+    WeightedMeans,
+    as_metrics,
+    log_values,
+    losses_by_name,
+    own_loss,
+    scalars,
+    total_loss,
+)
+from .preemption import Preemption, SignalWatch
 from .random_state import seed_all
 from .schedulers import BoundSchedule, PlateauScheduler, bind_schedules, check_monitors
 from .set_up import (
@@ -58,18 +71,21 @@ from .set_up import (
     length_of,
     move_optimizers,
     own_arguments,
+    parts_taken,
     shorter,
     step_schedulers_of_epoch,
+    versions,
     weights_options,
     without_gradient_sync,
 )
-from .train_data import SkipBy, TrainData
+from .train_data import SkipBy, TrainData, random_numbers
 
 __all__ = ["Trainer"]
 
 _log = logging.getLogger("events")
 
 _MIN_TO_HALVE = 2
+_open_trainers: "weakref.WeakSet[Trainer]" = weakref.WeakSet()
 _NO_BATCH = object()
 
 
@@ -82,11 +98,14 @@ class Trainer:
     trainer.fit()
     ```
 
-    **Batches.** A batch is a pair `(inputs, targets)`, of tensors or of containers of tensors, or a mapping.
-    The loss of a pair is `loss_fn(model(inputs), targets)`, that of a mapping
-    `loss_fn(model(**batch), batch)`; without `loss_fn` it is the model's `outputs.loss` or `outputs["loss"]`.
-    A model with `loss` and `eval_forward` of its own gets whole batches, and its `get_metrics` and
-    `update_metric` are used. For other batches, override `forward`, `targets`, `loss` and `tokens_in`.
+    **Batches.** A batch is a pair `(inputs, targets)`, of tensors or of containers of tensors, or a mapping, or
+    anything that the model takes. The loss of a pair is `loss_fn(model(inputs), targets)`; for a mapping it is
+    `loss_fn(model(**batch), batch)`. Without `loss_fn` it is `outputs.loss`, `outputs["loss"]`, or the one
+    number among the outputs; such a model gets the targets too if it has a parameter for them. A model with
+    `loss` and `eval_forward` of its own gets whole batches, and its `get_metrics` and `update_metric` are used.
+    Objects with a method `to` are moved by it. For other batches, override `forward`, `targets`, `loss`,
+    `samples_in`, `loss_weight` and `tokens_in`; for other ways to train and evaluate, `train_step` and
+    `eval_step`.
 
     **Losses.** A loss is a mean, or losses of samples; or several by name or in a list, of which the sum, or
     the one called "total", is trained on, and each is logged as `loss/train/<name>`.
@@ -111,6 +130,8 @@ class Trainer:
         max_duration: when training ends, such as "5ep", "1000ba" or "2h"; a bare integer counts epochs.
         loss_fn: takes outputs and targets, returns the mean loss of a (micro)batch. Not needed for a model
             with `loss(outputs, batch)` and `eval_forward(batch, outputs)`, such as Composer's.
+        train_step: trains on a batch instead of the trainer, as the method `train_step` does: a function of state
+            and batch.
         optimizers: one or several; all step with each batch. One that needs a closure, as LBFGS does, is
             alone, and runs the events of a batch as often as it computes the loss.
         schedulers: torch's, one or several; or schedules of training time, such as
@@ -152,8 +173,13 @@ class Trainer:
         skip_by: how a run that resumes within an epoch passes over the batches trained on: "index" asks the
             sampler and reads none of them, "reading" reads them; "auto": by index where random numbers are
             the same then, as they are without workers.
+        preemption: how training ends on SIGTERM or SIGUSR1: by default after the batch at hand, with a
+            checkpoint; None leaves these signals alone.
         time_ledger: whether to add a `TimeLedger` to the callbacks, where they have none.
         raise_errors, strict, namespace, device_copies: those of the `Logger`.
+        state: what else checkpoints hold, by name: objects with `state_dict` and `load_state_dict`, or random
+            number generators, such as `{"teacher": teacher}`. Modules and generators of the model, the loss,
+            metrics and callbacks are found; None leaves out the one of that name.
 
     Raises:
         ValueError: the arguments are invalid or inconsistent.
@@ -168,6 +194,7 @@ class Trainer:
         *,
         max_duration: str | int | Time | None = None,
         loss_fn: Any = None,
+        train_step: Callable[[State, Any], Any] | None = None,
         optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),
         schedulers: Any = (),
         step_schedulers_every_batch: bool = True,
@@ -198,11 +225,13 @@ class Trainer:
         load_exclude: Sequence[str] = (),
         autoresume: bool = False,
         skip_by: SkipBy = "auto",
+        preemption: Preemption | None = Preemption(),  # noqa: B008  # frozen
         time_ledger: bool = True,
         raise_errors: bool = False,
         strict: bool = False,
         namespace: str = "",
         device_copies: DeviceCopies = DeviceCopies(),  # noqa: B008  # frozen
+        state: Mapping[str, Any] | None = None,
         **others: Never,
     ) -> None:
         check_unknown("Trainer", own_arguments(others), inspect.signature(type(self)).parameters, COMPOSERS)
@@ -219,11 +248,13 @@ class Trainer:
         )
         own_savers = [] if own_saver is None else [own_saver]
         savers = [*own_savers, *(one for one in as_tuple(callbacks) if isinstance(one, CheckpointSaver))]
+        self._step_function = train_step
         check_choices(device_train_microbatch_size, run_name, saves=bool(savers), autoresume=autoresume)
         weights = weights_options(load_path, load_exclude, weights_only=load_weights_only, strict=load_strict)
         if autoresume and savers[0].weights_only:
             raise ValueError("autoresume needs whole checkpoints. Leave out save_weights_only.")
         self._savers = savers
+        _close_earlier(run_name, savers[:autoresume])
         self._eval_interval = Interval(eval_interval, default_unit="ep")
         self._iteration_length = None if iteration_length is None else Time.from_input(iteration_length, "ep")
         check_iterations(
@@ -239,6 +270,9 @@ class Trainer:
         self._eval_subset = as_limit(eval_subset_num_batches, "eval_subset_num_batches")
         # Whether any rank has asked to stop, as all know.
         self._is_stopping = False
+        # The signal that any rank got, and whether it ends training, as all know.
+        self._signal: int | None = None
+        self._is_preempted, self._signals = False, SignalWatch(preemption)
         # How many batches of this epoch each rank has for certain; 0 where one must ask.
         self._certain_batches = 0
         # The names of losses and metrics that a batch has on any rank; None before the first of `fit`.
@@ -279,15 +313,11 @@ class Trainer:
             namespace=namespace,
             device_copies=device_copies,
         )
+        roots = {"loss_fn": loss_fn, "train_step": train_step}
+        roots |= {f"metrics.{name}": one for name, one in (metrics or {}).items()}
         # The saver comes last: a checkpoint includes what other callbacks do at its events.
-        several = (*as_tuple(callbacks), *own_savers)
-        ledger = next((one for one in several if isinstance(one, TimeLedger)), None)
-        if ledger is None and time_ledger:
-            ledger = TimeLedger()
-            several = (*several, ledger)
-        self.engine = Engine(self.state, self.logger, several)
-        self._ledger = ledger
-        distributed.charge_waiting(ledger)
+        self._make_engine((*as_tuple(callbacks), *own_savers), with_ledger=time_ledger)
+        self.state.parts = RunParts(self.state, self.logger, roots, state or {})
         self._data = TrainData(
             self.state,
             self.engine,
@@ -299,25 +329,51 @@ class Trainer:
             with self._closing_on_error():
                 self._set_up(model)
                 self._resumed = self._load(load_path, savers, weights, autoresume=autoresume)
+            _open_trainers.add(self)
         except RecordError as error:
             raise without_own_frames(error) from None
 
+    def _make_engine(self, callbacks: tuple[Callback, ...], *, with_ledger: bool) -> None:
+        self._ledger = next((one for one in callbacks if isinstance(one, TimeLedger)), None)
+        if self._ledger is None and with_ledger:
+            self._ledger = TimeLedger()
+            callbacks = (*callbacks, self._ledger)
+        self.engine = Engine(self.state, self.logger, callbacks)
+        distributed.charge_waiting(self._ledger)
+
     def _set_up(self, model: torch.nn.Module) -> None:
         state = self.state
+        self._has_own_step = bool(self._step_function) or type(self).train_step is not Trainer.train_step
         model.to(self._device)
+        for name, part in state.parts.find().parts.items():
+            if name.startswith("loss_fn") and isinstance(part, torch.nn.Module):
+                part.to(self._device)
         move_optimizers(state.optimizers, self._device)
-        self._module = distributed.wrap(model, self._device)
+        if self._has_own_step and self._microbatch_size is not None:
+            raise ValueError(
+                "device_train_microbatch_size must be None with train_step, which splits batches."
+            )
+        self._module = distributed.wrap(model, self._device, is_called=not self._has_own_step)
         # Ranks may evaluate different numbers of batches: not by the wrapped one.
         self._bare_module: torch.nn.Module = state.model
         self._closure_optimizer = closure_optimizer(state.optimizers, state.precision)
-        self._steps = None if self._loss_fn is not None else ComposerSteps.of(state.model)
-        own = {} if self._steps is None else self._steps.metrics(is_train=True)
-        state.train_metrics = as_metrics({**own, **(self._metrics or {})}, self._device)
-        state.evaluators = as_evaluators(state.eval_dataloader)
+        # The model, where it computes loss and metrics itself, as Composer's do.
+        has_steps = all(callable(getattr(state.model, name, None)) for name in ("loss", "eval_forward"))
+        self._steps: Any = state.model if has_steps and self._loss_fn is None else None
+        has_own_loss = self._loss_fn is None and self._steps is None and type(self).loss is Trainer.loss
+        # How many parts of a batch the model gets at least; one that computes its loss needs the targets.
+        self._parts_given = parts_taken(state.model) if has_own_loss else 0
+        # A step of one's own returns what it measures.
+        of_batches = {} if self._has_own_step else self._all_metrics(is_train=True)
+        state.train_metrics = as_metrics(of_batches, self._device)
+        state.evaluators = self._evaluators(state.eval_dataloader)
         check_iterations(self._iteration_length, *(one.eval_interval for one in state.evaluators))
         state.eval_metrics = {one.label: self._eval_metrics(one) for one in state.evaluators}
-        check_monitors(state, has_loss=self._loss_fn is not None)
+        check_monitors(state, has_loss=self._steps is None)
         is_scaled = AUTOCAST_DTYPES.get(state.precision) is torch.float16 and self._device.type != "cpu"
+        # Trained parameters that DistributedDataParallel does not know, and parameters that no optimizer has.
+        self._unsynced: list[torch.nn.Parameter] = []
+        self._untrained: list[torch.nn.Parameter] = []
         # Where it is disabled, it steps the optimizers and leaves the gradients as they are.
         self._scaler = torch.amp.GradScaler(self._device.type, enabled=is_scaled)
         state.scaler = self._scaler if is_scaled else None
@@ -329,7 +385,11 @@ class Trainer:
         state = self.state
         return {
             "model": type(state.model).__name__,
-            "parameters": sum(parameter.numel() for parameter in self._module.parameters()),
+            "parameters": sum(
+                one.numel()
+                for one in self._module.parameters()
+                if not isinstance(one, UninitializedParameter)
+            ),
             "optimizers": {
                 type(optimizer).__name__: {
                     key: value for key, value in optimizer.defaults.items() if value is not None
@@ -341,9 +401,10 @@ class Trainer:
             "device": str(self._device),
             "precision": state.precision,
             "world_size": state.world_size,
-            "num_nodes": max(1, state.world_size // state.local_world_size),
+            "num_nodes": state.found_ranks.node_count,
             "rank_zero_seed": state.rank_zero_seed,
             "torch": torch.__version__,
+            **versions(state.rank),
         }
 
     def _load(
@@ -354,6 +415,7 @@ class Trainer:
         *,
         autoresume: bool,
     ) -> Mapping[str, Any] | None:
+        self.state.parts.note()
         self.engine.run_event(Event.BEFORE_LOAD)
         is_latest = load_path == "latest" and bool(savers)
         place = savers[0].place if autoresume or is_latest else None
@@ -388,43 +450,107 @@ class Trainer:
         if duration is not None:
             more = Time.from_input(duration, "ep")
             state.max_duration = state.timestamp.get(more.unit) + more
+        if self._signals.is_watching:
+            raise RuntimeError(
+                "fit must not be called while fit runs, as a callback of the same trainer would. "
+                "Make another Trainer."
+            )
         check_can_fit(state)
         check_iterations(self._iteration_length, state.max_duration)
         reading = self._reading(state.train_dataloader, Phase.TRAIN, "train", self._train_subset)
         with self._closing_on_error(), reading:
-            state.begin_training()
-            self._module.train()
-            self._eval_interval.start(state)
-            for evaluator in state.evaluators:
-                evaluator.start(state)
-            for scheduler in state.schedulers:
-                if isinstance(scheduler, BoundSchedule):
-                    scheduler.step()
-            self.engine.run_event(Event.FIT_START)
-            self._begin_data()
-            self._agree_on_stopping()
-            self._agree_on_batches(has_batch=True)
-            self._batch_names = None
-            self._lap_start = time.perf_counter()
-            self._end_iteration()
-            while self._what_is_over() != "training":
-                self._train_epoch()
+            with self._signals.watching():
+                self._fit()
+            if (number := self._signal or self._signals.number) is not None:
+                raise self._signals.end(number)
+
+    def _fit(self) -> None:
+        state = self.state
+        state.begin_training()
+        self._module.train()
+        self._eval_interval.start(state)
+        for evaluator in state.evaluators:
+            evaluator.start(state)
+        for scheduler in state.schedulers:
+            if isinstance(scheduler, BoundSchedule):
+                scheduler.step()
+        self.engine.run_event(Event.FIT_START)
+        interrupted = self._begin_data()
+        self._agree_on_stopping()
+        self._agree_on_batches(has_batch=True)
+        self._batch_names = None
+        self._lap_start = time.perf_counter()
+        self._evaluate([one for one in state.evaluators if one.label in interrupted])
+        self._end_iteration()
+        while self._what_is_over() != "training":
+            self._train_epoch()
+        if not self._is_preempted:
             self._evaluate([one for one in state.evaluators if not self._is_evaluated(one)])
+            self._agree_on_stopping()
+        if not self._is_preempted:
             self.engine.run_event(Event.FIT_END)
             state.end_training()
+            return
+        state.status = RunStatus.PREEMPTED
+        if not self._savers:
+            _log.warning("Nothing of the run is saved: pass save_folder=... to the Trainer to continue it.")
+        for saver in self._savers:
+            saver.limit(self._signals.seconds_left)
+        self.engine.run_event(Event.FIT_END)
 
-    def _begin_data(self) -> None:
-        """Goes to the position of the checkpoint in the data: draws before training do not count."""
+    def _begin_data(self) -> Sequence[str]:
+        """Goes to the position of the checkpoint in the data: draws before training do not count.
+
+        Returns the labels of evaluations that a signal had interrupted there.
+        """
         checkpoint, self._resumed = self._resumed, None
         saved = [] if checkpoint is None else checkpoint["random"]
         if saved and len(saved) != self.state.world_size and self.state.rank == 0:
             _log.warning(
-                "The checkpoint was saved by %d ranks and is loaded on %d: each rank reads other samples "
-                "from here on, and draws other random numbers.",
+                "The checkpoint was saved by %d ranks and is loaded on %d: ranks draw other random numbers.",
                 len(saved),
                 self.state.world_size,
             )
-        self._data.begin(saved[self.state.rank] if self.state.rank < len(saved) else None)
+        self._begin_parts(checkpoint)
+        self._data.begin(saved)
+        self._set_length()
+        return saved[0].get("evaluating", ()) if saved else ()
+
+    def _begin_parts(self, checkpoint: Mapping[str, Any] | None) -> None:
+        """Restores what callbacks have made or changed at FIT_START, and lists the parameters of all parts."""
+        state = self.state
+        if checkpoint is not None:
+            load_optimizers(checkpoint, state, is_late=True)
+            state.parts.load(checkpoint)
+        state.parts.begin(checkpoint, is_saved=bool(self._savers))
+        trained = state.parts.trained()
+        if not distributed.is_alone():
+            own = {id(one) for one in state.model.parameters()}
+            others = [one for one in trained if id(one) not in own]
+            self._unsynced = [one for one in others if not distributed.is_dtensor(one)]
+        for parameter in self._unsynced:
+            if self._has_own_step:
+                distributed.average_as_made(parameter)
+            else:
+                distributed.from_first(parameter.detach())
+        known = {id(one) for one in trained}
+        # Those of callbacks are theirs.
+        self._untrained = [
+            one
+            for name, one in state.parts.parameters().items()
+            if id(one) not in known and name.startswith(("model.", "loss_fn"))
+        ]
+
+    def _set_length(self) -> None:
+        if distributed.is_alone():
+            self.state.dataloader_len = shorter(self._data.length, self._train_subset)
+
+    def _zero_gradients(self) -> None:
+        for optimizer in self.state.optimizers:
+            optimizer.zero_grad()
+        # Those of no optimizer would add up.
+        for parameter in self._untrained:
+            parameter.grad = None
 
     def _train_epoch(self) -> None:
         state = self.state
@@ -435,6 +561,7 @@ class Trainer:
             if state.timestamp.epoch_in_iteration == 0:
                 self.engine.run_event(Event.ITERATION_START)
             self.engine.run_event(Event.EPOCH_START)
+        self._set_length()
         batches = self._data.epoch()
         self._certain_batches = 0
         while not (over := self._what_is_over()) and self._has_next(batches):
@@ -470,7 +597,7 @@ class Trainer:
         if distributed.is_alone():
             return has_batch
         state = self.state
-        length = length_of(state.train_dataloader)
+        length = self._data.length
         known = -1 if length is None else length
         all_have, none_has, least, most = distributed.least(has_batch, not has_batch, known, -known)
         # Workers of an iterable dataset may yield more or less than it says.
@@ -498,6 +625,8 @@ class Trainer:
         Raises:
             ValueError: the maximum is in tokens, and batches have none.
         """
+        if self._is_preempted:
+            return "training"
         state = self.state
         batches = state.timestamp.batch_in_epoch.value
         if batches and self._train_subset is not None and batches >= self._train_subset:
@@ -537,19 +666,13 @@ class Trainer:
     def _train_batch(self) -> None:
         state = self.state
         state.batch = move(state.batch, self._device)
-        state.batch_samples = samples_in(state.batch) * state.world_size
-        own_samples = samples_in(state.batch)
+        own_samples = self.samples_in(state.batch)
+        state.batch_samples = own_samples * state.world_size
         self.engine.run_event(Event.BATCH_START)
-        if self._closure_optimizer is not None:
-            metrics = self._step_with_closure(self._closure_optimizer)
-        else:
-            metrics = self._forward_and_backward()
-            for optimizer in state.optimizers:
-                self._scaler.step(optimizer)
-            self._scaler.update()
+        metrics = self._run_own_step() if self._has_own_step else self._step()
         self.logger.log_metrics(
             {
-                "loss/train/total": state.loss,
+                **({} if state.loss is None else {"loss/train/total": state.loss}),
                 **metrics,
                 **learning_rates(state.optimizers),
                 "time/epoch": state.timestamp.epoch.value,
@@ -575,6 +698,30 @@ class Trainer:
         self.engine.run_event(Event.BATCH_CHECKPOINT)
         self._agree_on_stopping()
 
+    def _step(self) -> dict[str, Any]:
+        """Trains on the batch; returns its metrics."""
+        if self._closure_optimizer is not None:
+            return self._step_with_closure(self._closure_optimizer)
+        metrics = self._forward_and_backward()
+        for optimizer in self.state.optimizers:
+            self._scaler.step(optimizer)
+        self._scaler.update()
+        return metrics
+
+    def _run_own_step(self) -> dict[str, Any]:
+        """Lets `train_step` train on the batch; returns the means over ranks of what it returned."""
+        state, batch = self.state, self.state.batch
+        self.engine.run_event(Event.BEFORE_TRAIN_BATCH)
+        with self._autocast():
+            returned = self.train_step(batch)
+        state.batch, means = batch, WeightedMeans()
+        for name, value in losses_by_name(returned).items():
+            means.add(name, value, 1.0)
+        averages = means.over_ranks(self._names_of_batch(means), self._device)
+        state.loss = averages.pop("loss", None)
+        self.engine.run_event(Event.AFTER_TRAIN_BATCH)
+        return averages
+
     def _step_with_closure(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Lets an optimizer compute gradients as often as it needs; returns the metrics from before its step.
 
@@ -597,11 +744,14 @@ class Trainer:
     def _forward_and_backward(self, *, is_measured: bool = True) -> dict[str, Any]:
         """Computes the gradients of the batch and its loss (`state.loss`); returns its metrics."""
         state, batch = self.state, self.state.batch
-        for optimizer in state.optimizers:
-            optimizer.zero_grad()
-        self.engine.run_event(Event.BEFORE_TRAIN_BATCH)
+        self._zero_gradients()
+        # Around a step of one's own they have been run.
+        if not self._has_own_step:
+            self.engine.run_event(Event.BEFORE_TRAIN_BATCH)
         means = self._accumulate(batch, is_measured=is_measured)
         state.batch = batch
+        for parameter in self._unsynced:
+            parameter.grad = distributed.mean_gradient(parameter)
         for optimizer in state.optimizers:
             self._scaler.unscale_(optimizer)
         averages = means.over_ranks(self._names_of_batch(means), self._device)
@@ -616,7 +766,8 @@ class Trainer:
                 for name, value in averages.items()
                 if name.startswith("metrics/")
             }
-        self.engine.run_event(Event.AFTER_TRAIN_BATCH)
+        if not self._has_own_step:
+            self.engine.run_event(Event.AFTER_TRAIN_BATCH)
         return averages
 
     def _names_of_batch(self, means: WeightedMeans) -> tuple[str, ...]:
@@ -632,28 +783,29 @@ class Trainer:
 
     def _accumulate(self, batch: Any, *, is_measured: bool) -> WeightedMeans:
         """Runs the passes over the microbatches, smaller ones if memory runs out and the size is "auto"."""
-        samples = samples_in(batch)
+        samples = self.samples_in(batch)
         size = min(samples, self._auto_size) if self._microbatch_size == "auto" else self._microbatch_size
         while True:
             try:
-                return self._pass_over(split(batch, size), samples, is_measured=is_measured)
+                return self._pass_over(split(batch, size, samples), is_measured=is_measured)
             except RuntimeError as error:
                 if self._microbatch_size != "auto" or not size or size < _MIN_TO_HALVE or not _is_oom(error):
                     raise
             # Outside of the handler: the exception holds the activations.
             size = self._auto_size = (size + 1) // 2
             _log.warning("out of memory: device_train_microbatch_size is now %d.", size)
-            for optimizer in self.state.optimizers:
-                optimizer.zero_grad()
+            self._zero_gradients()
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
 
-    def _pass_over(self, microbatches: Sequence[Any], samples: int, *, is_measured: bool) -> WeightedMeans:
+    def _pass_over(self, microbatches: Sequence[Any], *, is_measured: bool) -> WeightedMeans:
         means = WeightedMeans()
+        weights = [1.0] if len(microbatches) == 1 else [self.loss_weight(one) for one in microbatches]
+        total = sum(weights) or 1.0
         for index, microbatch in enumerate(microbatches):
             self.state.batch = microbatch
             is_last = index == len(microbatches) - 1
-            share = samples_in(microbatch) / samples
+            share = weights[index] / total
             with nullcontext() if is_last else without_gradient_sync(self._module):
                 self._microbatch(share, means)
             if is_measured:
@@ -693,9 +845,11 @@ class Trainer:
         values = {}
         for name, metric in metrics.items():
             if steps is not None and name in own:
-                state.metric_outputs = steps.update(metric, outputs, state.batch)
+                returned = steps.update_metric(state.batch, outputs, metric)
+                state.metric_outputs = {} if returned is None else returned
             else:
-                values[name] = metric(state.outputs, self.targets(state.batch))
+                samples = [self.samples_in(state.batch)] * isinstance(metric, MeanMetric)
+                values[name] = metric(state.outputs, self.targets(state.batch), *samples)
         return values
 
     def _is_models_own(self, name: str) -> bool:
@@ -714,9 +868,26 @@ class Trainer:
 
     def _agree_on_stopping(self) -> None:
         """Stops every rank if one stops: a rank that continued alone would wait for the others forever."""
-        self._is_stopping = distributed.any_rank(self.state.is_stopping)
-        if self._is_stopping:
-            self.state.stop_training()
+        state = self.state
+        stops, signals = distributed.sum_numbers(state.is_stopping, self._signals.number is not None)
+        self._is_stopping = stops > 0
+        if not stops and not signals:
+            return
+        ends = distributed.gather((state.stop_reason, self._signals.number))
+        self._signal = next((number for _, number in ends if number is not None), None)
+        if self._is_stopping or self._signal is None:
+            state.stop_training()
+            state.stop_reason = next((reason for reason, _ in ends if reason is not None), None)
+            return
+        ranks = [str(rank) for rank, (_, number) in enumerate(ends) if number is not None]
+        name, several = signal.Signals(self._signal).name, "s" * (len(ranks) > 1)
+        self._is_preempted, state.stop_reason = True, f"{name} on rank{several} {', '.join(ranks)}"
+        if state.rank == 0:
+            _log.warning("%s: training ends after %s.", state.stop_reason, state.timestamp.batch)
+
+    def _is_leaving(self) -> bool:
+        """Returns whether this rank has a signal to end training that has not ended by itself."""
+        return self._signals.is_watching and self._signals.number is not None and not self._is_stopping
 
     def eval(self, eval_dataloader: Any = None) -> dict[str, dict[str, float]]:
         """Evaluates, outside of `fit`.
@@ -731,11 +902,11 @@ class Trainer:
             ValueError: there is no dataloader.
             EngineClosedError: the trainer is closed.
         """
-        evaluators = self.state.evaluators if eval_dataloader is None else as_evaluators(eval_dataloader)
+        evaluators = self.state.evaluators if eval_dataloader is None else self._evaluators(eval_dataloader)
         if not evaluators:
             raise ValueError("eval_dataloader must be given to eval or to the Trainer.")
         self.engine.run_event(Event.EVAL_STANDALONE_START)
-        results = {one.label: self._evaluate_one(one) for one in evaluators}
+        results = {one.label: self._evaluate_one(one) or {} for one in evaluators}
         self.engine.run_event(Event.EVAL_STANDALONE_END)
         return {
             label: {_short_name(name, label): value for name, value in values.items()}
@@ -755,8 +926,15 @@ class Trainer:
             return
         started = time.perf_counter()
         self.engine.run_event(Event.EVAL_BEFORE_ALL)
-        for evaluator in evaluators:
-            values = self._evaluate_one(evaluator)
+        for index, evaluator in enumerate(evaluators):
+            before = random_numbers(self.state) if self._savers and self._signals.preemption else {}
+            values = self._evaluate_one(evaluator, may_leave=True)
+            if values is None:
+                # The run that resumes begins with it, from these random numbers.
+                earlier = self.state.interrupted_evaluation
+                labels = [*earlier.get("evaluating", ()), *(one.label for one in evaluators[index:])]
+                self.state.interrupted_evaluation = {**before, **earlier, "evaluating": labels}
+                return
             batch = int(self.state.timestamp.batch)
             self.state.eval_batches = {**self.state.eval_batches, evaluator.label: batch}
             for scheduler in self.state.schedulers:
@@ -766,10 +944,21 @@ class Trainer:
         self._lap_start += time.perf_counter() - started
 
     def _eval_metrics(self, evaluator: Evaluator) -> dict[str, Any]:
-        own = {} if self._steps is None else self._steps.metrics(is_train=False)
-        return as_metrics(evaluator.chosen({**own, **(self._metrics or {})}), self._device)
+        return as_metrics(evaluator.chosen(self._all_metrics(is_train=False)), self._device)
 
-    def _evaluate_one(self, evaluator: Evaluator) -> dict[str, float]:
+    def _all_metrics(self, *, is_train: bool) -> dict[str, Any]:
+        get: Any = getattr(self._steps, "get_metrics", None)
+        return {**({} if get is None else get(is_train=is_train)), **(self._metrics or {})}
+
+    def _evaluators(self, eval_dataloader: Any) -> tuple[Evaluator, ...]:
+        """Returns evaluators, of which none reads from what training reads from."""
+        found = as_evaluators(eval_dataloader)
+        for one in found:
+            one.dataloader = apart_from(self.state.train_dataloader, one.dataloader)
+        return found
+
+    def _evaluate_one(self, evaluator: Evaluator, *, may_leave: bool = False) -> dict[str, float] | None:
+        """Evaluates; returns the values, or None where a signal on any rank has interrupted it."""
         state, label = self.state, evaluator.label
         if label not in state.eval_metrics:
             state.eval_metrics = {**state.eval_metrics, label: self._eval_metrics(evaluator)}
@@ -782,9 +971,12 @@ class Trainer:
         with self._reading(evaluator.dataloader, Phase.EVAL, label, limit), self._inference():
             state.eval_timestamp = Timestamp()
             self.engine.run_event(Event.EVAL_START)
-            for batch in self._in_step(itertools.islice(evaluator.dataloader, limit), label):
+            batches = itertools.islice(evaluator.dataloader, limit)
+            for batch in self._in_step(batches, label, may_leave=may_leave):
                 self._evaluate_batch(batch, label, metrics, losses)
-            names = self._agree_on_evaluation(losses.names)
+            names = self._agree_on_evaluation(losses.names, is_whole=not (may_leave and self._is_leaving()))
+            if names is None:
+                return None
             results = losses.over_ranks(names, self._device)
             computed = {name: metric.compute() for name, metric in metrics.items()}
             results |= {f"metrics/{label}/{name}": value for name, value in computed.items()}
@@ -796,21 +988,27 @@ class Trainer:
             self.engine.run_event(Event.EVAL_END)
         return values
 
-    def _in_step(self, batches: Iterable[Any], label: str) -> Iterator[Any]:
-        """Yields batches; ranks that each have a part of the model need each other for every one of them.
+    def _in_step(self, batches: Iterable[Any], label: str, *, may_leave: bool = False) -> Iterator[Any]:
+        """Yields batches, where `may_leave` until a signal comes.
+
+        Ranks that each have a part of the model need each other for every batch; others do not meet.
 
         Raises:
             ValueError: they have unequal numbers of batches; on all of them.
         """
         if distributed.is_alone() or not distributed.is_sharded(self.state.model):
-            yield from batches
+            for batch in batches:
+                yield batch
+                if may_leave and self._is_leaving():
+                    return
             return
         iterator = iter(batches)
         while True:
             batch = next(iterator, _NO_BATCH)
             has_batch = batch is not _NO_BATCH
-            all_have, none_has = distributed.least(has_batch, not has_batch)
-            if none_has:
+            stays = not (may_leave and self._is_leaving())
+            all_have, none_has, all_stay = distributed.least(has_batch, not has_batch, stays)
+            if none_has or not all_stay:
                 return
             if not all_have:
                 raise ValueError(
@@ -819,12 +1017,17 @@ class Trainer:
                 )
             yield batch
 
-    def _agree_on_evaluation(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Returns the names of the losses that any rank has, and adds up what the ranks have evaluated."""
+    def _agree_on_evaluation(self, names: Sequence[str], *, is_whole: bool) -> tuple[str, ...] | None:
+        """Returns the names of the losses that any rank has, and adds up what the ranks have evaluated.
+
+        None where one was interrupted.
+        """
         state, now = self.state, self.state.eval_timestamp
         if distributed.is_alone():
-            return tuple(names)
-        ranks = distributed.gather((tuple(names), now.to_numbers()))
+            return tuple(names) if is_whole else None
+        ranks = distributed.gather((tuple(names) if is_whole else None, now.to_numbers()))
+        if any(of_rank is None for of_rank, _ in ranks):
+            return None
         counts = {name: sum(numbers[name] for _, numbers in ranks) for name in ("sample", "sample_in_epoch")}
         longest = {
             name: max(numbers[name] for _, numbers in ranks)
@@ -840,21 +1043,16 @@ class Trainer:
         state = self.state
         state.batch = move(batch, self._device)
         # Ranks may evaluate different numbers of batches: they do not meet before the end.
-        state.batch_samples = samples = samples_in(state.batch)
+        state.batch_samples = self.samples_in(state.batch)
         self.engine.run_event(Event.EVAL_BATCH_START)
         started = time.perf_counter()
         with self._autocast():
-            self.engine.run_event(Event.EVAL_BEFORE_FORWARD)
-            if self._steps is None:
-                state.outputs = self.forward(self._bare_module, state.batch)
-            else:
-                state.outputs = self._steps.eval_forward(state.batch)
-            self.engine.run_event(Event.EVAL_AFTER_FORWARD)
-            if self._loss_fn is not None:
-                loss, parts = total_loss(self.loss(state.outputs, state.batch))
-                losses.add(f"loss/{label}/total", loss, samples)
-                for name, part in parts.items():
-                    losses.add(f"loss/{label}/{name}", part, samples)
+            loss = self.eval_step(state.batch)
+        if loss is not None:
+            weight = self.loss_weight(state.batch)
+            total, parts = total_loss(loss)
+            for name, part in {"total": total, **parts}.items():
+                losses.add(f"loss/{label}/{name}", part, weight)
         self._update(metrics)
         seconds = timedelta(seconds=time.perf_counter() - started)
         state.eval_timestamp = state.eval_timestamp.to_next_batch(state.batch_samples, 0, seconds)
@@ -879,9 +1077,9 @@ class Trainer:
         with self._reading(dataloader, Phase.PREDICT, "predict"), self._inference():
             state.predict_timestamp = Timestamp()
             self.engine.run_event(Event.PREDICT_START)
-            for batch in self._in_step(dataloader, "predict"):
+            for batch in self._in_step(apart_from(state.train_dataloader, dataloader), "predict"):
                 state.batch = move(batch, self._device)
-                state.batch_samples = samples_in(state.batch)
+                state.batch_samples = self.samples_in(state.batch)
                 self.engine.run_event(Event.PREDICT_BATCH_START)
                 with self._autocast():
                     self.engine.run_event(Event.PREDICT_BEFORE_FORWARD)
@@ -905,13 +1103,13 @@ class Trainer:
             return module(batch)
         if isinstance(batch, Mapping):
             return module(**batch)
-        if isinstance(batch, list | tuple):
-            return module(*batch[:-1]) if len(batch) > 1 else module(batch[0])
-        return module(batch)
+        if not has_parts(batch):
+            return module(batch)
+        return module(*batch[: max(1, len(batch) - (len(batch) > self._parts_given))])
 
     def targets(self, batch: Any) -> Any:
         """Returns what loss and metrics compare the outputs with; may be overridden."""
-        return batch[-1] if isinstance(batch, list | tuple) else batch
+        return batch[-1] if has_parts(batch) else batch
 
     def loss(self, outputs: Any, batch: Any) -> Any:
         """Returns the loss of a (micro)batch; may be overridden.
@@ -926,13 +1124,76 @@ class Trainer:
             return self._loss_fn(outputs, self.targets(batch))
         if self._steps is not None:
             return self._steps.loss(outputs, batch)
-        found = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
-        if found is None:
+        if (found := own_loss(outputs)) is None:
             raise ValueError(
                 f"loss must come from loss_fn or from the model's outputs, got {type(outputs).__name__} "
                 "without a loss. Pass loss_fn=... to the Trainer."
             )
         return found
+
+    def train_step(self, batch: Any) -> Any:
+        """Trains on a batch; may be overridden, or given to the trainer as a function of state and batch.
+
+        ```python
+        class Alternating(Trainer):
+            def train_step(self, batch):
+                for optimizer in self.state.optimizers:
+                    loss = self.loss(self.forward(self.state.model, batch), batch)
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+                return loss
+        ```
+
+        One of your own computes gradients and steps the optimizers itself. The trainer moves the batch, counts,
+        steps schedulers, logs, evaluates and saves. Over several ranks each gradient is averaged as it is made,
+        so all ranks must make the same ones. It runs under the `torch.autocast` of `precision`; with "fp16",
+        scale losses and step optimizers by `state.scaler`, and update that. `metrics` are those of evaluations.
+        Between BEFORE_TRAIN_BATCH and AFTER_TRAIN_BATCH there are the events that it runs by `engine.run_event`.
+
+        Returns:
+            The loss; or several by name, logged as `loss/train/<name>`, of which "total" or "loss", else the sum,
+            is that of the batch; or None. What has a "/" in its name, as "metrics/train/return", is no loss and
+            is logged under that name.
+        """
+        if self._step_function is not None:
+            return self._step_function(self.state, batch)
+        metrics = self._step()
+        return {"total": self.state.loss, **metrics}
+
+    def eval_step(self, batch: Any) -> Any:
+        """Evaluates a batch; returns its loss or losses, or None without one; may be overridden.
+
+        It must set `state.outputs`, which metrics take. It runs without gradients, under the `torch.autocast` of
+        `precision`; EVAL_BEFORE_FORWARD and EVAL_AFTER_FORWARD are run here.
+        """
+        state = self.state
+        self.engine.run_event(Event.EVAL_BEFORE_FORWARD)
+        if self._steps is None:
+            state.outputs = self.forward(self._bare_module, state.batch)
+        else:
+            state.outputs = self._steps.eval_forward(state.batch)
+        self.engine.run_event(Event.EVAL_AFTER_FORWARD)
+        has_loss = self._loss_fn is not None or type(self).loss is not Trainer.loss
+        if not has_loss and (self._steps is not None or own_loss(state.outputs) is None):
+            return None
+        return self.loss(state.outputs, state.batch)
+
+    def samples_in(self, batch: Any) -> int:
+        """Returns the number of samples of a batch; may be overridden.
+
+        It is the length of its first tensor or array, or what an object says as `num_graphs` or `batch_size`.
+        Without these, the length of the first list with an entry for each sample, such as images of different
+        sizes, dicts or texts.
+        """
+        return samples_in(batch)
+
+    def loss_weight(self, batch: Any) -> float:
+        """Returns the weight of a batch in the loss of an evaluation, of a microbatch in the one of its batch.
+
+        Default: its samples. Return the number of tokens where the loss is a mean over tokens.
+        """
+        return self.samples_in(batch)
 
     def tokens_in(self, batch: Any) -> int:
         """Returns the number of tokens of a batch; may be overridden.
@@ -943,7 +1204,7 @@ class Trainer:
         if isinstance(ids, torch.Tensor):
             return int(ids.numel())
         length = getattr(getattr(self.state.dataloader, "dataset", None), "max_seq_len", 0)
-        return samples_in(batch) * length if isinstance(length, int) else 0
+        return self.samples_in(batch) * length if isinstance(length, int) else 0
 
     @contextmanager
     def _reading(self, dataloader: Any, phase: Phase, label: str, limit: int | None = None) -> Iterator[None]:
@@ -976,13 +1237,17 @@ class Trainer:
 
     @contextmanager
     def _inference(self) -> Iterator[None]:
-        was_training = self._bare_module.training
-        self._bare_module.eval()
+        roots = [one for one in (self._bare_module, self._loss_fn) if isinstance(one, torch.nn.Module)]
+        modes = [(module, module.training) for root in roots for module in root.modules()]
+        for root in roots:
+            root.eval()
         try:
             with torch.no_grad():
                 yield
         finally:
-            self._bare_module.train(was_training)
+            # Each its own: some may be frozen.
+            for module, was_training in modes:
+                module.training = was_training
 
     def _autocast(self) -> AbstractContextManager[None]:
         dtype = AUTOCAST_DTYPES.get(self.state.precision)
@@ -1003,6 +1268,9 @@ class Trainer:
             distributed.charge_waiting(None)
             if self._leave_ranks is not None:
                 self._leave_ranks()
+            if self._is_preempted and self.state.rank == 0:
+                self._is_preempted = False
+                self._signals.requeue()
 
     def __enter__(self) -> Self:
         return self
@@ -1042,6 +1310,15 @@ def _saver_of(saver: CheckpointSaver | None, **short_cuts: tuple[str, Any]) -> C
             "Give these to the CheckpointSaver."
         )
     return CheckpointSaver(**dict(given.values())) if "save_folder" in given else saver
+
+
+def _close_earlier(run_name: str | None, savers: list[CheckpointSaver]) -> None:
+    """Closes a trainer of this process that has the run, such as the one that a notebook's cell has made before."""
+    folders = {one.place.folder for one in savers}
+    for one in tuple(_open_trainers):
+        is_same = any(other.place.folder in folders for other in one._savers)  # noqa: SLF001
+        if is_same and one.state.run_name == run_name and not one._signals.is_watching:  # noqa: SLF001
+            one.close()
 
 
 def _short_name(name: str, label: str) -> str:

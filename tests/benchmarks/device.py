@@ -29,6 +29,7 @@ TURNS, STEPS = 20, 10
 SIZES = {"the host is slower": (2, 256, 2), "the device is slower": (4, 1024, 32)}
 BUDGET_MICROSECONDS = 200.0
 BUDGET_PERCENT = 1.0
+BUDGET_CALL, BUDGET_STEP = 45.0, 60.0
 LEDGER_BATCHES, LEDGER_FITS = 200, 4
 
 
@@ -40,6 +41,8 @@ def main() -> bool:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     rows = _calls()
     print_table(f"Ten CUDA scalars with {QUEUED_MILLISECONDS} ms of kernels queued", rows, ".item()")
+    rows += (table := _short_steps())
+    print_table("Ten CUDA scalars in a step of a millisecond, which the host bounds", table, ".item()")
     for name, size in SIZES.items():
         rows += (table := _steps(*size))
         print_table(f"Ten CUDA scalars in each step, {name}", table, "peer")
@@ -111,6 +114,60 @@ def _calls():
         Row("log_metrics, nothing queued, p50", idle.p50),
         Row("log_metrics, nothing queued, p99", idle.p99),
     ]
+
+
+def _short_steps(turns=30, steps=60):
+    """Returns what a call takes, and how much longer it makes a small step, in turns of one way to log each."""
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64)
+    model = torch.nn.Sequential(*layers).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    data = torch.randn(32, 64, device="cuda")
+
+    def turn(log):
+        torch.cuda.synchronize()
+        in_calls, begin = 0.0, time.perf_counter()
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = (model(data) - data).square().mean()
+            loss.backward()
+            optimizer.step()
+            loss = loss.detach()
+            values = {f"m{index}": loss for index in range(METRICS)}
+            called = time.perf_counter()
+            log(values)
+            in_calls += time.perf_counter() - called
+        torch.cuda.synchronize()
+        return 1e6 * in_calls / steps, 1e6 * (time.perf_counter() - begin) / steps
+
+    with tempfile.TemporaryDirectory() as folder, Run(RunDirectory(Path(folder) / "run")) as run:
+        ways = {
+            "nothing": lambda _: None,
+            "log_metrics": run.log_metrics,
+            "log_metrics of ten floats": lambda values: run.log_metrics(dict.fromkeys(values, 0.5)),
+            "torch.stack and tolist": lambda values: torch.stack([*values.values()]).tolist(),
+            ".item()": lambda values: [value.item() for value in values.values()],
+        }
+        taken = {name: [] for name in ways}
+        for number in range(turns + 3):
+            for name, log in ways.items():
+                run.batch_start()
+                run.batch_end()
+                taken[name] += [turn(log)] if number > 2 else []
+    calls = {name: statistics.median(call for call, _ in found) for name, found in taken.items()}
+    longer = {
+        name: statistics.median(
+            one - base for (_, one), (_, base) in zip(found, taken["nothing"], strict=True)
+        )
+        for name, found in taken.items()
+    }
+    rows = [Row("a step that logs nothing", statistics.median(step for _, step in taken["nothing"]))]
+    for name in list(ways)[1:-1]:
+        is_ours = name == "log_metrics"
+        rows.append(Row(f"{name}, the call", calls[name], BUDGET_CALL if is_ours else None, calls[".item()"]))
+        budget = min(BUDGET_STEP, longer[".item()"]) if is_ours else None
+        rows.append(Row(f"{name}, the step is longer by", longer[name], budget, longer[".item()"]))
+    return rows
 
 
 class _Loop:

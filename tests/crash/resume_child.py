@@ -5,6 +5,7 @@ that differs, and how many there were. A draw is made by its number: `python -m 
 """
 
 import contextlib
+import copy
 import functools
 import gc
 import importlib
@@ -48,10 +49,19 @@ LOADERS = (
 )  # fmt: skip
 OF_RANKS = ("distributed", "distributed-batches", "rank-stream", "rank-loader")
 NOISES = ("none", "torch", "numpy", "python", "own-torch", "own-numpy", "own-legacy", "own-python")
+LOSSES = ("plain", "plain", "centers", "partial", "noisy", "parameter")
+CALLBACKS = ("mixup", "average", "freeze", "unfreeze", "group")
+RESIZED = (
+    "map", "own-generator", "replacement", "subset-random", "weighted", "subset", "batch-sampler", "hidden-order",
+    "epoch-sampler", "distributed", "distributed-batches",
+)  # fmt: skip
 DURATIONS = ("3ep", "8ba", "13ba", "37sp", "90tok", "2iter")
 INTERVALS = ("1ba", "2ba", "3ba", "5ba", "1ep", "2ep", "11sp", "30tok", "1iter")
 ITERATORS = []
-WAYS = ("raise", "raise", "raise", "kill", "exit")
+WAYS = ("raise", "raise", "signal", "kill", "exit")
+WAYS_OF_RANKS = ("raise", "signal")
+# Where `fit` does not watch for signals yet.
+BEFORE_FIT = {Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD}
 
 
 @attrs.frozen
@@ -77,6 +87,10 @@ class Draw:
     each_batch: bool
     microbatch: int | None
     ways: tuple[str, ...]
+    loss: str
+    callbacks: tuple[str, ...]
+    resized: tuple[int, ...]
+    own_step: bool
 
 
 def draw_number(number, ranks):
@@ -125,8 +139,20 @@ def draw_number(number, ranks):
         optimizer=pick.choice(("SGD", "Adam", "AdamW", "RMSprop", "NAdam")),
         each_batch=pick.random() < 0.5,
         microbatch=pick.choice((None, None, 1, 2)),
-        ways=tuple(pick.choice(WAYS if ranks == 1 else ("raise",)) for _ in range(pick.choice((1, 1, 2)))),
+        ways=tuple(pick.choice(WAYS if ranks == 1 else WAYS_OF_RANKS) for _ in range(pick.choice((1, 1, 2)))),
+        loss=pick.choice(LOSSES),
+        callbacks=tuple(pick.choice(CALLBACKS) for _ in range(pick.choice((0, 1, 2)))),
+        resized=(),
+        own_step=pick.random() < 0.25,
     )
+    if draw.own_step:
+        draw = attrs.evolve(draw, microbatch=None)
+    if pick.random() < 0.2 and loader in RESIZED:
+        # Other batches have other losses: the samples are compared, and what a resume begins with.
+        sizes = tuple(pick.randint(1, 5) for _ in draw.ways)
+        plain = {"noise": "none", "collate_noise": "none", "callbacks": (), "drop_last": False, "limit": None}
+        plain["own_step"] = False
+        draw = attrs.evolve(draw, resized=sizes, duration="3ep", evaluation=None, **plain)
     if draw.duration == "90tok" and loader in {"unbatched", "list", "subset"}:
         # Their batches have no tokens: such a run has no end, and is refused.
         draw = attrs.evolve(draw, duration="13ba")
@@ -135,7 +161,9 @@ def draw_number(number, ranks):
         draw = attrs.evolve(draw, persistent=False)
     if ranks > 1:
         # With Python 3.11, a process that is forked while a thread of gloo comes or goes may never begin.
-        draw = attrs.evolve(draw, workers=0, persistent=False)
+        # DistributedDataParallel waits for the gradient of each weight that had one when it was made.
+        callbacks = tuple(one for one in draw.callbacks if one != "unfreeze")
+        draw = attrs.evolve(draw, workers=0, persistent=False, callbacks=callbacks)
     return draw
 
 
@@ -450,6 +478,77 @@ class Rows(LoggerDestination):
         self.count = state["count"]
 
 
+class Samples(Rows):
+    """Writes the samples of each batch: they are the same in batches of any size."""
+
+    def log_metrics(self, metrics, step=None):
+        """Leaves out the values."""
+
+    def batch_start(self, state, logger):
+        for point in state.batch[0].tolist():
+            self.lines.append(json.dumps(point))
+        self.path.write_text("".join(f"{line}\n" for line in self.lines))
+
+
+class Centers(torch.nn.Module):
+    """A loss with a trained center for each class, and numbers of its own."""
+
+    def __init__(self, is_noisy):
+        super().__init__()
+        self.centers = torch.nn.Parameter(torch.zeros(2, 2))
+        self.generator = torch.Generator().manual_seed(8) if is_noisy else None
+
+    def forward(self, outputs, targets, share=1.0):
+        if self.generator is not None:
+            outputs = outputs + torch.randn(outputs.shape, generator=self.generator)
+        distance = (outputs - self.centers[targets]).pow(2).mean()
+        return torch.nn.functional.cross_entropy(outputs, targets) + share * distance
+
+
+def make_loss(kind):
+    """Returns a loss, and its parameters."""
+    if kind == "plain":
+        return torch.nn.functional.cross_entropy, []
+    loss = Centers(kind == "noisy")
+    if kind == "parameter":
+        centers = loss.centers
+        return lambda outputs, targets: (outputs - centers[targets]).pow(2).mean(), [centers]
+    return functools.partial(loss, share=0.5) if kind == "partial" else loss, list(loss.parameters())
+
+
+class Changes(Callback):
+    """Changes training in one of the ways in which callbacks do, and says nothing of its state."""
+
+    def __init__(self, kind, number):
+        self.kind, self.noise, self.average = kind, [Noise("own-numpy", number)], None
+
+    def fit_start(self, state, logger):
+        if self.kind == "average":
+            self.average = copy.deepcopy(state.model).requires_grad_(requires_grad=False)
+
+    def batch_start(self, state, logger):
+        if self.kind == "mixup":
+            state.batch = (state.batch[0] * (0.5 + self.noise[0]()), state.batch[1])
+        if self.kind == "average":
+            state.batch = (state.batch[0] + 0.01 * self.average[0].weight.sum(), state.batch[1])
+
+    def batch_end(self, state, logger):
+        batch, model = state.timestamp.batch, state.model
+        if self.kind == "average":
+            for mean, weight in zip(self.average.parameters(), model.parameters(), strict=True):
+                mean.data.mul_(0.9).add_(0.1 * weight.data)
+        if self.kind == "freeze" and batch == 3:
+            model[1].eval()
+        if self.kind == "unfreeze" and batch in {2, 4}:
+            model[0].bias.requires_grad_(requires_grad=batch == 4)
+        if self.kind == "group" and batch == 3:
+            groups = state.optimizers[0].param_groups
+            known = {id(one) for group in groups for one in group["params"]}
+            new = [one for one in model.parameters() if id(one) not in known]
+            if new:
+                state.optimizers[0].add_param_group({"params": new, "lr": 0.01})
+
+
 class Interrupted(BaseException):
     """Ends training at an event."""
 
@@ -467,17 +566,38 @@ class Interrupts(Callback):
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.way == "exit":
                 os._exit(3)
-            raise Interrupted
+            if self.way != "signal" or event in BEFORE_FIT:
+                raise Interrupted
+            if state.rank == state.world_size - 1:
+                os.kill(os.getpid(), signal.SIGTERM)
 
 
-def train(draw, folder, interrupts, rank=0, ranks=1):
+def take_turns(loss_fn, state, batch):
+    """Trains the halves of the model in turn, each by its optimizer."""
+    losses = {}
+    for name, optimizer in zip(("first", "second"), state.optimizers, strict=True):
+        losses[name] = loss_fn(state.model(batch[0]), batch[1])
+        optimizer.zero_grad()
+        losses[name].backward()
+        optimizer.step()
+    return losses
+
+
+def train(draw, folder, interrupts, rank=0, ranks=1, attempt=None):
     """Trains from where the last left off; returns all that must be equal at the end."""
+    if attempt is not None and draw.resized:
+        draw = attrs.evolve(draw, batch_size=draw.resized[attempt])
     torch.manual_seed(draw.number)
     np.random.seed(draw.number)  # noqa: NPY002  # as users do
     random.seed(draw.number)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Dropout(0.3), torch.nn.Linear(4, 2))
     options = {"momentum": 0.9} if draw.optimizer == "SGD" else {}
-    optimizer = getattr(torch.optim, draw.optimizer)(model.parameters(), lr=0.05, **options)
+    loss, more = make_loss(draw.loss)
+    # Without the last bias, which a callback may add later.
+    trained = [*model.parameters()][: -1 if "group" in draw.callbacks else None]
+    of_first = (trained[:2] if draw.own_step else trained) + more
+    optimizer = getattr(torch.optim, draw.optimizer)(of_first, lr=0.05, **options)
+    optimizers = [optimizer, torch.optim.Adam(trained[2:], lr=0.03)] if draw.own_step else [optimizer]
     evaluation = {}
     if draw.evaluation is not None:
         workers = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "fork"}
@@ -490,17 +610,18 @@ def train(draw, folder, interrupts, rank=0, ranks=1):
             ),
             "eval_interval": draw.evaluation,
         }
-    rows = Rows(folder / "rows" if rank == 0 else Path(os.devnull))
+    rows = (Samples if draw.resized else Rows)(folder / "rows" if rank == 0 else Path(os.devnull))
     trainer = Trainer(
         model,
         make_loader(draw, rank, ranks),
         max_duration=draw.duration,
-        loss_fn=torch.nn.functional.cross_entropy,
-        optimizers=optimizer,
+        loss_fn=loss,
+        optimizers=optimizers,
+        train_step=functools.partial(take_turns, loss) if draw.own_step else None,
         schedulers=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
         step_schedulers_every_batch=draw.each_batch,
         metrics={"accuracy": lambda outputs, targets: (outputs.argmax(1) == targets).float().mean()},
-        callbacks=interrupts,
+        callbacks=[*(Changes(kind, index) for index, kind in enumerate(draw.callbacks)), interrupts],
         loggers=rows,
         run_name="run",
         seed=draw.number,
@@ -521,9 +642,14 @@ def train(draw, folder, interrupts, rank=0, ranks=1):
         end_workers()
     state = trainer.state
     drawn = data_state(state)
+    if draw.resized:
+        return {"rows": rows.lines if rank == 0 else [], "sample": int(state.timestamp.sample)}
     return {
+        "held": drawn["held"],
+        "parts": state.parts.states()["modules"],
+        "modes": [one.training for one in model.modules()],
         "weights": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
+        "optimizers": [one.state_dict() for one in optimizers],
         "schedulers": [one.state_dict() for one in state.schedulers],
         "random": drawn["global"],
         "generators": drawn["dataloader"],
@@ -536,7 +662,9 @@ def train(draw, folder, interrupts, rank=0, ranks=1):
 def difference(one, other, place=""):
     """Returns where two values differ first, or None."""
     if isinstance(one, torch.Tensor):
-        return None if torch.equal(one, other) else f"{place}: {one} and {other}"
+        # Some draws diverge: NaN is as good as NaN.
+        is_same = one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+        return None if is_same else f"{place}: {one} and {other}"
     if isinstance(one, dict):
         if one.keys() != other.keys():
             return f"{place}: {sorted(map(str, one))} and {sorted(map(str, other))}"
@@ -552,16 +680,16 @@ def difference(one, other, place=""):
     return None if one == other else f"{place}: {one} and {other}"
 
 
-def interrupt(draw, way, folder, interrupts, rank, ranks):
+def interrupt(draw, way, folder, interrupts, rank, ranks, attempt):
     """Trains until the interruption, in a process of its own where that ends it."""
-    if way == "raise":
-        with contextlib.suppress(Interrupted):
-            train(draw, folder, interrupts, rank, ranks)
+    if way in WAYS_OF_RANKS:
+        with contextlib.suppress(Interrupted, SystemExit):
+            train(draw, folder, interrupts, rank, ranks, attempt)
         return
     child = os.fork()
     if child == 0:
         try:
-            train(draw, folder, interrupts)
+            train(draw, folder, interrupts, attempt=attempt)
         except BaseException:  # noqa: BLE001  # the status says it
             traceback.print_exc()
             os._exit(4)
@@ -581,11 +709,15 @@ def check(number, folder, rank=0, ranks=1):
     expected = train(draw, place / "whole", seen, rank, ranks)
     pick = random.Random(-number - 1)
     points = []
-    for way in draw.ways:
+    for index, way in enumerate(draw.ways):
         event = pick.choice([one for one in Event if one in seen.seen])
         points.append((event, pick.randint(1, seen.seen.count(event))))
-        interrupt(draw, way, place / "resumed", Interrupts(points[-1], way), rank, ranks)
-    found = difference(expected, train(draw, place / "resumed", Interrupts(), rank, ranks))
+        # The first is as the whole one is.
+        attempt = None if index == 0 else index - 1
+        interrupt(draw, way, place / "resumed", Interrupts(points[-1], way), rank, ranks, attempt)
+    found = difference(
+        expected, train(draw, place / "resumed", Interrupts(), rank, ranks, attempt=len(draw.ways) - 1)
+    )
     if found is None:
         return None
     return f"{draw}, interrupted at {[f'{event} {time}' for event, time in points]}: {found[:400]}"

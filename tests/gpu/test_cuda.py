@@ -4,6 +4,7 @@ Skipped where there is no CUDA. Times here are compared with 50 ms of queued ker
 machine.
 """
 
+import gc
 import itertools
 import time
 import warnings
@@ -272,12 +273,66 @@ def test_values_made_on_a_stream_of_ones_own_are_in_order(memory, logger, cycles
     assert _values(memory) == [{"loss": 5.0}, {"other": 7}]
 
 
+def test_rows_of_two_streams_that_share_memory_keep_their_values_and_their_order(memory, logger, cycles):
+    """Values are overwritten in place right after each call, on the stream that made them, while it is busy."""
+    streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
+    values = []
+    for stream in streams:
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(cycles // 2)
+            values.append(torch.zeros((), device="cuda"))
+
+    for step in range(100):
+        with torch.cuda.stream(streams[step // 3 % 2]):
+            loss = values[step // 3 % 2]
+            loss.fill_(step)
+            logger.log_metrics({"loss": loss, "count": loss.long(), "lr": 0.1, "half": loss.bfloat16()}, step)
+            loss.fill_(-1)
+    logger.flush()
+
+    assert _values(memory) == [
+        {"loss": float(step), "count": step, "lr": 0.1, "half": float(step)} for step in range(100)
+    ]
+
+
+def test_a_name_may_come_from_the_host_from_the_device_or_with_another_dtype(memory, logger):
+    """Each arrives as what it is."""
+    made = [
+        torch.tensor(0.5, device="cuda"),
+        torch.tensor(2**62 + 1, device="cuda"),
+        torch.tensor(0.25),
+        torch.tensor([3], device="cuda"),
+        7,
+        torch.nn.Parameter(torch.tensor(1.5, device="cuda")),
+        torch.tensor(data=True, device="cuda"),
+    ]
+
+    for other in (torch.tensor(1.0, device="cuda"), torch.tensor(1.0), 1.0):
+        for step, value in enumerate(made):
+            logger.log_metrics({"a": value, "b": other}, step)
+    logger.flush()
+
+    assert [str(one["a"]) for one in _values(memory)] == [
+        "0.5",
+        str(2**62 + 1),
+        "0.25",
+        "3",
+        "7",
+        "1.5",
+        "True",
+    ] * 3
+    assert {one["b"] for one in _values(memory)} == {1.0}
+
+
 def test_memory_does_not_grow_with_the_calls(logger):
     """Slots are made once; neither device nor pinned memory is allocated per call."""
     loss = torch.zeros((), device="cuda")
-    for _ in range(100):
+    for _ in range(300):
         logger.log_metrics({"loss": loss})
     logger.flush()
+    # What earlier tests have left.
+    gc.collect()
+    torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
 
     for _ in range(1000):

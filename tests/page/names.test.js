@@ -74,3 +74,12 @@ test("hyperparameters that differ never read the same", () => {
     ],
   );
 });
+
+test("tags of a run that have commas stay whole, and no tag is there twice", async () => {
+  const { tagsIn } = await import("../../destinations/viewer/static/dom.js");
+
+  assert.deepEqual(tagsIn(" a, b,,a ,c"), ["a", "b", "c"]);
+  assert.deepEqual(tagsIn("size:1,2, new", ["size:1,2"]), ["size:1,2", "new"]);
+  assert.deepEqual(tagsIn("x,y,z, size:1,23", ["x,y", "x,y,z", "size:1,2"]), ["x,y,z", "size:1", "23"]);
+  assert.deepEqual(tagsIn("", ["a,b"]), []);
+});

@@ -5,6 +5,7 @@ import inspect
 import pytest
 
 from destinations.base import LoggerDestination, RecordDestination
+from events import Run
 from events.logger.records import RECORD_KINDS
 
 # These have no name, or are no records.
@@ -55,3 +56,37 @@ def test_keyword_only_arguments_are_passed_on_where_they_are_given():
         ),
         ("audio", {"audio": "beep.wav", "sample_rate": 8000, "name": "Audio", "step": None}),
     ]
+
+
+class Both(LoggerDestination):
+    """Takes texts by a method of their own, and all other kinds by one method."""
+
+    def __init__(self):
+        super().__init__()
+        self.kinds = []
+
+    def log_text(self, text, name="Text", step=None):
+        self.kinds.append("text, by its method")
+
+    def log_record(self, kind, arguments):
+        self.kinds.append(kind)
+
+
+class Further(Both):
+    """Inherits both, and has a method for tables too."""
+
+    def log_table(self, columns, rows, name="Table", step=None):
+        self.kinds.append("table, by its method")
+        super().log_table(columns, rows, name, step)
+
+
+def test_log_record_takes_each_kind_without_a_method():
+    """It need not be a `RecordDestination`: any destination with that method gets what it has no other for."""
+    both, further = Both(), Further()
+    with Run(loggers=[both, further], run_name="mine") as run:
+        run.log_text("hello")
+        run.log_table(["a"], [[1]])
+        run.log_metrics({"loss": 1.0})
+
+    assert both.kinds == ["text, by its method", "table"]
+    assert further.kinds == ["text, by its method", "table, by its method", "table"]

@@ -37,6 +37,17 @@ def test_a_registered_destination_is_created_by_name():
         register_destination("Console", Elsewhere)
 
 
+def test_destination_may_have_an_argument_called_name():
+    """The name in the table comes first; without one, `name` is it, as in a configuration file."""
+    made = []
+    register_destination("elsewhere", lambda **options: made.append(options) or InMemory())
+
+    create_destination("elsewhere", name="loss/eval")
+
+    assert made == [{"name": "loss/eval"}]
+    assert isinstance(create_destination(name="elsewhere"), InMemory)
+
+
 def test_an_installed_package_adds_a_destination(monkeypatch):
     """It does so by an entry point."""
     mine = EntryPoint("elsewhere", f"{__name__}:Elsewhere", registry.ENTRY_POINT_GROUP)

@@ -32,7 +32,7 @@ def test_the_name_of_the_environment_is_that_of_all_ranks(two_ranks):
 def test_ranks_with_nothing_to_agree_through_need_a_name(two_ranks):
     """The message says what to do."""
     assert agreed_run_name() is None
-    with pytest.raises(ValueError, match=r"run_name must be given with several ranks \(2\)"):
+    with pytest.raises(ValueError, match=r"run_name must be given with several ranks \(2, torchrun"):
         Run()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import attrs
 
-from uploads.disk import IRREGULAR, read_json, replace_json
+from uploads.disk import IRREGULAR, read_json, replace_json, stamp_of
 from uploads.errors import RemoteExistsError, StoreParkedError, TransientStoreError
 from uploads.handle import Outcome, UploadState
 from uploads.messages import log_warning
@@ -46,15 +46,7 @@ class CredentialWatch:
         return changed
 
     def _look(self) -> tuple[object, ...]:
-        return tuple(map(_stamp, self._store.credential_files())) if self._store is not None else ()
-
-
-def _stamp(path: Path) -> object:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return (found.st_ino, found.st_mtime_ns, found.st_size)
+        return tuple(map(stamp_of, self._store.credential_files())) if self._store is not None else ()
 
 
 _REMEMBER_DIGEST_BYTES = 64 << 20

@@ -437,7 +437,7 @@ class Renewable(Protocol):
     """A store whose credentials may be rotated."""
 
     def renew(self) -> None:
-        """Replaces the session by a new one, which reads the credentials again."""
+        """Reads the credentials again: the next request uses those of now."""
         ...
 
     def credential_files(self) -> tuple[Path, ...]:

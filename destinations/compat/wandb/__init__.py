@@ -71,6 +71,7 @@ def init(
     group: str | None = None,
     job_type: str | None = None,
     resume: bool | str | None = None,
+    resume_from: str | None = None,
     reinit: bool | str | None = None,
     save_code: bool = False,
     config_exclude_keys: Sequence[str] = (),
@@ -104,6 +105,7 @@ def init(
         job_type: see `tags`.
         resume: with an id, "allow", "must", "auto" and True continue its run, and "never" refuses to; without
             one, "auto" and True continue a run of that name which did not complete.
+        resume_from: "ID?_step=STEP" continues a run behind that step; what it logged later becomes a branch.
         reinit: where a run is open: True or "finish_previous", the default in notebooks, ends it,
             "create_new" leaves it open beside the new one; otherwise it is returned.
         save_code: adds an archive of the code.
@@ -112,7 +114,8 @@ def init(
         others: `mode`, `entity`, `settings` and the like are ignored; any other says once that it is.
 
     Raises:
-        Error: `resume` is "must", and there is no run of that id; or it is "never", and there is one.
+        Error: `resume` is "must", or `resume_from` is given, and there is no run of that id; or `resume` is
+            "never", and there is one.
         RunPathError: the folder is not writable.
     """
     if ACTIVE.run is not None and reinit != "create_new":
@@ -129,6 +132,11 @@ def init(
     project = given("PROJECT", project) or "uncategorized"
     root = Path(given("DIR", dir) or "runs", _as_folder(project))
     run_id, name, resume = given("RUN_ID", id), given("NAME", name), given("RESUME", resume)
+    if resume_from is not None:
+        run_id, _, last_step = resume_from.partition("?_step=")
+        if not last_step.isdecimal():
+            raise Error(f"resume_from must be 'ID?_step=STEP', got {resume_from!r}.")
+        resume = "must"
     about = {"name": name, "id": run_id, "project": project, "entity": others.get("entity") or ""}
     about |= {"group": given("RUN_GROUP", group), "job_type": job_type, "notes": given("NOTES", notes)}
     given_tags = os.environ.get("WANDB_TAGS", "").split(",") if tags is None else tags
@@ -144,6 +152,8 @@ def init(
     about["name"] = name or folder.name
     callbacks = [events.CodeSnapshot()] if save_code else []
     run = Run(events.Run([directory], callbacks, run_name=folder.name), directory, about)
+    if resume_from is not None:
+        run.continue_from(int(last_step) + 1)
     items = {} if config is None else as_dict(config)
     wanted = set(config_include_keys or items) - set(config_exclude_keys or ())
     run.config.update({key: value for key, value in items.items() if key in wanted})

@@ -51,6 +51,7 @@ class Run:
 
     **Steps** are W&B's: a call of `log` without `step` ends the step, unless `commit=False`; one with a step
     goes on to that step, and ends it only with `commit=True`; one with an earlier step is ignored, and said.
+    Other than there, a resumed run whose first call repeats a step continues from it, with the new values.
     Other than there, what a call logs is safe when it returns, whether the step has ended or not. So a metric
     that is logged twice at one step has two points there, of which W&B keeps the last.
 
@@ -79,7 +80,13 @@ class Run:
         self.sync_dir = self.dir
         self.path = "/".join(filter(None, (about["entity"], about["project"], self.id)))
         rows = read_rows(self.dir) if self.dir else ()
-        self.step = max((row.step for row in rows if row.step is not None), default=-1) + 1
+        # The last step of each metric of a resumed run, until this session logs.
+        self._earlier: dict[str, int] = {}
+        for row in rows:
+            step = -1 if row.step is None else row.step
+            for name in row.metrics:
+                self._earlier[name] = max(self._earlier.get(name, -1), step)
+        self.step = max(self._earlier.values(), default=-1) + 1
         self.starting_step, self.resumed = self.step, self.step > 0
         self.config, self.summary = Items(self._set_config), Items(self._set_summary)
         self.config_static = self.config
@@ -109,6 +116,12 @@ class Run:
             except (TypeError, ValueError, OverflowError) as error:
                 at = self.step
                 run.logger.faults.refuse("step", events.RecordError(f"step must be a whole number: {error}."))
+            if self._earlier and 0 <= at < self.step and isinstance(data, Mapping):
+                # A program that continues from a checkpoint logs again what came after it.
+                names = [name for name, _ in flat(data)]
+                if any(self._earlier.get(name, -1) >= at for name in names):
+                    self.continue_from(at)
+            self._earlier = {}
             if at < self.step:
                 self._late += 1
                 say_not_kept("data of an earlier step", f" Step {at} is before step {self.step}.")
@@ -130,6 +143,11 @@ class Run:
                 self._last |= {name: numbers[name] for name in known if not isinstance(numbers[name], bool)}
             if commit or (commit is None and step is None):
                 self._end_step(run, self.step + 1)
+
+    def continue_from(self, step: int) -> None:
+        """Continues a resumed run at a step: what it logged there and later becomes a branch of it."""
+        self._opened("resume_from").fit_start(batch=step)
+        self.step, self._earlier = step, {}
 
     def _advance(self, run: events.Run, epoch: Any) -> None:
         """Moves the run to the step, and to an epoch that is logged."""
@@ -226,13 +244,14 @@ class Run:
             return []
         run, given = self._opened("save"), Path(os.fsdecode(glob_str))
         base = base_path or (given.parent.parent if given.is_absolute() else ".")
-        found = globs.glob(str(given)) if glob else [str(given)]  # noqa: PTH207  # it may be absolute
+        is_pattern = glob and not given.exists()
+        found = globs.glob(str(given)) if is_pattern else [str(given)]  # noqa: PTH207  # it may be absolute
         kept = []
         for path in (Path(one).absolute() for one in sorted(found)):
             if path.is_file():
                 name = os.path.relpath(path, base)
                 if policy != "end":
-                    run.upload_file(name, path, overwrite=True)
+                    run.upload_file(events.LiteralName(name), path, overwrite=True)
                 if policy != "now":
                     self._saved[path] = (name, 0 if policy == "end" else path.stat().st_mtime_ns)
                 kept.append(str(Path(self.dir, "artifacts", name)))
@@ -253,7 +272,7 @@ class Run:
         artifact.version, self._versions[artifact.name] = f"v{number}", number + 1
         folder = f"{artifact.name}/{artifact.version}"
         for file, path in artifact.files.items():
-            run.upload_file(f"{folder}/{file}", path)
+            run.upload_file(events.LiteralName(f"{folder}/{file}"), path)
         self._put(run, {f"{folder}/{key}": value for key, value in artifact.values.items()})
         about = {
             key: getattr(artifact, key)
@@ -335,7 +354,7 @@ class Run:
                 _log.warning("wandb: %d calls of log had earlier steps, and were ignored.", self._late)
             for path, (name, before) in self._saved.items():
                 if path.is_file() and path.stat().st_mtime_ns != before:
-                    run.upload_file(name, path, overwrite=True)
+                    run.upload_file(events.LiteralName(name), path, overwrite=True)
             if status is not None:
                 run.state.status = status
             run.close(exception)

@@ -17,7 +17,7 @@ from PIL import Image as Pictures
 
 from destinations.compat.arrays import figure_pixels, videos_side_by_side
 from destinations.media import class_color, to_numpy
-from events import BinnedValues, Run
+from events import BinnedValues, LiteralName, Run
 
 from .elsewhere import missing, say_not_kept
 
@@ -253,7 +253,7 @@ class Object3D(Value):
     def put(self, run: Run, name: str, step: int) -> None:
         if isinstance(self.points, str | PurePath):
             path = Path(self.points)
-            run.upload_file(f"{name}/{step}{path.suffix}", path, overwrite=True)
+            run.upload_file(LiteralName(f"{name}/{step}{path.suffix}"), path, overwrite=True)
             return
         points, colors = self.points[:, :3], self.points[:, 3:]
         if colors.shape[1] == 1:

@@ -96,6 +96,7 @@ def compact(options: argparse.Namespace, session: CommandContext) -> int:
             )
     except (UploadError, ValueError) as error:
         raise DatasetError(str(error)) from error
+    code = EXIT_FAILED if report.duplicates or report.damaged else EXIT_OK
     if options.json:
         session.screen.json(
             {
@@ -104,18 +105,18 @@ def compact(options: argparse.Namespace, session: CommandContext) -> int:
                 "damaged": [[str(path), problem] for path, problem in report.damaged],
             }
         )
-        return EXIT_OK
+        return code
     session.screen.line(
         f"{report.uri}: {report.runs} runs, {report.points} points, {bytes_text(report.size)}; "
         f"{report.added} new, {report.changed} changed, {report.updated} with updated metadata, "
         f"{report.unchanged} unchanged, {report.removed} removed, {report.alive} still alive"
     )
     for path in report.duplicates:
-        session.note(f"skipped {path}: a newer run has the same id")
+        session.note(f"left out {path}: a newer run has the same id")
     for path, problem in report.damaged:
         if path not in told:
             session.note(f"skipped {path}: {problem}")
-    return EXIT_OK
+    return code
 
 
 def sql(options: argparse.Namespace, session: CommandContext) -> int:

@@ -346,6 +346,9 @@ class _Compaction:
                 if is_older and not is_gone:
                     self._left_out["duplicates"].append(run.path)
                     continue
+                if is_moved and not is_gone and Path(before["path"]).is_dir():
+                    # Another run of this id, whose place in the dataset this one takes.
+                    self._left_out["duplicates"].append(Path(before["path"]))
                 # Metrics that are gone stay, as runs do.
                 if not (is_older and is_gone):
                     item.metrics_state = item.metrics_state or before["metrics_state"]

@@ -16,6 +16,7 @@ from pathlib import Path
 from destinations.runs.send.ledger import SendingError
 
 from .aim import AIM
+from .comet import COMET
 from .loggers import LOGGERS
 from .mlflow import MLFLOW
 from .neptune import NEPTUNE
@@ -28,7 +29,7 @@ from .writing import Writer
 
 __all__ = ["SOURCES", "ColumnsError", "ImportReport", "SendingError", "SourceError", "import_runs"]
 
-SOURCES = (TENSORBOARD, WANDB, CHART, MLFLOW, TRACKIO, AIM, NEPTUNE, TABLE, LOGGERS)
+SOURCES = (TENSORBOARD, WANDB, CHART, MLFLOW, TRACKIO, COMET, AIM, NEPTUNE, TABLE, LOGGERS)
 """Every source, in the order of the help."""
 
 

@@ -1,12 +1,19 @@
 """Folders that this package reads as they are: stable-pretraining's registry, and Lightning's `CSVLogger`."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import attrs
+
+from destinations.runs.index.foreign import METRICS
 from destinations.runs.open import open_runs
+from destinations.runs.run import Run
 from destinations.runs.send import send
-from destinations.runs.send.ledger import BusyError
+from destinations.runs.send.ledger import BusyError, read_ledger
+from destinations.runs.send.targets import LEDGER
 
-from .source import ImportReport, Progress, Source, SourceError
+from .source import ImportReport, Progress, Source, SourceError, unique_id
 
 __all__ = ["LOGGERS"]
 
@@ -31,10 +38,12 @@ def _copy(place: str, root: Path, report: ImportReport, progress: Progress) -> N
         for path, problem in runs.report.problems:
             report.fail(f"{path}: {problem}")
         found = [run for run in runs.query(archived=None) if run.record.kind != "run-directory"]
+    ledgers = [read_ledger(path) for path in root.glob(f"*/{LEDGER}")]
     for done, run in enumerate(found):
         progress(done, len(found), 0)
         try:
-            sent = send(run, f"run:{root}", abandoned=True)
+            record = attrs.evolve(run.record, run_id=_id_of(run, ledgers))
+            sent = send(Run(record), f"run:{root}", abandoned=True)
         except BusyError:
             report.busy += 1
             continue
@@ -54,6 +63,19 @@ def _copy(place: str, root: Path, report: ImportReport, progress: Progress) -> N
         report.records += sent.records
         progress(done, len(found), sent.values + sent.records.total())
     progress(len(found), len(found), 0)
+
+
+def _id_of(run: Run, ledgers: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the id of a copy; see `unique_id`. A copy of an earlier version keeps its own."""
+    if run.record.kind != "lightning-csv":
+        return run.run_id
+    about = (run.path / METRICS).stat()
+    stamps = {METRICS: [about.st_size, about.st_mtime_ns]}
+    if any(
+        one.get("run_id") == run.run_id and (one.get("facts") or {}).get("files") == stamps for one in ledgers
+    ):
+        return run.run_id
+    return unique_id(run.path.name, f"lightning-csv {run.path}")
 
 
 LOGGERS = Source(

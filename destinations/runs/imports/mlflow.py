@@ -10,9 +10,11 @@ import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlparse
 
 from destinations.kinds.images import IMAGE, open_image
+from destinations.kinds.line import file_inside
+from destinations.kinds.texts import TEXT
 from destinations.trackers.names import short_hash
 
 from .source import File, Item, Logged, Source, SourceError, SourceRun, Values
@@ -26,6 +28,10 @@ _STATUSES = {"FINISHED": "completed", "FAILED": "failed", "KILLED": "interrupted
 _IMAGE = re.compile(r"images/(?P<key>.+)[+%]step[+%](?P<step>\d+)[+%]timestamp[+%](?P<ms>\d+)[+%][\w-]+\.png")
 _COPY = re.compile(r"images/.+[+%]compressed\.webp")
 _OWN_FOLDER, _NOTE = "mlflow.", "mlflow.note.content"
+# What our `MLflow` writes: texts, hyperparameters as they were, names that MLflow does not take, and tags.
+_TEXT = re.compile(r"texts/(?P<key>.+)/(?P<step>\d+)_(?P<ms>\d+)_\d+\.txt")
+_HPARAMS, _NAME, _TAG, _EXCEPTION = "hparams.yaml", "metric_name.", "tag.", "exception"
+_OURS = (_NAME, "changed_param.", "training_destinations.", _EXCEPTION)
 
 
 def has_tables(path: Path, *names: str) -> bool:
@@ -111,6 +117,8 @@ def _pages(search: Any) -> Iterator[Any]:
 
 
 def _run_of(client: Any, experiment: str, run: Any) -> SourceRun:
+    from destinations.trackers.mlflow.values import entity_key
+
     info, tags = run.info, run.data.tags
     own = {
         name.removeprefix(_OWN_FOLDER): text for name, text in tags.items() if name.startswith(_OWN_FOLDER)
@@ -125,7 +133,12 @@ def _run_of(client: Any, experiment: str, run: Any) -> SourceRun:
         created_at=(info.start_time or 0) / 1000,
         ended_at=info.end_time / 1000 if info.end_time else None,
         status=_STATUSES.get(info.status, ""),
-        tags=tuple(f"{name}:{text}" for name, text in tags.items() if not name.startswith(_OWN_FOLDER)),
+        exception=tags.get(_EXCEPTION, ""),
+        tags=tuple(
+            text if name == entity_key(f"{_TAG}{text}") else f"{name}:{text}"
+            for name, text in tags.items()
+            if not name.startswith((_OWN_FOLDER, *_OURS))
+        ),
         notes=tags.get(_NOTE, ""),
         hyperparameters={name: _typed(text) for name, text in run.data.params.items()},
         environment={"experiment": experiment, **own},
@@ -152,30 +165,48 @@ def _read(client: Any, run: Any, found: SourceRun) -> Iterator[Item]:
         ]
     # By time, so that what was logged together comes together.
     for time, step, name, value in sorted(points, key=lambda point: point[:2]):
-        yield Values({name: float(value)}, step, time)
+        yield Values({run.data.tags.get(f"{_NAME}{name}", name): float(value)}, step, time)
+    local = Path(unquote(urlparse(run.info.artifact_uri).path))
     with tempfile.TemporaryDirectory() as folder:
         for name in _files_of(client, run.info.run_id, "", found):
             if _COPY.fullmatch(name):
                 continue
             try:
+                if local.is_dir():
+                    # MLflow would follow a link, which may lead anywhere.
+                    file_inside(local, name)
                 with _quiet():
                     path = Path(client.download_artifacts(run.info.run_id, name, folder))
             except Exception:  # noqa: BLE001  # of any store, whose packages raise what they like
                 found.left_out["artifacts that are missing"] += 1
                 continue
-            image = _IMAGE.fullmatch(name)
-            if image is None:
-                yield File(name, path)
-            else:
-                key, step, time = (
-                    re.sub("[#~]", "/", image["key"]),
-                    int(image["step"]),
-                    int(image["ms"]) / 1000,
-                )
-                with open_image(path) as pixels:
-                    # The file is gone when the record is written.
-                    pixels.load()
-                    yield Logged(IMAGE, key, step, time, {"images": [pixels]})
+            record = _IMAGE.fullmatch(name) or _TEXT.fullmatch(name)
+            if record is None:
+                if name != _HPARAMS or not _read_hparams(path, found):
+                    yield File(name, path)
+                continue
+            key, step, time = record["key"], int(record["step"]), int(record["ms"]) / 1000
+            if record.re is _TEXT:
+                yield Logged(TEXT, key, step, time, {"text": path.read_bytes().decode("utf-8", "replace")})
+                continue
+            with open_image(path) as pixels:
+                # The file is gone when the record is written.
+                pixels.load()
+                yield Logged(IMAGE, re.sub("[#~]", "/", key), step, time, {"images": [pixels]})
+
+
+def _read_hparams(path: Path, found: SourceRun) -> bool:
+    """Takes hyperparameters as they were, if those of MLflow, which are texts, are made from them."""
+    from destinations.run_directory.documents import flat_hyperparameters, read_hparams
+
+    try:
+        hparams = read_hparams(path)
+        is_same = found.hyperparameters.keys() == flat_hyperparameters(hparams).keys()
+    except (OSError, ValueError, RecursionError):
+        return False
+    if is_same:
+        found.hyperparameters = dict(hparams)
+    return is_same
 
 
 def _files_of(client: Any, run_id: str, folder: str, found: SourceRun) -> Iterator[str]:

@@ -9,6 +9,7 @@ import attrs
 
 from destinations.kinds.kind import Kind
 from destinations.runs.errors import RunsError
+from destinations.trackers.names import short_hash
 
 __all__ = [
     "ColumnsError",
@@ -22,6 +23,7 @@ __all__ = [
     "SourceError",
     "SourceRun",
     "Values",
+    "unique_id",
 ]
 
 _MAX_FAILURES = 100
@@ -106,7 +108,7 @@ class SourceRun:
     `read` may set what it learns on the way: how the run ended, and what follows after that.
 
     Attributes:
-        run_id: the id that the source has for it.
+        run_id: its id; see `unique_id`.
         name: its name there, from which that of the folder is made.
         identity: tells it from every other run of any place, so that it is found again.
         stamp: another one whenever the run has changed, such as the sizes of its files.
@@ -140,6 +142,22 @@ class SourceRun:
     environment: dict[str, Any] = attrs.field(factory=dict)
     facts: "Callable[[SourceRun], object]" = attrs.field(default=lambda _run: None, repr=False)
     left_out: Counter[str] = attrs.field(factory=Counter)
+
+
+def unique_id(name: str, identity: str) -> str:
+    """Returns the id of a run whose source has none for it that no other run has.
+
+    The id of an imported run is, in this order:
+
+    1. the one that its source made for it: W&B, MLflow, Trackio, Comet, Aim, Neptune, stable-pretraining;
+    2. else, as here, its name and a hash of what tells it from the runs of other folders: its first event
+       file, which is named after the time, host and process (TensorBoard), or the path (tables, charts,
+       Lightning's `CSVLogger`).
+
+    Where another run of the root has the id already, as a W&B run of another project may, the hash is added
+    by the same rule.
+    """
+    return f"{name}-{short_hash(identity, 8)}"
 
 
 @attrs.define

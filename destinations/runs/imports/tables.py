@@ -8,15 +8,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from .source import ColumnsError, Item, Source, SourceError, SourceRun, Values
+from .source import ColumnsError, Item, Source, SourceError, SourceRun, Values, unique_id
 
-__all__ = ["CHART", "TABLE", "parquet_batches", "seconds_of", "stamp_of"]
+__all__ = ["CHART", "STEPS", "TABLE", "parquet_batches", "seconds_of", "stamp_of"]
 
 _Rows = Callable[[], Iterable[list[Any]]]
 _SUFFIXES = {".csv": ",", ".tsv": "\t", ".parquet": ""}
 _ROLES = ("step", "time", "epoch", "run")
+# Names of the step of a trainer among what it logs: Lightning's, that of Transformers, and ours.
+STEPS = ("trainer/global_step", "train/global_step", "global_step")
 # Names that a column has where the user names none: ours, and those of W&B.
-_DEFAULTS = {"step": ("step", "_step"), "time": ("time", "_timestamp"), "epoch": ("epoch",), "run": ()}
+_DEFAULTS = {
+    "step": ("step", *STEPS, "_step"),
+    "time": ("time", "_timestamp"),
+    "epoch": ("epoch",),
+    "run": (),
+}
 
 
 def _claims(place: str) -> bool:
@@ -112,7 +119,7 @@ def _runs(place: str, columns: Mapping[str, str]) -> list[SourceRun]:
 
 def _run_of_rows(
     identity: str,
-    run_id: str,
+    name: str,
     stamp: str,
     names: Sequence[str],
     rows: _Rows,
@@ -123,7 +130,7 @@ def _run_of_rows(
 
     Args:
         identity: see `SourceRun`.
-        run_id: likewise.
+        name: likewise.
         stamp: likewise.
         names: of the columns.
         rows: returns them, a list of cells each; texts are read as numbers.
@@ -131,31 +138,39 @@ def _run_of_rows(
             without a step, rows are counted.
         created_at: when the run began, where the first row has no time.
     """
-    metrics = {index: name for index, name in enumerate(names) if name and index not in roles.values()}
+    # In W&B's own history, rows that a trainer did not log lack its step.
+    is_history = "_step" in names and names.index("_step") != roles.get("step")
+    taken = {*roles.values(), *([names.index("_step")] if is_history else ())}
+    metrics = {index: name for index, name in enumerate(names) if name and index not in taken}
 
     def cell(row: list[Any], role: str) -> Any:
         index = roles.get(role)
         return None if index is None or index >= len(row) else row[index]
 
     def read(run: SourceRun) -> Iterator[Item]:
+        last: float | None = None
         for number, row in enumerate(filter(None, rows())):
             step = number if "step" not in roles else _number(cell(row, "step"))
+            if is_history and (step is None or math.isnan(step)):
+                step = last
+            last = step
             if step is None or not float(step).is_integer():
                 run.left_out["rows without a whole step"] += 1
                 continue
             values = {}
-            for index, name in metrics.items():
+            for index, metric in metrics.items():
                 given = row[index] if index < len(row) else None
                 value = _number(given)
                 if value is not None:
-                    values[name] = value
+                    values[metric] = value
                 elif given not in {None, ""}:
                     run.left_out["cells that are no numbers"] += 1
             epoch = _number(cell(row, "epoch"))
             yield Values(values, int(step), seconds_of(cell(row, "time")), epoch)
 
     began_at = seconds_of(cell(next(filter(None, rows()), []), "time"))
-    return SourceRun(run_id, run_id, identity, stamp, read, created_at=began_at or created_at)
+    run_id = unique_id(name, identity)
+    return SourceRun(run_id, name, identity, stamp, read, created_at=began_at or created_at)
 
 
 def _number(cell: Any) -> float | None:
@@ -191,7 +206,10 @@ def _is_chart(path: Path) -> bool:
         first, *others = next(_lines_of(path), []) or [""]
     except (OSError, SourceError):
         return False
-    return first in {"Step", "_step"} and bool(others) and all(" - " in name for name in others)
+    # The first one is named after the x axis of the chart. The page shows a point with its extremes.
+    has_extremes = any({f"{name}__MIN", f"{name}__MAX"} <= set(others) for name in others)
+    is_axis = first in {"Step", *_DEFAULTS["step"]} or has_extremes
+    return is_axis and bool(others) and all(" - " in name for name in others)
 
 
 def _exported_runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
@@ -203,8 +221,9 @@ def _exported_runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
         by_run.setdefault(run, {})[index] = metric
     found = []
     for run, metrics in by_run.items():
-        # The page adds the smallest and the largest of the values that it shows as one point.
-        kept = {index: name for index, name in metrics.items() if not name.endswith(("__MIN", "__MAX"))}
+        # The page adds the smallest and the largest of the values that it shows as one point, and its steps.
+        left = ("__MIN", "__MAX")
+        kept = {index: name for index, name in metrics.items() if not name.endswith(left) and name != "_step"}
         of_run = [
             [row[0], *(row[index] for index in kept)] for row in rows if len(row) > max(kept, default=0)
         ]

@@ -12,7 +12,7 @@ from destinations.kinds.histograms import HISTOGRAM
 from destinations.kinds.images import IMAGE
 from destinations.kinds.texts import TEXT
 
-from .source import Item, Logged, Restart, Source, SourceRun, Values
+from .source import Item, Logged, Restart, Source, SourceRun, Values, unique_id
 
 __all__ = ["TENSORBOARD"]
 
@@ -25,7 +25,7 @@ def _claims(place: str) -> bool:
 
 
 def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
-    """Returns a run for each folder with event files; its id is the path below `place`, as TensorBoard's."""
+    """Returns a run for each folder with event files; its name is its path, as in TensorBoard."""
     loader = _loader()
     top = Path(place).absolute()
     files: dict[Path, list[Path]] = {}
@@ -34,14 +34,15 @@ def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
             files.setdefault(path.parent, []).append(path)
     found = []
     for folder, paths in sorted(files.items()):
-        run_id = folder.relative_to(top).as_posix() if top.is_dir() and folder != top else folder.name
+        name = folder.relative_to(top).as_posix() if top.is_dir() and folder != top else folder.name
+        # The name of an event file has a time, a host and a process: it tells a run from others.
+        identity = f"tensorboard {name} {paths[0].name}"
         first = next(iter(loader(str(paths[0])).Load()), None)
         found.append(
             SourceRun(
-                run_id,
-                run_id,
-                # The name of an event file has a time, a host and a process: it tells a run from others.
-                f"tensorboard {run_id} {paths[0].name}",
+                unique_id(name, identity),
+                name,
+                identity,
                 " ".join(f"{path.name}:{path.stat().st_size}" for path in paths),
                 functools.partial(_read, paths),
                 created_at=paths[0].stat().st_mtime if first is None else first.wall_time,

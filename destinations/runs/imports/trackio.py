@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from destinations.kinds.line import number_of, path_inside
+from destinations.kinds.line import file_inside, number_of
 from destinations.kinds.tables import TABLE
 from destinations.kinds.texts import TEXT
 from destinations.trackers.names import short_hash
 
 from .media import READERS, UNREADABLE
 from .mlflow import has_tables
-from .source import File, Item, Logged, Source, SourceRun, Values
-from .tables import seconds_of
+from .source import File, Item, Logged, Source, SourceRun, Values, unique_id
+from .tables import STEPS, seconds_of
 
 __all__ = ["TRACKIO"]
 
@@ -45,10 +45,11 @@ def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
                 config = dict(storage.get_run_config(project, name, run_id=run_id) or {})
                 reader = _Reader(folder, project, name, run_id)
                 rows = storage.get_log_count(project, name, run_id=run_id)
+                identity = f"trackio {project} {run_id or name}"
                 made = SourceRun(
-                    str(run_id or name),
+                    str(run_id or unique_id(name, identity)),
                     name,
-                    f"trackio {project} {run_id or name}",
+                    identity,
                     f"{rows} {short_hash(repr(sorted(map(str, config.items()))), 16)}",
                     reader.read,
                     created_at=seconds_of(record.get("created_at")) or database.stat().st_mtime,
@@ -102,10 +103,15 @@ class _Reader:
             del run.left_out["alerts"]
         by_time = [(seconds_of(log.pop("timestamp", None)) or 0.0, 1, log) for log in logs]
         by_time += [(seconds_of(log.pop("timestamp", None)) or 0.0, 0, log) for log in system]
+        # Trackio counts the rows that were logged without a step; a trainer's may have its own among them.
+        is_counted = [log.get("step") for log in logs] == list(range(len(logs)))
+        axis = next((name for name in STEPS if is_counted and any(name in log for log in logs)), "step")
         step = 0
         for time, is_log, values in sorted(by_time, key=lambda one: one[:2]):
             if is_log:
-                step = int(values.pop("step", step))
+                own_step = values.pop("step", step)
+                found = own_step if axis == "step" else values.pop(axis, step)
+                step = int(found if float(found).is_integer() else own_step)
                 yield from self._items(run, "", values, step, time)
             else:
                 yield from self._items(run, "system/", values, step, time)
@@ -150,10 +156,7 @@ class _Reader:
             run.left_out[f"unreadable {what}"] += 1
 
     def _path(self, relative: Any) -> Path:
-        path = path_inside(self._folder / "media", relative)
-        if path.is_symlink() or not path.is_file():
-            raise FileNotFoundError(path)
-        return path
+        return file_inside(self._folder / "media", relative)
 
 
 def _table(rows: list[dict[str, Any]]) -> dict[str, Any]:

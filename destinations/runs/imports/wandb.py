@@ -1,16 +1,22 @@
 """W&B's local runs, by its own `leet inspect`, which prints the records of a log."""
 
+import base64
+import hashlib
+import html
 import json
+import math
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from destinations.kinds.images import IMAGE, read_pixels
-from destinations.kinds.line import number_of, path_inside, whole_of
+from destinations.kinds.line import file_inside, number_of, whole_of
 from destinations.kinds.texts import TEXT
+from destinations.runs.files import metric_of
+from uploads.disk import read_regular
 
 from .media import READERS, UNREADABLE
 from .source import File, Item, Logged, Source, SourceError, SourceRun, Values
@@ -21,6 +27,8 @@ __all__ = ["WANDB"]
 _LOGS = "run-*.wandb"
 _FOLDER = re.compile(r"run-(\d{8}_\d{6})-")
 _SUMMARY_FIELDS = ("entity", "project")
+_STEPS = 1 << 63
+_PRE = re.compile(r'<pre style="white-space: pre-wrap">(.*)</pre>', re.DOTALL)
 _RUN_FIELDS = ("host", "run_group", "job_type", "git", "sweep_id")
 
 
@@ -111,22 +119,32 @@ class _Logs:
 
     def read(self, run: SourceRun) -> Iterator[Item]:
         """Yields what is in the logs, then what only the summary has, at the last step."""
-        step, names = 0, set()
+        step, names, axes = 0, set(), _Axes(run)
+        # First, because a program may define a metric after it has logged some.
+        for line in (line for path in self._paths for line in self._lines(path)):
+            if b'"type":"metric"' in line:
+                axes.define(json.loads(line).get("metric") or {})
         for path in self._paths:
-            log = _Log(run, path.parent / "files")
-            try:
-                for line in _inspect(path):
-                    yield from log.items_of(json.loads(line))
-            except SourceError:
-                if not log.has_records:
-                    raise
-                # The end of a log that was cut off.
-                run.left_out["damaged logs"] += 1
+            log = _Log(run, path.parent / "files", axes)
+            for line in self._lines(path, run):
+                yield from log.items_of(json.loads(line))
             yield from log.files()
             step = max(step, log.step)
             names |= log.names
         only = {name: value for name, value in _flat(self._summary) if name not in names}
         yield Values(only, step)
+
+    def _lines(self, path: Path, run: SourceRun | None = None) -> Iterator[bytes]:
+        """Yields the records of a log; counts one that was cut off, unless nothing of it can be read."""
+        count = 0
+        try:
+            for count, line in enumerate(_inspect(path), 1):  # noqa: B007  # looked at where it fails
+                yield line
+        except SourceError:
+            if not count:
+                raise
+            if run is not None:
+                run.left_out["damaged logs"] += 1
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
@@ -139,24 +157,83 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, fl
             yield prefix + name, float(number)
 
 
+class _Axes:
+    """The steps of values: those of the metric that `define_metric` made their x axis, else W&B's own.
+
+    W&B's own step counts the calls of `log`, unless the program gave one.
+
+    Args:
+        run: its run.
+    """
+
+    def __init__(self, run: SourceRun) -> None:
+        self._run = run
+        self._axis_of: dict[str, str | None] = {}
+        self._axes: set[str] = set()
+        self._found: dict[str, str | None] = {}
+        # The last value of each axis: a row may lack it.
+        self._last: dict[str, Any] = {}
+
+    def define(self, metric: Mapping[str, Any]) -> None:
+        """Takes a definition of a metric, or of all whose names begin so ("val/*")."""
+        axis = metric.get("step_metric")
+        self._axis_of[str(metric.get("glob_name") or metric.get("name"))] = axis
+        self._axes |= {axis} if axis else set()
+
+    def of(self, name: str) -> str | None:
+        """Returns the x axis of a metric or a medium; an axis without one is its own."""
+        if name not in self._found:
+            globs = [one for one in self._axis_of if one.endswith("*") and name.startswith(one[:-1])]
+            # Of several patterns the most specific one that has an axis.
+            named = (self._axis_of.get(one) for one in (name, *sorted(globs, key=len, reverse=True)))
+            self._found[name] = next(filter(None, named), name if name in self._axes else None)
+        return self._found[name]
+
+    def own(self, name: str) -> str:
+        """Returns the name of a metric as it was logged: our `WandB` renames one named like its axis."""
+        own = name.removeprefix("metric/")
+        return own if self.of(own) == own else name
+
+    def steps_of(self, names: Iterable[str], values: Mapping[str, float], own_step: int) -> dict[str, int]:
+        """Returns the steps of what a row has; an axis that only says where the others stand is left out.
+
+        Args:
+            names: of the row.
+            values: its numbers.
+            own_step: W&B's.
+        """
+        self._last |= {name: values[name] for name in self._axes & values.keys()}
+        axes, steps = {name: self.of(name) for name in names}, {}
+        used = {axis for name, axis in axes.items() if axis != name}
+        for name, axis in axes.items():
+            at = own_step if axis is None else self._last.get(axis, math.nan)
+            is_step = 0 <= at < _STEPS and float(at).is_integer()
+            if not is_step and axis != name:
+                self._run.left_out["x values that are no steps, for which W&B's own step stands"] += 1
+            if not is_step or axis != name or name not in used:
+                steps[name] = int(at) if is_step else own_step
+        return steps
+
+
 class _Log:
     """Reads the records of one log.
 
     Args:
         run: its run.
         folder: that of the files that the records name.
+        axes: the steps of its values; default: W&B's own.
     """
 
-    def __init__(self, run: SourceRun, folder: Path) -> None:
+    def __init__(self, run: SourceRun, folder: Path, axes: _Axes | None = None) -> None:
         self._run = run
         self._folder = folder
+        self._axes = axes or _Axes(run)
         self.step = 0
         self.names: set[str] = set()
         self._labels: dict[str, dict[int, str]] = {}
-        self.has_records = False
+        self._staged: dict[str, tuple[Any, Any]] = {}
 
     def items_of(self, record: dict[str, Any]) -> Iterator[Item]:
-        self.has_records = True
         kind = record.get("type", "")
         fields = record.get(kind) or {}
         if kind == "history":
@@ -173,20 +250,47 @@ class _Log:
             self._run.environment |= {name: value for name, value in fields.items() if name != "writer_id"}
         elif kind == "exit":
             code = fields.get("exit_code") or 0
-            self._run.status = "failed" if code else "completed"
+            self._run.status = {0: "completed", 255: "interrupted"}.get(code, "failed")
             self._run.exception = f"Exit: code {code}" if code else ""
             self._run.ended_at = None
-        elif kind == "artifact" and fields.get("type") != "run_table":
+        elif kind == "artifact" and fields.get("type") == "run_table":
+            self._read_table((fields.get("manifest") or {}).get("contents") or ())
+        elif kind == "artifact":
             self._run.left_out["W&B artifacts"] += 1
+
+    def _read_table(self, contents: Iterable[dict[str, Any]]) -> None:
+        """Takes note of where the files of a table are, which only its artifact has."""
+        for one in contents:
+            if Path(one.get("local_path") or "").is_file():
+                self._staged[one["path"]] = (one["local_path"], one.get("digest"))
+            elif one["path"].startswith("media/"):
+                self._run.left_out["files of tables, which W&B keeps elsewhere"] += 1
 
     def _read_labels(self, about: dict[str, Any]) -> None:
         for key, label in (about.get("mask/class_labels") or {}).items():
             self._labels[key] = {int(number): str(text) for number, text in label["value"].items()}
 
     def _history(self, item: dict[str, Any]) -> Iterator[Item]:
-        self.step = step = whole_of(item.get("_step")) or 0
         time = number_of(item.get("_timestamp"))
+        values, texts, typed = self._parts_of(item)
+        self.names |= values.keys()
+        own_step = whole_of(item.get("_step")) or 0
+        steps = self._axes.steps_of([*values, *texts, *typed], values, own_step)
+        self.step = max(steps.values(), default=self.step)
+        for name, text in texts.items():
+            yield Logged(TEXT, name, steps[name], time, {"text": text})
+        for step in dict.fromkeys(steps.values()):
+            here = {self._axes.own(name): values[name] for name in values if steps.get(name) == step}
+            yield Values(here, step, time)
+        for name, fields in typed.items():
+            yield from self._medium(name, fields, steps[name], time)
+
+    def _parts_of(
+        self, item: dict[str, Any]
+    ) -> tuple[dict[str, float], dict[str, str], dict[str, dict[str, Any]]]:
+        """Returns the numbers, texts and typed values of a row, by name."""
         values: dict[str, float] = {}
+        texts: dict[str, str] = {}
         # What is nested is flat here, its names joined with dots.
         owners = sorted(key.removesuffix("._type") for key in item if key.endswith("._type"))
         typed: dict[str, dict[str, Any]] = {}
@@ -195,7 +299,7 @@ class _Log:
                 typed[key] = {}
         for name, value in item.items():
             owner = next((key for key in typed if name.startswith(f"{key}.")), None)
-            number = float(value) if isinstance(value, bool) else number_of(value)
+            number = metric_of(value)
             if owner is not None:
                 typed[owner][name[len(owner) + 1 :]] = value
             elif name in {"_step", "_timestamp", "_runtime"} or value is None:
@@ -203,13 +307,10 @@ class _Log:
             elif number is not None:
                 values[name] = float(number)
             elif isinstance(value, str):
-                yield Logged(TEXT, name, step, time, {"text": value})
+                texts[name] = value
             else:
                 self._run.left_out["lists"] += 1
-        self.names |= values.keys()
-        yield Values(values, step, time)
-        for name, fields in typed.items():
-            yield from self._medium(name, fields, step, time)
+        return values, texts, typed
 
     def _medium(self, name: str, fields: dict[str, Any], step: int, time: float | None) -> Iterator[Item]:
         what = str(fields.get("_type"))
@@ -217,6 +318,10 @@ class _Log:
         try:
             if what == "images/separated":
                 kind, arguments = IMAGE, self._images(name, fields)
+            elif what == "table-file" and (pictures := self._pictures(name)):
+                kind, arguments = IMAGE, self._images(name, pictures)
+            elif what == "html-file" and (text := self._text(fields["path"])) is not None:
+                kind, arguments = TEXT, {"text": text}
             elif kind is not None and read is not None:
                 arguments = read(self._path, fields)
                 if what == "image-file":
@@ -236,10 +341,29 @@ class _Log:
         yield Logged(kind, name, step, time, arguments)
 
     def _path(self, relative: Any) -> Path:
-        path = path_inside(self._folder, relative)
-        if path.is_symlink() or not path.is_file():
-            raise FileNotFoundError(path)
-        return path
+        staged, digest = self._staged.get(relative, ("", ""))
+        if staged:
+            # A stranger's log may name any file of this machine: it must know the content, too.
+            data = hashlib.md5(read_regular(staged), usedforsecurity=False).digest()
+            if base64.b64encode(data).decode() == digest:
+                return Path(staged)
+        return file_inside(self._folder, relative)
+
+    def _pictures(self, name: str) -> dict[str, Any]:
+        """Returns the images of a table that has nothing else, as those of a list are described."""
+        if f"{name}.table.json" not in self._staged:
+            return {}
+        table = json.loads(self._path(f"{name}.table.json").read_text(encoding="utf-8"))
+        cells = [row[0] for row in table["data"]] if table["columns"] == ["image"] else []
+        if not all(isinstance(cell, dict) and cell.get("_type") == "image-file" for cell in cells):
+            return {}
+        named = {"filenames": "path", "captions": "caption", "all_masks": "masks"}
+        return {key: [cell.get(one) for cell in cells] for key, one in named.items()} if cells else {}
+
+    def _text(self, relative: Any) -> str | None:
+        """Returns the text that our `WandB` logged as HTML."""
+        match = _PRE.fullmatch(self._path(relative).read_bytes().decode())
+        return match and html.unescape(match[1])
 
     def _images(self, name: str, fields: dict[str, Any]) -> dict[str, Any]:
         paths = [self._path(path) for path in fields["filenames"]]

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from destinations.trackers.names import short_hash
 from destinations.trackers.target import SentRun
 from uploads.disk import replace_file
 
-from .source import File, ImportReport, Item, Logged, Restart, SourceRun, Values
+from .source import File, ImportReport, Item, Logged, Restart, SourceRun, Values, unique_id
 
 __all__ = ["Writer"]
 
@@ -26,7 +27,8 @@ __all__ = ["Writer"]
 _ROW_SECONDS = 1.0
 # A queue that is full would drop records.
 _RECORDS_BETWEEN_FLUSHES = 50
-_VERSION = 1
+# Of what an import makes of a run: runs that an earlier version wrote are written anew.
+_VERSION = 2
 # Another process that has the lock of a ledger says at once in it which run it writes.
 _CLAIM_SECONDS = 10.0
 
@@ -73,6 +75,11 @@ class Writer:
         self._on_items = on_items
         ledgers = ((read_ledger(path), path.parent) for path in root.glob(f"*/{LEDGER}"))
         self._folders = {str(ledger.get("run_id")): folder for ledger, folder in ledgers}
+        # Ids, and which run has each.
+        self._owners = {
+            str(read_object_file(folder / SIDECAR).get("run_id")): identity
+            for identity, folder in self._folders.items()
+        }
 
     def write(self, run: SourceRun) -> None:
         """Writes a run, unless it is there and has not changed, or another process is writing it.
@@ -81,12 +88,19 @@ class Writer:
             SendingError: its folder holds something else, or was written to since.
         """
         stamp = {"stamp": run.stamp, "version": _VERSION}
-        known = read_ledger(self._folders.get(run.identity, self._root) / LEDGER)
-        if known.get("state") == "done" and known.get("facts") == stamp:
+        folder = self._folders.get(run.identity, self._root)
+        known = read_ledger(folder / LEDGER)
+        facts = known.get("facts") or {}
+        # A run that was continued here is not replaced for the sake of a new version.
+        is_same = facts.get("stamp") == run.stamp and (folder / SESSIONS).exists()
+        if known.get("state") == "done" and (facts == stamp or is_same):
             self._report.unchanged += 1
             return
         run.facts(run)
-        name = label_name(run.name)[:200] or "run"
+        if self._owners.setdefault(run.run_id, run.identity) != run.identity:
+            run.run_id = unique_id(run.run_id, run.identity)
+        # Braces would be placeholders.
+        name = re.sub(r"[{}]", "_", label_name(run.name)[:200]) or "run"
         sent = SentRun(run.identity, name, Path(name))
         given = {"run_id": run.run_id, "tags": run.tags, "notes": run.notes}
         try:
@@ -238,9 +252,10 @@ class _Items:
     def _log_record(self, item: Logged | File) -> None:
         if isinstance(item, File):
             kind = "artifact"
-            done = self._attempt(
-                kind, lambda: self._logger.upload_file(_literal(item.name), str(item.path), overwrite=True)
-            )
+            # Not through the logger, which fills in placeholders: these names are those of others.
+            upload = self._destination.upload_file
+            state = self._logger.state
+            done = self._attempt(kind, lambda: upload(state, item.name, item.path, overwrite=True))
         else:
             kind = item.kind.name
             method = getattr(self._logger, item.kind.method)
@@ -299,8 +314,3 @@ def _rows_of(items: Iterable[Item]) -> Iterator[Item]:
         row, began = item, item.time or 0.0
     if row is not None:
         yield row
-
-
-def _literal(name: str) -> str:
-    """Returns a file name without placeholders."""
-    return name.replace("{", "_").replace("}", "_")

@@ -181,7 +181,8 @@ class FolderPlace(Place):
             raise SendingError(f"the run folder has no name: {str(self.run.path)!r}.")
         run_id = re.sub(r"[^\w.-]", "_", self.run.run_id)
         plain = parent / name
-        return plain if not has_content(plain) else parent / f"{name}-{run_id}"
+        beside = run_id if run_id.startswith(name) else f"{name}-{run_id}"
+        return plain if not has_content(plain) else parent / beside
 
     @property
     def ledger_path(self) -> Path:

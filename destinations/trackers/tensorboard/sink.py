@@ -285,7 +285,7 @@ class TensorBoardSink(Sink):
     def finish(self, status: str, exception: str | None, time: float) -> None:
         """Writes the end of the session, unless preempted: TensorBoard uses the first end it finds."""
         self._begin(None)
-        if self._is_start_written and status != "preempted":
+        if status != "preempted":
             self._add_values([self._summaries.session_end_value(status, time)], 0, time)
 
     log_images = _writes("image", "image_values")

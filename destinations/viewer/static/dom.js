@@ -296,10 +296,53 @@ export function formatAge(time) {
   return `${formatDuration(seconds).split(" ").slice(0, 2).join(" ")} ago`;
 }
 
-/** Returns the tags in a text, separated by commas, each once. */
-export function tagsIn(text) {
-  const tags = text.split(",").map((tag) => tag.trim());
-  return [...new Set(tags.filter(Boolean))];
+/**
+ * Returns the tags in a text, separated by commas, each once.
+ * @param {string} text
+ * @param {string[]} [known] tags of the run, which stay as they are, also where they have commas.
+ */
+export function tagsIn(text, known = []) {
+  const shown = new Map(known.map((tag) => [tag.replace(/[\r\n]/g, "").trim(), tag]));
+  const longest = [...shown.keys()].filter(Boolean).toSorted((one, other) => other.length - one.length);
+  const found = new Set();
+  for (let rest = text.trim(); rest; ) {
+    const isNext = (tag) => rest.startsWith(tag) && /^\s*(,|$)/.test(rest.slice(tag.length));
+    const tag = longest.find(isNext) ?? rest.split(",", 1)[0];
+    if (tag.trim()) found.add(shown.get(tag.trim()) ?? tag.trim());
+    rest = rest.slice(tag.length).replace(/^\s*,?\s*/, "");
+  }
+  return [...found];
+}
+
+/**
+ * Returns a field for a text, with the focus to be set. `end` is called once, by Enter, Escape or where the field is
+ * left: with what was typed, or with null if the text is to stay as it is. In a long one, Shift+Enter begins a line.
+ */
+export function fieldFor(value, { label, isLong = false, end, ...props }) {
+  const field = el(isLong ? "textarea" : "input", {
+    class: "in-place",
+    "aria-label": label,
+    dir: "auto",
+    value,
+    ...props,
+  });
+  // As the browser has it: a field of one line leaves out line feeds.
+  const before = field.value;
+  let isDone = false;
+  const finish = (isKept) => {
+    if (isDone) return;
+    isDone = true;
+    end(isKept && field.value !== before ? field.value : null);
+  };
+  field.addEventListener("keydown", (event) => {
+    event.stopPropagation();
+    if (event.key === "Escape") finish(false);
+    if (event.key !== "Enter" || (isLong && event.shiftKey)) return;
+    event.preventDefault();
+    finish(true);
+  });
+  field.addEventListener("blur", () => finish(true));
+  return field;
 }
 
 /** Returns a text cut to a length, with an ellipsis. */

@@ -5,6 +5,7 @@ import { editRun, isExported, readLog, runDetail, selectedRows } from "./data.js
 import {
   breakable,
   el,
+  fieldFor,
   fill,
   formatAge,
   formatDuration,
@@ -124,7 +125,7 @@ class RunPage {
         "div",
         { class: "run-facts" },
         this.editable("Tags", detail.tags.join(", "), "none", (text) => ({
-          tags: tagsIn(text),
+          tags: tagsIn(text, detail.tags),
           was: { tags: detail.tags },
         })),
         this.editable("Note", detail.note ?? "", "none", (text) => ({
@@ -183,34 +184,20 @@ class RunPage {
 
   /** Puts a field into the place of a value; what is typed is kept with Enter, or where the field is left. */
   edit(node, name, value, patchOf) {
-    const input = el("input", {
-      class: "in-place",
-      style: { width: "340px" },
-      value,
-      "aria-label": name,
-      dir: "auto",
-    });
-    let isDone = false;
-    const end = async (isKept) => {
-      if (isDone) return;
-      isDone = true;
-      input.remove();
-      if (isKept && input.value !== value) {
+    const end = async (text) => {
+      field.remove();
+      if (text !== null) {
         try {
-          await editRun(this.id, patchOf(input.value));
+          await editRun(this.id, patchOf(text));
         } catch (error) {
           toast(error.message, "error");
         }
       }
       await this.load();
     };
-    input.addEventListener("keydown", (event) => {
-      if (event.key === "Enter") end(true);
-      if (event.key === "Escape") end(false);
-    });
-    input.addEventListener("blur", () => end(true));
-    fill(node, `${name} `, input);
-    input.focus();
+    const field = fieldFor(value, { label: name, isLong: name === "Note", end, style: { width: "340px" } });
+    fill(node, `${name} `, field);
+    field.focus();
   }
 
   /** Draws the curves that say most, in the order of the charts; those that are there stay. */

@@ -4,6 +4,7 @@ import { editRun, isExported, listGroups } from "./data.js";
 import {
   debounce,
   el,
+  fieldFor,
   fill,
   formatAge,
   formatDuration,
@@ -498,43 +499,33 @@ class RunTable {
     });
   }
 
-  editInPlace(node, label, value, finish) {
+  editInPlace(node, label, value, keep, isLong = false) {
     if (this.isEditing) return;
     this.isEditing = true;
-    const input = el("input", { type: "text", class: "in-place", value, "aria-label": label, dir: "auto" });
-    let isDone = false;
-    const end = (isKept) => {
-      if (isDone) return;
-      isDone = true;
+    const end = (text) => {
       this.isEditing = false;
       node.closest(".grid-row").signature = "";
-      if (isKept && input.value !== value) finish(input.value);
+      if (text !== null) keep(text);
       else this.draw();
       // What came meanwhile was not shown.
       this.refresh();
       this.grid.focus();
     };
-    input.addEventListener("keydown", (event) => {
-      event.stopPropagation();
-      if (event.key === "Enter") end(true);
-      if (event.key === "Escape") end(false);
-    });
-    input.addEventListener("blur", () => end(true));
-    fill(node, input);
-    input.focus();
-    input.select();
+    const field = fieldFor(value, { label, isLong, end });
+    fill(node, field);
+    field.focus();
+    field.select();
   }
 
   editTags(node, row) {
     this.editInPlace(node, "Tags, separated by commas", row.tags.join(", "), (text) =>
-      this.save(row, { tags: tagsIn(text), was: { tags: row.tags } }),
+      this.save(row, { tags: tagsIn(text, row.tags), was: { tags: row.tags } }),
     );
   }
 
   editNote(node, row) {
-    this.editInPlace(node, "Note", row.note || "", (text) =>
-      this.save(row, { note: text, was: { note: row.note || "" } }),
-    );
+    const keep = (text) => this.save(row, { note: text, was: { note: row.note || "" } });
+    this.editInPlace(node, "Note", row.note || "", keep, true);
   }
 
   async save(row, patch) {

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from events.callback import Callback
+from events.callback import Callback, state_keys
 from events.errors import CheckpointError
 from events.logger.logger import Logger
 from events.state import State
@@ -19,11 +19,13 @@ from events.timestamp import Timestamp
 from events.trainer import distributed
 from events.trainer.metrics import StatefulMetric, states_of
 from events.trainer.train_data import data_state
+from events.trainer.weights import load_weights_into, plain_name, weights_of
 
+from .parts import load_part
 from .plain import plain_values
 from .retention import Retention, values_of_now
 
-__all__ = ["VERSION", "checkpoint_of", "load_checkpoint", "load_weights", "summary_of"]
+__all__ = ["VERSION", "checkpoint_of", "load_checkpoint", "load_optimizers", "load_weights", "summary_of"]
 
 _log = logging.getLogger("events")
 
@@ -45,13 +47,12 @@ def checkpoint_of(
         weights_only: whether it has the model alone: for `load_weights_only`, not to resume from.
         is_of_rank: whether it has the random numbers of this rank alone.
     """
-    model: Any = state.model
     checkpoint = {
         "version": VERSION,
         "summary": summary,
         "run_name": state.run_name,
         "timestamp": state.timestamp.to_numbers(),
-        "model": model.state_dict(),
+        "model": weights_of(state.model),
     }
     if weights_only:
         return checkpoint
@@ -59,8 +60,11 @@ def checkpoint_of(
     def of_ranks(value: Any) -> list[Any]:
         return [value] if is_of_rank else distributed.gather(value)
 
+    found = state.parts.find()
     return {
         **checkpoint,
+        **state.parts.states(found),
+        "structure": _structure(state),
         "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
         "schedulers": [scheduler.state_dict() for scheduler in state.schedulers],
         "scaler": None if state.scaler is None else state.scaler.state_dict(),
@@ -69,7 +73,7 @@ def checkpoint_of(
         "evaluation": {"values": dict(state.eval_values), "batches": dict(state.eval_batches)},
         "callbacks": _callback_states(state, logger),
         # One per rank.
-        "random": of_ranks(plain_values(data_state(state), "random")),
+        "random": of_ranks(plain_values(data_state(state, found.generators), "random")),
         "random_at_epoch_start": of_ranks(plain_values(state.random_at_epoch_start, "random_at_epoch_start")),
     }
 
@@ -112,7 +116,6 @@ def load_weights(
         CheckpointError: the weights do not match the model.
         ValueError: a pattern matches no name.
     """
-    model: Any = state.model
     kept = dict(weights)
     for pattern in exclude:
         matching = fnmatch.filter(weights, pattern)
@@ -125,10 +128,10 @@ def load_weights(
             kept.pop(name, None)
     excluded = weights.keys() - kept.keys()
     try:
-        missing, unexpected = model.load_state_dict(kept, strict=False)
+        missing, unexpected = load_weights_into(state.model, kept, strict=False)
     except (KeyError, RuntimeError, ValueError, TypeError) as error:
         raise CheckpointError(f"checkpoint must fit the trainer's model, got: {error}") from error
-    problems = [f"no {name!r}" for name in missing if name not in excluded]
+    problems = [f"no {name!r}" for name in map(plain_name, missing) if name not in excluded]
     problems += [f"{name!r}, which the model has not" for name in unexpected]
     if problems and strict:
         raise CheckpointError(
@@ -151,31 +154,31 @@ def load_checkpoint(checkpoint: Mapping[str, Any], state: State, logger: Logger)
             "checkpoint to resume from must hold the whole run, got the weights alone. "
             "Pass load_weights_only=True to begin a new run with them."
         )
-    parts: list[tuple[str, Any, Any]] = [("model", state.model, checkpoint["model"])]
+    load_part("model", state.model, checkpoint["model"])
+    state.parts.load(checkpoint)
+    # They may add the parameter groups that an optimizer had.
+    _load_callbacks(checkpoint["callbacks"], state, logger)
     for kind in ("optimizers", "schedulers"):
         current, saved = getattr(state, kind), checkpoint[kind]
         if len(current) != len(saved):
             raise CheckpointError(
                 f"checkpoint must fit the trainer's {len(current)} {kind}, got {len(saved)}."
             )
-        parts += [(kind, one, dictionary) for one, dictionary in zip(current, saved, strict=True)]
+        kinds = checkpoint.get("structure", {}).get(kind, map(_kind, current))
+        for one, name in zip(current, kinds, strict=True):
+            if _kind(one) != name:
+                raise CheckpointError(
+                    f"checkpoint must fit the trainer's {kind}, got {name} for {_kind(one)}. "
+                    "load_weights_only=True begins a new run with its weights; of a class that was renamed, "
+                    "the attribute state_key says what it was."
+                )
+    load_optimizers(checkpoint, state)
+    for one, saved in zip(state.schedulers, checkpoint["schedulers"], strict=True):
+        load_part("schedulers", one, saved)
     if state.scaler is not None and checkpoint["scaler"] is not None:
-        parts.append(("scaler", state.scaler, checkpoint["scaler"]))
-    parts += _metric_parts(checkpoint["train_metrics"], state)
-    for name, callback in _by_name(state.callbacks).items():
-        if name not in checkpoint["callbacks"]:
-            continue
-        if _is_destination(callback, logger):
-            logger.faults.guard(callback, "load_state_dict", callback.load_state_dict)(
-                checkpoint["callbacks"][name]
-            )
-        else:
-            parts.append((f"callback {name!r}", callback, checkpoint["callbacks"][name]))
-    for what, part, dictionary in parts:
-        try:
-            part.load_state_dict(dictionary)
-        except (KeyError, RuntimeError, ValueError, TypeError) as error:
-            raise CheckpointError(f"checkpoint must fit the trainer's {what}, got: {error}") from error
+        load_part("scaler", state.scaler, checkpoint["scaler"])
+    for what, metric, saved in _metric_parts(checkpoint["train_metrics"], state):
+        load_part(what, metric, saved)
     state.timestamp = Timestamp.from_state_dict(checkpoint["timestamp"])
     evaluation = checkpoint.get("evaluation", {"values": {}, "batches": {}})
     state.eval_values, state.eval_batches = dict(evaluation["values"]), dict(evaluation["batches"])
@@ -205,25 +208,97 @@ def _metric_parts(saved: Any, state: State) -> list[tuple[str, Any, Any]]:
     ]
 
 
-def _by_name(callbacks: tuple[Any, ...]) -> dict[str, Any]:
-    """Returns callbacks by class name; further ones of a class are numbered."""
-    named: dict[str, Any] = {}
-    for callback in callbacks:
-        base = type(callback).__name__
-        count = sum(name == base or name.startswith(f"{base}#") for name in named)
-        named[f"{base}#{count + 1}" if count else base] = callback
-    return named
+def _kind(one: Any) -> str:
+    """Returns by what an optimizer or scheduler is known again."""
+    return getattr(one, "state_key", None) or type(one).__name__
+
+
+def _structure(state: State) -> dict[str, Any]:
+    """Returns the kinds of optimizers and schedulers, and the names of the parameters in each group."""
+    names = {id(one): name for name, one in state.parts.parameters().items()}
+    return {
+        "optimizers": [_kind(one) for one in state.optimizers],
+        "schedulers": [_kind(one) for one in state.schedulers],
+        "groups": [_groups(one, names) for one in state.optimizers],
+    }
+
+
+def _groups(optimizer: Any, names: Mapping[int, str]) -> list[list[str]]:
+    return [[names.get(id(one), "") for one in group["params"]] for group in optimizer.param_groups]
+
+
+def load_optimizers(checkpoint: Mapping[str, Any], state: State, *, is_late: bool = False) -> None:
+    """Restores optimizers; one to which training has added groups when `fit` has begun, and not before.
+
+    A callback may add them again by then; those that none adds are made here.
+
+    Raises:
+        CheckpointError: an optimizer has other parameters, or in another order.
+    """
+    parameters = state.parts.parameters()
+    names = {id(one): name for name, one in parameters.items()}
+    saved_groups = checkpoint.get("structure", {}).get("groups") or itertools.repeat(None)
+    for optimizer, saved, groups in zip(
+        state.optimizers, checkpoint["optimizers"], saved_groups, strict=False
+    ):
+        if is_late and id(optimizer) not in state.parts.late:
+            continue
+        now = _groups(optimizer, names)
+        groups = now if groups is None else groups  # noqa: PLW2901  # an older checkpoint
+        pairs = [pair for both in zip(groups, now, strict=False) for pair in zip(*both, strict=False)]
+        moved = [pair for pair in pairs if pair[0] != pair[1] and all(map(_is_of_model, pair))]
+        added = groups[len(now) :]
+        gone = [name for group in added for name in group if name not in parameters]
+        if moved or gone:
+            problem = (
+                f"{moved[0][0]!r} in the place of {moved[0][1]!r}" if moved else f"a group with {gone[0]!r}"
+            )
+            raise CheckpointError(
+                f"checkpoint must fit the parameters of the trainer's {_kind(optimizer)}, got {problem}."
+            )
+        if added and not is_late:
+            state.parts.late.add(id(optimizer))
+            continue
+        for group in added:
+            optimizer.add_param_group({"params": [parameters[name] for name in group]})
+        load_part("optimizers", optimizer, saved)
+
+
+def _is_of_model(name: str) -> bool:
+    return name.startswith("model.")
+
+
+def _load_callbacks(saved: Mapping[str, Any], state: State, logger: Logger) -> None:
+    """Restores callbacks and destinations, and says which states none of them takes."""
+    callbacks = state_keys(state.callbacks)
+    for name, callback in callbacks.items():
+        if name not in saved:
+            continue
+        if _is_destination(callback, logger):
+            logger.faults.guard(callback, "load_state_dict", callback.load_state_dict)(saved[name])
+        else:
+            load_part(f"callback {name!r}", callback, saved[name])
+    unwanted = [name for name in saved if name not in callbacks]
+    if unwanted and state.rank == 0:
+        _log.warning(
+            "The checkpoint has the state of %s, which no callback or destination takes. Where a class was "
+            "renamed, give it that name: state_key = %r.",
+            ", ".join(unwanted),
+            unwanted[0],
+        )
 
 
 def _callback_states(state: State, logger: Logger) -> dict[str, Any]:
     """Returns the states of the callbacks; one of a destination that cannot be saved is left out."""
+    # What was logged before the checkpoint belongs to it, also where it is still on a device.
+    logger.wait_for_copies()
     states: dict[str, Any] = {}
 
     def save(name: str, callback: Callback) -> None:
         if saved := callback.state_dict():
             states[name] = plain_values(saved, f"callbacks/{name}")
 
-    for name, callback in _by_name(state.callbacks).items():
+    for name, callback in state_keys(state.callbacks).items():
         take = (
             logger.faults.guard(callback, "state_dict", save) if _is_destination(callback, logger) else save
         )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from events.logger.logger import Logger
+from events.names import LiteralName
 from events.state import State
 from events.trainer import distributed
 
@@ -94,13 +95,13 @@ class _Target:
 
     def submit(self, path: Path, name: str, crc32: int | None, *, overwrite: bool) -> None:
         """Submits a file that is not written to any more."""
-        self._files.upload_file(self._start + name, path, overwrite=overwrite, link=True, crc32=crc32)
+        self._files.upload_file(self._name(name), path, overwrite=overwrite, link=True, crc32=crc32)
 
     def finish(self, name: str, pointer: str | None, surplus: Iterable[SavedCheckpoint]) -> None:
         """Submits the pointer to a file, None for none, and deletes checkpoints after both."""
-        after = [self._start + name]
+        after = [self._name(name)]
         if pointer is not None:
-            after.append(self._start + pointer)
+            after.append(self._name(pointer))
             # Not the one on the disk, which may lead to a newer checkpoint by now.
             with tempfile.TemporaryDirectory(prefix="pointer-") as folder:
                 (Path(folder) / pointer).write_text(after[0])
@@ -113,9 +114,12 @@ class _Target:
         # The checkpoint that was resumed may be somebody else's, with names that no store has.
         with contextlib.suppress(ValueError):
             if one.remote_name == self._called(one.name):
-                name = self._start + one.name
-                then = [name.removesuffix(MANIFEST) + file for file in files_beside_manifest(ranks)]
-                self._files.delete_file(name, then=then, **options)
+                name = one.name.removesuffix(MANIFEST)
+                then = [self._name(name + file) for file in files_beside_manifest(ranks)]
+                self._files.delete_file(self._name(one.name), then=then, **options)
+
+    def _name(self, name: str) -> LiteralName:
+        return LiteralName(self._start + name)
 
     def _called(self, name: str) -> str:
         """Returns what a checkpoint is called in the record of what is kept."""
@@ -153,7 +157,7 @@ class _Target:
 
     def uris(self, name: str) -> tuple[str, ...]:
         """Returns the URIs of a checkpoint."""
-        uris: tuple[str, ...] = self._files.file_uris(self._start + name)
+        uris: tuple[str, ...] = self._files.file_uris(self._name(name))
         return uris
 
 

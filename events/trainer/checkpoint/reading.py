@@ -18,9 +18,10 @@ import torch
 
 from events.errors import CheckpointError
 from events.logger.logger import Logger
-from events.names import format_name
+from events.names import LiteralName, format_name
 from events.state import State
 from events.trainer import distributed
+from events.trainer.weights import plain_weights
 
 from .contents import VERSION
 from .files import MANIFEST, POINTER_SUFFIX, read_pointer
@@ -98,7 +99,8 @@ def _read(
             f"checkpoint {str(path)!r} must be of version {VERSION}, got {version!r}. "
             "To use weights of other origin, load them into the model before passing it to the Trainer."
         )
-    return dict(checkpoint)
+    # Older versions saved the names of a compiled model.
+    return {**checkpoint, "model": plain_weights(checkpoint["model"])}
 
 
 def _checkpoint_at(path: Path) -> Path:
@@ -152,8 +154,8 @@ def find_checkpoint(
             return found
     if load_path is None:
         return None
-    text = format_name(str(load_path), state)
-    text = os.path.expanduser(text)  # noqa: PTH111  # Path raises without a home
+    text = os.path.expanduser(load_path)  # noqa: PTH111  # Path raises without a home
+    text = text if Path(text).exists() else format_name(text, state)
     if is_uri(text):
         return _read(text, state=state), _called(text)
     if Path(text).exists():
@@ -332,12 +334,11 @@ def _download(name: str, folder: Path, state: State, logger: Logger) -> tuple[Pa
         As `_download_uri`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    name = format_name(name, state)
     # Ranks on one machine may download the same.
     target = folder / f".rank-{state.rank}-{name.rpartition('/')[2]}"
 
     def download(name: str, path: Path) -> None:
-        logger.download_file(name, path, overwrite=True, progress_bar=state.rank == 0)
+        logger.download_file(LiteralName(name), path, overwrite=True, progress_bar=state.rank == 0)
 
     download(name, target)
     if name.endswith(POINTER_SUFFIX):

@@ -223,9 +223,7 @@ class CheckpointSaver(Callback):
                 raise ValueError(f"filename must be a name without folders, got {filled!r}. Extend folder.")
         is_divided = state.model is not None and distributed.is_sharded(state.model)
         is_sharded = is_divided if self._sharded is None else self._sharded
-        if is_sharded:
-            distributed.check_rank(state.rank, state.world_size)
-        elif is_divided:
+        if is_divided and not is_sharded:
             raise ValueError(
                 "sharded must not be False for a model that is divided among ranks: rank 0 has a part of it. "
                 "Leave it out, or pass sharded=True."
@@ -336,6 +334,11 @@ class CheckpointSaver(Callback):
                 is_said = True
                 _log.warning("The end of training waits for shards to be uploaded, up to %.0f s.", seconds)
             self._publisher.move_pointers(state, is_late=distributed.from_rank_zero(waited > seconds))
+
+    def limit(self, seconds: float) -> None:
+        """Gives all that is still to be written and uploaded so many seconds at most: the machine goes away."""
+        self._close_seconds = min(self._close_seconds, seconds)
+        self._writing.limit(self._close_seconds)
 
     def close(self, state: State, logger: Logger) -> None:
         """Waits for the checkpoint that is being written, and hands it on; not for one in shards."""

@@ -30,6 +30,7 @@ import torch
 from events.errors import CheckpointError
 from events.state import State
 from events.trainer import distributed
+from events.trainer.weights import plain_name
 
 from .files import MANIFEST, METADATA, SHARD_FILE, Written, new_file, tensors_of, values_of
 from .plain import has_plain_storage
@@ -168,7 +169,8 @@ class ShardPlan:
 
         tensors, rest = _take_out(checkpoint)
         if self._rank != 0:
-            parameters = {f"model.{name}" for name, _ in model.named_parameters(remove_duplicate=False)}
+            named = model.named_parameters(remove_duplicate=False)
+            parameters = {f"model.{plain_name(name)}" for name, _ in named}
             tensors = {
                 key: tensor
                 for key, tensor in tensors.items()
@@ -204,7 +206,7 @@ class ShardPlan:
 
 
 def _take_out(checkpoint: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Returns the tensors of model and optimizers by key, and a copy of the checkpoint without them."""
+    """Returns the tensors of model, other modules and optimizers by key, and a copy of the checkpoint without them."""
     tensors: dict[str, torch.Tensor] = {}
     places: dict[str, list[Any]] = {}
     known: dict[Any, str] = {}
@@ -226,7 +228,7 @@ def _take_out(checkpoint: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], d
         return value
 
     rest = {
-        name: without(value, (name,)) if name in {"model", "optimizers"} else value
+        name: without(value, (name,)) if name in {"model", "modules", "optimizers"} else value
         for name, value in checkpoint.items()
     }
     return tensors, {**rest, "tensors": places}
@@ -402,8 +404,7 @@ class ShardedCheckpoint:
                 saved.size
             ):
                 raise CheckpointError(f"{METADATA} must have all parts of the tensor {key!r}.")
-            # "model", name; or "optimizers", number, "state", parameter, name.
-            like = placed.get((*paths[0][:2], *paths[0][3:4]))
+            like = placed.get(_place_of(paths[0]))
             dtype = saved.properties.dtype
             if like is not None and like.size() == saved.size:
                 tensors[key] = torch.empty_like(like.detach(), dtype=dtype)
@@ -471,11 +472,25 @@ class ShardedCheckpoint:
             os.close(descriptor)
 
 
+def _place_of(path: Sequence[Any]) -> tuple[Any, ...]:
+    """Returns the place of the tensor by which one at a path of a checkpoint is divided."""
+    match path:
+        case "optimizers", number, _, parameter, *_:
+            return "optimizers", number, parameter
+        case *places, name:
+            return *places, plain_name(name)
+    return ()
+
+
 def _placed(state: State) -> dict[tuple[Any, ...], torch.Tensor]:
-    """Returns the sharded tensors of a run: those of the model by name, parameters also by optimizer."""
-    model: Any = state.model
-    found: dict[tuple[Any, ...], torch.Tensor] = {("model", name): one for name, one in model.named_buffers()}
-    found |= {("model", name): one for name, one in model.named_parameters(remove_duplicate=False)}
+    """Returns the sharded tensors of a run: those of modules by name, parameters also by optimizer."""
+    modules: list[tuple[tuple[str, ...], Any]] = [(("model",), state.model)]
+    modules += [(("modules", name), one) for name, one in state.parts.find().parts.items()]
+    found: dict[tuple[Any, ...], torch.Tensor] = {}
+    for place, module in modules:
+        if isinstance(module, torch.nn.Module):
+            named = (*module.named_buffers(), *module.named_parameters(remove_duplicate=False))
+            found |= {(*place, plain_name(name)): one for name, one in named}
     for number, optimizer in enumerate(state.optimizers):
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
         found |= {("optimizers", number, index): one for index, one in enumerate(parameters)}

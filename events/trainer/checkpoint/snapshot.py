@@ -331,7 +331,7 @@ class SnapshotBuffer:
 
     def _pin(self, memory: torch.Tensor) -> None:
         """Locks the pages where there is a GPU: copies from it need no other buffer, and no waiting."""
-        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             with self._lock:
                 if self.memory is memory:
                     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]

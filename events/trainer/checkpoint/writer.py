@@ -330,7 +330,9 @@ def main(arguments: list[str]) -> None:
     """
     from uploads.disk import give_way
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Sent to all processes of a job: this one ends with the training process, which has a checkpoint to save.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
     give_way(_NICE)
     connection, parent = Connection(int(arguments[0])), int(arguments[1])

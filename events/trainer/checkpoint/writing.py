@@ -22,6 +22,7 @@ from events.errors import CheckpointError
 from events.logger.logger import Logger
 from events.state import State
 from events.trainer import distributed
+from events.trainer.weights import weights_of
 
 from .files import MANIFEST, METADATA, Written, remove_checkpoints, write_checkpoint
 from .plain import plain_values
@@ -144,6 +145,11 @@ class _Writing(ABC):
         """The id of the process that writes, if there is one."""
         return None if self._writer is None else self._writer.pid
 
+    def limit(self, seconds: float) -> None:
+        """Lets everything from here on take so long at most."""
+        self.seconds = seconds
+        self._options = attrs.evolve(self._options, close_seconds=seconds)
+
     @property
     @abstractmethod
     def takes_part(self) -> bool:
@@ -153,10 +159,10 @@ class _Writing(ABC):
         """Makes memory for the copy, and starts the process that writes, before the first save needs them."""
         if self._buffer is not None or not self._options.how.asynchronous or not self.takes_part:
             return
-        model: Any = state.model
         try:
             values: Any = {
-                "model": model.state_dict(),
+                "model": weights_of(state.model),
+                **state.parts.states(state.parts.find()),
                 "optimizers": [one.state_dict() for one in state.optimizers],
             }
             outline = outline_of(self._own_part(values, state))

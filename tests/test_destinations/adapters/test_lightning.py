@@ -676,6 +676,62 @@ def test_checkpoints_are_uploaded_where_that_was_asked_for(tmp_path):
     assert sorted(store.files) == ["checkpoints/epoch=0-step=2.ckpt", "checkpoints/epoch=1-step=4.ckpt"]
 
 
+def test_checkpoints_keep_their_paths_below_the_folder_of_their_callback(tmp_path):
+    """A metric with a slash makes a folder for each epoch; the last part of the names is the same."""
+    logger = LightningLogger(RunDirectory(tmp_path / "run"), upload_checkpoints=True, raise_errors=True)
+    saver = ModelCheckpoint(filename="{epoch}-{val/acc:.2f}", monitor="epoch", mode="max", save_top_k=-1)
+    options = {"max_epochs": 2, "callbacks": [logger.callback(), saver]}
+
+    make_trainer("lightning.pytorch", logger, tmp_path, **options).fit(
+        make_model("lightning.pytorch"), loader()
+    )
+    logger.close()
+
+    names = ["epoch=0-val/acc=0.00.ckpt", "epoch=1-val/acc=0.00.ckpt"]
+    assert files_below(tmp_path / "run/checkpoints") == names
+    assert files_below(tmp_path / "run/artifacts/checkpoints") == names
+
+
+def files_below(folder):
+    """Returns the paths of all files below a folder."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def test_checkpoints_of_several_callbacks_keep_their_folders(tmp_path):
+    """Files of one name are two; what Lightning has deleted goes with the next checkpoint."""
+    logger = LightningLogger(RunDirectory(tmp_path / "run"), upload_checkpoints=True, raise_errors=True)
+    savers = [
+        ModelCheckpoint(tmp_path / folder, "{epoch}", monitor="epoch", mode=mode, save_last="link")
+        for folder, mode in (("best", "min"), ("periodic", "max"))
+    ]
+    options = {"max_epochs": 2, "callbacks": [logger.callback(), *savers]}
+
+    make_trainer("lightning.pytorch", logger, tmp_path, **options).fit(
+        make_model("lightning.pytorch"), loader()
+    )
+    logger.close()
+
+    assert files_below(tmp_path / "run/artifacts/checkpoints") == [
+        "best/epoch=0.ckpt",
+        "best/last.ckpt.symlink",
+        "periodic/epoch=0.ckpt",
+        "periodic/epoch=1.ckpt",
+        "periodic/last.ckpt.symlink",
+    ]
+
+
+def test_checkpoints_of_a_run_in_a_store_that_stay_here_are_said(tmp_path, caplog):
+    """The run goes to its store, and the files of Lightning go where they are sent: once is enough to say so."""
+    logger = LightningLogger(RunDirectory(f"file://{tmp_path}/bucket/mine"), raise_errors=True)
+    trainer = make_trainer("lightning.pytorch", logger, tmp_path, max_epochs=2)
+
+    trainer.fit(make_model("lightning.pytorch"), loader())
+    logger.close()
+
+    (line,) = [one.getMessage() for one in caplog.records if "checkpoints stay" in one.getMessage()]
+    assert trainer.checkpoint_callback.dirpath in line
+
+
 def test_logger_and_callback_can_be_pickled_while_they_are_open(tmp_path):
     """`ddp_spawn` does so: the copy is closed, knows where the run stands, and opens by itself."""
     logger = LightningLogger(RunDirectory(tmp_path / "run"), run_name="mine", raise_errors=True)
@@ -711,6 +767,39 @@ def test_registry_logger_takes_what_the_one_of_that_name_takes(tmp_path, sidecar
     assert written["status"] == "completed"
     assert written["checkpoint_path"].startswith(str(tmp_path / "run" / "checkpoints"))
     assert (tmp_path / "run" / "media" / "view").is_dir()
+
+
+@pytest.mark.parametrize("calls", [["finalize"], ["save", "finalize"]])
+def test_job_that_ends_before_its_first_record_is_in_the_registry(tmp_path, sidecar, calls):
+    """Its documents are there, with its status; a second call changes nothing."""
+    logger = RegistryLogger(tmp_path / "run", "abc123")
+    for call in [*calls, "finalize"]:
+        logger.save() if call == "save" else logger.finalize("failed")
+
+    assert (sidecar(tmp_path / "run")["status"], sidecar(tmp_path / "run")["run_id"]) == ("failed", "abc123")
+
+
+@pytest.mark.parametrize("epoch", [3, torch.tensor(3)])
+def test_epoch_of_the_summary_is_the_one_that_was_logged(tmp_path, epoch):
+    """It may be a tensor, and stays where later metrics have none."""
+    logger = RegistryLogger(tmp_path / "run", "abc123")
+    logger.log_metrics({"loss": 1.0, "epoch": epoch}, step=0)
+    logger.save()
+    assert json.loads((tmp_path / "run/summary.json").read_text())["epoch"] == 3
+    logger.log_metrics({"loss": 0.5}, step=1)
+    logger.close()
+
+    assert json.loads((tmp_path / "run/summary.json").read_text())["epoch"] == 3
+
+
+def test_pictures_may_have_fewer_captions(tmp_path):
+    """The first ones have those that there are, as in stable-pretraining's logger."""
+    memory = InMemory()
+    with LightningLogger(memory, run_name="mine", raise_errors=True) as logger:
+        logger.log_image("view", [np.zeros((2, 2, 3), np.uint8)] * 3, caption=["a cat"])
+
+    (images,) = memory.records
+    assert images.value["captions"] == ["a cat", "", ""]
 
 
 def test_without_a_folder_lightning_chooses_where_checkpoints_go(tmp_path):

@@ -1,14 +1,16 @@
 """Programs written for `ml.loggers`: their names, their order of arguments, their clocks."""
 
+import dataclasses
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 
-from destinations import InMemory
-from destinations.adapters.ml_logger import FromMl, MlLogger
+from destinations import InMemory, RunDirectory
+from destinations.adapters.ml_logger import BaseLogger, BaseLoggerConfig, FromMl, MlLogger
 from events import Run
 
 
@@ -247,3 +249,66 @@ logger.write(1)
     header, *rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
     assert header == "step,epoch,time,value/loss"
     assert [line.split(",")[::3] for line in rows] == [["0", "1.0"], ["1", "2.0"]]
+
+
+@dataclasses.dataclass
+class LinesConfig(BaseLoggerConfig):
+    """As a program for ml has it: a dataclass with a field of its own."""
+
+    precision: int = 4
+
+
+class Lines(BaseLogger[LinesConfig]):
+    """Written for ml: keeps functions, and appends what they return to a file in its folder."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.values = {}
+
+    def log_scalar(self, key, value, state, namespace):
+        self.values[f"{namespace}/{key}"] = value
+
+    def write(self, state):
+        with (self.log_directory / "lines.txt").open("a") as file:
+            for name, value in self.values.items():
+                file.write(f"{state.phase} {state.num_steps} {name} {value():.{self.config.precision}f}\n")
+
+    def clear(self, state):
+        self.values.clear()
+
+
+def test_logger_written_for_ml_needs_another_import_only(tmp_path):
+    """It has a configuration with ml's intervals, and a folder in that of the run."""
+    logger = Lines(LinesConfig(name="lines", write_every_n_seconds=3600, precision=1))
+    run_directory = RunDirectory(tmp_path / "run")
+    with Run(loggers=[run_directory, FromMl(logger)], run_name="mine", raise_errors=True) as run:
+        for loss in (3.0, 2.0):
+            run.batch_start()
+            run.log_metrics({"loss/total": loss})
+            run.log_text("ignored, as it has no method for it")
+            run.batch_end()
+
+    assert (tmp_path / "run/logs/lines.txt").read_text() == (
+        "train 0 loss/total 3.0\ntrain 1 loss/total 2.0\n"
+    )
+    assert logger.config.name == "lines"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {"train": 1.0, "valid": 1.0}),
+        ({"write_every_n_seconds": 5.0}, {"train": 5.0, "valid": 5.0}),
+        ({"write_every_n_seconds": 5.0, "write_train_every_n_seconds": 2.0}, {"train": 2.0, "valid": 5.0}),
+        ({"write_val_every_n_seconds": 0.0}, {"train": 1.0, "valid": 0.0, "test": 0.0}),
+    ],
+)
+def test_interval_of_a_phase_is_the_nearest_that_is_given(options, expected):
+    """That of the phase, else that of all phases, else the default of the logger."""
+    logger = Lines(LinesConfig(**options))
+
+    found = {
+        phase: logger.write_every_n_seconds(SimpleNamespace(phase=phase, num_steps=0)) for phase in expected
+    }
+
+    assert found == expected

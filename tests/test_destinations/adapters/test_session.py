@@ -69,9 +69,10 @@ def test_the_name_is_given_or_of_the_environment_or_of_the_folder(
 def test_several_ranks_must_agree_on_a_name(monkeypatch):
     """Without one, each rank would make up its own, and none of them can wait for the others."""
     monkeypatch.delenv("RUN_NAME", raising=False)
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
 
-    with pytest.raises(ValueError, match="run_name is required with 2 ranks"):
+    with pytest.raises(ValueError, match=r"run_name must be given with several ranks \(2"):
         Session([InMemory()]).open()
 
     Session([InMemory()], run_name="agreed").open()
@@ -180,6 +181,24 @@ def test_an_init_that_raises_leaves_nothing_open(raising):
         Session([memory], [raising(Event.INIT, RuntimeError("no"))], "mine").open()
 
     Session([memory], run_name="mine").open()
+
+
+def test_name_of_a_checkpoint_is_never_given_to_another_file(tmp_path):
+    """A file from elsewhere gets a number; a newer version of the same file keeps the name."""
+    session = Session([RunDirectory(tmp_path / "run")], raise_errors=True)
+    for folder, text in (("a", "first"), ("b", "second"), ("a", "first, newer")):
+        path = tmp_path / folder / "epoch={epoch}.ckpt"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        session.upload_checkpoint(path, tmp_path / "elsewhere", link=False)
+    (tmp_path / "b" / path.name).unlink()
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / path.name).write_text("third")
+    session.upload_checkpoint(tmp_path / "c" / path.name, tmp_path / "elsewhere", link=False)
+    session.close()
+
+    kept = {one.name: one.read_text() for one in (tmp_path / "run/artifacts/checkpoints").iterdir()}
+    assert kept == {"epoch={epoch}.ckpt": "first, newer", "epoch={epoch}-3.ckpt": "third"}
 
 
 def test_two_destinations_of_a_class_keep_their_own_in_checkpoints():

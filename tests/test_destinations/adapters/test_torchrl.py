@@ -6,7 +6,7 @@ import csv
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict
 
 from destinations import InMemory, RunDirectory
 from destinations.adapters.torchrl_logger import (
@@ -299,3 +299,14 @@ def test_an_overridden_log_scalar_gets_each_value_of_log_metrics():
     assert [(one.step, one.value) for one in memory.records if one.kind == "metrics"] == [
         (3, {"mine/loss": 0.5})
     ]
+
+
+def test_text_in_a_tensordict_is_a_text():
+    """It is returned as torchrl's own loggers return it, and logged as one."""
+    memory = InMemory()
+    metrics = TensorDict({"a": torch.tensor(1.0), "nested": {"s": NonTensorData("hello")}})
+    with TorchRLLogger(memory, raise_errors=True) as logger:
+        returned = logger.log_metrics(metrics, step=0)
+
+    assert returned == {"a": 1.0, "nested/s": "hello"}
+    assert [(one.kind, one.name) for one in memory.records] == [("metrics", ""), ("text", "nested/s")]

@@ -37,10 +37,22 @@ def test_a_healthy_machine_has_no_problem(examined):
     code, found = examined()
 
     assert code == 0
-    assert {"python", "packages", "torch", "disk", "spool", "clock", "s3"} <= found.keys()
+    assert {"python", "packages", "torch", "ranks", "disk", "spool", "clock", "s3"} <= found.keys()
     assert str(ROOT) in found["packages"]["text"]
     assert found["s3"]["state"] == "ok"
     assert "aws configure" in found["s3"]["text"]
+
+
+def test_ranks_are_told_with_their_launcher(examined, monkeypatch):
+    """In a task of srun, the doctor says which one it is, and which variable says so."""
+    monkeypatch.setenv("SLURM_PROCID", "3")
+    monkeypatch.setenv("SLURM_NTASKS", "8")
+
+    assert examined()[1]["ranks"]["text"] == "rank 3 of 8, local rank 0: Slurm (SLURM_PROCID)"
+
+    monkeypatch.setenv("SLURM_PROCID", "first")
+
+    assert "SLURM_PROCID must be a whole number" in examined()[1]["ranks"]["text"]
 
 
 def test_missing_credentials_of_the_store_that_was_given_are_a_warning(examined):

@@ -361,6 +361,8 @@ def test_artifacts_and_saved_files_are_in_the_run(tmp_path):
     saved = wandb.save("model.pt")
     (tmp_path / "model.pt").write_text("second one")
     wandb.save("model.pt", policy="end")
+    (tmp_path / "report{epoch}[1].txt").write_text("no template")
+    wandb.save("report{epoch}[1].txt")
     wandb.finish()
 
     folder = tmp_path / "runs/p/run/artifacts"
@@ -370,6 +372,7 @@ def test_artifacts_and_saved_files_are_in_the_run(tmp_path):
         **{f"set/{version}/{name}": text for version in ("v0", "v1") for name, text in of_set.items()},
         "best/v0/model.pt": "first",
         "model.pt": "second one",
+        "report{epoch}[1].txt": "no template",
     }
     assert (versions, saved) == (["v0", "v1"], [str(folder / "model.pt")])
     read = Run.open("runs/p/run")
@@ -430,6 +433,44 @@ def test_a_run_is_continued_by_its_id_and_only_if_asked():
         wandb.init(project="p", id="other", resume="must")
     with pytest.raises(wandb.Error, match="there is a run"):
         wandb.init(project="p", id=first.id, resume="never")
+
+
+def test_a_resumed_run_continues_from_the_step_that_it_repeats(capfd):
+    """The new values count, and the earlier ones are a branch; another metric at an earlier step repeats nothing."""
+    first = wandb.init(project="p", name="run")
+    for step in range(6):
+        first.log({"loss": float(step), "lr": 0.1}, step=step)
+    wandb.finish()
+
+    evaluated = wandb.init(project="p", id=first.id, resume="must")
+    evaluated.log({"acc": 0.5}, step=2)
+    wandb.finish()
+    resumed = wandb.init(project="p", id=first.id, resume="must")
+    resumed.log({"loss": 13.0}, step=3)
+    resumed.log({"loss": 11.0}, step=1)
+    wandb.finish()
+
+    run = Run.open(first.dir)
+    assert _points(run)["loss"] == {0: 0, 1: 1, 2: 2, 3: 13}
+    assert "acc" not in run.record.summary
+    assert len(list(run.path.glob("abandoned/*.csv"))) == 1
+
+
+def test_resume_from_continues_a_run_behind_a_step():
+    """As W&B's rewind; a form that is unknown, and a run that is not there, are errors."""
+    first = wandb.init(project="p", name="run")
+    for step in range(4):
+        first.log({"loss": float(step)}, step=step)
+    wandb.finish()
+
+    again = wandb.init(project="p", resume_from=f"{first.id}?_step=1")
+    again.log({"loss": 12.0})
+    wandb.finish()
+
+    assert (again.dir, _points(Run.open(first.dir))) == (first.dir, {"loss": {0: 0, 1: 1, 2: 12}})
+    for wrong in (first.id, f"{first.id}?_step=x", "other?_step=1"):
+        with pytest.raises(wandb.Error, match=r"resume_from must be|there is no run .other."):
+            wandb.init(project="p", resume_from=wrong)
 
 
 def test_a_second_init_returns_the_run_unless_it_is_to_be_another():

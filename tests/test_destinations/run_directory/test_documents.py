@@ -1,5 +1,6 @@
 """The files that describe a run, and how it ended."""
 
+import importlib.metadata
 import itertools
 import json
 import math
@@ -8,7 +9,6 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 from destinations import LoggerDestination
 from destinations.run_directory import read_rows
@@ -189,9 +189,12 @@ def test_the_environment_is_described_without_secrets(tmp_path):
         "world_size": 1,
         "local_world_size": 1,
         "node_rank": 0,
+        "node_count": 1,
+        "source": "no launcher",
     }
+    assert json.loads((tmp_path / "run" / "sidecar.json").read_text())["ranks"] == data["ranks"]
     assert {"host", "pid", "user", "git", "python", "cpu", "gpus"} <= data.keys()
-    assert data["packages"]["torch"] == torch.__version__
+    assert data["packages"]["torch"] == importlib.metadata.version("torch")
     assert json.loads((tmp_path / "run" / "sidecar.json").read_text())["tags"] == ["sweep:70"]
 
 
@@ -253,6 +256,24 @@ def test_other_ranks_write_nothing_by_default(drive, tmp_path):
     run.close()
 
     assert not (tmp_path / "run").exists()
+
+
+def test_metrics_that_another_rank_alone_has_are_said(drive, caplog):
+    """A rank of a pipeline that has the loss learns how to keep it; one that logs what rank 0 logs hears nothing."""
+    first = drive().fit()
+    alike, alone = drive(rank=1).fit(), drive(rank=2).fit()
+    for step in range(3):
+        for run in (first, alike):
+            run.log({"lr": 0.1, "epoch": 0}, step)
+        alone.log({"lr": 0.1, "loss": 0.5}, step)
+
+    for run in (alike, alone, first):
+        run.close()
+
+    (line,) = [one.getMessage() for one in caplog.records if "rank" in one.getMessage()]
+    assert line.startswith("rank 2 of ")
+    assert "'loss' is only there if rank 0 logs it too" in line
+    assert "all_ranks=True" in line
 
 
 def test_each_rank_has_a_csv_of_its_own_where_asked(drive, tmp_path):

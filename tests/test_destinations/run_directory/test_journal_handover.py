@@ -420,6 +420,8 @@ class Interrupted:
         return self._left <= 0
 
     def __enter__(self) -> Self:
+        # CPython 3.12 reports instructions only to a trace function that is set after some frame wanted them.
+        sys._getframe().f_trace_opcodes = True
         sys.settrace(self._trace)
         return self
 

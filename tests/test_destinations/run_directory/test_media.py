@@ -337,7 +337,7 @@ def test_a_name_cannot_leave_the_folder(drive, tmp_path, name):
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
 
 
-@pytest.mark.parametrize("name", ["ünï cödé", "a" * 400, ".hidden", "what?*:|", "tab\tname", "新"])
+@pytest.mark.parametrize("name", ["ünï cödé", "a" * 400, ".hidden", "what?*:|", "tab\tname", "新", "x:0"])
 def test_any_other_name_has_a_folder(drive, tmp_path, name):
     """Long, hidden, odd and foreign names are files below media/."""
     run = drive().fit()

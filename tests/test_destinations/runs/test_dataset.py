@@ -364,7 +364,7 @@ def test_an_older_run_of_another_folder_replaces_nothing(root, template, tmp_pat
     newer = compact([Run.open(root / "a")], place)
 
     assert (older.changed, older.duplicates) == (0, (root / "a",))
-    assert (newer.updated, newer.duplicates) == (1, ())
+    assert (newer.updated, newer.duplicates) == (1, (root / "copy",))
     with open_dataset(place) as dataset:
         assert (dataset["id-a"].record.notes, dataset["id-a"].path) == ("newest", root / "a")
 

@@ -390,6 +390,18 @@ def test_what_an_edit_does_not_name_stays(opened, root):
     assert runs.edit("a", archived=False).record.archived is False
 
 
+def test_values_that_a_run_has_already_are_not_written(opened, root):
+    """They stay the run's own, which may change them."""
+    write_run(root / "a", notes="theirs", tags=["one"])
+    runs = opened()
+
+    same = runs.edit("a", notes="theirs", tags=["one"], display_name="", archived=False)
+
+    assert (same.record.notes, (root / "a" / EDITS).exists()) == ("theirs", False)
+    runs.edit("a", notes="mine", tags=["one"])
+    assert json.loads((root / "a" / EDITS).read_text()).keys() == {"format_version", "notes", "updated_at"}
+
+
 def test_tags_that_the_run_gives_itself_later_show_too(opened, root):
     """An edit of the tags is what was added and taken away, not a list that hides the rest."""
     write_run(root / "a", tags=["one", "two"])

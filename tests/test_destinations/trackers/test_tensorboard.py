@@ -129,7 +129,7 @@ class TestTensorBoard(DestinationContract):
 
 
 def test_a_call_is_one_event(tmp_path):
-    """It has all names of the call, its step and its time."""
+    """It has all names of the call, its step and its time; the last event says how the run ended."""
     ticks = itertools.count(1000)
 
     logged(tmp_path, metric(3, a=1.5, b=True), metric(4, b=2.0), clock=lambda: float(next(ticks)))
@@ -141,7 +141,11 @@ def test_a_call_is_one_event(tmp_path):
     assert [
         (event.step, event.wall_time, [(value.tag, value.simple_value) for value in event.summary.value])
         for event in others
-    ] == [(3, 1001.0, [("a", 1.5), ("b", 1.0)]), (4, 1002.0, [("b", 2.0)])]
+    ] == [
+        (3, 1001.0, [("a", 1.5), ("b", 1.0)]),
+        (4, 1002.0, [("b", 2.0)]),
+        (0, 1003.0, [("_hparams_/session_end_info", 0.0)]),
+    ]
 
 
 def test_the_file_is_byte_for_byte_what_tensorboards_own_writer_writes(tmp_path):
@@ -516,7 +520,7 @@ def test_the_file_is_uploaded_where_asked(tmp_path):
     assert name == f"dry-run/tensorboard/{path.name}"
     assert path.read_bytes().startswith(at_fit_end)
     assert len(_whole(at_fit_end, tmp_path)) == 4
-    assert len(_whole(store.files[name], tmp_path)) == 5
+    assert len(_whole(store.files[name], tmp_path)) == 6
     assert len(store.of("upload_file")) == 2
 
 

@@ -66,6 +66,35 @@ def test_early_stopper_stops_after_its_patience_and_the_run_says_why(make_traine
     )
 
 
+@pytest.mark.parametrize(
+    ("monitor", "label"),
+    [
+        ("loss", "eval"),
+        ("loss/eval/total", "eval"),
+        ("metrics/eval/accuracy", "eval"),
+        ("loss/train/total", "train"),
+    ],
+)
+def test_stoppers_take_the_names_of_the_log(make_trainer, make_dataloader, monitor, label):
+    """The loss of an evaluation too."""
+    stopper = EarlyStopper(monitor, label, comp=lambda current, best: False)
+    trainer = make_trainer(max_duration="30ep", eval_dataloader=make_dataloader(), callbacks=stopper)
+
+    trainer.fit()
+
+    assert trainer.state.timestamp.epoch == 3
+    assert trainer.state.stop_reason.startswith(f"EarlyStopper: {monitor} of {label!r} has not improved")
+
+
+def test_what_never_comes_to_be_watched_is_said(make_trainer, make_dataloader, caplog):
+    """No evaluation of that label ended; the log names those that did."""
+    stopper = ThresholdStopper("accuracy", "evla", 0.9)
+    make_trainer(eval_dataloader=make_dataloader(), callbacks=stopper).fit()
+
+    assert "ThresholdStopper has seen no 'accuracy' of 'evla'" in caplog.text
+    assert "Evaluated were: eval." in caplog.text
+
+
 def test_nan_is_never_the_best_of_an_early_stopper(make_trainer, make_dataloader):
     """A first value of NaN gives way to any number; the patience counts from it where none comes."""
     nan = float("nan")

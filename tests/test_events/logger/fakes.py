@@ -30,7 +30,8 @@ class _Flight:
     def __init__(self, device):
         self._device = device
         self._landed = None
-        self._staged = []
+        self._staged = None
+        self.on_read = lambda: None
 
     def begin(self, values):
         self._staged = values
@@ -38,7 +39,7 @@ class _Flight:
         self._device.flights.append(self)
 
     def land(self):
-        self._landed = list(self._staged)
+        self._landed = self._staged
 
     def is_done(self):
         self._device.queries += 1
@@ -49,15 +50,53 @@ class _Flight:
     def read(self):
         # Nothing that has not landed may be read, and nothing twice.
         landed, self._landed = self._landed, None
+        self.on_read()
         return landed
 
 
-class _Slot(_Flight):
-    def start(self, tensors):
+class _Layout:
+    """How scalars lie in a row: the cells of a row are its number."""
+
+    def __init__(self, scalars, rows, copy):
+        self.dtypes = [scalar.dtype for scalar in scalars]
+        self.cells = [None] * rows
+        self.copy = copy
+
+
+class _Rows:
+    """Memory for rows of scalars; counts what it queues."""
+
+    def __init__(self, device, count, capacity):
+        self._device = device
+        self._capacity = capacity
+        self._rows = [None] * count
+
+    def layout(self, scalars):
+        return _Layout(scalars, len(self._rows), self._copy)
+
+    def make_cells(self, layout, row):
+        layout.cells[row] = row
+
+    def stream_number(self):
+        return self._device.current_stream
+
+    stream = stream_number
+
+    def _copy(self, row, scalars):
         if self._device.refuses is not None:
             raise self._device.refuses
-        assert self not in self._device.flights, "a slot must not be used before its copy was read"
-        self.begin([tensor.value for tensor in tensors])
+        assert len(scalars) <= self._capacity
+        assert self._rows[row] is None, "a row must not be used before its copy was read"
+        self._rows[row] = [scalar.value for scalar in scalars]
+        self._device.queued.append(f"snapshot on {self._device.current_stream}")
+
+    def send(self, first, layouts, stream):
+        rows = slice(first, first + len(layouts))
+        flight = _Flight(self._device)
+        flight.begin(self._rows[rows])
+        flight.on_read = lambda: self._rows.__setitem__(rows, [None] * len(layouts))
+        self._device.queued += [f"copy of {len(layouts)} on {stream}", "event"]
+        return flight
 
 
 class FakeDevice:
@@ -65,22 +104,24 @@ class FakeDevice:
 
     def __init__(self):
         self.flights = []
-        self.slots_made = 0
+        self.queued = []
+        self.rows_made = 0
         self.queries = 0
         self.failure = None
         self.refuses = None
         self.captures = False
+        self.current_stream = 0
 
     def is_capturing(self):
         return self.captures
 
-    def make_slots(self, count, capacity):
-        self.slots_made += count
-        return [_Slot(self) for _ in range(count)]
+    def make_rows(self, count, capacity):
+        self.rows_made += count
+        return _Rows(self, count, capacity)
 
     def copy_array(self, tensor):
         flight = _Flight(self)
-        flight.begin([tensor.value.clone()])
+        flight.begin(tensor.value.clone())
         return flight
 
     def land(self, count=None):
@@ -96,7 +137,7 @@ class Clock:
     def __init__(self, on_sleep=None):
         self.now = 1000.0
         self.slept = 0
-        self._on_sleep = on_sleep
+        self.on_sleep = on_sleep
 
     def __call__(self):
         return self.now
@@ -104,5 +145,5 @@ class Clock:
     def sleep(self, seconds):
         self.slept += 1
         self.now += seconds
-        if self._on_sleep is not None:
-            self._on_sleep()
+        if self.on_sleep is not None:
+            self.on_sleep()

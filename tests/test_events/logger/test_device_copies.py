@@ -8,7 +8,18 @@ import pytest
 import torch
 
 from destinations import InMemory, LoggerDestination, RunDirectory
-from events import DeviceCopies, Engine, Event, Logger, Phase, RecordError, State, WriteRate
+from events import (
+    Callback,
+    DeviceCopies,
+    Engine,
+    Event,
+    Logger,
+    Phase,
+    RecordError,
+    State,
+    Trainer,
+    WriteRate,
+)
 
 _spec = importlib.util.spec_from_file_location("event_fakes", pathlib.Path(__file__).with_name("fakes.py"))
 fakes = sys.modules.setdefault(_spec.name, importlib.util.module_from_spec(_spec))
@@ -63,6 +74,7 @@ class Setup:
         self.state = State("r")
         self.received = Received(self.state)
         policy.setdefault("open_device", lambda _: self.device)
+        policy.setdefault("gather_seconds", 0)
         self.logger = Logger(
             self.state,
             destination or self.received,
@@ -165,7 +177,9 @@ def test_the_phase_is_that_of_the_call():
             phases.append(state.phase)
 
     device, state = FakeDevice(), State("r", phase=Phase.EVAL)
-    logger = Logger(state, SeesPhase(), device_copies=DeviceCopies(open_device=lambda _: device))
+    logger = Logger(
+        state, SeesPhase(), device_copies=DeviceCopies(open_device=lambda _: device, gather_seconds=0)
+    )
 
     logger.log_metrics({"a": OnDevice(1.0)})
     state.phase = Phase.TRAIN
@@ -262,6 +276,36 @@ def test_flush_and_close_wait_for_what_is_on_its_way(end):
 
     assert run.received.calls == [("metrics", {"loss": 0.5}, 0, 0)]
     assert run.logger.lost_values == 0
+
+
+def test_a_checkpoint_waits_for_what_is_on_its_way(tmp_path):
+    """What was logged before it belongs to it, and is there before a destination gives its state."""
+    device, memory, had = FakeDevice(), InMemory(), []
+    memory.state_dict = lambda: had.append(sum("loss" in record.value for record in memory.records))
+
+    class LogsLoss(Callback):
+        def after_loss(self, state, logger):
+            logger.log_metrics({"loss": OnDevice(0.5)})
+
+    clock, model = Clock(on_sleep=device.land), torch.nn.Linear(1, 1)
+    with Trainer(
+        model,
+        [(torch.ones(2, 1), torch.ones(2, 1))] * 3,
+        max_duration="1ep",
+        loss_fn=torch.nn.functional.mse_loss,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        callbacks=LogsLoss(),
+        loggers=memory,
+        device="cpu",
+        save_folder=tmp_path,
+        save_interval="1ba",
+        device_copies=DeviceCopies(
+            open_device=lambda _: device, gather_seconds=60, clock=clock, sleep=clock.sleep
+        ),
+    ) as trainer:
+        trainer.fit()
+
+    assert had == [1, 2, 3, 3]
 
 
 def test_flush_gives_up_at_its_deadline_and_the_values_come_later(caplog):
@@ -362,7 +406,7 @@ def test_slots_are_made_once_and_used_again():
         run.device.land()
     run.logger.poll()
 
-    assert run.device.slots_made == 2
+    assert run.device.rows_made == 2
     assert [call[1]["loss"] for call in run.received.calls] == [float(step) for step in range(10)]
 
 
@@ -375,6 +419,162 @@ def test_more_values_than_a_slot_holds_take_several():
     run.logger.poll()
 
     assert run.received.calls == [("metrics", {str(index): index for index in range(7)}, 0, 0)]
+
+
+def test_a_call_queues_one_snapshot_and_calls_share_copies_and_events():
+    """Ten values of a step of one millisecond: a kernel each step, a copy and an event for fifty of them."""
+    run = Setup(gather_seconds=0.05)
+    engine = Engine(run.state, run.logger)
+
+    for step in range(500):
+        run.logger.log_metrics({f"m{index}": OnDevice(float(step + index)) for index in range(10)}, step)
+        engine.run_event(Event.BATCH_END)
+        run.clock.now += 0.001
+        run.device.land(len(run.device.flights) - 1)
+
+    queued = [kind.split()[0] for kind in run.device.queued]
+    assert queued.count("snapshot") == 500
+    assert queued.count("copy") == queued.count("event") == 10
+    assert run.device.queries < 100
+    assert run.clock.slept == 0
+
+
+def test_rows_arrive_with_a_later_call_or_event_within_the_time_to_gather_and_look():
+    """In order, each with the step and the timestamp of its call."""
+    run = Setup(gather_seconds=0.05)
+    engine = Engine(run.state, run.logger)
+    waited = []
+
+    for step in range(200):
+        run.logger.log_metrics({"a": OnDevice(float(step)), "lr": 0.1, "n": OnDevice(step)}, step)
+        run.next_batch()
+        run.device.land()
+        engine.run_event(Event.BATCH_END)
+        waited.append(step + 1 - len(run.received.calls))
+        run.clock.now += 0.001
+
+    arrived = len(run.received.calls)
+    assert run.received.calls == [
+        ("metrics", {"a": float(step), "lr": 0.1, "n": step}, step, step) for step in range(arrived)
+    ]
+    assert 50 < max(waited) <= 101
+    assert int(run.state.timestamp.batch) == 200
+
+
+def test_a_call_after_a_pause_is_not_kept_for_later_ones():
+    """A loop of long steps has each value at the event after its copy."""
+    run = Setup(gather_seconds=0.05)
+    engine = Engine(run.state, run.logger)
+
+    for step in range(5):
+        run.logger.log_metrics({"a": OnDevice(float(step))}, step)
+        run.device.land()
+        run.clock.now += 0.06
+        engine.run_event(Event.BATCH_END)
+
+    assert [call[2] for call in run.received.calls] == [0, 1, 2, 3, 4]
+
+
+def test_numbers_of_the_host_keep_their_place_between_rows_on_their_way():
+    """They wait for the copy of the row before them, and need none of their own."""
+    run = Setup(gather_seconds=0.05)
+
+    for step in range(3):
+        run.logger.log_metrics({"a": OnDevice(float(step))}, step)
+        run.logger.log_metrics({"b": step, "c": torch.tensor(0.5)}, step)
+    early = list(run.received.calls)
+    run.clock.on_sleep = run.device.land
+    run.logger.flush()
+
+    assert early == []
+    assert [call[1] for call in run.received.calls] == [
+        values for step in range(3) for values in ({"a": float(step)}, {"b": step, "c": 0.5})
+    ]
+
+
+def test_a_change_of_streams_ends_the_rows_of_a_copy():
+    """Each copy is queued behind the snapshots that it reads."""
+    run = Setup(gather_seconds=0.05)
+    streams = [0, 0, 7, 0]
+    run.logger.log_metrics({"a": OnDevice(0.0)})
+    run.device.queued.clear()
+
+    for stream in streams:
+        run.device.current_stream = stream
+        run.logger.log_metrics({"a": OnDevice(0.0)})
+    run.clock.on_sleep = run.device.land
+    run.logger.flush()
+
+    assert [kind for kind in run.device.queued if kind.startswith("copy")] == [
+        "copy of 2 on 0",
+        "copy of 1 on 7",
+        "copy of 1 on 0",
+    ]
+    assert len(run.received.calls) == 5
+
+
+def test_one_name_may_be_of_other_dtypes_at_each_call():
+    """An integer stays one, though the same name had a float before."""
+    run = Setup(gather_seconds=0.05)
+
+    for value, dtype in (
+        (0.5, torch.float32),
+        (2**62 + 1, torch.int64),
+        (1.5, torch.float32),
+        (True, torch.bool),
+    ):
+        run.logger.log_metrics({"a": OnDevice(value, dtype)})
+    run.clock.on_sleep = run.device.land
+    run.logger.flush()
+
+    assert [str(call[1]["a"]) for call in run.received.calls] == ["0.5", str(2**62 + 1), "1.5", "True"]
+
+
+def test_rows_that_are_lost_cost_only_their_own_values():
+    """The numbers beside them arrive, in a namespace too; the device is asked no more."""
+    run = Setup(gather_seconds=0.05)
+
+    with run.logger.namespace("train"):
+        for step in range(3):
+            run.logger.log_metrics({"a": OnDevice(1.0), "lr": 0.1, "b": OnDevice(2.0)}, step)
+            run.logger.log_metrics({"alone": OnDevice(1.0)}, step)
+    run.device.failure = RuntimeError("an illegal memory access was encountered")
+    run.logger.flush()
+
+    assert [call[1:3] for call in run.received.calls] == [({"train/lr": 0.1}, step) for step in range(3)]
+    assert run.logger.lost_values == 9
+
+
+def test_rows_after_a_deadline_are_not_mixed_with_those_that_were_dropped():
+    """Their memory is another one, for each combination of names."""
+    run = Setup(gather_seconds=60, wait_seconds=1.0)
+    run.logger.log_metrics({"a": OnDevice(1.0)}, 0)
+    run.logger.log_metrics({"b": OnDevice(2.0)}, 0)
+    run.logger.deliver_pending(is_last=True)
+    run.clock.on_sleep = run.device.land
+
+    for step in range(1, 4):
+        run.logger.log_metrics({"a": OnDevice(1.0 + step)}, step)
+        run.logger.log_metrics({"b": OnDevice(2.0 + step)}, step)
+    run.logger.flush()
+
+    assert [call[1:3] for call in run.received.calls] == [
+        values for step in range(1, 4) for values in (({"a": 1.0 + step}, step), ({"b": 2.0 + step}, step))
+    ]
+    assert run.logger.lost_values == 2
+
+
+def test_a_ring_that_is_full_of_gathered_rows_sends_them():
+    """What waits for later calls makes room before anything is lost or waited for."""
+    run = Setup(gather_seconds=60, slots=8)
+    run.clock.on_sleep = run.device.land
+
+    for step in range(100):
+        run.logger.log_metrics({"a": OnDevice(float(step))}, step)
+    run.logger.flush()
+
+    assert [call[2] for call in run.received.calls] == [*range(100)]
+    assert run.logger.lost_values == 0
 
 
 def test_a_full_ring_waits_for_a_slot():
@@ -572,7 +772,7 @@ def test_media_on_a_device_are_snapshotted_too():
         memory,
         raise_errors=True,
         strict=True,
-        device_copies=DeviceCopies(open_device=lambda _: device),
+        device_copies=DeviceCopies(open_device=lambda _: device, gather_seconds=0),
     )
     array = torch.zeros(3, 2, 2)
 
@@ -641,7 +841,9 @@ def test_a_late_refusal_is_reported():
             raise RecordError("metric must be positive, got -1.")
 
     device = FakeDevice()
-    logger = Logger(State("r"), RefusesLate(), device_copies=DeviceCopies(open_device=lambda _: device))
+    logger = Logger(
+        State("r"), RefusesLate(), device_copies=DeviceCopies(open_device=lambda _: device, gather_seconds=0)
+    )
 
     logger.log_metrics({"a": OnDevice(-1.0)})
     device.land()

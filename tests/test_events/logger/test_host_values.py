@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 from destinations import LoggerDestination
 from events import Logger, RecordError, State
-from events.logger.values import host_metrics, quick_host_metrics, to_host
+from events.logger.values import host_metrics, to_host
 
 
 class Received(LoggerDestination):
@@ -303,27 +303,64 @@ def test_a_tensor_without_data_is_named():
 )
 def test_the_short_way_and_the_long_way_agree(metrics):
     """What is fast is not different."""
-    assert quick_host_metrics(metrics) == host_metrics(metrics)[0]
+    assert _logged(metrics) == host_metrics(metrics)[0]
 
 
 @pytest.mark.parametrize(
-    "metrics",
+    ("metrics", "logged"),
     [
-        {"a": torch.tensor(1j)},
-        {"a": torch.zeros(3)},
-        {"a": 1.0, "b": torch.zeros(0)},
-        {"a": torch.tensor(1j), "b": 1.0},
-        {3: torch.tensor(1.0)},
-        {"a": {"b": 1}},
-        {"a": "x"},
-        7,
-        None,
+        ({"a": torch.tensor(1j)}, None),
+        ({"a": torch.zeros(3)}, None),
+        ({"a": 1.0, "b": torch.zeros(0)}, {"a": 1.0}),
+        ({"a": torch.tensor(1j), "b": 1.0}, {"b": 1.0}),
+        ({3: torch.tensor(1.0)}, None),
+        ({"a": {"b": 1}}, {"a/b": 1}),
+        ({"a": "x"}, None),
+        (7, None),
+        (None, None),
     ],
     ids=str,
 )
-def test_what_the_short_way_cannot_take_is_left_to_the_long_one(metrics):
-    """It is reported, and nothing is raised."""
-    assert quick_host_metrics(metrics) is None
+def test_what_the_short_way_cannot_take_is_left_to_the_long_one(metrics, logged):
+    """It is reported, nothing is raised, and the same call made again ends the same."""
+    received = Received()
+    logger = Logger(State("r"), received)
+
+    for _ in range(2):
+        logger.log_metrics(metrics)
+
+    assert received.metrics == ([] if logged is None else [logged] * 2)
+    assert sum(logger.faults.value_counts.values()) == (0 if logged == {"a/b": 1} else 2)
+
+
+def test_one_name_may_have_values_of_other_kinds_at_each_call():
+    """A call is taken as what it is, and not as the last one with these names and types."""
+    received = Received()
+    logger = Logger(State("r"), received)
+    values = [
+        torch.tensor(0.5),
+        3,
+        torch.tensor([2]),
+        torch.tensor(1j),
+        torch.zeros(3),
+        torch.tensor(data=True),
+    ]
+
+    for value in values:
+        logger.log_metrics({"a": value})
+    received_with_lr = len(received.metrics)
+    for value in values:
+        logger.log_metrics({"a": value, "lr": 0.1})
+
+    assert [str(one["a"]) for one in received.metrics[:received_with_lr]] == ["0.5", "3", "2", "True"]
+    assert [str(one.get("a")) for one in received.metrics[received_with_lr:]] == [
+        "0.5",
+        "3",
+        "2",
+        "None",
+        "None",
+        "True",
+    ]
 
 
 def test_tensordict_is_imported_only_by_the_user():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from destinations import LoggerDestination
-from events import Callback, Engine, EngineClosedError, Logger, RecordError, State, Timestamp
+from events import Callback, Engine, EngineClosedError, LiteralName, Logger, RecordError, State, Timestamp
 from events.redaction import REDACTED
 
 RECORDS = [
@@ -351,16 +351,35 @@ def test_a_file_is_handed_over_with_state_name_path_and_overwrite(state, tmp_pat
     assert isinstance(destination.calls[0][1][2], pathlib.Path)
 
 
-def test_placeholders_are_filled_in_in_both_names_of_a_file(state, tmp_path):
-    """Their values are the constants of the run and the progress of training."""
-    (tmp_path / "ep2-ba7-rank0.pt").write_text("x")
+def test_path_of_an_existing_file_is_no_template(state, tmp_path):
+    """Placeholders in a local path are filled in only where no such file exists; a remote name always is one."""
+    path = tmp_path / "ep{epoch}.pt"
+    path.write_text("x")
+    (tmp_path / "ep2.pt").write_text("another file")
     destination = Records()
+    logger = Logger(state, destination)
 
-    Logger(state, destination).upload_file(
-        "{run_name}/ep{epoch}/rank{rank}.pt", tmp_path / "ep{epoch}-ba{batch}-rank{rank}.pt"
-    )
+    logger.upload_file("{run_name}/ep{epoch}/rank{rank}.pt", path)
+    path.unlink()
+    logger.upload_file("b.pt", path)
 
-    assert destination.calls[0][1] == (state, "mine/ep2/rank0.pt", tmp_path / "ep2-ba7-rank0.pt")
+    assert [call[1][1:] for call in destination.calls] == [
+        ("mine/ep2/rank0.pt", path),
+        ("b.pt", tmp_path / "ep2.pt"),
+    ]
+
+
+def test_literal_name_keeps_its_braces(state, tmp_path):
+    """All methods of files take the name that somebody else chose as it is."""
+    path = tmp_path / "a.pt"
+    path.write_text("x")
+    destination, has = Records(), Keeps("{run_name}.pt")
+
+    Logger(state, destination).upload_file(LiteralName("{run_name}.pt"), path)
+    Logger(state, has).download_file(LiteralName("{run_name}.pt"), "b.pt")
+
+    assert destination.calls[0][1] == (state, "{run_name}.pt", path)
+    assert has.asked == [("{run_name}.pt", "b.pt", False, True)]
 
 
 def test_a_missing_file_is_refused_if_a_destination_takes_files(state, tmp_path):
@@ -415,12 +434,12 @@ def test_a_file_comes_from_the_first_destination_that_has_it(state):
 
 
 def test_placeholders_are_filled_in_in_a_download(state):
-    """They are filled in as they were in the upload."""
+    """They are filled in as they were in the upload; the local path is taken as it is."""
     has = Keeps("mine/ep2.pt")
 
     Logger(state, has).download_file("{run_name}/ep{epoch}.pt", pathlib.Path("{run_name}.pt"))
 
-    assert has.asked == [("mine/ep2.pt", "mine.pt", False, True)]
+    assert has.asked == [("mine/ep2.pt", "{run_name}.pt", False, True)]
 
 
 def test_a_file_that_no_destination_has_is_an_error_that_names_them(state):

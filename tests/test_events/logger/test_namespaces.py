@@ -1,6 +1,9 @@
 """Names before names."""
 
+import asyncio
 import contextlib
+import pickle
+import threading
 
 import pytest
 import torch
@@ -92,3 +95,53 @@ def test_a_run_has_namespaces():
         run.log_metrics({"loss": 1})
 
     assert _names(memory) == [["mine/train/loss"]]
+
+
+def test_a_namespace_is_of_its_task_and_its_thread():
+    """Tasks and threads that take turns log under their own names, and the code around them under none."""
+    memory = InMemory()
+    logger = Logger(State("r"), memory, raise_errors=True, namespace="run")
+
+    async def evaluate(index):
+        with logger.namespace(f"task{index}"):
+            await asyncio.sleep(0)
+            logger.log_metrics({"accuracy": index})
+            await asyncio.create_task(inner())
+        logger.log_metrics({"after": index})
+
+    async def inner():
+        with logger.namespace("inner"):
+            logger.log_table(["a"], [[1]])
+
+    async def main():
+        await asyncio.gather(evaluate(0), evaluate(1))
+
+    asyncio.run(main())
+    with logger.namespace("outer"):
+        thread = threading.Thread(target=logger.log_metrics, args=({"loss": 1},))
+        thread.start()
+        thread.join()
+    logger.log_metrics({"loss": 1})
+
+    names = [
+        ["run/task0/accuracy"],
+        ["run/task1/accuracy"],
+        "run/task0/inner/Table",
+        "run/task1/inner/Table",
+        ["run/after"],
+        ["run/after"],
+        ["run/loss"],
+        ["run/loss"],
+    ]
+    assert sorted(map(str, _names(memory))) == sorted(map(str, names))
+
+
+@pytest.mark.parametrize("what", ["a Run", "its logger"])
+def test_a_run_that_is_sent_to_another_process_says_what_to_do(what):
+    """A dataset that holds one is pickled where workers are spawned."""
+    run = Run(loggers=InMemory(), run_name="mine")
+    with run, pytest.raises(TypeError, match="Run 'mine' cannot") as raised:
+        pickle.dumps(run if what == "a Run" else run.logger)
+
+    assert "cannot be sent to another process" in str(raised.value)
+    assert "Return values from the worker, and log them here" in str(raised.value)

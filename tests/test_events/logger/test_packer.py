@@ -104,8 +104,8 @@ def test_what_a_signal_handler_raises_while_packing_reaches_the_program():
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_packer_with_a_rate_or_in_a_namespace_gets_no_offer():
-    """Where metrics wait, or have another name, the logger looks at them itself."""
+def test_a_packer_with_a_rate_gets_no_offer_and_one_in_a_namespace_full_names():
+    """Where metrics wait, the logger looks at them itself."""
     paced, plain = Packer(), Packer()
     paced.write_rate = WriteRate(every_steps=2)
     logger = Logger(State("x"), plain, raise_errors=True)
@@ -114,9 +114,8 @@ def test_a_packer_with_a_rate_or_in_a_namespace_gets_no_offer():
     with logger.namespace("eval"):
         logger.log_metrics({"a": 1.5}, 0)
 
-    assert (paced.offers, plain.offers) == (0, 0)
-    assert paced.calls == [({"a": 1.5}, 0)]
-    assert plain.calls == [({"eval/a": 1.5}, 0)]
+    assert (paced.offers, paced.calls) == (0, [({"a": 1.5}, 0)])
+    assert (plain.packed, plain.calls) == ([({"eval/a": 1.5}, 0)], [])
 
 
 def test_a_row_of_a_run_folder_takes_few_calls(tmp_path):

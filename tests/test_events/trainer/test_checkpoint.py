@@ -209,6 +209,13 @@ class RandomDataset(Dataset):
 class TestResuming:
     """A resumed run equals one that was never interrupted, to the last bit."""
 
+    def test_checkpoint_with_braces_in_its_path_is_loaded(self, make_trainer, tmp_path):
+        """A path of an existing file is no template."""
+        make_trainer(max_duration="1ep", save_folder=tmp_path / "a").fit()
+        path = next((tmp_path / "a").glob("ep1*.pt")).rename(tmp_path / "{run_name}.pt")
+
+        assert make_trainer(max_duration="2ep", load_path=path).state.timestamp.epoch == 1
+
     @pytest.mark.parametrize(
         ("at", "interval"),
         [("ep0-ba2", "1ba"), ("ep0-ba5", "1ba"), ("ep1-ba5", "1ep"), ("ep1-ba7", "1ba"), ("ep2-ba10", "1ep")],

@@ -319,6 +319,18 @@ def test_devices_are_taken_as_composer_names_them(metric_list):
     assert find_device("gpu") == torch.device("cuda", 0)
 
 
+@pytest.mark.parametrize(("device", "count"), [("gpu", 0), ("cuda:1", 0), (None, 1)])
+def test_a_process_that_was_forked_after_cuda_was_used_says_so(monkeypatch, device, count):
+    """Torch's own error comes later, from the first tensor, and names no way out; the CPU can be used all the same."""
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+    with pytest.raises(RuntimeError, match=r"forked after CUDA was used in its parent .* by 'spawn'"):
+        find_device(device)
+
+    assert find_device("cpu") == torch.device("cpu")
+
+
 def test_two_ranks_refuse_auto(monkeypatch):
     """A rank that runs out of memory alone would leave the others waiting."""
     monkeypatch.setenv("WORLD_SIZE", "2")

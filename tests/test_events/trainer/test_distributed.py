@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.utils.data import DistributedSampler
 
 from events import read_checkpoint
 
@@ -45,7 +46,7 @@ def test_two_ranks_train_as_one_log_once_and_resume_to_the_last_bit(run_ranks, t
 
     (resumed,) = run_ranks(f"resume:{name}")
 
-    assert zero == one
+    assert zero | {"seen": []} == one | {"seen": []}
     assert (zero["refused"], zero["batch"], zero["sample"]) == ("", 10, 80)
     assert logged(tmp_path, "save") == list(range(10))
     assert [rank["weights"] for rank in resumed] == [zero["weights"]] * 2
@@ -53,10 +54,12 @@ def test_two_ranks_train_as_one_log_once_and_resume_to_the_last_bit(run_ranks, t
 
 
 def test_ranks_that_the_user_joined_stop_together_and_need_a_sampler(run_ranks, tmp_path):
-    """If one rank stops, both stop; a sampler that ignores ranks is refused."""
+    """If one rank stops, both stop for its reason; a sampler that ignores ranks is refused."""
     (zero, one), refused = run_ranks("stop", "no-sampler")
 
     assert zero["batch"] == one["batch"] == 7
+    for rank in (zero, one):
+        assert (rank["status"], rank["reason"]) == ("stopped", "rank 1 has seen enough")
     assert zero["refused"] == one["refused"] == ""
     assert logged(tmp_path, "stop") == list(range(7))
     for rank in refused:
@@ -64,24 +67,48 @@ def test_ranks_that_the_user_joined_stop_together_and_need_a_sampler(run_ranks, 
         assert "DistributedSampler" in rank["refused"]
 
 
+def test_a_signal_on_one_rank_preempts_all_and_their_own_steps_stay_equal(run_ranks, tmp_path):
+    """A signal within an evaluation ends both ranks, with a checkpoint; `train_step` averages gradients."""
+    preempted, own = run_ranks("signal:run", "own-step")
+
+    for rank in preempted:
+        assert (rank["batch"], rank["status"], rank["reason"]) == (5, "preempted", "SIGTERM on rank 1")
+        assert rank["exit"] == 143
+    assert read_checkpoint(tmp_path / "run" / "ep1-ba5.pt")["random"][0]["evaluating"] == ["eval"]
+    assert not any("loss/eval/total" in line for line in (tmp_path / "signal.jsonl").read_text().splitlines())
+    assert own[0]["weights"] == own[1]["weights"]
+    rows = [json.loads(line)[1] for line in (tmp_path / "own-step.jsonl").read_text().splitlines()]
+    assert {row["metrics/train/rank"] for row in rows if "loss/train/total" in row} == {0.5}
+
+
 def test_what_two_ranks_saved_is_resumed_by_one_and_by_four(run_ranks, tmp_path):
-    """All begin at the batch and with the weights of the file, and end alike."""
+    """All begin at the sample and with the weights of the file, and end alike; by three it is refused."""
     ((zero, _),) = run_ranks("save")
     name = zero["run_name"]
     saved = read_checkpoint(tmp_path / name / "ep1-ba6.pt")
     weights = [value.flatten().tolist() for value in saved["model"].values()]
     others = [path for path in (tmp_path / name).glob("*.pt") if path.name > "ep1-ba6.pt"]
+    sampler = DistributedSampler(range(40), 1, 0, seed=5)
+    sampler.set_epoch(1)
+    # Two ranks have had a batch of four each.
+    rest = list(sampler)[8:]
 
-    for ranks in (1, 4):
+    for ranks in (1, 4, 3):
         for path in others:
             path.unlink(missing_ok=True)
         (tmp_path / name / "latest.symlink").write_text(f"{name}/checkpoints/ep1-ba6.pt")
         (resumed,) = run_ranks(f"resume:{name}", ranks=ranks)
 
+        if ranks == 3:
+            assert {"after 1 batches of 4 on each of 2 ranks" in rank["refused"] for rank in resumed} == {
+                True
+            }
+            continue
+        assert [rank["seen"] for rank in resumed] == [rest[rank::ranks] for rank in range(ranks)]
         assert [rank["began_at"] for rank in resumed] == [6] * ranks
         assert [rank["began_with"] for rank in resumed] == [weights] * ranks
         assert [rank["weights"] for rank in resumed] == [resumed[0]["weights"]] * ranks
-        assert {rank["batch"] for rank in resumed} == {6 - 1 + math.ceil(40 / (4 * ranks))}
+        assert {rank["batch"] for rank in resumed} == {6 + math.ceil(32 / (4 * ranks))}
 
 
 def test_a_rank_without_the_file_begins_where_rank_zero_does(run_ranks, tmp_path):

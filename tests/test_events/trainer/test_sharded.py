@@ -487,11 +487,8 @@ def test_a_divided_model_is_saved_in_shards_unless_that_is_forbidden(tmp_path, m
     with pytest.raises(ValueError, match="sharded must not be False"):
         Trainer(model, data, save_folder=tmp_path / "saved", save_sharded=False, **options)
 
+    # The process group has one rank, whatever the environment says.
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="RANK and WORLD_SIZE must be those of the process group, 0 and 1"):
-        Trainer(model, data, save_folder=tmp_path / "saved", **options)
-    monkeypatch.delenv("WORLD_SIZE")
-
     with Trainer(model, data, save_folder=tmp_path / "saved", **options) as trainer:
         trainer.fit()
 

@@ -16,8 +16,8 @@ from torch.utils.data import (
     Sampler,
 )
 
-from events import Callback, read_checkpoint
-from events.trainer.random_state import generator_states, random_state_of, restore_random_state
+from events import Callback, CheckpointError, read_checkpoint
+from events.trainer.random_state import generator_states, generators_in, random_state_of, restore_random_state
 from events.trainer.train_data import samplers_of
 
 
@@ -194,7 +194,7 @@ def test_generators_are_named_by_their_place():
     shared = torch.Generator()
     loader = DataLoader(Noisy(), sampler=RandomSampler(range(3), generator=shared), generator=shared)
 
-    assert sorted(generator_states(loader)) == [
+    assert sorted(generator_states(generators_in(loader))) == [
         "dataset.draws['legacy']",
         "dataset.draws['numpy']",
         "generator",
@@ -224,7 +224,7 @@ def test_an_older_checkpoint_is_resumed(make_trainer, tmp_path):
     for name in ("random", "random_at_epoch_start"):
         for one in checkpoint[name]:
             one["dataloader"] = list(one["dataloader"].values())
-            for new in ("parts", "evaluators", "workers", "is_exhausted"):
+            for new in ("parts", "evaluators", "workers", "is_exhausted", "held", "place"):
                 one.pop(new, None)
     torch.save(checkpoint, tmp_path / "older.pt")
 
@@ -414,3 +414,85 @@ def test_training_twice_reads_all_data_in_between(make_trainer):
     trainer.fit("2ba")
 
     assert [batch[0] for batch in batches.seen] == [0.0, 1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    "make_loader",
+    [
+        lambda size: DataLoader(Counted(18), batch_size=size, shuffle=True),
+        lambda size: DataLoader(
+            Counted(18), batch_size=size, shuffle=True, num_workers=1, multiprocessing_context="fork"
+        ),
+        lambda size: DataLoader(
+            Counted(18), batch_sampler=BatchSampler(RandomSampler(range(18)), size, drop_last=False)
+        ),
+        lambda size: DataLoader(Stream(), batch_size=size),
+    ],
+    ids=["map", "workers", "batch-sampler", "stream"],
+)
+def test_another_batch_size_goes_on_at_the_same_sample(make_trainer, tmp_path, make_loader):
+    """The samples are those of one run, in its order, however often the size changes within an epoch."""
+    seen, epochs = [], []
+    for folder, parts in (("whole", ((2, None),)), ("parts", ((2, 3), (4, 5), (3, None)))):
+        seen.append([])
+        for size, end in parts:
+            batches = Batches(end)
+            trainer = make_trainer(
+                train_dataloader=make_loader(size),
+                callbacks=batches,
+                save_folder=tmp_path / folder,
+                save_interval="1ba",
+                autoresume=True,
+            )
+            try:
+                trainer.fit()
+            except KeyboardInterrupt:
+                # Its own callback comes before that which saves.
+                batches.seen.pop()
+            seen[-1] += [sample for batch in batches.seen for sample in batch]
+        epochs.append(int(trainer.state.timestamp.sample))
+
+    assert seen[1] == seen[0]
+    assert epochs[1] == epochs[0]
+
+
+class OwnBatches(BatchSampler):
+    """May put batches together as it likes."""
+
+
+@pytest.mark.parametrize(
+    "make_loader",
+    [
+        lambda size: DataLoader(Plain(), batch_size=size),
+        lambda size: DataLoader(
+            Counted(18), batch_sampler=OwnBatches(RandomSampler(range(18)), size, drop_last=False)
+        ),
+    ],
+    ids=["stream", "own-batch-sampler"],
+)
+def test_a_batch_size_by_which_the_epoch_cannot_go_on_is_refused(make_trainer, tmp_path, make_loader):
+    """It does not divide what was read, or only the sampler knows its batches."""
+    with pytest.raises(KeyboardInterrupt):
+        make_trainer(
+            train_dataloader=make_loader(2), callbacks=Batches(4), save_folder=tmp_path, save_interval="1ba"
+        ).fit()
+
+    trainer = make_trainer(train_dataloader=make_loader(4), save_folder=tmp_path, autoresume=True)
+
+    with pytest.raises(CheckpointError, match=r"after 3 batches of 2 .* with batches of 4"):
+        trainer.fit()
+    with make_trainer(train_dataloader=make_loader(2), save_folder=tmp_path, autoresume=True) as trainer:
+        trainer.fit("1ep")
+
+
+def test_batches_of_a_list_that_are_others_are_said(make_trainer, tmp_path, caplog):
+    """Nobody knows their size before they are read."""
+    batches = list(DataLoader(Counted(16), batch_size=2))
+    with pytest.raises(KeyboardInterrupt):
+        make_trainer(
+            train_dataloader=batches, callbacks=Batches(4), save_folder=tmp_path, save_interval="1ba"
+        ).fit()
+
+    make_trainer(train_dataloader=batches[::2], save_folder=tmp_path, autoresume=True).fit()
+
+    assert "had 8 batches in an epoch when the checkpoint was saved, and has 4" in caplog.text

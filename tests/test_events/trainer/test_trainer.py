@@ -212,6 +212,8 @@ def test_hyperparameters_of_the_setup_are_logged(make_trainer, metric_list):
     assert described["max_duration"] == "2ep"
     assert described["batch_size"] == 4
     assert described["parameters"] == 50
+    assert described["num_nodes"] == 1
+    assert {"version", "commit", "rank_zero_seed"} <= described.keys()
 
 
 class TestEnds:

@@ -2,9 +2,9 @@
 
 import base64
 import contextlib
-import gc
 import hashlib
 import io
+import itertools
 import json
 import os
 import pathlib
@@ -387,8 +387,8 @@ ANSWERS = [
     (412, "PreconditionFailed", RemoteExistsError),
 ]
 
-# It looks up the bucket's region and sends the request once more.
-REPEATED_BY_BOTOCORE = {"PermanentRedirect", "AuthorizationHeaderMalformed"}
+# Botocore looks up the bucket's region and sends the request once more; a refused signature is tried with the bytes.
+REPEATED = {"PermanentRedirect", "AuthorizationHeaderMalformed", "SignatureDoesNotMatch"}
 
 
 @pytest.mark.parametrize(("status", "code", "expected"), ANSWERS)
@@ -403,7 +403,7 @@ def test_every_answer_has_one_meaning(proxy, at_proxy, make_file, status, code, 
 def test_every_answer_means_the_same_for_a_later_put(proxy, at_proxy, moto, prefix, make_file):
     """A store that has put before classifies every answer the same, from one request, and can put again."""
     store = open_store(at_proxy)
-    answers = [answer for answer in ANSWERS if answer[1] not in REPEATED_BY_BOTOCORE]
+    answers = [answer for answer in ANSWERS if answer[1] not in REPEATED]
     with Body(make_file(), "id") as body:
         store.put("before", body, overwrite=True)
 
@@ -695,34 +695,37 @@ def test_every_option_of_s3_is_in_the_table_of_schemes():
     assert {*row.own_options} - {"client"} <= options
 
 
-def test_a_renewed_store_has_a_new_session(moto, prefix):
-    """A parked store is asked with a new session, since a live one never reads the credentials file again."""
+def test_probes_of_a_parked_store_share_a_session(moto, prefix, tmp_path, monkeypatch):
+    """A new session, whose objects the garbage collector frees late, is made only for other credentials or files."""
+    file = tmp_path / "config"
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(file))
     store = open_store(moto.uri(prefix))
     assert isinstance(store, Renewable)
+    assert {file, pathlib.Path(os.environ["AWS_SHARED_CREDENTIALS_FILE"])} <= set(store.credential_files())
+    clients = [store._connected()]
+
+    for change in (
+        lambda: None,
+        lambda: monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "rotated"),
+        lambda: file.write_text("[default]\nregion = eu-west-1\n"),
+        lambda: None,
+    ):
+        change()
+        store.renew()
+        clients.append(store._connected())
+
+    assert [a is b for a, b in itertools.pairwise(clients)] == [True, False, False, True]
+
+
+def test_a_store_with_given_keys_is_renewed_for_its_files_alone(monkeypatch):
+    """The environment has other keys, which the store never uses."""
+    store = S3Store(BUCKET, region="eu-west-1", aws_access_key_id="a", aws_secret_access_key="b")
     before = store._connected()
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "rotated")
 
     store.renew()
 
-    assert store._connected() is not before
-    assert pathlib.Path(os.environ["AWS_SHARED_CREDENTIALS_FILE"]) in store.credential_files()
-
-
-def test_a_renewed_store_does_not_read_what_s3_is_again():
-    """The description of the service takes 12 MiB, in cycles: a parked store is renewed for every probe."""
-    store = S3Store(BUCKET, region="eu-west-1", aws_access_key_id="a", aws_secret_access_key="b")
-    for _ in range(2):
-        store._connected()
-        store.renew()
-    gc.collect()
-    gc.disable()
-    try:
-        before = len(gc.get_objects())
-        store._connected()
-        made = len(gc.get_objects()) - before
-    finally:
-        gc.enable()
-
-    assert made < 10_000  # 34,000 with the description.
+    assert store._connected() is before
 
 
 def test_a_body_gives_up_on_a_server_that_is_too_slow():

@@ -175,8 +175,8 @@ def test_a_server_that_refuses_the_checksum_at_the_end_gets_the_parts_again(
 
 @pytest.mark.parametrize("kind", ["aws", "md5", "none"])
 @pytest.mark.parametrize("content", [b"small", LARGE], ids=["whole", "parts"])
-def test_bytes_whose_checksum_is_signed_are_not_signed_too(proxy, at_proxy, make_file, kind, content):
-    """Botocore would read them once more for SHA-256, without https; with no checksum of ours it does."""
+def test_bytes_are_not_signed(proxy, at_proxy, make_file, kind, content):
+    """Botocore would read them once more for SHA-256, without https; a checksum of ours is signed instead."""
     put(open_store(f"{at_proxy}&checksum={kind}"), make_file, "a", content)
 
     headers = [
@@ -184,30 +184,34 @@ def test_bytes_whose_checksum_is_signed_are_not_signed_too(proxy, at_proxy, make
         for request in proxy.seen
         if request.method == "PUT"
     ]
-    signed = {one["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD" for one in headers}
-    assert signed == {kind != "none"}
+    assert {one["x-amz-content-sha256"] for one in headers} == {"UNSIGNED-PAYLOAD"}
     sums = {"aws": "x-amz-checksum-", "md5": "content-md5", "none": ""}[kind]
     names = [one["authorization"].partition("SignedHeaders=")[2].partition(",")[0] for one in headers]
     assert all(sums in text for text in names)
 
 
+@pytest.mark.parametrize("kind", ["auto", "aws", "none"])
+@pytest.mark.parametrize(
+    ("status", "code"), [(400, "XAmzContentSHA256Mismatch"), (403, "SignatureDoesNotMatch")]
+)
 def test_a_server_that_wants_the_bytes_signed_gets_them_signed(
-    proxy, at_proxy, moto, prefix, make_queue, make_file
+    proxy, at_proxy, moto, prefix, make_queue, make_file, kind, status, code
 ):
-    """It takes no request without the SHA-256 of its body, so no checksum of ours is sent instead."""
+    """It takes no request without the SHA-256 of its body; that is found out with the first, whatever the checksum."""
 
     def plan(request):
         headers = {name.lower(): value for name, value in request.headers.items()}
         is_unsigned = headers.get("x-amz-content-sha256") == "UNSIGNED-PAYLOAD"
-        return Answer(400, "XAmzContentSHA256Mismatch") if is_unsigned else None
+        return Answer(status, code) if is_unsigned else None
 
     proxy.plan = plan
-    queue = make_queue(at_proxy)
+    queue = make_queue(f"{at_proxy}&checksum={kind}", workers=1)
 
     for name, content in (("small", b"small"), ("large", LARGE)):
         queue.submit(make_file(name, content), name).result(LIMIT_SECONDS)
 
     assert moto.objects(prefix) == {"small": b"small", "large": LARGE}
+    assert proxy.count("PUT") == 7
 
 
 @pytest.mark.parametrize("kind", ["aws", "md5", "none"])

@@ -8,13 +8,14 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import attrs
 
+from uploads.disk import stamp_of
 from uploads.errors import (
-    BytesCorruptError,
     RejectedByStoreError,
     RemoteExistsError,
     RemoteNotFoundError,
@@ -40,9 +41,11 @@ _NAMES_NOTED = 10_000
 _PATIENCE_LIMITS = 5  # S3 may take minutes to complete an upload in parts, and sends a space now and then.
 # How servers refuse a header that they do not know.
 _NOT_KNOWN = {"400", "501", "InvalidArgument", "InvalidRequest", "MalformedXML", "NotImplemented"}
-# As above, and how one refuses a payload that only its checksum signs, see `_sign_checksum_only`.
-_NOT_TAKEN = {*_NOT_KNOWN, "XAmzContentSHA256Mismatch"}
+# How servers refuse a payload that is not signed, see `_leave_unsigned`: some check the signature as if it were.
+_WANTS_SIGNED = {"SignatureDoesNotMatch", "XAmzContentSHA256Mismatch"}
 _USER_AGENT = "training-destinations"
+
+_T = TypeVar("_T")
 
 
 class S3Store:
@@ -80,10 +83,13 @@ class S3Store:
         self._part_bytes = self._options.part_bytes
         self._slots = threading.BoundedSemaphore(self._options.part_threads)
         self._takes_conditions = True  # Until the server refuses If-Match.
+        self._signs_payload = False  # Until the server refuses what is not signed.
         self._present: set[str] = set()  # Names that exist, or that a put of ours may create.
-        self._lock = threading.Lock()  # Guards the client, and what checksums are left to try.
+        self._lock = threading.Lock()  # Guards client and session, and what checksums are left to try.
         self._client: Any = None
-        self._descriptions: Any = None  # What botocore knows of S3.
+        self._core: Any = None  # The client's session in botocore.
+        self._unsigned: Any = None  # The client's configuration, see `_leave_unsigned`.
+        self._made_from: object = None
 
     def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
         create_only = not overwrite and self._create_only.check(self, name)
@@ -169,10 +175,11 @@ class S3Store:
         choice = self._checksums[in_parts]
         refusal: StoreError | None = None
         for number in range(len(choice)):
+            send = partial(self._send, name, body, condition, notes, choice[number:], overwrite=overwrite)
             try:
-                left = self._send(name, body, condition, notes, choice[number:], overwrite=overwrite)
-            except (BytesCorruptError, RejectedByStoreError, StoreParkedError) as error:
-                if code_of(error) not in _NOT_TAKEN:
+                left = self._signed_if_wanted(send)
+            except (RejectedByStoreError, StoreParkedError) as error:
+                if code_of(error) not in _NOT_KNOWN:
                     raise
                 refusal = error if refusal is None else refusal
             else:
@@ -180,6 +187,22 @@ class S3Store:
                 return
         assert refusal is not None  # noqa: S101  # there is one choice at least
         raise refusal  # The server refuses it with every checksum and without one.
+
+    def _signed_if_wanted(self, send: Callable[[], _T]) -> _T:
+        """Sends with an unsigned payload, see `_leave_unsigned`, and signed where the server wants it so."""
+        if not self._signs_payload:
+            try:
+                return send()
+            except StoreError as error:
+                if code_of(error) not in _WANTS_SIGNED:
+                    raise
+                self._signs_payload = True
+        try:
+            return send()
+        except StoreError as error:
+            if code_of(error) in _WANTS_SIGNED:  # The credentials are wrong.
+                self._signs_payload = False
+            raise
 
     def _keep_checksums(
         self, left: tuple[Checksum, ...], refusal: StoreError | None, *, in_parts: bool
@@ -227,7 +250,9 @@ class S3Store:
         try:
             upload.run(condition, overwrite=overwrite)
         except StoreError as error:
-            if code_of(error) in _NOT_TAKEN:  # What it was begun with is not taken to the end.
+            if (
+                code_of(error) in _NOT_KNOWN | _WANTS_SIGNED
+            ):  # What it was begun with is not taken to the end.
                 upload.abort()
             raise
         finally:
@@ -318,9 +343,14 @@ class S3Store:
         return compose_uri(f"s3://{self.bucket}", self.prefix, name, self._options.in_uris())
 
     def renew(self) -> None:
-        """Drops client and session, which never read the credentials file again (boto/botocore#704)."""
+        """Drops client and session where credentials or their files are others than they were made from.
+
+        A live session never reads the credentials file again (boto/botocore#704), and a new one is 1,900
+        objects in cycles: probes of a store that is away share one.
+        """
         with self._lock:
-            self._client = None
+            if self._client is not None and self._session_sources(again=True) != self._made_from:
+                self._client = None
 
     def credential_files(self) -> tuple[Path, ...]:
         names = {
@@ -352,13 +382,8 @@ class S3Store:
         from botocore.config import Config
         from botocore.session import get_session
 
-        # S3's description takes 12 MiB, in cycles that the garbage collector frees late: it is read once for
-        # all sessions.
-        core = get_session()
-        if self._descriptions is None:
-            self._descriptions = core.get_component("data_loader")
-        core.register_component("data_loader", self._descriptions)
-        session = boto3.Session(botocore_session=core, **self._options.of_session())
+        self._core = get_session()
+        session = boto3.Session(botocore_session=self._core, **self._options.of_session())
         config = Config(
             retries={"total_max_attempts": 1},  # The queue retries.
             max_pool_connections=64,
@@ -372,17 +397,50 @@ class S3Store:
         limit_waits(client, _PATIENCE_LIMITS * self._options.read_timeout_seconds)
         client.meta.events.register("before-call.s3.HeadBucket", _follow_no_redirect)
         for operation in ("PutObject", "UploadPart"):
-            client.meta.events.register(f"before-call.s3.{operation}", _sign_checksum_only)
+            client.meta.events.register(f"before-call.s3.{operation}", self._leave_unsigned)
+        # Made once: it takes a fiftieth of a small put.
+        self._unsigned = client.meta.config.merge(Config(s3={"payload_signing_enabled": False}))
+        self._made_from = self._session_sources()
         return client
+
+    def _session_sources(self, *, again: bool = False) -> object:
+        """Returns what tells whether a new session would be another; `again` reads the credentials again.
+
+        Credentials that expire are left out: botocore refreshes them by itself.
+        """
+        from botocore.credentials import Credentials
+        from botocore.exceptions import BotoCoreError
+
+        try:
+            if again and self._options.aws_access_key_id is None:
+                found = self._core.get_component("credential_provider").load_credentials()
+            else:
+                found = self._core.get_credentials()
+        except BotoCoreError as error:  # The next session says so to who needs it.
+            return error
+        keys = found.get_frozen_credentials() if type(found) is Credentials else type(found)
+        return tuple(map(stamp_of, self.credential_files())), keys
+
+    def _leave_unsigned(self, context: dict[str, Any], **_: Any) -> None:
+        """Spares the SHA-256 of a payload, whose checksum is in a header, which is signed, or in the answer.
+
+        botocore does so with https alone, and for http reads every byte once more.
+        """
+        if not self._signs_payload:
+            context["client_config"] = self._unsigned
 
     def put_probe(self, name: str) -> None:
         """Puts a small object create-only; see `CreateOnlySupport`."""
-        try:
+
+        def send() -> None:
             with translated(f"probe {self.uri()}"):
                 answer = self._connected().put_object(
                     Bucket=self.bucket, Key=self._key(name), Body=b"probe", IfNoneMatch="*"
                 )
                 check_sender(f"probe {self.uri()}", answer)
+
+        try:
+            self._signed_if_wanted(send)
         except (RejectedByStoreError, StoreParkedError) as error:
             if code_of(error) in _NOT_KNOWN:
                 raise NotImplementedError(str(error)) from error
@@ -395,19 +453,6 @@ def _follow_no_redirect(context: dict[str, Any], **_: Any) -> None:
     It would ask again, without end: https://github.com/boto/botocore/blob/1.44.5/botocore/utils.py#L1651
     """
     context["s3_redirect"]["redirected"] = True
-
-
-def _sign_checksum_only(params: dict[str, Any], context: dict[str, Any], **_: Any) -> None:
-    """Spares the SHA-256 of a payload whose checksum is in a header, which is signed.
-
-    botocore does so with https alone, and for http reads every byte once more.
-    """
-    from botocore.config import Config
-
-    names = {name.lower() for name in params["headers"]}
-    if "content-md5" in names or any(name.startswith("x-amz-checksum-") for name in names):
-        unsigned = Config(s3={"payload_signing_enabled": False})
-        context["client_config"] = context["client_config"].merge(unsigned)
 
 
 def _extra_args(given: dict[str, Any]) -> dict[str, Any]:

@@ -20,9 +20,10 @@ import pytest
 
 from destinations import RunDirectory, cli
 from destinations.run_directory import read_rows
-from destinations.runs import Run
+from destinations.runs import Run, open_runs
 from destinations.runs.commands import _Runner
 from destinations.runs.commands.screen import NOTHING, CommandContext, Screen
+from destinations.runs.send import send
 from events import Run as WritingRun
 from tests.test_destinations.runs.folders import write_lightning
 from tests.test_destinations.runs.folders import write_run as write_folder
@@ -680,6 +681,21 @@ def test_compact_and_sql(runs, tmp_path):
     assert "must hold a dataset, got none" in nowhere[2]
 
 
+def test_compact_that_leaves_out_a_run_fails(runs, root, tmp_path):
+    """Two projects of one id, one after the other or at once: the older one is named."""
+    pytest.importorskip("deltalake")
+    for number, name in enumerate(("one", "two")):
+        times = {"created_at": NOW, "updated_at": NOW + number}
+        folder = write_folder(tmp_path / name / "run", "same", **times)
+        (folder / "metrics.csv").write_text("step,epoch,time,loss\n0,0,1,0.5\n")
+        first = runs("compact", tmp_path / name, tmp_path / "one-by-one")
+    at_once = runs("compact", tmp_path, tmp_path / "at-once", "--json")
+
+    assert first[0] == at_once[0] == 1
+    assert first[2] == f"left out {tmp_path / 'one/run'}: a newer run has the same id\n"
+    assert json.loads(at_once[1])["duplicates"] == [str(tmp_path / "one/run")]
+
+
 def test_compact_removes_runs_that_are_gone_when_asked(runs, root, tmp_path):
     """The dataset keeps a run whose folder was deleted, until `--remove-gone`."""
     pytest.importorskip("deltalake")
@@ -1116,9 +1132,28 @@ def test_import_copies_the_runs_of_other_loggers(runs, tmp_path):
     assert found["of-spt"].record.tags == ("good",)
     assert [(row.step, row.metrics["loss"]) for row in read_rows(found["of-spt"].path)] == [(3, 0.75)]
     (copied,) = (run for run_id, run in found.items() if run_id != "of-spt")
+    assert copied.run_id.startswith("version_0-")
     assert copied.record.hparams == {"lr": 0.125}
     assert copied.record.status == "preempted"
     assert [row.step for row in read_rows(copied.path)] == [1, 2, 3]
+
+
+def test_folders_of_one_name_are_imported_as_runs_of_their_own(runs, tmp_path):
+    """Lightning calls each project's first run `version_0`; a copy that an earlier version made is found."""
+    for name, loss in (("one", 0.5), ("two", 0.25)):
+        write_lightning(tmp_path / name / "lightning_logs/version_0", f"loss,step\r\n{loss},1\r\n")
+    send(open_runs(tmp_path / "one/lightning_logs")["version_0"], f"run:{tmp_path / 'earlier'}")
+
+    places = [tmp_path / name / "lightning_logs" for name in ("one", "two", "one")]
+    said = [runs("import", place, "--root", tmp_path / "ours")[1].split(" into ")[0] for place in places]
+    said += [runs("import", place, "--root", tmp_path / "earlier")[1].split(" into ")[0] for place in places]
+
+    assert [text.split()[1] for text in said] == ["1", "1", "0", "0", "1", "0"]
+    for root in ("ours", "earlier"):
+        with open_runs(tmp_path / root) as found:
+            losses = {run.run_id: run.series("loss").value.tolist() for run in found}
+            assert sorted(losses.values()) == [[0.25], [0.5]]
+            assert found["version_0"].series("loss").value.tolist() == [0.5]
 
 
 def test_a_run_that_cannot_be_imported_costs_itself(runs, tmp_path):

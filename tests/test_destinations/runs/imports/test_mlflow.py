@@ -40,6 +40,10 @@ def store(request, tmp_path_factory):
             client.log_metric(first, "val/acc", step / 7, timestamp=1000_003 + 5000 * step, step=step)
         client.log_metric(first, "loss", float("nan"), timestamp=1060_000, step=3)
         client.log_text(first, "hello", "texts/hello.txt")
+        # Of a stranger's run, links may lead anywhere.
+        (artifacts,) = (folder / "artifacts").glob("*/artifacts")
+        (folder / "key.txt").write_text("private")
+        (artifacts / "key.txt").symlink_to(folder / "key.txt")
         client.log_image(first, np.eye(4, 5, dtype=np.uint8)[..., None] * 200, key="eye/one", step=3)
         client.set_terminated(first, status="FAILED", end_time=1070_000)
         running = client.create_run(experiment, run_name="first").info.run_id
@@ -68,7 +72,12 @@ def test_a_run_has_the_facts_of_mlflow(store, imported):
     assert run.hyperparameters == {"lr": 0.1, "epochs": 3, "name": "adam", "nesterov": True}
     assert run.environment["imported"]["experiment"] == "digits"
     assert runs[running].status == "preempted"
-    assert (report.runs, report.failures, report.left_out) == (2, [], Counter())
+    assert (report.runs, report.failures, report.left_out) == (
+        2,
+        [],
+        Counter({"artifacts that are missing": 1}),
+    )
+    assert not list(run.path.rglob("key.txt"))
 
 
 @pytest.mark.parametrize("name", ["loss", "val/acc"])

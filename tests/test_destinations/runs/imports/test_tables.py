@@ -30,7 +30,7 @@ def test_columns_are_what_the_user_says(table, tmp_path):
 
     rows = [(row.step, row.time, dict(row.metrics)) for row in read_rows(tmp_path / "runs/a")]
     assert rows == [(0, 1704067200.0, {"loss": 0.5}), (10, 1704067260.0, {"loss": 0.25, "acc": 1.0})]
-    assert Run.open(tmp_path / "runs/a").run_id == "a"
+    assert Run.open(tmp_path / "runs/a").run_id.startswith("a-")
     assert (report.runs, report.rows, dict(report.left_out)) == (1, 2, {})
 
 
@@ -43,6 +43,23 @@ def test_a_table_without_a_step_asks_for_it(table, tmp_path):
     assert asked.value.columns == ("iteration", "loss", "acc", "when", "who")
     assert [row.step for row in read_rows(tmp_path / "runs/history")] == [0, 1]
     assert dict(report.left_out) == {"cells that are no numbers": 4}
+
+
+def test_the_steps_of_a_trainer_stand_before_the_rows_of_wandb(tmp_path):
+    """A row of the history that the trainer did not log has its last step."""
+    pd.DataFrame(
+        {
+            "_step": [0, 1, 2],
+            "trainer/global_step": [49, None, 99],
+            "loss": [0.5, None, 0.25],
+            "gpu": [1, 2, 3],
+        }
+    ).to_parquet(tmp_path / "history.parquet")
+
+    import_runs(tmp_path / "history.parquet", tmp_path / "runs")
+
+    rows = [(row.step, dict(row.metrics)) for row in read_rows(tmp_path / "runs/history")]
+    assert rows == [(49, {"loss": 0.5, "gpu": 1}), (49, {"gpu": 2}), (99, {"loss": 0.25, "gpu": 3})]
 
 
 def test_the_columns_of_a_history_of_wandb_need_no_names(tmp_path):

@@ -1,10 +1,13 @@
 """Runs of W&B: what is imported is what W&B's own reader finds in its log, and in a chart that was downloaded."""
 
+import base64
+import hashlib
 import json
 import subprocess
 import sys
 import textwrap
 import wave
+from collections import Counter
 
 import numpy as np
 import pandas as pd
@@ -14,6 +17,8 @@ import pytest
 from destinations.run_directory import read_rows
 from destinations.runs import Run
 from destinations.runs.imports import SourceError, import_runs
+from destinations.runs.imports.source import SourceRun
+from destinations.runs.imports.wandb import _Axes, _Log
 
 PROGRAM = """
 import wave
@@ -185,11 +190,6 @@ def test_a_run_that_was_resumed_is_one_run(log, tmp_path):
 
 def test_a_path_out_of_the_folder_is_not_followed(imported, run):
     """A record that names one costs itself."""
-    from collections import Counter
-
-    from destinations.runs.imports.source import SourceRun
-    from destinations.runs.imports.wandb import _Log
-
     source = SourceRun("mine", "mine", "mine", "", lambda run: iter(()))
     item = {"_step": 0, "x._type": "image-file", "x.path": "../../secret.png"}
 
@@ -199,11 +199,88 @@ def test_a_path_out_of_the_folder_is_not_followed(imported, run):
     assert source.left_out == Counter({"unreadable image-file": 1})
 
 
-def test_a_downloaded_chart_has_a_run_for_each_line(tmp_path):
+def test_a_file_that_w_and_b_keeps_elsewhere_is_read_if_the_log_knows_its_content(tmp_path):
+    """The log of a stranger may name any file of this machine, but not its digest."""
+    picture, folder = tmp_path / "picture.png", tmp_path / "run"
+    PIL.Image.new("RGB", (2, 2)).save(picture)
+    source = SourceRun("mine", "mine", "mine", "", lambda run: iter(()))
+    item = {"_step": 0, "x._type": "image-file", "x.path": "media/images/a.png"}
+
+    def found(digest, local=picture):
+        contents = [{"path": "media/images/a.png", "local_path": str(local), "digest": digest}]
+        artifact = {"type": "run_table", "manifest": {"contents": contents}}
+        log = _Log(source, folder)
+        list(log.items_of({"type": "artifact", "artifact": artifact}))
+        return list(log.items_of({"type": "history", "history": {"item": item}}))
+
+    digest = base64.b64encode(hashlib.md5(picture.read_bytes(), usedforsecurity=False).digest()).decode()
+    assert found(digest)[-1].arguments == {"images": [picture]}
+    assert [len(found(wrong)) for wrong in (None, "", digest[::-1])] == [1, 1, 1]
+    assert len(found(digest, tmp_path / "gone")) == 1
+    assert source.left_out == Counter(
+        {"unreadable image-file": 4, "files of tables, which W&B keeps elsewhere": 1}
+    )
+
+
+STAR = {"glob_name": "*", "step_metric": "trainer/global_step"}
+VAL = {"glob_name": "val/*", "step_metric": "epoch"}
+STAND_IN = "x values that are no steps, for which W&B's own step stands"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "history", "found", "left_out"),
+    [
+        # Lightning's logger: the axis only says where the others stand.
+        ([STAR], [{"loss": 0.5, "trainer/global_step": 49}], [(49, {"loss": 0.5})], {}),
+        ([STAR], [{"trainer/global_step": 49}], [(49, {"trainer/global_step": 49})], {}),
+        # The most specific of several patterns, and what is defined by name before any.
+        (
+            [STAR, VAL, {"name": "val/x", "step_metric": "own"}],
+            [{"loss": 0.5, "val/y": 1, "val/x": 2, "trainer/global_step": 49, "epoch": 3, "own": 7}],
+            [(49, {"loss": 0.5, "epoch": 3, "own": 7}), (3, {"val/y": 1}), (7, {"val/x": 2})],
+            {},
+        ),
+        # A definition that has no axis, but says what the summary shows.
+        ([STAR, {"name": "acc"}], [{"acc": 1, "trainer/global_step": 5}], [(5, {"acc": 1})], {}),
+        # The axis was logged in an earlier row, goes back, is not whole, or was never logged.
+        ([VAL], [{"epoch": 3}, {"val/y": 1}], [(3, {"epoch": 3}), (3, {"val/y": 1})], {}),
+        (
+            [VAL],
+            [{"epoch": 3, "val/y": 1}, {"epoch": 2, "val/y": 0}],
+            [(3, {"val/y": 1}), (2, {"val/y": 0})],
+            {},
+        ),
+        ([VAL], [{"epoch": 0.5, "val/y": 1}], [(0, {"epoch": 0.5, "val/y": 1})], {STAND_IN: 1}),
+        ([VAL], [{"epoch": -1, "val/y": 1}], [(0, {"epoch": -1, "val/y": 1})], {STAND_IN: 1}),
+        ([VAL], [{"val/y": 1}], [(0, {"val/y": 1})], {STAND_IN: 1}),
+        ([], [{"loss": 1, "global_step": 7}], [(0, {"loss": 1, "global_step": 7})], {}),
+    ],
+)
+def test_values_stand_at_the_axis_that_the_run_declares(tmp_path, metrics, history, found, left_out):
+    """`define_metric` says which metric is the x axis of which; without it, W&B's own step is."""
+    run = SourceRun("mine", "mine", "mine", "", lambda run: iter(()))
+    axes = _Axes(run)
+    for metric in metrics:
+        axes.define(metric)
+    log = _Log(run, tmp_path, axes)
+
+    items = [
+        item
+        for number, row in enumerate(history)
+        for item in log.items_of({"type": "history", "history": {"item": {"_step": number, **row}}})
+    ]
+
+    rows = [(item.step, dict(item.metrics)) for item in items if item.metrics]
+    assert sorted(rows, key=str) == sorted(found, key=str)
+    assert run.left_out == Counter(left_out)
+
+
+@pytest.mark.parametrize("axis", ["Step", "trainer/global_step", "epoch"])
+def test_a_downloaded_chart_has_a_run_for_each_line(tmp_path, axis):
     """The columns of the smallest and largest value of a point are left out."""
     (tmp_path / "chart.csv").write_text(
-        '"Step","calm-1 - loss","calm-1 - loss__MIN","calm-1 - loss__MAX","wild - 2 - loss"\n'
-        '"0","0.5","0.5","0.5",""\n"1","0.25","0.2","0.3","0.75"\n'
+        f'"{axis}","calm-1 - loss","calm-1 - loss__MIN","calm-1 - loss__MAX","calm-1 - _step","wild - 2 - loss"\n'
+        '"0","0.5","0.5","0.5","7",""\n"1","0.25","0.2","0.3","8","0.75"\n'
     )
 
     report = import_runs(tmp_path / "chart.csv", tmp_path / "runs")

@@ -17,8 +17,9 @@ from destinations.kinds.texts import TEXT
 from destinations.run_directory import read_rows
 from destinations.runs import Run
 from destinations.runs.imports import ImportReport, SendingError, SourceError, import_runs
-from destinations.runs.imports.source import File, Logged, Restart, SourceRun, Values
+from destinations.runs.imports.source import File, Logged, Restart, SourceRun, Values, unique_id
 from destinations.runs.imports.writing import Writer
+from destinations.runs.send.targets import LEDGER
 from events import Run as WritingRun
 
 ROOT = str(Path(__file__).parents[4])
@@ -48,11 +49,11 @@ def rows_of(folder):
 
 def test_a_run_has_the_facts_of_its_source(tmp_path):
     """Id, times, tags, notes, hyperparameters, status and environment, and nothing about this process."""
-    (tmp_path / "weights.bin").write_bytes(b"weights")
+    (tmp_path / "{run_name}").write_bytes(b"weights")
     run = source_run(
         Values({"loss": 0.5}, 3, NOW + 3, epoch=1.0),
         Logged(TEXT, "words", 3, NOW + 4, {"text": "hello"}),
-        File("best{1}.bin", tmp_path / "weights.bin", NOW + 5),
+        File("best{run_name}.bin", tmp_path / "{run_name}", NOW + 5),
         ended_at=NOW + 9,
         status="failed",
         exception="ValueError: out of luck",
@@ -79,7 +80,7 @@ def test_a_run_has_the_facts_of_its_source(tmp_path):
     assert rows_of(found.path) == [(3, NOW + 3, {"loss": 0.5})]
     assert [row.epoch for row in read_rows(found.path)] == [1]
     assert [(text.text, text.step, text.time) for text in found.texts("words")] == [("hello", 3, NOW + 4)]
-    assert found.artifacts("best_1_.bin")[0].path.read_bytes() == b"weights"
+    assert found.artifacts("best{run_name}.bin")[0].path.read_bytes() == b"weights"
     assert "1234567890" not in json.dumps(found.environment)
     assert found.environment.keys() == {"imported"}
     about = {"source": "test", "run_id": "mine", "name": "mine", "host": "theirs", "api_key": ANY}
@@ -230,14 +231,55 @@ def test_a_run_that_another_import_has_written_meanwhile_is_left_alone(tmp_path)
 
 
 def test_runs_of_one_name_have_folders_of_their_own(tmp_path):
-    """The id is that of the source for both, and neither replaces the other."""
-    runs = [source_run(Values({"a": number}, 0, NOW), identity=f"test {number}") for number in range(2)]
+    """Neither replaces the other, and the second one's id has a hash, whenever it is written."""
 
-    write(tmp_path / "runs", *runs)
-    report = write(tmp_path / "runs", *runs)
+    def runs(stamp):
+        return [
+            source_run(Values({"a": number}, 0, NOW), identity=f"test {number}", stamp=stamp)
+            for number in range(2)
+        ]
+
+    write(tmp_path / "runs", *runs("1"))
+    ids = {path.name: Run.open(path).run_id for path in (tmp_path / "runs").iterdir()}
+    report = write(tmp_path / "runs", *runs("1"))
+    write(tmp_path / "runs", *reversed(runs("2")))
 
     assert report.unchanged == 2
     assert sorted(rows_of(path)[0][2]["a"] for path in (tmp_path / "runs").iterdir()) == [0, 1]
+    assert sorted(ids.values()) == ["mine", unique_id("mine", "test 1")]
+    assert {path.name: Run.open(path).run_id for path in (tmp_path / "runs").iterdir()} == ids
+
+
+def test_a_run_named_after_a_placeholder_or_a_path_stays_in_the_root(tmp_path):
+    """Its folder has a harmless name, and its own name is in the environment."""
+    names = ["{run_name}", "../../{rank}", "{epoch}/..", "/abs"]
+    runs = [
+        attrs.evolve(source_run(Values({"a": 1}, 0, NOW), identity=name), name=name, run_id=name)
+        for name in names
+    ]
+
+    (tmp_path / "top").mkdir()
+    write(tmp_path / "top/runs", *runs)
+
+    found = [Run.open(path) for path in (tmp_path / "top/runs").iterdir()]
+    assert sorted(run.environment["imported"]["name"] for run in found) == sorted(names)
+    assert [path.name for path in tmp_path.iterdir()] == ["top"]
+
+
+def test_runs_of_an_earlier_version_are_written_anew_unless_they_were_continued(tmp_path):
+    """Steps and ids are those that this version finds; what was trained here since stays."""
+    runs, (first, second) = tmp_path / "runs", (source_run(Values({"a": 1}, 0, NOW)), None)
+    second = attrs.evolve(first, name="second", identity="test second")
+    write(runs, first, second)
+    for folder in runs.iterdir():
+        ledger = json.loads((folder / LEDGER).read_text())
+        ledger["facts"]["version"] = 1
+        (folder / LEDGER).write_text(json.dumps(ledger))
+    (runs / "second/sessions.jsonl").write_text("")
+
+    report = write(runs, first, second)
+
+    assert (report.runs, report.unchanged, report.failures) == (1, 1, [])
 
 
 def test_a_folder_that_was_trained_in_since_is_kept(tmp_path):

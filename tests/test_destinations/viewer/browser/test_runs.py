@@ -271,6 +271,29 @@ def test_edit(own):
     own.until(
         "() => [...document.querySelectorAll('[data-column=note]')].some((node) => node.innerText === 'diverged at 50')"
     )
+    # A field that is left as it was writes nothing, on the page of the run neither.
+    page.request.patch(
+        f"{own.address}/api/runs/{own.id_of('beta')}",
+        data={"note": "diverged\nat 50", "tags": ["size:1,2"]},
+        headers={"Authorization": f"Bearer {own.token}"},
+    )
+    before = (own.root / "beta" / "edits.json").read_bytes()
+    own.until("() => document.querySelector('#table, .grid').innerText.includes('size:1,2')")
+    for column, label in (("note", "Note"), ("tags", "Tags, separated by commas")):
+        row.locator(f'[data-column="{column}"]').dblclick()
+        page.get_by_label(label, exact=True).press("Enter")
+    own.go(f"run/{own.id_of('beta')}")
+    for name in ("note", "tags"):
+        page.get_by_role("button", name=f"Edit {name}").click()
+        page.locator(".in-place").press("Enter")
+        page.locator(".in-place").wait_for(state="detached")
+    assert (own.root / "beta" / "edits.json").read_bytes() == before
+    page.get_by_role("button", name="Edit tags").click()
+    page.locator(".in-place").fill("size:1,2, new")
+    page.keyboard.press("Enter")
+    own.until("() => document.body.innerText.includes('size:1,2, new')")
+    edits = json.loads((own.root / "beta" / "edits.json").read_text())
+    assert (edits["notes"], edits["added_tags"]) == ("diverged\nat 50", ["size:1,2", "new"])
 
 
 def test_rows_that_did_not_change_stay_in_the_document(own):
