@@ -337,7 +337,7 @@ class Experiment(SummaryCalls, Logger):
     def log(
         self, data: Mapping[str, Any], step: int | None = None, commit: bool | None = None, sync: Any = None
     ) -> None:
-        """Logs values as `wandb.log` does, at the step of the run: numbers, texts, and arrays as histograms."""
+        """Logs numbers, texts, and arrays as histograms, as `wandb.log` does, at the step of the run."""
         log_values(self, data, step, are_histograms=True)
 
     def define_metric(self, name: str, *_: Any, **__: Any) -> None:
@@ -526,7 +526,7 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
         return self._session, self._read_rank, self._answer
 
     def _answer(self, trainer: Any) -> None:
-        """Says whether a stage continues the run, before its first record; the trainer has loaded what it will.
+        """Says whether a stage continues the run, before its first record, once its checkpoint is loaded.
 
         A fit that loads nothing and has no steps begins a run of its own.
         """
@@ -615,11 +615,12 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
 
     def log_graph(self, model: Any, input_array: Any = None) -> None:
         """Marks the run as running: Lightning calls this at the start of each stage. The graph is ignored."""
-        trainer, stage = None, None
+        trainer: Any = None
+        stage: str | None = None
         with contextlib.suppress(AttributeError, RuntimeError):  # The model has no trainer.
             trainer, stage = model.trainer, model.trainer.state.fn
         is_fit = stage == "fit"
-        is_late = trainer is not None and is_fit and trainer.strategy.restore_checkpoint_after_setup
+        is_late = is_fit and trainer.strategy.restore_checkpoint_after_setup
         if stage is not None and not (is_late or (is_fit and self._has_events)):
             kept, self._between.kept = self._between.kept, []
             self._answer(trainer)
@@ -631,7 +632,7 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
         self._may_go_on = is_completed and self._has_fitted
         self._silent_trainer = trainer if is_fit and not self._has_events else None
         with contextlib.suppress(AttributeError):
-            folders = [getattr(one, "dirpath", None) or "" for one in trainer.checkpoint_callbacks  # type: ignore[union-attr]]
+            folders = [getattr(one, "dirpath", None) or "" for one in trainer.checkpoint_callbacks]
             folders = [one for one in map(str, folders) if os.path.isabs(one)]  # noqa: PTH117  # or a URI
             self._checkpoint_folder = Path(os.path.commonpath(folders)) if folders else None
 

@@ -353,8 +353,8 @@ class Session:
         state.read_ranks()
         if not self._is_name_agreed:
             agree_on_name(state)
-        if self._was_open and not self.answers_later:
-            state.continues_run = True
+        if self._was_open:
+            state.continues_run = None if self.answers_later else True
         self._was_open = True
         state.status, state.exception = RunStatus.RUNNING, None
         self._fit_guard = _FitGuard(is_end_reported=self._is_end_reported)

@@ -122,8 +122,9 @@ class Resumption:
         if again := known & set(map(column_of, row)):
             self._looks_left = 0
             _log.warning(
-                "run folder %s: %r at step %d was logged by an earlier session too, which went on to step %d. "
-                "Both are kept. To replace the earlier rows, call run.fit_start(batch=%d) before the first one.",
+                "run folder %s: %r at step %d was logged by an earlier session too, which went on to step "
+                "%d. Both are kept. To replace the earlier rows, call run.fit_start(batch=%d) before the "
+                "first one.",
                 self._run_dir,
                 min(again),
                 step,
