@@ -109,6 +109,7 @@ def _plain(value: Any) -> Any:
 
 
 def _global_state() -> dict[str, Any]:
+    is_cuda_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     legacy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
     return {
         "python": _python_state(random),
@@ -119,7 +120,7 @@ def _global_state() -> dict[str, Any]:
             "cached_gaussian": float(legacy["gauss"]),
         },
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],  # type: ignore[no-untyped-call]
+        "cuda": torch.cuda.get_rng_state_all() if is_cuda_used else [],
     }
 
 

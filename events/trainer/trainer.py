@@ -517,7 +517,7 @@ class Trainer:
         return saved[0].get("evaluating", ()) if saved else ()
 
     def _begin_parts(self, checkpoint: Mapping[str, Any] | None) -> None:
-        """Restores what callbacks have made or changed at FIT_START, and lists the parameters of all parts."""
+        """Restores what callbacks have made at FIT_START, and lists the parameters of all parts."""
         state = self.state
         if checkpoint is not None:
             load_optimizers(checkpoint, state, is_late=True)

@@ -206,7 +206,7 @@ class ShardPlan:
 
 
 def _take_out(checkpoint: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Returns the tensors of model, other modules and optimizers by key, and a copy of the checkpoint without them."""
+    """Returns the tensors of modules and optimizers by key, and a copy of the checkpoint without them."""
     tensors: dict[str, torch.Tensor] = {}
     places: dict[str, list[Any]] = {}
     known: dict[Any, str] = {}

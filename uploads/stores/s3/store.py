@@ -41,7 +41,7 @@ _NAMES_NOTED = 10_000
 _PATIENCE_LIMITS = 5  # S3 may take minutes to complete an upload in parts, and sends a space now and then.
 # How servers refuse a header that they do not know.
 _NOT_KNOWN = {"400", "501", "InvalidArgument", "InvalidRequest", "MalformedXML", "NotImplemented"}
-# How servers refuse a payload that is not signed, see `_leave_unsigned`: some check the signature as if it were.
+# How servers refuse an unsigned payload, see `_leave_unsigned`: some check it as if it were signed.
 _WANTS_SIGNED = {"SignatureDoesNotMatch", "XAmzContentSHA256Mismatch"}
 _USER_AGENT = "training-destinations"
 
