@@ -117,6 +117,10 @@ def is_restarted_job() -> bool:
 def agree_on_name(state: State) -> None:
     """Gives a run without a name of its own the one that all ranks have, where there are several.
 
+    ```python
+    agree_on_name(State(new_run_name()))            # nothing to agree on: there is one rank
+    ```
+
     Raises:
         ValueError: there is nothing to agree through.
         TimeoutError: as `agreed_run_name`.

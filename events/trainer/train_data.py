@@ -274,10 +274,8 @@ class TrainData:
         if ranks != state.world_size:
             if not (place["is_distributed"] and _is_distributed(loader)):
                 _log.warning(
-                    "The checkpoint was saved by %d ranks and is loaded on %d: each rank reads other samples "
-                    "of this epoch from here on, for only a DistributedSampler has one order for any number.",
-                    ranks,
-                    state.world_size,
+                    "Each rank reads other samples of this epoch from here on: only a DistributedSampler has one "
+                    "order for any number of ranks.",
                 )
                 return done, None
             samples = samples if place["is_end"] else samples * ranks / state.world_size
