@@ -514,7 +514,8 @@ class Trainer:
         self._begin_parts(checkpoint)
         self._data.begin(saved)
         self._set_length()
-        return saved[0].get("evaluating", ()) if saved else ()
+        first: Mapping[str, Any] = next((one for one in saved if one), {})
+        return first.get("evaluating", ())
 
     def _begin_parts(self, checkpoint: Mapping[str, Any] | None) -> None:
         """Restores what callbacks have made at FIT_START, and lists the parameters of all parts."""
