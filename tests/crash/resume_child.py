@@ -646,7 +646,7 @@ def train(draw, folder, interrupts, rank=0, ranks=1, attempt=None):
         return {"rows": rows.lines if rank == 0 else [], "sample": int(state.timestamp.sample)}
     return {
         "held": drawn["held"],
-        "parts": state.parts.states()["modules"],
+        "parts": state.parts.states(state.parts.find())["modules"],
         "modes": [one.training for one in model.modules()],
         "weights": model.state_dict(),
         "optimizers": [one.state_dict() for one in optimizers],
