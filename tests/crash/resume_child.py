@@ -24,6 +24,7 @@ import attrs
 import numpy as np
 import torch
 from torch import distributed
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.utils.data import (
     BatchSampler,
     Dataset,
@@ -683,7 +684,8 @@ def difference(one, other, place=""):
 def interrupt(draw, way, folder, interrupts, rank, ranks, attempt):
     """Trains until the interruption, in a process of its own where that ends it."""
     if way in WAYS_OF_RANKS:
-        with contextlib.suppress(Interrupted, SystemExit):
+        # A worker that torchrun has forked has a handler of its own, which `fit` calls.
+        with contextlib.suppress(Interrupted, SystemExit, SignalException):
             train(draw, folder, interrupts, rank, ranks, attempt)
         return
     child = os.fork()
