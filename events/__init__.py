@@ -39,7 +39,7 @@ from .names import (
 )
 from .ranks import Ranks, find_ranks
 from .redaction import redact, redact_arguments, redact_text
-from .run import Run, agree_on_name, agreed_run_name, new_run_name
+from .run import Run, agree_on_name, agreed_run_name, is_restarted_job, new_run_name
 from .state import Phase, Precision, RunStatus, State
 from .timestamp import Time, Timestamp, TimeUnit
 
@@ -174,6 +174,7 @@ __all__ = [
     "format_run_name",
     "format_store",
     "host_metrics",
+    "is_restarted_job",
     "monitor",
     "new_run_name",
     "plain_config",

@@ -199,7 +199,7 @@ class Callback:
 
 
 def state_keys(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Returns callbacks by the keys of their states: `state_key`, else the class; those alike are numbered."""
+    """Returns callbacks by the keys of their states: `state_key`, else the class; the alike are numbered."""
     keyed: dict[str, Any] = {}
     counts: Counter[str] = Counter()
     for callback in callbacks:

@@ -273,13 +273,17 @@ def _status_after(exception: BaseException | None) -> RunStatus:
             return RunStatus.INTERRUPTED
         case SystemExit(code=ExitCode.SIGTERM):
             return RunStatus.PREEMPTED
-    return RunStatus.FAILED
+    # Of optuna, which need not be installed.
+    is_pruned = any(kind.__name__ == "TrialPruned" for kind in type(exception).__mro__)
+    return RunStatus.STOPPED if is_pruned else RunStatus.FAILED
 
 
 def _set_status(state: State, exception: BaseException | None) -> None:
     if state.status is RunStatus.RUNNING:
         state.status = _status_after(exception)
         state.exception = exception
+        if state.status is RunStatus.STOPPED and state.stop_reason is None:
+            state.stop_reason = f"pruned: {exception}"
 
 
 def _close_all(state: State, logger: Logger, callbacks: tuple[Any, ...]) -> BaseException | None:

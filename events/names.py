@@ -31,7 +31,7 @@ class LiteralName(str):
     """A name of a file that is no template: `{epoch}` in it stays as it is.
 
     ```python
-    logger.upload_file(LiteralName(path.name), path)      # a file may be called "report{epoch}.txt"
+    print(format_name(LiteralName("report{epoch}.txt"), State("digits")))  # report{epoch}.txt
     ```
 
     Use it for the name of a file that somebody else has chosen.

@@ -57,7 +57,12 @@ _FIELDS = [field.name for field in attrs.fields(Ranks)]
 
 
 def find_ranks() -> Ranks:
-    """Returns the ranks of this process, which the first of these places that knows a rank decides.
+    """Returns the ranks of this process, from the first of these places that knows them.
+
+    ```python
+    ranks = find_ranks()
+    print(ranks.rank, ranks.world_size, ranks.source)  # 0 1 no launcher
+    ```
 
     1. The process group of torch, if there is one.
     2. The variables of torchrun, which many launchers set: `RANK`, `WORLD_SIZE`, `LOCAL_RANK`,

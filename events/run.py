@@ -29,7 +29,7 @@ from .names import check_unknown
 from .state import Phase, State
 from .timestamp import Time, Timestamp
 
-__all__ = ["Run", "agreed_run_name", "new_run_name"]
+__all__ = ["Run", "agreed_run_name", "is_restarted_job", "new_run_name"]
 
 _log = logging.getLogger("events")
 
@@ -99,8 +99,27 @@ def agreed_run_name(timeout_s: float = _AGREE_SECONDS) -> str | None:
         ) from error
 
 
+def is_restarted_job() -> bool:
+    """Returns whether a scheduler says that it has started this job before.
+
+    By `SLURM_RESTART_COUNT` of a job that Slurm has queued again, or `TORCHELASTIC_RESTART_COUNT` of workers
+    that `torchrun` has restarted.
+
+    ```python
+    if is_restarted_job():
+        print("the last checkpoint of this job is loaded")
+    ```
+    """
+    counts = (os.environ.get(f"{name}_RESTART_COUNT", "") for name in ("SLURM", "TORCHELASTIC"))
+    return any(count.isdecimal() and int(count) for count in counts)
+
+
 def agree_on_name(state: State) -> None:
     """Gives a run without a name of its own the one that all ranks have, where there are several.
+
+    ```python
+    agree_on_name(State(new_run_name()))            # nothing to agree on: there is one rank
+    ```
 
     Raises:
         ValueError: there is nothing to agree through.
@@ -316,6 +335,7 @@ class Run(RecordMethods):
         if not self._has_begun:
             if epoch or batch:
                 self.state.timestamp = Timestamp.from_state_dict({"epoch": epoch, "batch": batch})
+            self.state.continues_run = bool(epoch or batch) or bool(self.state.continues_run)
             self._has_begun = True
             self.engine.run_event(Event.FIT_START)
             self._lap()

@@ -239,8 +239,8 @@ class State:
         scaler: the gradient scaler of "fp16", or None.
         random_at_epoch_start: the random state at the start of the epoch, and the states of samplers and
             dataset; checkpoints hold it, so that a run can resume within an epoch with the remaining batches.
-        interrupted_evaluation: the random numbers before an evaluation that a signal has interrupted, and the labels
-            of those still to be made; checkpoints hold it. Empty without one.
+        interrupted_evaluation: the random numbers before an evaluation that a signal has interrupted, and the
+            labels of those still to be made; checkpoints hold it. Empty without one.
         last_checkpoint: the path of the newest complete checkpoint, or None.
         last_checkpoint_uris: where destinations put that file, or will.
         callbacks: every callback of the run, destinations included. Before there is an engine, a list to
@@ -250,7 +250,9 @@ class State:
         status: whether the run is running, or how it ended: a `RunStatus`, or the word of another trainer.
         exception: the exception that ended the run, or None.
         stop_reason: why training was stopped early, or None.
-        continues_run: whether the run was asked to continue an earlier one, if there is one.
+        continues_run: whether the run continues an earlier one, if there is one: True with a proof, such as a
+            checkpoint that is loaded or `Run.fit_start(batch=...)`; False where training begins anew; None as
+            long as that is not known. Then no earlier run is replaced.
     """
 
     run_name: str = attrs.field()
@@ -301,7 +303,7 @@ class State:
     status: RunStatus | str = attrs.field(default=RunStatus.RUNNING, kw_only=True)
     exception: BaseException | None = attrs.field(default=None, kw_only=True)
     stop_reason: str | None = attrs.field(default=None, init=False)
-    continues_run: bool = attrs.field(default=False, kw_only=True)
+    continues_run: bool | None = attrs.field(default=None, kw_only=True)
     _stop_requested: bool = attrs.field(default=False, init=False)
     _has_begun: bool = attrs.field(default=False, init=False)
 

@@ -72,6 +72,7 @@ __all__ = [
     "is_network_file_system",
     "is_open_file",
     "link_open",
+    "list_names",
     "lock",
     "mkdir",
     "open_regular",
@@ -467,6 +468,11 @@ def stamp_of(path: Path) -> tuple[int, int, int] | None:
 def exists(path: str) -> bool:
     """Returns whether a file or folder exists."""
     return os.path.exists(path)  # noqa: PTH110  # see above
+
+
+def list_names(path: str) -> list[str]:
+    """Returns the names in a folder."""
+    return os.listdir(path)  # noqa: PTH208
 
 
 def mkdir(path: str) -> None:

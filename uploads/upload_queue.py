@@ -723,7 +723,9 @@ class UploadQueue:
         handle = UploadHandle(uuid.uuid4().hex[:16], file.name, self._uri_of, self._state_of)
         size = 0
         try:
-            size = size_of(file.source)
+            # `stage` opens it, and says what is wrong with it; here it is only reserved for.
+            with contextlib.suppress(OSError, ValueError):
+                size = file.source.stat().st_size
             self._recreate_spool()
             entry = self._stage(handle, file, size)
         except (SpoolFullError, SpoolUnusableError) as error:

@@ -3,6 +3,7 @@
 Everything runs in the logging thread, on the main process.
 """
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,28 @@ from .media import log_images, log_table
 from .session import Session, log_values, missing_package_error
 
 try:
+    from accelerate import Accelerator
     from accelerate.tracking import GeneralTracker, on_main_process
 except ImportError as error:
     raise missing_package_error("accelerate", "accelerate", error) from error
 
 __all__ = ["AccelerateTracker"]
+
+
+@functools.cache
+def _notice_loads() -> None:
+    """Lets `Accelerator.load_state` tell its trackers: Accelerate has no hook for that."""
+    load_state = Accelerator.load_state
+
+    @functools.wraps(load_state)
+    def load(accelerator: Any, *args: Any, **kwargs: Any) -> None:
+        load_state(accelerator, *args, **kwargs)
+        # Those in `log_with` are not in `trackers` before `init_trackers`.
+        for tracker in (*accelerator.trackers, *accelerator.log_with):
+            if isinstance(tracker, AccelerateTracker):
+                tracker.note_load()
+
+    Accelerator.load_state = load
 
 
 class AccelerateTracker(GeneralTracker):
@@ -77,6 +95,7 @@ class AccelerateTracker(GeneralTracker):
             all_given, callbacks, run_name, raise_errors=raise_errors, is_end_reported=False
         )
         self._next_step = 0
+        _notice_loads()
 
     @property
     def tracker(self) -> Logger:
@@ -88,6 +107,10 @@ class AccelerateTracker(GeneralTracker):
         """Fires `INIT` and `FIT_START`."""
         if not self._session.is_fitting or not self._session.is_open:
             self._session.fit_start(self._session.state.timestamp)
+
+    def note_load(self) -> None:
+        """Takes `Accelerator.load_state` as the word that the run in the folder is continued."""
+        self._session.state.continues_run = True
 
     @on_main_process
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:

@@ -103,9 +103,11 @@ class ComposerDestination(TheirDestination):
         if session is None:
             return
         self._sync(state, ours)
-        if ours is Event.AFTER_LOAD and self._saved is not None:
-            session.load(self._saved)
-            self._saved = None
+        if ours is Event.AFTER_LOAD:
+            self._own.continues_run = self._saved is not None or self._own.timestamp.batch > 0
+            if self._saved is not None:
+                session.load(self._saved)
+                self._saved = None
         if ours is Event.FIT_START:
             session.begin_fit()
         session.run_event(ours)

@@ -95,6 +95,7 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
         """Fires `INIT` unless open, `BEFORE_LOAD`, `AFTER_LOAD`, `FIT_START`; logs hyperparameters."""
         self._begin_run(state)
         run = self._session.state
+        run.continues_run = state.global_step > 0 or self._first_step > 0
         run.model = kwargs.get("model")
         optimizer = kwargs.get("optimizer")
         run.optimizers = () if optimizer is None else (optimizer,)
@@ -190,6 +191,9 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Fires `FIT_END`; marks the run as completed, but leaves it open."""
+        if not control.should_training_stop and state.global_step < state.max_steps:
+            # A trial of optuna's that is pruned: the exception comes after this.
+            self._session.state.stop_training("pruned")
         self._session.fit_end()
         self._session.succeed()
 

@@ -6,7 +6,7 @@ Everything runs in the training thread.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from events import Callback, Destination, RunStatus, Time, TimeUnit
+from events import Callback, Destination, RunStatus, Time, Timestamp, TimeUnit
 
 from .session import Session, SessionMixin, log_metrics_and_traces, missing_package_error
 
@@ -52,11 +52,13 @@ class KerasCallback(SessionMixin, keras.callbacks.Callback):
         super().__init__()
         self._session = Session(destinations, callbacks, run_name, raise_errors=raise_errors)
         self._epoch_began_at = 0
+        self._has_begun = False
 
     # Training.
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Fires `INIT` unless open, `BEFORE_LOAD`, `AFTER_LOAD`, `FIT_START`; logs hyperparameters."""
+        """Fires `INIT` unless open; logs hyperparameters."""
+        self._has_begun = False
         state, params = self._session.state, self.params or {}
         state.model = self.model
         epochs = params.get("epochs")
@@ -71,10 +73,21 @@ class KerasCallback(SessionMixin, keras.callbacks.Callback):
                 for key, value in optimizer.get_config().items()
             }
         self._session.logger.log_hyperparameters(described)
+
+    def _begin(self, epoch: int) -> None:
+        """Begins training, which Keras numbers by its epochs: one that is not 0 continues an earlier run."""
+        state, steps = self._session.state, (self.params or {}).get("steps")
+        if epoch and not state.timestamp.batch:
+            batch = epoch * steps if steps else int(self.model.optimizer.iterations)
+            state.timestamp = Timestamp.from_state_dict({"epoch": epoch, "batch": batch})
+        state.continues_run = bool(epoch or state.timestamp.batch)
         self._session.fit_start(state.timestamp)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Fires `EPOCH_START`."""
+        """Fires `EPOCH_START`; first of all `BEFORE_LOAD`, `AFTER_LOAD`, `FIT_START`."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._begin(epoch)
         session = self._session
         timestamp = session.state.timestamp
         if timestamp.epoch.value != epoch:  # `fit(initial_epoch=…)`

@@ -5,6 +5,7 @@ inherit from both. Everything runs in the training thread.
 """
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import logging
@@ -17,8 +18,9 @@ from typing import Any, Literal, cast
 
 from destinations.base import LoggerDestination
 from destinations.compat.summary_calls import SummaryCalls
+from destinations.compat.wandb.items import Items
 from destinations.run_directory import RunDirectory
-from events import Callback, Destination, Event, Logger, RunStatus, Time, Timestamp, TimeUnit
+from events import Callback, Destination, Event, Logger, RunStatus, State, Time, Timestamp, TimeUnit
 
 from .media import WandbMedia
 from .session import Session, SessionContext, as_tuple, log_values, missing_package_error, samples_in
@@ -79,6 +81,7 @@ class LightningEvents(_CallbackBase):
     # Set by `_join`, before any other hook.
     _session: Session
     _read_rank: Callable[[], None]
+    _answer: Callable[[Any], None]
 
     def __init__(self, logger: "LightningLogger | None" = None) -> None:
         super().__init__()
@@ -86,13 +89,14 @@ class LightningEvents(_CallbackBase):
             self._join(logger)
         self.is_attached = False
         self._saved: dict[str, Any] | None = None
+        self._loading: State | None = None
         self._is_inside_batch = False
         self._has_stepped = False
         self._samples = 0
         self._dataloader_index = 0
 
     def _join(self, logger: "LightningLogger") -> None:
-        self._session, self._read_rank = logger.join(self)
+        self._session, self._read_rank, self._answer = logger.join(self)
 
     # The run.
 
@@ -113,16 +117,27 @@ class LightningEvents(_CallbackBase):
         self.is_attached = True
         self._saved = None
         self._read_rank()
-        session = self._session
-        session.open()
-        state = session.state
-        state.model, state.device = pl_module, trainer.strategy.root_device
+        self._session.open()
+        self._describe(trainer, pl_module)
         if stage == "fit":
+            self._session.run_event(Event.BEFORE_LOAD)
+            self._loading = self._session.state
+
+    def _describe(self, trainer: Any, pl_module: Any) -> None:
+        state = self._session.state
+        state.model, state.device = pl_module, trainer.strategy.root_device
+        if trainer.state.fn == "fit":
             state.max_duration = _max_duration(trainer)
-            session.run_event(Event.BEFORE_LOAD)
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Says whether the run is continued, where Lightning has loaded its checkpoint by now."""
+        if not trainer.strategy.restore_checkpoint_after_setup:
+            self._answer(trainer)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Fires `AFTER_LOAD`, `FIT_START`; Lightning has already loaded its checkpoint."""
+        self._answer(trainer)
+        self._describe(trainer, pl_module)
         state, saved, self._saved = self._session.state, self._saved, None
         state.optimizers = tuple(trainer.optimizers)
         if saved is not None:
@@ -132,7 +147,8 @@ class LightningEvents(_CallbackBase):
                 {"batch": _batches_at_start(trainer), "epoch": trainer.current_epoch}
             )
         self._is_inside_batch = False
-        self._session.fit_start(timestamp, saved, is_before_load_due=False)
+        # A fit that begins anew has another run than `setup` had.
+        self._session.fit_start(timestamp, saved, is_before_load_due=state is not self._loading)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """Fires `FIT_END`."""
@@ -314,8 +330,28 @@ class Experiment(SummaryCalls, Logger):
     ```
 
     All calls of `destinations.compat.SummaryWriter` that log are here. Without `global_step` a record has the
-    step of the run, and a `walltime` that is given is ignored.
+    step of the run, and a `walltime` that is given is ignored. Programs for `WandbLogger` find `log`,
+    `config`, `define_metric` and `dir`.
     """
+
+    def log(
+        self, data: Mapping[str, Any], step: int | None = None, commit: bool | None = None, sync: Any = None
+    ) -> None:
+        """Logs numbers, texts, and arrays as histograms, as `wandb.log` does, at the step of the run."""
+        log_values(self, data, step, are_histograms=True)
+
+    def define_metric(self, name: str, *_: Any, **__: Any) -> None:
+        """Does nothing: the page draws any metric over any other."""
+
+    @functools.cached_property
+    def config(self) -> Items:
+        """The hyperparameters that are set here: `config.update({...})`, `config["lr"]`, `config.lr`."""
+        return Items(self.log_hyperparameters)
+
+    @property
+    def dir(self) -> str | None:
+        """The same as `log_dir`."""
+        return self.log_dir
 
     @property
     def log_dir(self) -> str | None:
@@ -332,6 +368,22 @@ class Experiment(SummaryCalls, Logger):
         if method != "log_hyperparameters":
             others["step"] = step
         getattr(self, method)(value, **others)
+
+
+class _BetweenStages(Callback):
+    """Hyperparameters that were logged after a stage: those of the next one, which may be another run's."""
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+    def write(self, logger: Logger) -> None:
+        kept, self.kept = self.kept, []
+        for hyperparameters in kept:
+            logger.log_hyperparameters(hyperparameters)
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Without another stage, they are of the last one's run."""
+        self.write(logger)
 
 
 class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
@@ -390,13 +442,15 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
         super().__init__()
         if log_model not in {True, False, "all"}:
             raise ValueError(f'log_model must be True, False or "all", got {log_model!r}.')
+        self._between = _BetweenStages()
         self._session = Session(
             (*(one for some in given for one in as_tuple(some)), *destinations),
-            callbacks,
+            (*as_tuple(callbacks), self._between),
             run_name,
             raise_errors=raise_errors,
             logger_type=Experiment,
         )
+        self._session.answers_later = True
         self._save_dir = save_dir
         self._upload_checkpoints = upload_checkpoints or log_model == "all"
         self._upload_last = log_model is True
@@ -454,8 +508,11 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
         """Returns the callback that fires our events, always the same object, for the same trainer."""
         return LightningEvents(self) if self._events is None else self._events
 
-    def join(self, events: LightningEvents) -> tuple[Session, Callable[[], None]]:
-        """Makes a callback the one that fires the events; returns the run, and what reads its rank.
+    def join(self, events: LightningEvents) -> tuple[Session, Callable[[], None], Callable[[Any], None]]:
+        """Makes a callback the one that fires the events.
+
+        Returns:
+            The run, what reads its rank, and what a trainer is given to before each stage.
 
         Raises:
             ValueError: another callback does so.
@@ -466,7 +523,28 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
                 "Pass logger.callback(), or LightningEvents() once for each logger."
             )
         self._events = events
-        return self._session, self._read_rank
+        return self._session, self._read_rank, self._answer
+
+    def _answer(self, trainer: Any) -> None:
+        """Says whether a stage continues the run, before its first record, once its checkpoint is loaded.
+
+        A fit that loads nothing and has no steps begins a run of its own.
+        """
+        session, is_fit = self._session, trainer.state.fn == "fit"
+        if is_fit and trainer.ckpt_path is None and not trainer.global_step:
+            if session.state.continues_run or session.state.timestamp.batch > 0:
+                session.begin_again()
+            session.state.continues_run = False
+        elif is_fit or trainer.ckpt_path is not None or session.state.timestamp.batch > 0:
+            session.state.continues_run = True
+        session.open()
+        session.choose_folder()
+        # Callbacks that save asked for the folder before it was known.
+        given, folder = session.given_folder, session.folder
+        for one in trainer.checkpoint_callbacks:
+            path = getattr(one, "dirpath", None)
+            if given is not None and path and Path(path) == given / "checkpoints":
+                one.dirpath = str((folder or given) / "checkpoints")
 
     # Records.
 
@@ -505,11 +583,13 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
             step: the step of the metrics.
             more: hyperparameters by name.
         """
-        logger = self.experiment
-        if params is not None:
-            logger.log_hyperparameters(params)
-        if more:
-            logger.log_hyperparameters(more)
+        logger, session = self.experiment, self._session
+        given = [one for one in (params, more) if one]
+        if session.state.status is RunStatus.COMPLETED and not self._is_in_stage:
+            self._between.kept += given
+        else:
+            for one in given:
+                logger.log_hyperparameters(one)
         if metrics:
             self.log_metrics(metrics, step)
 
@@ -535,18 +615,26 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
 
     def log_graph(self, model: Any, input_array: Any = None) -> None:
         """Marks the run as running: Lightning calls this at the start of each stage. The graph is ignored."""
+        trainer: Any = None
+        stage: str | None = None
+        with contextlib.suppress(AttributeError, RuntimeError):  # The model has no trainer.
+            trainer, stage = model.trainer, model.trainer.state.fn
+        is_fit = stage == "fit"
+        is_late = is_fit and trainer.strategy.restore_checkpoint_after_setup
+        if stage is not None and not (is_late or (is_fit and self._has_events)):
+            kept, self._between.kept = self._between.kept, []
+            self._answer(trainer)
+            self._between.kept = kept
         is_completed = self._session.is_open and self._session.state.status is RunStatus.COMPLETED
         self._session.begin_stage()
         self._is_in_stage = True
+        self._between.write(self._session.logger)
         self._may_go_on = is_completed and self._has_fitted
-        self._silent_trainer = None
-        with contextlib.suppress(AttributeError, RuntimeError):  # The model has no trainer.
-            trainer = model.trainer
+        self._silent_trainer = trainer if is_fit and not self._has_events else None
+        with contextlib.suppress(AttributeError):
             folders = [getattr(one, "dirpath", None) or "" for one in trainer.checkpoint_callbacks]
             folders = [one for one in map(str, folders) if os.path.isabs(one)]  # noqa: PTH117  # or a URI
             self._checkpoint_folder = Path(os.path.commonpath(folders)) if folders else None
-            if trainer.state.fn == "fit" and not self._has_events:
-                self._silent_trainer = trainer
 
     @property
     def _has_events(self) -> bool:

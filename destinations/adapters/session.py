@@ -219,6 +219,11 @@ class Session:
     session stays open, with its status set, until `close` or interpreter exit; after a failure it is closed
     at once.
 
+    **An earlier run** in the folder is continued where the other trainer says so: an adapter sets
+    `state.continues_run` as soon as it can tell, see `State`. Until then no folder is opened for
+    hyperparameters, and records go beside the earlier run. A session that was open before continues its own
+    run.
+
     Args:
         destinations: destinations that receive the records.
         callbacks: one callback of this project, or several.
@@ -266,8 +271,9 @@ class Session:
 
     def _reset(self, run_name: str, timestamp: Timestamp | None = None) -> None:
         self.state = State(run_name, timestamp=timestamp or Timestamp())
-        # Whether the other trainer resumes is not known yet.
-        self.state.continues_run = True
+        self._was_open = False
+        # Where the run was when that was asked for last.
+        self._last_folder: Path | None = None
         self._logger: Logger | None = None
         self._engine: Engine | None = None
         self._fit_guard = _FitGuard(is_end_reported=self._is_end_reported)
@@ -285,10 +291,26 @@ class Session:
 
     # Lifecycle.
 
+    answers_later = False
+    """Whether the adapter says of each stage whether it continues the run, also where it was open before."""
+
     @property
     def folder(self) -> Path | None:
         """The folder of the `RunDirectory` among the destinations, or None; does not create it."""
+        directory = self._directory
+        if directory is not None and self.is_open and not directory.is_undecided:
+            self._last_folder = directory.run_dir
+        return self.given_folder if self._last_folder is None else self._last_folder
+
+    @property
+    def given_folder(self) -> Path | None:
+        """The folder that the `RunDirectory` was given; a run beside an earlier one has another."""
         return None if self._directory is None else self._directory.folder_of(self.state, self._folder)
+
+    def choose_folder(self) -> None:
+        """Opens the folder, where it is known by now whether an earlier run in it is continued."""
+        if self._directory is not None and self.state.continues_run is not None:
+            _ = self._directory.run_dir
 
     @property
     def is_in_store(self) -> bool:
@@ -331,6 +353,9 @@ class Session:
         state.read_ranks()
         if not self._is_name_agreed:
             agree_on_name(state)
+        if self._was_open:
+            state.continues_run = None if self.answers_later else True
+        self._was_open = True
         state.status, state.exception = RunStatus.RUNNING, None
         self._fit_guard = _FitGuard(is_end_reported=self._is_end_reported)
         if not self._destinations:
@@ -355,18 +380,18 @@ class Session:
 
         A trainer whose `fit` has not returned cannot be running in this thread either.
         """
-        folder = self.folder
-        others = [one for one in _opened if one is not self and one.is_open and one.folder == folder]
+        folder = self.given_folder
+        others = [one for one in _opened if one is not self and one.is_open and one.given_folder == folder]
         for other in others:
             if folder is None or other._thread != threading.get_ident():  # noqa: SLF001
                 continue
-            uncaught = getattr(sys, "last_value", None)
+            uncaught, place = getattr(sys, "last_value", None), other.folder
             is_new = other.is_fitting and id(uncaught) != other._uncaught_before  # noqa: SLF001
             other.close(uncaught if is_new else None)
             _log.warning(
                 "the run in %s was still open, and is closed (%s): another logger of this process has begun "
                 "a run in the same folder.",
-                folder,
+                place,
                 other.state.status,
             )
 
@@ -377,9 +402,9 @@ class Session:
         self._engine.run_event(event)  # type: ignore[union-attr]  # opened above
 
     def succeed(self) -> None:
-        """Marks the run as completed and flushes it, but leaves it open."""
+        """Marks the run as completed, or stopped for a reason, and flushes it, but leaves it open."""
         if self.is_open:
-            self.state.status = RunStatus.COMPLETED
+            self.state.end_training()
             self.logger.flush()
 
     def begin_new_run(self, suffix: str, tags: Iterable[str] = ()) -> None:
@@ -399,12 +424,18 @@ class Session:
             if self._first_folder is not None and "{run_name}" not in self._first_folder:
                 self._folder = extended(self._first_folder, name.removeprefix(self._first_name))
             # Several ranks must agree on the name, without asking each other.
-            if self.folder is None or not self.folder.exists() or self.state.world_size > 1:
+            folder = self.given_folder
+            if folder is None or not folder.exists() or self.state.world_size > 1:
                 break
             tries += 1
             name = f"{self._first_name}-{suffix}-{tries}"
         if self._directory is not None and self._folder is not None:
             self._directory.move_to(self._folder, tags=tuple(tags))
+
+    def begin_again(self) -> None:
+        """Closes the run; the next record or event opens another one of this name, beside it."""
+        self.close()
+        self._reset(self.state.run_name)
 
     def begin_stage(self) -> None:
         """Marks a completed run as running again."""
@@ -429,6 +460,8 @@ class Session:
         """
         if self._engine is None or self._engine.is_closed:
             return
+        if self._directory is not None:
+            self._last_folder = self._directory.run_dir
         if status is not None:
             self.state.status, self.state.exception = status, exception
         elif exception is not None:
@@ -442,6 +475,7 @@ class Session:
         closed = Session.__new__(Session)
         closed.__dict__.update(self.__dict__)
         closed._reset(self.state.run_name, self.state.timestamp)  # noqa: SLF001  # same class
+        closed.state.continues_run = self._was_open or None
         return closed.__dict__
 
     # Checkpoints.
@@ -547,6 +581,8 @@ class Session:
             saved: result of `state_dict` from that checkpoint, if any.
             is_before_load_due: whether `BEFORE_LOAD` has not fired yet.
         """
+        if saved is not None or timestamp.batch > 0:
+            self.state.continues_run = True
         if is_before_load_due:
             self.run_event(Event.BEFORE_LOAD)
         if saved is not None:

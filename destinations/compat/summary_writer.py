@@ -24,6 +24,10 @@ class _Run(Run):
     warns_of_close = False
 
 
+class _Folder(RunDirectory):
+    _warns_of_repeats = False
+
+
 class _Clock:
     """The time of the call in progress, if it was given; it does not refer to the writer."""
 
@@ -175,7 +179,7 @@ class SummaryWriter(SummaryCalls):
         """Returns the run; begins it, as at the first call, and at one after `close`."""
         if self._run is not None:
             return self._run
-        folder = RunDirectory(self.log_dir, if_exists="resume", clock=self._clock)
+        folder = _Folder(self.log_dir, if_exists="resume", clock=self._clock)
         loggers: list[Destination] = [folder]
         if self._event_files:
             from destinations.trackers.tensorboard.destination import TensorBoard

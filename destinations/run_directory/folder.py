@@ -49,7 +49,6 @@ __all__ = [
     "RunNotOpenError",
     "RunPathError",
     "WriterLock",
-    "check_no_run",
     "check_path",
     "check_readable",
     "holds_run",
@@ -110,12 +109,6 @@ def holds_run(run_dir: Path, rank: int) -> bool:
     return any((run_dir / name).exists() for name in names) or bool(
         segment_paths(journal_path(run_dir, rank))
     )
-
-
-def check_no_run(run_dir: Path, rank: int) -> None:
-    """Raises RunExistsError if the folder holds a run."""
-    if holds_run(run_dir, rank):
-        raise run_exists_error(run_dir, "a run already")
 
 
 def check_readable(run_dir: Path, rank: int) -> None:

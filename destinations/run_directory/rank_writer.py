@@ -580,17 +580,18 @@ class RankWriter:
     def _report_loss(self) -> None:
         """Compares accepted with written rows at the end, and reports a loss."""
         rows = self.journal.counts.dropped + self.journal.counts.pending + self._drain.lost_rows()
-        if not rows:
-            return
-        self._lost_rows = rows
         reason = self._disowned or self._last_error
-        _log.error("run folder %s: %d rows of metrics are lost (%s).", self._run_dir, rows, reason)
-        documents = self._documents
-        if documents is None:
+        if rows:
+            self._lost_rows = rows
+            _log.error("run folder %s: %d rows of metrics are lost (%s).", self._run_dir, rows, reason)
+        documents, lost = self._documents, self.lost()
+        if documents is None or not lost:
             return
         if documents.status in {"completed", "stopped"}:
             documents.status = "failed to write"
-            documents.exception = f"{rows} rows of metrics are lost ({reason})"
+            documents.exception = (
+                f"{rows} rows of metrics are lost ({reason})" if rows else f"lost {loss_text(lost)}"
+            )
         documents.sessions.current.update(status=documents.status, exception=documents.exception)
 
     def overhead(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ Its methods run in the threads that log.
 """
 
 import contextlib
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -19,11 +20,15 @@ import attrs
 from .journal import Journal
 from .layout import column_of, parse_header
 from .part_index import PartIndex, indexed_files
-from .reader import CsvSnapshot, MetricRow, merge_journal, parse_rows, retried, take_snapshot
+from .reader import CsvSnapshot, MetricRow, last_rows, merge_journal, parse_rows, retried, take_snapshot
 
 __all__ = ["Resumption", "rows_of_step"]
 
+_log = logging.getLogger("destinations")
+
 _MAX_ROWS = 1000
+# How many rows are compared with those of earlier sessions, which are read for each.
+_MAX_LOOKS = 20
 
 
 class Resumption:
@@ -38,6 +43,7 @@ class Resumption:
         batches_done: returns the trainer's own count.
         on_step: called with the step from which training continues, once it is known.
         began_at: the time, in seconds since 1970: rows of earlier sessions have earlier times.
+        warns: whether rows that repeat earlier ones are reported, where training has not begun.
     """
 
     def __init__(
@@ -49,6 +55,7 @@ class Resumption:
         batches_done: Callable[[], int],
         on_step: Callable[[int], None],
         began_at: float,
+        warns: bool = False,
     ) -> None:
         self._run_dir = run_dir
         self._rank = rank
@@ -56,6 +63,9 @@ class Resumption:
         self._batches_done = batches_done
         self._on_step = on_step
         self._began_at = began_at
+        self._looks_left = _MAX_LOOKS if warns else 0
+        # The last step of earlier sessions, once it was read.
+        self._last_step: int | None = None
         # Reentrant: a signal handler may log.
         self._lock = threading.RLock()
         # The rows of this session so far.
@@ -68,11 +78,12 @@ class Resumption:
         self.is_done = False
         """Whether the earlier rows are marked: the rows that come are of no interest any more."""
 
-    def begin(self, checkpoint_time: float | None) -> None:
+    def begin(self, checkpoint_time: float | None, *, waits: bool = False) -> None:
         """Training begins.
 
         Args:
             checkpoint_time: when the checkpoint was saved, in seconds since 1970; None where that is unknown.
+            waits: where the trainer counts no batches, the next row tells the step, and not the first one.
         """
         with self._lock:
             self.has_begun = True
@@ -83,17 +94,43 @@ class Resumption:
                     self._replace_if_clear(step)
                 else:
                     self._mark(step, checkpoint_time)
-            elif self._rows:
+            elif self._rows and not waits:
                 self._decide(self._rows[0][1])
 
     def before(self, row: Mapping[str, float], step: int) -> None:
         """Takes note of a row that will be written next."""
         with self._lock:
+            if self._looks_left and not self.has_begun:
+                with contextlib.suppress(OSError):
+                    self._notice_repeat(row, step)
             self._decide(step)
             if not self.is_done:
                 self._rows.append((dict(row), step))
                 if self._step is not None:
                     self._replace_if_clear(self._step)
+
+    def _notice_repeat(self, row: Mapping[str, float], step: int) -> None:
+        """Says once that an earlier session logged the same, if the loop has not said where it begins."""
+        if self._last_step is None:
+            rows = last_rows(self._run_dir, 1, self._rank)
+            self._last_step = -1 if not rows or rows[0].step is None else rows[0].step
+        if step > self._last_step:
+            return
+        self._looks_left -= 1
+        earlier = retried(lambda: rows_of_step(self._run_dir, self._rank, step))
+        known = {name for one in earlier if (one.time or 0) < self._began_at for name in one.metrics}
+        if again := known & set(map(column_of, row)):
+            self._looks_left = 0
+            _log.warning(
+                "run folder %s: %r at step %d was logged by an earlier session too, which went on to step "
+                "%d. Both are kept. To replace the earlier rows, call run.fit_start(batch=%d) before the "
+                "first one.",
+                self._run_dir,
+                min(again),
+                step,
+                self._last_step,
+                step,
+            )
 
     def end(self) -> None:
         """Decides now: no more rows will come."""

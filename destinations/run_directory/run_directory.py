@@ -10,17 +10,29 @@ import logging
 import mmap
 import os
 import shutil
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import attrs
+
 from destinations.background import Lane
 from destinations.base import RecordDestination, closed_state
 from destinations.copies import own_copy
 from destinations.kinds import kind_of
-from events import RecordError, RunStatus, State, WriteRate, check_unknown, redact_text, safe_text
+from events import (
+    RecordError,
+    RunStatus,
+    State,
+    WriteRate,
+    check_unknown,
+    is_restarted_job,
+    redact_text,
+    safe_text,
+)
 from uploads import UploadError
 from uploads.disk import call_in_forked_children, read_json, stop_calling_in_forked_children
 
@@ -30,14 +42,14 @@ from .drain import PART_BYTES
 from .environment import describe_environment
 from .folder import (
     HeldFolder,
-    RunExistsError,
+    RunDirectoryError,
     RunInUseError,
     RunNotOpenError,
     RunPathError,
     WriterLock,
-    check_no_run,
     check_path,
     check_readable,
+    holds_run,
     run_exists_error,
     set_aside,
 )
@@ -64,6 +76,21 @@ _MAX_EARLY_RECORDS = 1000
 _MAX_NAMES_BESIDE = 10_000
 _FILES_LISTED = 1000
 _NAMES_SHOWN = 3
+# How a run ended, after "a run that".
+_ENDED = {
+    "completed": "was completed",
+    "stopped": "was stopped",
+    "failed": "failed",
+    "interrupted": "was interrupted",
+    "preempted": "was preempted",
+}
+_TO_CONTINUE = (
+    ' To continue the earlier run, pass if_exists="resume", call run.fit_start(batch=...), or load its '
+    "checkpoint in the trainer (ckpt_path, resume_from_checkpoint, autoresume)."
+)
+
+# The sessions that this process has begun: a job that was restarted does not continue these.
+_sessions_here: set[str] = set()
 
 
 class RunDirectory(RecordDestination):
@@ -80,9 +107,10 @@ class RunDirectory(RecordDestination):
     **Everything else** is copied at the call and written by a second thread. When its queue is full (1,000
     records or 256 MiB), a call waits one second at most, then the record is dropped, counted and reported.
 
-    **Resume.** A folder that holds a run is continued: rows of steps that training repeats are moved from
-    `metrics.csv` to `abandoned/`. A run that was completed stays as it is: a script or a notebook cell that
-    is run again gets a free name beside it, "digits-2", and a warning that says so; see `if_exists`. One
+    **Resume.** A run is continued with a proof that this is the same run, see `if_exists`: rows of steps that
+    training repeats are moved from `metrics.csv` to `abandoned/`. Without one, the run in the folder stays as
+    it is: a script or a notebook cell that is run again gets a free name beside it, "digits-2", and a warning
+    that says so. A proof may come after `init`: what was logged by then is in the run that it names. One
     process writes at a time; a second one is refused.
 
     **Several processes.** With `writer="eval"`, another process adds to the run while, before or after its
@@ -105,17 +133,18 @@ class RunDirectory(RecordDestination):
     Args:
         run_dir: the folder; may contain placeholders that are constant during a run, such as `{run_name}`. A
             URI, such as "s3://bucket/runs/{run_name}", is a run that lives in a store: see **In a store**.
-        run_id: the id of a new run. Default: twelve random hexadecimal digits.
+        run_id: the id of a new run; the run of this id is continued. Default: twelve random hexadecimal
+            digits.
         tags: added to the tags of the run.
         notes: the notes of the run, if it has none.
         flush_seconds: the interval at which rows are written to `metrics.csv`; bounds what a power loss
             costs.
         if_exists: what to do if the folder holds a run: "resume" continues it, "error" refuses it, "new"
             takes a free name beside it, "digits-2"; `run_dir` tells which. "new" needs a single writing rank.
-            Default, "auto": beside a completed run, or one that this process is writing, a free name is
-            taken; any other is continued. A completed one is continued too, with a warning, where that was
-            asked for: `Trainer(autoresume=True)` or with a `load_path`, and in the adapters for other
-            trainers.
+            Default, "auto": it is continued with a proof, and otherwise a free name is taken. Proofs are the
+            `run_id` of that run, `state.continues_run`, which trainers set that load a checkpoint, as does
+            `Run.fit_start(batch=...)`, and a scheduler's word that it restarts the job, for a run that did
+            not complete.
         writer: the name of another process that adds to the run; letters, digits, ".", "_" and "-". It has
             files, tags, status and heartbeat of its own, and is continued with `if_exists="auto"` also where
             it was completed. Default: the trainer, whose status is that of the run.
@@ -139,7 +168,8 @@ class RunDirectory(RecordDestination):
         RunPathError: the path is a file, is not writable, or the run name leads out of the folder; the store
             cannot be read; or the run there has parts in Parquet, and pyarrow is missing. Raised by the
             constructor if it can tell, else at `init`.
-        RunExistsError: at `init`, with `if_exists="error"`, or "auto" and a completed run.
+        RunExistsError: at `init`, the folder holds a run, and `if_exists` is "error"; or "auto", without a
+            proof, where several ranks write.
         RunInUseError: at `init`, another process writes to the folder, or another machine to the store.
         ValueError: the URI has no store, or `parts` is "parquet" with one; an argument has none of the values
             above, `if_exists="new"` with `all_ranks`, or the name of a writer is none.
@@ -147,6 +177,7 @@ class RunDirectory(RecordDestination):
         TypeError: tags are one string.
     """
 
+    _warns_of_repeats = True
     _part_bytes = PART_BYTES
     _least_parquet_bytes = LEAST_BYTES
 
@@ -212,11 +243,25 @@ class RunDirectory(RecordDestination):
 
     def _forget(self) -> None:
         """Resets the attributes of an open destination to those of a closed one."""
+        self._forget_folder()
+        self._state: State | None = None
+        # The run that the folder holds, until it is known whether this one continues it: see `_choose`.
+        self._earlier: _TakenPlace | None = None
+        # Records that were logged before `init`, or while `_earlier` is set.
+        self._early: list[Callable[[], None]] = []
+        self._early_lost = 0
+        self._early_files: tempfile.TemporaryDirectory[str] | None = None
+        # Whether this is a completed run, and has not trained since: its hyperparameters stay as they were.
+        self._is_reopened = False
+        # Whether training has begun since `init`.
+        self._has_trained = False
+        self._checkpoint_time: float | None = None
+
+    def _forget_folder(self) -> None:
         self._run_dir: Path | None = None
         self._place: Place | None = None
         # The files of a run that lives in a store.
         self._files: StoreFolder | None = None
-        self._state: State | None = None
         self._writer: RankWriter | None = None
         # Called in the place of `log_metrics`. An attribute: a call more would cost it some microseconds.
         self.try_log_metrics: Callable[[Mapping[str, Any], int], bool] = _takes_none
@@ -232,11 +277,6 @@ class RunDirectory(RecordDestination):
         self._told_of_child: mmap.mmap | None = None
         # None where this session continues nothing, or what it replaces is marked.
         self._resumption: Resumption | None = None
-        # Whether training has begun since the folder was opened.
-        self._has_trained = False
-        self._checkpoint_time: float | None = None
-        self._early: list[Callable[[], None]] = []
-        self._early_lost = 0
 
     # Properties.
 
@@ -270,8 +310,20 @@ class RunDirectory(RecordDestination):
 
     @property
     def run_dir(self) -> Path | None:
-        """The folder of the open run, or None."""
+        """The folder of the open run, or None.
+
+        While the folder holds a run, and it is not known whether this one continues it, asking decides: this
+        one is beside it.
+        """
+        if self._earlier is not None:
+            self._choose()
+            self._settle()
         return self._run_dir
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the folder holds a run, and it is not known yet whether this one continues it."""
+        return self._earlier is not None
 
     @property
     def run_id(self) -> str | None:
@@ -316,6 +368,10 @@ class RunDirectory(RecordDestination):
         others = [one for one in state.callbacks if one is not self and hasattr(one, "can_upload_files")]
         if self._keep_files == "auto" and any(one.can_upload_files() for one in others):
             self._keeping = "off"
+        if self._writer is not None:
+            self._write_early()
+
+    def _write_early(self) -> None:
         early, self._early = self._early, []
         for call in early:
             try:
@@ -329,33 +385,154 @@ class RunDirectory(RecordDestination):
                     redact_text(safe_text(error)),
                 )
 
+    # Which folder.
+
     def _open_as_asked(self, place: Place, state: State) -> None:
-        """Opens the place, or one with a free name beside it."""
+        """Opens the place or one beside it; neither where only a later event can tell which of the two."""
         try:
-            self._open(place, state)
-        except (RunExistsError, RunInUseError) as error:
-            is_completed = self._if_exists == "auto" and isinstance(error, RunExistsError)
-            is_again = (
-                isinstance(error, RunInUseError) and error.is_same_process and self._if_exists != "error"
-            )
-            if self._if_exists != "new" and (self._all_ranks or not (is_completed or is_again)):
+            taken = self._take(place, state)
+        except RunInUseError as error:
+            is_again = error.is_same_process and self._if_exists != "error" and not self._is_shared(state)
+            if self._if_exists != "new" and not is_again:
                 raise
-            taken: Exception = error
-            hint = ' Pass if_exists="resume" to continue the completed run instead.' if is_completed else ""
-        else:
+            self._open_beside(place, state)
             return
+        try:
+            continues = self._continues(taken.place.folder, state)
+            if continues is None:
+                self._earlier = taken
+            elif continues:
+                self._start(taken, state)
+            else:
+                self._open_beside(place, state, "" if self._if_exists == "new" else _what_it_holds(place))
+        finally:
+            if self._earlier is None and self._place is not place:
+                taken.lock.release()
+
+    def _is_shared(self, state: State) -> bool:
+        return self._all_ranks and state.world_size > 1
+
+    def _continues(self, run_dir: Path, state: State) -> bool | None:
+        """Returns whether this run goes on in a folder, also a new one; None where that is not known yet.
+
+        Raises:
+            RunExistsError: the folder holds a run, which `if_exists` refuses, or which is not continued where
+                several ranks write.
+        """
+        if not holds_run(run_dir, state.rank):
+            return True
+        if self._if_exists == "error":
+            raise run_exists_error(run_dir, "a run already")
+        if self._if_exists == "new":
+            return False
+        if self._if_exists == "resume" or not self._is_trainer:
+            return True
+        sidecar = read_json(run_dir / SIDECAR)
+        is_completed = sidecar.get("status") == "completed"
+        has_id = self._run_id is not None and sidecar.get("run_id") == self._run_id
+        is_restarted = is_restarted_job() and sidecar.get("session") not in _sessions_here
+        continues = True if has_id or (is_restarted and not is_completed) else state.continues_run
+        self._is_reopened = bool(continues) and is_completed
+        if self._is_reopened:
+            _log.warning(
+                "run folder %s holds a run that was completed: it is continued. Pass "
+                'if_exists="new" for a folder beside it, or "error" to refuse it.',
+                run_dir,
+            )
+        if not continues and self._is_shared(state):
+            raise run_exists_error(run_dir, "a run, and several ranks cannot agree on a name beside it")
+        return continues
+
+    def _choose(self) -> None:
+        """Opens the folder: the earlier run's if it is proven by now that this one continues it.
+
+        Otherwise one beside it. There, records are also kept as calls: a proof may still come, such as a
+        checkpoint that is loaded after an evaluation, and takes them along into the earlier run.
+        """
+        earlier, state = self._earlier, self._state
+        if earlier is None or state is None:
+            return
+        if state.continues_run:
+            if self._writer is not None:
+                self._leave_folder()
+            self._earlier = None
+            self._start(earlier, state)
+            self._write_early()
+            if self._has_trained and self._resumption is not None:
+                # What was logged by now does not tell where training goes on; the next row does.
+                self._resumption.begin(None, waits=True)
+            return
+        if self._writer is None:
+            self._open_beside(earlier.place, state, _what_it_holds(earlier.place))
+            self._write_early()
+        if state.continues_run is False:
+            self._settle()
+
+    def _choose_if_known(self, state: State) -> None:
+        if self._earlier is not None and state.continues_run is not None:
+            self._choose()
+
+    def _settle(self) -> None:
+        """Stays in the folder beside the earlier run, for good."""
+        earlier, self._earlier = self._earlier, None
+        if earlier is not None:
+            earlier.lock.release()
+            self._early.clear()
+            if self._writer is not None and self._resumption is None:
+                self.try_log_metrics = self._packer_of(self._writer)
+
+    def _leave_folder(self) -> None:
+        """Closes the folder that was opened beside the earlier run, and removes it: its records go there."""
+        place, documents = self._place, self._documents
+        if documents is not None:
+            documents.close("completed", None, None, self._clock())
+        self._stop(self._close_seconds)
+        stop_calling_in_forked_children(self.forget_in_child)
+        self._forget_folder()
+        if place is not None and place.uri is None:
+            shutil.rmtree(place.folder, ignore_errors=True)
+
+    def _keep_until_chosen(self, call: Callable[[], None]) -> None:
+        """Opens a folder for a record, and keeps the call while it may have to go to another one."""
+        if self._state is not None and (self._writer is None or self._state.continues_run is not None):
+            self._choose()
+        if self._earlier is None:
+            return
+        if len(self._early) < _MAX_EARLY_RECORDS:
+            self._early.append(call)
+        else:
+            self._settle()
+
+    def _open_beside(self, place: Place, state: State, what: str = "") -> None:
+        """Opens a place with a free name beside a run; `what` says why, and then the line how to continue."""
+        taken: RunDirectoryError = run_exists_error(place.folder, "a run already")
         for number in range(2, _MAX_NAMES_BESIDE):
             beside = place.beside(number)
             try:
-                self._open(beside, state, must_be_new=True)
-            except (RunExistsError, RunInUseError) as error:
+                free = self._take(beside, state)
+            except RunInUseError as error:
                 taken = error
-            else:
-                _log.warning("run folder %s is taken: this run is written to %s.%s", place, beside, hint)
-                return
+                continue
+            if holds_run(beside.folder, state.rank):
+                free.lock.release()
+                continue
+            try:
+                self._start(free, state)
+            except RunInUseError as error:
+                taken = error
+                continue
+            _log.warning(
+                "run folder %s %s: this run is written to %s.%s",
+                place,
+                what or "is taken",
+                beside,
+                _TO_CONTINUE if what else "",
+            )
+            return
         raise taken
 
-    def _open(self, place: Place, state: State, *, must_be_new: bool = False) -> None:
+    def _take(self, place: Place, state: State) -> "_TakenPlace":
+        """Locks the folder of a place, and fetches what the store has."""
         run_dir = place.folder
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
@@ -370,36 +547,31 @@ class RunDirectory(RecordDestination):
             if claim is not None:
                 claim.prepare(run_dir, lambda: set_aside(run_dir, lock))
             check_readable(run_dir, state.rank)
-            if must_be_new or self._if_exists in {"error", "new"}:
-                check_no_run(run_dir, state.rank)
-            elif self._if_exists == "auto" and state.rank == 0 and self._is_trainer:
-                self._check_not_completed(run_dir, state)
-            self._place = place
-            self._start(run_dir, state, lock, claim)
+        except BaseException as error:
+            lock.release()
+            if isinstance(error, OSError) and not isinstance(error, RecordError):
+                raise RunPathError(f"run folder {str(run_dir)!r} must be writable: {error}.") from error
+            raise
+        return _TakenPlace(place, lock, claim)
+
+    def _start(self, taken: "_TakenPlace", state: State) -> None:
+        """Begins to write a place."""
+        run_dir = taken.place.folder
+        self._place = taken.place
+        try:
+            self._start_writing(run_dir, state, taken.lock, taken.claim)
         except BaseException as error:
             # All or nothing: a half-opened folder would accept records and lose them.
             if self._writer is not None:
                 self._writer.close(0.0)
             elif self._files is not None:
                 self._files.queue.close(0.0)
-            lock.release()
-            self._release()
+            taken.lock.release()
+            stop_calling_in_forked_children(self.forget_in_child)
+            self._forget_folder()
             if isinstance(error, OSError) and not isinstance(error, RecordError):
                 raise RunPathError(f"run folder {str(run_dir)!r} must be writable: {error}.") from error
             raise
-
-    @staticmethod
-    def _check_not_completed(run_dir: Path, state: State) -> None:
-        """Raises if a run was completed, by whatever process, unless it was asked to be continued."""
-        if read_json(run_dir / SIDECAR).get("status") != "completed":
-            return
-        if not state.continues_run:
-            raise run_exists_error(run_dir, "a run that was completed")
-        _log.warning(
-            "run folder %s holds a run that was completed: it is continued. Pass "
-            'if_exists="new" for a folder beside it, or "error" to refuse it.',
-            run_dir,
-        )
 
     def _claim_of(self, uri: str, state: State) -> "Claim":
         from .claim import Claim
@@ -416,7 +588,7 @@ class RunDirectory(RecordDestination):
         self._files = StoreFolder(claim.uri, name_of=lambda name: f"{ARTIFACTS_FOLDER}/{name}")
         return Mirror(claim, folder.path, state.rank, self._mirror_seconds, self._files.queue)
 
-    def _start(self, run_dir: Path, state: State, lock: WriterLock, claim: "Claim | None") -> None:
+    def _start_writing(self, run_dir: Path, state: State, lock: WriterLock, claim: "Claim | None") -> None:
         self._run_dir = run_dir
         folder = self._folder = HeldFolder(run_dir)
         mirror = None if claim is None else self._mirror_of(claim, folder, state)
@@ -429,6 +601,7 @@ class RunDirectory(RecordDestination):
                 self._clock(),
                 self.writer,
             )
+            _sessions_here.add(self._documents.sessions.current["session"])
             for tag in self._more_tags:
                 self._documents.add_tag(tag)
             array_job = os.environ.get("SLURM_ARRAY_JOB_ID")
@@ -457,7 +630,8 @@ class RunDirectory(RecordDestination):
             part_kind=self._part_kind,
             least_parquet_bytes=self._least_parquet_bytes,
         )
-        self.try_log_metrics = self._packer_of(self._writer)
+        if self._earlier is None:
+            self.try_log_metrics = self._packer_of(self._writer)
         if self._writer.had_rows and self._is_trainer:
             self._expect_resume()
         self._told_of_child = mmap.mmap(-1, 1)
@@ -466,12 +640,14 @@ class RunDirectory(RecordDestination):
 
     def before_load(self, state: State, logger: Any) -> None:
         """Clears the time of the last checkpoint; rows from here on are of the training that begins."""
+        self._choose_if_known(state)
         self._checkpoint_time = None
         if self._has_trained:
             self._expect_resume()
 
     def after_load(self, state: State, logger: Any) -> None:
         """Schedules a resume: the checkpoint may be older than the rows logged so far."""
+        self._choose_if_known(state)
         if self._has_trained or (self._writer is not None and self._writer.had_rows):
             self._expect_resume()
         elif self._documents is not None and state.timestamp.batch > 0:
@@ -498,13 +674,18 @@ class RunDirectory(RecordDestination):
             batches_done=lambda: int(state.timestamp.batch),
             on_step=note,
             began_at=self._clock(),
+            warns=self._warns_of_repeats and state.continues_run is None,
         )
         # Until then `log_metrics` takes all rows.
         self.try_log_metrics = _takes_none
 
     def fit_start(self, state: State, logger: Any) -> None:
         """Abandons the rows that training will repeat, now or once it has repeated the first step."""
+        self._choose_if_known(state)
         self._has_trained = True
+        if self._is_reopened and not state.is_done:
+            self._is_reopened = False
+            self._write_early()
         if self._resumption is None:
             return
         # Steps of a named writer do not tell where it goes on; a checkpoint does.
@@ -533,6 +714,12 @@ class RunDirectory(RecordDestination):
 
     def close(self, state: State, logger: Any) -> None:
         """Records how the run ended; what is logged until `post_close` is still written."""
+        if self._earlier is not None:
+            self._choose()
+            self._settle()
+        if self._is_reopened and self._early:
+            _log.warning("run folder %s: no batch was trained; its hyperparameters stay.", self._run_dir)
+            self._early.clear()
         status = "completed" if state.status is RunStatus.RUNNING else str(state.status)
         text = None
         if state.exception is not None and status == "failed":
@@ -550,6 +737,8 @@ class RunDirectory(RecordDestination):
         After a second Ctrl-C it returns at once; the threads finish on their own and release the folder then.
         """
         self._run_begins()
+        if self._writer is not None:
+            self._settle()
         if self._unwritten and self._state is not None:
             self._say_unwritten(self._state)
         writer, self._early_lost = self._writer, self._early_lost + len(self._early)
@@ -602,6 +791,9 @@ class RunDirectory(RecordDestination):
             self._writer.close(seconds)
 
     def _release(self) -> None:
+        self._settle()
+        if self._early_files is not None:
+            self._early_files.cleanup()
         stop_calling_in_forked_children(self.forget_in_child)
         self._forget()
 
@@ -614,6 +806,9 @@ class RunDirectory(RecordDestination):
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Packs one row into the journal; buffers it before `init`."""
+        if self._earlier is not None:
+            row = dict(metrics)
+            self._keep_until_chosen(lambda: self.log_metrics(row, step))
         writer = self._writer
         if writer is not None:
             if (resumption := self._resumption) is not None and step is not None:
@@ -630,19 +825,24 @@ class RunDirectory(RecordDestination):
         """Adds hyperparameters to `hparams.yaml` and the sidecar."""
         if self._state is not None and self._state.rank != 0:
             return
-        if self._documents is not None and self._writer is not None:
+        is_open = self._documents is not None and not self._is_reopened
+        if not is_open or self._earlier is not None:
+            # They open no folder: what continues the run is often known only after them.
+            kept = own_copy(hyperparameters)
+            self._keep_for_init("hyperparameters", lambda: self.log_hyperparameters(kept))
+        if self._documents is not None and self._writer is not None and is_open:
             self._documents.add_hyperparameters(hyperparameters)
             self._writer.changed()
             self._writer.timer.wake()
-        else:
-            kept = own_copy(hyperparameters)
-            self._keep_for_init("hyperparameters", lambda: self.log_hyperparameters(kept))
 
     def log_record(self, kind: str, arguments: dict[str, Any]) -> None:
         """Writes a record in the background; see `MediaWriter`."""
-        if self._state is None:
-            # Kept until `init`; the caller may change the values meanwhile.
+        if self._state is None or self._earlier is not None:
+            # Kept; the caller may change the values meanwhile.
             arguments = own_copy(arguments)
+        if self._earlier is not None:
+            again = dict(arguments)
+            self._keep_until_chosen(lambda: self.log_record(kind, dict(again)))
         about, step = kind_of(method=f"log_{kind}"), arguments.pop("step", None)
         self._with_media(lambda media, at: media.log_record(about, arguments, at), step)
 
@@ -656,6 +856,11 @@ class RunDirectory(RecordDestination):
         link: bool = False,
     ) -> None:
         """Copies or links a file into `artifacts/`, according to `keep_files`; `link` allows it to link."""
+        if self._earlier is not None and self._keeping != "off":
+            file_path = own = self._early_copy(file_path)
+            self._keep_until_chosen(
+                lambda: self.upload_file(state, remote_file_name, own, overwrite=overwrite, link=link)
+            )
         if self._keeping != "off" and self._mirror_template is not None:
             self._send_file(remote_file_name, file_path, overwrite=overwrite, link=link)
             return
@@ -674,6 +879,8 @@ class RunDirectory(RecordDestination):
         self, state: State, remote_file_name: str, *, after: Sequence[str] = (), then: Sequence[str] = ()
     ) -> None:
         """Removes files from `artifacts/`, in the background."""
+        if self._earlier is not None and self._keeping != "off":
+            self._keep_until_chosen(lambda: self.delete_file(state, remote_file_name, after=after, then=then))
 
         def delete(media: MediaWriter, at: int) -> None:
             for name in (remote_file_name, *then):
@@ -732,6 +939,14 @@ class RunDirectory(RecordDestination):
             else self._files.file_uris(remote_file_name)[0]
         )
 
+    def _early_copy(self, path: Path) -> Path:
+        """Copies a file that may have to go to another folder: the caller may change or delete it."""
+        if self._early_files is None:
+            self._early_files = tempfile.TemporaryDirectory(prefix="early-files-")
+        copy = Path(self._early_files.name) / uuid.uuid4().hex
+        shutil.copyfile(path, copy)
+        return copy
+
     def _send_file(self, name: str, path: Path, *, overwrite: bool, link: bool) -> None:
         """Submits a file to the store of the run; its line in the index is written here."""
         artifact_path(Path(), name)
@@ -781,7 +996,8 @@ class RunDirectory(RecordDestination):
             return
         if self._was_closed:
             raise RunNotOpenError(f"cannot log {what}: the run is closed. Log between init and post_close.")
-        self._keeps_early_records(f"run folder {self._template}")
+        if self._state is None:
+            self._keeps_early_records(f"run folder {self._template}")
         if len(self._early) < _MAX_EARLY_RECORDS:
             self._early.append(call)
             return
@@ -824,7 +1040,7 @@ class RunDirectory(RecordDestination):
     def forget_in_child(self) -> None:
         """Silences a forked child: threads, lock and files belong to its parent."""
         writer = self._writer
-        self._writer = self._documents = self._media = self._lane = self._resumption = None
+        self._writer = self._documents = self._media = self._lane = self._resumption = self._earlier = None
         self.try_log_metrics = _takes_none
         self._is_silent = True
         if writer is not None:
@@ -834,6 +1050,20 @@ class RunDirectory(RecordDestination):
 
     def __repr__(self) -> str:
         return f"RunDirectory({self._template!r})"
+
+
+@attrs.frozen
+class _TakenPlace:
+    """A place that is locked, and to which nothing is written yet."""
+
+    place: Place
+    lock: WriterLock
+    claim: "Claim | None"
+
+
+def _what_it_holds(place: Place) -> str:
+    status = read_json(place.folder / SIDECAR).get("status")
+    return f"holds a run that {_ENDED.get(str(status), 'did not end')}"
 
 
 def _takes_none(_metrics: Mapping[str, Any], _step: int) -> bool:

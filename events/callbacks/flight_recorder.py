@@ -300,7 +300,7 @@ class FlightRecorder(Callback):
     def init(self, state: State, logger: Logger) -> None:
         """Finds the folder, and starts the thread and the signal handler."""
         self._reset()
-        self._path = self._folder(state) / f"rank-{state.rank}.json"
+        self._path = self._find_path(state)
         self._state = state
         # The watchdog ends the process: what it wrote then is found by the one that torchrun starts next.
         is_restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
@@ -526,7 +526,12 @@ class FlightRecorder(Callback):
 
     # The file: the thread, or close.
 
-    def _folder(self, state: State) -> Path:
+    def _find_path(self, state: State) -> Path | None:
+        """Returns the path of the file; None as long as the folder of the run is not known."""
+        folder = self._folder(state)
+        return None if folder is None else folder / f"rank-{state.rank}.json"
+
+    def _folder(self, state: State) -> Path | None:
         if self._given_folder is not None:
             template = os.fspath(self._given_folder)
             check_run_name(template, state)
@@ -534,6 +539,8 @@ class FlightRecorder(Callback):
         folder = run_folder(state)
         if folder is not None:
             return folder / "flight"
+        if any(getattr(one, "is_undecided", False) for one in state.callbacks):
+            return None
         raise ValueError(
             'FlightRecorder needs a folder. Pass folder="...", or add a RunDirectory to loggers.'
         )
@@ -542,7 +549,10 @@ class FlightRecorder(Callback):
         """Writes the file; returns whether it did."""
         from uploads.disk import replace_file
 
-        state, path = self._state, self._path
+        state = self._state
+        if state is not None and self._path is None:
+            self._path = self._find_path(state)
+        path = self._path
         if state is None or path is None or not self._lock.acquire(timeout=_SECONDS_TO_WRITE):
             return False
         try:

@@ -10,6 +10,9 @@ __all__ = ["run_folder"]
 def run_folder(state: State) -> Path | None:
     """Returns the folder of the run's `RunDirectory`, from `INIT` on; None without one.
 
+    Also None as long as it is not known whether an earlier run in it is continued: until training begins, or
+    something is logged.
+
     ```python
     folder = run_folder(state)
     ```
@@ -20,6 +23,8 @@ def run_folder(state: State) -> Path | None:
         state: the run.
     """
     for one in state.callbacks:
+        if getattr(one, "is_undecided", False):
+            return None
         run_dir = getattr(one, "run_dir", None)
         if isinstance(run_dir, Path):
             return run_dir

@@ -112,7 +112,8 @@ class _MetricWatcher(_Watcher):
         super().fit_end(state, logger)
         if not self._has_looked and state.status is RunStatus.RUNNING:
             _log.warning(
-                "%s has seen no %r of %r: no such evaluation, or epoch of training, has ended. Evaluated were: %s.",
+                "%s has seen no %r of %r: no such evaluation, or epoch of training, has ended. "
+                "Evaluated were: %s.",
                 type(self).__name__,
                 self.monitor,
                 self.dataloader_label,
@@ -157,8 +158,8 @@ class EarlyStopper(_MetricWatcher):
     patience in batches at the end of each batch. A checkpoint has the best value and its time.
 
     Args:
-        monitor: the name of the metric, or the one in the log, such as "loss/eval/total"; "loss" is short for that
-            loss.
+        monitor: the name of the metric, or the one in the log, such as "loss/eval/total"; "loss" is short for
+            that loss.
         dataloader_label: "train", "eval", or the label of an evaluation dataloader.
         comp: "less" or "greater": what is better; or a function of the current and the best value. Default:
             "less" for names with "loss", "error" or "perplexity".
@@ -225,8 +226,8 @@ class ThresholdStopper(_MetricWatcher):
     ```
 
     Args:
-        monitor: the name of the metric, or the one in the log, such as "loss/eval/total"; "loss" is short for that
-            loss.
+        monitor: the name of the metric, or the one in the log, such as "loss/eval/total"; "loss" is short for
+            that loss.
         dataloader_label: "train", "eval", or the label of an evaluation dataloader.
         threshold: the value to reach.
         comp: "less" or "greater": on which side of the threshold to stop; or a function of the current value

@@ -495,6 +495,8 @@ class TimeLedger(Callback):
             self._hooks[event] = (*(() if own is None else (own,)), *charged)
         # Files are opened where destinations have the folder of the run.
         self._hooks[Event.INIT] = (*self._hooks[Event.INIT], self._init)
+        # Or where they have it only then: it is not known before whether they continue an earlier run.
+        self._hooks[Event.FIT_START] = (*self._hooks[Event.FIT_START], self._open_files)
         within: dict[str, tuple[_Hook, ...]] = {event: self._hooks[event] for event in _WITHIN}
         self._hooks_within = {True: within, False: {event: own[1:] for event, own in within.items()}}
         self._of_dataloader = self._hooks[Event.BEFORE_DATALOADER]
@@ -539,7 +541,10 @@ class TimeLedger(Callback):
         self._has_ranks = state.world_size > 1
         if state.device is not None and state.device.type == "cuda":
             self._device = DeviceClock((*_PARTS, _WAITING))
-        folder = run_folder(state)
+        self._open_files(state, logger)
+
+    def _open_files(self, state: State, logger: Logger) -> None:
+        folder = None if self._files is not None else run_folder(state)
         if folder is not None:
             self._offset = ClockOffset.of(state)
             self._files = TimeFiles(
@@ -695,6 +700,7 @@ class TimeLedger(Callback):
             self._device.collect()
         if self._logged_at > self.session and self._log_at != _NEVER:
             self._log(logger)
+        self._open_files(state, logger)
         self._log_at = _NEVER
         self.switch(_CLOSING)
         for key in ("evaluation", "epoch"):

@@ -72,7 +72,8 @@ class Logger(RecordMethods):
     ```
 
     **Steps.** The default `step` is the number of completed batches: a loss logged while batch 0 is trained
-    has step 0; a metric that a callback logs on the `BATCH_END` after it has step 1.
+    has step 0; a metric that a callback logs on the `BATCH_END` after it has step 1. In a loop that counts no
+    batches, it is the step that was given last.
 
     **Values.** Any value may be a function without arguments. It is called in this thread, at most once, and
     only if a destination is going to write its result. A function that raises, or returns something that
@@ -121,6 +122,8 @@ class Logger(RecordMethods):
         self._state = state
         self._destinations = _as_destinations(destinations)
         self._is_stopped = False
+        # The step that was given last, the default where no batches are counted.
+        self._given_step = 0
         # Whether the warning about hyperparameters without names was logged.
         self._has_warned_of_names = False
         # Whether the warning about a file that no destination takes was logged.
@@ -237,7 +240,7 @@ class Logger(RecordMethods):
         Args:
             metrics: numbers by name: Python's, numpy's, tensors of one element on any device, or functions
                 that return one. Nested mappings and TensorDicts are flattened, their names joined with "/".
-            step: the step they belong to. Default: the number of completed batches.
+            step: the step they belong to. Default: see **Steps** of the class.
 
         Raises:
             EngineClosedError: the run is closed.
@@ -247,9 +250,11 @@ class Logger(RecordMethods):
                 self._refresh()
             return
         if step is None:
-            step = self._state.timestamp.batch.value  # type: ignore[assignment]
-        elif type(step) is not int:
-            step = self._step(step)
+            step = self._state.timestamp.batch.value or self._given_step  # type: ignore[assignment]
+        else:
+            if type(step) is not int:
+                step = self._step(step)
+            self._given_step = step
         if self._is_slow_path or self.faults.failing:
             if (
                 not self._is_planned
@@ -756,12 +761,14 @@ class Logger(RecordMethods):
     def _step(self, step: SupportsIndex | None) -> int:
         if step is not None:
             try:
-                return operator.index(step)
+                self._given_step = operator.index(step)
             except Exception:  # noqa: BLE001  # a value's own methods
                 text = f"step must be a whole number, got {short_repr(step)} ({type(step).__name__})."
                 self.faults.refuse("step", RecordError(text), outcome="It is logged at the default step")
                 self.faults.raise_refused()
-        return int(self._state.timestamp.batch)
+            else:
+                return self._given_step
+        return int(self._state.timestamp.batch) or self._given_step
 
     def _require_open(self, action: str) -> None:
         if self._is_stopped:

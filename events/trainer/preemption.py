@@ -1,7 +1,7 @@
 """`Preemption`: how training ends when a scheduler takes the machine back.
 
-Signals arrive in the main thread, between two instructions of Python: a handler only notes them. The trainer looks
-at the note where ranks agree on stopping anyway, at the end of each batch.
+Signals arrive in the main thread, between two instructions of Python: a handler only notes them. The trainer
+looks at the note where ranks agree on stopping anyway, at the end of each batch.
 """
 
 import logging
@@ -33,21 +33,21 @@ class Preemption:
     """How training ends on SIGTERM or SIGUSR1: after the batch at hand, with a checkpoint.
 
     ```python
-    Trainer(..., save_folder="runs/mine/checkpoints", autoresume=True, preemption=Preemption(save_seconds=80))
+    Trainer(..., save_folder="runs/mine/checkpoints", preemption=Preemption(save_seconds=80))
     ```
 
     A signal to any rank ends all of them: they save, run `FIT_END`, close with the status "preempted" and, in
-    `state.stop_reason`, the signal and its ranks; then `fit` raises `SystemExit` with 128 plus the number of the
-    signal. An evaluation is given up, and made by the run that resumes. A second signal, half a second later or
-    more, ends the process at once.
+    `state.stop_reason`, the signal and its ranks; then `fit` raises `SystemExit` with 128 plus the number of
+    the signal. An evaluation is given up, and made by the run that resumes. A second signal, half a second
+    later or more, ends the process at once.
 
-    While `fit` runs in the main thread, these signals are its own; it calls the handler that was there before,
-    and raises what that raises, once the checkpoint is saved. A signal that is ignored is left alone, and so is
-    SIGUSR1 where the program handles it.
+    While `fit` runs in the main thread, these signals are its own; it calls the handler that was there
+    before, and raises what that raises, once the checkpoint is saved. A signal that is ignored is left alone,
+    and so is SIGUSR1 where the program handles it.
 
     Args:
-        save_seconds: how long after the signal checkpoint and uploads may take: less than the scheduler waits,
-            which is 30 s with Kubernetes and 90 s with Slurm's `--signal=USR1@90`.
+        save_seconds: how long after the signal checkpoint and uploads may take: less than the scheduler
+            waits, which is 30 s with Kubernetes and 90 s with Slurm's `--signal=USR1@90`.
         requeue: whether rank 0 then calls `scontrol requeue` for the job of Slurm that it runs in.
 
     Raises:
@@ -120,7 +120,7 @@ class SignalWatch:
             return
         try:
             command = ["scontrol", "requeue", job]
-            subprocess.run(command, check=True, capture_output=True, timeout=_REQUEUE_SECONDS)  # noqa: S603  # Slurm's
+            subprocess.run(command, check=True, capture_output=True, timeout=_REQUEUE_SECONDS)  # noqa: S603
         except (OSError, subprocess.SubprocessError) as error:
             _log.error("The run is not queued again: scontrol requeue %s failed: %s", job, error)
 

@@ -1,4 +1,4 @@
-"""Finds what learns or draws random numbers among the objects that a run reaches from the trainer's arguments.
+"""Finds what learns or draws random numbers among the objects that the trainer's arguments reach.
 
 Everything runs in the training thread. The search is bounded and computes no property.
 """

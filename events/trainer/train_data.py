@@ -54,12 +54,12 @@ _NESTED = 8
 _OBJECTS = 1000
 
 
-def data_state(state: State, held: Mapping[str, Any]) -> dict[str, Any]:
+def data_state(state: State, held: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Returns the random numbers of this rank and the positions of its dataloaders, as they are now.
 
     Args:
         state: the run.
-        held: the generators that other parts of the run hold, by name.
+        held: the generators that other parts of the run hold, by name; None to look for them.
     """
     place = {"parts": _part_states(state.train_dataloader), "place": _place(state)}
     return {**random_numbers(state, held), **place, **state.interrupted_evaluation}
@@ -265,8 +265,8 @@ class TrainData:
         if is_same and "base" not in (start or {}):
             if size is None and place["length"] != length_of(loader):
                 _log.warning(
-                    "train_dataloader had %s batches in an epoch when the checkpoint was saved, and has %s: where "
-                    "batches have another size, this epoch has samples twice or not at all.",
+                    "train_dataloader had %s batches in an epoch when the checkpoint was saved, and has %s: "
+                    "where batches have another size, this epoch has samples twice or not at all.",
                     place["length"],
                     length_of(loader),
                 )
@@ -274,10 +274,8 @@ class TrainData:
         if ranks != state.world_size:
             if not (place["is_distributed"] and _is_distributed(loader)):
                 _log.warning(
-                    "The checkpoint was saved by %d ranks and is loaded on %d: each rank reads other samples "
-                    "of this epoch from here on, for only a DistributedSampler has one order for any number.",
-                    ranks,
-                    state.world_size,
+                    "Each rank reads other samples of this epoch from here on: only a DistributedSampler has one "
+                    "order for any number of ranks.",
                 )
                 return done, None
             samples = samples if place["is_end"] else samples * ranks / state.world_size
@@ -285,7 +283,7 @@ class TrainData:
         if size is None or samples is None or samples != int(samples) or not self._can_begin_at(int(samples)):
             raise CheckpointError(
                 f"train_dataloader must begin at the sample where the checkpoint is, after {done} batches of "
-                f"{before} on each of {ranks} ranks, but cannot with batches of {size} on {state.world_size}. "
+                f"{before} on each of {ranks} ranks; it cannot with batches of {size} on {state.world_size}. "
                 "Take the same batch size and number of ranks until the epoch ends, or a size that divides."
             )
         start = start or {**random_state_of(loader), "parts": {}, "workers": None, "is_exhausted": False}

@@ -98,14 +98,14 @@ class Trainer:
     trainer.fit()
     ```
 
-    **Batches.** A batch is a pair `(inputs, targets)`, of tensors or of containers of tensors, or a mapping, or
-    anything that the model takes. The loss of a pair is `loss_fn(model(inputs), targets)`; for a mapping it is
-    `loss_fn(model(**batch), batch)`. Without `loss_fn` it is `outputs.loss`, `outputs["loss"]`, or the one
-    number among the outputs; such a model gets the targets too if it has a parameter for them. A model with
-    `loss` and `eval_forward` of its own gets whole batches, and its `get_metrics` and `update_metric` are used.
-    Objects with a method `to` are moved by it. For other batches, override `forward`, `targets`, `loss`,
-    `samples_in`, `loss_weight` and `tokens_in`; for other ways to train and evaluate, `train_step` and
-    `eval_step`.
+    **Batches.** A batch is a pair `(inputs, targets)`, of tensors or of containers of tensors, or a mapping,
+    or anything that the model takes. The loss of a pair is `loss_fn(model(inputs), targets)`; for a mapping
+    it is `loss_fn(model(**batch), batch)`. Without `loss_fn` it is `outputs.loss`, `outputs["loss"]`, or the
+    one number among the outputs; such a model gets the targets too if it has a parameter for them. A model
+    with `loss` and `eval_forward` of its own gets whole batches, and its `get_metrics` and `update_metric`
+    are used. Objects with a method `to` are moved by it. For other batches, override `forward`, `targets`,
+    `loss`, `samples_in`, `loss_weight` and `tokens_in`; for other ways to train and evaluate, `train_step`
+    and `eval_step`.
 
     **Losses.** A loss is a mean, or losses of samples; or several by name or in a list, of which the sum, or
     the one called "total", is trained on, and each is logged as `loss/train/<name>`.
@@ -130,8 +130,8 @@ class Trainer:
         max_duration: when training ends, such as "5ep", "1000ba" or "2h"; a bare integer counts epochs.
         loss_fn: takes outputs and targets, returns the mean loss of a (micro)batch. Not needed for a model
             with `loss(outputs, batch)` and `eval_forward(batch, outputs)`, such as Composer's.
-        train_step: trains on a batch instead of the trainer, as the method `train_step` does: a function of state
-            and batch.
+        train_step: trains on a batch instead of the trainer, as the method `train_step` does: a function of
+            state and batch.
         optimizers: one or several; all step with each batch. One that needs a closure, as LBFGS does, is
             alone, and runs the events of a batch as often as it computes the loss.
         schedulers: torch's, one or several; or schedules of training time, such as
@@ -514,10 +514,12 @@ class Trainer:
         self._begin_parts(checkpoint)
         self._data.begin(saved)
         self._set_length()
-        return saved[0].get("evaluating", ()) if saved else ()
+        first: Mapping[str, Any] = next((one for one in saved if one), {})
+        labels: Sequence[str] = first.get("evaluating", ())
+        return labels
 
     def _begin_parts(self, checkpoint: Mapping[str, Any] | None) -> None:
-        """Restores what callbacks have made or changed at FIT_START, and lists the parameters of all parts."""
+        """Restores what callbacks have made at FIT_START, and lists the parameters of all parts."""
         state = self.state
         if checkpoint is not None:
             load_optimizers(checkpoint, state, is_late=True)
@@ -1145,16 +1147,17 @@ class Trainer:
                 return loss
         ```
 
-        One of your own computes gradients and steps the optimizers itself. The trainer moves the batch, counts,
-        steps schedulers, logs, evaluates and saves. Over several ranks each gradient is averaged as it is made,
-        so all ranks must make the same ones. It runs under the `torch.autocast` of `precision`; with "fp16",
-        scale losses and step optimizers by `state.scaler`, and update that. `metrics` are those of evaluations.
-        Between BEFORE_TRAIN_BATCH and AFTER_TRAIN_BATCH there are the events that it runs by `engine.run_event`.
+        One of your own computes gradients and steps the optimizers itself. The trainer moves the batch,
+        counts, steps schedulers, logs, evaluates and saves. Over several ranks each gradient is averaged as
+        it is made, so all ranks must make the same ones. It runs under the `torch.autocast` of `precision`;
+        with "fp16", scale losses and step optimizers by `state.scaler`, and update that. `metrics` are those
+        of evaluations. Between BEFORE_TRAIN_BATCH and AFTER_TRAIN_BATCH there are the events that it runs by
+        `engine.run_event`.
 
         Returns:
-            The loss; or several by name, logged as `loss/train/<name>`, of which "total" or "loss", else the sum,
-            is that of the batch; or None. What has a "/" in its name, as "metrics/train/return", is no loss and
-            is logged under that name.
+            The loss; or several by name, logged as `loss/train/<name>`, of which "total" or "loss", else the
+            sum, is that of the batch; or None. What has a "/" in its name, as "metrics/train/return", is no
+            loss and is logged under that name.
         """
         if self._step_function is not None:
             return self._step_function(self.state, batch)
@@ -1164,8 +1167,8 @@ class Trainer:
     def eval_step(self, batch: Any) -> Any:
         """Evaluates a batch; returns its loss or losses, or None without one; may be overridden.
 
-        It must set `state.outputs`, which metrics take. It runs without gradients, under the `torch.autocast` of
-        `precision`; EVAL_BEFORE_FORWARD and EVAL_AFTER_FORWARD are run here.
+        It must set `state.outputs`, which metrics take. It runs without gradients, under the `torch.autocast`
+        of `precision`; EVAL_BEFORE_FORWARD and EVAL_AFTER_FORWARD are run here.
         """
         state = self.state
         self.engine.run_event(Event.EVAL_BEFORE_FORWARD)
@@ -1189,7 +1192,7 @@ class Trainer:
         return samples_in(batch)
 
     def loss_weight(self, batch: Any) -> float:
-        """Returns the weight of a batch in the loss of an evaluation, of a microbatch in the one of its batch.
+        """Returns what a batch weighs in the loss of an evaluation, and a microbatch in its batch.
 
         Default: its samples. Return the number of tokens where the loss is a mean over tokens.
         """
@@ -1204,7 +1207,7 @@ class Trainer:
         if isinstance(ids, torch.Tensor):
             return int(ids.numel())
         length = getattr(getattr(self.state.dataloader, "dataset", None), "max_seq_len", 0)
-        return self.samples_in(batch) * length if isinstance(length, int) else 0
+        return self.samples_in(batch) * length if length and isinstance(length, int) else 0
 
     @contextmanager
     def _reading(self, dataloader: Any, phase: Phase, label: str, limit: int | None = None) -> Iterator[None]:
@@ -1313,7 +1316,7 @@ def _saver_of(saver: CheckpointSaver | None, **short_cuts: tuple[str, Any]) -> C
 
 
 def _close_earlier(run_name: str | None, savers: list[CheckpointSaver]) -> None:
-    """Closes a trainer of this process that has the run, such as the one that a notebook's cell has made before."""
+    """Closes a trainer of this process that has the run, such as the one that a cell made before."""
     folders = {one.place.folder for one in savers}
     for one in tuple(_open_trainers):
         is_same = any(other.place.folder in folders for other in one._savers)  # noqa: SLF001

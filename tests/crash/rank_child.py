@@ -95,7 +95,8 @@ def elastic():
     has_begun = (FOLDER / "begun").exists()
     # As the Trainer does: ranks that are restarted must not find the addresses of those that are gone.
     is_joined = join(torch.device("cpu"))
-    with Run(RunDirectory(FOLDER / "runs" / "{run_name}", all_ranks=True, flush_seconds=0.05)) as run:
+    folder = FOLDER / "runs" / "{run_name}"
+    with Run(RunDirectory(folder, all_ranks=True, flush_seconds=0.05, if_exists="resume")) as run:
         for step in range(5 if has_begun else 0, 10):
             if is_joined:
                 distributed.all_reduce(torch.zeros(1))

@@ -24,6 +24,7 @@ import attrs
 import numpy as np
 import torch
 from torch import distributed
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.utils.data import (
     BatchSampler,
     Dataset,
@@ -646,7 +647,7 @@ def train(draw, folder, interrupts, rank=0, ranks=1, attempt=None):
         return {"rows": rows.lines if rank == 0 else [], "sample": int(state.timestamp.sample)}
     return {
         "held": drawn["held"],
-        "parts": state.parts.states()["modules"],
+        "parts": state.parts.states(state.parts.find())["modules"],
         "modes": [one.training for one in model.modules()],
         "weights": model.state_dict(),
         "optimizers": [one.state_dict() for one in optimizers],
@@ -683,7 +684,8 @@ def difference(one, other, place=""):
 def interrupt(draw, way, folder, interrupts, rank, ranks, attempt):
     """Trains until the interruption, in a process of its own where that ends it."""
     if way in WAYS_OF_RANKS:
-        with contextlib.suppress(Interrupted, SystemExit):
+        # A worker that torchrun has forked has a handler of its own, which `fit` calls.
+        with contextlib.suppress(Interrupted, SystemExit, SignalException):
             train(draw, folder, interrupts, rank, ranks, attempt)
         return
     child = os.fork()

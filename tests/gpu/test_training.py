@@ -4,6 +4,7 @@ Skipped where there is no CUDA.
 """
 
 import json
+import signal
 import subprocess
 import sys
 import warnings
@@ -223,7 +224,8 @@ def test_a_run_that_the_device_ends_has_failed_and_has_its_rows(tmp_path, kind, 
     command = [sys.executable, "-c", FAILS, str(tmp_path / "run"), kind, DEVICE]
     outcome = subprocess.run(command, check=False, capture_output=True, text=True, timeout=LIMIT_SECONDS)
 
-    assert outcome.returncode == 1, outcome.stderr
+    # After an assertion in a kernel, torch aborts the interpreter while it ends: no call to the device returns.
+    assert outcome.returncode in {1, -signal.SIGABRT}, outcome.stderr
     assert text in outcome.stderr
     sidecar = json.loads((tmp_path / "run/sidecar.json").read_text())
     rows = [one for one in read_rows(tmp_path / "run") if "loss/train/total" in one.metrics]

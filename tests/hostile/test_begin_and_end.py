@@ -60,8 +60,8 @@ def test_an_evaluation_that_does_not_ask_for_the_completed_run_is_beside_it(tmp_
     assert read_series(tmp_path / "run", "test/accuracy") == []
     assert read_series(tmp_path / "run-2", "test/accuracy") == [(0, 0.75)]
     (message,) = caplog.messages
-    assert f"{tmp_path / 'run'} is taken: this run is written to {tmp_path / 'run-2'}." in message
-    assert 'Pass if_exists="resume" to continue the completed run instead.' in message
+    assert f"a run that was completed: this run is written to {tmp_path / 'run-2'}." in message
+    assert 'To continue the earlier run, pass if_exists="resume"' in message
 
 
 def test_a_run_that_trains_again_from_the_beginning_puts_the_old_rows_aside(tmp_path):

@@ -47,7 +47,7 @@ RUN = """
 from destinations import RunDirectory
 from events import Run
 
-with Run(RunDirectory(sys.argv[1]), run_name="mine", raise_errors=True) as run:
+with Run(RunDirectory(sys.argv[1], if_exists="resume"), run_name="mine", raise_errors=True) as run:
     for step in range(3):
         run.logger.log_metrics({"loss": 1.0}, step)
 """

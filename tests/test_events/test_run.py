@@ -124,3 +124,34 @@ def test_frames_of_the_users_callback_stay():
         Run(callbacks=[NotesItself()], run_name="own").batch_start()
 
     assert frames_of(raised.value)[-1] == __name__
+
+
+def test_row_without_a_step_takes_the_last_one_given():
+    """A loop that gives its own steps counts no batches; one that counts them keeps its count."""
+    memory = InMemory()
+    with Run([memory], run_name="mine") as run:
+        run.log_metrics({"loss": 1.0}, step=40)
+        run.log_metrics({"val/loss": 2.0})
+        run.log_text("fine", "note")
+        run.batch_end()
+        run.log_metrics({"loss": 3.0})
+
+    assert [(record.kind, record.step) for record in memory.records] == [
+        ("metrics", 40),
+        ("metrics", 40),
+        ("text", 40),
+        ("metrics", 1),
+    ]
+
+
+def test_pruned_trial_is_stopped():
+    """Optuna's exception ends a run in order, and says why."""
+
+    class TrialPruned(Exception):
+        pass
+
+    run = Run([InMemory()], run_name="mine")
+    run.batch_end()
+    run.close(TrialPruned("at step 1"))
+
+    assert (run.state.status, run.state.stop_reason) == ("stopped", "pruned: at step 1")

@@ -61,6 +61,22 @@ def test_a_submitted_file_arrives_and_leaves_no_trace_in_the_spool(make_queue, m
     assert outcome.uri == f"file://{tmp_path}/store/folder/name"
     assert (tmp_path / "store/folder/name").read_bytes() == b"bytes"
     assert _staged_files(queue) == []
+    queue.close(LIMIT_SECONDS)
+    assert list((queue.spool.path / "spare").iterdir()) == []
+
+
+def test_submit_opens_its_source_once(make_queue, make_file, monkeypatch):
+    """Staging costs the training thread no second look at the file."""
+    queue, source, opened, open_file = make_queue(), make_file(), [], os.open
+
+    def recording(path, *arguments, **options):
+        opened.append(str(path))
+        return open_file(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", recording)
+    queue.submit(source, "name").result(LIMIT_SECONDS)
+
+    assert opened.count(str(source)) == 1
 
 
 def test_a_handle_tells_when_its_upload_has_ended(make_queue, make_file, gate):

@@ -4,6 +4,7 @@ Runs in the uploading threads of a drain. Raises transient errors and returns fi
 """
 
 import contextlib
+import os
 import re
 from pathlib import Path
 
@@ -89,7 +90,8 @@ def deliver(
     # A first attempt need not read a file before its first part: what it sends is compared with the CRC-32,
     # if one was noted, before the object appears. Later attempts, which may find parts sent, read it as for
     # other stores.
-    is_read_once = not (retried or suspect) and checks_whole(store, entry.size)
+    is_large = entry.size > _LOOK_FIRST_BYTES  # A small one is sent from memory in any case.
+    is_read_once = is_large and not (retried or suspect) and checks_whole(store, entry.size)
     opened = _opened(folder, entry, crc32 if is_read_once else None, is_read_once=is_read_once)
     if isinstance(opened, str):
         return outcome_of(entry, store, UploadState.CORRUPT, opened)
@@ -141,7 +143,7 @@ def _put(
 def _opened(folder: Path, entry: Entry, crc32: int | None, *, is_read_once: bool) -> Body | str:
     """Returns the staged bytes, read now unless they are read once; or a description of the damage."""
     try:
-        about = (folder / DATA_FILE).lstat()
+        about = os.lstat(f"{folder}/{DATA_FILE}")  # a Path costs more than the call
         if about.st_size != entry.size:  # It is not read, since it may be of any size.
             return _wrong_size(entry, about.st_size)
         known = _remembered_digest(folder) if entry.size >= _REMEMBER_DIGEST_BYTES else None

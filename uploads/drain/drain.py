@@ -244,6 +244,7 @@ class Drain:
         if last:
             try:
                 self._retry_records()
+                self._spool.remove_spares()
                 self._spool.write_status(self.status())
             finally:
                 self._lock.release()

@@ -191,9 +191,16 @@ def _run_commands(
             messenger.send()  # Messages that did not fit before.
             # A forked sibling may keep the pipe open after the death of the parent.
             command = {} if os.getppid() == parent else {"orphaned": True}
-        if "add" in command:
-            drain.add([command["add"]])
-        elif "rescan" in command:
+        folders = []
+        while "add" in command:  # What came meanwhile too: each call waits for the threads that upload.
+            folders.append(command["add"])
+            try:
+                command = commands.get_nowait()
+            except queue.Empty:
+                command = {}
+        if folders:
+            drain.add(folders)
+        if "rescan" in command:
             drain.rescan()
         elif "stop" in command:
             drain.stop(command["stop"])

@@ -181,7 +181,9 @@ def _folder_of(root: Path, name: str | None, run_id: str | None, resume: Any) ->
     if there is not None and resume:
         return there, "resume"
     new_name = name or run_id or events.agreed_run_name() or events.new_run_name()
-    return root / _as_folder(new_name), "auto" if resume in {True, "auto", "true"} else "new"
+    folder = root / _as_folder(new_name)
+    is_completed = read_json(folder / "sidecar.json").get("status") == "completed"
+    return folder, "resume" if resume in {True, "auto", "true"} and not is_completed else "new"
 
 
 def _as_folder(name: str) -> str:

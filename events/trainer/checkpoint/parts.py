@@ -154,7 +154,7 @@ class RunParts:
         return [parameter for group in groups for parameter in group["params"]]
 
     def states(self, found: Reached) -> dict[str, Any]:
-        """Returns the entries of a checkpoint: states by name, and which modes and gradients were switched."""
+        """Returns the entries of a checkpoint: states by name, and what training has switched."""
         parts, model = found.parts, self._state.model
         fixed = self._fixed(parts)
         return {
@@ -196,7 +196,7 @@ class RunParts:
                 self._changed.add(name)
 
     def begin(self, checkpoint: Mapping[str, Any] | None, *, is_saved: bool) -> None:
-        """Notes how parts are where training begins, restores what was switched since, and says what is saved.
+        """Notes how parts are as training begins, restores what was switched, and says what is saved.
 
         Args:
             checkpoint: the one that the run resumes from, or None.
@@ -257,8 +257,8 @@ class RunParts:
         _log.info("Checkpoints hold, beside optimizers, schedulers and data:\n  %s", "\n  ".join(rows))
         if not found.is_whole:
             _log.warning(
-                "Checkpoints may lack random number generators: model, loss or callbacks hold too many objects "
-                "to look into all. Declare them: Trainer(state={'name': generator})."
+                "Checkpoints may lack random number generators: model, loss or callbacks hold too many "
+                "objects to look into all. Declare them: Trainer(state={'name': generator})."
             )
 
     def _fixed(self, parts: Mapping[str, Any]) -> dict[str, torch.Tensor]:

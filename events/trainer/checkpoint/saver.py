@@ -338,7 +338,7 @@ class CheckpointSaver(Callback):
             self._publisher.move_pointers(state, is_late=distributed.from_rank_zero(waited > seconds))
 
     def limit(self, seconds: float) -> None:
-        """Gives all that is still to be written and uploaded so many seconds at most: the machine goes away."""
+        """Gives all that is still to be written and uploaded so many seconds at most."""
         self._close_seconds = min(self._close_seconds, seconds)
         self._writing.limit(self._close_seconds)
 

@@ -206,7 +206,7 @@ class ShardPlan:
 
 
 def _take_out(checkpoint: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Returns the tensors of model, other modules and optimizers by key, and a copy of the checkpoint without them."""
+    """Returns the tensors of modules and optimizers by key, and a copy of the checkpoint without them."""
     tensors: dict[str, torch.Tensor] = {}
     places: dict[str, list[Any]] = {}
     known: dict[Any, str] = {}
@@ -362,7 +362,8 @@ class ShardedCheckpoint:
         is_same = state is None or state.world_size == self.world_size
         checkpoint = self._values(state.rank if state is not None and is_same else 0, device)
         if "random" in checkpoint:
-            own = range(self.world_size) if state is None else (state.rank,)
+            # With other ranks than then, those of rank 0 say where the run stands.
+            own = range(self.world_size) if state is None else (state.rank, state.rank if is_same else 0)
             others = [self._values(rank, device) if rank in own else None for rank in range(self.world_size)]
             for name in ("random", "random_at_epoch_start", "train_metrics"):
                 # Metrics of an older version are no list.

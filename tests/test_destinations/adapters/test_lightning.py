@@ -290,7 +290,7 @@ def test_a_slurm_requeue_is_a_preemption_unless_the_run_completes(tmp_path, side
 
 
 def test_a_failed_run_may_continue(tmp_path, sidecar):
-    """A fit after one that failed opens the folder again, and completes it."""
+    """A trainer that fits on after it failed opens the folder again, and completes the run."""
     failures = [RuntimeError("once")]
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
@@ -299,11 +299,12 @@ def test_a_failed_run_may_continue(tmp_path, sidecar):
 
     logger = LightningLogger(RunDirectory(tmp_path / "run"), raise_errors=True)
     model = make_model("lightning.pytorch", on_train_batch_end=on_train_batch_end)
+    trainer = make_trainer("lightning.pytorch", logger, tmp_path)
     with pytest.raises(RuntimeError):
-        make_trainer("lightning.pytorch", logger, tmp_path).fit(model, loader())
+        trainer.fit(model, loader())
     assert sidecar(tmp_path / "run")["status"] == "failed"
 
-    make_trainer("lightning.pytorch", logger, tmp_path).fit(model, loader())
+    trainer.fit(model, loader())
     logger.close()
 
     assert sidecar(tmp_path / "run")["status"] == "completed"
@@ -457,32 +458,6 @@ def test_save_is_free_while_a_trainer_is_at_work(tmp_path):
 
 
 @pytest.mark.parametrize("has_callback", [True, False])
-def test_a_failed_fit_that_is_run_again_replaces_its_rows(tmp_path, has_callback):
-    """A second program finds the run by its folder; training that begins anew is noticed, also without a callback."""
-
-    def fit(model, **options):
-        logger = LightningLogger(RunDirectory(tmp_path / "run"), raise_errors=True)
-        if not has_callback:
-            options["callbacks"] = []
-        make_trainer("lightning.pytorch", logger, tmp_path, max_epochs=2, **options).fit(model, loader())
-        make_trainer("lightning.pytorch", logger, tmp_path, **options).test(model, loader(), verbose=False)
-        logger.close()
-
-    def on_train_batch_start(self, batch, batch_idx):
-        if self.global_step == 3:
-            raise RuntimeError("once")
-
-    with pytest.raises(RuntimeError, match="once"):
-        fit(make_model("lightning.pytorch", on_train_batch_start=on_train_batch_start))
-    fit(make_model("lightning.pytorch"))
-
-    rows = read_rows(tmp_path / "run")
-    assert [row.step for row in rows if "loss" in row.metrics] == [0, 1, 2, 3]
-    assert [row.step for row in rows if "test" in row.metrics] == [0]
-    assert list((tmp_path / "run" / "abandoned").iterdir()) != []
-
-
-@pytest.mark.parametrize("has_callback", [True, False])
 def test_rows_before_the_first_batch_is_logged_are_kept(tmp_path, has_callback):
     """What a module logs itself, as a fit begins and in each step, is kept: in a new run, and in one begun anew."""
     value = 0.0
@@ -504,19 +479,18 @@ def test_rows_before_the_first_batch_is_logged_are_kept(tmp_path, has_callback):
         with contextlib.closing(logger):
             make_trainer("lightning.pytorch", logger, tmp_path, **options).fit(model, loader())
 
-    def rows_of(name):
-        rows = read_rows(tmp_path / "run")
+    def rows_of(folder, name):
+        rows = read_rows(tmp_path / folder)
         return [(row.step, row.metrics[name]) for row in rows if name in row.metrics]
 
     with pytest.raises(RuntimeError, match="once"):
         fit()
-    first = rows_of("begins"), rows_of("mine")
     value = 1.0
     fit()
 
-    assert first == ([(0, 0.0)], [(step, 0.0) for step in range(4)])
-    assert rows_of("begins") == [(0, 1.0)]
-    assert rows_of("mine") == [(step, 1.0) for step in range(4)]
+    for folder, expected in (("run", 0.0), ("run-2", 1.0)):
+        assert rows_of(folder, "begins") == [(0, expected)]
+        assert rows_of(folder, "mine") == [(step, expected) for step in range(4)]
 
 
 def test_a_fit_begins_where_its_trainer_stands(tmp_path):
@@ -544,7 +518,7 @@ def test_a_fit_begins_where_its_trainer_stands(tmp_path):
 
 
 def test_a_second_fit_keeps_what_it_logs_as_it_begins(tmp_path):
-    """A fit that begins anew in one program replaces the rows of the first, and not its own first one."""
+    """A fit that begins anew with the same logger is a run beside the first, with all that it logs."""
     logger = LightningLogger(RunDirectory(tmp_path / "run"), raise_errors=True)
     for value in (1.0, 2.0):
         model = make_model(
@@ -554,9 +528,10 @@ def test_a_second_fit_keeps_what_it_logs_as_it_begins(tmp_path):
         make_trainer("lightning.pytorch", logger, tmp_path, max_epochs=1).fit(model, loader())
     logger.close()
 
-    rows = read_rows(tmp_path / "run")
-    assert [(row.step, row.metrics["begins"]) for row in rows if "begins" in row.metrics] == [(0, 2.0)]
-    assert [row.step for row in rows if "loss" in row.metrics] == [0, 1]
+    for folder, value in (("run", 1.0), ("run-2", 2.0)):
+        rows = read_rows(tmp_path / folder)
+        assert [(row.step, row.metrics["begins"]) for row in rows if "begins" in row.metrics] == [(0, value)]
+        assert [row.step for row in rows if "loss" in row.metrics] == [0, 1]
 
 
 def test_a_fit_that_goes_on_keeps_all_rows(tmp_path):
@@ -670,7 +645,7 @@ def test_images_videos_and_tables_in_the_shapes_that_callbacks_use(tmp_path):
     assert (images.name, images.step, images.value["mask_class_labels"]) == ("a/b", 3, {1: "cat"})
     assert [mask.shape for mask in images.value["masks"]["truth"]] == [(4, 6), (4, 6)]
     assert images.value["captions"] == ["one", "two"]
-    assert (one.name, one.step) == ("one", 0)
+    assert (one.name, one.step) == ("one", 3)
     assert (clip.name, clip.value["video"].shape, clip.value["fps"]) == ("clip", (5, 3, 8, 8), 8)
     assert (clip_bytes.value["video"], clip_bytes.value["fps"]) == (b"\x00mp4", None)
     assert (clip.value["caption"], "caption" in clip_bytes.value) == ("x", False)

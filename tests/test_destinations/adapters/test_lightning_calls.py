@@ -328,3 +328,17 @@ def test_a_named_writer_adds_to_a_run_that_is_trained(tmp_path):
     assert (run.status, run.writer("eval").status) == ("completed", "completed")
     assert run.series("val/acc").step.tolist() == [4, 9]
     assert {"loss", "more", "val/acc"} <= {*run.metric_names()}
+
+
+def test_experiment_has_calls_of_wandb(tmp_path):
+    """Programs for `WandbLogger` log, and set hyperparameters, where they did."""
+    with LightningLogger(RunDirectory(tmp_path / "run"), raise_errors=True) as logger:
+        logger.log_metrics({"loss": 1.0}, step=3)
+        logger.experiment.define_metric("extra", step_metric="loss")
+        logger.experiment.log({"extra": 2.0, "word": "blue"})
+        logger.experiment.config.update({"lr": 0.5})
+        assert logger.experiment.dir == str(tmp_path / "run")
+
+    series = ReadRun.open(tmp_path / "run").series("extra")
+    assert (series.step.tolist(), series.value.tolist()) == ([3], [2.0])
+    assert (tmp_path / "run" / "hparams.yaml").read_text() == "lr: 0.5\n"

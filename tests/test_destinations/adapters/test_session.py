@@ -97,8 +97,9 @@ def test_ranks_of_torchrun_agree_on_a_name_and_keep_it_when_they_are_restarted(t
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": str(store.port),
     }
-    for rank in ("0", "1", "1"):
-        done = torch_server.run(program, tmp_path, env=environment | {"RANK": rank}, timeout_s=120)
+    for rank, restarts in (("1", "0"), ("1", "1"), ("0", "1")):
+        more = {"RANK": rank, "TORCHELASTIC_RESTART_COUNT": restarts}
+        done = torch_server.run(program, tmp_path, env=environment | more, timeout_s=120)
         assert done.returncode == 0, done.stderr
 
     (folder,) = tmp_path.iterdir()

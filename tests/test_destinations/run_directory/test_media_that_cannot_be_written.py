@@ -74,7 +74,7 @@ def test_an_image_does_not_list_the_files_of_its_name(tmp_path):
 
 
 def test_media_that_could_not_be_written_are_in_the_sidecar_and_the_last_line(tmp_path, caplog):
-    """Their number is said, texts and rows beside them are kept, the status is that of training."""
+    """Their number and the status say so; texts and rows beside them are kept."""
     with Run(RunDirectory(tmp_path / "run"), run_name="r") as run:
         run.batch_start()
         run.flush()
@@ -88,7 +88,7 @@ def test_media_that_could_not_be_written_are_in_the_sidecar_and_the_last_line(tm
         run.upload_file("name", tmp_path / "file")
 
     sidecar = _sidecar(tmp_path / "run")
-    assert (sidecar["status"], sidecar["lost"]) == ("completed", {"media": 5, "files": 1})
+    assert (sidecar["status"], sidecar["lost"]) == ("failed to write", {"media": 5, "files": 1})
     assert f"run folder {tmp_path / 'run'}: lost 1 files, 5 media and texts." in caplog.text
     assert "/proc/" not in caplog.text
     assert len(_lines(tmp_path / "run" / "texts.jsonl")) == 5
@@ -208,7 +208,7 @@ print(json.dumps([sidecar["status"], sidecar["lost"], names]))
     )
 
     lines = done.stdout.splitlines()
-    assert json.loads(lines[-1]) == ["completed", {"media": 3}, ["after", "before"]], (
+    assert json.loads(lines[-1]) == ["failed to write", {"media": 3}, ["after", "before"]], (
         done.stdout + done.stderr
     )
     assert any(line.endswith("lost 3 media and texts.") for line in lines)
@@ -249,5 +249,5 @@ print(json.dumps([sidecar["status"], sidecar["lost"], sorted(one.name for one in
         cwd=tmp_path,
     )
 
-    assert json.loads(done.stdout) == ["completed", {"media": 3}, ["a", "c"]], done.stderr
+    assert json.loads(done.stdout) == ["failed to write", {"media": 3}, ["a", "c"]], done.stderr
     assert "lost 3 media and texts." in done.stderr

@@ -350,7 +350,7 @@ def test_what_is_done_with_a_folder_that_holds_a_completed_run(tmp_path, caplog)
         log(2.0, if_exists="error")
     assert sidecar(tmp_path)["status"] == "completed"
     folders = [log(3.0, if_exists="new"), log(4.0, if_exists="new"), log(5.0)]
-    assert f"{tmp_path / 'run'} is taken: this run is written to {folders[-1]}" in caplog.messages[-1]
+    assert f"a run that was completed: this run is written to {folders[-1]}" in caplog.messages[-1]
     folders.append(log(6.0, if_exists="resume"))
 
     assert [folder.name for folder in folders] == ["run-2", "run-3", "run-4", "run"]
@@ -413,22 +413,110 @@ def test_a_script_that_is_run_again_writes_beside_the_run_that_it_completed(tmp_
 
     assert again.returncode == 0
     assert again.stderr.strip() == (
-        f"run folder {folder} is taken: this run is written to {folder}-2. "
-        'Pass if_exists="resume" to continue the completed run instead.'
+        f"run folder {folder} holds a run that was completed: this run is written to {folder}-2. To continue "
+        'the earlier run, pass if_exists="resume", call run.fit_start(batch=...), or load its checkpoint in the '
+        "trainer (ckpt_path, resume_from_checkpoint, autoresume)."
     )
     for one in (folder, tmp_path / "run-2"):
         assert [row.metrics for row in read_rows(one)] == [{"loss": 1.0}]
 
 
-def test_a_run_that_failed_in_another_process_is_continued(tmp_path):
-    """Nothing has to be passed after a crash."""
-    folder = tmp_path / "run"
-    assert log_in_another_process(folder, "fail").returncode == 3
+PROOFS = {
+    "fit_start": ({}, {}, {"batch": 1}),
+    "if_exists": ({"if_exists": "resume"}, {}, None),
+    "run_id": ({"run_id": "abc"}, {}, None),
+    "slurm": ({}, {"SLURM_RESTART_COUNT": "1"}, None),
+    "torchrun": ({}, {"TORCHELASTIC_RESTART_COUNT": "2"}, None),
+    "none": ({}, {"SLURM_RESTART_COUNT": "0"}, None),
+    "fit_start at 0": ({}, {}, {}),
+}
 
-    with Run(RunDirectory(folder), run_name="mine") as run:
+
+@pytest.mark.parametrize("proof", PROOFS)
+def test_failed_run_is_continued_with_a_proof_alone(tmp_path, monkeypatch, proof):
+    """Hyperparameters, a text, a file and a row that are logged before the proof go where the run goes."""
+    folder = tmp_path / "run"
+    options, environment, position = PROOFS[proof]
+    assert log_in_another_process(folder, "fail").returncode == 3
+    if proof == "run_id":
+        (folder / "sidecar.json").write_text('{"run_id": "abc", "status": "failed"}')
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    file = tmp_path / "file.txt"
+    file.write_text("mine")
+
+    with Run(RunDirectory(folder, **options), run_name="mine") as run:
+        run.log_hyperparameters({"lr": 0.5})
+        run.log_text("before", "note")
+        run.upload_file("file.txt", file)
+        file.unlink()
+        run.log_metrics({"val": 3.0}, 0)
+        if position is not None:
+            run.fit_start(**position)
         run.log_metrics({"loss": 2.0}, 1)
 
-    assert [row.metrics["loss"] for row in read_rows(folder)] == [1.0, 2.0]
+    is_continued = proof not in {"none", "fit_start at 0"}
+    (found,) = {path.parent for path in tmp_path.rglob("hparams.yaml")}
+    assert found == (folder if is_continued else tmp_path / "run-2")
+    assert [one.name for one in sorted(tmp_path.iterdir())] == (["run"] if is_continued else ["run", "run-2"])
+    assert [row.metrics for row in read_rows(found)] == [
+        *([{"loss": 1.0}] if is_continued else []),
+        {"val": 3.0},
+        {"loss": 2.0},
+    ]
+    assert (found / "artifacts" / "file.txt").read_text() == "mine"
+    assert [json.loads(line)["name"] for line in (found / "texts.jsonl").read_text().splitlines()] == ["note"]
+    assert [row.metrics for row in read_rows(folder)][:1] == [{"loss": 1.0}]
+
+
+def test_restarted_job_leaves_the_runs_that_it_has_begun_itself(tmp_path, monkeypatch):
+    """A sweep in a job that Slurm has queued again: the first run that failed is not continued by the second."""
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    for value in (1.0, 2.0):
+        run = Run(RunDirectory(tmp_path / "run"), run_name="mine")
+        run.log_metrics({"loss": value}, 0)
+        run.close(ValueError("diverged"))
+
+    rows = {one.name: [row.metrics for row in read_rows(one)] for one in sorted(tmp_path.iterdir())}
+    assert rows == {"run": [{"loss": 1.0}], "run-2": [{"loss": 2.0}]}
+
+
+def test_ranks_that_all_write_refuse_a_run_without_a_proof(tmp_path):
+    """They cannot agree on a name beside it; one rank alone takes one."""
+    folder = tmp_path / "run"
+    assert log_in_another_process(folder, "fail").returncode == 3
+    with Run(RunDirectory(folder, all_ranks=True), run_name="mine") as run:
+        run.log_metrics({"loss": 2.0}, 0)
+        assert run.logger.destinations[0].run_dir == tmp_path / "run-2"
+
+    run = Run(RunDirectory(folder, all_ranks=True), run_name="mine")
+    run.state.world_size = 2
+    with pytest.raises(RunExistsError, match="several ranks cannot agree on a name beside it"):
+        run.run_event("init")
+
+
+def test_row_that_repeats_a_step_of_an_earlier_session_is_said_once(tmp_path, caplog):
+    """A loop that gives its own steps never says where it begins; the line names the call that does."""
+    for begin, value in ((0, 1.0), (1, 2.0)):
+        with Run(RunDirectory(tmp_path / "run", if_exists="resume"), run_name="mine") as run:
+            for step in range(begin, 3):
+                run.log_metrics({"loss": value}, step)
+
+    (said,) = [message for message in caplog.messages if "earlier session" in message]
+    assert "'loss' at step 1 was logged by an earlier session too, which went on to step 2" in said
+    assert "run.fit_start(batch=1)" in said
+    assert len(read_rows(tmp_path / "run")) == 5
+
+
+def test_run_that_lost_records_is_not_completed(tmp_path, monkeypatch):
+    """A text that cannot be written costs the status, and the sidecar says what was lost."""
+    with Run(RunDirectory(tmp_path / "run"), run_name="mine") as run:
+        run.log_metrics({"loss": 1.0}, 0)
+        run.logger.destinations[0]._early_lost = 8  # as many as did not fit before `init`
+
+    found = sidecar(tmp_path)
+    assert (found["status"], found["exception"]) == ("failed to write", "lost 8 records logged before init")
+    assert found["lost"] == {"early": 8}
 
 
 @pytest.mark.parametrize("options", [{"autoresume": True}, {"if_exists": "resume"}])
@@ -631,7 +719,7 @@ def test_a_killed_session_is_named_by_the_next(tmp_path):
     assert done.returncode == -signal.SIGKILL
     killed = sidecar(tmp_path)["status"]
 
-    destination = RunDirectory(tmp_path / "run")
+    destination = RunDirectory(tmp_path / "run", if_exists="resume")
     from events import Engine, Logger, State
 
     state = State("x", timestamp=Timestamp(batch=1))

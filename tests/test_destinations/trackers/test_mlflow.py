@@ -362,7 +362,7 @@ def test_tables_can_be_read_by_mlflow(everything):
 def test_all_else_is_artifacts(everything):
     """Texts, sounds, videos, histograms, point clouds, traces and files."""
     assert everything.artifact(r"texts/te_xt/00000001_\d+_\d+\.txt").decode() == "<b> \\udc80"
-    with wave.open(io.BytesIO(everything.artifact(r"audio/sound/00000000_.*\.wav"))) as sound:
+    with wave.open(io.BytesIO(everything.artifact(r"audio/sound/00000001_.*\.wav"))) as sound:
         assert (sound.getframerate(), sound.getnframes()) == (8000, 100)
     assert everything.artifact(r"videos/video/.*\.mp4")[4:8] == b"ftyp"
     assert json.loads(everything.artifact(r"histograms/histogram/.*\.json"))["counts"] == [1, 2]

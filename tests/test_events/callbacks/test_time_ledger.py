@@ -470,7 +470,7 @@ def test_files_of_traces_are_kept_and_joined_to_the_trace(tmp_path):
     trace_path = tmp_path / "whole.json"
     where = ["--root", str(tmp_path), "-o", str(trace_path)]
 
-    assert artifact.name == "mine/traces/profile(1)-ba0-rank0.json.gz"
+    assert artifact.name == "mine/traces/profile{1}-ba0-rank0.json.gz"
     assert artifact.path.read_bytes() == (tmp_path / "trace.json.gz").read_bytes()
     assert trace.traces["profile{1}"] == {"file": artifact.name, "size": artifact.size}
     assert trace.traces["other"] == 3

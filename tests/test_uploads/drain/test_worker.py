@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
@@ -16,6 +17,7 @@ from tests.servers.s3_servers import refusing_port
 from tests.waiting import until
 from uploads import RetryPolicy, Timeouts, UploadQueue, UploadState
 from uploads.drain.supervisor import WorkerConfig, WorkerSupervisor
+from uploads.drain.worker import _run_commands
 from uploads.spool.entry import read_attempts
 from uploads.spool.ownership import owner_of
 
@@ -254,6 +256,33 @@ def test_a_worker_keeps_the_size_of_its_files_once(monkeypatch, own, expected):
 
     assert taken.wait(LIMIT_SECONDS)
     link.stop(LIMIT_SECONDS)
+
+
+class DrainThatNotes:
+    """Notes what it is told."""
+
+    def __init__(self):
+        self.calls = []
+
+    def add(self, folders):
+        self.calls.append(folders)
+
+    def rescan(self):
+        self.calls.append("rescan")
+
+    def stop(self, timeout_seconds):
+        self.calls.append(timeout_seconds)
+
+
+def test_announcements_that_have_gathered_are_added_at_once():
+    """A burst of entries takes the schedule's lock once, and commands keep their order."""
+    commands, drain = SimpleQueue(), DrainThatNotes()
+    for command in (*({"add": name} for name in "abc"), {"rescan": True}, {"add": "d"}, {"stop": 1.0}):
+        commands.put(command)
+
+    _run_commands(drain, commands, messenger=None, grace_seconds=0.0)
+
+    assert drain.calls == [["a", "b", "c"], "rescan", ["d"], 1.0]
 
 
 def test_a_worker_that_is_killed_in_the_middle_of_a_line_is_replaced(caplog):

@@ -79,6 +79,70 @@ def test_an_entry_survives_the_way_through_every_state(spool):
     assert [outcome.sha256 for outcome in spool.delivered()] == ["ff"]
 
 
+def _deliver(spool, one):
+    spool.claim(one.folder)
+    spool.settle(one.folder, Outcome(one.identifier, one.remote_name, UploadState.DONE))
+
+
+def _names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def _spares(spool):
+    return _names(spool.path / "spare")
+
+
+@pytest.mark.parametrize("is_other", [False, True], ids=["in threads", "by another process"])
+def test_the_next_entry_takes_the_folder_of_a_delivered_one(spool, monkeypatch, is_other):
+    """Staging makes no folder where one is left, and finds nothing of the earlier entry in it."""
+    made, mkdir = [], os.mkdir
+    monkeypatch.setattr(os, "mkdir", lambda *arguments: made.append(arguments) or mkdir(*arguments))
+    _publish(spool, _entry(1))
+    _deliver(Spool(spool.path) if is_other else spool, _entry(1))
+    assert (len(made), _spares(spool)) == (1, [_entry(1).folder])
+
+    folder = _publish(spool, _entry(2))
+
+    assert (len(made), _spares(spool)) == (1, [])
+    assert _names(spool.pending / folder) == ["data", "entry.json"]
+
+
+def test_a_folder_that_another_process_took_is_not_missed(spool):
+    """Of two processes that found one folder, one takes it, and the other makes a new one."""
+    _publish(spool, _entry(1))
+    _deliver(spool, _entry(1))
+    assert Spool(spool.path).new_folder().is_dir()
+
+    assert _publish(spool, _entry(2)) in spool.list_pending()
+
+
+def test_a_folder_with_notes_takes_no_other_entry(spool):
+    """Attempts of a delivered entry are not those of the next one."""
+    folder = _publish(spool, _entry(1))
+    note_attempts(spool.pending / folder, Attempts(3, "away"))
+
+    _deliver(spool, _entry(1))
+
+    assert (_spares(spool), _names(spool.done)) == ([], [])
+
+
+def test_folders_of_delivered_entries_are_few_and_do_not_stay(spool, monkeypatch):
+    """The oldest go first; at the end, and before a queue starts, all go but one that is in use."""
+    monkeypatch.setattr("uploads.spool.spool._MAX_SPARES", 2)
+    entries = [_entry(number) for number in range(1, 6)]
+    for one in entries:
+        _publish(spool, one)
+    for one in entries:
+        _deliver(spool, one)
+    assert _spares(spool) == [one.folder for one in entries[-2:]]
+    (spool.path / "spare" / entries[-1].folder / "data").write_bytes(b"staged just now")
+
+    Spool(spool.path).sweep_tmp()
+
+    assert _spares(spool) == [entries[-1].folder]
+    assert (spool.path / "spare" / entries[-1].folder / "data").read_bytes() == b"staged just now"
+
+
 class SpoolThatMoves(Spool):
     """One whose entry is taken for uploading between the look for it and the reading."""
 

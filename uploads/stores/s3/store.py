@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_args
+from urllib.parse import quote
 
 import attrs
 
@@ -73,6 +74,9 @@ class S3Store:
         self._extra_args = _extra_args({name: options[name] for name in options.keys() - own})
         self.bucket = bucket
         self.prefix = prefix.strip("/")
+        whole = compose_uri(f"s3://{bucket}", self.prefix, "", self._options.in_uris())
+        self._uri, mark, query = whole.partition("?")
+        self._uri_options = mark + query
         choice: tuple[Checksum, ...] = (
             get_args(Checksum) if self._options.checksum == "auto" else (self._options.checksum,)
         )
@@ -340,7 +344,7 @@ class S3Store:
         check_removed(f"delete {self._key(name)}", answer)
 
     def uri(self, name: str = "") -> str:
-        return compose_uri(f"s3://{self.bucket}", self.prefix, name, self._options.in_uris())
+        return f"{self._uri}/{quote(name)}{self._uri_options}" if name else self._uri + self._uri_options
 
     def renew(self) -> None:
         """Drops client and session where credentials or their files are others than they were made from.

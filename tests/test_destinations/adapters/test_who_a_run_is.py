@@ -1,0 +1,122 @@
+"""The contract of adapters: a run is new, or continues an earlier one, as its trainer says; never by its folder alone."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import yaml
+
+from destinations.run_directory import read_rows
+from tests.servers.fork_server import ForkServer
+
+pytestmark = pytest.mark.xdist_group("who_a_run_is")
+
+PROGRAM = """
+import sys
+from tests.test_destinations.adapters.trainers import train
+name, folder, how, *rates = sys.argv[1:]
+for lr in map(float, rates):
+    train(name, folder, lr, kills=how == "kills", resumes=how == "resumes")
+"""
+LOSSES = {"hugging_face": "train/loss", "keras": "train/loss", "ours": "loss/train/total"}
+EVALUATIONS = {"hugging_face": "eval/loss", "keras": "eval/loss"}
+
+
+@pytest.fixture(scope="module")
+def server():
+    """Runs programs of all trainers, which need not import them."""
+    modules = ("lightning.pytorch", "transformers", "accelerate", "torchrl.record.loggers", "keras")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KERAS_BACKEND", "torch")
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        with ForkServer("torch", "torch._dynamo", "transformers.trainer", *modules) as server:
+            yield server
+
+
+@pytest.mark.parametrize(
+    "trainer",
+    ["lightning", "lightning_alone", "hugging_face", "accelerate", "torchrl", "keras", "ours", "own_loop"],
+)
+class TestWhoARunIs:
+    """Programs in processes of their own; learning rates tell their runs apart."""
+
+    @pytest.fixture
+    def train(self, server, tmp_path, trainer):
+        """Returns a function that runs a program, and what it wrote to stderr."""
+
+        def run(how, *rates):
+            environment = {**os.environ, "KERAS_BACKEND": "torch", "HF_HUB_OFFLINE": "1"}
+            folder = tmp_path / "runs" / "mine"
+            done = server.run(PROGRAM, trainer, folder, how, *rates, env=environment, cwd=tmp_path)
+            assert done.returncode == (-signal.SIGKILL if how == "kills" else 0), done.stderr
+            return done.stderr
+
+        return run
+
+    @pytest.fixture
+    def runs(self, tmp_path, trainer):
+        """Returns a function that gives each run: its learning rates, and the steps of its losses."""
+
+        def read():
+            name, found = LOSSES.get(trainer, "loss"), {}
+            for sidecar in sorted(Path(tmp_path, "runs").glob("*/sidecar.json")):
+                text = (sidecar.parent / "hparams.yaml").read_text()
+                steps = [row.step for row in read_rows(sidecar.parent) if name in row.metrics]
+                # Hugging Face logs a batch once it is counted.
+                steps = [step - (trainer == "hugging_face") for step in steps]
+                found[sidecar.parent.name] = (
+                    [lr for lr in (0.125, 0.25, 0.5) if str(lr) in _scalars(text)],
+                    steps,
+                )
+            return found
+
+        return read
+
+    def test_second_start_is_a_run_beside_the_first(self, train, runs):
+        """Both have their rows and their hyperparameters, whether the first has completed or was killed."""
+        train("kills", 0.125)
+        said = train("starts", 0.25)
+        train("starts", 0.5)
+
+        assert runs() == {
+            "mine": ([0.125], [0, 1, 2]),
+            "mine-2": ([0.25], [0, 1, 2, 3]),
+            "mine-3": ([0.5], [0, 1, 2, 3]),
+        }
+        assert "mine holds a run that did not end: this run is written to" in said
+        assert 'To continue the earlier run, pass if_exists="resume"' in said
+
+    def test_killed_run_goes_on_where_its_checkpoint_is_loaded(self, train, runs, tmp_path, trainer):
+        """There is one run, with each step once; what was evaluated before the checkpoint was loaded is in it."""
+        train("kills", 0.125)
+        train("resumes", 0.125)
+
+        assert runs() == {"mine": ([0.125], [0, 1, 2, 3])}
+        values = [name for row in read_rows(tmp_path / "runs" / "mine") for name in row.metrics]
+        if trainer != "ours":
+            assert EVALUATIONS.get(trainer, "val") in values
+
+    def test_sweep_and_cell_that_is_run_again_are_runs_of_their_own(self, train, runs):
+        """One process makes logger and trainer anew for each, and closes none."""
+        train("starts", 0.125, 0.25, 0.5)
+
+        assert runs() == {
+            "mine": ([0.125], [0, 1, 2, 3]),
+            "mine-2": ([0.25], [0, 1, 2, 3]),
+            "mine-3": ([0.5], [0, 1, 2, 3]),
+        }
+
+
+def _scalars(text):
+    """Returns all scalars of a YAML document, as text."""
+    found, waiting = set(), [yaml.safe_load(text)]
+    while waiting:
+        match waiting.pop():
+            case dict() as one:
+                waiting += [*one.keys(), *one.values()]
+            case list() as one:
+                waiting += one
+            case one:
+                found.add(str(one))
+    return found
