@@ -454,7 +454,7 @@ class TestMemory:
             resident.append(next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")))
 
         saver, trainer = make_run(
-            At(**{"ba5": lambda: saver._writing.has_room(), "ba50": count, f"ba{many}": count}),
+            At(**{"ba5": lambda: saver._writing.has_room(), "ba50": count, f"ba{many}": count}),  # noqa: PLW0108
             save_interval="1ba",
             keep=1,
             process_bytes=process_bytes,
