@@ -303,7 +303,7 @@ class Publisher:
         """Forgets a checkpoint that could not be written.
 
         Returns:
-            The newer one, which now removes what the two would have removed together; None where there is none.
+            The newer one, which now removes what both would have removed; None where there is none.
         """
         self._kept.drop(save.before, has_newer=newer is not None)
         if newer is None:
