@@ -274,8 +274,8 @@ class TrainData:
         if ranks != state.world_size:
             if not (place["is_distributed"] and _is_distributed(loader)):
                 _log.warning(
-                    "Each rank reads other samples of this epoch from here on: only a DistributedSampler has one "
-                    "order for any number of ranks.",
+                    "Each rank reads other samples of this epoch from here on: only a DistributedSampler "
+                    "has one order for any number of ranks.",
                 )
                 return done, None
             samples = samples if place["is_end"] else samples * ranks / state.world_size

@@ -17,7 +17,7 @@ def _public(kind):
 
 def test_the_public_methods_are_the_events_and_the_lifecycle():
     """Nothing else is public on a callback."""
-    assert _public(Callback) == {event.value for event in Event} | LIFECYCLE
+    assert _public(Callback) == {event.value for event in Event} | LIFECYCLE | {"state_key"}
 
 
 def test_a_destination_adds_records_and_files():

@@ -52,9 +52,9 @@ def test_what_is_packed_arrives_once_at_each_destination():
     logger.log_metrics({"a": 3.5})
     logger.log_metrics({"a": torch.tensor(4.5)}, 4)
 
-    assert packer.packed == [({"a": 1.5}, 0), ({"a": 3.5}, 0), ({"a": 4.5}, 4)]
+    assert packer.packed == [({"a": 1.5}, 0), ({"a": 3.5}, 1), ({"a": 4.5}, 4)]
     assert packer.calls == [({"a": 2}, 1)]
-    assert before.calls == after.calls == [({"a": 1.5}, 0), ({"a": 2}, 1), ({"a": 3.5}, 0), ({"a": 4.5}, 4)]
+    assert before.calls == after.calls == [({"a": 1.5}, 0), ({"a": 2}, 1), ({"a": 3.5}, 1), ({"a": 4.5}, 4)]
 
 
 def test_nothing_is_offered_while_other_values_are_logged():

@@ -333,6 +333,7 @@ def test_a_process_that_was_forked_after_cuda_was_used_says_so(monkeypatch, devi
 
 def test_two_ranks_refuse_auto(monkeypatch):
     """A rank that runs out of memory alone would leave the others waiting."""
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
 
     with pytest.raises(ValueError, match="'auto' needs a single rank"):

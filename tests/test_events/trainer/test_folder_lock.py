@@ -13,6 +13,7 @@ from events import (
     CheckpointError,
     CheckpointSaver,
     CheckpointWriting,
+    EngineClosedError,
     Trainer,
     read_checkpoint,
 )
@@ -81,10 +82,12 @@ def test_two_trainers_of_a_process_have_it_one_after_the_other(make_trainer, tmp
     first = make_trainer(save_folder=folder)
 
     with pytest.raises(CheckpointError, match=f"process {os.getpid()} on .* close its Trainer"):
-        Trainer(network(), save_folder=folder, run_name="test", autoresume=True)
-    first.close()
-    make_trainer(save_folder=folder).close()
+        Trainer(network(), save_folder=folder, run_name="test")
+    # It continues the run, so it takes over.
+    make_trainer(save_folder=folder, autoresume=True).close()
 
+    with pytest.raises(EngineClosedError):
+        first.fit()
     assert not list(tmp_path.rglob(LOCK))
 
 

@@ -160,6 +160,7 @@ def test_an_unnamed_run_gets_a_name_that_sorts_by_time(monkeypatch):
 
 def test_several_ranks_need_a_name(monkeypatch):
     """Ranks that make up names each would be several runs."""
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
 
     with pytest.raises(ValueError, match="run_name must be given with several ranks"):

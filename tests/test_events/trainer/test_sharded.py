@@ -488,6 +488,7 @@ def test_a_divided_model_is_saved_in_shards_unless_that_is_forbidden(tmp_path, m
         Trainer(model, data, save_folder=tmp_path / "saved", save_sharded=False, **options)
 
     # The process group has one rank, whatever the environment says.
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with Trainer(model, data, save_folder=tmp_path / "saved", **options) as trainer:
         trainer.fit()
