@@ -453,8 +453,11 @@ class TestMemory:
             lines = Path("/proc/self/status").read_text().splitlines()
             resident.append(next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")))
 
+        def make_room():
+            saver._writing.has_room()
+
         saver, trainer = make_run(
-            At(**{"ba5": lambda: saver._writing.has_room(), "ba50": count, f"ba{many}": count}),  # noqa: PLW0108
+            At(**{"ba5": make_room, "ba50": count, f"ba{many}": count}),
             save_interval="1ba",
             keep=1,
             process_bytes=process_bytes,
