@@ -87,7 +87,7 @@ def agreed_run_name(timeout_s: float = _AGREE_SECONDS) -> str | None:
             store: Any = TCPStore(host, int(port), is_master=False, timeout=wait)
         else:
             store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001  # there is no other
-        if store is None:  # that of MPI's backend
+        if store is None:  # MPI's backend has none
             return None
         key = f"training-destinations/run-name/{next(_unnamed_runs)}"
         # Sets the name if there is none, and returns the one that is set.

@@ -371,7 +371,7 @@ class Experiment(SummaryCalls, Logger):
 
 
 class _BetweenStages(Callback):
-    """Hyperparameters that were logged after a stage: those of the next one, which may be another run's."""
+    """Hyperparameters logged after a stage. They belong to the next stage, which may be another run."""
 
     def __init__(self) -> None:
         self.kept: list[Any] = []
@@ -455,7 +455,7 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
         self._upload_checkpoints = upload_checkpoints or log_model == "all"
         self._upload_last = log_model is True
         self._checkpoint_callbacks: dict[int, Any] = {}
-        # The folder that has those of all of the trainer's checkpoint callbacks.
+        # The folder that contains the folders of all of the trainer's checkpoint callbacks.
         self._checkpoint_folder: Path | None = None
         self._has_said_checkpoints_stay = False
         self._is_watch_due = False

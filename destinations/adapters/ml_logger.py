@@ -139,8 +139,8 @@ class MlLogger(SessionMixin):
         default_namespace: the namespace of calls without one.
         num_steps: length of the run: above 5000 steps the default interval is 10 s, else 1 s.
         write_every_n_seconds: the interval of all phases.
-        write_train_every_n_seconds: that of "train".
-        write_val_every_n_seconds: that of every other phase.
+        write_train_every_n_seconds: the interval for "train".
+        write_val_every_n_seconds: the interval for every other phase.
         callbacks: callbacks of this project.
         run_name: name of the run. Default: environment variable `RUN_NAME`, else the folder name of a
             `RunDirectory`, else a generated name.
@@ -446,9 +446,9 @@ class BaseLoggerConfig:
 
     Attributes:
         name: what the logger is registered as in `ml`.
-        write_every_n_seconds: the interval of all phases. Default: that of the logger.
-        write_train_every_n_seconds: that of "train".
-        write_val_every_n_seconds: that of every other phase.
+        write_every_n_seconds: the interval for all phases. Default: the logger's interval.
+        write_train_every_n_seconds: the interval for "train".
+        write_val_every_n_seconds: the interval for every other phase.
     """
 
     name: str = ""

@@ -27,7 +27,7 @@ __all__ = ["Resumption", "rows_of_step"]
 _log = logging.getLogger("destinations")
 
 _MAX_ROWS = 1000
-# How many rows are compared with those of earlier sessions, which are read for each.
+# How many rows are compared with earlier sessions. Each comparison reads the earlier rows.
 _MAX_LOOKS = 20
 
 

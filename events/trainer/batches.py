@@ -15,7 +15,7 @@ import torch
 
 __all__ = ["has_parts", "move", "samples_in", "split"]
 
-# Where objects that hold a batch say how many samples it has: those of PyG, of DGL, and `PackedSequence`.
+# Attributes with the number of samples in a batch object: PyG, DGL, and `PackedSequence`.
 _COUNTS = ("num_graphs", "batch_size", "batch_sizes")
 _CHANNELS = {1, 3}
 _IMAGE = 3

@@ -953,7 +953,7 @@ class Trainer:
         return {**({} if get is None else get(is_train=is_train)), **(self._metrics or {})}
 
     def _evaluators(self, eval_dataloader: Any) -> tuple[Evaluator, ...]:
-        """Returns evaluators, of which none reads from what training reads from."""
+        """Returns evaluators that share no dataloader with training."""
         found = as_evaluators(eval_dataloader)
         for one in found:
             one.dataloader = apart_from(self.state.train_dataloader, one.dataloader)

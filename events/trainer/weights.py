@@ -1,4 +1,4 @@
-"""The names of a module's weights: those of the plain module, whether it or a part of it is compiled."""
+"""The names of a module's weights, as in the plain module, even if it or a part of it is compiled."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping

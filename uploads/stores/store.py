@@ -437,7 +437,7 @@ class Renewable(Protocol):
     """A store whose credentials may be rotated."""
 
     def renew(self) -> None:
-        """Reads the credentials again: the next request uses those of now."""
+        """Reads the credentials again, for the next request."""
         ...
 
     def credential_files(self) -> tuple[Path, ...]:

@@ -15,7 +15,7 @@ __all__ = ["CHART", "STEPS", "TABLE", "parquet_batches", "seconds_of", "stamp_of
 _Rows = Callable[[], Iterable[list[Any]]]
 _SUFFIXES = {".csv": ",", ".tsv": "\t", ".parquet": ""}
 _ROLES = ("step", "time", "epoch", "run")
-# Names of the step of a trainer among what it logs: Lightning's, that of Transformers, and ours.
+# Names under which trainers log their step: Lightning, Transformers, and ours.
 STEPS = ("trainer/global_step", "train/global_step", "global_step")
 # Names that a column has where the user names none: ours, and those of W&B.
 _DEFAULTS = {

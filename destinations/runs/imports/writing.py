@@ -252,7 +252,7 @@ class _Items:
     def _log_record(self, item: Logged | File) -> None:
         if isinstance(item, File):
             kind = "artifact"
-            # Not through the logger, which fills in placeholders: these names are those of others.
+            # Not through the logger, which fills in placeholders: somebody else chose these names.
             upload = self._destination.upload_file
             state = self._logger.state
             done = self._attempt(kind, lambda: upload(state, item.name, item.path, overwrite=True))

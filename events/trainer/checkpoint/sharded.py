@@ -362,7 +362,7 @@ class ShardedCheckpoint:
         is_same = state is None or state.world_size == self.world_size
         checkpoint = self._values(state.rank if state is not None and is_same else 0, device)
         if "random" in checkpoint:
-            # With other ranks than then, those of rank 0 say where the run stands.
+            # If the number of ranks has changed, rank 0's values say where the run stands.
             own = range(self.world_size) if state is None else (state.rank, state.rank if is_same else 0)
             others = [self._values(rank, device) if rank in own else None for rank in range(self.world_size)]
             for name in ("random", "random_at_epoch_start", "train_metrics"):
