@@ -437,4 +437,7 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stderr.flush()
+    # Threads of pyarrow that have just begun would abort a process that ends by itself.
+    os._exit(code)

@@ -5,7 +5,7 @@ Each is a small file that is replaced as a whole.
 The first two contain the fields of stable-pretraining's `RegistryLogger`, written as it writes them, and our
 own.
 
-Runs in the writer thread, except `add_hyperparameters`, which replaces one attribute, and the first write.
+Runs in the writer thread, except `add_hyperparameters`, `write_hparams` and the first write.
 That one syncs only if the run is not new: a file renamed before it is synced may be empty after a power loss.
 """
 
@@ -16,6 +16,7 @@ import json
 import math
 import os
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Mapping
@@ -131,6 +132,8 @@ class Documents:
             self.hyperparameters = {}
         self._hparams_written: dict[str, Any] | None = None
         self._are_hparams_safe = False
+        # Reentrant: a signal handler may log.
+        self._writing_hparams = threading.RLock()
         self.sessions = SessionLog(run_dir, now, disk)
         self.is_new = not existing and not self.hyperparameters
         """Whether there were no documents that a power loss could destroy."""
@@ -180,22 +183,23 @@ class Documents:
         self._hparams_written = None
 
     def write_hparams(self, *, durable: bool = True) -> None:
-        """Writes `hparams.yaml` if it changed or is not yet synced.
+        """Writes `hparams.yaml` if it changed or is not yet synced; any thread may call.
 
         Args:
             durable: whether to sync it.
         """
-        current = self.hyperparameters
-        is_written = (
-            current is self._hparams_written
-            and (self._are_hparams_safe or not durable)
-            and os.path.lexists(self._run_dir / HPARAMS)
-        )
-        if current and not is_written:
-            text = yaml.safe_dump(current, sort_keys=False, allow_unicode=True)
-            content = text.encode("utf-8", "backslashreplace")
-            replace_file(self._run_dir / HPARAMS, content, durable=durable, disk=self._disk)
-            self._hparams_written, self._are_hparams_safe = current, durable
+        with self._writing_hparams:
+            current = self.hyperparameters
+            is_written = (
+                current is self._hparams_written
+                and (self._are_hparams_safe or not durable)
+                and os.path.lexists(self._run_dir / HPARAMS)
+            )
+            if current and not is_written:
+                text = yaml.safe_dump(current, sort_keys=False, allow_unicode=True)
+                content = text.encode("utf-8", "backslashreplace")
+                replace_file(self._run_dir / HPARAMS, content, durable=durable, disk=self._disk)
+                self._hparams_written, self._are_hparams_safe = current, durable
 
     def write_sidecar(self, statistics: Statistics, more: dict[str, Any], *, durable: bool = True) -> None:
         """Writes `sidecar.json`.

@@ -202,6 +202,15 @@ class RankWriter:
         """Schedules the documents to be written."""
         self._are_documents_due = True
 
+    def take_hyperparameters(self, documents: Documents) -> None:
+        """Writes `hparams.yaml` in the thread that logs, so that a kill right after it takes none along."""
+        try:
+            documents.write_hparams(durable=False)
+        except OSError as error:
+            self._failed(error)
+        self.changed()
+        self.timer.wake()
+
     def flush(self) -> None:
         """Waits until the rows logged so far are in the CSV, at most ten seconds."""
         self._are_documents_due = True

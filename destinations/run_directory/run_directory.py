@@ -832,8 +832,7 @@ class RunDirectory(RecordDestination):
             self._keep_for_init("hyperparameters", lambda: self.log_hyperparameters(kept))
         if self._documents is not None and self._writer is not None and is_open:
             self._documents.add_hyperparameters(hyperparameters)
-            self._writer.changed()
-            self._writer.timer.wake()
+            self._writer.take_hyperparameters(self._documents)
 
     def log_record(self, kind: str, arguments: dict[str, Any]) -> None:
         """Writes a record in the background; see `MediaWriter`."""

@@ -91,7 +91,8 @@ def test_a_sensor_that_fails_does_not_end_it(metric_list, caplog):
 
 def test_only_local_rank_zero_samples(metric_list, monkeypatch, sampling_threads):
     """Others of the machine would say the same."""
-    monkeypatch.setenv("LOCAL_RANK", "1")
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
     sensor = Sensor()
 
     with Run(metric_list, SystemMonitor(0.001, sample=sensor), "mine"):
