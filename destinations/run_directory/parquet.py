@@ -413,6 +413,22 @@ class ParquetRows:
         times = self.index(())[1][OF_ROWS.index("first_time")]
         return float(times[0]) if len(times) else float("nan")
 
+    def row_after(self, last: tuple[bytes, bytes] | None) -> int | None:
+        """Returns the number of the row after the one with this step and time, as texts.
+
+        Returns:
+            None if there is no such row, or more than one.
+        """
+        if last is None or not {"step", "time"} <= {*self._columns}:
+            return None
+        places = [self._columns.index("step"), self._columns.index("time")]
+        found, before = [], 0
+        for (steps, has_step), (times, _) in self.arrays(places):
+            is_step = steps == float(last[0]) if last[0] else ~has_step
+            found += (before + np.flatnonzero(is_step & (times == float(last[1] or "nan")))).tolist()
+            before += len(steps)
+        return found[0] + 1 if len(found) == 1 and not self.lost else None
+
     def arrays(
         self,
         indices: Sequence[int],

@@ -89,6 +89,7 @@ _TAIL_ROWS = 1000
 _SAME_SECONDS = 1e-5
 _MAX_CACHED_BYTES = 64 << 20
 _PACKED_BYTES = 8 << 20
+_LINE_BYTES = 512
 # Of the parts of a run that has ended, so many are read whole when it is scanned.
 _MOST_VERIFIED = 16
 _RANK = re.compile(r"metrics(?:\.rank([0-9]{1,9}))?")
@@ -207,9 +208,13 @@ class CsvSnapshot:
         for chunk in self.chunks(start):
             yield from parse_rows(columns, [chunk])
 
-    def count_rows(self, start: int = 0) -> int:
-        """Returns the number of lines from the place of a row on; 0 for that of the first."""
-        return sum(chunk.count(b"\n") for chunk in self.chunks(start or None))
+    def last_row(self) -> tuple[bytes, bytes] | None:
+        """Returns step and time of the last row of a file of our writer, as texts; None if there is none."""
+        line, length = b"", _LINE_BYTES
+        while self.is_own and len(line) < self.size and b"\n" not in line[:-1]:
+            line, length = self.before(self.end, length), length * 16
+        step, _, time, *_ = [*line[:-1].rpartition(b"\n")[2].split(b",", 3), b"", b"", b""]
+        return (step, time) if line else None
 
     def before(self, end: int, length: int) -> bytes:
         """Returns up to `length` bytes before an offset, without the first line."""
@@ -294,7 +299,7 @@ class ParquetSnapshot(CsvSnapshot):
             return False
         if repr(next(csv.rows(), None)) != repr(next(self.rows(), None)):
             return False
-        count = csv.count_rows()
+        count = sum(chunk.count(b"\n") for chunk in csv.chunks())
         last = _last_csv_rows(csv, 1, (), ())
         # Number by number, as texts: NaN is itself.
         return repr(last) == repr(list(itertools.islice(self.rows(count - 1), 1)))

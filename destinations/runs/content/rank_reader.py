@@ -94,8 +94,8 @@ class RankReader:
         self._csv = run_dir / metrics_name(rank)
         self._seen: _SeenCsv | None = None
         self._seen_parts: tuple[Part, ...] = ()
-        # How many rows are before the end of what was seen of the CSV.
-        self._seen_rows = 0
+        # Step and time of the last row that was seen of the CSV, as texts; None where it had none.
+        self._seen_row: tuple[bytes, bytes] | None = None
 
     def look(self, *, with_records: bool = True) -> Look:
         """Returns what there is, and since where it is new.
@@ -119,7 +119,9 @@ class RankReader:
             if part is not None:
                 with contextlib.closing(part.open()) as piece:
                     is_it = (piece.packed.inode, piece.header) == (seen.inode, seen.header)
-                    now, start = seen if is_it and seen.end <= piece.end else None, self._seen_rows
+                    found = 0 if seen.end <= len(seen.header) else piece.packed.row_after(self._seen_row)
+                    if is_it and seen.end <= piece.end and found is not None:
+                        now, start = seen, found
             elif csv.fileno() >= 0 and is_in_place:
                 now = _SeenCsv.of(csv, min(seen.end, csv.end), seen.closed)
         except BaseException:
@@ -135,8 +137,7 @@ class RankReader:
     def note(self, look: Look) -> None:
         """Remembers that all rows of a look were read; before its end, as the CSV must be open."""
         csv = look.snapshot.csv
-        is_grown = look.is_continued and look.first == look.snapshot.closed + 1
-        self._seen_rows = csv.count_rows(look.start if is_grown else 0) + (self._seen_rows if is_grown else 0)
+        self._seen_row = csv.last_row()
         self._seen = None if csv.fileno() < 0 else _SeenCsv.of(csv, csv.end, look.snapshot.closed)
         self._seen_parts = look.snapshot.parts
 
