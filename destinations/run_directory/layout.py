@@ -50,7 +50,6 @@ __all__ = [
     "PLAIN",
     "POSITION",
     "SEGMENT_SUFFIX",
-    "SESSIONS",
     "SIDECAR",
     "SUMMARY",
     "TABLES_FOLDER",
@@ -106,7 +105,6 @@ SUMMARY = "summary.json"
 HEARTBEAT = "heartbeat"
 HPARAMS = "hparams.yaml"
 ENVIRONMENT = "environment.json"
-SESSIONS = "sessions.jsonl"
 # Changes by the user after the run; never touched by its writer.
 EDITS = "edits.json"
 MEDIA_FOLDER = "media"

@@ -19,6 +19,7 @@ from typing import Any
 
 import attrs
 
+from destinations.history.sessions import SESSIONS
 from destinations.kinds import record_folders
 from destinations.run_directory.layout import (
     ABANDONED_FOLDER,
@@ -29,7 +30,6 @@ from destinations.run_directory.layout import (
     JOURNAL_FOLDER,
     MEDIA_FOLDER,
     PARTS_FOLDER,
-    SESSIONS,
     SIDECAR,
     SUMMARY,
     TERMINAL_STATUSES,
