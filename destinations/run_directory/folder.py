@@ -32,12 +32,9 @@ from uploads.disk import DISK, NO_FLOCK, Disk, FileLock, open_temporary, rename_
 from .layout import (
     HEARTBEAT,
     HEARTBEAT_SECONDS,
-    INSTALL_PYARROW,
     SIDECAR,
-    has_pyarrow,
     journal_path,
     metrics_name,
-    parts_path,
     segment_paths,
 )
 
@@ -50,7 +47,6 @@ __all__ = [
     "RunPathError",
     "WriterLock",
     "check_path",
-    "check_readable",
     "holds_run",
     "remove_temporaries",
     "run_exists_error",
@@ -109,16 +105,6 @@ def holds_run(run_dir: Path, rank: int) -> bool:
     return any((run_dir / name).exists() for name in names) or bool(
         segment_paths(journal_path(run_dir, rank))
     )
-
-
-def check_readable(run_dir: Path, rank: int) -> None:
-    """Raises RunPathError if the run has parts that cannot be read here: a resume may have to cut them."""
-    parts = parts_path(run_dir / metrics_name(rank))
-    if not has_pyarrow() and any(parts.glob("*.parquet")):
-        raise RunPathError(
-            f"run folder {str(run_dir)!r} has rows in Parquet, and pyarrow is not installed. "
-            f"{INSTALL_PYARROW}"
-        )
 
 
 def run_exists_error(run_dir: Path, what: str) -> RunExistsError:

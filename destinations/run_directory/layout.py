@@ -10,7 +10,6 @@ import contextlib
 import csv
 import errno
 import hashlib
-import importlib.util
 import io
 import json
 import math
@@ -20,13 +19,13 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import orjson
 
 from uploads.disk import append_line, is_locked, read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
     from pathlib import Path
-    from types import ModuleType
 
     import numpy as np
 
@@ -39,7 +38,6 @@ __all__ = [
     "HEARTBEAT",
     "HEARTBEAT_SECONDS",
     "HPARAMS",
-    "INSTALL_PYARROW",
     "JOURNAL_FOLDER",
     "MARKED_TAIL_BYTES",
     "MAX_LINE_BYTES",
@@ -64,7 +62,6 @@ __all__ = [
     "csv_mark",
     "format_cell_rows",
     "format_cells",
-    "has_pyarrow",
     "header_end",
     "header_line",
     "is_shallow",
@@ -73,7 +70,6 @@ __all__ = [
     "label_name",
     "lock_name",
     "metrics_name",
-    "orjson",
     "parse_header",
     "parse_number",
     "part_numbers",
@@ -89,13 +85,6 @@ __all__ = [
     "trusted_heartbeat",
     "writer_path",
 ]
-
-# The extra `fast`: formats floats about twenty times faster than Python, in their shortest form too.
-orjson: ModuleType | None
-try:
-    import orjson
-except ImportError:
-    orjson = None
 
 # 2: a CSV may have closed parts before it.
 FORMAT_VERSION = 2
@@ -140,9 +129,6 @@ minutes, as does the scanner of stable-pretraining.
 """
 
 MARKED_TAIL_BYTES = 256
-
-INSTALL_PYARROW = 'Run: pip install "training-destinations[query]"'
-"""What to do where pyarrow is missing, which Parquet needs."""
 
 PLAIN = b"0123456789+-.einfa,\n"
 """What lines of numbers consist of, with "nan" and "inf"; among others, `float` takes "1_0" and " 1"."""
@@ -211,11 +197,6 @@ def part_before(numbers: Sequence[int]) -> int:
 
 def _before_session_of(number: int) -> int:
     return (number - 1) // PARTS_OF_A_SESSION * PARTS_OF_A_SESSION
-
-
-def has_pyarrow() -> bool:
-    """Returns whether pyarrow is installed; does not import it."""
-    return importlib.util.find_spec("pyarrow") is not None
 
 
 def summary_name(rank: int) -> str:
@@ -387,32 +368,27 @@ def parse_header(line: bytes) -> list[str]:
         raise OSError(errno.EFBIG, f"the header of the CSV cannot be read: {error}") from error
 
 
-def format_cells(values: Sequence[float], encoder: ModuleType | None = orjson) -> str:
-    """Returns the cells of values, joined by commas; formatted by Python if there is no encoder."""
-    if encoder is not None:
-        with contextlib.suppress(TypeError):  # An integer of more than 64 bits.
-            data: bytes = encoder.dumps(values)
-            if b"l" not in data and b"t" not in data:  # No null, false or true.
-                return data[1:-1].decode()
+def format_cells(values: Sequence[float]) -> str:
+    """Returns the cells of values, joined by commas."""
+    with contextlib.suppress(TypeError):  # An integer of more than 64 bits.
+        data: bytes = orjson.dumps(values)
+        if b"l" not in data and b"t" not in data:  # No null, false or true.
+            return data[1:-1].decode()
     text = ",".join(map(repr, values))
     if "T" in text or "F" in text:
         text = text.replace("True", "1").replace("False", "0")
     return text
 
 
-def format_cell_rows(
-    values: np.ndarray[Any, np.dtype[np.float64]], encoder: ModuleType | None = orjson
-) -> list[bytes]:
-    """Returns the cells of each row of floats, joined by commas; formatted by Python if there is no encoder.
+def format_cell_rows(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[bytes]:
+    """Returns the cells of each row of floats, joined by commas.
 
     Args:
         values: `(rows, metrics)`, both at least 1; C-contiguous.
-        encoder: the module `orjson`, or None.
     """
-    if encoder is not None:
-        text: bytes = encoder.dumps(values, option=encoder.OPT_SERIALIZE_NUMPY)
-        if b"n" not in text:  # null: a NaN or an infinity, which JSON does not have.
-            return text[2:-2].split(b"],[")
+    text: bytes = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
+    if b"n" not in text:  # null: a NaN or an infinity, which JSON does not have.
+        return text[2:-2].split(b"],[")
     # One call for all rows is 1.5 times as fast as one each; `repr` of lists is "[[1.5, nan], [2.0, inf]]".
     return repr(values.tolist())[2:-2].replace(", ", ",").encode().split(b"],[")
 

@@ -34,7 +34,6 @@ from .layout import (
     HEARTBEAT,
     MARKED_TAIL_BYTES,
     csv_mark,
-    has_pyarrow,
     journal_path,
     metrics_name,
     parse_header,
@@ -150,7 +149,7 @@ class RankWriter:
         remove_temporaries(self._csv.folder)
         self._converter: PartConverter | None = None
         # In a store, a part is there once it is closed.
-        if self._part_kind != "csv" and self._mirror is None and has_pyarrow():
+        if self._part_kind != "csv" and self._mirror is None:
             self._converter = PartConverter(
                 self._csv, self._conversion_failed, least_bytes=self._least_parquet_bytes
             )

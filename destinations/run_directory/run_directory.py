@@ -48,12 +48,11 @@ from .folder import (
     RunPathError,
     WriterLock,
     check_path,
-    check_readable,
     holds_run,
     run_exists_error,
     set_aside,
 )
-from .layout import ARTIFACTS_FOLDER, INSTALL_PYARROW, SIDECAR, column_of, has_pyarrow, lock_name
+from .layout import ARTIFACTS_FOLDER, SIDECAR, column_of, lock_name
 from .media_writer import FileKeeping, MediaWriter, artifact_path
 from .place import Place, check_template, check_writer, place_of
 from .rank_writer import JournalKind, PartKind, RankWriter, loss_text
@@ -154,9 +153,8 @@ class RunDirectory(RecordDestination):
             the file in place), "off", or "auto": "copy", but "off" if another destination takes files.
         journal: "mapped", "appended" (one system call per row), or "auto": mapped, except on network file
             systems.
-        parts: what closed parts of a long run become: "parquet" (needs pyarrow), "csv", or "auto": Parquet
-            where pyarrow is installed. A process of the lowest priority converts them. Those of a run in a
-            store stay CSV.
+        parts: what closed parts of a long run become: "parquet", "csv", or "auto": Parquet. A process of
+            the lowest priority converts them. Those of a run in a store stay CSV.
         close_seconds: the timeout for writing the rest at close.
         mirror: the URI of a store, or a folder, that has the run too; with placeholders as in `run_dir`.
         mirror_seconds: the interval at which what is new goes there.
@@ -166,14 +164,12 @@ class RunDirectory(RecordDestination):
 
     Raises:
         RunPathError: the path is a file, is not writable, or the run name leads out of the folder; the store
-            cannot be read; or the run there has parts in Parquet, and pyarrow is missing. Raised by the
-            constructor if it can tell, else at `init`.
+            cannot be read. Raised by the constructor if it can tell, else at `init`.
         RunExistsError: at `init`, the folder holds a run, and `if_exists` is "error"; or "auto", without a
             proof, where several ranks write.
         RunInUseError: at `init`, another process writes to the folder, or another machine to the store.
         ValueError: the URI has no store, or `parts` is "parquet" with one; an argument has none of the values
             above, `if_exists="new"` with `all_ranks`, or the name of a writer is none.
-        ImportError: `parts` is "parquet", and pyarrow is not installed.
         TypeError: tags are one string.
     """
 
@@ -210,8 +206,6 @@ class RunDirectory(RecordDestination):
         _check_choice("keep_files", keep_files, ("auto", "copy", "link", "off"))
         _check_choice("journal", journal, ("auto", "mapped", "appended"))
         _check_choice("parts", parts, ("auto", "csv", "parquet"))
-        if parts == "parquet" and not has_pyarrow():
-            raise ImportError(f'parts="parquet" needs pyarrow. {INSTALL_PYARROW}')
         if not flush_seconds > 0:
             raise ValueError(f"flush_seconds must be more than 0, got {flush_seconds}.")
         if isinstance(tags, str):
@@ -546,7 +540,6 @@ class RunDirectory(RecordDestination):
             claim = None if place.uri is None else self._claim_of(place.uri, state)
             if claim is not None:
                 claim.prepare(run_dir, lambda: set_aside(run_dir, lock))
-            check_readable(run_dir, state.rank)
         except BaseException as error:
             lock.release()
             if isinstance(error, OSError) and not isinstance(error, RecordError):
