@@ -34,6 +34,9 @@ from .layout import (
     HEARTBEAT_SECONDS,
     INSTALL_PYARROW,
     SIDECAR,
+    WRITERS_FOLDER,
+    NewerFormatError,
+    check_format,
     has_pyarrow,
     journal_path,
     metrics_name,
@@ -49,6 +52,7 @@ __all__ = [
     "RunNotOpenError",
     "RunPathError",
     "WriterLock",
+    "check_known",
     "check_path",
     "check_readable",
     "holds_run",
@@ -111,8 +115,22 @@ def holds_run(run_dir: Path, rank: int) -> bool:
     )
 
 
+def check_known(run_dir: Path) -> None:
+    """Raises RunPathError if a newer release wrote the run, or the run of the writer whose folder this is."""
+    try:
+        check_format(run_dir)
+        if run_dir.parent.name == WRITERS_FOLDER:
+            check_format(run_dir.parent.parent)
+    except NewerFormatError as error:
+        raise RunPathError(str(error)) from error
+
+
 def check_readable(run_dir: Path, rank: int) -> None:
-    """Raises RunPathError if the run has parts that cannot be read here: a resume may have to cut them."""
+    """Raises RunPathError if the run cannot be continued: a newer release wrote it, or pyarrow is missing.
+
+    A resume may have to cut parts in Parquet.
+    """
+    check_known(run_dir)
     parts = parts_path(run_dir / metrics_name(rank))
     if not has_pyarrow() and any(parts.glob("*.parquet")):
         raise RunPathError(

@@ -19,6 +19,7 @@ from destinations.kinds.kind import Kind
 from destinations.kinds.line import Line
 from destinations.kinds.media import parse_medium
 from destinations.kinds.tables import Table, TableEntry, read_table, table_rows
+from destinations.run_directory.layout import check_format
 from destinations.runs.budget import spend
 from destinations.runs.errors import MetricNotFoundError
 from destinations.runs.files import json_lines
@@ -129,6 +130,7 @@ class Records:
 
     def _parsed(self, stream: Stream, index: str) -> Iterator[tuple[Kind | None, Any]]:
         """Yields the kind and the record of each line of an index; the record is None for a damaged line."""
+        check_format(stream.folder)
         for fields in json_lines(stream.folder / index, with_torn=True):
             kind = found = None
             if fields is not None:
