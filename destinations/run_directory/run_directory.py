@@ -47,6 +47,7 @@ from .folder import (
     RunNotOpenError,
     RunPathError,
     WriterLock,
+    check_known,
     check_path,
     holds_run,
     run_exists_error,
@@ -164,7 +165,8 @@ class RunDirectory(RecordDestination):
 
     Raises:
         RunPathError: the path is a file, is not writable, or the run name leads out of the folder; the store
-            cannot be read. Raised by the constructor if it can tell, else at `init`.
+            cannot be read, or a newer release wrote the run. Raised by the constructor if it can tell, else
+            at `init`.
         RunExistsError: at `init`, the folder holds a run, and `if_exists` is "error"; or "auto", without a
             proof, where several ranks write.
         RunInUseError: at `init`, another process writes to the folder, or another machine to the store.
@@ -528,6 +530,8 @@ class RunDirectory(RecordDestination):
     def _take(self, place: Place, state: State) -> "_TakenPlace":
         """Locks the folder of a place, and fetches what the store has."""
         run_dir = place.folder
+        # Before the lock too, so that nothing in the folder changes.
+        check_known(run_dir)
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
             lock = WriterLock(

@@ -23,6 +23,7 @@ from destinations.kinds.kind import Kind
 from destinations.kinds.line import Line
 from destinations.kinds.media import parse_medium
 from destinations.kinds.tables import Table, TableEntry, read_table, table_rows
+from destinations.run_directory.layout import check_format
 from destinations.runs.budget import spend
 from destinations.runs.errors import MetricNotFoundError
 from destinations.runs.files import json_lines
@@ -142,6 +143,7 @@ class Records:
 
     def _parsed(self, stream: Stream, index: str) -> Iterator[tuple[Kind | None, Any]]:
         """Yields the kind and the record of each line of an index; the record is None for a damaged line."""
+        check_format(stream.folder)
         lines = functools.partial(json_lines, stream.folder / index, with_torn=True)
         for fields in self._chain(stream).records(lines, are_files=index == ARTIFACTS_INDEX):
             kind = found = None
