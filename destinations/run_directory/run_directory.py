@@ -544,6 +544,7 @@ class RunDirectory(RecordDestination):
             claim = None if place.uri is None else self._claim_of(place.uri, state)
             if claim is not None:
                 claim.prepare(run_dir, lambda: set_aside(run_dir, lock))
+                check_known(run_dir)
         except BaseException as error:
             lock.release()
             if isinstance(error, OSError) and not isinstance(error, RecordError):
