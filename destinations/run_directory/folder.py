@@ -33,6 +33,9 @@ from .layout import (
     HEARTBEAT,
     HEARTBEAT_SECONDS,
     SIDECAR,
+    WRITERS_FOLDER,
+    NewerFormatError,
+    check_format,
     journal_path,
     metrics_name,
     segment_paths,
@@ -46,6 +49,7 @@ __all__ = [
     "RunNotOpenError",
     "RunPathError",
     "WriterLock",
+    "check_known",
     "check_path",
     "holds_run",
     "remove_temporaries",
@@ -105,6 +109,16 @@ def holds_run(run_dir: Path, rank: int) -> bool:
     return any((run_dir / name).exists() for name in names) or bool(
         segment_paths(journal_path(run_dir, rank))
     )
+
+
+def check_known(run_dir: Path) -> None:
+    """Raises RunPathError if a newer release wrote the run, or the run of the writer whose folder this is."""
+    try:
+        check_format(run_dir)
+        if run_dir.parent.name == WRITERS_FOLDER:
+            check_format(run_dir.parent.parent)
+    except NewerFormatError as error:
+        raise RunPathError(str(error)) from error
 
 
 def run_exists_error(run_dir: Path, what: str) -> RunExistsError:

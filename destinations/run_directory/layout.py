@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import orjson
 
-from uploads.disk import append_line, is_locked, read_regular
+from uploads.disk import append_line, is_locked, read_json, read_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import numpy as np
@@ -48,7 +48,6 @@ __all__ = [
     "PLAIN",
     "POSITION",
     "SEGMENT_SUFFIX",
-    "SESSIONS",
     "SIDECAR",
     "SUMMARY",
     "TABLES_FOLDER",
@@ -57,8 +56,10 @@ __all__ = [
     "WRITERS_FOLDER",
     "WRITER_NAME",
     "CsvState",
+    "NewerFormatError",
     "Position",
     "append_record",
+    "check_format",
     "column_of",
     "csv_mark",
     "format_cell_rows",
@@ -76,6 +77,7 @@ __all__ = [
     "part_numbers",
     "part_path",
     "parts_path",
+    "problem_of_format",
     "read_header",
     "safe_name",
     "segment_number",
@@ -95,7 +97,6 @@ SUMMARY = "summary.json"
 HEARTBEAT = "heartbeat"
 HPARAMS = "hparams.yaml"
 ENVIRONMENT = "environment.json"
-SESSIONS = "sessions.jsonl"
 # Changes by the user after the run; never touched by its writer.
 EDITS = "edits.json"
 MEDIA_FOLDER = "media"
@@ -140,7 +141,41 @@ _MAX_NAME_BYTES = 120
 _DEEPEST = 100
 _SEGMENT = re.compile(rf"[0-9]+{re.escape(SEGMENT_SUFFIX)}")
 _PART = re.compile(r"([0-9]{8}|[1-9][0-9]{8,17})(\.csv|\.npy|\.parquet)")
+_FORMAT = re.compile(rb'"format_version":\s*(\d{1,9})')
+_RELEASE = re.compile(r"[\w.+!-]{1,40}")
 _UNSAFE = re.compile(r"[^\w .,=+@()\[\]-]")
+
+
+class NewerFormatError(OSError):
+    """A newer release wrote the run, in a format that this one does not know; the text says which to use."""
+
+
+def check_format(run_dir: Path) -> None:
+    """Raises NewerFormatError if a newer release wrote the folder of a run or of a writer."""
+    try:
+        raw = read_regular(run_dir / SIDECAR)
+    except OSError:
+        return
+    # This is cheap and tells nearly all. A hyperparameter may have that name too, so the others are parsed.
+    if any(int(found) > FORMAT_VERSION for found in _FORMAT.findall(raw)):
+        problem = problem_of_format(run_dir, read_json(run_dir / SIDECAR))
+        if problem is not None:
+            raise NewerFormatError(f"run folder {str(run_dir)!r} cannot be used: {problem}")
+
+
+def problem_of_format(run_dir: Path | str, sidecar: Mapping[str, Any]) -> str | None:
+    """Returns which release a run needs, given its sidecar; None if this one knows its format."""
+    version = sidecar.get("format_version")
+    if type(version) is not int or version <= FORMAT_VERSION:
+        return None
+    packages = read_json(f"{run_dir}/{ENVIRONMENT}").get("packages")
+    release = packages.get("training-destinations") if isinstance(packages, dict) else None
+    is_known = isinstance(release, str) and _RELEASE.fullmatch(release)
+    wanted = f"training-destinations {release} or newer" if is_known else "a newer training-destinations"
+    return (
+        f"a newer release wrote it, in format version {version}; this one knows versions up to "
+        f"{FORMAT_VERSION}. Use {wanted}."
+    )
 
 
 def metrics_name(rank: int) -> str:

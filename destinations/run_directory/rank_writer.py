@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 
 from destinations.background import PeriodicThread
+from destinations.history.sessions import session_path
 from events import redact_text
 from uploads.disk import file_system_of, is_network_file_system, read_json
 
@@ -398,8 +399,11 @@ class RankWriter:
             self._environment_due |= not (self._root / ENVIRONMENT).exists()
         if self._environment_due:
             self._environment_due = False
+            paths = [self._root / ENVIRONMENT]
+            if self._documents is not None:
+                paths.append(session_path(self._root, self._documents.sessions.current, ENVIRONMENT))
             self._environment = write_environment(
-                self._root, lambda: self._describe(rank_layout(self._state)), self._failed
+                paths, lambda: self._describe(rank_layout(self._state)), self._failed
             )
 
     def _follow_state(self) -> None:
