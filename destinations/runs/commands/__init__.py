@@ -349,7 +349,7 @@ def _add_upkeep(commands: _Commands) -> None:
     parser = commands.add(
         "pack",
         "export.pack",
-        "turn the closed parts of long runs into Parquet, a fifth of their size; needs the extra `query`",
+        "turn the closed parts of long runs that earlier versions wrote into Parquet of this one",
     )
     _add_run(parser, nargs="+")
     parser = commands.add(

@@ -68,9 +68,11 @@ def pack(options: argparse.Namespace, session: CommandContext) -> int:
         left = [{"rank": rank, "part": part.number, "reason": why} for rank, part, why in found if why]
         packed.append({"run_id": run.run_id, "parts": len(found) - len(left), "left": left})
         if not options.json:
-            session.screen.line(f"{run.name}: {len(found) - len(left)} parts are Parquet now")
+            session.screen.line(f"{run.name}: {len(found) - len(left)} parts were converted")
         for one in left:
-            session.note(f"{run.name}: part {one['part']} of rank {one['rank']} stays CSV: {one['reason']}")
+            session.note(
+                f"{run.name}: part {one['part']} of rank {one['rank']} stays as it is: {one['reason']}"
+            )
     if options.json:
         session.screen.json(packed)
     return code
