@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
+from .arguments import Fence
 from .download import POINTER_SUFFIX, read_pointer
 from .drain.retry import RetryPolicy
 from .errors import TransientStoreError
@@ -53,12 +54,14 @@ class Deletions:
         is_pending: Returns whether an upload of a name has not ended: it would come after the deletion.
         withdraw: Withdraws uploads of a name that have not begun.
         policy: The delays between tries.
+        fence: Once the successor is there, nothing is deleted any more but what is below the prefix.
     """
 
     _store: Store
     _is_pending: Callable[[str], bool]
     _withdraw: Callable[[str], int]
     _policy: RetryPolicy
+    _fence: Fence | None = None
 
     def __attrs_post_init__(self) -> None:
         self._changed = threading.Condition()
@@ -152,12 +155,7 @@ class Deletions:
             if may_stay and (pointer := self._pointer_to(request)):
                 log_warning("%s is not deleted: %s leads to it", request.name, pointer)
                 return True
-            for name in (request.name, *request.then)[request.deleted :]:
-                if self._has_ended:
-                    return False
-                self._store.delete(name)
-                request.deleted += 1
-                request.failures = 0
+            return self._has_deleted(request)
         except TransientStoreError as error:
             request.failures += 1
             if request.failures < _TRIES:
@@ -167,6 +165,21 @@ class Deletions:
             self._report(request, error)
         except Exception as error:  # noqa: BLE001  # one object that stays; the others are deleted
             self._report(request, error)
+        return True
+
+    def _has_deleted(self, request: _Request) -> bool:
+        """Deletes what is left of a request, unless a successor came; False if the queue ends first."""
+        for name in (request.name, *request.then)[request.deleted :]:
+            if self._has_ended:
+                return False
+            fence = self._fence
+            is_own = fence is None or name.startswith(fence.prefix)
+            if fence is not None and not is_own and self._store.head(fence.unless) is not None:
+                log_warning("%s is not deleted: a successor put %s", name, self._store.uri(fence.unless))
+                return True
+            self._store.delete(name)
+            request.deleted += 1
+            request.failures = 0
         return True
 
     def _report(self, request: _Request, error: Exception) -> None:
