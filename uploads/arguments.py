@@ -79,9 +79,9 @@ class Fence:
     queue = UploadQueue("store", fence=fence)
     ```
 
-    A successor puts the object `unless` before it writes anything. From then on nothing of this queue is
-    replaced, created or deleted outside `prefix`, also not by what waits in its spool: a file goes below
-    `prefix` instead, under its quoted name, and a pointer is not sent.
+    A successor puts the object `unless` before it writes anything. From then on this queue deletes nothing,
+    and replaces or creates nothing outside `prefix`, also not with what waits in its spool: a file goes
+    below `prefix` instead, under its quoted name, and a pointer is not sent.
 
     Attributes:
         unless: The name of the object.

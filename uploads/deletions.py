@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
-from .arguments import Fence
 from .download import POINTER_SUFFIX, read_pointer
 from .drain.retry import RetryPolicy
 from .errors import TransientStoreError
@@ -54,14 +53,14 @@ class Deletions:
         is_pending: Returns whether an upload of a name has not ended: it would come after the deletion.
         withdraw: Withdraws uploads of a name that have not begun.
         policy: The delays between tries.
-        fence: Once the successor is there, nothing is deleted any more but what is below the prefix.
+        unless: The name of an object: once it is there, nothing is deleted any more. Empty for none.
     """
 
     _store: Store
     _is_pending: Callable[[str], bool]
     _withdraw: Callable[[str], int]
     _policy: RetryPolicy
-    _fence: Fence | None = None
+    _unless: str = ""
 
     def __attrs_post_init__(self) -> None:
         self._changed = threading.Condition()
@@ -172,10 +171,8 @@ class Deletions:
         for name in (request.name, *request.then)[request.deleted :]:
             if self._has_ended:
                 return False
-            fence = self._fence
-            is_own = fence is None or name.startswith(fence.prefix)
-            if fence is not None and not is_own and self._store.head(fence.unless) is not None:
-                log_warning("%s is not deleted: a successor put %s", name, self._store.uri(fence.unless))
+            if self._unless and self._store.head(self._unless) is not None:
+                log_warning("%s is not deleted: a successor put %s", name, self._store.uri(self._unless))
                 return True
             self._store.delete(name)
             request.deleted += 1

@@ -619,8 +619,9 @@ class UploadQueue:
             if self._closed is not None:
                 raise QueueClosedError(f"cannot delete {name!r}: the queue is closed")
             if self._deletions is None:
+                unless = "" if self._fence is None else self._fence.unless
                 self._deletions = Deletions(
-                    self._store, self._ledger.has_name, self.withdraw, self._policy, self._fence
+                    self._store, self._ledger.has_name, self.withdraw, self._policy, unless
                 )
         self._deletions.add(name, after, others, may_have_pointer=may_have_pointer)
 
