@@ -82,7 +82,7 @@ class Claim:
         self._rank = rank
         self._seconds = seconds
         self._wait = wait
-        self._run: StoredRun | None = None
+        self._run = StoredRun(self.store, "", Path(), self.stream)
         self._nonce = uuid.uuid4().hex
         # What this session continues: number, and time of the last row that was fetched; None for all of it.
         self._follows: dict[str, Any] | None = None
@@ -105,10 +105,14 @@ class Claim:
             RunInUseError: another machine writes the run.
             RunPathError: the store cannot be read.
         """
-        run = self._run = StoredRun(self.store, "", run_dir, self.stream)
+        run = self._run
+        run.folder = run_dir
         plain = self._patiently(run.look)
         self.there = {one.name: one.size for one in plain}
         own = read_json(self._own_path(run_dir))
+        if own.get("inode", run_dir.stat().st_ino) != run_dir.stat().st_ino:
+            # A copy of the folder: the original may be written by a process of another machine.
+            own = {}
         self._nonces_here = {own.get("nonce"), own.get("next")} - {None}
         newest = run.newest_session
         if newest is None:
@@ -146,7 +150,6 @@ class Claim:
             RunInUseError: another process has taken the run since `prepare`, or shows that it writes it.
             RunPathError: the store cannot be written.
         """
-        assert self._run is not None  # noqa: S101  # prepare() comes first
         run = self._run
         self._patiently(lambda: run.look(self.store.list(f"{LIVE_FOLDER}/{self.stream}/")))
         before, signs = self._before
@@ -156,7 +159,7 @@ class Claim:
         # Sessions of this folder, one after the other, are one writer: what the last one left in the spool
         # still goes to its place.
         self._since = self._own.get("since", self._own.get("session", newest)) if self._own else newest + 1
-        own = {"uri": self.store.uri(), "since": self._since}
+        own = {"uri": self.store.uri(), "inode": run_dir.stat().st_ino, "since": self._since}
         # Noted first: a process that is killed right after the put knows its own session again.
         replace_json(self._own_path(run_dir), {**own, "nonce": self._own.get("nonce"), "next": self._nonce})
         about = self._take_number(newest + 1)
@@ -164,6 +167,9 @@ class Claim:
             if session.number < self._since and not session.is_over:
                 self._put_new(session.number, SUCCESSOR_FILE, about)
         self.session = about["session"]
+        if not self._own:
+            # What others have sent until their fence was there keeps its name.
+            self.there = {one.name: one.size for one in self._patiently(run.look)}
         replace_json(self._own_path(run_dir), {**own, "session": self.session, "nonce": self._nonce})
 
     def _take_number(self, first: int) -> dict[str, Any]:
@@ -191,7 +197,6 @@ class Claim:
         raise _in_use(self.uri, winner)
 
     def _put_new(self, session: int, name: str, about: dict[str, Any]) -> None:
-        assert self._run is not None  # noqa: S101  # prepare() comes first
         path, text = self._run.name_of(session, name), session_text(about)
         self._patiently(lambda: put_new(self.store, path, text, wait=self._wait))
 
@@ -202,7 +207,6 @@ class Claim:
 
     def name_of(self, piece: str) -> str:
         """Returns the name of a piece of this session."""
-        assert self._run is not None  # noqa: S101  # prepare() comes first
         return self._run.name_of(self.session, piece)
 
     def about_successor(self) -> dict[str, Any]:
@@ -215,7 +219,6 @@ class Claim:
 
     def earlier_pieces(self) -> list[str]:
         """Returns the names of the pieces that earlier sessions of this folder have left."""
-        assert self._run is not None  # noqa: S101  # prepare() comes first
         return [
             self._run.name_of(session.number, piece_name(*numbers))
             for session in self._run.sessions.values()
@@ -269,7 +272,6 @@ class Claim:
 
     def _about(self, number: int, name: str = SESSION_FILE) -> dict[str, Any]:
         """Returns what a session says of itself; nothing where that stays damaged, as one answer may be."""
-        assert self._run is not None  # noqa: S101  # prepare() comes first
         run = self._run
         for attempt in range(1, _FEW_TRIES + 1):
             about: dict[str, Any] = self._patiently(lambda: run.about_session(number, name))

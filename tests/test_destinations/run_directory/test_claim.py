@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 
 import pytest
 
@@ -177,6 +178,31 @@ def test_ranks_that_share_a_folder_know_their_own_sessions(tmp_path):
 
             assert one.waited == 0.0
     assert session == 2
+
+
+def test_a_copy_of_a_folder_takes_over_like_any_other_machine(tmp_path):
+    """The original may still be written elsewhere: it is watched, and fenced."""
+    Watched(tmp_path, "one").begin()
+    shutil.copytree(tmp_path / "one", tmp_path / "copy")
+
+    copy = Watched(tmp_path, "copy")
+
+    assert copy.begin() == 2
+    assert copy.waited >= 25.0
+    assert (tmp_path / "store" / "live" / "rank0" / "0001" / "successor.json").exists()
+
+
+def test_an_object_that_arrived_while_the_run_was_taken_keeps_its_name(tmp_path):
+    """It came after the first look, and before the fence was there."""
+    put_session(tmp_path / "store", sign_seconds=1.0)
+    second = Watched(tmp_path)
+    second.claim.prepare(second.folder, lambda: None)
+    (tmp_path / "store" / "media").mkdir()
+    (tmp_path / "store" / "media" / "late.png").write_bytes(b"late")
+
+    second.claim.take(second.folder)
+
+    assert second.claim.there == {"media/late.png": 4}
 
 
 def test_each_session_that_is_taken_over_has_its_fence(tmp_path):
