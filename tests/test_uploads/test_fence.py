@@ -7,6 +7,7 @@ import pytest
 
 from tests.test_uploads.conftest import LIMIT_SECONDS
 from uploads import Fence, LocalStore, StoreFolder, UploadQueue, UploadState
+from uploads.stores.s3 import S3Store
 from uploads.testing import put
 
 FENCE = Fence(unless="live/1/successor.json", prefix="live/1/")
@@ -184,3 +185,43 @@ def test_the_files_of_a_store_folder_are_fenced(make_file, tmp_path):
         "artifacts/ep1.pt": b"theirs",
         "live/1/artifacts%2Fep2.pt": b"ours",
     }
+
+
+def test_a_large_file_in_a_folder_goes_below_the_prefix_too(make_queue, make_file, tmp_path):
+    """One that the store links instead of copying it."""
+    content = bytes(range(256)) * (40 << 10)
+    store = LocalStore(tmp_path / "store")
+    take_over(store, tmp_path, **{"last.pt": b"theirs"})
+
+    queue = make_queue(store, fence=FENCE)
+    queue.submit(make_file(content=content), "last.pt", overwrite=True).result(LIMIT_SECONDS)
+
+    assert contents(store) == {FENCE.unless: b"", "last.pt": b"theirs", "live/1/last.pt": content}
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_successor_that_comes_while_parts_are_sent_keeps_its_own(
+    moto, prefix, make_queue, make_file, tmp_path, overwrite
+):
+    """It is looked for before the parts become an object; they are aborted."""
+    content = bytes(range(256)) * (25 << 10)
+
+    class ComesLate(S3Store):
+        looks = 0
+
+        def head(self, name):
+            self.looks += name == FENCE.unless
+            return None if name == FENCE.unless and self.looks < 2 else super().head(name)
+
+    store = ComesLate("bucket", prefix, endpoint_url=moto.endpoint_url, part_bytes=5 << 20)
+    put(store, tmp_path, FENCE.unless, b"")
+
+    outcome = (
+        make_queue(store, fence=FENCE)
+        .submit(make_file(content=content), "last.pt", overwrite=overwrite)
+        .result(LIMIT_SECONDS)
+    )
+
+    assert outcome.state is UploadState.SUPERSEDED
+    assert moto.objects(prefix) == {FENCE.unless: b"", "live/1/last.pt": content}
+    assert moto.open_uploads(prefix) == 0
