@@ -39,7 +39,7 @@ from .layout import (
     part_numbers,
     parts_path,
 )
-from .pieces import Change, FileState, Piece, piece_name, write_piece
+from .pieces import LINES, Change, FileState, Piece, piece_name, write_piece
 from .reader import Part
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ _MOST_BYTES = 512 << 20
 _BRANCH_SECONDS = 60.0
 _FAILED_SECONDS = 60.0
 _FLIGHT_FOLDER = "flight"
-_LINES = (".csv", ".jsonl")
 _OF_RANK = re.compile(r"\.rank(\d+)\.")
 _OF_RANK_BELOW = re.compile(r"-(\d+)\.")
 
@@ -385,7 +384,7 @@ class Mirror:
 
     def _note(self, path: str, fd: int, *, with_all: bool) -> None:
         about, known = os.fstat(fd), self._sent.get(path)
-        identity, has_lines = (about.st_dev, about.st_ino), path.endswith(_LINES)
+        identity, has_lines = (about.st_dev, about.st_ino), path.endswith(LINES)
         size = end_of_last_line(fd, about.st_size) if has_lines else about.st_size
         if size > _MOST_BYTES:
             return
