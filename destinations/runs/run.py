@@ -263,22 +263,31 @@ class Run(RecordAccess):
 
     @property
     def environment(self) -> dict[str, Any]:
-        """The content of `environment.json`: host, code, packages, hardware, ranks; empty if missing."""
+        """The content of `environment.json`: host, code, packages, hardware, ranks; empty if missing.
+
+        Raises:
+            OSError: it is damaged, or cannot be read.
+        """
         return read_object_file(self.path / ENVIRONMENT)
 
     @property
     def sessions(self) -> list[dict[str, Any]]:
-        """One entry per process that wrote to the run, oldest first."""
+        """One entry per process that wrote to the run, oldest first.
+
+        Raises:
+            OSError: `sessions.jsonl` cannot be read.
+        """
         from destinations.run_directory.documents import SessionLog
 
-        try:
-            return [line for line in SessionLog.read(self.path) if is_shallow(line)]
-        except OSError:
-            return []
+        return [line for line in SessionLog.read(self.path) if is_shallow(line)]
 
     @property
     def receipt(self) -> dict[str, Any]:
-        """The cost of logging in the last session; empty if unknown."""
+        """The cost of logging in the last session; empty if unknown.
+
+        Raises:
+            OSError: the sidecar is damaged, or cannot be read.
+        """
         overhead = read_object_file(self.path / SIDECAR).get("overhead")
         return overhead if isinstance(overhead, dict) else {}
 

@@ -41,7 +41,7 @@ from destinations.run_directory.layout import (
 from destinations.runs.files import clean_text, read_object
 from destinations.runs.record import is_alive, is_terminal, read_sidecar
 from destinations.runs.streams import MAX_WRITERS, writer_names
-from uploads.disk import ABSENT, read_with_status
+from uploads.disk import ABSENT, read_with_status, require_readable
 
 from .edits import apply_edits
 from .foreign import METRICS, read_lightning
@@ -296,22 +296,30 @@ class Scanner:
         return [path for path in self._known.folders if path not in self._seen_folders]
 
     def read_run(self, path: str) -> ScanChange | None:
-        """Reads one run, changed or not; returns None if there is none."""
+        """Reads one run, changed or not; returns None if there is none.
+
+        Raises:
+            OSError: its folder cannot be read.
+        """
         try:
             state = self._disk.stat(self._prefix + path)
-        except OSError:
+        except ABSENT:
             return None
         return self._read(path, state, self._has_writers) or self._classify(path, state)
 
     def own_tags(self, path: str) -> tuple[str, ...]:
-        """Returns the tags that a run gave itself."""
+        """Returns the tags that a run gave itself; none if its sidecar is damaged.
+
+        Raises:
+            OSError: it cannot be read.
+        """
         base = self._base(path)
         try:
             raw, _ = self._disk.read(base + SIDECAR)
             fields: Mapping[str, Any] = read_sidecar(raw, dict)
-        except FileNotFoundError:
+        except ABSENT:
             fields = self._fields_of_writers(base) or {}
-        except (OSError, ValueError):
+        except ValueError:
             return ()
         return tuple(fields.get("tags", ()))
 
@@ -510,6 +518,10 @@ class Scanner:
         if not self._has_rows(base):
             return None
         if _ROWS.search(raw) and not self._disk.exists(base + METRICS):
+            try:
+                require_readable(base + METRICS)
+            except OSError as error:
+                return f"{METRICS} cannot be read: {error.strerror}"
             return f"{METRICS} is missing: its rows are lost"
         return _damage_of_parts(base, int(parts[1])) if (parts := _PARTS.search(raw)) else None
 
@@ -645,7 +657,10 @@ class Scanner:
             if read_object(raw).get("writer") != name:
                 return None
             fields = read_sidecar(raw, dict)
-        except (OSError, ValueError):
+        except ABSENT:
+            return None
+        except (OSError, ValueError) as error:
+            self.problems.append((Path(folder), f"{SIDECAR} cannot be read: {error}"))
             return None
         return {**fields, "heartbeat_at": self._heartbeat_in(folder)}
 

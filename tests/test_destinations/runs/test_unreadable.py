@@ -11,11 +11,14 @@ import time
 import numpy as np
 import pytest
 
-from destinations import RunDirectory
+from destinations import RunDirectory, cli
 from destinations.runs import RunsError, open_runs
 from destinations.runs.dataset import compact, open_dataset
 from destinations.runs.errors import DatasetError
+from destinations.runs.index import bucket as bucket_module
+from destinations.viewer import Viewer
 from tests.test_destinations.runs.written import Written
+from tests.test_destinations.viewer.served import Client
 from tests.test_destinations.viewer.test_bucket import send
 from uploads import LocalStore, register_store
 from uploads.errors import RejectedByStoreError, RemoteNotFoundError
@@ -232,3 +235,74 @@ def test_a_dataset_takes_whole_runs_and_keeps_what_it_has(bucket, reading, tmp_p
         assert found == {run_id: truth[run_id] for run_id in found}, one
         assert len(found) + len(report.damaged) == len(NAMES), one
         assert rows_of(tmp_path / "dataset") == truth, one
+
+
+def test_a_listing_that_is_cut_removes_nothing(bucket, reading, tmp_path, monkeypatch):
+    """Runs beyond the limit are not gone: the scan warns, and `compact` neither removes nor hides them."""
+    pytest.importorskip("deltalake")
+    with reading() as runs:
+        compact(runs, tmp_path / "dataset")
+    truth = rows_of(tmp_path / "dataset")
+    monkeypatch.setattr(bucket_module, "_MAX_OBJECTS", 12)
+
+    with reading() as runs:
+        report = compact(runs.query(archived=None), tmp_path / "dataset")
+        with pytest.raises(DatasetError, match="has more than 12 objects"):
+            compact(runs.query(archived=None), tmp_path / "dataset", remove_gone=True)
+
+        assert len(runs) < len(NAMES)
+        assert any("has more than 12 objects" in warning for warning in runs.report.warnings)
+    assert any("has more than 12 objects" in problem for _, problem in report.damaged)
+    assert rows_of(tmp_path / "dataset") == truth
+
+
+def test_a_store_that_cannot_be_listed_removes_nothing(bucket, reading, tmp_path, monkeypatch):
+    """What was known stays, and the report says why nothing newer is."""
+    pytest.importorskip("deltalake")
+
+    def refuse(self, prefix=""):
+        raise RejectedByStoreError("403 AccessDenied")
+
+    with reading() as runs:
+        monkeypatch.setattr(Unreliable, "list", refuse)
+        report = runs.scan(full=True)
+
+        assert sorted(run.name for run in runs) == sorted(NAMES)
+        assert [text for _, text in report.unlisted] == list(report.warnings)
+        assert "cannot be listed: 403 AccessDenied" in report.warnings[0]
+        with pytest.raises(DatasetError, match="cannot be listed"):
+            compact(runs, tmp_path / "dataset", remove_gone=True)
+
+
+@pytest.mark.parametrize(
+    ("file", "ask"),
+    [
+        ("environment.json", lambda run: run.environment),
+        ("sidecar.json", lambda run: run.receipt),
+        ("sessions.jsonl", lambda run: run.sessions),
+        ("media.jsonl", lambda run: run.images()),
+        ("metrics.csv", lambda run: run.series("loss")),
+    ],
+)
+def test_what_a_folder_has_and_nobody_can_read_is_an_error(tmp_path, capsys, file, ask):
+    """A file of the run is no file: asking for it raises, and `show` and the page have the rest of the run."""
+    with Written(tmp_path / "runs" / "one") as run:
+        log_some(run, count=3)
+    place = tmp_path / "runs" / "one" / file
+    place.unlink()
+    place.mkdir()
+
+    with open_runs(tmp_path / "runs", cache=tmp_path / "cache") as runs:
+        (found,) = runs.query()
+        with pytest.raises(OSError, match=r"Is a directory"):
+            ask(found)
+        with Viewer(runs, port=0) as viewer:
+            page = Client(viewer)
+            answer = page.get(f"/api/runs/{page.run_id(found.name)}")
+    code = cli.main(["runs", "show", str(tmp_path / "runs" / "one")])
+
+    said = capsys.readouterr()
+    assert "one" in said.out
+    assert any("Is a directory" in error["text"] for error in answer["errors"])
+    assert "Is a directory" in said.err
+    assert code == 1
