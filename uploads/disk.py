@@ -242,7 +242,7 @@ def mark_unreadable(path: Path, reason: str) -> None:
 def require_readable(path: str | Path) -> None:
     """Raises `UnreadableError` where `mark_unreadable` has left a reason."""
     try:
-        target = str(Path(path).readlink())
+        target = os.readlink(path)  # noqa: PTH115  # a Path would shorten it
     except OSError:
         return
     if target.startswith(_UNREADABLE):

@@ -247,6 +247,7 @@ class RunDirectory(RecordDestination):
     def _forget_folder(self) -> None:
         self._run_dir: Path | None = None
         self._place: Place | None = None
+        self.cannot_open = False
         # The files of a run that lives in a store.
         self._files: StoreFolder | None = None
         self._writer: RankWriter | None = None
@@ -443,7 +444,12 @@ class RunDirectory(RecordDestination):
             if self._writer is not None:
                 self._leave_folder()
             self._earlier = None
-            self._start(earlier, state)
+            try:
+                self._start(earlier, state)
+            except RunDirectoryError:
+                # Another process has taken the run in the store meanwhile.
+                self.cannot_open = True
+                raise
             self._write_early()
             if self._has_trained and self._resumption is not None:
                 # What was logged by now does not tell where training goes on; the next row does.
@@ -565,7 +571,7 @@ class RunDirectory(RecordDestination):
     def _claim_of(self, uri: str, state: State) -> "Claim":
         from .claim import Claim
 
-        return Claim(uri, state.rank, self._mirror_seconds)
+        return Claim(uri, state.rank, max(self._mirror_seconds, self._flush_seconds))
 
     def _mirror_of(self, claim: "Claim", folder: HeldFolder, state: State) -> "Mirror":
         """Takes the run in the store for this session."""
@@ -574,7 +580,9 @@ class RunDirectory(RecordDestination):
         from .mirror import Mirror
 
         claim.take(folder.where)
-        self._files = StoreFolder(claim.uri, name_of=lambda name: f"{ARTIFACTS_FOLDER}/{name}")
+        self._files = StoreFolder(
+            claim.uri, name_of=lambda name: f"{ARTIFACTS_FOLDER}/{name}", fence=claim.fence
+        )
         return Mirror(claim, folder.path, state.rank, self._mirror_seconds, self._files.queue)
 
     def _start_writing(self, run_dir: Path, state: State, lock: WriterLock, claim: "Claim | None") -> None:

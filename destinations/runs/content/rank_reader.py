@@ -20,6 +20,7 @@ from destinations.run_directory.layout import JOURNAL_FOLDER, journal_path, metr
 from destinations.run_directory.reader import CsvSnapshot, MetricsSnapshot, Part, take_snapshot
 from destinations.run_directory.segments import journal_extent
 from destinations.runs.streams import streams_of
+from uploads.disk import ABSENT, require_readable
 
 __all__ = ["Look", "RankReader", "stamps_of"]
 
@@ -144,7 +145,7 @@ class RankReader:
     def stamp(self) -> Hashable:
         """Returns what tells the CSV of a run that nobody writes from another; None if there is a journal."""
         if not os.path.lexists(self._journal):
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            with contextlib.suppress(*ABSENT):
                 state = os.stat(self._csv)  # noqa: PTH116  # called for each run of each chart
                 return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
         return None
@@ -164,11 +165,16 @@ class RankReader:
 
 
 def stamps_of(run_dir: Path) -> dict[str, tuple[int, int]]:
-    """Returns size and mtime in nanoseconds of each file with rows of a run, by its path in the folder."""
+    """Returns size and mtime in nanoseconds of each file with rows of a run, by its path in the folder.
+
+    Raises:
+        OSError: a file that is there cannot be read.
+    """
     stamps = {}
     for folder in (stream.folder for stream in streams_of(run_dir)):
         for path in sorted([*folder.glob("metrics*.csv"), *(folder / JOURNAL_FOLDER).glob("*/*.journal")]):
-            with contextlib.suppress(OSError):
+            require_readable(path)
+            with contextlib.suppress(*ABSENT):
                 state = path.stat()
                 stamps[path.relative_to(run_dir).as_posix()] = state.st_size, state.st_mtime_ns
     return stamps
