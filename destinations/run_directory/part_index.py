@@ -17,12 +17,13 @@ from typing import Any
 import attrs
 import numpy as np
 
+from destinations.history.aggregate import Aggregate
 from uploads.disk import DISK, Disk, closing, open_regular, replacement
 
 from .blocks import MISSING_STEP, Block, Floats, blocks_of, read_blocks
 from .frames import Resume
 from .layout import column_of, parse_header
-from .reader import CsvSnapshot, MetricsSnapshot, ParquetSnapshot, clamp_to_float
+from .reader import CsvSnapshot, MetricsSnapshot, ParquetSnapshot
 
 __all__ = [
     "CHUNK_ROWS",
@@ -34,7 +35,6 @@ __all__ = [
     "indexed_files",
     "is_cut",
     "rows_entry",
-    "summarize",
 ]
 
 CHUNK_ROWS = 1000
@@ -115,11 +115,10 @@ class PartIndex:
         shape = len(OF_ROWS) + len(OF_COLUMN) * len(columns)
         return cls(columns, np.array(entries).T.copy() if entries else np.empty((shape, 0)))
 
-    @classmethod
-    def of_block(cls, block: Block) -> "PartIndex":
-        """Computes an index of one entry."""
-        columns = list(block.columns)
-        return cls(columns, _entry(block, columns, 0)[:, None])
+    def add_to(self, statistics: Aggregate) -> None:
+        """Adds the rows to statistics, which do not learn the steps of last values."""
+        fields = self.array[len(OF_ROWS) :].reshape(len(self.columns), len(OF_COLUMN), len(self))
+        statistics.add_fields(self.columns, fields.transpose(1, 2, 0), self.of_rows("last_step"))
 
     @classmethod
     def read(cls, path: Path, csv: CsvSnapshot, wanted: Collection[str] | None = None) -> "PartIndex | None":
@@ -400,7 +399,7 @@ def indexed_files(
 
 def is_cut(index: PartIndex, resume: Resume) -> bool:
     """Returns whether a resume may have abandoned rows of a part."""
-    return bool((index.of_rows("max_step") >= clamp_to_float(resume.step)).any())
+    return bool((index.of_rows("max_step") >= resume.step).any())
 
 
 def _thousands(csv: CsvSnapshot, columns: Sequence[str]) -> Iterator[tuple[int, Block]]:
@@ -425,9 +424,9 @@ def _thousands(csv: CsvSnapshot, columns: Sequence[str]) -> Iterator[tuple[int, 
 
 def _entry(block: Block, columns: Sequence[str], end: int) -> Floats:
     step = np.where(block.step == MISSING_STEP, np.nan, block.step.astype(np.float64))
-    values = np.array([block.columns[name][0] for name in columns]).reshape(len(columns), len(block))
-    present = np.array([block.columns[name][1] for name in columns], np.bool_).reshape(values.shape)
-    return np.concatenate([rows_entry(step, block.time, end), summarize(step, values, present).T.ravel()])
+    statistics = Aggregate()
+    statistics.add_block(block)
+    return np.concatenate([rows_entry(step, block.time, end), statistics.fields(columns).T.ravel()])
 
 
 def rows_entry(step: Floats, time: Floats, end: int) -> Floats:
@@ -440,31 +439,3 @@ def _extent(values: Floats) -> tuple[float, float, float, float]:
     if not len(known):
         return (np.nan,) * 4
     return known[0], known[-1], known.min(), known.max()
-
-
-def summarize(step: Floats, values: Floats, present: "np.ndarray[Any, np.dtype[np.bool_]]") -> Floats:
-    """Returns the fields of `OF_COLUMN`, float64 `(8, columns)`.
-
-    Args:
-        step: float64 `(rows,)`; NaN if missing.
-        values: float64 `(columns, rows)`.
-        present: which of them are there.
-    """
-    if not values.size:
-        found = np.full((len(OF_COLUMN), len(values)), np.nan)
-        found[:2] = 0.0
-        return found
-    is_finite = present & np.isfinite(values)
-    count, finite = present.sum(axis=1), is_finite.sum(axis=1)
-    low_at = np.where(is_finite, values, np.inf).argmin(axis=1)
-    high_at = np.where(is_finite, values, -np.inf).argmax(axis=1)
-    last_at = values.shape[1] - 1 - present[:, ::-1].argmax(axis=1)
-    every = np.arange(len(values))
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        mean = np.where(is_finite, values, 0.0).sum(axis=1) / finite
-    of_finite = np.array(
-        [values[every, low_at], step[low_at], values[every, high_at], step[high_at], mean], np.float64
-    )
-    of_finite[:, finite == 0] = np.nan
-    last = np.where(count > 0, values[every, last_at], np.nan)
-    return np.concatenate([[count, finite], of_finite, [last]])

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from destinations.history.aggregate import Aggregate
 from destinations.run_directory import read_rows
 from destinations.run_directory.conversion import convert_part
 from destinations.run_directory.documents import Documents, write_summary
@@ -23,7 +24,6 @@ from destinations.run_directory.journal import Journal, make_journal, remove_jou
 from destinations.run_directory.layout import journal_path, part_numbers, part_path, parts_path
 from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.run_directory.segments import AppendedSegment
-from destinations.run_directory.statistics import Statistics
 from events import State
 from tests.effort import times
 
@@ -501,9 +501,9 @@ def write_documents(disk, run_dir):
             documents.add_hyperparameters({"lr": turn // 2})
             sessions.write(durable=durable)
             documents.write_hparams(durable=durable)
-            documents.write_sidecar(Statistics(), {}, durable=durable)
+            documents.write_sidecar(Aggregate(), {}, durable=durable)
             if turn:
-                write_summary(run_dir, 0, "id", Statistics(), {}, disk)
+                write_summary(run_dir, 0, "id", Aggregate(), {}, disk)
             disk.note(
                 {name: (run_dir / name).read_bytes() for name in names if turn or name != names[1]}, durable
             )
