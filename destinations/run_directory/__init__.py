@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .folder import RunDirectoryError, RunExistsError, RunInUseError, RunNotOpenError, RunPathError
+    from .layout import NewerFormatError
     from .reader import MetricRow, read_rows, read_series
     from .run_directory import RunDirectory
 
 __all__ = [
     "MetricRow",
+    "NewerFormatError",
     "RunDirectory",
     "RunDirectoryError",
     "RunExistsError",
@@ -25,6 +27,7 @@ __all__ = [
 
 _MODULES = {
     "MetricRow": ".reader",
+    "NewerFormatError": ".layout",
     "RunDirectory": ".run_directory",
     "read_rows": ".reader",
     "read_series": ".reader",

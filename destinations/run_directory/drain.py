@@ -45,7 +45,6 @@ from .layout import (
     CsvState,
     Position,
     column_of,
-    orjson,
     segment_number,
     segment_paths,
 )
@@ -61,7 +60,7 @@ __all__ = ["PART_BYTES", "JournalDrain", "RowBuffer"]
 
 # Chunks hold the interpreter lock for less than a millisecond with ten floats a row. Smaller ones would cost
 # more in total: each has an overhead of some hundred microseconds.
-CHUNK_ROWS = 256 if orjson else 64
+CHUNK_ROWS = 256
 _READ_BYTES = 256 << 10
 _POSITION_BYTES = 1 << 20
 _MOST_FOREIGN_FILES = 10

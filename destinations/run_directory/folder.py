@@ -32,12 +32,12 @@ from uploads.disk import DISK, NO_FLOCK, Disk, FileLock, open_temporary, rename_
 from .layout import (
     HEARTBEAT,
     HEARTBEAT_SECONDS,
-    INSTALL_PYARROW,
     SIDECAR,
-    has_pyarrow,
+    WRITERS_FOLDER,
+    NewerFormatError,
+    check_format,
     journal_path,
     metrics_name,
-    parts_path,
     segment_paths,
 )
 
@@ -49,8 +49,8 @@ __all__ = [
     "RunNotOpenError",
     "RunPathError",
     "WriterLock",
+    "check_known",
     "check_path",
-    "check_readable",
     "holds_run",
     "remove_temporaries",
     "run_exists_error",
@@ -111,14 +111,14 @@ def holds_run(run_dir: Path, rank: int) -> bool:
     )
 
 
-def check_readable(run_dir: Path, rank: int) -> None:
-    """Raises RunPathError if the run has parts that cannot be read here: a resume may have to cut them."""
-    parts = parts_path(run_dir / metrics_name(rank))
-    if not has_pyarrow() and any(parts.glob("*.parquet")):
-        raise RunPathError(
-            f"run folder {str(run_dir)!r} has rows in Parquet, and pyarrow is not installed. "
-            f"{INSTALL_PYARROW}"
-        )
+def check_known(run_dir: Path) -> None:
+    """Raises RunPathError if a newer release wrote the run, or the run of the writer whose folder this is."""
+    try:
+        check_format(run_dir)
+        if run_dir.parent.name == WRITERS_FOLDER:
+            check_format(run_dir.parent.parent)
+    except NewerFormatError as error:
+        raise RunPathError(str(error)) from error
 
 
 def run_exists_error(run_dir: Path, what: str) -> RunExistsError:

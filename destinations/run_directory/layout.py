@@ -10,7 +10,6 @@ import contextlib
 import csv
 import errno
 import hashlib
-import importlib.util
 import io
 import json
 import math
@@ -20,13 +19,13 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import orjson
 
-from uploads.disk import append_line, is_locked, read_regular
+from uploads.disk import append_line, is_locked, read_json, read_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
-    from types import ModuleType
 
     import numpy as np
 
@@ -39,7 +38,6 @@ __all__ = [
     "HEARTBEAT",
     "HEARTBEAT_SECONDS",
     "HPARAMS",
-    "INSTALL_PYARROW",
     "JOURNAL_FOLDER",
     "MARKED_TAIL_BYTES",
     "MAX_LINE_BYTES",
@@ -50,7 +48,6 @@ __all__ = [
     "PLAIN",
     "POSITION",
     "SEGMENT_SUFFIX",
-    "SESSIONS",
     "SIDECAR",
     "SUMMARY",
     "TABLES_FOLDER",
@@ -59,13 +56,14 @@ __all__ = [
     "WRITERS_FOLDER",
     "WRITER_NAME",
     "CsvState",
+    "NewerFormatError",
     "Position",
     "append_record",
+    "check_format",
     "column_of",
     "csv_mark",
     "format_cell_rows",
     "format_cells",
-    "has_pyarrow",
     "header_end",
     "header_line",
     "is_shallow",
@@ -75,12 +73,12 @@ __all__ = [
     "lock_name",
     "metrics_name",
     "number_of_int",
-    "orjson",
     "parse_header",
     "parse_number",
     "part_numbers",
     "part_path",
     "parts_path",
+    "problem_of_format",
     "read_header",
     "safe_name",
     "segment_number",
@@ -93,13 +91,6 @@ __all__ = [
     "writer_path",
 ]
 
-# The extra `fast`: formats floats about twenty times faster than Python, in their shortest form too.
-orjson: ModuleType | None
-try:
-    import orjson
-except ImportError:
-    orjson = None
-
 # 2: a CSV may have closed parts before it.
 FORMAT_VERSION = 2
 
@@ -108,7 +99,6 @@ SUMMARY = "summary.json"
 HEARTBEAT = "heartbeat"
 HPARAMS = "hparams.yaml"
 ENVIRONMENT = "environment.json"
-SESSIONS = "sessions.jsonl"
 # Changes by the user after the run; never touched by its writer.
 EDITS = "edits.json"
 MEDIA_FOLDER = "media"
@@ -145,9 +135,6 @@ minutes, as does the scanner of stable-pretraining.
 
 MARKED_TAIL_BYTES = 256
 
-INSTALL_PYARROW = 'Run: pip install "training-destinations[query]"'
-"""What to do where pyarrow is missing, which Parquet needs."""
-
 PLAIN = b"0123456789+-.einfa,\n"
 """What lines of numbers consist of, with "nan" and "inf"; among others, `float` takes "1_0" and " 1"."""
 
@@ -157,7 +144,41 @@ _DEEPEST = 100
 _BEYOND_INT = 1 << 63
 _SEGMENT = re.compile(rf"[0-9]+{re.escape(SEGMENT_SUFFIX)}")
 _PART = re.compile(r"([0-9]{8}|[1-9][0-9]{8,17})(\.csv|\.npy|\.parquet)")
+_FORMAT = re.compile(rb'"format_version":\s*(\d{1,9})')
+_RELEASE = re.compile(r"[\w.+!-]{1,40}")
 _UNSAFE = re.compile(r"[^\w .,=+@()\[\]-]")
+
+
+class NewerFormatError(OSError):
+    """A newer release wrote the run, in a format that this one does not know; the text says which to use."""
+
+
+def check_format(run_dir: Path) -> None:
+    """Raises NewerFormatError if a newer release wrote the folder of a run or of a writer."""
+    try:
+        raw = read_regular(run_dir / SIDECAR)
+    except OSError:
+        return
+    # This is cheap and tells nearly all. A hyperparameter may have that name too, so the others are parsed.
+    if any(int(found) > FORMAT_VERSION for found in _FORMAT.findall(raw)):
+        problem = problem_of_format(run_dir, read_json(run_dir / SIDECAR))
+        if problem is not None:
+            raise NewerFormatError(f"run folder {str(run_dir)!r} cannot be used: {problem}")
+
+
+def problem_of_format(run_dir: Path | str, sidecar: Mapping[str, Any]) -> str | None:
+    """Returns which release a run needs, given its sidecar; None if this one knows its format."""
+    version = sidecar.get("format_version")
+    if type(version) is not int or version <= FORMAT_VERSION:
+        return None
+    packages = read_json(f"{run_dir}/{ENVIRONMENT}").get("packages")
+    release = packages.get("training-destinations") if isinstance(packages, dict) else None
+    is_known = isinstance(release, str) and _RELEASE.fullmatch(release)
+    wanted = f"training-destinations {release} or newer" if is_known else "a newer training-destinations"
+    return (
+        f"a newer release wrote it, in format version {version}; this one knows versions up to "
+        f"{FORMAT_VERSION}. Use {wanted}."
+    )
 
 
 def metrics_name(rank: int) -> str:
@@ -216,11 +237,6 @@ def part_before(numbers: Sequence[int]) -> int:
 
 def _before_session_of(number: int) -> int:
     return (number - 1) // PARTS_OF_A_SESSION * PARTS_OF_A_SESSION
-
-
-def has_pyarrow() -> bool:
-    """Returns whether pyarrow is installed; does not import it."""
-    return importlib.util.find_spec("pyarrow") is not None
 
 
 def summary_name(rank: int) -> str:
@@ -392,32 +408,27 @@ def parse_header(line: bytes) -> list[str]:
         raise OSError(errno.EFBIG, f"the header of the CSV cannot be read: {error}") from error
 
 
-def format_cells(values: Sequence[float], encoder: ModuleType | None = orjson) -> str:
-    """Returns the cells of values, joined by commas; formatted by Python if there is no encoder."""
-    if encoder is not None:
-        with contextlib.suppress(TypeError):  # An integer of more than 64 bits.
-            data: bytes = encoder.dumps(values)
-            if b"l" not in data and b"t" not in data:  # No null, false or true.
-                return data[1:-1].decode()
+def format_cells(values: Sequence[float]) -> str:
+    """Returns the cells of values, joined by commas."""
+    with contextlib.suppress(TypeError):  # An integer of more than 64 bits.
+        data: bytes = orjson.dumps(values)
+        if b"l" not in data and b"t" not in data:  # No null, false or true.
+            return data[1:-1].decode()
     text = ",".join(map(repr, values))
     if "T" in text or "F" in text:
         text = text.replace("True", "1").replace("False", "0")
     return text
 
 
-def format_cell_rows(
-    values: np.ndarray[Any, np.dtype[np.float64]], encoder: ModuleType | None = orjson
-) -> list[bytes]:
-    """Returns the cells of each row of floats, joined by commas; formatted by Python if there is no encoder.
+def format_cell_rows(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[bytes]:
+    """Returns the cells of each row of floats, joined by commas.
 
     Args:
         values: `(rows, metrics)`, both at least 1; C-contiguous.
-        encoder: the module `orjson`, or None.
     """
-    if encoder is not None:
-        text: bytes = encoder.dumps(values, option=encoder.OPT_SERIALIZE_NUMPY)
-        if b"n" not in text:  # null: a NaN or an infinity, which JSON does not have.
-            return text[2:-2].split(b"],[")
+    text: bytes = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
+    if b"n" not in text:  # null: a NaN or an infinity, which JSON does not have.
+        return text[2:-2].split(b"],[")
     # One call for all rows is 1.5 times as fast as one each; `repr` of lists is "[[1.5, nan], [2.0, inf]]".
     return repr(values.tolist())[2:-2].replace(", ", ",").encode().split(b"],[")
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from destinations.history.sessions import SESSIONS_FOLDER
 from destinations.kinds import indexes, record_folders
 from events import redact_text
 from uploads import UploadError, UploadQueue, UploadState
@@ -374,7 +375,7 @@ class Mirror:
 
     def _paths(self) -> Iterator[str]:
         """Yields the paths of the files that pieces hold: rows, documents and indexes of this rank."""
-        for folder in ("", TIME_FOLDER, _FLIGHT_FOLDER):
+        for folder in ("", TIME_FOLDER, _FLIGHT_FOLDER, SESSIONS_FOLDER):
             for path in _files_in(self._folder, folder):
                 if _rank_of(path) == self._rank and path != HEARTBEAT:
                     yield path

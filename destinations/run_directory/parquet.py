@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from .layout import INSTALL_PYARROW, PLAIN, format_cell_rows, parse_header
+from .layout import PLAIN, format_cell_rows, parse_header
 
 __all__ = [
     "DamagedParquetError",
@@ -77,22 +77,12 @@ class DamagedParquetError(OSError):
 
 
 def _pyarrow(*, is_writing: bool = False) -> Any:
-    """Returns pyarrow with the modules that are needed to read, or also those to write.
+    """Returns pyarrow with the modules that are needed to read, or also those to write."""
+    import pyarrow.parquet
 
-    Raises:
-        OSError: it is not installed.
-    """
-    try:
-        import pyarrow.parquet
-
-        if is_writing:
-            import pyarrow.compute  # takes a tenth of a second
-            import pyarrow.csv
-    except ImportError as error:
-        raise OSError(
-            errno.ENOTSUP,
-            f"rows in Parquet need pyarrow. {INSTALL_PYARROW}",
-        ) from error
+    if is_writing:
+        import pyarrow.compute  # takes a tenth of a second
+        import pyarrow.csv
     return pyarrow
 
 

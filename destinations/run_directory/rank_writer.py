@@ -19,6 +19,7 @@ import attrs
 
 from destinations.background import PeriodicThread
 from destinations.history.aggregate import Aggregate
+from destinations.history.sessions import session_path
 from events import redact_text
 from uploads.disk import file_system_of, is_network_file_system, read_json
 
@@ -35,7 +36,6 @@ from .layout import (
     HEARTBEAT,
     MARKED_TAIL_BYTES,
     csv_mark,
-    has_pyarrow,
     journal_path,
     metrics_name,
     parse_header,
@@ -150,7 +150,7 @@ class RankWriter:
         remove_temporaries(self._csv.folder)
         self._converter: PartConverter | None = None
         # In a store, a part is there once it is closed.
-        if self._part_kind != "csv" and self._mirror is None and has_pyarrow():
+        if self._part_kind != "csv" and self._mirror is None:
             self._converter = PartConverter(
                 self._csv, self._conversion_failed, least_bytes=self._least_parquet_bytes
             )
@@ -429,8 +429,11 @@ class RankWriter:
             self._environment_due |= not (self._root / ENVIRONMENT).exists()
         if self._environment_due:
             self._environment_due = False
+            paths = [self._root / ENVIRONMENT]
+            if self._documents is not None:
+                paths.append(session_path(self._root, self._documents.sessions.current, ENVIRONMENT))
             self._environment = write_environment(
-                self._root, lambda: self._describe(rank_layout(self._state)), self._failed
+                paths, lambda: self._describe(rank_layout(self._state)), self._failed
             )
 
     def _follow_state(self) -> None:

@@ -32,6 +32,7 @@ from .layout import (
     PARTS_FOLDER,
     POSITION,
     Position,
+    check_format,
     column_of,
     csv_mark,
     header_end,
@@ -600,9 +601,11 @@ def take_snapshot(run_dir: Path, rank: int, *, with_records: bool = True) -> Met
         with_records: whether to read the journal as well.
 
     Raises:
+        NewerFormatError: a newer release wrote the run.
         OSError: a file is unreadable, is not a regular file, or was replaced during each of a hundred
             attempts.
     """
+    check_format(run_dir)
     for _ in range(_TRIES):
         snapshot = _try(run_dir, rank, with_records)
         if snapshot is not None:

@@ -5,9 +5,11 @@ import functools
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 from destinations.kinds.line import file_inside, number_of, path_inside, whole_of
 from destinations.run_directory.layout import is_shallow
@@ -41,14 +43,6 @@ def _integer(digits: str) -> float:
 
 
 _loads = functools.partial(json.loads, parse_int=_integer)
-_fast_loads: Callable[[bytes], Any]
-_fast_dumps: Callable[[Any], bytes] | None
-try:
-    import orjson
-except ImportError:
-    _fast_loads, _fast_dumps = _loads, None
-else:
-    _fast_loads, _fast_dumps = orjson.loads, orjson.dumps
 
 
 def read_object(raw: bytes) -> dict[str, Any]:
@@ -59,7 +53,7 @@ def read_object(raw: bytes) -> dict[str, Any]:
     """
     try:
         try:
-            data = _fast_loads(raw)
+            data = orjson.loads(raw)
         except ValueError:
             # orjson rejects NaN, lone surrogates, and integers beyond 64 bits.
             data = _loads(raw)
@@ -73,13 +67,11 @@ def read_object(raw: bytes) -> dict[str, Any]:
 
 
 def write_json(value: Any) -> str:
-    """Returns compact JSON; non-finite numbers are `null` with orjson, and `NaN` and the like without."""
-    if _fast_dumps is not None:
-        try:
-            return _fast_dumps(value).decode()
-        except TypeError:  # An integer beyond 64 bits.
-            pass
-    return _dumps(value)
+    """Returns compact JSON; numbers that are not finite are mostly `null`."""
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:  # An integer beyond 64 bits.
+        return _dumps(value)
 
 
 def clean_text(text: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import attrs
 
 from destinations.history.metric_summary import metric_of
-from destinations.run_directory.layout import HEARTBEAT_SECONDS, TERMINAL_STATUSES
+from destinations.run_directory.layout import FORMAT_VERSION, HEARTBEAT_SECONDS, TERMINAL_STATUSES
 
 from .files import number_of, read_object
 from .order import MISSING
@@ -26,6 +26,7 @@ from .order import MISSING
 __all__ = [
     "FIELDS",
     "HEARTBEAT_SECONDS",
+    "UNREADABLE",
     "Extremes",
     "FieldType",
     "RecordField",
@@ -52,6 +53,8 @@ FieldType = Literal["text", "texts", "time", "duration", "bool"]
 
 # Statuses of other writers that end a run. Lightning's "finished" is stored as it is by stable-pretraining.
 _TERMINAL = TERMINAL_STATUSES | {"finished", "orphaned", "killed"}
+UNREADABLE = "unreadable"
+"""The status of a run that a newer release wrote; its `problem` says which release to use."""
 _MAX_TIME = 1e12
 _SCALARS = frozenset({float, int, str, bool, type(None)})
 _NUMBERS = frozenset({float, int})
@@ -315,6 +318,8 @@ def _parsed(
     if isinstance(summary, dict):
         values["summary"] = sound_summary(summary, read_summary)
     values["kind"] = "run-directory" if "format_version" in data else "stable-pretraining"
+    if type(version := data.get("format_version")) is int and version > FORMAT_VERSION:
+        values["status"] = UNREADABLE
     return values
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import attrs
 
+from destinations.history.sessions import read_sessions, session_path
 from destinations.kinds import RecordAccess
 from destinations.run_directory.layout import (
     ENVIRONMENT,
@@ -269,12 +270,36 @@ class Run(RecordAccess):
     @property
     def sessions(self) -> list[dict[str, Any]]:
         """One entry per process that wrote to the run, oldest first."""
-        from destinations.run_directory.documents import SessionLog
-
         try:
-            return [line for line in SessionLog.read(self.path) if is_shallow(line)]
+            return [line for line in read_sessions(self.path) if is_shallow(line)]
         except OSError:
             return []
+
+    def configuration(self, session: str | int) -> dict[str, Any]:
+        """Returns what a session was started with, also one that no longer belongs to the run.
+
+        Args:
+            session: its id, or its number.
+
+        Returns:
+            The "hyperparameters" that it was given, nested, and its "environment"; empty where it had none.
+
+        Raises:
+            ValueError: the run has no such session, or an earlier version wrote it, which kept only
+                those of the newest.
+        """
+        from destinations.run_directory.documents import read_hparams
+
+        lines = self.sessions
+        wanted = [one for one in lines if session in {one.get("session"), one.get("number")}]
+        if not wanted:
+            known = ", ".join(f"{one.get('number', '?')} ({one.get('session')})" for one in lines)
+            raise ValueError(f"session must be one of {known}, got {session!r}.")
+        hyperparameters: dict[str, Any] = {}
+        with contextlib.suppress(FileNotFoundError):
+            hyperparameters = read_hparams(session_path(self.path, wanted[-1], HPARAMS))
+        environment = read_object_file(session_path(self.path, wanted[-1], ENVIRONMENT))
+        return {"hyperparameters": hyperparameters, "environment": environment}
 
     @property
     def receipt(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from destinations.history.metric_summary import MetricSummary
-from destinations.run_directory.layout import JOURNAL_FOLDER, metrics_name, summary_name
+from destinations.run_directory.layout import JOURNAL_FOLDER, check_format, metrics_name, summary_name
 from uploads.disk import read_regular
 
 from .files import read_object, whole_of
@@ -76,6 +76,7 @@ def _of_streams(
     found = []
     for stream in streams_of(run_dir, writer):
         with reported(stream, writer, problems):
+            check_format(stream.folder)
             found.append((stream, read(stream, rank)))
     return found
 

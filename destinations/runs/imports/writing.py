@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from destinations.history.sessions import SESSIONS
 from destinations.run_directory import RunDirectory
-from destinations.run_directory.layout import ENVIRONMENT, SESSIONS, SIDECAR, label_name, strict_json
+from destinations.run_directory.layout import ENVIRONMENT, SIDECAR, label_name, strict_json
 from destinations.runs.content.sources import ReadPosition
 from destinations.runs.files import read_object_file
 from destinations.runs.send.ledger import BusyError, SendingError, SentLedger, read_ledger

@@ -19,6 +19,7 @@ from typing import Any
 
 import attrs
 
+from destinations.history.sessions import SESSIONS
 from destinations.kinds import record_folders
 from destinations.run_directory.layout import (
     ABANDONED_FOLDER,
@@ -29,15 +30,15 @@ from destinations.run_directory.layout import (
     JOURNAL_FOLDER,
     MEDIA_FOLDER,
     PARTS_FOLDER,
-    SESSIONS,
     SIDECAR,
     SUMMARY,
     TERMINAL_STATUSES,
     WRITERS_FOLDER,
+    problem_of_format,
     trusted_heartbeat,
 )
 from destinations.runs.files import clean_text, read_object
-from destinations.runs.record import is_alive, is_terminal, read_sidecar
+from destinations.runs.record import UNREADABLE, is_alive, is_terminal, read_sidecar
 from destinations.runs.streams import MAX_WRITERS, writer_names
 from uploads.disk import read_with_status
 
@@ -473,7 +474,11 @@ class Scanner:
         if flags and not is_alive("running", heartbeat_at, self._now):
             files += _SETTLED
         is_shared = has_writers(path, state)
-        if not is_shared and fields["kind"] == "run-directory" and fields.get("status") not in _SUMMARIZED:
+        if fields.get("status") == UNREADABLE:
+            # Not equal at the next scan, by a release that may know the format.
+            files, is_shared = f"{files}{_UNKNOWN}", False
+            problem = problem_of_format(base, read_object(raw)) or problem
+        elif not is_shared and fields["kind"] == "run-directory" and fields.get("status") not in _SUMMARIZED:
             try:
                 # A folder that lost its rows has the summary of the sidecar only.
                 fields["summary"] = _last_values(base) or fields.get("summary", {})

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from destinations.history.aggregate import Aggregate
@@ -81,6 +81,7 @@ def check(found, rows, *, by_step):
         assert records[name]["last_step"] == last_step
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(rows, st.sampled_from(WAYS)), max_size=5), st.booleans())
 def test_an_aggregate_does_not_depend_on_how_rows_come(pieces, by_step):
     """Row by row, in blocks with absent values, as other aggregates, and by way of `summary.json`."""
@@ -92,6 +93,7 @@ def test_an_aggregate_does_not_depend_on_how_rows_come(pieces, by_step):
     check(found, [row for piece, _ in pieces for row in piece], by_step=by_step)
 
 
+@settings(deadline=None)
 @given(st.lists(rows, min_size=1, max_size=5))
 def test_entries_of_an_index_say_all_but_the_steps_of_last_values(pieces):
     """Several at once, of which some have no value of a metric; integers of 64 bits become floats there."""

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -142,16 +141,6 @@ def test_other_bytes_in_parquet_are_an_error_that_names_the_file(packed):
     assert raised.value.filename == str(path)
     path.unlink()
     assert len(read_rows(packed)) < STEPS
-
-
-def test_parquet_that_is_cut_is_told_from_a_missing_pyarrow(packed, monkeypatch):
-    """The scan says that rows are lost, and nothing where they only cannot be read here."""
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert Run.open(packed).record.problem is None
-
-    halved(file_of(packed, 2, ".parquet"))
-
-    assert "00000002.parquet is damaged" in Run.open(packed).record.problem
 
 
 def test_a_csv_that_was_cut_stays_csv(copy):

@@ -5,14 +5,12 @@ Nor does a reader see whether a part is a CSV, or Parquet that has replaced it.
 
 import contextlib
 import errno
-import importlib.util
 import itertools
 import json
 import math
 import os
 import random
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +18,7 @@ import pytest
 
 from destinations import RunDirectory
 from destinations.history.aggregate import Aggregate
-from destinations.run_directory import RunPathError, read_rows
+from destinations.run_directory import read_rows
 from destinations.run_directory.blocks import MISSING_STEP, read_blocks
 from destinations.run_directory.conversion import convert_part
 from destinations.run_directory.drain import JournalDrain
@@ -579,24 +577,6 @@ def test_a_reader_that_has_a_part_open_goes_on_while_it_becomes_parquet(tmp_path
         steps += [row.step for row in rows]
 
     assert steps == list(range(300))
-
-
-def test_without_pyarrow_parquet_is_an_error_that_says_what_to_install(tmp_path, monkeypatch):
-    """Rows that cannot be read are never left out in silence, by no reader, and no session begins there."""
-    writer = Writer(tmp_path)
-    writer.log_and_drain(range(100))
-    writer.die()
-    convert(tmp_path)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-
-    for read in READERS[:6]:
-        with pytest.raises(OSError, match=r'need pyarrow. Run: pip install "training-destinations\[query\]"'):
-            read(tmp_path)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(RunPathError, match="has rows in Parquet, and pyarrow is not installed"):
-        Written(tmp_path, batch=50)
-    with pytest.raises(ImportError, match='parts="parquet" needs pyarrow'):
-        RunDirectory(tmp_path / "other", parts="parquet")
 
 
 def test_names_that_are_not_used_any_more_are_not_columns_of_the_next_part(tmp_path):

@@ -5,7 +5,6 @@ import io
 import json
 import math
 import os
-import sys
 
 import pytest
 
@@ -216,7 +215,7 @@ def test_rows_as_json_lines(long_run):
 
 def test_rows_as_parquet(long_run, tmp_path):
     """A column for each metric, null where it is missing; NaN is not missing."""
-    parquet = pytest.importorskip("pyarrow.parquet")
+    from pyarrow import parquet
 
     count = export_rows(long_run, tmp_path / "rows.parquet")
 
@@ -349,20 +348,10 @@ def test_an_export_that_fails_leaves_the_file_as_it_was(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"metrics.csv"}
 
 
-def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
-    """The error names the extra."""
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-
-    with pytest.raises(ImportError, match=r"training-destinations\[query\]"):
-        export_metrics([], tmp_path / "metrics.parquet")
-
-
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 def test_values_of_several_writers_say_whose_they_are(runs, tmp_path, kind):
     """By a last column, which an export without such a run does not have."""
     shared, path = Run.open(write_shared(tmp_path / "shared")), tmp_path / f"metrics.{kind}"
-    if kind == "parquet":
-        pytest.importorskip("pyarrow")
 
     count = export_metrics([*runs, shared], path, metrics=["loss"])
     export_metrics(runs, tmp_path / f"without.{kind}", metrics=["loss"])

@@ -1,0 +1,195 @@
+"""A run that a newer release wrote: this release lists it, says which release to use, and changes nothing in it."""
+
+import json
+import shutil
+
+import pytest
+
+from destinations import RunDirectory, cli
+from destinations.run_directory import NewerFormatError, RunPathError, read_rows
+from destinations.runs import Run as ReadRun
+from destinations.runs import open_runs
+from destinations.runs.dataset import compact
+from events import Run
+from tests.test_destinations.viewer.served import served
+
+SAYS = r"format version 99; this one knows versions up to \d+\. Use training-destinations 9\.8\.7 or newer\."
+
+
+def write(place, **options):
+    """Writes a run with one row and one text."""
+    with Run(loggers=[RunDirectory(place, **options)], run_name="run") as run:
+        run.log_metrics({"loss": 0.5})
+        run.log_text("a text", "note")
+
+
+def make_newer(folder):
+    """Makes a folder look as a newer release would leave it."""
+    for name, change in (
+        ("sidecar.json", {"format_version": 99}),
+        ("environment.json", {"packages": {"training-destinations": "9.8.7"}}),
+    ):
+        path = folder / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+
+
+def content(folder):
+    """All files of a folder, with bytes and times, and the time of each folder in it."""
+    return {
+        path: (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else None)
+        for path in (folder, *folder.rglob("*"))
+    }
+
+
+@pytest.fixture
+def newer(tmp_path):
+    """A run folder of a newer release, beside one of this release."""
+    write(tmp_path / "runs/run")
+    write(tmp_path / "runs/other")
+    make_newer(tmp_path / "runs/run")
+    return tmp_path / "runs/run"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"if_exists": "resume"}, {"if_exists": "error"}, {"writer": "eval"}],
+    ids=lambda options: "-".join(options.values()) or "auto",
+)
+def test_a_writer_refuses_it_and_changes_nothing(newer, options):
+    """A run that would begin in the folder is refused in the caller's thread, and no file or folder changes."""
+    before = content(newer.parent)
+
+    with pytest.raises(RunPathError, match=SAYS):
+        write(newer, **options)
+
+    assert content(newer.parent) == before
+
+
+def test_a_writer_refuses_it_in_a_store(newer, tmp_path, monkeypatch):
+    """A run of a newer release that lies in a store is refused too, and the store stays as it was."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    before = content(newer.parent)
+
+    with pytest.raises(RunPathError, match=SAYS):
+        write(newer.as_uri(), if_exists="resume")
+
+    assert content(newer.parent) == before
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda run: read_rows(run.path),
+        lambda run: run.series("loss"),
+        lambda run: run.metric_names(),
+        lambda run: list(run.blocks()),
+        lambda run: list(run.follow(until_end=True)),
+        lambda run: run.texts(),
+        lambda run: run.record_counts(),
+    ],
+    ids=["read_rows", "series", "metric_names", "blocks", "follow", "texts", "record_counts"],
+)
+def test_reading_it_raises_the_error_that_names_the_release(newer, read):
+    """No reader returns rows or records of a format that it may misread."""
+    run = ReadRun.open(newer)
+
+    with pytest.raises(NewerFormatError, match=SAYS):
+        read(run)
+
+
+def test_it_is_listed_as_unreadable(newer):
+    """A scan lists the run with its status and the release to use, beside the runs that this release can read."""
+    with open_runs(newer.parent) as runs:
+        report = runs.scan()
+        found = {run.name: (run.shown_status, run.record.problem) for run in runs}
+
+    assert report.damaged == 1
+    assert found["other"] == ("completed", None)
+    status, problem = found["run"]
+    assert status == "unreadable"
+    assert "Use training-destinations 9.8.7 or newer." in problem
+
+
+def test_a_release_that_knows_the_format_reads_it(newer, monkeypatch):
+    """After an upgrade the run is read, although nothing in its folder has changed since the last scan."""
+    with open_runs(newer.parent) as runs:
+        assert runs["run"].shown_status == "unreadable"
+    monkeypatch.setattr("destinations.run_directory.layout.FORMAT_VERSION", 99)
+    monkeypatch.setattr("destinations.runs.record.FORMAT_VERSION", 99)
+
+    with open_runs(newer.parent) as runs:
+        run = runs["run"]
+
+        assert (run.shown_status, run.record.problem) == ("completed", None)
+        assert list(run.series("loss").value) == [0.5]
+
+
+def test_a_hyperparameter_of_that_name_is_no_format(tmp_path):
+    """A run whose own hyperparameter is called `format_version` stays readable."""
+    with Run(loggers=[RunDirectory(tmp_path / "run")], run_name="run") as run:
+        run.log_hyperparameters({"format_version": 99})
+        run.log_metrics({"loss": 0.5})
+
+    assert len(read_rows(tmp_path / "run")) == 1
+
+
+def test_a_newer_writer_costs_its_own_rows(tmp_path, caplog):
+    """A named writer of a newer release is left out and reported; the trainer's rows are read."""
+    write(tmp_path / "run")
+    write(tmp_path / "run", writer="eval")
+    make_newer(tmp_path / "run/writers/eval")
+
+    with open_runs(tmp_path) as runs:
+        run = runs["run"]
+        values = run.series("loss").value
+        problem = run.record.problem
+
+    assert list(values) == [0.5]
+    assert "9.8.7 or newer" in problem
+    assert "left out writer eval" in caplog.text
+
+
+def test_the_command_line_names_the_release(newer, capsys, monkeypatch):
+    """`runs ls` shows the status, and `runs series` fails with the release to use."""
+    monkeypatch.chdir(newer.parents[1])
+
+    assert cli.main(["runs", "ls"]) == 0
+    assert "unreadable" in capsys.readouterr().out
+    assert cli.main(["runs", "series", "run", "loss"]) == 1
+    assert "Use training-destinations 9.8.7 or newer." in capsys.readouterr().err
+
+
+def test_the_page_lists_it_and_names_the_release(newer):
+    """The page lists the run as unreadable, and says which release to use where it would show the run."""
+    with served(newer.parent) as page:
+        rows = page.get("/api/runs")["rows"]
+        statuses = {row["name"]: row["status"] for row in rows}
+        answer = page.request("GET", f"/api/runs/{page.run_id('run')}")
+
+    assert statuses == {"run": "unreadable", "other": "completed"}
+    assert b"Use training-destinations 9.8.7 or newer." in answer.content
+
+
+def test_a_dataset_leaves_it_out_and_says_so(newer, tmp_path):
+    """`compact` writes the other runs, and reports this one as damaged."""
+    pytest.importorskip("deltalake")
+
+    with open_runs(newer.parent) as runs:
+        report = compact(runs, tmp_path / "dataset")
+
+    assert report.added == 1
+    ((path, problem),) = report.damaged
+    assert path == newer
+    assert "Use training-destinations 9.8.7 or newer." in problem
+
+
+def test_garbage_collection_keeps_it(newer, monkeypatch, capsys):
+    """`runs gc` does not take a run for empty because it cannot read its rows."""
+    monkeypatch.chdir(newer.parents[1])
+    (newer / "metrics.csv").unlink()
+    shutil.rmtree(newer / "texts", ignore_errors=True)
+
+    assert cli.main(["runs", "gc", "--older-than", "0s", "--delete"]) == 0
+
+    assert newer.is_dir()
+    capsys.readouterr()
