@@ -13,18 +13,20 @@ import attrs
 import numpy as np
 
 from destinations.kinds.line import whole_of
-from destinations.run_directory.blocks import MISSING_STEP
 
 from .metric_summary import MetricSummary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from destinations.run_directory.blocks import Block, Floats
 
-__all__ = ["Aggregate"]
+__all__ = ["MISSING_STEP", "Aggregate", "Floats"]
+
+MISSING_STEP = int(np.iinfo(np.int64).min)
+"""The step of a row without one, or with one beyond 64 bits."""
 
 _Array = np.ndarray[Any, np.dtype[Any]]
+Floats = np.ndarray[Any, np.dtype[np.float64]]
 # One record a metric; min, max and total are those of the finite values.
 _FIELDS = np.dtype(
     [
@@ -90,16 +92,23 @@ class Aggregate:
         known = [MISSING_STEP if step is None else step for step in steps] if None in steps else steps
         self._add_rows(names, np.array(known, np.int64), values)
 
-    def add_block(self, block: Block) -> None:
-        """Adds the rows of a block; the epoch is one of its columns, if it is to be known."""
-        if not len(block):
-            return
-        shape = len(block.columns), len(block)
-        values = np.array([one for one, _ in block.columns.values()]).reshape(shape).T
-        present = np.array([there for _, there in block.columns.values()], np.bool_).reshape(shape).T
-        self._add_rows(list(block.columns), block.step, values, present)
-        epochs, has_epoch = block.columns.get("epoch", (block.time, np.zeros(len(block), np.bool_)))
-        self.last_epoch = float(epochs[has_epoch][-1]) if has_epoch.any() else self.last_epoch
+    def add_columns(
+        self, names: Sequence[str], steps: _Array, columns: Collection[tuple[_Array, _Array]]
+    ) -> None:
+        """Adds rows by column.
+
+        Args:
+            names: of the columns.
+            steps: of the rows, int64 with `MISSING_STEP`, or float64 with NaN.
+            columns: the values of each, float64 `(rows,)`, and which are present, bool `(rows,)`.
+        """
+        shape = len(columns), len(steps)
+        values = np.array([one for one, _ in columns], np.float64).reshape(shape).T
+        present = np.array([there for _, there in columns], np.bool_).reshape(shape).T
+        self._add_rows(names, steps if steps.dtype == np.int64 else _steps_of(steps), values, present)
+        if "epoch" in names:
+            epochs = values[:, names.index("epoch")][present[:, names.index("epoch")]]
+            self.last_epoch = float(epochs[-1]) if len(epochs) else self.last_epoch
 
     def add_fields(self, columns: Sequence[str], fields: Floats, steps: Floats) -> None:
         """Adds entries of an index, which tells no steps of last values.
@@ -290,7 +299,8 @@ class Aggregate:
 
 
 def _steps_of(steps: Floats) -> _Array:
-    known = ~np.isnan(steps)
+    # Neither NaN nor beyond 64 bits.
+    known = np.abs(steps) < -MISSING_STEP
     return np.where(known, np.where(known, steps, 0.0).astype(np.int64), MISSING_STEP)
 
 

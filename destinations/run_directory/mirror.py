@@ -277,8 +277,6 @@ class Mirror:
             self._parts[number] = path
             if path not in self._claim.there:
                 handles.append(self._submit(path))
-                with contextlib.suppress(FileNotFoundError):
-                    self._submit(part.index_path.relative_to(self._folder).as_posix())
         return handles
 
     def _submit(self, path: str) -> "UploadHandle":

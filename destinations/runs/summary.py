@@ -182,8 +182,8 @@ def _with_later_rows(
             return {}
         statistics = Aggregate.from_json(document, by_step=by_step)
         for block in blocks_of(snapshot.csv, start=mark["bytes"]):
-            statistics.add_block(block)
-        statistics.add_block(block_of_rows(merge_journal([], snapshot.records)))
+            block.add_to(statistics)
+        block_of_rows(merge_journal([], snapshot.records)).add_to(statistics)
     return statistics.to_json()
 
 
@@ -223,6 +223,6 @@ def _read_records(stream: Stream, rank: int) -> _Records:
                 index.add_to(statistics)
                 continue
             for block in blocks_of(file):
-                statistics.add_block(without_abandoned(block, resumes))
-        statistics.add_block(block_of_rows(merge_journal([], snapshot.records)))
+                without_abandoned(block, resumes).add_to(statistics)
+        block_of_rows(merge_journal([], snapshot.records)).add_to(statistics)
     return statistics.to_json()

@@ -485,7 +485,7 @@ class Scanner:
             except (OSError, ValueError) as error:
                 problem = problem or f"{METRICS} cannot be read: {error}"
         if problem is None and (parts := _PARTS.search(raw)):
-            problem = _damage_of_parts(base, int(parts[1]))
+            problem = _damage_of_parts(base, int(parts[1]), is_ended=not flags)
         found = ScanChange(
             path,
             fields,
@@ -732,11 +732,12 @@ class Scanner:
         return f"{self._trusted_ns(state) or _UNKNOWN}-{state.st_size}-{state.st_ino}"
 
 
-def _damage_of_parts(run_dir: str, parts: int) -> str | None:
+def _damage_of_parts(run_dir: str, parts: int, *, is_ended: bool) -> str | None:
     from destinations.run_directory.reader import damage_of_parts
 
     try:
-        return "; ".join(damage_of_parts(Path(run_dir), parts)[:_MOST_DAMAGES]) or None
+        found = damage_of_parts(Path(run_dir), parts, pages=is_ended)
+        return "; ".join(found[:_MOST_DAMAGES]) or None
     except (OSError, ValueError) as error:
         return f"{PARTS_FOLDER} cannot be read: {error}"
 

@@ -49,7 +49,7 @@ def added_one_by_one(rows, found):
 
 def added_as_block(rows, found):
     """Adds all rows as a block, in which most values may be absent."""
-    found.add_block(block_of_rows([MetricRow(step, 0, 0.0, row) for step, row in rows], NAMES))
+    block_of_rows([MetricRow(step, 0, 0.0, row) for step, row in rows], NAMES).add_to(found)
 
 
 def added_as_aggregate(rows, found):
