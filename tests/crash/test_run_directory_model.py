@@ -223,7 +223,7 @@ def steps_that_fill_segments(disk, run_dir):
         session = Session(run_dir, disk, segment_bytes=1200)
         for step in range(first, first + 5):
             # So long that three rows fill a segment.
-            session.log({"a": step << 3000}, step)
+            session.log({f"a{number}": float(step) for number in range(40)}, step)
             if step == first:
                 session.drain()
                 session.journal.prepare()
