@@ -7,10 +7,11 @@ from typing import Any
 
 import attrs
 
+from destinations.run_directory.layout import number_of_int, whole_number
+
 __all__ = ["Line", "file_inside", "number_of", "path_inside", "whole_of"]
 
 _NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-_LARGEST_INT = (1 << 63) - 1
 
 
 def number_of(value: Any) -> float | None:
@@ -22,20 +23,12 @@ def number_of(value: Any) -> float | None:
         return _NUMBERS.get(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    if isinstance(value, float) or abs(value) <= _LARGEST_INT:
-        return value
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
+    return value if isinstance(value, float) else number_of_int(value)
 
 
 def whole_of(value: Any) -> int | None:
     """Returns a number as an integer; None if it is not a number, not finite, or beyond 64 bits."""
-    number = number_of(value)
-    if number is None or not math.isfinite(number) or abs(number) > _LARGEST_INT:
-        return None
-    return int(number)
+    return whole_number(number_of(value))
 
 
 def path_inside(run_dir: Path, relative: Any) -> Path:

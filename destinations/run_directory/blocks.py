@@ -13,9 +13,11 @@ from typing import Any
 import attrs
 import numpy as np
 
+from destinations.history.aggregate import MISSING_STEP, Aggregate, Floats
+
 from .frames import Resume
 from .layout import OWN_COLUMNS, PLAIN, parse_header
-from .reader import CsvSnapshot, MetricRow, ParquetSnapshot, clamp_to_float, parse_rows
+from .reader import CsvSnapshot, MetricRow, ParquetSnapshot, parse_rows
 
 __all__ = [
     "MISSING_STEP",
@@ -30,14 +32,10 @@ __all__ = [
     "without_abandoned",
 ]
 
-Floats = np.ndarray[Any, np.dtype[np.float64]]
 _Bools = np.ndarray[Any, np.dtype[np.bool_]]
 Steps = np.ndarray[Any, np.dtype[np.int64]]
 _Cells = dict[int, tuple[Floats, _Bools]]
 """Values and which are present, by the index of their column."""
-
-MISSING_STEP = int(np.iinfo(np.int64).min)
-"""The step of a row without one, or with one beyond 64 bits."""
 
 _EXACT_FLOAT = float(1 << 53)
 _NEGATIVE_ZERO = re.compile(rb"(?:^|[,\n])-0+[,\n]")
@@ -68,6 +66,10 @@ class Block:
 
     def __len__(self) -> int:
         return len(self.step)
+
+    def add_to(self, statistics: Aggregate) -> None:
+        """Adds the rows to statistics, with their epoch if that is a column."""
+        statistics.add_columns(list(self.columns), self.step, self.columns.values())
 
     @property
     def nbytes(self) -> int:
@@ -143,22 +145,14 @@ def block_of_rows(rows: Iterable[MetricRow], wanted: Collection[str] | None = No
     """Returns rows as a block."""
     rows = list(rows)
     names = dict.fromkeys(name for row in rows for name in row.metrics) if wanted is None else wanted
-    step = np.fromiter((_step(row.step) for row in rows), np.int64, len(rows))
-    time = np.fromiter(
-        (np.nan if row.time is None else clamp_to_float(row.time) for row in rows), np.float64, len(rows)
-    )
+    step = np.fromiter((MISSING_STEP if row.step is None else row.step for row in rows), np.int64, len(rows))
+    time = np.fromiter((np.nan if row.time is None else row.time for row in rows), np.float64, len(rows))
     columns = {}
     for name in names:
         cells = [row.epoch if name == "epoch" else row.metrics.get(name) for row in rows]
-        values = np.fromiter(
-            (np.nan if cell is None else clamp_to_float(cell) for cell in cells), np.float64, len(rows)
-        )
+        values = np.fromiter((np.nan if cell is None else cell for cell in cells), np.float64, len(rows))
         columns[name] = values, np.fromiter((cell is not None for cell in cells), np.bool_, len(rows))
     return Block(step, time, columns)
-
-
-def _step(step: int | None) -> int:
-    return step if step is not None and -MISSING_STEP > step > MISSING_STEP else MISSING_STEP
 
 
 # Chunks of plain numbers.

@@ -43,9 +43,8 @@ from .layout import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from destinations.history.aggregate import Aggregate
     from events import State
-
-    from .statistics import Statistics
 
 __all__ = [
     "Documents",
@@ -241,7 +240,7 @@ class Documents:
                     replace_file(path, content, durable=durable, disk=self._disk)
                 self._hparams_written, self._are_hparams_safe = current, durable
 
-    def write_sidecar(self, statistics: Statistics, more: dict[str, Any], *, durable: bool = True) -> None:
+    def write_sidecar(self, statistics: Aggregate, more: dict[str, Any], *, durable: bool = True) -> None:
         """Writes `sidecar.json`.
 
         Args:
@@ -266,7 +265,7 @@ class Documents:
             "tags": self._tags,
             "notes": self._notes,
             "hparams": flat_hyperparameters(self.hyperparameters),
-            "summary": {name: metric.finite_last for name, metric in list(statistics.metrics.items())},
+            "summary": statistics.finite_lasts(),
             "checkpoint_path": self._checkpoint_path,
             "checkpoint_uris": self._checkpoint_uris,
             "format_version": FORMAT_VERSION,
@@ -285,7 +284,7 @@ def write_summary(
     run_dir: Path,
     rank: int,
     run_id: str,
-    statistics: Statistics,
+    statistics: Aggregate,
     csv: dict[str, Any],
     disk: Disk = DISK,
 ) -> None:
@@ -307,7 +306,7 @@ def write_summary(
         "updated_at": time.time(),
         "step": statistics.last_step,
         "epoch": int(epoch) if epoch is not None and math.isfinite(epoch) else None,
-        "metrics": {name: metric.to_json() for name, metric in statistics.metrics.items()},
+        "metrics": statistics.to_json(),
         "csv": csv,
     }
     content = strict_json(summary, indent=2).encode()

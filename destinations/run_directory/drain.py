@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
+from destinations.history.aggregate import Aggregate
+from destinations.history.rows import Call
 from uploads.disk import DISK, Disk, replacement
 
 from .frames import (
@@ -50,7 +52,6 @@ from .metrics_csv import AbandonedRows, ChangedError, Cut, MetricsCsv, Replaceme
 from .part_index import PartIndex, is_cut
 from .reader import Part
 from .segments import FIRST_BYTES, continues_from, names_before
-from .statistics import Statistics
 
 if TYPE_CHECKING:
     from .journal import Journal
@@ -93,7 +94,10 @@ class _Place:
 
 @attrs.define(eq=False)
 class _RowsOf:
-    """The rows of certain names: how many the file got since it was opened, and what statistics lack."""
+    """The rows of certain names: how many the file got since it was opened, and what statistics lack.
+
+    `values` are blocks of rows, float64 `(rows, metrics)`, and lists of tuples.
+    """
 
     names: _Names
     in_file: int = 0
@@ -115,57 +119,66 @@ class RowBuffer:
         self._lines: list[bytes] = []
         self.line_count = 0
         """The number of complete lines."""
-        # Of a wide block, the values are an array.
-        self._pending: tuple[int | None, int | None, float, _Names, Any] | None = None
+        # The last row, which later calls may share, and where its first call begins in the segment.
+        self._pending: Call | None = None
+        self._start = 0
         self._rows_of: dict[_Names, _RowsOf] = {}
         # Those of the last row, and those with values that statistics lack.
         self._current = _RowsOf(())
         self._fresh: list[_RowsOf] = []
         self._count = 0
         self._last_epoch: int | None = None
-        # Names that became those of one line: always the same tuple, see `MetricsCsv.formatter`.
-        self._joined: tuple[_Names, _Names, _Names] = ((), (), ())
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to write."""
         return not self._lines and self._pending is None
 
-    def add(self, names: _Names, row: "Row") -> None:
-        """Adds a row."""
-        _, step, epoch, at, values = row
-        pending = self._pending
-        if pending is not None and self._joins(step, epoch, names):
-            both = self._both(pending[3], names)
-            self._pending = (step, epoch, at, both, (*pending[4], *values))
-        else:
-            self.finish_line()
-            self._pending = (step, epoch, at, names, values)
-        self._note(names, [step], values, epoch)
+    def end_of_lines(self, end: int) -> int:
+        """Returns the offset before which all calls are lines, given the one before which all were read."""
+        return end if self._pending is None else self._start
 
-    def add_block(self, names: _Names, block: "RowBlock") -> bool:
-        """Adds many rows; False, with nothing added, if the first one joins the pending row."""
-        if self._joins(block.steps[0], block.epochs[0], names):
+    def columns_of_pending(self) -> list[str]:
+        """Returns the columns that the row needs that is not a line yet."""
+        return [] if self._pending is None else [column_of(name) for name in self._pending.names]
+
+    def add(self, call: Call, start: int) -> None:
+        """Adds a call, which begins at an offset."""
+        both = None if self._pending is None else self._pending.joined(call)
+        if both is None:
+            self.finish_line()
+            self._start = start
+        self._pending = both or call
+
+    def add_block(self, names: _Names, block: "RowBlock", start: int) -> bool:
+        """Adds many calls from an offset on; False, with nothing added, if the first one shares a row."""
+        pending = self._pending
+        if pending is not None and pending.names_with(names, block.steps[0], block.epochs[0]) is not None:
             return False
         self.finish_line()
         before = len(block.steps) - 1
         if before:
             self._lines.append(self._csv.formatter(names).lines(block, before))
             self.line_count += before
-        last = block.values[-1] if len(names) >= _WIDE else tuple(block.values[-1].tolist())
-        self._pending = (block.steps[-1], block.epochs[-1], float(block.times[-1]), names, last)
-        self._note(names, block.steps, block.values, block.epochs[-1])
+            self._note(names, block.steps[:before], block.values[:before], block.epochs[-1])
+        time = float(block.times[-1])
+        self._pending = Call(names, block.steps[-1], block.epochs[-1], time, block.values[-1])
+        self._start = start + block.size // len(block.steps) * before
         return True
 
     def finish_line(self) -> None:
         """Formats the pending row as a line."""
         if self._pending is not None:
-            step, epoch, at, names, values = self._pending
+            names, step, epoch, at, values = self._pending
             formatter = self._csv.formatter(names)
-            if type(values) is np.ndarray:
-                self._lines.append(formatter.wide_line(step, epoch, at, values))
-            else:
+            if isinstance(values, tuple):
                 self._lines.append(formatter.line(step, epoch, at, values).encode())
+            elif len(names) < _WIDE:
+                self._lines.append(formatter.line(step, epoch, at, tuple(values.tolist())).encode())
+            else:
+                self._lines.append(formatter.wide_line(step, epoch, at, values))
+            rows = [values] if isinstance(values, tuple) else values[None]
+            self._note(names, [step], rows, epoch)
             self.line_count += 1
             self._pending = None
 
@@ -174,8 +187,8 @@ class RowBuffer:
         lines, self._lines, self.line_count = self._lines, [], 0
         return lines
 
-    def update_statistics(self, statistics: Statistics) -> tuple[int, int | None]:
-        """Adds the rows since the last call to the statistics.
+    def update_statistics(self, statistics: Aggregate) -> tuple[int, int | None]:
+        """Adds the lines since the last call to the statistics.
 
         Returns:
             The number of rows, and the step of the last one.
@@ -188,10 +201,7 @@ class RowBuffer:
             one.steps, one.values = [], []
             rows += len(steps)
             last_step = steps[-1] if steps[-1] is not None else last_step
-            start = 0
-            for part in _merged_blocks(values):
-                statistics.add(one.names, steps[start : start + len(part)], part, self._last_epoch)
-                start += len(part)
+            statistics.add(one.names, steps, np.concatenate(values, dtype=np.float64), self._last_epoch)
         return rows, last_step
 
     def clear(self) -> None:
@@ -218,21 +228,6 @@ class RowBuffer:
         width = len(self._csv.columns) - len(OWN_COLUMNS)
         return sum(one.in_file * (width - len(one.names)) for one in self._rows_of.values())
 
-    def _joins(self, step: int | None, epoch: int | None, names: _Names) -> bool:
-        pending = self._pending
-        return (
-            pending is not None
-            and pending[0] == step
-            and pending[1] == epoch
-            and pending[3] is not names
-            and self._csv.formatter(pending[3]).can_join(self._csv.formatter(names))
-        )
-
-    def _both(self, first: _Names, second: _Names) -> _Names:
-        if self._joined[0] is not first or self._joined[1] is not second:
-            self._joined = first, second, first + second
-        return self._joined[2]
-
     def _note(self, names: _Names, steps: list[Any], values: Any, epoch: int | None) -> None:
         one = self._current
         if one.names is not names:
@@ -240,17 +235,15 @@ class RowBuffer:
         if not one.steps:
             self._fresh.append(one)
         one.steps.extend(steps)
-        one.values.append(values)
+        if isinstance(values, list) and one.values and isinstance(one.values[-1], list):
+            one.values[-1].extend(values)
+        else:
+            # A list of its own, which grows.
+            one.values.append([*values] if isinstance(values, list) else values)
         one.in_file += len(steps)
         self._count += len(steps)
         one.last = self._count
         self._last_epoch = epoch
-
-
-def _merged_blocks(values: list[Any]) -> list[Any]:
-    """Returns rows and blocks of rows, consecutive ones of the same kind joined."""
-    groups = [list(group) for _, group in itertools.groupby(values, type)]
-    return [np.concatenate(group) if type(group[0]) is np.ndarray else group for group in groups]
 
 
 @attrs.define(eq=False, slots=False, repr=False)
@@ -284,7 +277,7 @@ class JournalDrain:
     _part_bytes: int = attrs.field(default=PART_BYTES, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        self.statistics = Statistics()
+        self.statistics = Aggregate()
         self._generation = 0
         self._segment = 0
         self._offset = len(MAGIC)
@@ -509,38 +502,44 @@ class JournalDrain:
                     self.missing += self._journal.rows_of_closed(self._segment)
                 return
             self._read_names(reader)
-            length = _READ_BYTES
+            at, length = self._offset, _READ_BYTES
             while True:
-                data = reader.read(self._offset, length)
-                base = self._offset
-                self._take_frames(data)
-                if self._offset == base:
+                data = reader.read(at, length)
+                taken = self._take_frames(data, at)
+                if not taken:
                     if len(data) < length or not any(data[:8]):
                         self._count_damage(data)
-                        return
+                        break
                     length *= 2  # The frame is larger.
+                at += taken
+        self._buffer.finish_line()
+        self._offset = at
 
-    def _take_frames(self, data: bytes) -> None:
-        """Applies the frames at the offset."""
-        base, at = self._offset, 0
+    def _take_frames(self, data: bytes, base: int) -> int:
+        """Applies the frames in data, whose first byte is at `base`, and returns how many bytes they take.
+
+        The offset of the drain is before the row that later calls may share.
+        """
+        at = 0
         while True:
             block = read_row_block(data, at, CHUNK_ROWS)
-            if block is not None and self._add_block(block):
+            if block is not None and self._add_block(block, base + at):
                 at += block.size
             else:
-                at, record = next(iter_frames(data, at), (0, None))
+                end, record = next(iter_frames(data, at), (0, None))
                 if record is None or self._lacks_names(record):
-                    return
-                self._apply(record, base, data, at)
-            self._offset = base + at
+                    return at
+                self._apply(record, base, data, at, end)
+                at = end
+            self._offset = self._buffer.end_of_lines(base + at)
             if self._buffer.line_count >= CHUNK_ROWS - 1:
                 self._write_lines()
 
-    def _apply(self, record: Record, base: int, data: bytes, at: int) -> None:
-        """Applies a record, which ends at a place of the data, of which the first byte is at `base`."""
+    def _apply(self, record: Record, base: int, data: bytes, start: int, at: int) -> None:
+        """Applies a record, which is between two places of the data, whose first byte is at `base`."""
         match record:
             case tuple():
-                self._take(record, data, at)
+                self._take(record, base + start, data, at)
             case Keys():
                 self._names[record.schema] = record.names
             case Resume():
@@ -566,19 +565,19 @@ class JournalDrain:
 
     # Rows.
 
-    def _take(self, row: Row, data: bytes, at: int) -> None:
-        """Buffers a row, after which others follow in the data."""
+    def _take(self, row: Row, start: int, data: bytes, at: int) -> None:
+        """Buffers a row that begins at an offset, and after which others follow in the data."""
         names = self._names[row[0]]
         if self._csv.formatter(names).missing:
             self._add_columns(names, data, at)
-        self._buffer.add(names, row)
+        self._buffer.add(Call(names, *row[1:]), start)
 
-    def _add_block(self, block: RowBlock) -> bool:
+    def _add_block(self, block: RowBlock, start: int) -> bool:
         """Buffers many rows; False if the first one must be handled by itself."""
         names = self._names.get(block.schema)
         if names is None or len(names) != block.values.shape[1] or self._csv.formatter(names).missing:
             return False
-        return self._buffer.add_block(names, block)
+        return self._buffer.add_block(names, block, start)
 
     def _write_lines(self) -> None:
         lines = self._buffer.pop_lines()
@@ -672,10 +671,11 @@ class JournalDrain:
             self._begin_base()
             self._write_position()
             return
-        self._buffer.finish_line()
+        # The pending row stays pending: this one may share it.
         self._write_lines()
         if self._is_better_closed():
-            self._close_part([*self._buffer.columns_in_use(), *wanted])
+            pending = self._buffer.columns_of_pending()
+            self._close_part([*self._buffer.columns_in_use(), *pending, *wanted])
             self._late = len(schemas)
             return
         self._late += sum(bool(self._csv.formatter(schema).missing) for schema in schemas)

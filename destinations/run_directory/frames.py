@@ -35,6 +35,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from .layout import number_of_int, whole_number
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -222,9 +224,10 @@ def _record(payload: bytes) -> Record:
             return Resume(step, time, *until)
         case ("follows", int(segment), int(at)):
             return Follows(segment, at)
-        case (int(schema), int() | None as step, int() | None as epoch, float(time), tuple(values)):
+        case (int(schema), int() | float() | None as step, int() | None as epoch, float(time), tuple(values)):
             if _NUMBERS.issuperset(map(type, values)):
-                return schema, step, epoch, time, values
+                # A step beyond 64 bits is none.
+                return schema, whole_number(step), epoch, time, values
     raise ValueError("a payload must be a row, keys or a resume")
 
 
@@ -253,7 +256,7 @@ def _value(data: bytes, offset: int) -> tuple[Any, int]:
             raise ValueError(f"an integer must have {_MAX_DIGITS} digits at most, got {abs(number)}")
         digits = struct.unpack_from(f"<{abs(number)}H", data, offset)
         magnitude = sum(digit << (_DIGIT_BITS * place) for place, digit in enumerate(digits))
-        return (-magnitude if number < 0 else magnitude), offset + 2 * len(digits)
+        return number_of_int(-magnitude if number < 0 else magnitude), offset + 2 * len(digits)
     if number < 0:
         raise ValueError(f"a length must not be negative, got {number}")
     if tag == b"u":

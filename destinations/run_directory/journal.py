@@ -48,7 +48,16 @@ from .frames import (
     keys_frame,
     resume_frame,
 )
-from .layout import POSITION, Position, column_of, segment_number, segment_path, segment_paths
+from .layout import (
+    POSITION,
+    Position,
+    column_of,
+    number_of_int,
+    segment_number,
+    segment_path,
+    segment_paths,
+    whole_number,
+)
 from .segments import MappedSegment, Segment, end_of_journal
 
 if TYPE_CHECKING:
@@ -158,11 +167,10 @@ _are_numbers = frozenset({float, int, bool}).issuperset
 _are_floats = frozenset({float}).issuperset
 _are_texts = frozenset({str}).issuperset
 _MARSHAL_VERSION = 2
-_MAX_INTEGER_BITS = 4096
 _MAX_NAME_CHARACTERS = 16_384
 _WARN_LATE_NAMES = 500
-# A payload longer than its floats by this much may contain an integer that is too large; the slow path
-# checks.
+# A payload longer than its floats by this much may contain an integer beyond 64 bits. The slow path makes it
+# a float, and says so; smaller ones that the fast path writes are floats to whoever reads the journal.
 _SHORT_BYTES = 512
 
 _spare_numbers = itertools.count()
@@ -350,15 +358,12 @@ class Journal:
             return
         if step is None:
             step = int(self._state.timestamp.batch)
-        if step.bit_length() > _MAX_INTEGER_BITS:
-            self._refuse_values(
-                len(row),
-                "step",
-                f"step is an integer of {step.bit_length()} bits, at most {_MAX_INTEGER_BITS} are allowed. "
-                "Its metrics are not written.",
+        whole = whole_number(step)
+        if whole is None:
+            self._on_refused(
+                "step", "step is an integer beyond 64 bits. Its metrics are written without a step."
             )
-            return
-        self._write_or_hold_row(("row", row, step, int(self._state.timestamp.epoch), self._clock()))
+        self._write_or_hold_row(("row", row, whole, int(self._state.timestamp.epoch), self._clock()))
 
     def _without_unwritable(self, row: dict[str, float]) -> dict[str, float]:
         """Removes values that readers could not read back; counts and reports them."""
@@ -388,13 +393,11 @@ class Journal:
         # Of ten thousand floats, a loop takes as long as all else.
         integers = [] if _are_floats(map(type, row.values())) else [*row.items()]
         for name, value in integers:
-            if type(value) is int and value.bit_length() > _MAX_INTEGER_BITS:
-                del row[name]
-                self._refuse_values(
-                    1,
+            if type(value) is int and type(number := number_of_int(value)) is float:
+                row[name] = number
+                self._on_refused(
                     "integer",
-                    f"metric {name!r:.80} is an integer of {value.bit_length()} bits, at most "
-                    f"{_MAX_INTEGER_BITS} are allowed. It is not written; the other metrics of the call are.",
+                    f"metric {name!r:.80} is an integer beyond 64 bits. It is written as the nearest float.",
                 )
         return row
 

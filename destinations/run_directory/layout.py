@@ -73,6 +73,7 @@ __all__ = [
     "label_name",
     "lock_name",
     "metrics_name",
+    "number_of_int",
     "parse_header",
     "parse_number",
     "part_numbers",
@@ -87,6 +88,7 @@ __all__ = [
     "strict_json",
     "summary_name",
     "trusted_heartbeat",
+    "whole_number",
     "writer_path",
 ]
 
@@ -142,6 +144,7 @@ PLAIN = b"0123456789+-.einfa,\n"
 _HEADER_BYTES = 64 << 10
 _MAX_NAME_BYTES = 120
 _DEEPEST = 100
+_BEYOND_INT = 1 << 63
 _SEGMENT = re.compile(rf"[0-9]+{re.escape(SEGMENT_SUFFIX)}")
 _PART = re.compile(r"([0-9]{8}|[1-9][0-9]{8,17})(\.csv|\.npy|\.parquet)")
 _FORMAT = re.compile(rb'"format_version":\s*(\d{1,9})')
@@ -433,11 +436,26 @@ def format_cell_rows(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[byte
     return repr(values.tolist())[2:-2].replace(", ", ",").encode().split(b"],[")
 
 
+def number_of_int(value: int) -> float:
+    """Returns an integer as a metric has it: beyond 64 bits, it is the nearest float, or infinite."""
+    if -_BEYOND_INT <= value < _BEYOND_INT:
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def whole_number(value: float | None) -> int | None:
+    """Returns a number as a step: an integer of 64 bits; None for NaN, and for what is beyond."""
+    return int(value) if value is not None and abs(value) < _BEYOND_INT else None
+
+
 def parse_number(cell: str) -> float | None:
     """Returns the number in a cell, an int if it looks like one, else a float; None if it is not a number."""
     try:
         # An error of `int` takes longer than all else here.
-        return float(cell) if "." in cell else int(cell)
+        return float(cell) if "." in cell else number_of_int(int(cell))
     except ValueError:
         try:
             return float(cell)

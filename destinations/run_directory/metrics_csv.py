@@ -71,8 +71,6 @@ class RowFormatter:
         wanted = (*OWN_COLUMNS, *map(column_of, names))
         self.missing = [column for column in wanted if column not in columns]
         targets = [] if self.missing else [columns[column_of(name)] for name in names]
-        self._places = frozenset(targets)
-        self._has_epoch = "epoch" in names
         self._targets = targets
         self._columns = columns
         self._own = [columns[name] for name in OWN_COLUMNS if name in columns]
@@ -89,14 +87,6 @@ class RowFormatter:
             self._before = "," * (first - 2)
             self._after = "," * (len(columns) - first - len(names)) + "\n"
             self.line = self._contiguous
-
-    def can_join(self, other: Self) -> bool:
-        """Returns whether a row of these names and one of others, of one step and epoch, fit into a line.
-
-        Where one has a metric that replaces the epoch, they are of two epochs.
-        """
-        has_epoch = self._has_epoch or other._has_epoch
-        return not has_epoch and self._places.isdisjoint(other._places)
 
     def lines(self, block: "RowBlock", count: int) -> bytes:
         """Returns the lines of the first `count` rows of a block, at least one."""

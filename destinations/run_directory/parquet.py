@@ -23,6 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from destinations.history.aggregate import Aggregate
+
 from .layout import PLAIN, format_cell_rows, header_line, parse_header
 
 __all__ = [
@@ -35,7 +37,6 @@ __all__ = [
     "indexed_columns",
     "pack",
     "rows_entry",
-    "summarize",
 ]
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -284,12 +285,15 @@ def _index(names: list[str], table: Any) -> dict[str, str]:
         columns[name] = np.where(there, values, np.nan), there
     nothing = np.full(len(table), np.nan), np.zeros(len(table), np.bool_)
     (step, _), (time, _) = columns.pop("step", nothing), columns.pop("time", nothing)
+    names = list(columns)
     array = np.empty((len(OF_ROWS) + len(OF_COLUMN) * len(columns), -(-len(table) // ENTRY_ROWS)), "<f8")
     for entry, start in enumerate(range(0, len(table), ENTRY_ROWS)):
         rows = slice(start, start + ENTRY_ROWS)
         of_entry = [(values[rows], there[rows]) for values, there in columns.values()]
         array[: len(OF_ROWS), entry] = rows_entry(step[rows], time[rows])
-        array[len(OF_ROWS) :, entry] = summarize(step[rows], of_entry).T.ravel()
+        statistics = Aggregate()
+        statistics.add_columns(names, step[rows], of_entry)
+        array[len(OF_ROWS) :, entry] = statistics.fields(names).T.ravel()
     fields = len(OF_ROWS)
     blocks = [
         array[:fields],
@@ -310,36 +314,6 @@ def _extent(values: Floats) -> tuple[float, float, float, float]:
     if not len(known):
         return (np.nan,) * 4
     return known[0], known[-1], known.min(), known.max()
-
-
-def summarize(step: Floats, columns: Collection[tuple[Floats, Bools]]) -> Floats:
-    """Returns the fields of `OF_COLUMN`, float64 `(8, columns)`.
-
-    Args:
-        step: float64 `(rows,)`; NaN if missing.
-        columns: the values of each, float64 `(rows,)`, and which of them are there.
-    """
-    shape = len(columns), len(step)
-    values = np.array([one for one, _ in columns], np.float64).reshape(shape)
-    present = np.array([there for _, there in columns], np.bool_).reshape(shape)
-    if not values.size:
-        found = np.full((len(OF_COLUMN), len(values)), np.nan)
-        found[:2] = 0.0
-        return found
-    is_finite = present & np.isfinite(values)
-    count, finite = present.sum(axis=1), is_finite.sum(axis=1)
-    low_at = np.where(is_finite, values, np.inf).argmin(axis=1)
-    high_at = np.where(is_finite, values, -np.inf).argmax(axis=1)
-    last_at = values.shape[1] - 1 - present[:, ::-1].argmax(axis=1)
-    every = np.arange(len(values))
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        mean = np.where(is_finite, values, 0.0).sum(axis=1) / finite
-    of_finite = np.array(
-        [values[every, low_at], step[low_at], values[every, high_at], step[high_at], mean], np.float64
-    )
-    of_finite[:, finite == 0] = np.nan
-    last = np.where(count > 0, values[every, last_at], np.nan)
-    return np.concatenate([[count, finite], of_finite, [last]])
 
 
 # Reading.

@@ -6,10 +6,12 @@ from typing import Any
 import attrs
 import numpy as np
 
-from .blocks import MISSING_STEP, Block, Floats
+from destinations.history.aggregate import Aggregate
+
+from .blocks import Floats
 from .frames import Resume
-from .parquet import ENTRY_ROWS, OF_COLUMN, OF_ROWS, rows_entry, summarize
-from .reader import CsvSnapshot, MetricsSnapshot, ParquetSnapshot, clamp_to_float
+from .parquet import ENTRY_ROWS, OF_COLUMN, OF_ROWS
+from .reader import CsvSnapshot, MetricsSnapshot, ParquetSnapshot
 
 __all__ = ["PartIndex", "indexed_files", "is_cut"]
 
@@ -60,13 +62,10 @@ class PartIndex:
         """
         return cls(*part.packed.index(wanted))
 
-    @classmethod
-    def of_block(cls, block: Block) -> "PartIndex":
-        """Computes an index of one entry."""
-        columns = list(block.columns)
-        step = np.where(block.step == MISSING_STEP, np.nan, block.step.astype(np.float64))
-        of_columns = summarize(step, block.columns.values()).T.ravel()
-        return cls(columns, np.concatenate([rows_entry(step, block.time), of_columns])[:, None])
+    def add_to(self, statistics: Aggregate) -> None:
+        """Adds the rows to statistics, which do not learn the steps of last values."""
+        fields = self.array[len(OF_ROWS) :].reshape(len(self.columns), len(OF_COLUMN), len(self))
+        statistics.add_fields(self.columns, fields.transpose(1, 2, 0), self.of_rows("last_step"))
 
 
 def indexed_files(
@@ -84,4 +83,4 @@ def indexed_files(
 
 def is_cut(index: PartIndex, resume: Resume) -> bool:
     """Returns whether a resume may have abandoned rows of a part."""
-    return bool((index.of_rows("max_step") >= clamp_to_float(resume.step)).any())
+    return bool((index.of_rows("max_step") >= resume.step).any())

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 
 from destinations.background import PeriodicThread
+from destinations.history.aggregate import Aggregate
 from destinations.history.sessions import session_path
 from events import redact_text
 from uploads.disk import file_system_of, is_network_file_system, read_json
 
+from .blocks import blocks_of, read_blocks
 from .documents import Documents, write_summary
 from .drain import PART_BYTES, JournalDrain
 from .environment import describe_environment, rank_layout, write_environment
@@ -40,10 +42,9 @@ from .layout import (
     summary_name,
 )
 from .metrics_csv import MetricsCsv
+from .parquet import indexed_columns
 from .part_index import PartIndex
-from .reader import parse_rows
 from .segments import AppendedSegment, MappedSegment, allocate
-from .statistics import Statistics
 
 if TYPE_CHECKING:
     from events import State
@@ -102,7 +103,7 @@ class RankWriter:
         describe: takes the ranks, and returns the content of `environment.json`.
         part_bytes: the size at which the CSV is closed as a part.
         mirror: sends what is new to a store; None where the run is here alone.
-        by_step: whether rows may come in any order of their steps, see `Statistics`.
+        by_step: whether rows may come in any order of their steps, see `Aggregate`.
     """
 
     _run_dir: Path
@@ -154,7 +155,7 @@ class RankWriter:
             between=self._between_chunks,
             part_bytes=self._part_bytes,
         )
-        self._drain.statistics = Statistics(by_step=self._by_step)
+        self._drain.statistics = Aggregate(by_step=self._by_step)
         self._is_open = False
         self._is_well = False
         self._environment_due = self._documents is not None
@@ -270,8 +271,8 @@ class RankWriter:
             mark = {**summary["csv"]}
             mark_rows = mark.pop("rows", None)
             is_of_csv = mark == self._csv_mark(mark["bytes"])
-            found = Statistics.from_summary(summary, by_step=self._by_step) if is_of_csv else None
-        except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError):
+            found = Aggregate.from_json(summary, by_step=self._by_step) if is_of_csv else None
+        except (ValueError, TypeError, AttributeError, LookupError):
             found = None  # Damaged; the CSV has all that it said.
         if found is None:
             self._drain.set_csv_rows(self._compute_statistics())
@@ -312,14 +313,15 @@ class RankWriter:
     def _compute_statistics(self) -> int:
         """Recomputes the statistics from all rows, and returns the number of those of the CSV."""
         self._are_statistics_due = True
-        statistics = Statistics(by_step=self._by_step)
+        statistics = Aggregate(by_step=self._by_step)
         for part in self._csv.parts():
             try:
                 with contextlib.closing(part.open()) as file:
                     if self._by_step:
-                        statistics.add_mixed((row.step, row.epoch, row.metrics) for row in file.rows())
+                        for block in blocks_of(file, indexed_columns(parse_header(file.header))):
+                            block.add_to(statistics)
                     else:
-                        statistics.add_index(PartIndex.read(file))
+                        PartIndex.read(file).add_to(statistics)
             except OSError as error:
                 _log.warning("run folder %s: a part cannot be read: %s", self._run_dir, error)
             self._between_chunks()
@@ -328,13 +330,13 @@ class RankWriter:
         self._are_statistics_due = False
         return rows
 
-    def _add_rows_from(self, start: int, statistics: Statistics) -> int:
+    def _add_rows_from(self, start: int, statistics: Aggregate) -> int:
         count = 0
-        columns = parse_header(self._csv.header)
-        for block in self._csv.blocks(start):
-            rows = parse_rows(columns, [block])
-            count += block.count(b"\n")
-            statistics.add_mixed((row.step, row.epoch, row.metrics) for row in rows)
+        columns = indexed_columns(parse_header(self._csv.header))
+        for lines in self._csv.blocks(start):
+            count += lines.count(b"\n")
+            for block in read_blocks(self._csv.header, [lines], columns):
+                block.add_to(statistics)
             self._between_chunks()
         return count
 

@@ -16,13 +16,14 @@ import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import attrs
 
+from destinations.history.rows import Call
 from uploads.disk import end_of_last_line, open_regular, read_regular
 
-from .frames import MAGIC, Boundary, Resume
+from .frames import MAGIC, Resume
 from .layout import (
     MARKED_TAIL_BYTES,
     MAX_LINE_BYTES,
@@ -45,6 +46,7 @@ from .layout import (
     part_path,
     parts_path,
     read_header,
+    whole_number,
 )
 from .segments import JournalRecord, journal_records
 
@@ -58,7 +60,6 @@ __all__ = [
     "ParquetSnapshot",
     "Part",
     "PartChangedError",
-    "clamp_to_float",
     "damage_of_parts",
     "has_any_metric",
     "last_file_rows",
@@ -242,7 +243,7 @@ class CsvSnapshot:
             for row in self.rows():
                 own = zip(OWN_COLUMNS, (row.step, row.epoch, row.time), strict=True)
                 cells = itertools.chain(own, row.metrics.items())
-                yield {name: clamp_to_float(cell) for name, cell in cells if cell is not None}
+                yield {name: cell for name, cell in cells if cell is not None}
 
         inode = os.fstat(self._fd).st_ino if self._fd >= 0 else 0
         return pack(self.header, chunks(), cells, csv_bytes=self.end, inode=inode)
@@ -895,23 +896,7 @@ def parse_rows(columns: list[str], pieces: Iterable[bytes]) -> Iterator[MetricRo
 def _row_of_cells(found: dict[str, float]) -> MetricRow:
     """Returns the row of the cells of a line that are numbers, by their columns."""
     step, epoch, time = (found.pop(name, None) for name in OWN_COLUMNS)
-    return MetricRow(_whole_step(step), clamp_to_float(epoch), clamp_to_float(time), found)
-
-
-def clamp_to_float(value: Any) -> Any:
-    """Returns a number within the range of a float: larger integers become infinite."""
-    try:
-        float(value or 0)
-    except OverflowError:
-        return float("inf") if value > 0 else float("-inf")
-    return value
-
-
-def _whole_step(step: float | None) -> int | None:
-    try:
-        return None if step is None else int(step)
-    except (ValueError, OverflowError):  # NaN and infinities.
-        return None
+    return MetricRow(whole_number(step), epoch, time, found)
 
 
 @functools.lru_cache(maxsize=64)
@@ -929,30 +914,17 @@ def row_of(
     return MetricRow(step, metrics.pop("epoch", epoch), time, metrics)
 
 
-def merge_journal(rows: list[MetricRow], records: tuple[JournalRecord, ...]) -> list[MetricRow]:
+def merge_journal(rows: list[MetricRow], records: Iterable[JournalRecord]) -> list[MetricRow]:
     """Applies the records of the journal to the rows of the CSV, as the writer would."""
-    may_join = False
+    pending: Call | None = None
     for record in records:
-        match record:
-            case Resume():
-                rows = [row for row in rows if not _is_dropped(row, [record])]
-                may_join = False
-            case Boundary():
-                may_join = False
-            case (names, step, epoch, time, values):
-                row = row_of(names, step, epoch, time, values)
-                before = rows[-1] if may_join else None
-                if (
-                    before
-                    and before.step == row.step
-                    and before.epoch == row.epoch
-                    and before.metrics.keys().isdisjoint(row.metrics)
-                ):
-                    rows[-1] = MetricRow(row.step, row.epoch, row.time, {**before.metrics, **row.metrics})
-                else:
-                    rows.append(row)
-                may_join = True
-    return rows
+        both = pending.joined(record) if pending and isinstance(record, Call) else None
+        if pending and both is None:
+            rows.append(row_of(*pending))
+        pending = both or (record if isinstance(record, Call) else None)
+        if isinstance(record, Resume):
+            rows = [row for row in rows if not _is_dropped(row, [record])]
+    return [*rows, row_of(*pending)] if pending else rows
 
 
 def _is_dropped(row: MetricRow, resumes: Iterable[Resume]) -> bool:

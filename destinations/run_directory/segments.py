@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from destinations.history.rows import Call
 from uploads.disk import DISK, Disk, open_regular, read_regular
 
 from .frames import HEADER, MAGIC, Boundary, Follows, Keys, Resume, iter_frames, keys_frame
@@ -215,8 +216,8 @@ def allocate(fd: int, size: int) -> None:
 JournalPlace = tuple[int, int]
 """The number of a segment and an offset in it."""
 
-JournalRecord = tuple[tuple[str, ...], int | None, int | None, float, tuple[float, ...]] | Resume | Boundary
-"""A row as names, step, epoch, time and values; or what stands between rows."""
+JournalRecord = Call | Resume | Boundary
+"""A call, or what stands between calls."""
 
 FIRST_BYTES = 128
 """An upper bound of the size of the magic bytes and a `Follows` frame."""
@@ -271,7 +272,9 @@ def journal_records(
         # the caller finds out.
         if data and (number == place[0] or continues_from(data, place)):
             found, end = _segment_records(data, place[1] if number == place[0] else len(MAGIC))
-            records += found if are_kept else []
+            # The writer ends a row where a segment ends.
+            between = [Boundary()] if records and found else []
+            records += [*between, *found] if are_kept else []
             place = number, end
         if not has_successor:
             return records, place, is_whole
@@ -340,7 +343,7 @@ def _segment_records(data: bytes, start: int) -> tuple[list[JournalRecord], int]
             case (schema, step, epoch, at, values):
                 if len(names.get(schema, ())) != len(values):
                     return records, start  # Its names were lost.
-                records.append((names[schema], step, epoch, at, values))
+                records.append(Call(names[schema], step, epoch, at, values))
             case Resume() | Boundary():
                 records.append(record)
         start = end

@@ -28,7 +28,6 @@ __all__ = [
     "clean_text",
     "file_inside",
     "json_lines",
-    "metric_of",
     "number_of",
     "path_inside",
     "read_object",
@@ -151,11 +150,6 @@ def read_object_file(path: Path) -> dict[str, Any]:
     if found is None:
         raise UnreadableError(errno.EIO, "it is damaged: no JSON object", str(path))
     return found
-
-
-def metric_of(value: Any) -> float | None:
-    """Returns a value of a metric as a number, of which true is 1 and false 0; None if it is not one."""
-    return float(value) if isinstance(value, bool) else number_of(value)
 
 
 @contextlib.contextmanager

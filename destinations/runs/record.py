@@ -17,9 +17,10 @@ from typing import Any, Literal
 
 import attrs
 
+from destinations.history.metric_summary import metric_of
 from destinations.run_directory.layout import FORMAT_VERSION, HEARTBEAT_SECONDS, TERMINAL_STATUSES
 
-from .files import metric_of, number_of, read_object
+from .files import number_of, read_object
 from .order import MISSING
 
 __all__ = [

@@ -6,18 +6,16 @@ Never writes into the run.
 from __future__ import annotations
 
 import csv
-import itertools
-import math
 import os
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
+from destinations.history.metric_summary import MetricSummary
 from destinations.run_directory.layout import JOURNAL_FOLDER, check_format, metrics_name, summary_name
 from uploads.disk import read_regular
 
-from .files import metric_of, read_object, whole_of
+from .files import read_object, whole_of
 from .streams import reported, streams_of, writers_of
 
 if TYPE_CHECKING:
@@ -29,31 +27,6 @@ if TYPE_CHECKING:
     _Records = Mapping[str, Any]
 
 __all__ = ["MetricSummary", "computed_summary", "last_values", "read_extremes", "summary_of"]
-
-
-@attrs.frozen
-class MetricSummary:
-    """The statistics of a metric. Min, max and mean are those of the finite values.
-
-    Attributes:
-        last: the last value.
-        min: None if no value is finite.
-        max: None if no value is finite.
-        min_step: the step of the first minimum; None if unknown.
-        max_step: the step of the first maximum; None if unknown.
-        count: number of values.
-        non_finite: number of values that are NaN or infinite.
-        mean: None if unknown.
-    """
-
-    last: float | None
-    min: float | None
-    max: float | None
-    min_step: int | None
-    max_step: int | None
-    count: int
-    non_finite: int
-    mean: float | None
 
 
 def summary_of(
@@ -84,7 +57,7 @@ def read_extremes(run_dir: str, metric: str) -> Extremes:
         found = summary_of(Path(run_dir), 0).get(metric)
     elif metrics := _summary_document(run_dir, 0):
         one = metrics.get(metric)
-        found = _metric_summary(one) if isinstance(one, dict) else None
+        found = MetricSummary.from_json(one) if isinstance(one, dict) else None
     else:
         found = computed_summary(Path(run_dir), 0).get(metric)
     return (None,) * 4 if found is None else (found.min, found.min_step, found.max, found.max_step)
@@ -114,54 +87,41 @@ def _joined(found: Sequence[tuple[Stream, _Records]], rank: int) -> dict[str, Me
     Of a metric that several have, the last value is that of the greatest step, min and max are those of all,
     and of equal ones the first; counts are sums.
     """
-    joined: dict[str, MetricSummary] = {}
-    lasts: dict[str, tuple[Stream, Mapping[str, Any]]] = {}
+    if len(found) <= 1:
+        return {
+            name: MetricSummary.from_json(record)
+            for _, records in found
+            for name, record in records.items()
+            if isinstance(record, dict)
+        }
+    from destinations.history.aggregate import Aggregate
+
+    times = Counter(name for _, records in found for name in records)
+    joined = Aggregate(by_step=True)
     for stream, records in found:
-        for name, record in records.items():
-            if not isinstance(record, dict):
-                continue
-            one, before = _metric_summary(record), joined.get(str(name))
-            if before is None:
-                joined[str(name)], lasts[str(name)] = one, (stream, record)
-                continue
-            is_later = _is_later(
-                _step_of_last(*lasts[name], name, rank), _step_of_last(stream, record, name, rank)
-            )
-            joined[name] = _both(before, one, is_later=is_later)
-            if is_later:
-                lasts[name] = stream, record
-    return joined
+        known = {
+            name: {**record, "last_step": _step_of_last(stream, record, name, rank)}
+            if times[name] > 1
+            else record
+            for name, record in records.items()
+            if isinstance(record, dict)
+        }
+        try:
+            later = Aggregate.from_json({"metrics": known})
+        except ValueError:
+            # Damaged; the rows have all that it said.
+            later = Aggregate.from_json({"metrics": _computed_records(stream, rank)})
+        joined.merge(later)
+    return joined.summaries()
 
 
 def _step_of_last(stream: Stream, record: Mapping[str, Any], name: str, rank: int) -> int | None:
-    """Returns the step of the last value of a metric; named writers note it, a trainer's row tells it."""
-    if "last_step" in record:
-        return whole_of(record["last_step"])
+    """Returns the step of the last value of a metric; the row tells it where the statistics do not."""
+    if (known := whole_of(record.get("last_step"))) is not None:
+        return known
     from destinations.run_directory.reader import last_rows
 
     return next((row.step for row in last_rows(stream.folder, 1, rank, {name})), None)
-
-
-def _is_later(one: int | None, other: int | None) -> bool:
-    return one is None or (other is not None and other >= one)
-
-
-def _both(one: MetricSummary, other: MetricSummary, *, is_later: bool) -> MetricSummary:
-    """Returns the statistics of the values of two; `is_later` says that the other has the last one."""
-    low = other if one.min is None or (other.min is not None and other.min < one.min) else one
-    high = other if one.max is None or (other.max is not None and other.max > one.max) else one
-    known = [(each.mean, each.count - each.non_finite) for each in (one, other) if each.mean is not None]
-    finite = sum(count for _, count in known)
-    return MetricSummary(
-        last=other.last if is_later else one.last,
-        min=low.min,
-        min_step=low.min_step,
-        max=high.max,
-        max_step=high.max_step,
-        count=one.count + other.count,
-        non_finite=one.non_finite + other.non_finite,
-        mean=sum(mean * (count / finite) for mean, count in known) if finite else None,
-    )
 
 
 # Of one.
@@ -209,8 +169,9 @@ def _is_all(run_dir: str | Path, rank: int, mark: Mapping[str, Any]) -> bool:
 def _with_later_rows(
     run_dir: Path, rank: int, document: Mapping[str, Any], mark: Mapping[str, Any], *, by_step: bool
 ) -> dict[str, Any]:
+    from destinations.history.aggregate import Aggregate
+    from destinations.run_directory.blocks import block_of_rows, blocks_of
     from destinations.run_directory.reader import merge_journal
-    from destinations.run_directory.statistics import Statistics
 
     from .content.rank_reader import RankReader
 
@@ -219,10 +180,11 @@ def _with_later_rows(
         now = snapshot.csv.mark(mark["bytes"], snapshot.closed)
         if snapshot.resumes or now is None or any(mark[name] != now[name] for name in now):
             return {}
-        statistics = Statistics.from_summary(document, by_step=by_step)
-        later = itertools.chain(snapshot.csv.rows(mark["bytes"]), merge_journal([], snapshot.records))
-        statistics.add_mixed((row.step, row.epoch, row.metrics) for row in later)
-    return {name: metric.to_json() for name, metric in statistics.metrics.items()}
+        statistics = Aggregate.from_json(document, by_step=by_step)
+        for block in blocks_of(snapshot.csv, start=mark["bytes"]):
+            block.add_to(statistics)
+        block_of_rows(merge_journal([], snapshot.records)).add_to(statistics)
+    return statistics.to_json()
 
 
 def last_values(run_dir: Path, problems: list[str] | None = None) -> dict[str, float]:
@@ -239,26 +201,6 @@ def last_values(run_dir: Path, problems: list[str] | None = None) -> dict[str, f
     return {name: last for name, last in lasts.items() if last is not None}
 
 
-def _metric_summary(record: Mapping[str, Any]) -> MetricSummary:
-    """Returns an entry of `summary.json`; those of stable-pretraining lack steps and mean."""
-    # A metric of bools is 0 and 1 to the reader, as in `metrics.csv`.
-    numbers = {name: metric_of(record.get(name)) for name in ("last", "min", "max", "mean")}
-    # stable-pretraining keeps a NaN that was logged first as min and max.
-    bounds = {
-        name: value if value is not None and math.isfinite(value) else None for name, value in numbers.items()
-    }
-    return MetricSummary(
-        last=numbers["last"],
-        min=bounds["min"],
-        max=bounds["max"],
-        min_step=whole_of(record.get("min_step")),
-        max_step=whole_of(record.get("max_step")),
-        count=whole_of(record.get("count")) or 0,
-        non_finite=whole_of(record.get("non_finite")) or 0,
-        mean=numbers["mean"],
-    )
-
-
 def _computed_records(stream: Stream, rank: int) -> _Records:
     """Computes what is known of each metric of a stream from its rows."""
     from destinations.run_directory.reader import retried
@@ -267,23 +209,20 @@ def _computed_records(stream: Stream, rank: int) -> _Records:
 
 
 def _read_records(stream: Stream, rank: int) -> _Records:
-    from destinations.run_directory.blocks import blocks_of, without_abandoned
-    from destinations.run_directory.part_index import PartIndex, indexed_files, is_cut
+    from destinations.history.aggregate import Aggregate
+    from destinations.run_directory.blocks import block_of_rows, blocks_of, without_abandoned
+    from destinations.run_directory.part_index import indexed_files, is_cut
     from destinations.run_directory.reader import merge_journal, take_snapshot
-    from destinations.run_directory.statistics import Statistics
 
-    statistics = Statistics(by_step=bool(stream.writer))
+    statistics = Aggregate(by_step=bool(stream.writer))
     with take_snapshot(stream.folder, rank) as snapshot:
-        if stream.writer:
-            statistics.add_mixed((row.step, row.epoch, row.metrics) for row in snapshot.rows())
-            return {name: metric.to_json() for name, metric in statistics.metrics.items()}
         resumes = snapshot.resumes
         for file, index in indexed_files(snapshot):
-            if index is not None and not any(is_cut(index, resume) for resume in resumes):
-                statistics.add_index(index)
+            # An index does not tell the steps of last values.
+            if index and not stream.writer and not any(is_cut(index, resume) for resume in resumes):
+                index.add_to(statistics)
                 continue
             for block in blocks_of(file):
-                statistics.add_index(PartIndex.of_block(without_abandoned(block, resumes)))
-        later = merge_journal([], snapshot.records)
-        statistics.add_mixed((row.step, row.epoch, row.metrics) for row in later)
-    return {name: metric.to_json() for name, metric in statistics.metrics.items()}
+                without_abandoned(block, resumes).add_to(statistics)
+        block_of_rows(merge_journal([], snapshot.records)).add_to(statistics)
+    return statistics.to_json()

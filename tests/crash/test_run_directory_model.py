@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from destinations.history.aggregate import Aggregate
 from destinations.run_directory import read_rows
 from destinations.run_directory.documents import Documents, write_summary
 from destinations.run_directory.drain import PART_BYTES, JournalDrain
@@ -22,7 +23,6 @@ from destinations.run_directory.layout import journal_path, part_numbers, parts_
 from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.run_directory.reader import Part
 from destinations.run_directory.segments import AppendedSegment
-from destinations.run_directory.statistics import Statistics
 from events import State
 from tests.effort import times
 
@@ -223,7 +223,7 @@ def steps_that_fill_segments(disk, run_dir):
         session = Session(run_dir, disk, segment_bytes=1200)
         for step in range(first, first + 5):
             # So long that three rows fill a segment.
-            session.log({"a": step << 3000}, step)
+            session.log({f"a{number}": float(step) for number in range(40)}, step)
             if step == first:
                 session.drain()
                 session.journal.prepare()
@@ -423,9 +423,9 @@ def write_documents(disk, run_dir):
             documents.add_hyperparameters({"lr": turn // 2})
             sessions.write(durable=durable)
             documents.write_hparams(durable=durable)
-            documents.write_sidecar(Statistics(), {}, durable=durable)
+            documents.write_sidecar(Aggregate(), {}, durable=durable)
             if turn:
-                write_summary(run_dir, 0, "id", Statistics(), {}, disk)
+                write_summary(run_dir, 0, "id", Aggregate(), {}, disk)
             disk.note(
                 {name: (run_dir / name).read_bytes() for name in names if turn or name != names[1]}, durable
             )

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from destinations.history.metric_summary import metric_of
 from destinations.kinds.images import IMAGE, read_pixels
 from destinations.kinds.line import file_inside, number_of, whole_of
 from destinations.kinds.texts import TEXT
-from destinations.runs.files import metric_of
 from uploads.disk import read_regular
 
 from .media import READERS, UNREADABLE

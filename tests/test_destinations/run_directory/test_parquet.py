@@ -15,14 +15,13 @@ from pyarrow import parquet as pq
 
 from destinations.run_directory import parquet
 from destinations.run_directory.blocks import block_of_rows, blocks_of
-from destinations.run_directory.layout import header_line, parse_header
+from destinations.run_directory.layout import header_line, number_of_int, parse_header
 from destinations.run_directory.parquet import ParquetRows
 from destinations.run_directory.part_index import PartIndex
 from destinations.run_directory.reader import (
     CsvSnapshot,
     MetricRow,
     ParquetSnapshot,
-    clamp_to_float,
     parse_rows,
 )
 from tests.effort import times
@@ -133,7 +132,7 @@ def rounded(rows):
     found = []
     for row in rows:
         cells = {
-            name: float(clamp_to_float(value)) if abs(value) >= 2**63 else value
+            name: number_of_int(value) if isinstance(value, int) else value
             for name, value in cells_of(row).items()
         }
         step, epoch, time = (cells.pop(name, None) for name in ("step", "epoch", "time"))

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from destinations import RunDirectory
+from destinations.history.aggregate import MISSING_STEP, Aggregate
 from destinations.run_directory import read_rows
 from destinations.run_directory.blocks import block_of_rows
 from destinations.run_directory.conversion import convert_parts
@@ -25,8 +26,8 @@ from destinations.run_directory.frames import Resume
 from destinations.run_directory.journal import Journal
 from destinations.run_directory.layout import journal_path, part_numbers, part_path, parts_path
 from destinations.run_directory.metrics_csv import AbandonedRows, MetricsCsv, RowFormatter
-from destinations.run_directory.parquet import ENTRY_ROWS, ParquetRows
-from destinations.run_directory.part_index import PartIndex, indexed_files
+from destinations.run_directory.parquet import ENTRY_ROWS, ParquetRows, rows_entry
+from destinations.run_directory.part_index import indexed_files
 from destinations.run_directory.reader import CsvSnapshot, Part, last_rows, take_snapshot
 from destinations.runs import open_runs
 from destinations.runs.content.follow import Follower
@@ -272,8 +273,12 @@ def check_index(file, index):
     rows = list(file.rows())
     assert int(index.of_rows("rows").sum()) == len(rows)
     for entry, start in enumerate(range(0, len(rows), ENTRY_ROWS)):
-        computed = PartIndex.of_block(block_of_rows(rows[start : start + ENTRY_ROWS], index.columns))
-        np.testing.assert_equal(index.array[:, entry], computed.array[:, 0])
+        block = block_of_rows(rows[start : start + ENTRY_ROWS], index.columns)
+        step = np.where(block.step == MISSING_STEP, np.nan, block.step.astype(np.float64))
+        statistics = Aggregate()
+        block.add_to(statistics)
+        expected = [rows_entry(step, block.time), statistics.fields(index.columns).T.ravel()]
+        np.testing.assert_equal(index.array[:, entry], np.concatenate(expected))
 
 
 CONDITIONS = [

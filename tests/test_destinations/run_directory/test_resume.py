@@ -87,6 +87,7 @@ def test_statistics_follow_the_branch_that_counts(drive, tmp_path):
         "count": 7,
         "non_finite": 0,
         "mean": 221.0 / 7,
+        "last_step": 6,
     }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from destinations.history.rows import Call
 from destinations.run_directory import frames, segments
 from destinations.run_directory.drain import JournalDrain
 from destinations.run_directory.frames import MAGIC, encode_frame, follows_frame, keys_frame
@@ -54,7 +55,7 @@ def open_files(folder):
 def steps_in(folder, place=START):
     """Returns the steps of the rows that count, and where they end."""
     records, end, _ = journal_records(folder, place)
-    return [step for _, step, *_ in records], end
+    return [one.step for one in records if isinstance(one, Call)], end
 
 
 def test_segments_that_follow_each_other_count(tmp_path):
