@@ -242,7 +242,7 @@ def mark_unreadable(path: Path, reason: str) -> None:
 def require_readable(path: str | Path) -> None:
     """Raises `UnreadableError` where `mark_unreadable` has left a reason."""
     try:
-        target = str(Path(path).readlink())
+        target = os.readlink(path)  # noqa: PTH115  # a Path would shorten it
     except OSError:
         return
     if target.startswith(_UNREADABLE):
@@ -331,10 +331,6 @@ class Disk:
     def replace(self, source: Path | str, target: Path) -> None:
         """Renames a file, replacing an existing target."""
         Path(source).replace(target)
-
-    def link(self, source: Path, target: Path) -> None:
-        """Gives a file one more name; raises FileExistsError if that is taken."""
-        os.link(source, target)
 
     def unlink(self, path: Path | str) -> None:
         """Removes a file."""

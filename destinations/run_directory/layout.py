@@ -45,6 +45,7 @@ __all__ = [
     "OWN_COLUMNS",
     "PARTS_FOLDER",
     "PARTS_OF_A_SESSION",
+    "PIECES_STATE",
     "PLAIN",
     "POSITION",
     "SEGMENT_SUFFIX",
@@ -105,6 +106,8 @@ ARTIFACTS_FOLDER = "artifacts"
 ABANDONED_FOLDER = "abandoned"
 JOURNAL_FOLDER = "journal"
 TIME_FOLDER = "time"
+PIECES_STATE = ".pieces.json"
+"""What a folder has of the pieces of a run in a store, see `pieces.FolderState`."""
 PARTS_FOLDER = "parts"
 PARTS_OF_A_SESSION = 100_000
 """In a store, the parts of session 4 are numbered from 400,001 on: two sessions never use one name."""
@@ -188,7 +191,7 @@ def parts_path(csv: Path) -> Path:
     return csv.parent / PARTS_FOLDER / csv.stem
 
 
-def part_path(parts: Path, number: int, suffix: str = ".csv") -> Path:
+def part_path(parts: Path, number: int, suffix: str = ".parquet") -> Path:
     """Returns the path of a closed part, of which the first has the number 1, or of a file beside it."""
     return parts / f"{number:08d}{suffix}"
 

@@ -41,7 +41,7 @@ from .layout import (
     part_numbers,
     parts_path,
 )
-from .pieces import Change, FileState, Piece, piece_name, write_piece
+from .pieces import LINES, Change, FileState, Piece, piece_name, write_piece
 from .reader import Part
 from .stored_run import SIGN_FILE
 
@@ -65,7 +65,6 @@ _FAILED_SECONDS = 60.0
 # A sign is sent where nothing else was for somewhat longer than promised: pieces come about as often.
 _SIGN_IS_DUE = 1.25
 _FLIGHT_FOLDER = "flight"
-_LINES = (".csv", ".jsonl")
 _OF_RANK = re.compile(r"\.rank(\d+)\.")
 _OF_RANK_BELOW = re.compile(r"-(\d+)\.")
 
@@ -296,8 +295,6 @@ class Mirror:
             path = part.path.relative_to(self._folder).as_posix()
             if path not in self._claim.there:
                 handles.append(self._submit(path))
-                with contextlib.suppress(FileNotFoundError):
-                    self._submit(part.index_path.relative_to(self._folder).as_posix())
             self._parts[number] = path
         return handles
 
@@ -406,7 +403,7 @@ class Mirror:
 
     def _note(self, path: str, fd: int, *, with_all: bool) -> None:
         about, known = os.fstat(fd), self._sent.get(path)
-        identity, has_lines = (about.st_dev, about.st_ino), path.endswith(_LINES)
+        identity, has_lines = (about.st_dev, about.st_ino), path.endswith(LINES)
         size = end_of_last_line(fd, about.st_size) if has_lines else about.st_size
         if size > _MOST_BYTES:
             return

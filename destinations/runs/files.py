@@ -1,6 +1,7 @@
 """Reads untrusted files of JSON: one object, or one object per line, of which some may be torn or damaged."""
 
 import contextlib
+import errno
 import functools
 import json
 import os
@@ -14,7 +15,14 @@ import orjson
 from destinations.kinds.line import file_inside, number_of, path_inside, whole_of
 from destinations.run_directory.layout import is_shallow
 from destinations.runs.budget import spend
-from uploads.disk import MAX_DOCUMENT_BYTES, open_regular, read_regular, rename_new
+from uploads.disk import (
+    ABSENT,
+    MAX_DOCUMENT_BYTES,
+    UnreadableError,
+    open_regular,
+    read_regular,
+    rename_new,
+)
 
 __all__ = [
     "clean_text",
@@ -101,7 +109,7 @@ def json_lines(path: Path, *, with_torn: bool = False) -> Iterator[dict[str, Any
     """
     try:
         fd = open_regular(path)
-    except (FileNotFoundError, NotADirectoryError):
+    except ABSENT:
         return
     with os.fdopen(fd, "rb") as file:
         is_beyond = False
@@ -130,11 +138,19 @@ def _object(raw: bytes) -> dict[str, Any] | None:
 
 
 def read_object_file(path: Path) -> dict[str, Any]:
-    """Reads a file of one JSON object; returns an empty one if the file is missing or damaged."""
+    """Reads a file of one JSON object; returns an empty one if there is no file.
+
+    Raises:
+        UnreadableError: it is damaged.
+        OSError: it cannot be read.
+    """
     try:
-        return _object(read_regular(path)) or {}
-    except OSError:
+        found = _object(read_regular(path))
+    except ABSENT:
         return {}
+    if found is None:
+        raise UnreadableError(errno.EIO, "it is damaged: no JSON object", str(path))
+    return found
 
 
 def metric_of(value: Any) -> float | None:

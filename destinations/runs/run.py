@@ -264,16 +264,21 @@ class Run(RecordAccess):
 
     @property
     def environment(self) -> dict[str, Any]:
-        """The content of `environment.json`: host, code, packages, hardware, ranks; empty if missing."""
+        """The content of `environment.json`: host, code, packages, hardware, ranks; empty if missing.
+
+        Raises:
+            OSError: it is damaged, or cannot be read.
+        """
         return read_object_file(self.path / ENVIRONMENT)
 
     @property
     def sessions(self) -> list[dict[str, Any]]:
-        """One entry per process that wrote to the run, oldest first."""
-        try:
-            return [line for line in read_sessions(self.path) if is_shallow(line)]
-        except OSError:
-            return []
+        """One entry per process that wrote to the run, oldest first.
+
+        Raises:
+            OSError: `sessions.jsonl` cannot be read.
+        """
+        return [line for line in read_sessions(self.path) if is_shallow(line)]
 
     def configuration(self, session: str | int) -> dict[str, Any]:
         """Returns what a session was started with, also one that no longer belongs to the run.
@@ -303,7 +308,11 @@ class Run(RecordAccess):
 
     @property
     def receipt(self) -> dict[str, Any]:
-        """The cost of logging in the last session; empty if unknown."""
+        """The cost of logging in the last session; empty if unknown.
+
+        Raises:
+            OSError: the sidecar is damaged, or cannot be read.
+        """
         overhead = read_object_file(self.path / SIDECAR).get("overhead")
         return overhead if isinstance(overhead, dict) else {}
 

@@ -181,15 +181,15 @@ def _show(found: list[Candidate], options: argparse.Namespace, session: CommandC
 def _candidates(records: list[RunRecord], older_than: float, now: float) -> Iterator[Candidate]:
     for record in records:
         # Missing folders and symbolic links are not ours to delete.
-        if record.path.is_symlink() or not record.path.is_dir() or _is_written(Run(record), now):
+        if record.path.is_symlink() or not record.path.is_dir():
             continue
-        reason = _why_deletable(record)
-        if reason is None:
-            continue
+        reason = None
         try:
+            if _is_written(Run(record), now) or (reason := _why_deletable(record)) is None:
+                continue
             size, touched_at = _size_and_time(record.path)
         except OSError as error:
-            yield Candidate(record, reason, 0.0, 0, f"it cannot be read: {error}")
+            yield Candidate(record, reason or "unknown", 0.0, 0, f"it cannot be read: {error}")
             continue
         if now - touched_at >= older_than:
             yield Candidate(record, reason, now - touched_at, size, _why_kept(record.path))

@@ -285,10 +285,10 @@ def test_closed_parts_go_once_and_under_names_of_their_session(tmp_path):
             run.log({"loss": float(step)}, step)
             if step % 100 == 50:
                 run.send()
-    parts = sorted(path.name for path in (tmp_path / "store" / "parts" / "metrics").glob("*.csv"))
+    parts = sorted(path.name for path in (tmp_path / "store" / "parts" / "metrics").glob("*.parquet"))
     copy = fetched(tmp_path / "store", tmp_path / "copy")
 
-    assert parts[0] == f"{PARTS_OF_A_SESSION + 1:08}.csv"
+    assert parts[0] == f"{PARTS_OF_A_SESSION + 1:08}.parquet"
     assert read_series(copy, "loss") == [(step, float(step)) for step in range(300)]
     assert files_of(tmp_path / "store") == files_of(tmp_path / "run")
 
@@ -305,7 +305,7 @@ def test_parts_of_several_sessions_are_all_there_until_one_is_gone(tmp_path):
             if machine < 2:
                 run.stop_sending()
     copy = fetched(tmp_path / "store", tmp_path / "copy")
-    parts = sorted((copy / "parts" / "metrics").glob("*.csv"))
+    parts = sorted((copy / "parts" / "metrics").glob("*.parquet"))
     numbers = [int(path.stem) for path in parts]
 
     assert {number // PARTS_OF_A_SESSION for number in numbers} == {1, 2, 3}
@@ -752,12 +752,6 @@ def test_a_bad_place_is_said_at_once(tmp_path, monkeypatch, run_dir, mirror, err
 
     with pytest.raises(error, match=words):
         RunDirectory(run_dir, mirror=mirror)
-
-
-def test_parts_of_a_run_in_a_store_stay_csv(tmp_path):
-    """What is there once it was closed does not change any more; who asks for Parquet is told."""
-    with pytest.raises(ValueError, match="there they stay CSV"):
-        RunDirectory(tmp_path / "run", mirror=tmp_path / "store", parts="parquet")
 
 
 def test_a_store_that_cannot_be_read_is_said_before_training(tmp_path, monkeypatch):
