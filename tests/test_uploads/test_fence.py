@@ -39,8 +39,10 @@ def take_over(store, tmp_path, **objects):
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_a_file_goes_below_the_prefix_once_the_successor_is_there(make_queue, make_file, tmp_path, overwrite):
-    """Its bytes are not lost, and those of the successor stay; the outcome says where they are."""
+def test_a_file_goes_below_the_prefix_once_the_successor_is_there(
+    make_queue, make_file, tmp_path, overwrite, caplog
+):
+    """Its bytes are not lost, and those of the successor stay; outcome and log say where they are."""
     store = LocalStore(tmp_path / "store")
     take_over(store, tmp_path, **{"ep/last.pt": b"theirs"})
     queue = make_queue(store, fence=FENCE)
@@ -50,6 +52,7 @@ def test_a_file_goes_below_the_prefix_once_the_successor_is_there(make_queue, ma
     )
 
     assert outcome.state is UploadState.SUPERSEDED
+    assert f"last.pt was not uploaded under its name: {outcome.reason}" in caplog.text
     assert outcome.reason.endswith(f"The file is in {store.uri('live/1/ep%2Flast.pt')}")
     assert contents(store) == {
         FENCE.unless: b"",

@@ -347,6 +347,8 @@ class Drain:
         self._abort_upload(self._spool.inflight / folder)
         if outcome.state.is_failure:
             log_error("%s was not uploaded (%s): %s", outcome.remote_name, outcome.state, outcome.reason)
+        elif outcome.reason:
+            log_warning("%s was not uploaded under its name: %s", outcome.remote_name, outcome.reason)
         self._record(folder, outcome)
         with self._counting:
             self._failures.pop(folder, None)
