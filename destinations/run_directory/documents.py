@@ -236,7 +236,7 @@ class Documents:
                 for path, found in both:
                     text = yaml.safe_dump(found, sort_keys=False, allow_unicode=True)
                     content = text.encode("utf-8", "backslashreplace")
-                    path.parent.mkdir(parents=True, exist_ok=True)
+                    self._disk.make_folder(path.parent)
                     replace_file(path, content, durable=durable, disk=self._disk)
                 self._hparams_written, self._are_hparams_safe = current, durable
 

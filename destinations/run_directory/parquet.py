@@ -254,7 +254,9 @@ def _read_cells(pa: Any, rows: list[Mapping[str, float]], names: Iterable[str]) 
     found = []
     for name in dict.fromkeys([*names, *itertools.chain.from_iterable(rows)]):
         cells: list[Any] = [row.get(name) for row in rows]
-        are_integers = (type(cell) is int and abs(cell) < _BEYOND_INT64 for cell in cells)
+        # Beside floats, an integer also is one by its nearest float.
+        convert: Callable[[int], float] = float if any(type(cell) is float for cell in cells) else int
+        are_integers = (type(cell) is int and abs(convert(cell)) < 1 << 63 for cell in cells)
         integers = pa.array(
             [cell if is_integer else None for cell, is_integer in zip(cells, are_integers, strict=True)],
             pa.int64(),

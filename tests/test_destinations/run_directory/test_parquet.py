@@ -127,12 +127,18 @@ def test_every_number_is_the_one_of_the_csv(tmp_path_factory):
 
 
 def rounded(rows):
-    """Returns rows as they may be in a part: floats in the place of integers beyond 64 bits."""
+    """Returns rows as they may be in a part: floats in the place of integers beyond 64 bits.
+
+    Beside floats also in the place of those of which the nearest float is beyond.
+    """
     rows = list(rows)
     found = []
+    mixed = {name for row in rows for name, value in cells_of(row).items() if isinstance(value, float)}
     for row in rows:
         cells = {
-            name: number_of_int(value) if isinstance(value, int) else value
+            name: (float(value) if name in mixed and abs(float(value)) >= 2.0**63 else number_of_int(value))
+            if isinstance(value, int)
+            else value
             for name, value in cells_of(row).items()
         }
         step, epoch, time = (cells.pop(name, None) for name in ("step", "epoch", "time"))
