@@ -332,10 +332,6 @@ class Disk:
         """Renames a file, replacing an existing target."""
         Path(source).replace(target)
 
-    def link(self, source: Path, target: Path) -> None:
-        """Gives a file one more name; raises FileExistsError if that is taken."""
-        os.link(source, target)
-
     def unlink(self, path: Path | str) -> None:
         """Removes a file."""
         Path(path).unlink()

@@ -105,14 +105,9 @@ def blocks_of(
     names, places = _places_of(columns, wanted, with_time=with_time)
     needed = _needed(places) or [0]
     rows = most_rows or max(1, _BLOCK_VALUES // len(needed))
-    first = start or 0
-    for arrays in file.packed.arrays(needed, first, end, rows):
-        count = len(arrays[0][0])
-        block = _block_of_cells(dict(zip(needed, arrays, strict=True)), places, names, count)
-        if block is None:
-            block = block_of_rows(parse_rows(columns, file.packed.lines(first, first + count)), wanted)
-        yield block
-        first += count
+    for arrays in file.packed.arrays(needed, start or 0, end, rows):
+        cells = dict(zip(needed, arrays, strict=True))
+        yield _block_of_cells(cells, places, names, len(arrays[0][0]))
 
 
 def read_blocks(
@@ -178,6 +173,9 @@ def _block_of_numbers(
     cells = read_by_arrow(chunk, needed, len(columns)) if needed and _arrow.pays_for(len(chunk)) else None
     if cells is None or (_has_negative_zero(cells) and _NEGATIVE_ZERO.search(chunk)):
         return None  # "-0" is an integer, which has no negative zero; "-0.0" is a float.
+    steps = (cells[index][0] for index in places["step"])
+    if any((np.abs(one[np.isfinite(one)]) >= _EXACT_FLOAT).any() for one in steps):
+        return None
     return _block_of_cells(cells, places, names, len(cells[needed[0]][0]) if needed else chunk.count(b"\n"))
 
 
@@ -197,10 +195,8 @@ def _needed(places: dict[str, list[int]]) -> list[int]:
     return sorted({index for found in places.values() for index in found})
 
 
-def _block_of_cells(
-    cells: _Cells, places: dict[str, list[int]], names: Collection[str], count: int
-) -> Block | None:
-    """Returns so many rows as a block; None if only `parse_rows` can tell what their steps are."""
+def _block_of_cells(cells: _Cells, places: dict[str, list[int]], names: Collection[str], count: int) -> Block:
+    """Returns so many rows as a block."""
 
     def column_named(name: str) -> tuple[Floats, _Bools]:
         values, present = np.full(count, np.nan), np.zeros(count, np.bool_)
@@ -218,11 +214,8 @@ def _block_of_cells(
     if len(places["step"]) == 1 and cells[places["step"][0]][0].dtype == np.int64:
         step = np.where(has_step, cells[places["step"][0]][0], MISSING_STEP)
     else:
-        has_step = has_step & np.isfinite(steps)
-        steps = np.where(has_step, steps, 0.0)
-        if (np.abs(steps) >= _EXACT_FLOAT).any():
-            return None
-        step = np.where(has_step, steps.astype(np.int64), MISSING_STEP)
+        has_step = has_step & (np.abs(steps) < -float(MISSING_STEP))  # and neither NaN nor infinite
+        step = np.where(has_step, np.where(has_step, steps, 0.0).astype(np.int64), MISSING_STEP)
     return Block(step, column_named("time")[0], {name: column_named(name) for name in names})
 
 

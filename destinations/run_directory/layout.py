@@ -191,7 +191,7 @@ def parts_path(csv: Path) -> Path:
     return csv.parent / PARTS_FOLDER / csv.stem
 
 
-def part_path(parts: Path, number: int, suffix: str = ".csv") -> Path:
+def part_path(parts: Path, number: int, suffix: str = ".parquet") -> Path:
     """Returns the path of a closed part, of which the first has the number 1, or of a file beside it."""
     return parts / f"{number:08d}{suffix}"
 

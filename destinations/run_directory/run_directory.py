@@ -36,7 +36,6 @@ from events import (
 from uploads import UploadError
 from uploads.disk import call_in_forked_children, read_json, stop_calling_in_forked_children
 
-from .conversion import LEAST_BYTES
 from .documents import Documents
 from .drain import PART_BYTES
 from .environment import describe_environment
@@ -56,7 +55,7 @@ from .folder import (
 from .layout import ARTIFACTS_FOLDER, SIDECAR, column_of, lock_name
 from .media_writer import FileKeeping, MediaWriter, artifact_path
 from .place import Place, check_template, check_writer, place_of
-from .rank_writer import JournalKind, PartKind, RankWriter, loss_text
+from .rank_writer import JournalKind, RankWriter, loss_text
 from .reader import metric_columns, take_snapshot
 from .resumption import Resumption
 from .segments import MappedSegment, Segment
@@ -154,8 +153,6 @@ class RunDirectory(RecordDestination):
             the file in place), "off", or "auto": "copy", but "off" if another destination takes files.
         journal: "mapped", "appended" (one system call per row), or "auto": mapped, except on network file
             systems.
-        parts: what closed parts of a long run become: "parquet", "csv", or "auto": Parquet. A process of
-            the lowest priority converts them. Those of a run in a store stay CSV.
         close_seconds: the timeout for writing the rest at close.
         mirror: the URI of a store, or a folder, that has the run too; with placeholders as in `run_dir`.
         mirror_seconds: the interval at which what is new goes there.
@@ -170,14 +167,13 @@ class RunDirectory(RecordDestination):
         RunExistsError: at `init`, the folder holds a run, and `if_exists` is "error"; or "auto", without a
             proof, where several ranks write.
         RunInUseError: at `init`, another process writes to the folder, or another machine to the store.
-        ValueError: the URI has no store, or `parts` is "parquet" with one; an argument has none of the values
-            above, `if_exists="new"` with `all_ranks`, or the name of a writer is none.
+        ValueError: the URI has no store; an argument has none of the values above, `if_exists="new"` with
+            `all_ranks`, or the name of a writer is none.
         TypeError: tags are one string.
     """
 
     _warns_of_repeats = True
     _part_bytes = PART_BYTES
-    _least_parquet_bytes = LEAST_BYTES
 
     def __init__(
         self,
@@ -192,7 +188,6 @@ class RunDirectory(RecordDestination):
         all_ranks: bool = False,
         keep_files: FileKeeping = "auto",
         journal: JournalKind = "auto",
-        parts: PartKind = "auto",
         close_seconds: float = 60.0,
         mirror: str | os.PathLike[str] | None = None,
         mirror_seconds: float = 10.0,
@@ -207,7 +202,6 @@ class RunDirectory(RecordDestination):
             raise ValueError('if_exists must not be "new" with all_ranks=True: ranks cannot agree on a name.')
         _check_choice("keep_files", keep_files, ("auto", "copy", "link", "off"))
         _check_choice("journal", journal, ("auto", "mapped", "appended"))
-        _check_choice("parts", parts, ("auto", "csv", "parquet"))
         if not flush_seconds > 0:
             raise ValueError(f"flush_seconds must be more than 0, got {flush_seconds}.")
         if isinstance(tags, str):
@@ -220,8 +214,6 @@ class RunDirectory(RecordDestination):
         self._writer_name = "" if writer is None else check_writer(writer)
         self._mirror_seconds = mirror_seconds
         self._template, self._mirror_template = check_template(run_dir, mirror, self._writer_name)
-        if parts == "parquet" and self._mirror_template is not None:
-            raise ValueError('parts must not be "parquet" for a run in a store: there they stay CSV.')
         self._run_id = run_id
         self._tags = tuple(redact_text(str(tag)) for tag in tags)
         self._more_tags: tuple[str, ...] = ()
@@ -231,7 +223,6 @@ class RunDirectory(RecordDestination):
         self._all_ranks = all_ranks
         self._keep_files: FileKeeping = keep_files
         self._journal_kind = journal
-        self._part_kind = parts
         self._close_seconds = close_seconds
         self._clock = clock
         self._forget()
@@ -256,6 +247,7 @@ class RunDirectory(RecordDestination):
     def _forget_folder(self) -> None:
         self._run_dir: Path | None = None
         self._place: Place | None = None
+        self.cannot_open = False
         # The files of a run that lives in a store.
         self._files: StoreFolder | None = None
         self._writer: RankWriter | None = None
@@ -452,7 +444,12 @@ class RunDirectory(RecordDestination):
             if self._writer is not None:
                 self._leave_folder()
             self._earlier = None
-            self._start(earlier, state)
+            try:
+                self._start(earlier, state)
+            except RunDirectoryError:
+                # Another process has taken the run in the store meanwhile.
+                self.cannot_open = True
+                raise
             self._write_early()
             if self._has_trained and self._resumption is not None:
                 # What was logged by now does not tell where training goes on; the next row does.
@@ -574,7 +571,7 @@ class RunDirectory(RecordDestination):
     def _claim_of(self, uri: str, state: State) -> "Claim":
         from .claim import Claim
 
-        return Claim(uri, state.rank, self._mirror_seconds)
+        return Claim(uri, state.rank, max(self._mirror_seconds, self._flush_seconds))
 
     def _mirror_of(self, claim: "Claim", folder: HeldFolder, state: State) -> "Mirror":
         """Takes the run in the store for this session."""
@@ -583,7 +580,9 @@ class RunDirectory(RecordDestination):
         from .mirror import Mirror
 
         claim.take(folder.where)
-        self._files = StoreFolder(claim.uri, name_of=lambda name: f"{ARTIFACTS_FOLDER}/{name}")
+        self._files = StoreFolder(
+            claim.uri, name_of=lambda name: f"{ARTIFACTS_FOLDER}/{name}", fence=claim.fence
+        )
         return Mirror(claim, folder.path, state.rank, self._mirror_seconds, self._files.queue)
 
     def _start_writing(self, run_dir: Path, state: State, lock: WriterLock, claim: "Claim | None") -> None:
@@ -626,8 +625,6 @@ class RunDirectory(RecordDestination):
             part_bytes=self._part_bytes,
             mirror=mirror,
             by_step=not self._is_trainer,
-            part_kind=self._part_kind,
-            least_parquet_bytes=self._least_parquet_bytes,
         )
         if self._earlier is None:
             self.try_log_metrics = self._packer_of(self._writer)

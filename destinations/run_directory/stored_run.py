@@ -37,6 +37,8 @@ from .pieces import (
 __all__ = [
     "LIVE_FOLDER",
     "SESSION_FILE",
+    "SIGN_FILE",
+    "SUCCESSOR_FILE",
     "StoredRun",
     "StoredSession",
     "live_place",
@@ -49,6 +51,8 @@ _log = logging.getLogger("destinations")
 
 LIVE_FOLDER = "live"
 SESSION_FILE = "session.json"
+SIGN_FILE = "sign.json"
+SUCCESSOR_FILE = "successor.json"
 _TRIES = 3
 _MAX_SESSION_BYTES = 1 << 20
 _IN_MEMORY_BYTES = 4 << 20
@@ -88,11 +92,13 @@ class StoredSession:
         number: counted from 1.
         pieces: first and last interval of each piece, in order.
         is_claimed: whether it has its `session.json`.
+        is_over: whether it has its `successor.json`.
     """
 
     number: int
     pieces: list[tuple[int, int]] = attrs.field(factory=list)
     is_claimed: bool = False
+    is_over: bool = False
 
     @property
     def last(self) -> int:
@@ -157,6 +163,7 @@ class StoredRun:
                 if numbers := numbers_of(found[3]):
                     session.pieces.append(numbers)
                 session.is_claimed |= found[3] == SESSION_FILE
+                session.is_over |= found[3] == SUCCESSOR_FILE
         return plain
 
     @property
@@ -181,18 +188,13 @@ class StoredRun:
         """Returns the name of an object of a session, below that of the run."""
         return f"{session_folder(self.stream, session)}/{name}"
 
-    def about_session(self, session: int) -> dict[str, Any]:
-        """Returns what the `session.json` of a session says; nothing if it is missing or damaged."""
+    def about_session(self, session: int, name: str = SESSION_FILE) -> dict[str, Any]:
+        """Returns what such an object of a session says; nothing if it is missing or damaged."""
         with contextlib.suppress(FileNotFoundError, ValueError, RecursionError):
-            found = json.loads(self._read(self.name_of(session, SESSION_FILE), _MAX_SESSION_BYTES))
+            found = json.loads(self._read(self.name_of(session, name), _MAX_SESSION_BYTES))
             if isinstance(found, dict) and found.pop("crc32", None) == _crc32_of_about(found):
                 return found
         return {}
-
-    def has_after(self, session: int, last: int) -> bool:
-        """Returns whether the piece of the interval after `last` is there."""
-        name = self.name_of(session, piece_name(last + 1, last + 1))
-        return self._store.head(self.prefix + name) is not None
 
     def peek(self) -> Piece | None:
         """Returns what the newest piece says; None if there is none that is whole. Call `look` before."""

@@ -95,6 +95,8 @@ class RankReader:
         self._csv = run_dir / metrics_name(rank)
         self._seen: _SeenCsv | None = None
         self._seen_parts: tuple[Part, ...] = ()
+        # Step and time of the last row that was seen of the CSV, as texts; None where it had none.
+        self._seen_row: tuple[bytes, bytes] | None = None
 
     def look(self, *, with_records: bool = True) -> Look:
         """Returns what there is, and since where it is new.
@@ -110,30 +112,33 @@ class RankReader:
         try:
             if seen is None:
                 return Look(snapshot, is_same_file=False, is_continued=True)
-            now = None
+            now, start = None, seen.end
             is_in_place = snapshot.closed == seen.closed
             # The CSV of the last look, or the part that it has become.
             number = seen.closed + 1
             part = next((part for part in snapshot.parts if part.number == number), None)
-            with contextlib.nullcontext(csv) if part is None else contextlib.closing(part.open()) as file:
-                if file.fileno() >= 0 and (is_in_place or part is not None):
-                    now = _SeenCsv.of(file, min(seen.end, file.end), seen.closed)
+            if part is not None:
+                with contextlib.closing(part.open()) as piece:
+                    is_it = (piece.packed.inode, piece.header) == (seen.inode, seen.header)
+                    found = 0 if seen.end <= len(seen.header) else piece.packed.row_after(self._seen_row)
+                    if is_it and seen.end <= piece.end and found is not None:
+                        now, start = seen, found
+            elif csv.fileno() >= 0 and is_in_place:
+                now = _SeenCsv.of(csv, min(seen.end, csv.end), seen.closed)
         except BaseException:
             csv.close()
             raise
         is_same = now is not None and (now.device, now.inode) == (seen.device, seen.inode)
         # A resume may have cut one of them, and left those after it.
-        before = [one for one in snapshot.parts if one.number < number]
-        are_same = len(before) == len(self._seen_parts) and all(
-            one.is_still(seen_part) for one, seen_part in zip(before, self._seen_parts, strict=True)
-        )
+        are_same = tuple(one for one in snapshot.parts if one.number < number) == self._seen_parts
         if now != seen or not are_same:
             return Look(snapshot, is_same and is_in_place, is_continued=False)
-        return Look(snapshot, is_in_place, is_continued=True, first=seen.closed + 1, start=seen.end)
+        return Look(snapshot, is_in_place, is_continued=True, first=seen.closed + 1, start=start)
 
     def note(self, look: Look) -> None:
         """Remembers that all rows of a look were read; before its end, as the CSV must be open."""
         csv = look.snapshot.csv
+        self._seen_row = csv.last_row()
         self._seen = None if csv.fileno() < 0 else _SeenCsv.of(csv, csv.end, look.snapshot.closed)
         self._seen_parts = look.snapshot.parts
 

@@ -503,7 +503,7 @@ class Scanner:
                 fields["summary"] = _last_values(base) or fields.get("summary", {})
             except (OSError, ValueError) as error:
                 problem = problem or f"{METRICS} cannot be read: {error}"
-        problem = problem or self._damage_of_rows(base, raw)
+        problem = problem or self._damage_of_rows(base, raw, is_ended=not flags)
         found = ScanChange(
             path,
             fields,
@@ -516,7 +516,7 @@ class Scanner:
         )
         return self._with_writers(found) if is_shared else found
 
-    def _damage_of_rows(self, base: str, raw: bytes) -> str | None:
+    def _damage_of_rows(self, base: str, raw: bytes, *, is_ended: bool = False) -> str | None:
         """Returns what is missing of the rows that a sidecar tells of; None if nothing is."""
         if self._disk.exists(base + PIECES_STATE) and (problem := _damage_of_pieces(base)):
             return problem
@@ -528,7 +528,8 @@ class Scanner:
             except OSError as error:
                 return f"{METRICS} cannot be read: {error.strerror}"
             return f"{METRICS} is missing: its rows are lost"
-        return _damage_of_parts(base, int(parts[1])) if (parts := _PARTS.search(raw)) else None
+        parts = _PARTS.search(raw)
+        return _damage_of_parts(base, int(parts[1]), is_ended=is_ended) if parts else None
 
     # Writers.
 
@@ -785,11 +786,12 @@ def _damage_of_pieces(run_dir: str) -> str | None:
     return "; ".join(lost[:_MOST_DAMAGES]) or None
 
 
-def _damage_of_parts(run_dir: str, parts: int) -> str | None:
+def _damage_of_parts(run_dir: str, parts: int, *, is_ended: bool) -> str | None:
     from destinations.run_directory.reader import damage_of_parts
 
     try:
-        return "; ".join(damage_of_parts(Path(run_dir), parts)[:_MOST_DAMAGES]) or None
+        found = damage_of_parts(Path(run_dir), parts, pages=is_ended)
+        return "; ".join(found[:_MOST_DAMAGES]) or None
     except (OSError, ValueError) as error:
         return f"{PARTS_FOLDER} cannot be read: {error}"
 

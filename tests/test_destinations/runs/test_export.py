@@ -10,10 +10,9 @@ import pytest
 
 from destinations import RunDirectory
 from destinations.run_directory import read_rows
-from destinations.run_directory.conversion import convert_part
-from destinations.run_directory.reader import Part
 from destinations.runs import Run, RunRecord, open_runs
 from destinations.runs.export import export_metrics, export_rows, export_runs
+from tests.test_destinations.run_directory.test_parts import as_csv
 from tests.test_destinations.runs.written import Written, write_csv, write_shared
 
 
@@ -175,7 +174,7 @@ class WrittenInParts(Written):
 
 @pytest.fixture(scope="module")
 def long_run(tmp_path_factory):
-    """A run whose first part is Parquet, with a CSV part, and rows in its last file; some metrics come and go."""
+    """A run with parts, one of an earlier version, and rows in its last file; some metrics come and go."""
     folder = tmp_path_factory.mktemp("long") / "run"
     with WrittenInParts(folder) as written:
         for step in range(200):
@@ -185,8 +184,7 @@ def long_run(tmp_path_factory):
             if step % 20 == 19:
                 written.flush()
         written.log({"loss": 2**60}, None)
-    assert convert_part(Part(folder / "parts/metrics", 1), must_be_smaller=False)
-    assert Part(folder / "parts/metrics", 2).csv_path.exists()
+    as_csv(folder, [2])
     return Run.open(folder)
 
 
