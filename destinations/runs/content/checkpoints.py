@@ -96,8 +96,8 @@ def list_checkpoints(place: Run | str, warn: Callable[[str], None]) -> list[Chec
 
     Args:
         place: a run, a folder of checkpoints, or the URI of one.
-        warn: called with a message about a folder, a store or a pointer that cannot be read. A checkpoint that
-            cannot be has a `problem`.
+        warn: called with a message about a folder, a store or a pointer that cannot be read. A checkpoint
+            that cannot be read has a `problem`.
     """
     if isinstance(place, Run):
         folders, uris = _places(place)
