@@ -200,7 +200,10 @@ def part_path(parts: Path, number: int, suffix: str = ".parquet") -> Path:
 
 
 def part_numbers(parts: Path, suffixes: Collection[str] = (".csv", ".parquet")) -> list[int]:
-    """Returns the numbers of the closed parts, or of files beside them, ascending; only of regular files."""
+    """Returns the numbers of the closed parts, or of files beside them, ascending; no folders.
+
+    Opening one that is no regular file is an error, and so is reading the rows.
+    """
     try:
         with os.scandir(parts) as entries:
             found = [(match, entry) for entry in entries if (match := _PART.fullmatch(entry.name))]
@@ -208,7 +211,7 @@ def part_numbers(parts: Path, suffixes: Collection[str] = (".csv", ".parquet")) 
                 {
                     int(match[1])
                     for match, entry in found
-                    if match[2] in suffixes and entry.is_file(follow_symlinks=False)
+                    if match[2] in suffixes and not entry.is_dir(follow_symlinks=False)
                 }
             )
     except (FileNotFoundError, NotADirectoryError):

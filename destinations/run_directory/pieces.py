@@ -42,8 +42,8 @@ _FORMAT = 1
 _FILES = "files/"
 LINES = (".csv", ".jsonl")
 """How the names of files end that grow by whole lines."""
-# In the place of the number of skipped bytes.
-_WITHOUT_BEGINNING = -1
+# In the place of the number of skipped bytes: none are added any more.
+_ENDED = -1
 _READ_BYTES = 1 << 20
 _MAX_MEMBERS = 10_000
 _MAX_ABOUT_BYTES = 16 << 20
@@ -278,9 +278,8 @@ class FolderState:
         last: the number of the last interval.
         has_ended: whether that closed the run.
         files: the files that pieces hold, by path.
-        lost: the pieces and files that are lost or damaged in the store, each with the reason. Then the
-            folder has the bytes of all others.
-        skipped: how many bytes of lost pieces a file lacks, by path.
+        lost: the pieces and files that are lost or damaged in the store, each with the reason.
+        skipped: how many bytes of lost pieces a file lacks, by path; `_ENDED` where it ends before them.
     """
 
     session: int = 0
@@ -326,8 +325,8 @@ def apply_piece(folder: Path, state: FolderState, piece: OpenPiece) -> None:
     """Brings a folder to the state of a piece; `state` is changed, and not saved.
 
     A piece that begins within what is there already continues it; applied again, it changes nothing. Files
-    that are appended to keep their inode. Where earlier pieces are lost (`FolderState.lost`), the bytes after
-    theirs follow the ones before; pieces end with a line. A file without its beginning is unreadable.
+    that are appended to keep their inode. Where earlier pieces are lost (`FolderState.lost`), rows end before
+    them, an index lacks their lines, and a document that they brought is unreadable.
 
     Raises:
         PieceError: it does not continue what is there, or is damaged: begin again from nothing.
@@ -393,7 +392,7 @@ def _apply_file(
     known = state.files.get(path)
     if known is None or known.version != wanted.version or start > known.size:
         raise PieceError(f"the beginning of {path} is missing")
-    if (skipped := state.skipped.get(path, 0)) != _WITHOUT_BEGINNING:
+    if (skipped := state.skipped.get(path, 0)) != _ENDED:
         _append(target, known.size - skipped, chunks(path, known.size - start))
 
 
@@ -401,10 +400,12 @@ def _skip(target: Path, state: FolderState, wanted: FileState, start: int, path:
     """Notes that the bytes of a file up to `start` are lost, as far as they are not there."""
     known = state.files.get(path)
     if known is not None and known.version == wanted.version:
-        if start > known.size and state.skipped.get(path) != _WITHOUT_BEGINNING:
-            state.skipped[path] = state.skipped.get(path, 0) + start - known.size
+        if start > known.size and state.skipped.get(path) != _ENDED:
+            # Each line of an index stands by itself; rows after a hole would seem to follow those before it.
+            is_index = path.endswith(".jsonl")
+            state.skipped[path] = state.skipped.get(path, 0) + start - known.size if is_index else _ENDED
     else:
-        state.skipped[path] = _WITHOUT_BEGINNING
+        state.skipped[path] = _ENDED
         # Lines stay as they were before they were written anew; a document is another one by now.
         if known is None or not path.endswith(LINES):
             mark_unreadable(target, f"it is lost: {next(iter(state.lost.values()))}")

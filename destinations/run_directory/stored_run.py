@@ -349,9 +349,7 @@ class StoredRun:
             if not (self._is_partial and is_tried):
                 raise
             state.lost[path] = redact_text(str(error))
-            # A reader counts the parts: it tells by itself that one is missing.
-            if crc32 is not None or not isinstance(error, FileNotFoundError):
-                mark_unreadable(target, state.lost[path])
+            mark_unreadable(target, state.lost[path])
 
     def download(self, path: str) -> None:
         """Downloads an object that is a plain file of the run to its place in the folder."""

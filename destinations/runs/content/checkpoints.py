@@ -32,7 +32,7 @@ from destinations.runs.errors import CheckpointNotFoundError
 from destinations.runs.files import clean_text, number_of, read_object, read_object_file, whole_of
 from destinations.runs.run import Run
 from uploads import Store, UploadError, download_file, open_store
-from uploads.disk import crc32_of, fsync_path, open_regular, read_regular, rename_new
+from uploads.disk import ABSENT, IRREGULAR, crc32_of, fsync_path, open_regular, read_regular, rename_new
 
 __all__ = ["Checkpoint", "choose", "copy_checkpoint", "list_checkpoints"]
 
@@ -96,7 +96,8 @@ def list_checkpoints(place: Run | str, warn: Callable[[str], None]) -> list[Chec
 
     Args:
         place: a run, a folder of checkpoints, or the URI of one.
-        warn: called with a message about a store that cannot be asked.
+        warn: called with a message about a folder, a store or a pointer that cannot be read. A checkpoint
+            that cannot be read has a `problem`.
     """
     if isinstance(place, Run):
         folders, uris = _places(place)
@@ -104,11 +105,11 @@ def list_checkpoints(place: Run | str, warn: Callable[[str], None]) -> list[Chec
         folders, uris = ([], [place]) if "://" in place else ([Path(place)], [])
     found: dict[tuple[str, str], Checkpoint] = {}
     for folder in folders:
-        for one in _in_folder(folder):
+        for one in _in_folder(folder, warn):
             found.setdefault(("local", one.name), one)
     for uri in uris:
         try:
-            for one in _in_store(open_store(uri)):
+            for one in _in_store(open_store(uri), warn):
                 found.setdefault((uri, one.name), one)
         except (UploadError, ValueError, ImportError, OSError) as error:
             warn(f"cannot list the checkpoints in {uri}: {error}")
@@ -303,20 +304,24 @@ def _parent(uri: str) -> str:
     return f"{path.rpartition('/')[0]}{question}{query}"
 
 
-def _in_folder(folder: Path) -> Iterator[Checkpoint]:
+def _in_folder(folder: Path, warn: Callable[[str], object]) -> Iterator[Checkpoint]:
     try:
         names = sorted(path.name for path in folder.iterdir())
-    except (OSError, ValueError):
+    except (*ABSENT, ValueError):
         return
-    pointed = set()
-    for name in [name for name in names if name.endswith(_POINTER_SUFFIX)][:_MAX_POINTERS]:
-        with contextlib.suppress(OSError):
-            pointed.add(_pointed(read_regular(folder / name, _MAX_POINTER_BYTES)))
+    except OSError as error:
+        warn(f"cannot list the checkpoints in {folder}: {error}")
+        return
+    pointers = [name for name in names if name.endswith(_POINTER_SUFFIX)][:_MAX_POINTERS]
+    pointed = _targets(pointers, lambda name: read_regular(folder / name, _MAX_POINTER_BYTES), warn)
     for name in [name for name in names if _is_checkpoint(name)][:_MAX_CHECKPOINTS]:
         path = folder / name
         try:
             descriptor = open_regular(path)
-        except OSError:
+        except (*ABSENT, *IRREGULAR):
+            continue
+        except OSError as error:
+            yield Checkpoint(clean_text(name), "local", clean_text(str(path)), 0, problem=str(error))
             continue
         try:
             state = os.fstat(descriptor)
@@ -329,7 +334,10 @@ def _in_folder(folder: Path) -> Iterator[Checkpoint]:
         path = folder / name / _MANIFEST
         try:
             content = read_regular(path, _MAX_MANIFEST_BYTES)
-        except OSError:
+        except (*ABSENT, *IRREGULAR):
+            continue
+        except OSError as error:
+            yield Checkpoint(clean_text(name), "local", clean_text(str(path)), 0, problem=str(error))
             continue
         found = Checkpoint(clean_text(name), "local", clean_text(str(path)), len(content))
         yield _in_shards(
@@ -347,15 +355,18 @@ def _pread(descriptor: int, offset: int, count: int) -> bytes:
     return os.pread(descriptor, count, offset)
 
 
-def _in_store(store: Store) -> list[Checkpoint]:
-    listed = list(itertools.islice(store.list(""), _MAX_LISTED))
+def _in_store(store: Store, warn: Callable[[str], object]) -> list[Checkpoint]:
+    listed = list(itertools.islice(store.list(""), _MAX_LISTED + 1))
+    if len(listed) > _MAX_LISTED:
+        warn(
+            f"{store.uri()} has more than {_MAX_LISTED:,} objects: none is read from {listed.pop().name!r} on"
+        )
     objects = [one for one in listed if "/" not in one.name][:_MAX_CHECKPOINTS]
     manifests = [one for one in listed if one.name.count("/") == 1 and one.name.endswith(f"/{_MANIFEST}")]
     sizes = {one.name: one.size for one in listed}
-    pointers = [one for one in objects if one.name.endswith(_POINTER_SUFFIX)][:_MAX_POINTERS]
-    pointed = {
-        _pointed(_read_at(store, one.name, 0, one.size)) for one in pointers if one.size <= _MAX_POINTER_BYTES
-    }
+    pointers = [name for name in sizes if "/" not in name and name.endswith(_POINTER_SUFFIX)][:_MAX_POINTERS]
+    small = [name for name in pointers if sizes[name] <= _MAX_POINTER_BYTES]
+    pointed = _targets(small, lambda name: _read_at(store, name, 0, sizes[name]), warn)
 
     def look(one: Any) -> Checkpoint:
         found = Checkpoint(clean_text(one.name), "store", store.uri(one.name), one.size)
@@ -364,8 +375,11 @@ def _in_store(store: Store) -> list[Checkpoint]:
 
     def look_at_shards(one: Any) -> Checkpoint:
         folder = one.name.partition("/")[0]
-        content = _read_at(store, one.name, 0, min(one.size, _MAX_MANIFEST_BYTES))
         found = Checkpoint(clean_text(folder), "store", store.uri(one.name), one.size)
+        try:
+            content = _read_at(store, one.name, 0, min(one.size, _MAX_MANIFEST_BYTES))
+        except UploadError as error:
+            return attrs.evolve(found, problem=str(error))
         return _in_shards(
             found, content, lambda name: sizes.get(f"{folder}/{name}"), is_latest=folder in pointed
         )
@@ -377,6 +391,19 @@ def _in_store(store: Store) -> list[Checkpoint]:
 
 def _is_checkpoint(name: str) -> bool:
     return name.endswith(_SUFFIXES) and not name.startswith(".")
+
+
+def _targets(
+    pointers: Iterable[str], read: Callable[[str], bytes], warn: Callable[[str], object]
+) -> set[str]:
+    """Returns the names to which pointers lead; warns of those that cannot be read."""
+    found = set()
+    for name in pointers:
+        try:
+            found.add(_pointed(read(name)))
+        except (UploadError, OSError) as error:
+            warn(f"cannot read the pointer {name}: {error}")
+    return found
 
 
 def _pointed(content: bytes) -> str:

@@ -13,6 +13,7 @@ import pytest
 
 from destinations import RunDirectory, cli
 from destinations.runs import RunsError, open_runs
+from destinations.runs.content.checkpoints import list_checkpoints
 from destinations.runs.dataset import compact, open_dataset
 from destinations.runs.errors import DatasetError
 from destinations.runs.index import bucket as bucket_module
@@ -306,3 +307,27 @@ def test_what_a_folder_has_and_nobody_can_read_is_an_error(tmp_path, capsys, fil
     assert any("Is a directory" in error["text"] for error in answer["errors"])
     assert "Is a directory" in said.err
     assert code == 1
+
+
+def test_a_checkpoint_that_cannot_be_read_hides_no_other(tmp_path, monkeypatch):
+    """A refused pointer is a warning, a refused manifest a problem of its checkpoint."""
+    (tmp_path / "store" / "ep2").mkdir(parents=True)
+    (tmp_path / "store" / "ep1.pt").write_bytes(b"no checkpoint")
+    (tmp_path / "store" / "latest.symlink").write_text("ep1.pt")
+    (tmp_path / "store" / "ep2" / "manifest.json").write_text("{}")
+    monkeypatch.setattr(Unreliable, "folder", tmp_path / "store")
+    monkeypatch.setattr(Unreliable, "fault", "refused")
+    register_store("unreliable", Unreliable)
+
+    found = {}
+    for refused in ("latest.symlink", "ep2/manifest.json"):
+        monkeypatch.setattr(Unreliable, "name", refused)
+        warnings = []
+        checkpoints = list_checkpoints("unreliable://runs", warnings.append)
+        found[refused] = {one.name: one.problem for one in checkpoints}, warnings
+
+    refusal = "403 AccessDenied ep2/manifest.json"
+    assert found["ep2/manifest.json"] == ({"ep2": refusal, "ep1.pt": "File is not a zip file"}, [])
+    names, warnings = found["latest.symlink"]
+    assert set(names) == {"ep1.pt", "ep2"}
+    assert warnings == ["cannot read the pointer latest.symlink: 403 AccessDenied latest.symlink"]
