@@ -150,7 +150,7 @@ $(TORCH): .ci/constraints.txt
 	@touch $(TORCH)
 
 $(DEMO): pyproject.toml $(TORCH)
-	$(PIP) --editable '.[demo,fast,viewer]'
+	$(PIP) --editable '.[demo,viewer]'
 	@touch $(DEMO)
 
 # Peers that tests only read lie beside the environment: one of them would have Lightning load what it lacks.

@@ -15,7 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .arguments import Timeouts
+    from .arguments import Fence, Timeouts
     from .command_line import add_commands
     from .download import download_file
     from .drain.retry import RetryPolicy
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Backlog",
+    "Fence",
     "FolderHandle",
     "LocalStore",
     "Outcome",
@@ -83,7 +84,7 @@ __all__ = [
 _MODULES = {
     name: module
     for module, names in {
-        ".arguments": "Timeouts",
+        ".arguments": "Fence Timeouts",
         ".command_line": "add_commands",
         ".download": "download_file",
         ".drain.retry": "RetryPolicy",

@@ -1,13 +1,14 @@
-"""Checks of arguments that callers give: seconds, workers, bytes, choices; and the time limits of a queue."""
+"""Checks of arguments that callers give: seconds, workers, bytes, choices; limits and fence of a queue."""
 
 import math
 import threading
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote
 
 import attrs
 
-__all__ = ["Timeouts", "check_bytes", "check_choice", "check_seconds", "check_workers"]
+__all__ = ["Fence", "Timeouts", "check_bytes", "check_choice", "check_seconds", "check_workers"]
 
 
 def check_seconds(name: str, seconds: float) -> float:
@@ -67,3 +68,29 @@ class Timeouts:
     exit_seconds: float = _limit("exit_seconds", 30.0)
     give_back_seconds: float = _limit("give_back_seconds", 5.0)
     grace_seconds: float = _limit("grace_seconds", 600.0)
+
+
+@attrs.frozen
+class Fence:
+    """Keeps a process that was taken for dead from changing what its successor wrote.
+
+    ```python
+    fence = Fence(unless="live/0004/successor.json", prefix="live/0004/")
+    queue = UploadQueue("store", fence=fence)
+    ```
+
+    A successor puts the object `unless` before it writes anything. From then on this queue deletes nothing,
+    and replaces or creates nothing outside `prefix`, also not with what waits in its spool: a file goes
+    below `prefix` instead, under its quoted name, and a pointer is not sent.
+
+    Attributes:
+        unless: The name of the object.
+        prefix: What the names begin with that no other process uses; ends with a slash.
+    """
+
+    unless: str
+    prefix: str
+
+    def instead_of(self, name: str) -> str:
+        """Returns the name that a file has once the successor is there; empty for one that is not sent."""
+        return "" if name.startswith(self.prefix) else self.prefix + quote(name, safe="")

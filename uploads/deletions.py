@@ -53,12 +53,14 @@ class Deletions:
         is_pending: Returns whether an upload of a name has not ended: it would come after the deletion.
         withdraw: Withdraws uploads of a name that have not begun.
         policy: The delays between tries.
+        unless: The name of an object: once it is there, nothing is deleted any more. Empty for none.
     """
 
     _store: Store
     _is_pending: Callable[[str], bool]
     _withdraw: Callable[[str], int]
     _policy: RetryPolicy
+    _unless: str = ""
 
     def __attrs_post_init__(self) -> None:
         self._changed = threading.Condition()
@@ -152,12 +154,7 @@ class Deletions:
             if may_stay and (pointer := self._pointer_to(request)):
                 log_warning("%s is not deleted: %s leads to it", request.name, pointer)
                 return True
-            for name in (request.name, *request.then)[request.deleted :]:
-                if self._has_ended:
-                    return False
-                self._store.delete(name)
-                request.deleted += 1
-                request.failures = 0
+            return self._has_deleted(request)
         except TransientStoreError as error:
             request.failures += 1
             if request.failures < _TRIES:
@@ -167,6 +164,19 @@ class Deletions:
             self._report(request, error)
         except Exception as error:  # noqa: BLE001  # one object that stays; the others are deleted
             self._report(request, error)
+        return True
+
+    def _has_deleted(self, request: _Request) -> bool:
+        """Deletes what is left of a request, unless a successor came; False if the queue ends first."""
+        for name in (request.name, *request.then)[request.deleted :]:
+            if self._has_ended:
+                return False
+            if self._unless and self._store.head(self._unless) is not None:
+                log_warning("%s is not deleted: a successor put %s", name, self._store.uri(self._unless))
+                return True
+            self._store.delete(name)
+            request.deleted += 1
+            request.failures = 0
         return True
 
     def _report(self, request: _Request, error: Exception) -> None:

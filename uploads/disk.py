@@ -41,6 +41,7 @@ except ImportError:  # Windows
     fcntl = None
 
 __all__ = [
+    "ABSENT",
     "DISK",
     "IRREGULAR",
     "MAX_DOCUMENT_BYTES",
@@ -52,6 +53,7 @@ __all__ = [
     "Disk",
     "FileLock",
     "IrregularFileError",
+    "UnreadableError",
     "Wakeup",
     "acquire",
     "append_line",
@@ -74,6 +76,7 @@ __all__ = [
     "link_open",
     "list_names",
     "lock",
+    "mark_unreadable",
     "mkdir",
     "open_regular",
     "open_temporary",
@@ -90,6 +93,7 @@ __all__ = [
     "replace_file",
     "replace_json",
     "replacement",
+    "require_readable",
     "rmdir",
     "stamp_of",
     "stop_calling_in_forked_children",
@@ -123,6 +127,8 @@ MOUNTS = Path("/proc/self/mountinfo")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PUBLIC_MODE = 0o666  # Less the umask.
 _CHUNK_BYTES = 1 << 16
+_UNREADABLE = ".unreadable/"
+_MAX_REASON_BYTES = 1000
 _STRIDE_BYTES = 1 << 30
 _LOCK_RETRY_SECONDS = 0.001
 _HANDOVER_SECONDS = 1.0
@@ -159,6 +165,13 @@ class IrregularFileError(OSError):
 IRREGULAR = (IrregularFileError, IsADirectoryError)
 """What `open_regular` raises where something other than a regular file is."""
 
+ABSENT = (FileNotFoundError, NotADirectoryError)
+"""What `open_regular` raises where nothing is. Any other error means that what is there cannot be read."""
+
+
+class UnreadableError(OSError):
+    """The content of a file or an object that is there cannot be read; `strerror` is the reason."""
+
 
 # Reading.
 
@@ -177,6 +190,7 @@ def open_regular(
     Raises:
         IrregularFileError: Something else is there.
         IsADirectoryError: A folder is there.
+        UnreadableError: See `mark_unreadable`.
         OSError: The file could not be opened.
     """
     return _opened(path, flags if follow_symlink else flags | os.O_NOFOLLOW, mode)[0]
@@ -196,6 +210,7 @@ def _opened(path: str | Path, flags: int, mode: int = PRIVATE_MODE) -> tuple[int
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     except OSError as error:
         if error.errno == errno.ELOOP:
+            require_readable(path)
             raise IrregularFileError(errno.ELOOP, "it is a symbolic link", str(path)) from None
         if error.errno in _NOT_REGULAR:
             raise IrregularFileError(error.errno, "it is not a regular file", str(path)) from None
@@ -207,6 +222,31 @@ def _opened(path: str | Path, flags: int, mode: int = PRIVATE_MODE) -> tuple[int
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     raise IrregularFileError(errno.EINVAL, "it is not a regular file", str(path))
+
+
+def mark_unreadable(path: Path, reason: str) -> None:
+    """Puts the reason why a file of a copy could not be read in its place; opening it raises the reason.
+
+    It is a link that leads nowhere, so that nothing takes the file for a missing or an empty one.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = reason.replace("\0", "").encode("utf-8", "backslashreplace")[:_MAX_REASON_BYTES]
+    link = path.with_name(f".{os.urandom(8).hex()}.tmp")
+    link.symlink_to(f"{_UNREADABLE}{text.decode('utf-8', 'ignore') or 'unknown'}")
+    link.replace(path)
+
+
+def require_readable(path: str | Path) -> None:
+    """Raises `UnreadableError` where `mark_unreadable` has left a reason."""
+    try:
+        target = os.readlink(path)  # noqa: PTH115  # a Path would shorten it
+    except OSError:
+        return
+    if target.startswith(_UNREADABLE):
+        raise UnreadableError(errno.EIO, target.removeprefix(_UNREADABLE), str(path))
 
 
 def read_regular(path: str | Path, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
@@ -291,10 +331,6 @@ class Disk:
     def replace(self, source: Path | str, target: Path) -> None:
         """Renames a file, replacing an existing target."""
         Path(source).replace(target)
-
-    def link(self, source: Path, target: Path) -> None:
-        """Gives a file one more name; raises FileExistsError if that is taken."""
-        os.link(source, target)
 
     def unlink(self, path: Path | str) -> None:
         """Removes a file."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Literal, Self, get_args
 
-from .arguments import Timeouts, check_bytes, check_choice, check_seconds, check_workers
+from .arguments import Fence, Timeouts, check_bytes, check_choice, check_seconds, check_workers
 from .deletions import Deletions
 from .disk import call_in_forked_children, write_new
 from .download import POINTER_SUFFIX, download_file
@@ -297,6 +297,7 @@ class UploadQueue:
         close_at_exit: Whether to close the queue at interpreter exit.
         raise_errors: Whether `submit` raises if it refuses a file, and `close` if one was not delivered.
         policy: The delays between attempts. A worker process gets all of it but `uniform`.
+        fence: Applies to every file, pointer and deletion of this queue, also once this process has ended.
         store_options: For `open_store`, if `store` is a URI.
 
     Raises:
@@ -321,9 +322,11 @@ class UploadQueue:
         close_at_exit: bool = True,
         raise_errors: bool = False,
         policy: RetryPolicy | None = None,
+        fence: Fence | None = None,
         store_options: dict[str, Any] | None = None,
     ) -> None:
         self.check_arguments(locals())
+        self._fence = fence
         self._timeouts = timeouts
         isolation = choose_isolation(isolation, store)
         options: dict[str, Any] = {}
@@ -443,7 +446,8 @@ class UploadQueue:
                 this one. Handles of another queue must be done.
             unless: The name of an object. Once there is one, this upload is superseded instead: it is looked
                 for right before the bytes are sent, whenever that is. So what waits here cannot replace what
-                a successor wrote, which puts that object first.
+                a successor wrote, which puts that object first. Default: as the fence of the queue says;
+                empty for none.
             durability: Overrides that of the queue.
 
         Raises:
@@ -471,19 +475,21 @@ class UploadQueue:
         if durability is not None:
             check_choice("durability", durability, get_args(Durability))
         to_disk = (durability or self._durability) == "power"
-        fence = "" if unless is None else check_remote_name(unless)
+        if unless:
+            check_remote_name(unless)
         if not source.is_dir():
             return self._submit_file(
-                Submission(source, name, how, overwrite, names, to_disk, crc32=crc32, unless=fence)
+                Submission(source, name, how, overwrite, names, to_disk, crc32, *self._fenced(name, unless))
             )
         if self.spool.path.resolve().is_relative_to(source.resolve()):
             raise InvalidSourceError(f"a folder to submit must not hold the queue's spool, got {source}")
         try:
             files = [
                 Submission(
-                    path, check_remote_name(f"{name}/{inner}"), how, overwrite, names, to_disk, unless=fence
+                    path, file_name, how, overwrite, names, to_disk, None, *self._fenced(file_name, unless)
                 )
                 for path, inner in files_of(source, is_moved=move)
+                for file_name in [check_remote_name(f"{name}/{inner}")]
             ]
             for file in files:  # Before staging the first: a folder is refused whole.
                 self._check_name(file.name, overwrite=overwrite)
@@ -493,6 +499,12 @@ class UploadQueue:
         except OSError as error:
             return self._refused(name, 0, SpoolFullError(f"cannot read {source}: {error.strerror}"))
         return FolderHandle(name, self._store.uri(name), tuple(self._submit_file(file) for file in files))
+
+    def _fenced(self, name: str, unless: str | None) -> tuple[str, str]:
+        """Returns `unless` and `instead` of a file: as the call says, else as the fence of the queue."""
+        if unless is not None or self._fence is None:
+            return unless or "", ""
+        return self._fence.unless, self._fence.instead_of(name)
 
     def submit_pointer(self, remote_name: str, target: UploadHandle) -> UploadHandle:
         """Makes `remote_name` a pointer to `target`, visible once that is in the store.
@@ -510,8 +522,11 @@ class UploadQueue:
             with self.spool.staging() as folder:
                 source, to_disk = folder / "pointer", self._durability == "power"
                 write_new(source, target.remote_name)
+                unless = "" if self._fence is None else self._fence.unless
                 handle = self._submit_file(
-                    Submission(source, name, "move", overwrite=True, after=names, to_disk=to_disk)
+                    Submission(
+                        source, name, "move", overwrite=True, after=names, to_disk=to_disk, unless=unless
+                    )
                 )
         except (OSError, InvalidSourceError, SpoolUnusableError) as error:  # The source is in the spool.
             return self._refused(name, 0, _spool_full_error(error, self.spool.path, 0))
@@ -604,7 +619,10 @@ class UploadQueue:
             if self._closed is not None:
                 raise QueueClosedError(f"cannot delete {name!r}: the queue is closed")
             if self._deletions is None:
-                self._deletions = Deletions(self._store, self._ledger.has_name, self.withdraw, self._policy)
+                unless = "" if self._fence is None else self._fence.unless
+                self._deletions = Deletions(
+                    self._store, self._ledger.has_name, self.withdraw, self._policy, unless
+                )
         self._deletions.add(name, after, others, may_have_pointer=may_have_pointer)
 
     def download_file(

@@ -1,14 +1,13 @@
 """Blocks: rows of metrics as numpy arrays, read from the text of a CSV or from the columns of Parquet.
 
-Numbers are read by the CSV reader of pyarrow, where it is installed, and by `float` otherwise, with the same
-results. Importing pyarrow costs 50 ms: it is imported when half a MiB was read in this process.
+Numbers are read by the CSV reader of pyarrow, or row by row where there are few, with the same results.
+Importing pyarrow costs 50 ms: it is imported when half a MiB was read in this process.
 docs/performance.md has what both take.
 """
 
-import functools
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -28,7 +27,6 @@ __all__ = [
     "blocks_of",
     "read_blocks",
     "read_by_arrow",
-    "read_by_float",
     "without_abandoned",
 ]
 
@@ -43,10 +41,10 @@ MISSING_STEP = int(np.iinfo(np.int64).min)
 
 _EXACT_FLOAT = float(1 << 53)
 _NEGATIVE_ZERO = re.compile(rb"(?:^|[,\n])-0+[,\n]")
-# Importing pyarrow takes as long as `float` for the numbers of so many bytes.
+# Importing pyarrow takes as long as to read so many bytes row by row.
 _ARROW_BYTES = 512 << 10
-# In a smaller chunk, `float` is as fast.
-_LEAST_ARROW_BYTES = 16 << 10
+# A smaller chunk is read as fast row by row.
+_LEAST_ARROW_BYTES = 4 << 10
 _BATCH_ROWS = 10_000
 # A block of Parquet has so many values, about as many as one of a piece of a CSV.
 _BLOCK_VALUES = 1 << 17
@@ -107,14 +105,9 @@ def blocks_of(
     names, places = _places_of(columns, wanted, with_time=with_time)
     needed = _needed(places) or [0]
     rows = most_rows or max(1, _BLOCK_VALUES // len(needed))
-    first = start or 0
-    for arrays in file.packed.arrays(needed, first, end, rows):
-        count = len(arrays[0][0])
-        block = _block_of_cells(dict(zip(needed, arrays, strict=True)), places, names, count)
-        if block is None:
-            block = block_of_rows(parse_rows(columns, file.packed.lines(first, first + count)), wanted)
-        yield block
-        first += count
+    for arrays in file.packed.arrays(needed, start or 0, end, rows):
+        cells = dict(zip(needed, arrays, strict=True))
+        yield _block_of_cells(cells, places, names, len(arrays[0][0]))
 
 
 def read_blocks(
@@ -177,12 +170,12 @@ def _block_of_numbers(
     """Returns the rows of a chunk of plain numbers; None if only `parse_rows` can tell what it means."""
     names, places = _places_of(columns, wanted, with_time=with_time)
     needed = _needed(places)
-    if needed and _arrow.pays_for(len(chunk)):
-        cells = read_by_arrow(chunk, needed, len(columns))
-    else:
-        cells = read_by_float(chunk, needed)
+    cells = read_by_arrow(chunk, needed, len(columns)) if needed and _arrow.pays_for(len(chunk)) else None
     if cells is None or (_has_negative_zero(cells) and _NEGATIVE_ZERO.search(chunk)):
         return None  # "-0" is an integer, which has no negative zero; "-0.0" is a float.
+    steps = (cells[index][0] for index in places["step"])
+    if any((np.abs(one[np.isfinite(one)]) >= _EXACT_FLOAT).any() for one in steps):
+        return None
     return _block_of_cells(cells, places, names, len(cells[needed[0]][0]) if needed else chunk.count(b"\n"))
 
 
@@ -202,10 +195,8 @@ def _needed(places: dict[str, list[int]]) -> list[int]:
     return sorted({index for found in places.values() for index in found})
 
 
-def _block_of_cells(
-    cells: _Cells, places: dict[str, list[int]], names: Collection[str], count: int
-) -> Block | None:
-    """Returns so many rows as a block; None if only `parse_rows` can tell what their steps are."""
+def _block_of_cells(cells: _Cells, places: dict[str, list[int]], names: Collection[str], count: int) -> Block:
+    """Returns so many rows as a block."""
 
     def column_named(name: str) -> tuple[Floats, _Bools]:
         values, present = np.full(count, np.nan), np.zeros(count, np.bool_)
@@ -223,11 +214,8 @@ def _block_of_cells(
     if len(places["step"]) == 1 and cells[places["step"][0]][0].dtype == np.int64:
         step = np.where(has_step, cells[places["step"][0]][0], MISSING_STEP)
     else:
-        has_step = has_step & np.isfinite(steps)
-        steps = np.where(has_step, steps, 0.0)
-        if (np.abs(steps) >= _EXACT_FLOAT).any():
-            return None
-        step = np.where(has_step, steps.astype(np.int64), MISSING_STEP)
+        has_step = has_step & (np.abs(steps) < -float(MISSING_STEP))  # and neither NaN nor infinite
+        step = np.where(has_step, np.where(has_step, steps, 0.0).astype(np.int64), MISSING_STEP)
     return Block(step, column_named("time")[0], {name: column_named(name) for name in names})
 
 
@@ -245,74 +233,23 @@ class _Arrow:
             if self.nbytes < _ARROW_BYTES:
                 self.nbytes += size
                 return False
-        return _has_arrow()
+        return True
 
 
 _arrow = _Arrow()
-
-
-@functools.cache
-def _has_arrow() -> bool:
-    try:
-        import pyarrow.csv  # noqa: F401  # takes 50 ms, so only once there is something to read by it
-    except ImportError:
-        return False
-    return True
 
 
 def _has_negative_zero(cells: _Cells) -> bool:
     return any(bool((np.signbit(values) & (values == 0)).any()) for values, _ in cells.values())
 
 
-def read_by_float(chunk: bytes, indices: Sequence[int]) -> _Cells | None:
+def read_by_arrow(chunk: bytes, indices: Sequence[int], columns: int) -> _Cells | None:
     """Returns numbers of whole lines; None if a cell is neither empty nor a number, or is missing.
 
     Args:
         chunk: the lines, of the characters of numbers alone.
         indices: of the columns to return.
-    """
-    cells_of = _columns_in(chunk)
-    found = {}
-    try:
-        for index in indices:
-            cells = cells_of(index)
-            try:
-                # Most columns are complete.
-                values = np.fromiter(map(float, cells), np.float64, len(cells))
-                present = np.ones(len(cells), np.bool_)
-            except ValueError:
-                values = np.array([float(cell) if cell else np.nan for cell in cells], np.float64)
-                present = np.array([cell != b"" for cell in cells], np.bool_)
-            found[index] = values, present
-    except (ValueError, IndexError):
-        return None
-    return found
-
-
-def _columns_in(chunk: bytes) -> Callable[[int], list[bytes]]:
-    """Returns what returns the cells of a column, and raises IndexError where a line has no such cell."""
-    width = chunk.find(b"\n") + 1
-    count = chunk.count(b",", 0, width) + 1
-    # Where all lines have as many cells, one split is enough: every so many cells there is an end of a line.
-    cells = chunk.replace(b"\n", b",\n,").split(b",")[:-1]
-    ends = cells[count :: count + 1]
-    if len(ends) == chunk.count(b"\n") == ends.count(b"\n") and len(cells) == len(ends) * (count + 1):
-
-        def column(index: int) -> list[bytes]:
-            if index >= count:
-                raise IndexError(index)
-            return cells[index :: count + 1]
-
-        return column
-    rows = [line.split(b",") for line in chunk.split(b"\n")[:-1]]
-    return lambda index: [row[index] for row in rows]
-
-
-def read_by_arrow(chunk: bytes, indices: Sequence[int], columns: int) -> _Cells | None:
-    """Returns what `read_by_float` does, by the CSV reader of pyarrow; lines have so many columns.
-
-    Raises:
-        ImportError: pyarrow is not installed.
+        columns: how many columns the lines have.
     """
     import pyarrow as pa
     from pyarrow import csv

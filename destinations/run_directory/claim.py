@@ -1,9 +1,9 @@
 """`Claim`: which machine writes a run that lives in a store, and what a new one begins with.
 
 Each process that writes numbers its session by an object that can be put once, `session.json`, and writes
-below that number alone: nothing that an earlier one still sends can change what is read. So a claim decides
-who goes on, and never what is lost. A session counts as alive while pieces come: that is watched for a few
-intervals, since clocks of machines differ.
+below that number alone. Before it writes anything else, it puts `successor.json` beside the session that it
+takes over from: the fence of everything that one still sends. So a claim decides who goes on, and never what
+is lost. A session counts as alive while its objects change; clocks, hosts and processes are not asked.
 """
 
 import contextlib
@@ -12,19 +12,28 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from destinations.kinds import indexes
 from events import redact_text
-from uploads import Store, TransientStoreError, UploadError, open_store, put_new
-from uploads.disk import boot_id, has_process_ended, process_identity, read_json, replace_json
+from uploads import Fence, RemoteObject, Store, TransientStoreError, UploadError, open_store, put_new
+from uploads.disk import read_json, replace_json
 
 from .folder import RunInUseError, RunPathError, holds_run
-from .layout import HEARTBEAT_SECONDS, PARTS_FOLDER
-from .pieces import Piece, PieceError, piece_name
-from .stored_run import SESSION_FILE, StoredRun, StoredSession, session_text, stream_of
+from .layout import PARTS_FOLDER
+from .pieces import PieceError, piece_name
+from .stored_run import (
+    LIVE_FOLDER,
+    SESSION_FILE,
+    SUCCESSOR_FILE,
+    StoredRun,
+    StoredSession,
+    session_folder,
+    session_text,
+    stream_of,
+)
 
 __all__ = ["Claim"]
 
@@ -36,8 +45,12 @@ _FEW_TRIES = 8
 # Between two tries: from the first one on twice as long, up to the other.
 _FIRST_PAUSE_SECONDS = 0.1
 _PAUSE_SECONDS = 1.0
-_UNCONDITIONAL_SECONDS = 2.0
 _WATCHED_INTERVALS = 2.5
+_SHORTEST_INTERVAL_SECONDS = 2.0
+# A session that has sent nothing yet may still be starting its worker process.
+_FIRST_SIGN_SECONDS = 10.0
+# With a longer interval between pieces, a session gives a smaller sign in between.
+_MOST_SILENT_SECONDS = 20.0
 
 
 class Claim:
@@ -48,12 +61,13 @@ class Claim:
     Args:
         uri: of the run, without placeholders.
         rank: that writes.
-        seconds: the interval of its pieces.
+        seconds: the longest time between two pieces.
         wait: sleeps for some seconds.
 
     Attributes:
         session: the number of this session; 0 before `take`.
         there: the sizes of the objects that are plain files of the run, by path, when it was opened.
+        sign_seconds: in which a live session gives a sign.
     """
 
     def __init__(
@@ -64,14 +78,21 @@ class Claim:
         self.stream = stream_of(rank)
         self.session = 0
         self.there: dict[str, int] = {}
+        self.sign_seconds = min(seconds, _MOST_SILENT_SECONDS)
         self._rank = rank
         self._seconds = seconds
         self._wait = wait
-        self._run: StoredRun | None = None
+        self._run = StoredRun(self.store, "", Path(), self.stream)
         self._nonce = uuid.uuid4().hex
         # What this session continues: number, and time of the last row that was fetched; None for all of it.
         self._follows: dict[str, Any] | None = None
-        self._last_of_nobody = 0
+        # What the folder says of the session that was its last; nothing where the store has a newer one.
+        self._own: dict[str, Any] = {}
+        # The sessions of ended processes of this folder, as it noted them.
+        self._nonces_here: set[object] = set()
+        self._since = 0
+        # The newest session, and its objects, when it counted as ended.
+        self._before: tuple[int, set[tuple[object, ...]]] = 0, set()
 
     def prepare(self, run_dir: Path, empty: Callable[[], Path]) -> None:
         """Makes the folder what the store has, unless it is what the newest session left.
@@ -84,20 +105,31 @@ class Claim:
             RunInUseError: another machine writes the run.
             RunPathError: the store cannot be read.
         """
-        run = self._run = StoredRun(self.store, "", run_dir, self.stream)
+        run = self._run
+        run.folder = run_dir
         plain = self._patiently(run.look)
         self.there = {one.name: one.size for one in plain}
-        session, about = self._newest_with_writer(run)
-        if session is None:
+        own = read_json(self._own_path(run_dir))
+        if own.get("inode", run_dir.stat().st_ino) != run_dir.stat().st_ino:
+            # A copy of the folder: the original may be written by a process of another machine.
+            own = {}
+        self._nonces_here = {own.get("nonce"), own.get("next")} - {None}
+        newest = run.newest_session
+        if newest is None:
             if self.there and not holds_run(run_dir, self._rank):
                 self._patiently(lambda: self._take_plain(run))
             return
-        own = read_json(run_dir / _OWN)
-        if own.get("nonce") == about.get("nonce") and own.get("uri") == self.store.uri():
+        about = self._about(newest.number)
+        if about.get("nonce") in self._nonces_here and own.get("uri") == self.store.uri():
+            # The lock of the folder is held, so that the process of that session has ended.
+            self._own = {**own, "nonce": about["nonce"]}
+            self._before = newest.number, set()
             return
-        newest = self._patiently(run.peek)
-        if newest is None or not newest.has_ended:
-            self._wait_until_it_ended(run, session, about, newest)
+        self._before = newest.number, self._signs(newest.number)
+        last = self._patiently(run.peek) if newest.pieces else None
+        if last is None or not last.has_ended:
+            self._watch(newest, about)
+            self._patiently(run.look)
         if holds_run(run_dir, self._rank):
             _log.warning(
                 "run folder %s has rows of an earlier session; %s was continued elsewhere since. It is kept "
@@ -107,103 +139,95 @@ class Claim:
                 empty(),
             )
         self._patiently(run.fetch)
-        self._follows = {"session": session.number, "rows_until": _last_time(run_dir, self._rank)}
+        if run.read_session is not None:
+            number = run.read_session.number
+            self._follows = {"session": number, "rows_until": _last_time(run_dir, self._rank)}
 
     def take(self, run_dir: Path) -> None:
-        """Numbers this session.
+        """Numbers this session, and raises the fence of those that it takes over from.
 
         Raises:
-            RunInUseError: another process has just taken the number.
+            RunInUseError: another process has taken the run since `prepare`, or shows that it writes it.
             RunPathError: the store cannot be written.
         """
-        assert self._run is not None  # noqa: S101  # prepare() comes first
-        before = self._run.newest_session
-        first = 1 if before is None else before.number + 1
+        run = self._run
+        self._patiently(lambda: run.look(self.store.list(f"{LIVE_FOLDER}/{self.stream}/")))
+        before, signs = self._before
+        newest = 0 if run.newest_session is None else run.newest_session.number
+        if newest != before or (before and not self._own and self._signs(before) - signs):
+            raise _in_use(self.uri, self._about(newest))
+        # Sessions of this folder, one after the other, are one writer: what the last one left in the spool
+        # still goes to its place.
+        self._since = self._own.get("since", self._own.get("session", newest)) if self._own else newest + 1
+        own = {"uri": self.store.uri(), "inode": run_dir.stat().st_ino, "since": self._since}
+        # Noted first: a process that is killed right after the put knows its own session again.
+        replace_json(self._own_path(run_dir), {**own, "nonce": self._own.get("nonce"), "next": self._nonce})
+        about = self._take_number(newest + 1)
+        for session in run.sessions.values():
+            if session.number < self._since and not session.is_over:
+                self._put_new(session.number, SUCCESSOR_FILE, about)
+        self.session = about["session"]
+        if not self._own:
+            # What others have sent until their fence was there keeps its name.
+            self.there = {one.name: one.size for one in self._patiently(run.look)}
+        replace_json(self._own_path(run_dir), {**own, "session": self.session, "nonce": self._nonce})
+
+    def _take_number(self, first: int) -> dict[str, Any]:
+        """Puts what this session says of itself under the first number that is free, and returns it."""
+        winner: dict[str, Any] = {}
         for number in range(first, first + _FEW_TRIES):
-            winner = self._put(number)
+            about = {
+                "session": number,
+                "nonce": self._nonce,
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "started_at": time.time(),
+                "seconds": self._seconds,
+                "sign_seconds": self.sign_seconds,
+                "follows": self._follows,
+            }
+            self._put_new(number, SESSION_FILE, about)
+            # Read back: the answer to a put that won may be lost, or what it put may be damaged.
+            winner = self._about(number)
             if winner.get("nonce") == self._nonce:
-                self.session = number
-                own = {"uri": self.store.uri(), "session": number, "nonce": self._nonce}
-                replace_json(run_dir / _OWN, own)
-                return
-            self._patiently(self._run.look)
-            if not _is_nobodys(self._run.sessions.get(number, StoredSession(number)), winner):
+                return about
+            # What is damaged is nobody's, and so is what came late from a killed process of this folder.
+            if winner and winner["nonce"] not in self._nonces_here:
                 break
         raise _in_use(self.uri, winner)
 
-    def _newest_with_writer(self, run: StoredRun) -> tuple[StoredSession | None, dict[str, Any]]:
-        """Returns the newest session that is not nobody's, and what it says of itself."""
-        for session in sorted(run.sessions.values(), key=lambda one: -one.number):
-            about = self._about(run, session.number)
-            if not _is_nobodys(session, about):
-                return session, about
-        return None, {}
-
-    def _put(self, number: int) -> dict[str, Any]:
-        """Puts what this session says of itself, unless a number is taken; returns what is there then."""
-        assert self._run is not None  # noqa: S101  # prepare() comes first
-        about = {
-            "session": number,
-            "nonce": self._nonce,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "process": process_identity(os.getpid()),
-            "started_at": time.time(),
-            "seconds": self._seconds,
-            "follows": self._follows,
-        }
-        name, text = self._run.name_of(number, SESSION_FILE), session_text(about)
-        self._patiently(lambda: put_new(self.store, name, text))
-        # Read back: of two that put at once, one has won, also where the store replaces what is there.
-        if not getattr(self.store, "refuses_overwrite", lambda: True)():
-            # Which of two is last is then told by time alone; the store has said so.
-            self._wait(_UNCONDITIONAL_SECONDS)
-        return self._about(self._run, number)
+    def _put_new(self, session: int, name: str, about: dict[str, Any]) -> None:
+        path, text = self._run.name_of(session, name), session_text(about)
+        self._patiently(lambda: put_new(self.store, path, text, wait=self._wait))
 
     @property
-    def successor(self) -> str:
-        """The name of the object that begins the next session, after those that are nobody's."""
-        assert self._run is not None  # noqa: S101  # prepare() comes first
-        return self._run.name_of(max(self.session, self._last_of_nobody) + 1, SESSION_FILE)
+    def fence(self) -> Fence:
+        """Of everything that this session sends."""
+        return Fence(self.name_of(SUCCESSOR_FILE), f"{session_folder(self.stream, self.session)}/")
 
     def name_of(self, piece: str) -> str:
         """Returns the name of a piece of this session."""
-        assert self._run is not None  # noqa: S101  # prepare() comes first
         return self._run.name_of(self.session, piece)
 
-    def find_successor(self) -> dict[str, Any] | None:
-        """Returns what the session says of itself that has taken over; None if there is none.
+    def about_successor(self) -> dict[str, Any]:
+        """Returns what the session says of itself that has taken over; nothing where that cannot be read.
 
         Raises:
-            UploadError: the store does not answer.
+            RunPathError: the store does not answer.
         """
-        assert self._run is not None  # noqa: S101  # prepare() comes first
-        self._run.look()
-        for number in sorted(one for one in self._run.sessions if one > self.session):
-            about = self._run.about_session(number)
-            if not _is_nobodys(self._run.sessions[number], about):
-                return about
-            self._last_of_nobody = number
-        return None
+        return self._about(self.session, SUCCESSOR_FILE)
 
     def earlier_pieces(self) -> list[str]:
-        """Returns the names of the pieces that were there when this session began."""
-        assert self._run is not None  # noqa: S101  # prepare() comes first
+        """Returns the names of the pieces that earlier sessions of this folder have left."""
         return [
             self._run.name_of(session.number, piece_name(*numbers))
             for session in self._run.sessions.values()
             for numbers in session.pieces
+            if self._since <= session.number < self.session
         ]
 
-    def pieces_there(self) -> list[str]:
-        """Returns the names of all pieces that are in the store now.
-
-        Raises:
-            UploadError: it cannot be listed.
-        """
-        assert self._run is not None  # noqa: S101  # prepare() comes first
-        self._run.look()
-        return self.earlier_pieces()
+    def _own_path(self, run_dir: Path) -> Path:
+        return run_dir / (_OWN if self._rank == 0 else f".mirror.{self.stream}.json")
 
     def _take_plain(self, run: StoredRun) -> None:
         """Fetches a run that was put into the store as plain files: all but media and artifacts."""
@@ -213,36 +237,44 @@ class Claim:
                 with contextlib.suppress(ValueError):
                     run.download(path)
 
-    def _wait_until_it_ended(
-        self, run: StoredRun, session: StoredSession, about: dict[str, Any], newest: Piece | None
-    ) -> None:
-        """Returns once a session shows no sign of life; raises RunInUseError if it does."""
-        at = newest.written_at if newest is not None else about.get("started_at")
-        age = time.time() - at if isinstance(at, int | float) else HEARTBEAT_SECONDS
-        if _has_ended_here(about) or age > HEARTBEAT_SECONDS:
-            return
-        seconds = newest.seconds if newest is not None else self._seconds
-        left = _WATCHED_INTERVALS * min(max(seconds, 1.0), HEARTBEAT_SECONDS)
+    def _signs(self, session: int) -> set[tuple[object, ...]]:
+        """Returns what changes with each sign that a session gives: its objects, as the store lists them."""
+
+        def listed() -> Iterable[RemoteObject]:
+            return list(self.store.list(f"{session_folder(self.stream, session)}/"))
+
+        return {(one.name, one.size, one.version) for one in self._patiently(listed)}
+
+    def _watch(self, session: StoredSession, about: dict[str, Any]) -> None:
+        """Returns once a session has given no sign for long enough; raises RunInUseError if it gives one.
+
+        It is watched for some of the intervals that it has promised itself, however long this one's are.
+        """
+        # Earlier releases only send pieces.
+        promised = about.get("sign_seconds", about.get("seconds"))
+        if not isinstance(promised, int | float):
+            promised = _MOST_SILENT_SECONDS
+        left = _WATCHED_INTERVALS * max(promised, _SHORTEST_INTERVAL_SECONDS)
+        if not session.pieces:
+            left = max(left, _FIRST_SIGN_SECONDS)
         _log.warning(
-            "%s was written by process %s on %s %.0f s ago. Waiting %.0f s for a sign that it still is.",
+            "%s has not been closed by process %s on %s. Watching %.0f s for a sign that it still writes.",
             redact_text(self.uri),
             about.get("pid", "?"),
             about.get("host", "?"),
-            max(age, 0.0),
             left,
         )
-        last = session.last
         while left > 0:
             self._wait(min(left, _PAUSE_SECONDS))
             left -= _PAUSE_SECONDS
-            if self._patiently(lambda: run.has_after(session.number, last)):
+            if self._signs(session.number) - self._before[1]:
                 raise _in_use(self.uri, about)
-        self._patiently(run.look)
 
-    def _about(self, run: StoredRun, number: int) -> dict[str, Any]:
+    def _about(self, number: int, name: str = SESSION_FILE) -> dict[str, Any]:
         """Returns what a session says of itself; nothing where that stays damaged, as one answer may be."""
+        run = self._run
         for attempt in range(1, _FEW_TRIES + 1):
-            about: dict[str, Any] = self._patiently(lambda: run.about_session(number))
+            about: dict[str, Any] = self._patiently(lambda: run.about_session(number, name))
             if "nonce" in about:
                 return about
             self._wait(_pause_after(attempt))
@@ -285,26 +317,6 @@ def _in_use(uri: str, about: dict[str, Any]) -> RunInUseError:
         f"{about.get('host', '?')} writes to it. Wait until it ends, choose another name, or add to it with "
         'RunDirectory(..., writer="eval").'
     )
-
-
-def _is_nobodys(session: StoredSession, about: dict[str, Any]) -> bool:
-    """Returns whether a session has no writer, and nothing to be fetched.
-
-    What it says was damaged on its way to a store that compares no sum; or its process ended before its first
-    piece, perhaps while the claim was on its way.
-    """
-    return not session.pieces and (not about or _has_ended_here(about))
-
-
-def _has_ended_here(about: dict[str, Any]) -> bool:
-    """Returns whether a session was of a process of this machine, and that has ended."""
-    pid, process = about.get("pid"), about.get("process")
-    if about.get("host") != socket.gethostname() or not isinstance(pid, int) or not isinstance(process, str):
-        return False
-    # Containers may share the name of a host, but not its boot and processes.
-    if not process or not boot_id() or not process.startswith(boot_id()):
-        return False
-    return has_process_ended(pid) is True or process_identity(pid) != process
 
 
 def _last_time(run_dir: Path, rank: int) -> float | None:

@@ -12,19 +12,20 @@ That one syncs only if the run is not new: a file renamed before it is synced ma
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from destinations.copies import merged
+from destinations.history.chain import Chain, Follows
+from destinations.history.sessions import SESSIONS, read_sessions, session_path
 from events import plain_config, redact_text
 from uploads.disk import DISK, Disk, read_json, read_regular, replace_file
 
@@ -32,7 +33,6 @@ from .layout import (
     FORMAT_VERSION,
     HEARTBEAT,
     HPARAMS,
-    SESSIONS,
     SIDECAR,
     is_shallow,
     strict_json,
@@ -60,6 +60,7 @@ _MOST_YAML_BYTES = 4 << 20
 _MOST_VALUES = 100_000
 _MOST_DIGITS = 4300  # As `int` reads.
 _MOST_NESTED = 1000
+_REWOUND = "training goes on from an earlier checkpoint"
 _SCHEMA_VERSION = 1
 
 
@@ -130,6 +131,9 @@ class Documents:
             self.hyperparameters = read_hparams(run_dir / HPARAMS)
         except (OSError, ValueError):  # Replaced by those of this session.
             self.hyperparameters = {}
+        # What earlier sessions had, and what this one was given.
+        self._earlier_hyperparameters = self.hyperparameters
+        self._own_hyperparameters: dict[str, Any] = {}
         self._hparams_written: dict[str, Any] | None = None
         self._are_hparams_safe = False
         # Reentrant: a signal handler may log.
@@ -164,7 +168,39 @@ class Documents:
     def add_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
         """Adds hyperparameters to those of earlier calls."""
         # Made plain here too, for calls without a logger: one value that YAML refuses would cost all others.
-        self.hyperparameters = merged(self.hyperparameters, plain_config(hyperparameters))
+        self._own_hyperparameters = merged(self._own_hyperparameters, plain_config(hyperparameters))
+        self.hyperparameters = merged(self._earlier_hyperparameters, self._own_hyperparameters)
+
+    def continue_from(self, step: int, session: str | None = None, records: int | None = None) -> None:
+        """Notes from where training goes on, once that is known.
+
+        Args:
+            step: the number of batches before it.
+            session: the id of the session that saved the checkpoint. Default: the one before this, up to the
+                step.
+            records: how many records that session had by then.
+        """
+        self.sessions.continue_from(step, session, records)
+        chain = self.sessions.chain()
+        if chain.sessions[1:] != [line["session"] for line in reversed(self.sessions.before)]:
+            self._earlier_hyperparameters = self._hyperparameters_of(chain.sessions[:0:-1])
+            self.hyperparameters = merged(self._earlier_hyperparameters, self._own_hyperparameters)
+
+    def begin_session(self, now: float) -> None:
+        """Begins a session of this process again, which continues from an earlier place."""
+        self.sessions.begin(now)
+        self._hparams_written = None
+
+    def _hyperparameters_of(self, sessions: Iterable[str]) -> dict[str, Any]:
+        """Returns what some sessions were given, one after the other; of older sessions, what is there."""
+        found: dict[str, Any] = {}
+        lines = {line.get("session"): line for line in self.sessions.before}
+        for one in sessions:
+            if "follows" not in lines[one]:
+                return self._earlier_hyperparameters
+            with contextlib.suppress(OSError, ValueError):
+                found = merged(found, read_hparams(session_path(self._run_dir, lines[one], HPARAMS)))
+        return found
 
     def follow(self, state: State) -> bool:
         """Updates the newest checkpoint and the status of an open run; returns whether one has changed."""
@@ -196,9 +232,13 @@ class Documents:
                 and os.path.lexists(self._run_dir / HPARAMS)
             )
             if current and not is_written:
-                text = yaml.safe_dump(current, sort_keys=False, allow_unicode=True)
-                content = text.encode("utf-8", "backslashreplace")
-                replace_file(self._run_dir / HPARAMS, content, durable=durable, disk=self._disk)
+                own = session_path(self._run_dir, self.sessions.current, HPARAMS)
+                both = ((own, self._own_hyperparameters), (self._run_dir / HPARAMS, current))
+                for path, found in both:
+                    text = yaml.safe_dump(found, sort_keys=False, allow_unicode=True)
+                    content = text.encode("utf-8", "backslashreplace")
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    replace_file(path, content, durable=durable, disk=self._disk)
                 self._hparams_written, self._are_hparams_safe = current, durable
 
     def write_sidecar(self, statistics: Statistics, more: dict[str, Any], *, durable: bool = True) -> None:
@@ -293,13 +333,29 @@ class SessionLog:
     def __init__(self, run_dir: Path, now: float, disk: Disk = DISK) -> None:
         self._run_dir = run_dir
         self._disk = disk
-        self._lines = self.read(run_dir)
+        self._lines = read_sessions(run_dir)
         for line in self._lines:
             if line.get("status") == "running":
                 line["status"] = "killed"
                 line["end"] = self._last_heartbeat()
+        self.begin(now)
+
+    @property
+    def before(self) -> list[dict[str, Any]]:
+        """The lines of earlier sessions, oldest first."""
+        return self._lines[:-1]
+
+    def begin(self, now: float) -> None:
+        """Begins a session, which continues the newest one."""
+        before = self._lines[-1] if self._lines else None
+        if before is not None and before.get("end") is None and before.get("status") == "running":
+            before.update(status="stopped", end=now, stop_reason=_REWOUND)
+        numbers = [line["number"] for line in self._lines if type(line.get("number")) is int]
+        follows = None if before is None else Follows(str(before.get("session", "")))
         self.current: dict[str, Any] = {
+            "number": max([*numbers, len(self._lines)]) + 1,
             "session": uuid.uuid4().hex[:12],
+            "follows": None if follows is None else follows.to_json(),
             "start": now,
             "end": None,
             "resume_step": None,
@@ -310,6 +366,20 @@ class SessionLog:
         }
         self._lines.append(self.current)
 
+    def continue_from(self, step: int, session: str | None, records: int | None) -> None:
+        """Notes from where this session goes on; see `Documents.continue_from`."""
+        self.current["resume_step"] = step
+        known = {line.get("session") for line in self.before}
+        if session in known and records is not None:
+            follows: Follows | None = Follows(str(session), records, step)
+        else:
+            follows = Follows(str(self.before[-1].get("session", "")), None, step) if self.before else None
+        self.current["follows"] = None if follows is None else follows.to_json()
+
+    def chain(self) -> Chain:
+        """Returns the sessions that lead to this one."""
+        return Chain(self._lines)
+
     def write(
         self, live_status: tuple[str, float | None] = ("running", None), *, durable: bool = True
     ) -> None:
@@ -319,26 +389,12 @@ class SessionLog:
             live_status: status and end time of this session while it is open.
             durable: whether to sync it.
         """
-        own = self.current
+        # A copy: the thread that trains may begin a session meanwhile.
+        *before, own = self._lines
         if own["end"] is None:
             own = {**own, "status": live_status[0], "end": live_status[1]}
-        text = "".join(f"{strict_json(line)}\n" for line in [*self._lines[:-1], own])
+        text = "".join(f"{strict_json(line)}\n" for line in [*before, own])
         replace_file(self._run_dir / SESSIONS, text.encode(), durable=durable, disk=self._disk)
-
-    @staticmethod
-    def read(run_dir: Path) -> list[dict[str, Any]]:
-        """Returns the sessions of a run, oldest first; corrupt lines are skipped."""
-        try:
-            text = read_regular(run_dir / SESSIONS).decode("utf-8-sig", "replace")
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        lines = []
-        for line in text.splitlines():
-            with contextlib.suppress(ValueError, RecursionError):
-                record = json.loads(line)
-                if isinstance(record, dict):
-                    lines.append(record)
-        return lines
 
     def _last_heartbeat(self) -> float | None:
         try:

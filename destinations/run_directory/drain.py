@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -43,12 +43,11 @@ from .layout import (
     CsvState,
     Position,
     column_of,
-    orjson,
     segment_number,
     segment_paths,
 )
 from .metrics_csv import AbandonedRows, ChangedError, Cut, MetricsCsv, Replacement
-from .part_index import IndexBuilder, PartIndex, is_cut
+from .part_index import PartIndex, is_cut
 from .reader import Part
 from .segments import FIRST_BYTES, continues_from, names_before
 from .statistics import Statistics
@@ -60,7 +59,7 @@ __all__ = ["PART_BYTES", "JournalDrain", "RowBuffer"]
 
 # Chunks hold the interpreter lock for less than a millisecond with ten floats a row. Smaller ones would cost
 # more in total: each has an overhead of some hundred microseconds.
-CHUNK_ROWS = 256 if orjson else 64
+CHUNK_ROWS = 256
 _READ_BYTES = 256 << 10
 _POSITION_BYTES = 1 << 20
 _MOST_FOREIGN_FILES = 10
@@ -79,7 +78,6 @@ _EMPTY_SHARE = 3
 _WIDE = 256
 _Names = tuple[str, ...]
 _Values = tuple[float, ...]
-Result = TypeVar("Result")
 
 
 @attrs.frozen
@@ -127,8 +125,6 @@ class RowBuffer:
         self._last_epoch: int | None = None
         # Names that became those of one line: always the same tuple, see `MetricsCsv.formatter`.
         self._joined: tuple[_Names, _Names, _Names] = ((), (), ())
-        self.index: IndexBuilder | None = None
-        """Indexes the rows of a file that was begun here, and that has only these."""
 
     @property
     def is_empty(self) -> bool:
@@ -156,9 +152,6 @@ class RowBuffer:
         if before:
             self._lines.append(self._csv.formatter(names).lines(block, before))
             self.line_count += before
-        if self.index is not None and before:
-            rows = block.steps[:before], block.epochs[:before], block.times[:before], block.values[:before]
-            self.index.add(names, *rows)
         last = block.values[-1] if len(names) >= _WIDE else tuple(block.values[-1].tolist())
         self._pending = (block.steps[-1], block.epochs[-1], float(block.times[-1]), names, last)
         self._note(names, block.steps, block.values, block.epochs[-1])
@@ -171,12 +164,8 @@ class RowBuffer:
             formatter = self._csv.formatter(names)
             if type(values) is np.ndarray:
                 self._lines.append(formatter.wide_line(step, epoch, at, values))
-                values = values[None]
             else:
                 self._lines.append(formatter.line(step, epoch, at, values).encode())
-                values = [values]
-            if self.index is not None:
-                self.index.add(names, [step], [epoch], [at], values)
             self.line_count += 1
             self._pending = None
 
@@ -207,7 +196,6 @@ class RowBuffer:
 
     def clear(self) -> None:
         """Discards everything."""
-        self.index = None
         self._lines, self.line_count, self._pending = [], 0, None
         for one in self._fresh:
             one.steps, one.values = [], []
@@ -215,7 +203,6 @@ class RowBuffer:
 
     def begin_file(self) -> None:
         """Notes that the file is another one, which has no rows yet."""
-        self.index = IndexBuilder()
         self._rows_of, self._current = {}, _RowsOf(())
 
     def columns_in_use(self) -> list[str]:
@@ -308,8 +295,8 @@ class JournalDrain:
         self._opened_at = self._clock()
         self._drained_bytes = 0
         self._rewritten_bytes = 0
-        # Rows and bytes of those that this object has closed, or cut.
-        self._closed_parts: dict[int, tuple[int, int]] = {}
+        # How many rows those have that this object has closed, or cut.
+        self._closed_parts: dict[int, int] = {}
         # Whether `position.json` is of the present file alone.
         self._has_position = False
         # Whether there may be parts that do not count; a journal that says so must not end before they do.
@@ -379,7 +366,7 @@ class JournalDrain:
         if self._csv.exists and not self._csv.is_in_place():
             lost += self.rows
         else:
-            lost += sum(self._csv.rows_missing(number, *had) for number, had in self._closed_parts.items())
+            lost += sum(self._csv.rows_missing(number, had) for number, had in self._closed_parts.items())
         for segment in [] if self._journal is None else list(self._journal.segments):
             if segment.number >= self._segment and not segment.is_at(segment.path):
                 lost += self._rows_left(segment.number, segment.path)
@@ -599,17 +586,7 @@ class JournalDrain:
             before = self._csv.size
             self._csv.append(lines)
             self._drained_bytes += self._csv.size - before
-            self._index(lambda index: index.written(self._csv.size))
         self._between()
-
-    def _index(self, act: Callable[[IndexBuilder], Result]) -> Result | None:
-        """Acts on the index of the file; gives it up where a number or a step is beyond those of floats."""
-        index = self._buffer.index
-        try:
-            return None if index is None else act(index)
-        except (OverflowError, TypeError, ValueError):
-            self._buffer.index = None
-            return None
 
     def _discard_unwritten(self) -> None:
         """Returns to the last position after an error; everything since is read again.
@@ -692,7 +669,6 @@ class JournalDrain:
         wanted = dict.fromkeys(column_of(name) for schema in schemas for name in schema)
         if not self._csv.exists:
             self._csv.begin(wanted)
-            self._buffer.index = IndexBuilder()
             self._begin_base()
             self._write_position()
             return
@@ -704,11 +680,7 @@ class JournalDrain:
             return
         self._late += sum(bool(self._csv.formatter(schema).missing) for schema in schemas)
         self._rewritten_bytes += self._csv.size
-        index, header, width = self._buffer.index, len(self._csv.header), len(self._csv.columns)
         self._replace(self._csv.prepare_columns([*wanted]), self._segment, self._offset)
-        if index is not None:
-            index.widen(len(self._csv.header) - header, len(self._csv.columns) - width)
-            self._buffer.index = index
 
     def _is_better_closed(self) -> bool:
         """Returns whether the file is closed as a part instead of being written again with new columns.
@@ -726,18 +698,17 @@ class JournalDrain:
 
     def _close_part(self, columns: list[str]) -> None:
         """Closes the file as a part, and begins the next one with some columns."""
-        had = self._csv.rows, self._csv.size
-        index = self._index(lambda index: index.finish(self._csv.size, list(self._csv.columns)))
+        rows = self._csv.rows
 
         def closed() -> None:
             self._buffer.begin_file()
-            self._closed_parts[self._csv.closed] = had
+            self._closed_parts[self._csv.closed] = rows
             self._late = 0
             self._has_surplus = False
 
         # Until it counts.
         self._has_surplus = True
-        following = self._csv.prepare_next(columns, index, self._between)
+        following = self._csv.prepare_next(columns, self._between)
         self._replace(following, self._segment, self._offset, closed)
 
     def _move_abandoned_rows(self, resume: Resume, end: int) -> None:
@@ -786,8 +757,7 @@ class JournalDrain:
         is_last = True
         for part in reversed(self._csv.parts()):
             with contextlib.closing(part.open()) as file:
-                index = None if is_last else PartIndex.read(part.index_path, file, ())
-                if index is None or is_cut(index, resume):
+                if is_last or is_cut(PartIndex.read(file, ()), resume):
                     cut = Cut.of(file, resume, self._between)
                     is_last = is_last and cut.dropped > 0
                     if cut.dropped:
@@ -804,8 +774,7 @@ class JournalDrain:
         had = self._closed_parts.pop(part.number, None)
         left = self._csv.rewrite_part(part, resume, aside, self._between)
         if had is not None:
-            rows = had[0] - sum(one.count for one in left)
-            self._closed_parts[part.number] = rows, part.csv_path.stat().st_size
+            self._closed_parts[part.number] = had - sum(one.count for one in left)
         return left
 
     def _remove_surplus(self) -> None:
@@ -832,7 +801,6 @@ class JournalDrain:
             new.discard()
             raise
         self._csv.accept(new)
-        self._buffer.index = None
         self._segment, self._offset = segment, offset
         self._generation += 1
         self.rewrites += 1

@@ -13,14 +13,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from events import redact_arguments, redact_text
 from uploads.disk import replace_file
 
-from .layout import ENVIRONMENT, strict_json
+from .layout import strict_json
 
 if TYPE_CHECKING:
     from events import State
@@ -51,12 +51,12 @@ https://packaging.python.org/specifications/recording-installed-packages/
 
 
 def write_environment(
-    run_dir: Path, describe: Callable[[], dict[str, Any]], on_error: Callable[[Exception], None]
+    paths: Sequence[Path], describe: Callable[[], dict[str, Any]], on_error: Callable[[Exception], None]
 ) -> threading.Thread:
     """Writes `environment.json` in a thread, which it starts and returns.
 
     Args:
-        run_dir: the folder of the run.
+        paths: where to write it; their folders are made if missing.
         describe: returns its content; called in that thread.
         on_error: called with an exception, in that thread.
     """
@@ -64,7 +64,9 @@ def write_environment(
     def write() -> None:
         try:
             content = strict_json(describe(), indent=2)
-            replace_file(run_dir / ENVIRONMENT, content.encode(), durable=True)
+            for path in paths:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                replace_file(path, content.encode(), durable=True)
         except Exception as error:  # noqa: BLE001  # passed on
             on_error(error)
 

@@ -32,15 +32,12 @@ from uploads.disk import DISK, NO_FLOCK, Disk, FileLock, open_temporary, rename_
 from .layout import (
     HEARTBEAT,
     HEARTBEAT_SECONDS,
-    INSTALL_PYARROW,
     SIDECAR,
     WRITERS_FOLDER,
     NewerFormatError,
     check_format,
-    has_pyarrow,
     journal_path,
     metrics_name,
-    parts_path,
     segment_paths,
 )
 
@@ -54,7 +51,6 @@ __all__ = [
     "WriterLock",
     "check_known",
     "check_path",
-    "check_readable",
     "holds_run",
     "remove_temporaries",
     "run_exists_error",
@@ -123,20 +119,6 @@ def check_known(run_dir: Path) -> None:
             check_format(run_dir.parent.parent)
     except NewerFormatError as error:
         raise RunPathError(str(error)) from error
-
-
-def check_readable(run_dir: Path, rank: int) -> None:
-    """Raises RunPathError if the run cannot be continued: a newer release wrote it, or pyarrow is missing.
-
-    A resume may have to cut parts in Parquet.
-    """
-    check_known(run_dir)
-    parts = parts_path(run_dir / metrics_name(rank))
-    if not has_pyarrow() and any(parts.glob("*.parquet")):
-        raise RunPathError(
-            f"run folder {str(run_dir)!r} has rows in Parquet, and pyarrow is not installed. "
-            f"{INSTALL_PYARROW}"
-        )
 
 
 def run_exists_error(run_dir: Path, what: str) -> RunExistsError:

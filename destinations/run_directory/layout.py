@@ -10,7 +10,6 @@ import contextlib
 import csv
 import errno
 import hashlib
-import importlib.util
 import io
 import json
 import math
@@ -20,13 +19,13 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import orjson
 
 from uploads.disk import append_line, is_locked, read_json, read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
-    from types import ModuleType
 
     import numpy as np
 
@@ -39,7 +38,6 @@ __all__ = [
     "HEARTBEAT",
     "HEARTBEAT_SECONDS",
     "HPARAMS",
-    "INSTALL_PYARROW",
     "JOURNAL_FOLDER",
     "MARKED_TAIL_BYTES",
     "MAX_LINE_BYTES",
@@ -47,10 +45,10 @@ __all__ = [
     "OWN_COLUMNS",
     "PARTS_FOLDER",
     "PARTS_OF_A_SESSION",
+    "PIECES_STATE",
     "PLAIN",
     "POSITION",
     "SEGMENT_SUFFIX",
-    "SESSIONS",
     "SIDECAR",
     "SUMMARY",
     "TABLES_FOLDER",
@@ -67,7 +65,6 @@ __all__ = [
     "csv_mark",
     "format_cell_rows",
     "format_cells",
-    "has_pyarrow",
     "header_end",
     "header_line",
     "is_shallow",
@@ -76,7 +73,6 @@ __all__ = [
     "label_name",
     "lock_name",
     "metrics_name",
-    "orjson",
     "parse_header",
     "parse_number",
     "part_numbers",
@@ -94,13 +90,6 @@ __all__ = [
     "writer_path",
 ]
 
-# The extra `fast`: formats floats about twenty times faster than Python, in their shortest form too.
-orjson: ModuleType | None
-try:
-    import orjson
-except ImportError:
-    orjson = None
-
 # 2: a CSV may have closed parts before it.
 FORMAT_VERSION = 2
 
@@ -109,7 +98,6 @@ SUMMARY = "summary.json"
 HEARTBEAT = "heartbeat"
 HPARAMS = "hparams.yaml"
 ENVIRONMENT = "environment.json"
-SESSIONS = "sessions.jsonl"
 # Changes by the user after the run; never touched by its writer.
 EDITS = "edits.json"
 MEDIA_FOLDER = "media"
@@ -118,6 +106,8 @@ ARTIFACTS_FOLDER = "artifacts"
 ABANDONED_FOLDER = "abandoned"
 JOURNAL_FOLDER = "journal"
 TIME_FOLDER = "time"
+PIECES_STATE = ".pieces.json"
+"""What a folder has of the pieces of a run in a store, see `pieces.FolderState`."""
 PARTS_FOLDER = "parts"
 PARTS_OF_A_SESSION = 100_000
 """In a store, the parts of session 4 are numbered from 400,001 on: two sessions never use one name."""
@@ -145,9 +135,6 @@ minutes, as does the scanner of stable-pretraining.
 """
 
 MARKED_TAIL_BYTES = 256
-
-INSTALL_PYARROW = 'Run: pip install "training-destinations[query]"'
-"""What to do where pyarrow is missing, which Parquet needs."""
 
 PLAIN = b"0123456789+-.einfa,\n"
 """What lines of numbers consist of, with "nan" and "inf"; among others, `float` takes "1_0" and " 1"."""
@@ -204,7 +191,7 @@ def parts_path(csv: Path) -> Path:
     return csv.parent / PARTS_FOLDER / csv.stem
 
 
-def part_path(parts: Path, number: int, suffix: str = ".csv") -> Path:
+def part_path(parts: Path, number: int, suffix: str = ".parquet") -> Path:
     """Returns the path of a closed part, of which the first has the number 1, or of a file beside it."""
     return parts / f"{number:08d}{suffix}"
 
@@ -250,11 +237,6 @@ def part_before(numbers: Sequence[int]) -> int:
 
 def _before_session_of(number: int) -> int:
     return (number - 1) // PARTS_OF_A_SESSION * PARTS_OF_A_SESSION
-
-
-def has_pyarrow() -> bool:
-    """Returns whether pyarrow is installed; does not import it."""
-    return importlib.util.find_spec("pyarrow") is not None
 
 
 def summary_name(rank: int) -> str:
@@ -426,32 +408,27 @@ def parse_header(line: bytes) -> list[str]:
         raise OSError(errno.EFBIG, f"the header of the CSV cannot be read: {error}") from error
 
 
-def format_cells(values: Sequence[float], encoder: ModuleType | None = orjson) -> str:
-    """Returns the cells of values, joined by commas; formatted by Python if there is no encoder."""
-    if encoder is not None:
-        with contextlib.suppress(TypeError):  # An integer of more than 64 bits.
-            data: bytes = encoder.dumps(values)
-            if b"l" not in data and b"t" not in data:  # No null, false or true.
-                return data[1:-1].decode()
+def format_cells(values: Sequence[float]) -> str:
+    """Returns the cells of values, joined by commas."""
+    with contextlib.suppress(TypeError):  # An integer of more than 64 bits.
+        data: bytes = orjson.dumps(values)
+        if b"l" not in data and b"t" not in data:  # No null, false or true.
+            return data[1:-1].decode()
     text = ",".join(map(repr, values))
     if "T" in text or "F" in text:
         text = text.replace("True", "1").replace("False", "0")
     return text
 
 
-def format_cell_rows(
-    values: np.ndarray[Any, np.dtype[np.float64]], encoder: ModuleType | None = orjson
-) -> list[bytes]:
-    """Returns the cells of each row of floats, joined by commas; formatted by Python if there is no encoder.
+def format_cell_rows(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[bytes]:
+    """Returns the cells of each row of floats, joined by commas.
 
     Args:
         values: `(rows, metrics)`, both at least 1; C-contiguous.
-        encoder: the module `orjson`, or None.
     """
-    if encoder is not None:
-        text: bytes = encoder.dumps(values, option=encoder.OPT_SERIALIZE_NUMPY)
-        if b"n" not in text:  # null: a NaN or an infinity, which JSON does not have.
-            return text[2:-2].split(b"],[")
+    text: bytes = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
+    if b"n" not in text:  # null: a NaN or an infinity, which JSON does not have.
+        return text[2:-2].split(b"],[")
     # One call for all rows is 1.5 times as fast as one each; `repr` of lists is "[[1.5, nan], [2.0, inf]]".
     return repr(values.tolist())[2:-2].replace(", ", ",").encode().split(b"],[")
 

@@ -122,6 +122,7 @@ class _Output:
     name: str | None
     step: int
     _time: float
+    _place: dict[str, Any]
 
     def add_file(self, suffix: str, data: bytes, *, name: str | None = None) -> str:
         return self._writer.write_free(self._kind.folder, name or self.name or "", self.step, suffix, data)
@@ -129,7 +130,7 @@ class _Output:
     def add_line(self, fields: dict[str, Any]) -> None:
         named = {} if self.name is None else {"name": self.name}
         self._writer.index(self._kind.index).append(
-            {"step": self.step, **named, "time": self._time, **fields}
+            {"step": self.step, **named, "time": self._time, **fields, **self._place}
         )
 
     def add_medium(self, suffix: str, data: bytes, *, index: int = 0, **fields: Any) -> None:
@@ -144,7 +145,7 @@ class _Output:
             "time": self._time,
             "size": len(data),
         }
-        self._writer.index(self._kind.index).append({**line, **fields})
+        self._writer.index(self._kind.index).append({**line, **fields, **self._place})
 
 
 @attrs.define(eq=False, slots=False, repr=False)
@@ -178,6 +179,19 @@ class MediaWriter:
         self._indexes: dict[str, _Index] = {}
         self.bytes_written = 0
         self.files_written = 0
+        self._session = ""
+        self.record_count = 0
+        """How many records this session has taken."""
+
+    def begin_session(self, session: str) -> None:
+        """Begins to write the records of a session, by its id; in the training thread."""
+        self._session, self.record_count = session, 0
+
+    def _next_place(self) -> dict[str, Any]:
+        """Returns what a line says of its place in the history of the run."""
+        place = {"session": self._session, "record": self.record_count}
+        self.record_count += 1
+        return place
 
     def log_record(self, kind: Kind, arguments: dict[str, Any], step: int) -> None:
         """Copies a record, and writes it in the background.
@@ -196,7 +210,7 @@ class MediaWriter:
         if kind.write is None:
             raise RecordError(f"{kind.noun} must be given to {kind.method}.")
         size, work = kind.write(name, **arguments)
-        output = _Output(self, kind, name, step, self._clock())
+        output = _Output(self, kind, name, step, self._clock(), self._next_place())
         self._put(lambda: work(output), size, f"{kind.noun} {name!r}" if name is not None else kind.noun)
 
     def keep_file(
@@ -221,15 +235,16 @@ class MediaWriter:
             with_user_paths(error, self._folder.where)
             raise
 
+        place = self._next_place()
+
         def work(at: float = self._clock()) -> None:
             with target.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             size = target.stat().st_size
             self.bytes_written += size
             path = target.relative_to(self._run_dir).as_posix()
-            self.index(ARTIFACTS_INDEX).append(
-                {"step": step, "name": remote_name, "time": at, "path": path, "size": size, "sha256": digest}
-            )
+            about = {"step": step, "name": remote_name, "time": at, "path": path, "size": size}
+            self.index(ARTIFACTS_INDEX).append({**about, "sha256": digest, **place})
 
         self._put(work, 0, f"artifact {remote_name!r}", "files")
 
@@ -243,6 +258,7 @@ class MediaWriter:
         """
         path = artifact_path(Path(), remote_name).as_posix()
         record = {"step": step, "name": remote_name, "time": self._clock(), "path": path, "size": size}
+        record |= self._next_place()
         self._put(lambda: self.index(ARTIFACTS_INDEX).append(record), 0, f"artifact {remote_name!r}", "files")
 
     def delete_file(self, remote_name: str, *, step: int, with_folder: bool = False) -> None:
@@ -257,7 +273,7 @@ class MediaWriter:
             RecordError: the name leads out of the folder.
         """
         target = artifact_path(self._run_dir, remote_name)
-        path = target.relative_to(self._run_dir).as_posix()
+        path, place = target.relative_to(self._run_dir).as_posix(), self._next_place()
 
         def work(at: float = self._clock()) -> None:
             try:
@@ -266,7 +282,7 @@ class MediaWriter:
             except FileNotFoundError:
                 return
             record = {"step": step, "name": remote_name, "time": at, "path": path, "size": size}
-            self.index(ARTIFACTS_INDEX).append({**record, "is_deleted": True})
+            self.index(ARTIFACTS_INDEX).append({**record, "is_deleted": True, **place})
             if with_folder:
                 with contextlib.suppress(OSError):
                     target.parent.rmdir()

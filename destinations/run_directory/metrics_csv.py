@@ -16,12 +16,9 @@ import numpy as np
 
 from uploads.disk import (
     DISK,
-    NO_LINKS,
     Disk,
-    closing,
     end_of_last_line,
     is_open_file,
-    open_regular,
     open_temporary,
     replacement,
 )
@@ -43,8 +40,7 @@ from .layout import (
     parts_path,
     read_header,
 )
-from .part_index import PartIndex
-from .reader import CsvSnapshot, Part, is_begun_by
+from .reader import CsvSnapshot, Part, part_begun_by
 
 if TYPE_CHECKING:
     from .frames import Resume, RowBlock
@@ -196,13 +192,13 @@ class MetricsCsv:
         state = None if position is None else position.state_of(header, file_size)
         if state is not None:
             self.closed = state.parts
-        elif position is None and self._is_last_part(CsvSnapshot(self._fd, header, file_size)):
-            self.closed = part_before(numbers)
         end = end_of_last_line(self._fd, file_size) if state is None else state.csv_bytes
         if position is None and end > len(header):
-            # A copy of a live run, of which the part was copied later, has these rows there.
-            csv = CsvSnapshot(self._fd, header, end)
-            end = len(header) if any(self._is_part(part, csv) for part in self.parts()) else end
+            part = part_begun_by(self.parts(), CsvSnapshot(self._fd, header, end))
+            if part is not None and part.number == self.closed and part.has_size(end):
+                self.closed = part_before(numbers)  # It was being closed when the position was lost.
+            elif part is not None:
+                end = len(header)  # A copy of a live run, of which the part was copied later, has them there.
         if end < len(header) or not header:
             self.close()
             return None
@@ -377,18 +373,16 @@ class MetricsCsv:
         """The size of all closed parts that are there."""
         return sum(part.identity[2] for part in self.parts() if part.identity)
 
-    def rows_missing(self, number: int, rows: int, size: int) -> int:
-        """Returns how many rows a part lacks of those that it had when it was closed with this size."""
+    def rows_missing(self, number: int, rows: int) -> int:
+        """Returns how many rows a part lacks of those that it had when it was closed."""
         part = Part.find(self.folder, number)
         try:
-            if part is None or part.is_parquet:
-                # It was compared with the CSV, row by row, when it took its place.
-                return rows if part is None or part.check() else 0
+            if part is None:
+                return rows
             with contextlib.closing(part.open()) as file:
-                left = rows if file.end == size else sum(chunk.count(b"\n") for chunk in file.chunks())
+                return max(0, rows - int(file.packed.count))
         except OSError:
             return rows
-        return max(0, rows - left)
 
     def parts(self, first: int = 1) -> list[Part]:
         """Returns the closed parts from a number on that are there."""
@@ -399,7 +393,6 @@ class MetricsCsv:
     def prepare_next(
         self,
         columns: Iterable[str],
-        index: PartIndex | None = None,
         between: Callable[[], None] = lambda: None,
     ) -> "Replacement":
         """Closes the file as a part, and writes a file without rows that takes its place.
@@ -408,33 +401,15 @@ class MetricsCsv:
 
         Args:
             columns: of the new file.
-            index: of the part; computed from its rows if None.
             between: called meanwhile.
         """
         for folder in (self.folder.parent, self.folder):
             self._disk.make_folder(folder)
             self._disk.sync_folder(folder.parent)
         number = max(self.closed + 1, self._first_part)
-        part = Part(self.folder, number)
-        path = part.csv_path
-        for left in (part.parquet_path, path):
-            with contextlib.suppress(FileNotFoundError):
-                self._disk.unlink(left)
-        try:
-            self._disk.link(self.path, path)
-            if not os.path.samestat(path.stat(), os.fstat(self._fd)):
-                raise ChangedError
-        except OSError as error:
-            if error.errno not in NO_LINKS:
-                raise
-            with replacement(path, durable=True, disk=self._disk) as fd:
-                size = 0
-                for chunk in self._chunks(0):
-                    self._disk.write(fd, chunk, size)
-                    size += len(chunk)
-        closed = self.snapshot()
-        (index or PartIndex.of(closed, between)).write(part.index_path, closed, self._disk)
-        self._disk.sync_folder(self.folder)
+        self.put_part(number, self.snapshot().to_parquet(between))
+        if not self.is_as_left():
+            raise ChangedError
         return self._prepare(header_line(dict.fromkeys((*OWN_COLUMNS, *columns))), (), number)
 
     def rewrite_part(
@@ -444,28 +419,24 @@ class MetricsCsv:
         aside: "Callable[[bytes], AbandonedRows]",
         between: Callable[[], None],
     ) -> list["AbandonedRows"]:
-        """Replaces a part, and its index, by one without abandoned rows; see `prepare_without`.
+        """Replaces a part by one without abandoned rows; see `prepare_without`.
 
         As long as the journal has the resume, it makes no difference which of them is there.
         """
         left: list[AbandonedRows] = []
-        # Otherwise it would say that rows are missing.
-        with contextlib.suppress(FileNotFoundError):
-            self._disk.unlink(part.index_path)
-        with (
-            contextlib.closing(part.open()) as file,
-            replacement(part.csv_path, durable=True, disk=self._disk) as fd,
-        ):
-            size = 0
-            for chunk in itertools.chain([file.header], _kept(file, resume, left, aside, between)):
-                self._disk.write(fd, chunk, size)
-                size += len(chunk)
-        # The CSV counts already.
-        with contextlib.suppress(FileNotFoundError):
-            self._disk.unlink(part.parquet_path)
-        with contextlib.closing(Part(self.folder, part.number).open()) as file:
-            PartIndex.of(file, between).write(part.index_path, file, self._disk)
+        with contextlib.closing(part.open()) as file:
+            lines = b"".join([file.header, *_kept(file, resume, left, aside, between)])
+        csv = CsvSnapshot(-1, file.header, len(lines), lines)
+        self.put_part(part.number, csv.to_parquet(between))
         return left
+
+    def put_part(self, number: int, content: bytes) -> None:
+        """Writes a part to the disk, in the place of what is there."""
+        with replacement(part_path(self.folder, number), durable=True, disk=self._disk) as fd:
+            self._disk.write(fd, content, 0)
+        # Of an earlier version of this package: it would count.
+        with contextlib.suppress(FileNotFoundError):
+            self._disk.unlink(part_path(self.folder, number, ".csv"))
 
     def remove_surplus(self) -> None:
         """Removes the parts beyond the last that counts: their rows are in this file, or in `abandoned/`.
@@ -474,7 +445,6 @@ class MetricsCsv:
             OSError: one cannot be removed.
         """
         surplus = False
-        # The CSV last, which counts where it is there; a power loss may have left an index alone.
         for suffix in (".npy", ".parquet", ".csv"):
             for number in part_numbers(self.folder, [suffix]):
                 if number > self.closed:
@@ -483,29 +453,6 @@ class MetricsCsv:
         if surplus:
             # Without a position, parts that a power loss restores would count again.
             self._disk.sync_folder(self.folder)
-
-    def _is_last_part(self, csv: CsvSnapshot) -> bool:
-        """Returns whether the last part is this file: it was being closed when the position was lost."""
-        part = Part.find(self.folder, self.closed)
-        if part is None or part.identity is None or part.is_parquet:
-            return False
-        return part.identity[2] == csv.end and self._is_part(part, csv)
-
-    def _is_part(self, part: Part, csv: CsvSnapshot) -> bool:
-        """Returns whether a part begins with these rows of this file."""
-        if part.is_parquet:
-            return is_begun_by(part, csv)
-        size = csv.end
-        with closing(open_regular(part.csv_path)) as fd:
-            if os.path.sameopenfile(fd, self._fd):
-                return True
-            starts = range(0, size, _COPY_BYTES)
-            # The last bytes first, which tell rows of different times apart.
-            return all(
-                os.pread(fd, min(_COPY_BYTES, size - start), start)
-                == os.pread(self._fd, min(_COPY_BYTES, size - start), start)
-                for start in reversed(starts)
-            )
 
     @property
     def header(self) -> bytes:

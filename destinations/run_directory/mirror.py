@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from destinations.history.sessions import SESSIONS_FOLDER
 from destinations.kinds import indexes, record_folders
 from events import redact_text
 from uploads import UploadError, UploadQueue, UploadState
-from uploads.disk import end_of_last_line, open_regular
+from uploads.disk import end_of_last_line, open_regular, replace_json
 
 from .claim import Claim
+from .folder import RunPathError
 from .layout import (
     ABANDONED_FOLDER,
     HEARTBEAT,
@@ -39,8 +41,9 @@ from .layout import (
     part_numbers,
     parts_path,
 )
-from .pieces import Change, FileState, Piece, piece_name, write_piece
+from .pieces import LINES, Change, FileState, Piece, piece_name, write_piece
 from .reader import Part
+from .stored_run import SIGN_FILE
 
 if TYPE_CHECKING:
     from uploads import UploadHandle
@@ -59,8 +62,9 @@ _INTERVALS_OF_A_LARGE_ONE = 6
 _MOST_BYTES = 512 << 20
 _BRANCH_SECONDS = 60.0
 _FAILED_SECONDS = 60.0
+# A sign is sent where nothing else was for somewhat longer than promised: pieces come about as often.
+_SIGN_IS_DUE = 1.25
 _FLIGHT_FOLDER = "flight"
-_LINES = (".csv", ".jsonl")
 _OF_RANK = re.compile(r"\.rank(\d+)\.")
 _OF_RANK_BELOW = re.compile(r"-(\d+)\.")
 
@@ -123,7 +127,7 @@ class Mirror:
         self._pieces: list[tuple[int, int]] = []
         # What readers had at the beginning of each group of intervals, by its number of intervals.
         self._starts: dict[int, tuple[int, dict[str, FileState]]] = dict.fromkeys(_group_sizes(0), (1, {}))
-        # Names of pieces that no piece needs, deleted when the next ones are.
+        # Names of pieces of this folder that no piece needs, deleted when the next ones are.
         self._unneeded = claim.earlier_pieces()
         self._new: deque[str] = deque()
         self._objects: list[str] = []
@@ -134,6 +138,9 @@ class Mirror:
         self._successor: dict[str, Any] | None = None
         self._branch_rows = 0
         self._branch_at = clock()
+        self._signs = 0
+        self._sign: UploadHandle | None = None
+        self._sent_at = clock()
         self._has_failed = False
         # Whether the next piece has to have everything, so that no other is needed.
         self._is_whole_due = True
@@ -160,10 +167,11 @@ class Mirror:
         Args:
             status: of the run.
         """
-        if self._clock() < self._due_at:
-            return
-        self._due_at = max(self._due_at + self._seconds, self._clock() + self._seconds / 2)
-        self._safely(lambda: self._send(status))
+        if self._clock() >= self._due_at:
+            self._due_at = max(self._due_at + self._seconds, self._clock() + self._seconds / 2)
+            self._safely(lambda: self._send(status))
+        if self._clock() - self._sent_at >= self._claim.sign_seconds * _SIGN_IS_DUE:
+            self._safely(self._send_sign)
 
     def finish(self, status: str, seconds: float) -> None:
         """Puts all files there as they are in the folder, then closes the queue.
@@ -175,14 +183,10 @@ class Mirror:
         deadline = time.monotonic() + seconds
         try:
             self._note_settled()
-            self._is_whole_due = True
-            # Once more where a claim forbade it that was nobody's.
-            for _ in range(2):
-                if self._successor is None and self._is_whole_due:
-                    self._is_whole_due = False
-                    self._safely(lambda: self._end(status))
-                    self._queue.drain(max(0.0, deadline - time.monotonic()))
-                    self._note_settled()
+            if self._successor is None:
+                self._safely(lambda: self._end(status))
+                self._queue.drain(max(0.0, deadline - time.monotonic()))
+                self._note_settled()
             if self._successor is not None:
                 self._branch_at = self._clock()
                 self._safely(self._send_branch)
@@ -193,6 +197,8 @@ class Mirror:
         try:
             work()
         except (OSError, UploadError, ValueError) as error:
+            # What was looked at may not have been sent: the next piece has everything.
+            self._is_whole_due = True
             if not self._has_failed:
                 self._has_failed = True
                 _log.error(
@@ -222,22 +228,34 @@ class Mirror:
             self._parts = {number: path for number, path in self._parts.items() if path not in failed}
             self._is_whole_due = True
             self._due_at = max(self._due_at, self._clock() + _FAILED_SECONDS)
+        if self._sign is not None:
+            ended.append(self._sign)
         if self._successor is None and any(_is_forbidden(one) for one in ended):
-            self._find_successor()
-
-    def _find_successor(self) -> None:
-        # Where there is none, or the store does not say, what was not sent comes with the next piece.
-        self._is_whole_due = True
-        with contextlib.suppress(UploadError):
-            self._successor = self._claim.find_successor()
-        if self._successor is not None:
+            self._successor = {}
+            with contextlib.suppress(RunPathError):
+                self._successor = self._claim.about_successor()
             _log.error(
                 "the run in %s was continued by process %s on %s, since this machine seemed to be gone. What "
-                "is logged here from then on is kept in this folder, and there as an abandoned branch.",
+                "is logged here from then on is kept in this folder, and there as an abandoned branch. Files "
+                "that are uploaded go to %s there.",
                 redact_text(self._claim.uri),
                 self._successor.get("pid", "?"),
                 self._successor.get("host", "?"),
+                self._claim.fence.prefix,
             )
+
+    def _send_sign(self) -> None:
+        """Shows that this session lives while no piece is sent: the next one is not due, or one waits."""
+        self._note_settled()
+        if self._successor is not None or (self._sign is not None and not self._sign.done()):
+            return
+        path = self._folder / f".sign.{self._rank}.tmp"
+        self._signs += 1
+        replace_json(path, {"signs": self._signs})
+        name = self._claim.name_of(SIGN_FILE)
+        sign = self._queue.submit(path, name, overwrite=True, move=True)
+        self._sign = sign  # type: ignore[assignment]  # it is no folder
+        self._sent_at = self._clock()
 
     # Files that are objects of their own.
 
@@ -257,10 +275,12 @@ class Mirror:
         self._new += sorted(branches - self._branches)
         self._branches |= branches
         while self._new:
-            path = self._new.popleft()
             with contextlib.suppress(FileNotFoundError):
-                self._submit(path)
-                self._objects.append(path)
+                if self._submit(self._new[0]).state is UploadState.REFUSED:
+                    # No room in the spool: at the next interval.
+                    break
+                self._objects.append(self._new[0])
+            self._new.popleft()
 
     def _send_parts(self) -> "list[UploadHandle]":
         """Sends the parts that were closed since; they have names that no other session uses."""
@@ -273,17 +293,15 @@ class Mirror:
             if part is None:
                 continue
             path = part.path.relative_to(self._folder).as_posix()
-            self._parts[number] = path
             if path not in self._claim.there:
                 handles.append(self._submit(path))
-                with contextlib.suppress(FileNotFoundError):
-                    self._submit(part.index_path.relative_to(self._folder).as_posix())
+            self._parts[number] = path
         return handles
 
     def _submit(self, path: str) -> "UploadHandle":
-        """Submits a file of the folder under its path, unless another session has taken over."""
+        """Submits a file of the folder under its path."""
         return self._queue.submit(  # type: ignore[return-value]  # it is no folder
-            self._folder / path, path, overwrite=True, link=True, unless=self._claim.successor
+            self._folder / path, path, overwrite=True, link=True
         )
 
     # Pieces.
@@ -339,9 +357,9 @@ class Mirror:
                 self._claim.name_of(piece.name),
                 overwrite=True,
                 move=True,
-                unless=self._claim.successor,
                 after=list(after),
             )
+            self._sent_at = self._clock()
         finally:
             path.unlink(missing_ok=True)
         return handle  # type: ignore[return-value]  # it is no folder
@@ -374,7 +392,7 @@ class Mirror:
 
     def _paths(self) -> Iterator[str]:
         """Yields the paths of the files that pieces hold: rows, documents and indexes of this rank."""
-        for folder in ("", TIME_FOLDER, _FLIGHT_FOLDER):
+        for folder in ("", TIME_FOLDER, _FLIGHT_FOLDER, SESSIONS_FOLDER):
             for path in _files_in(self._folder, folder):
                 if _rank_of(path) == self._rank and path != HEARTBEAT:
                     yield path
@@ -385,7 +403,7 @@ class Mirror:
 
     def _note(self, path: str, fd: int, *, with_all: bool) -> None:
         about, known = os.fstat(fd), self._sent.get(path)
-        identity, has_lines = (about.st_dev, about.st_ino), path.endswith(_LINES)
+        identity, has_lines = (about.st_dev, about.st_ino), path.endswith(LINES)
         size = end_of_last_line(fd, about.st_size) if has_lines else about.st_size
         if size > _MOST_BYTES:
             return
@@ -428,10 +446,6 @@ class Mirror:
             last = self._put(piece, documents, handles)
         self._waiting = [*self._waiting, last]
         self._unneeded += [self._claim.name_of(piece_name(*one)) for one in earlier]
-        with contextlib.suppress(UploadError):
-            # What earlier sessions have sent late, and pieces of this one that were not deleted.
-            self._unneeded += self._claim.pieces_there()
-        self._unneeded = [one for one in dict.fromkeys(self._unneeded) if one != last.remote_name]
         self._delete([], last)
 
     def _submit_copy(self, path: str, fd: int, size: int) -> "tuple[UploadHandle, int]":
@@ -443,7 +457,7 @@ class Mirror:
                 file.write(chunk)
                 crc32 = zlib.crc32(chunk, crc32)
                 at += len(chunk)
-        handle = self._queue.submit(copy, path, overwrite=True, move=True, unless=self._claim.successor)
+        handle = self._queue.submit(copy, path, overwrite=True, move=True)
         return handle, crc32  # type: ignore[return-value]  # it is no folder
 
     # A session that another one has taken over from.
@@ -452,16 +466,20 @@ class Mirror:
         """Puts the rows that the successor has not, as a file in `abandoned/` of a name of its own."""
         from .reader import metric_columns, take_snapshot
 
-        until = ((self._successor or {}).get("follows") or {}).get("rows_until")
-        if not isinstance(until, int | float) or self._clock() < self._branch_at:
+        if self._clock() < self._branch_at:
             return
         self._branch_at = self._clock() + _BRANCH_SECONDS
+        # The last row that the successor has, which is one of this folder; none where it has no row.
+        until = ((self._successor or {}).get("follows") or {}).get("rows_until")
+        rows = []
         with take_snapshot(self._folder, self._rank) as snapshot:
             columns = metric_columns(snapshot)
-            rows = [row for row in snapshot.rows() if row.time is not None and row.time > until]
+            for row in snapshot.rows():
+                rows.append(row)
+                if until is not None and row.time == until:
+                    rows.clear()
         if len(rows) <= self._branch_rows:
             return
-        self._branch_rows = len(rows)
         name = f"{self._csv.removesuffix('.csv')}.step{rows[0].step or 0}.{self._claim.session:08x}.csv"
         path = self._folder / f".branch.{self._rank}.tmp"
         with path.open("wb") as file:
@@ -470,7 +488,9 @@ class Mirror:
                 cells = (row.step, row.epoch, row.time, *map(row.metrics.get, columns))
                 texts = ("" if cell is None else format_cells([cell]) for cell in cells)
                 file.write((",".join(texts) + "\n").encode())
-        self._queue.submit(path, f"{ABANDONED_FOLDER}/{name}", overwrite=True, move=True)
+        # A name of this session alone: the fence is for the others.
+        self._queue.submit(path, f"{ABANDONED_FOLDER}/{name}", overwrite=True, move=True, unless="")
+        self._branch_rows = len(rows)
 
 
 class _Opened(contextlib.ExitStack):

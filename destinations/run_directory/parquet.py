@@ -1,71 +1,78 @@
-"""The rows of a closed part as Parquet, in the place of its CSV: `write_parquet` and `ParquetRows`.
+"""A closed part: rows of metrics in Parquet, written once, with an index of them in its metadata.
 
-Nothing here knows of run folders. A column has the type that gives each cell back as it was, an integer or a
-float to the last bit: int64, float64, or float64 with a column of bools that says which are integers. What
-has other cells stays CSV. docs/format.md describes the file; pandas, DuckDB and Polars read it too.
+`pack` makes the bytes of a part, and `ParquetRows` reads them. Nothing here knows of run folders. A column
+has the type that gives each cell back as it was, an integer or a float to the last bit: int64, float64, or
+float64 with a column that says which are integers. docs/format.md describes the file; pandas, DuckDB and
+Polars read it too.
 
-A file is hostile until checked. pyarrow believes the sizes that a file states, and some of what it tells of
-columns ends the process where that is damaged; so the footer and the heads of pages are read here first.
+Damage costs the row group that it is in: pages have checksums, which pyarrow compares, and the footer has one
+in front of it, which is compared first, since pyarrow believes a footer.
 """
 
+import base64
 import contextlib
 import errno
-import functools
+import io
 import itertools
 import json
+import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from .layout import INSTALL_PYARROW, PLAIN, format_cell_rows, parse_header
+from .layout import PLAIN, format_cell_rows, header_line, parse_header
 
 __all__ = [
+    "ENTRY_ROWS",
+    "OF_COLUMN",
+    "OF_ROWS",
     "DamagedParquetError",
     "ParquetRows",
-    "StaysCsvError",
     "distinct_names",
-    "is_whole",
-    "write_parquet",
+    "indexed_columns",
+    "pack",
+    "rows_entry",
+    "summarize",
 ]
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Numbers = np.ndarray[Any, np.dtype[Any]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
+_Cells = Iterable[Mapping[str, float]]
+
+ENTRY_ROWS = 1024
+"""How many rows one entry of an index is of; a row group has eight."""
+
+OF_ROWS = (
+    *("rows", "first_step", "last_step", "min_step", "max_step"),
+    *("first_time", "last_time", "min_time", "max_time"),
+)
+"""What an entry says of its rows."""
+
+OF_COLUMN = ("count", "finite", "min", "min_step", "max", "max_step", "mean", "last")
+"""What an entry says of each column; min, max and mean are of the finite values."""
 
 _METADATA = "destinations"
-_VERSION = 1
+# 1: without an index, and without a checksum of the footer.
+_VERSION = 2
 _MAGIC = b"PAR1"
-_INTEGER = r"^(0|-?[1-9][0-9]*)$"
+# Before the checksum of the footer, which other readers pass over.
+_SUM_MARK = b"sum:"
+_INTEGER = r"^-?[0-9]+$"
 _EXACT_FLOAT = 1 << 53
-# The most rows of a row group, and the most values: 32 MiB in memory. A part of 50 metrics is two groups.
-_GROUP_ROWS = 1 << 16
+_BEYOND_INT64 = float(1 << 63)
+_GROUP_ROWS = 8192
+# Of rows of very many metrics, a group has fewer: it is 32 MiB in memory.
 _GROUP_VALUES = 1 << 22
-# What a footer describes, of a hundred bytes each, and with its schema in ten structs.
-_MOST_CHUNKS = 20_000
-_FOOTER_BYTES = 4 << 20
-_MOST_STRUCTS = 1 << 18
+_MOST_GROUP_ROWS = 1 << 16
 _FILE_BYTES = 1 << 30
-_HEAD_BYTES = 512
-_DEEPEST = 8
-# Of parquet.thrift: what fields are called by their numbers.
-_OF_FILE = {"schema": 2, "row_groups": 4}
-_OF_SCHEMA = {"type": 1, "repetition": 3, "children": 5}
-_OF_GROUP = {"columns": 1, "rows": 3}
-_OF_CHUNK = {"file": 1, "about": 3}
-_OF_COLUMN = {"type": 1, "values": 5, "compressed": 7, "pages": 9, "dictionary": 11}
-_OF_PAGE = {"uncompressed": 2, "compressed": 3}
-_BOOLEAN, _INT64, _DOUBLE = 0, 2, 5
-_REPEATED = 2
 # What the encodings may add to eight bytes a value.
 _SLACK_BYTES = 1 << 20
 _BATCH_ROWS = 1000
-_MOST_TEXT = 300
-
-
-class StaysCsvError(ValueError):
-    """The rows have cells that are neither floats nor integers of 64 bits, or are too many columns."""
+_log = logging.getLogger("destinations")
 
 
 class DamagedParquetError(OSError):
@@ -77,22 +84,12 @@ class DamagedParquetError(OSError):
 
 
 def _pyarrow(*, is_writing: bool = False) -> Any:
-    """Returns pyarrow with the modules that are needed to read, or also those to write.
+    """Returns pyarrow with the modules that are needed to read, or also those to write."""
+    import pyarrow.parquet
 
-    Raises:
-        OSError: it is not installed.
-    """
-    try:
-        import pyarrow.parquet
-
-        if is_writing:
-            import pyarrow.compute  # takes a tenth of a second
-            import pyarrow.csv
-    except ImportError as error:
-        raise OSError(
-            errno.ENOTSUP,
-            f"rows in Parquet need pyarrow. {INSTALL_PYARROW}",
-        ) from error
+    if is_writing:
+        import pyarrow.compute  # takes a tenth of a second
+        import pyarrow.csv
     return pyarrow
 
 
@@ -112,185 +109,276 @@ def distinct_names(names: Iterable[str]) -> list[str]:
 # Writing.
 
 
-def write_parquet(target: Any, header: bytes, csv_bytes: int, chunks: Callable[[], Iterable[bytes]]) -> None:
-    """Writes the rows of a CSV as Parquet; reads them twice.
+def pack(
+    header: bytes,
+    chunks: Iterable[bytes],
+    rows: Callable[[], _Cells],
+    *,
+    csv_bytes: int,
+    inode: int = 0,
+) -> bytes:
+    """Returns the rows of a CSV as a Parquet file.
 
     Args:
-        target: what takes the bytes: an object with `write`, `tell`, `flush`, `close` and `closed`.
         header: the first line of the CSV.
+        chunks: the other lines, in pieces of whole lines of some MiB.
+        rows: returns the cells of each row, by column: asked where lines are not all plain numbers.
         csv_bytes: the size of the CSV.
-        chunks: returns the other lines, in pieces of whole lines of some MiB.
-
-    Raises:
-        StaysCsvError: the rows cannot be written so that they come back as they are.
-        OSError: pyarrow is not installed, or the disk is full.
+        inode: of the CSV, by which a reader that has read it continues here.
     """
     pa = _pyarrow(is_writing=True)
-    columns = parse_header(header)
-    try:
-        text = header.decode()
-        kinds, rows = _kinds_of(pa, len(columns), chunks())
-    except (UnicodeDecodeError, pa.ArrowInvalid) as error:
-        raise StaysCsvError(f"the rows are not all numbers: {error}") from error
-    mixed = [index for index, kind in enumerate(kinds) if kind is None]
-    names = distinct_names([*columns, *(f"{columns[index]} is an integer" for index in mixed)])
-    groups = -(-rows // max(1, min(_GROUP_ROWS, _GROUP_VALUES // len(names))))
-    group_rows = -(-rows // max(1, groups))
-    if len(names) * groups > _MOST_CHUNKS:
-        raise StaysCsvError(f"{len(names)} columns of {rows} rows are too many")
-    types = [pa.float64() if kind is None else kind for kind in kinds] + [pa.bool_()] * len(mixed)
-    about = {"version": _VERSION, "header": text, "csv_bytes": csv_bytes, "integers": mixed}
-    steps = [name for name, column in zip(names, columns, strict=False) if column == "step"]
-    encodings = {
-        name: "BYTE_STREAM_SPLIT" if kind == pa.float64() else "DELTA_BINARY_PACKED"
-        for name, kind in zip(names, types, strict=True)
-        if kind != pa.bool_()
+    names = parse_header(header)
+    found = _read_lines(pa, len(names), chunks) if len(set(names)) == len(names) else None
+    if found is None:
+        found = _read_cells(pa, by_name := list(rows()), names)
+        names = list(dict.fromkeys([*names, *itertools.chain.from_iterable(by_name)]))
+        header = header_line(names)
+    integers = [index for index, (_, flags) in enumerate(found) if flags is not None]
+    table = pa.table(
+        [*(column for column, _ in found), *(found[index][1] for index in integers)],
+        distinct_names([*names, *(f"{names[index]} is an integer" for index in integers)]),
+    )
+    about = {
+        "version": _VERSION,
+        "header": header.decode("utf-8", "replace"),
+        "csv_bytes": csv_bytes,
+        "integers": integers,
+        "inode": inode,
     }
-    schema = pa.schema(list(zip(names, types, strict=True)))
+    encodings = {
+        field.name: "BYTE_STREAM_SPLIT" if field.type == pa.float64() else "DELTA_BINARY_PACKED"
+        for field in table.schema
+        if field.type != pa.bool_()
+    }
+    sink = pa.BufferOutputStream()
     with pa.parquet.ParquetWriter(
-        target,
-        schema,
+        sink,
+        table.schema,
         compression="zstd",
         compression_level=3,
         use_dictionary=False,
         column_encoding=encodings,
-        write_statistics=steps or False,
         store_schema=False,
         write_page_checksum=True,
     ) as writer:
-        writer.add_key_value_metadata({_METADATA: json.dumps(about)})
-        for table in _groups((_table(pa, schema, kinds, chunk) for chunk in chunks()), group_rows, pa):
-            writer.write_table(table, row_group_size=group_rows)
+        writer.add_key_value_metadata({_METADATA: json.dumps(about), **_index(names, table)})
+        writer.write_table(table, max(1, min(_GROUP_ROWS, _GROUP_VALUES // max(1, table.num_columns))))
+    data = memoryview(sink.getvalue())
+    at = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    return b"".join([data[:at], _SUM_MARK, zlib.crc32(data[at:-8]).to_bytes(4, "little"), data[at:]])
 
 
-def _kinds_of(pa: Any, count: int, chunks: Iterable[bytes]) -> tuple[list[Any], int]:
-    """Returns the type of each column, None for floats with integers among them, and the number of rows.
-
-    Raises:
-        StaysCsvError: a cell is no number, or an integer that its column cannot have.
-        pyarrow.ArrowInvalid: a line has more or fewer cells.
-    """
-    has_integers, has_floats, is_large = (np.zeros(count, np.bool_) for _ in range(3))
-    rows = 0
+def _read_lines(pa: Any, count: int, chunks: Iterable[bytes]) -> list[tuple[Any, Any]] | None:
+    """Returns each column, and which of its cells are integers; None if not all are numbers."""
+    pieces: list[list[tuple[Any, Any]]] = [[] for _ in range(count)]
     for chunk in chunks:
         if chunk.translate(None, PLAIN):
-            raise StaysCsvError("the rows have other cells than numbers")
-        table = _parsed(pa, chunk, [pa.float64()] * count)
-        rows += len(table)
+            return None
+        try:
+            table = _parsed(pa, chunk, count)
+        except pa.ArrowInvalid:
+            return None
         whole = []
-        for index in range(count):
-            values, present = _numpy(table.column(index))
-            if (values == np.floor(values))[present].any():
-                whole.append(index)  # They may be written as integers.
-            else:
-                has_floats[index] |= present.any()
-        texts = _parsed(pa, chunk, [pa.string()] * count, whole).columns if whole else ()
-        for index, cells in zip(whole, texts, strict=True):
-            is_integer = _are_integers(pa, cells)
-            integers = pa.compute.cast(cells.filter(is_integer), pa.int64())
-            if len(integers):
-                bounds = pa.compute.min_max(integers)
-                least, most = bounds["min"].as_py(), bounds["max"].as_py()
-                is_large[index] |= max(-least, most) > _EXACT_FLOAT
-            has_integers[index] |= len(integers) > 0
-            has_floats[index] |= len(integers) < len(cells) - cells.null_count
-    if (has_integers & has_floats & is_large).any():
-        raise StaysCsvError("a column has floats and integers of more than 53 bits")
-    kinds = [
-        pa.float64() if not integers else None if floats else pa.int64()
-        for integers, floats in zip(has_integers, has_floats, strict=True)
-    ]
-    return kinds, rows
+        for index, column in enumerate(table.columns):
+            if column.type not in {pa.int64(), pa.float64(), pa.null()}:
+                return None
+            if column.type == pa.float64():
+                values, present = _numpy(column)
+                if (values == np.floor(values))[present].any():
+                    whole.append(index)  # They may be written as integers.
+        texts = dict(zip(whole, _parsed(pa, chunk, count, whole).columns if whole else (), strict=True))
+        for index, (piece, column) in enumerate(zip(pieces, table.columns, strict=True)):
+            piece.append((column, texts.get(index)))
+    return [_joined(pa, piece) for piece in pieces]
 
 
-def _are_integers(pa: Any, cells: Any) -> Any:
-    return pa.compute.fill_null(pa.compute.match_substring_regex(cells, _INTEGER), fill_value=False)
-
-
-def _parsed(pa: Any, chunk: bytes, types: Sequence[Any], wanted: Iterable[int] | None = None) -> Any:
-    """Returns the cells of lines of plain numbers as a table; those of all columns if none are wanted."""
-    names = [str(index) for index in range(len(types))]
+def _parsed(pa: Any, chunk: bytes, count: int, texts: Sequence[int] | None = None) -> Any:
+    """Returns the cells of lines of plain numbers as a table; or those of some columns as texts."""
+    names = [str(index) for index in range(count)]
+    wanted = None if texts is None else [str(index) for index in texts]
     return pa.csv.read_csv(
         pa.BufferReader(chunk),
         pa.csv.ReadOptions(column_names=names, use_threads=False, block_size=len(chunk) + 1),
         pa.csv.ParseOptions(quote_char=False, ignore_empty_lines=False),
         pa.csv.ConvertOptions(
-            column_types=dict(zip(names, types, strict=True)),
-            include_columns=names if wanted is None else [str(index) for index in wanted],
+            column_types=None if wanted is None else dict.fromkeys(wanted, pa.string()),
+            include_columns=wanted,
             null_values=[""],
             strings_can_be_null=True,
             check_utf8=False,
+            timestamp_parsers=[],
         ),
     )
 
 
-def _table(pa: Any, schema: Any, kinds: Sequence[Any], chunk: bytes) -> Any:
-    """Returns lines as a table of the columns of the file."""
-    cells = _parsed(pa, chunk, [pa.string() if kind is None else kind for kind in kinds])
-    found, flags = [], []
-    for kind, column in zip(kinds, cells.columns, strict=True):
-        found.append(column if kind is not None else pa.compute.cast(column, pa.float64()))
-        if kind is None:
-            flags.append(_are_integers(pa, column))
-    return pa.table([*found, *flags], schema=schema)
+def _joined(pa: Any, pieces: list[tuple[Any, Any]]) -> tuple[Any, Any]:
+    """Returns a column, and which cells are integers where others are floats; None where all are alike."""
+    kinds = {column.type for column, _ in pieces} - {pa.null()}
+    kind = pa.int64() if kinds == {pa.int64()} else pa.float64()
+    joined = _whole(pa, kind, [pa.compute.cast(column, kind, safe=False) for column, _ in pieces])
+    if kind == pa.int64():
+        return joined, None
+    integers = []
+    for column, texts in pieces:
+        found = column if column.type == pa.int64() else pa.nulls(len(column), pa.int64())
+        if texts is not None:
+            is_integer = pa.compute.match_substring_regex(texts, _INTEGER)
+            is_integer = pa.compute.and_(is_integer, pa.compute.less(pa.compute.abs(column), _BEYOND_INT64))
+            found = pa.compute.cast(pa.compute.if_else(is_integer, texts, None), pa.int64())
+        integers.append(found)
+    whole = _whole(pa, pa.int64(), integers)
+    if whole.null_count == len(whole):
+        return joined, None
+    # "-0" is an integer, which has no negative zero.
+    joined = pa.compute.if_else(
+        pa.compute.fill_null(pa.compute.equal(whole, 0), fill_value=False), 0.0, joined
+    )
+    return joined, _flags(pa, whole)
 
 
-def _groups(tables: Iterable[Any], rows: int, pa: Any) -> Iterator[Any]:
-    """Yields tables of so many rows, the last one of what is left."""
-    pending: list[Any] = []
-    for table in tables:
-        pending.append(table)
-        while sum(map(len, pending)) >= rows:
-            joined = pa.concat_tables(pending)
-            yield joined.slice(0, rows)
-            pending = [joined.slice(rows)]
-    if sum(map(len, pending)):
-        yield pa.concat_tables(pending)
+def _whole(pa: Any, kind: Any, columns: list[Any]) -> Any:
+    arrays = [column.chunks if isinstance(column, pa.ChunkedArray) else [column] for column in columns]
+    return pa.concat_arrays([pa.array([], kind), *itertools.chain.from_iterable(arrays)])
+
+
+def _flags(pa: Any, integers: Any) -> Any:
+    """Returns which cells are integers, as bools; or these, where no float has one of them."""
+    bounds = pa.compute.min_max(integers)
+    is_exact = -_EXACT_FLOAT <= bounds["min"].as_py() <= bounds["max"].as_py() <= _EXACT_FLOAT
+    return pa.compute.is_valid(integers) if is_exact else integers
+
+
+def _read_cells(pa: Any, rows: list[Mapping[str, float]], names: Iterable[str]) -> list[tuple[Any, Any]]:
+    """Returns the columns of rows as `_read_lines` does."""
+    found = []
+    for name in dict.fromkeys([*names, *itertools.chain.from_iterable(rows)]):
+        cells: list[Any] = [row.get(name) for row in rows]
+        are_integers = (type(cell) is int and abs(cell) < _BEYOND_INT64 for cell in cells)
+        integers = pa.array(
+            [cell if is_integer else None for cell, is_integer in zip(cells, are_integers, strict=True)],
+            pa.int64(),
+        )
+        floats = pa.array([None if cell is None else float(cell) for cell in cells], pa.float64())
+        if integers.null_count == len(cells):
+            found.append((floats, None))
+        elif integers.null_count == floats.null_count:
+            found.append((integers, None))
+        else:
+            found.append((floats, _flags(pa, integers)))
+    return found
+
+
+# The index.
+
+
+def indexed_columns(columns: Sequence[str]) -> list[str]:
+    """Returns the columns that an index covers: all but step and time, each once."""
+    return [name for name in dict.fromkeys(columns) if name not in {"step", "time"}]
+
+
+def _index(names: list[str], table: Any) -> dict[str, str]:
+    """Returns the index of a table as texts: a block of all rows, then one for each column."""
+    columns = {}
+    for name, column in zip(names, table.columns, strict=False):
+        values, there = _numpy(column)
+        columns[name] = np.where(there, values, np.nan), there
+    nothing = np.full(len(table), np.nan), np.zeros(len(table), np.bool_)
+    (step, _), (time, _) = columns.pop("step", nothing), columns.pop("time", nothing)
+    array = np.empty((len(OF_ROWS) + len(OF_COLUMN) * len(columns), -(-len(table) // ENTRY_ROWS)), "<f8")
+    for entry, start in enumerate(range(0, len(table), ENTRY_ROWS)):
+        rows = slice(start, start + ENTRY_ROWS)
+        of_entry = [(values[rows], there[rows]) for values, there in columns.values()]
+        array[: len(OF_ROWS), entry] = rows_entry(step[rows], time[rows])
+        array[len(OF_ROWS) :, entry] = summarize(step[rows], of_entry).T.ravel()
+    fields = len(OF_ROWS)
+    blocks = [
+        array[:fields],
+        *(array[at : at + len(OF_COLUMN)] for at in range(fields, len(array), len(OF_COLUMN))),
+    ]
+    return {
+        f"{_METADATA}.{at}": base64.b64encode(block.tobytes()).decode() for at, block in enumerate(blocks)
+    }
+
+
+def rows_entry(step: Floats, time: Floats) -> Floats:
+    """Returns the fields of `OF_ROWS` of some rows."""
+    return np.array([len(step), *_extent(step), *_extent(time)])
+
+
+def _extent(values: Floats) -> tuple[float, float, float, float]:
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return (np.nan,) * 4
+    return known[0], known[-1], known.min(), known.max()
+
+
+def summarize(step: Floats, columns: Collection[tuple[Floats, Bools]]) -> Floats:
+    """Returns the fields of `OF_COLUMN`, float64 `(8, columns)`.
+
+    Args:
+        step: float64 `(rows,)`; NaN if missing.
+        columns: the values of each, float64 `(rows,)`, and which of them are there.
+    """
+    shape = len(columns), len(step)
+    values = np.array([one for one, _ in columns], np.float64).reshape(shape)
+    present = np.array([there for _, there in columns], np.bool_).reshape(shape)
+    if not values.size:
+        found = np.full((len(OF_COLUMN), len(values)), np.nan)
+        found[:2] = 0.0
+        return found
+    is_finite = present & np.isfinite(values)
+    count, finite = present.sum(axis=1), is_finite.sum(axis=1)
+    low_at = np.where(is_finite, values, np.inf).argmin(axis=1)
+    high_at = np.where(is_finite, values, -np.inf).argmax(axis=1)
+    last_at = values.shape[1] - 1 - present[:, ::-1].argmax(axis=1)
+    every = np.arange(len(values))
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        mean = np.where(is_finite, values, 0.0).sum(axis=1) / finite
+    of_finite = np.array(
+        [values[every, low_at], step[low_at], values[every, high_at], step[high_at], mean], np.float64
+    )
+    of_finite[:, finite == 0] = np.nan
+    last = np.where(count > 0, values[every, last_at], np.nan)
+    return np.concatenate([[count, finite], of_finite, [last]])
 
 
 # Reading.
 
 
-def is_whole(fd: int) -> bool:
-    """Returns whether a file begins and ends as Parquet does; one that was cut does not."""
-    size = os.fstat(fd).st_size
-    tail = os.pread(fd, 8, max(0, size - 8))
-    footer = int.from_bytes(tail[:4], "little")
-    ends = os.pread(fd, 4, 0), tail[4:]
-    return ends == (_MAGIC, _MAGIC) and footer + 12 <= size <= _FILE_BYTES and footer <= _FOOTER_BYTES
-
-
-def _check_whole(fd: int) -> None:
-    if not is_whole(fd):
-        raise DamagedParquetError(f"{os.fstat(fd).st_size} bytes do not end with a footer")
-
-
 class ParquetRows:
-    """The rows of a file that `write_parquet` has written.
+    """The rows of a file that `pack` has made.
 
     Args:
-        fd: the file, a regular one; owned by this object, also if it raises.
-        path: what errors call it.
+        file: its descriptor, owned by this object, also if it raises; or its bytes.
+        path: what errors and warnings call it.
 
     Attributes:
         header: the first line of the CSV that it was.
         csv_bytes: the size of that.
+        inode: of that.
+        version: of the file.
+        content: its bytes, where these were given.
+        count: the number of rows.
+        lost: how many rows cannot be read, of those that were asked for.
 
     Raises:
-        DamagedParquetError: it is damaged, or is none of ours.
-        OSError: it needs more memory than ours do, or is of a later version; or pyarrow is missing.
+        DamagedParquetError: its footer is damaged, or is none of ours.
+        OSError: it needs more memory than ours do, or is of a later version.
     """
 
-    def __init__(self, fd: int, path: str | None = None) -> None:
+    def __init__(self, file: int | bytes, path: str | None = None) -> None:
         self._path = path
-        # Closes the descriptor. pyarrow reads through it, in this thread alone.
-        self._file = os.fdopen(fd, "rb", buffering=0)
+        self.content = file if isinstance(file, bytes) else None
         self._held: tuple[tuple[int, tuple[int, ...]], Any] | None = None
+        self._damaged: set[int] = set()
+        self.lost = 0
+        # Closes the descriptor. pyarrow reads through it, in this thread alone.
+        self._file = io.BytesIO(file) if isinstance(file, bytes) else os.fdopen(file, "rb", buffering=0)
         try:
-            _check_whole(fd)  # also where pyarrow is missing
+            has_sum = self._check_footer()
             self._pa = _pyarrow()
             with self._checked():
-                self._open()
+                self._open(has_sum=has_sum)
         except BaseException:
             self.close()
             raise
@@ -300,8 +388,53 @@ class ParquetRows:
         self._held = None
         self._file.close()
 
+    def index(self, wanted: Collection[str] | None = None) -> tuple[list[str], Floats]:
+        """Returns the columns of the index, and its array, see `part_index.PartIndex`.
+
+        Args:
+            wanted: columns; others are left out. None for all.
+
+        Raises:
+            DamagedParquetError: there is none, or it is of other columns or rows.
+        """
+        places = {name: place for place, name in enumerate(indexed_columns(self._columns), 1)}
+        names = [name for name in places if wanted is None or name in wanted]
+        lengths = [len(OF_ROWS), *[len(OF_COLUMN)] * len(names)]
+        with self._checked():
+            keys = (f"{_METADATA}.{place}".encode() for place in (0, *map(places.__getitem__, names)))
+            blocks = [np.frombuffer(base64.b64decode(self._metadata[key]), "<f8") for key in keys]
+            shapes = zip(blocks, lengths, strict=True)
+            entries = -(-self.count // ENTRY_ROWS)
+            return names, np.concatenate([block.reshape(length, entries) for block, length in shapes])
+
+    @property
+    def first_time(self) -> float:
+        """The time of the first row; NaN if it has none."""
+        times = self.index(())[1][OF_ROWS.index("first_time")]
+        return float(times[0]) if len(times) else float("nan")
+
+    def row_after(self, last: tuple[bytes, bytes] | None) -> int | None:
+        """Returns the number of the row after the one with this step and time, as texts.
+
+        Returns:
+            None if there is no such row, or more than one.
+        """
+        if last is None or not {"step", "time"} <= {*self._columns}:
+            return None
+        places = [self._columns.index("step"), self._columns.index("time")]
+        found, before = [], 0
+        for (steps, has_step), (times, _) in self.arrays(places):
+            is_step = steps == float(last[0]) if last[0] else ~has_step
+            found += (before + np.flatnonzero(is_step & (times == float(last[1] or "nan")))).tolist()
+            before += len(steps)
+        return found[0] + 1 if len(found) == 1 and not self.lost else None
+
     def arrays(
-        self, indices: Sequence[int], start: int = 0, end: int | None = None, most_rows: int = _GROUP_ROWS
+        self,
+        indices: Sequence[int],
+        start: int = 0,
+        end: int | None = None,
+        most_rows: int = _MOST_GROUP_ROWS,
     ) -> Iterator[list[tuple[Numbers, Bools]]]:
         """Yields some columns, some rows at a time: the values of each, and which are present.
 
@@ -333,8 +466,8 @@ class ParquetRows:
                 columns.append(found)
             for index, flags in zip(self._integers, table[count:], strict=True):
                 found = columns[index]
-                for place in np.flatnonzero(_numpy(flags)[0]).tolist():
-                    found[place] = int(found[place])
+                for place, integer in _integers_of(flags, found):
+                    found[place] = integer
             yield from zip(*columns, strict=True)
 
     def lines(self, start: int = 0, end: int | None = None) -> Iterator[bytes]:
@@ -346,14 +479,13 @@ class ParquetRows:
             floats: list[Floats] = []
             for index, column in enumerate(table[:count]):
                 values, present = _numpy(column)
-                is_integer = _numpy(flags[index])[0] if index in flags else values.dtype == np.int64
-                if present.all() and not np.any(is_integer):
+                if present.all() and index not in flags and values.dtype == np.float64:
                     floats.append(values)  # Those side by side are formatted together, which is faster.
                     continue
                 if floats:
                     cells.append(format_cell_rows(np.stack(floats, axis=1)))
                     floats = []
-                cells.append(_texts(values, present, present & is_integer))
+                cells.append(_texts(values, present, flags.get(index)))
             if floats:
                 cells.append(format_cell_rows(np.stack(floats, axis=1)))
             yield b"\n".join([*map(b",".join, zip(*cells, strict=True)), b""])
@@ -378,143 +510,118 @@ class ParquetRows:
         except MemoryError as error:
             raise OSError(errno.ENOMEM, f"the Parquet file needs too much memory: {error}") from error
 
-    def _open(self) -> None:
+    def _piece(self, at: int, length: int) -> bytes:
+        self._file.seek(max(0, at))
+        return self._file.read(length) or b""
+
+    def _check_footer(self) -> bool:
+        """Returns whether the footer has a checksum, and that is right; without one, the version is 1.
+
+        Raises:
+            DamagedParquetError: the file does not begin and end as Parquet does, or the checksum is wrong.
+        """
+        size = self._file.seek(0, os.SEEK_END)
+        tail = self._piece(size - 8, 8)
+        length = int.from_bytes(tail[:4], "little")
+        at = size - 8 - length
+        if (self._piece(0, 4), tail[4:]) != (_MAGIC, _MAGIC) or at < len(_MAGIC) or size > _FILE_BYTES:
+            raise DamagedParquetError(f"{size} bytes do not end with a footer", self._path)
+        mark = self._piece(at - 8, 8)
+        if not mark.startswith(_SUM_MARK):
+            return False
+        if zlib.crc32(self._piece(at, length)) != int.from_bytes(mark[4:], "little"):
+            raise DamagedParquetError("the checksum of its footer is another one", self._path)
+        return True
+
+    def _open(self, *, has_sum: bool) -> None:
         parquet = self._pa.parquet.ParquetFile(
-            self._pa.PythonFile(self._file, mode="r"),
-            page_checksum_verification=True,
-            thrift_string_size_limit=_FOOTER_BYTES,
-            thrift_container_size_limit=_MOST_CHUNKS * 2,
+            self._pa.PythonFile(self._file, mode="r"), page_checksum_verification=True
         )
         # Columns by their index: a name may have dots, and then be part of another.
         self._reader = parquet.reader
-        about = json.loads(parquet.metadata.metadata[_METADATA.encode()])
+        self._footer = parquet.metadata
+        self._metadata = self._footer.metadata
+        about = json.loads(self._metadata[_METADATA.encode()])
         self.header = str(about["header"]).encode()
         self.csv_bytes = int(about["csv_bytes"])
+        self.inode = int(about.get("inode", 0))
+        self.version = int(about["version"])
         self._columns = parse_header(self.header)
         self._integers = [int(index) for index in about["integers"]]
-        if int(about["version"]) > _VERSION:
+        if self.version > _VERSION:
             raise OSError(errno.ENOTSUP, "the Parquet file is of a later version of this package. Update it")
         if (
-            about["version"] != _VERSION
-            or parquet.metadata.num_columns != len(self._columns) + len(self._integers)
+            self.version != (_VERSION if has_sum else 1)
+            or self._footer.num_columns != len(self._columns) + len(self._integers)
             or not all(0 <= index < len(self._columns) for index in self._integers)
             or not self.header.endswith(b"\n")
             or self.csv_bytes < len(self.header)
         ):
             raise ValueError("its metadata are not those of its columns")
-
-    @functools.cached_property
-    def _footer(self) -> list[tuple[int, list[tuple[int, int]]]]:
-        """The number of rows of each row group, and where each of its columns is: from where to where.
-
-        Read when rows are: headers are asked for more often.
-
-        Raises:
-            ValueError: columns or rows are other than ours may be.
-        """
-        fd = self._file.fileno()
-        size = os.fstat(fd).st_size
-        length = int.from_bytes(os.pread(fd, 4, size - 8), "little")
-        start = size - 8 - length
-        found, _ = _Thrift(os.pread(fd, length, start)).struct()
-        count = len(self._columns) + len(self._integers)
-        root, *columns = found[_OF_FILE["schema"]]
-        groups = found[_OF_FILE["row_groups"]]
-        kinds = [one.get(_OF_SCHEMA["type"]) for one in columns]
-        if (
-            root.get(_OF_SCHEMA["children"]) != count
-            or len(columns) != count
-            or any(one.get(_OF_SCHEMA["repetition"]) == _REPEATED for one in columns)
-            or not set(kinds[: len(self._columns)]) <= {_INT64, _DOUBLE}
-            or not set(kinds[len(self._columns) :]) <= {_BOOLEAN}
-            or count * len(groups) > _MOST_CHUNKS
+        schema = [self._footer.schema.column(index) for index in range(self._footer.num_columns)]
+        kinds = [{"INT64", "DOUBLE"}] * len(self._columns) + [{"BOOLEAN", "INT64"}] * len(self._integers)
+        if not all(
+            column.physical_type in allowed and not column.max_repetition_level
+            for column, allowed in zip(schema, kinds, strict=True)
         ):
             raise ValueError("its columns are not plain numbers")
-        return [
-            (rows := _checked_rows(group), [_place_of(*one, rows, start) for one in _chunks(group, kinds)])
-            for group in groups
-        ]
-
-    @functools.cached_property
-    def _starts(self) -> list[int]:
-        """The number of the first row of each group, and that of all rows."""
-        with self._checked():
-            return [0, *itertools.accumulate(rows for rows, _ in self._footer)]
-
-    @property
-    def count(self) -> int:
-        """The number of rows."""
-        return self._starts[-1]
+        # Not what the footer says of a column of a group: where that is forged, pyarrow aborts the process.
+        groups = [self._footer.row_group(group) for group in range(self._footer.num_row_groups)]
+        rows = [one.num_rows for one in groups]
+        sizes = [one.total_byte_size - one.num_rows * 10 * len(schema) for one in groups]
+        if not all(0 <= one <= _MOST_GROUP_ROWS for one in rows) or max(
+            sizes, default=0
+        ) > _SLACK_BYTES * len(schema):
+            raise ValueError("a row group is larger than ours")
+        # The number of the first row of each group, and that of all rows.
+        self._starts = [0, *itertools.accumulate(rows)]
+        self.count = self._starts[-1]
 
     def _tables(
         self, indices: tuple[int, ...], start: int, end: int | None, most_rows: int
     ) -> Iterator[list[Any]]:
-        """Yields rows as a list of columns."""
+        """Yields rows as a list of columns; those of a damaged row group are left out."""
         end = self.count if end is None else min(end, self.count)
-        for group, (first, last) in enumerate(zip(self._starts, self._starts[1:], strict=False)):
+        places = {index: place for place, index in enumerate(sorted(set(indices)))}
+        for group, (first, last) in enumerate(itertools.pairwise(self._starts)):
             begin, until = max(start, first), min(end, last)
-            if begin >= until:
+            if begin >= until or (table := self._group(group, indices)) is None:
                 continue
-            table = self._group(group, indices)
-            places = {index: place for place, index in enumerate(sorted(set(indices)))}
             for at in range(begin, until, most_rows):
                 rows = table.slice(at - first, min(most_rows, until - at))
                 yield [rows.column(places[index]) for index in indices]
 
+    def verify(self) -> int:
+        """Reads all pages, and returns how many rows cannot be read."""
+        indices = tuple(range(self._footer.num_columns))
+        for group in range(self._footer.num_row_groups):
+            self._group(group, indices)
+        self._held = None
+        return self.lost
+
     def _group(self, group: int, indices: tuple[int, ...]) -> Any:
-        """Returns columns of a row group; the last one is kept, for who reads it piece by piece."""
+        """Returns columns of a row group, None if one is damaged; keeps the last, to be read in pieces."""
         key = group, indices
-        if self._held is None or self._held[0] != key:
-            self._held = None
-            wanted = sorted(set(indices))
+        if self._held is not None and self._held[0] == key:
+            return self._held[1]
+        self._held = None
+        wanted = sorted(set(indices))
+        rows = self._starts[group + 1] - self._starts[group]
+        try:
             with self._checked():
-                for index in wanted:
-                    self._check_pages(group, index)
                 table = self._reader.read_row_group(group, column_indices=wanted, use_threads=False)
-                rows = self._starts[group + 1] - self._starts[group]
                 if table.num_columns != len(wanted) or len(table) != rows:
                     raise ValueError(f"{table.num_columns} columns of {len(table)} rows")
-            self._held = key, table.combine_chunks()
+        except DamagedParquetError as error:
+            if group not in self._damaged:
+                self._damaged.add(group)
+                self.lost += rows
+                _log.warning(
+                    "%s: %d of %d rows cannot be read (%s).", self._path, rows, self.count, error.strerror
+                )
+            return None
+        self._held = key, table.combine_chunks()
         return self._held[1]
-
-    def _check_pages(self, group: int, index: int) -> None:
-        """Raises ValueError where a column needs more memory than its rows, decompressed."""
-        rows, places = self._footer[group]
-        at, end = places[index]
-        left = 10 * rows + _SLACK_BYTES
-        while at < end:
-            fields, length = _Thrift(os.pread(self._file.fileno(), _HEAD_BYTES, at)).struct()
-            compressed, uncompressed = (fields[_OF_PAGE[name]] for name in ("compressed", "uncompressed"))
-            at += length + compressed
-            left -= uncompressed
-            if compressed < 0 or uncompressed < 0 or left < 0 or at > end:
-                raise ValueError(f"column {index} has a page of {compressed} bytes, {uncompressed} of values")
-
-
-def _checked_rows(group: dict[int, Any]) -> int:
-    rows: int = group[_OF_GROUP["rows"]]
-    if not 0 <= rows <= _GROUP_ROWS:
-        raise ValueError(f"a row group of {rows} rows")
-    return rows
-
-
-def _chunks(group: dict[int, Any], kinds: list[int]) -> Iterator[tuple[dict[int, Any], int]]:
-    """Yields what a footer says of the columns of a row group, and the type of each."""
-    return zip(group[_OF_GROUP["columns"]], kinds, strict=True)
-
-
-def _place_of(chunk: dict[int, Any], kind: int, rows: int, limit: int) -> tuple[int, int]:
-    """Returns from where to where a column of a row group is, all of it before an offset."""
-    about = chunk[_OF_CHUNK["about"]]
-    start, size = about[_OF_COLUMN["pages"]], about[_OF_COLUMN["compressed"]]
-    if (
-        _OF_CHUNK["file"] in chunk
-        or _OF_COLUMN["dictionary"] in about
-        or (about[_OF_COLUMN["type"]], about[_OF_COLUMN["values"]]) != (kind, rows)
-        or not 0 < start <= start + size <= limit
-    ):
-        raise ValueError(f"a column of type {kind} and {rows} rows is {about}"[:_MOST_TEXT])
-    return start, start + size
 
 
 def _numpy(column: Any) -> tuple[Numbers, Bools]:
@@ -532,16 +639,28 @@ def _numpy(column: Any) -> tuple[Numbers, Bools]:
     return values, present
 
 
-def _texts(values: Numbers, present: Bools, is_integer: Bools) -> list[bytes]:
-    """Returns the cells of a column, empty where missing."""
+def _integers_of(flags: Any, values: Sequence[float] | Numbers) -> Iterator[tuple[int, int]]:
+    """Yields the places of cells that are integers where others are floats, and these integers."""
+    found, present = _numpy(flags)
+    if found.dtype == np.int64:
+        yield from zip(np.flatnonzero(present).tolist(), found[present].tolist(), strict=True)
+    else:
+        yield from ((place, int(values[place])) for place in np.flatnonzero(found).tolist())
+
+
+def _texts(values: Numbers, present: Bools, flags: Any) -> list[bytes]:
+    """Returns the cells of a column, empty where missing; see `_integers_of`."""
+    if values.dtype == np.int64:
+        cells = zip(values.tolist(), present.tolist(), strict=True)
+        return [b"%d" % value if there else b"" for value, there in cells]
     found = [b""] * len(values)
-    for place in np.flatnonzero(is_integer).tolist():
-        found[place] = b"%d" % values[place]
-    places = np.flatnonzero(present & ~is_integer)
+    places = np.flatnonzero(present)
     if len(places):
         texts = format_cell_rows(np.ascontiguousarray(values[places])[:, None])
         for place, text in zip(places.tolist(), texts, strict=True):
             found[place] = text
+    for place, integer in () if flags is None else _integers_of(flags, values):
+        found[place] = b"%d" % integer
     return found
 
 
@@ -555,83 +674,3 @@ def _filled(values: Numbers, present: Bools) -> tuple[Numbers, Bools]:
     if values.dtype == np.float64 and not present.all():
         values = np.where(present, values, np.nan)
     return values, present
-
-
-class _Thrift:
-    """Reads Thrift's compact protocol: structs as dicts by the numbers of fields.
-
-    Args:
-        data: where they are.
-    """
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._left = _MOST_STRUCTS
-
-    def struct(self, at: int = 0, depth: int = 0) -> tuple[dict[int, Any], int]:
-        """Reads a struct; returns it, and the offset after it.
-
-        Raises:
-            ValueError: it is deeper, or has more structs, than any of ours; IndexError, it is not all there.
-        """
-        self._left -= 1
-        if self._left < 0 or depth > _DEEPEST:
-            raise ValueError("it is too large, or too deep")
-        data = self._data
-        found: dict[int, Any] = {}
-        field = 0
-        while head := data[at]:
-            at += 1
-            if head >> 4:
-                field += head >> 4
-            else:
-                field, at = self._signed(at)
-            kind = head & 15
-            if kind in {1, 2}:  # A bool, whose value is its type.
-                found[field] = kind == 1
-            else:
-                found[field], at = self._value(kind, at, depth)
-        return found, at + 1
-
-    def _value(self, kind: int, at: int, depth: int) -> tuple[Any, int]:
-        match kind:
-            case 4 | 5 | 6:
-                return self._signed(at)
-            case 8:
-                length, at = _unsigned(self._data, at)
-                return self._data[at : at + length], at + length
-            case 9:
-                return self._list(at, depth + 1)
-            case 12:
-                return self.struct(at, depth + 1)
-            case 1 | 2 | 3:
-                return self._data[at], at + 1
-        raise ValueError(f"a field of type {kind}")
-
-    def _list(self, at: int, depth: int) -> tuple[list[Any], int]:
-        head, at = self._data[at], at + 1
-        count = head >> 4
-        if count == 15:  # noqa: PLR2004  # it follows
-            count, at = _unsigned(self._data, at)
-        if count > len(self._data) - at or depth > _DEEPEST:
-            raise ValueError(f"a list of {count} elements")
-        found = []
-        for _ in range(count):
-            one, at = self._value(head & 15, at, depth)
-            found.append(one)
-        return found, at
-
-    def _signed(self, at: int) -> tuple[int, int]:
-        byte = self._data[at]
-        if byte < 128:  # noqa: PLR2004  # the last one: nearly all are
-            return (byte >> 1) ^ -(byte & 1), at + 1
-        number, at = _unsigned(self._data, at)
-        return (number >> 1) ^ -(number & 1), at
-
-
-def _unsigned(data: bytes, at: int) -> tuple[int, int]:
-    number = shift = 0
-    while (byte := data[at]) > 127:  # noqa: PLR2004  # another one follows
-        number |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
-    return number | byte << shift, at + 1

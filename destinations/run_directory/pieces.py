@@ -17,11 +17,12 @@ from typing import IO
 import attrs
 
 from destinations.kinds.line import path_inside
-from uploads.disk import read_json, replace_json, replacement
+from uploads.disk import mark_unreadable, read_json, replace_json, replacement
 
-from .layout import JOURNAL_FOLDER, strict_json
+from .layout import JOURNAL_FOLDER, PIECES_STATE, strict_json
 
 __all__ = [
+    "LINES",
     "Change",
     "FileState",
     "FolderState",
@@ -39,7 +40,10 @@ __all__ = [
 _ABOUT = "piece.json"
 _FORMAT = 1
 _FILES = "files/"
-_STATE = ".pieces.json"
+LINES = (".csv", ".jsonl")
+"""How the names of files end that grow by whole lines."""
+# In the place of the number of skipped bytes.
+_WITHOUT_BEGINNING = -1
 _READ_BYTES = 1 << 20
 _MAX_MEMBERS = 10_000
 _MAX_ABOUT_BYTES = 16 << 20
@@ -274,22 +278,36 @@ class FolderState:
         last: the number of the last interval.
         has_ended: whether that closed the run.
         files: the files that pieces hold, by path.
+        lost: the pieces and files that are lost or damaged in the store, each with the reason. Then the
+            folder has the bytes of all others.
+        skipped: how many bytes of lost pieces a file lacks, by path.
     """
 
     session: int = 0
     last: int = 0
     has_ended: bool = False
     files: dict[str, FileState] = attrs.field(factory=dict)
+    lost: dict[str, str] = attrs.field(factory=dict)
+    skipped: dict[str, int] = attrs.field(factory=dict)
 
     @classmethod
     def read(cls, folder: Path, stream: str) -> "FolderState":
         """Returns what was saved for a stream; nothing if that is damaged."""
         try:
-            found = read_json(folder / _STATE)[stream]
+            found = read_json(folder / PIECES_STATE)[stream]
             files = {str(path): FileState(*map(int, state)) for path, state in found["files"].items()}
-            return cls(int(found["session"]), int(found["last"]), found["has_ended"] is True, files)
+            lost = {str(name): str(reason) for name, reason in found.get("lost", {}).items()}
+            skipped = {str(path): int(count) for path, count in found.get("skipped", {}).items()}
+            has_ended = found["has_ended"] is True
+            return cls(int(found["session"]), int(found["last"]), has_ended, files, lost, skipped)
         except (KeyError, TypeError, ValueError, AttributeError):
             return cls()
+
+    @classmethod
+    def all_lost(cls, folder: str | Path) -> dict[str, str]:
+        """Returns what is lost of all streams; nothing for a folder that is not made from pieces."""
+        streams = read_json(f"{folder}/{PIECES_STATE}")
+        return {name: why for stream in streams for name, why in cls.read(Path(folder), stream).lost.items()}
 
     def save(self, folder: Path, stream: str) -> None:
         """Saves it."""
@@ -298,15 +316,18 @@ class FolderState:
             "last": self.last,
             "has_ended": self.has_ended,
             "files": {path: [state.version, state.size] for path, state in self.files.items()},
+            "lost": self.lost,
+            "skipped": self.skipped,
         }
-        replace_json(folder / _STATE, {**read_json(folder / _STATE), stream: own})
+        replace_json(folder / PIECES_STATE, {**read_json(folder / PIECES_STATE), stream: own})
 
 
 def apply_piece(folder: Path, state: FolderState, piece: OpenPiece) -> None:
     """Brings a folder to the state of a piece; `state` is changed, and not saved.
 
     A piece that begins within what is there already continues it; applied again, it changes nothing. Files
-    that are appended to keep their inode.
+    that are appended to keep their inode. Where earlier pieces are lost (`FolderState.lost`), the bytes after
+    theirs follow the ones before; pieces end with a line. A file without its beginning is unreadable.
 
     Raises:
         PieceError: it does not continue what is there, or is damaged: begin again from nothing.
@@ -321,13 +342,19 @@ def apply_piece(folder: Path, state: FolderState, piece: OpenPiece) -> None:
         wanted = about.files.get(path)
         if wanted is None or wanted.size != end:
             raise PieceError(f"piece {about.name} brings bytes of {path} that its file has not")
-        _apply_file(place_inside(folder, path), state.files.get(path), wanted, start, piece.chunks, path)
-        state.files[path] = max(wanted, state.files.get(path, wanted))
+        target, known = place_inside(folder, path), state.files.get(path)
+        if known is None or known < wanted:
+            _apply_file(target, state, wanted, start, piece.chunks, path)
+            state.files[path] = wanted
     for path in [path for path in state.files if path not in about.files]:
         place_inside(folder, path).unlink(missing_ok=True)
         del state.files[path]
+        state.skipped.pop(path, None)
     if about.last >= state.last and not about.has_ended and dict(about.files) != state.files:
-        raise PieceError(f"piece {about.name} lacks bytes of files that it names")
+        if not state.lost:
+            raise PieceError(f"piece {about.name} lacks bytes of files that it names")
+        for path, wanted in about.files.items():
+            _skip(place_inside(folder, path), state, wanted, wanted.size, path)
     if about.last >= state.last:
         state.last, state.has_ended = about.last, about.has_ended
 
@@ -348,22 +375,41 @@ def place_inside(folder: Path, path: str) -> Path:
 
 def _apply_file(
     target: Path,
-    known: FileState | None,
+    state: FolderState,
     wanted: FileState,
     start: int,
     chunks: Callable[[str, int], Iterator[bytes]],
     path: str,
 ) -> None:
-    if known is not None and known >= wanted:
-        return
     target.parent.mkdir(parents=True, exist_ok=True)
-    if known is not None and known.version == wanted.version and start <= known.size:
-        _append(target, known.size, chunks(path, known.size - start))
-    elif start == 0:
+    known = state.files.get(path)
+    if start == 0 and (path in state.skipped or known is None or known.version != wanted.version):
+        state.skipped.pop(path, None)
         with replacement(target) as fd, os.fdopen(os.dup(fd), "wb") as file:
             file.writelines(chunks(path, 0))
-    else:
+        return
+    if state.lost:
+        _skip(target, state, wanted, start, path)
+    known = state.files.get(path)
+    if known is None or known.version != wanted.version or start > known.size:
         raise PieceError(f"the beginning of {path} is missing")
+    if (skipped := state.skipped.get(path, 0)) != _WITHOUT_BEGINNING:
+        _append(target, known.size - skipped, chunks(path, known.size - start))
+
+
+def _skip(target: Path, state: FolderState, wanted: FileState, start: int, path: str) -> None:
+    """Notes that the bytes of a file up to `start` are lost, as far as they are not there."""
+    known = state.files.get(path)
+    if known is not None and known.version == wanted.version:
+        if start > known.size and state.skipped.get(path) != _WITHOUT_BEGINNING:
+            state.skipped[path] = state.skipped.get(path, 0) + start - known.size
+    else:
+        state.skipped[path] = _WITHOUT_BEGINNING
+        # Lines stay as they were before they were written anew; a document is another one by now.
+        if known is None or not path.endswith(LINES):
+            mark_unreadable(target, f"it is lost: {next(iter(state.lost.values()))}")
+    if known is None or known < FileState(wanted.version, start):
+        state.files[path] = FileState(wanted.version, start)
 
 
 def _append(target: Path, at: int, chunks: Iterable[bytes]) -> None:
@@ -373,5 +419,10 @@ def _append(target: Path, at: int, chunks: Iterable[bytes]) -> None:
             raise PieceError(f"{target.name} is shorter than it was")
         # A process that ended here may have written more than it noted.
         file.truncate(at)
-        for chunk in chunks:
-            at += os.pwrite(fd, chunk, at)
+        end = at
+        try:
+            for chunk in chunks:
+                end += os.pwrite(fd, chunk, end)
+        except PieceError:
+            file.truncate(at)
+            raise

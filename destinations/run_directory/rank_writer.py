@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 
 from destinations.background import PeriodicThread
+from destinations.history.sessions import session_path
 from events import redact_text
 from uploads.disk import file_system_of, is_network_file_system, read_json
 
-from .conversion import LEAST_BYTES, PartConverter
 from .documents import Documents, write_summary
 from .drain import PART_BYTES, JournalDrain
 from .environment import describe_environment, rank_layout, write_environment
@@ -33,7 +33,6 @@ from .layout import (
     HEARTBEAT,
     MARKED_TAIL_BYTES,
     csv_mark,
-    has_pyarrow,
     journal_path,
     metrics_name,
     parse_header,
@@ -42,7 +41,7 @@ from .layout import (
 )
 from .metrics_csv import MetricsCsv
 from .part_index import PartIndex
-from .reader import Part, parse_rows
+from .reader import parse_rows
 from .segments import AppendedSegment, MappedSegment, allocate
 from .statistics import Statistics
 
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
 
     from .mirror import Mirror
 
-__all__ = ["JournalKind", "PartKind", "RankWriter", "loss_text"]
+__all__ = ["JournalKind", "RankWriter", "loss_text"]
 
 _WORDS = {"early": "records logged before init", "files": "files", "media": "media and texts", "rows": "rows"}
 _log = logging.getLogger("destinations")
@@ -59,7 +58,6 @@ _log = logging.getLogger("destinations")
 _APPENDED = "run folder %s %s: rows are written by system calls, some microseconds slower each."
 
 JournalKind = Literal["auto", "mapped", "appended"]
-PartKind = Literal["auto", "csv", "parquet"]
 
 _DOCUMENT_SECONDS = 5.0
 _LAST_TRIES = 5
@@ -105,8 +103,6 @@ class RankWriter:
         part_bytes: the size at which the CSV is closed as a part.
         mirror: sends what is new to a store; None where the run is here alone.
         by_step: whether rows may come in any order of their steps, see `Statistics`.
-        part_kind: whether closed parts become Parquet.
-        least_parquet_bytes: a part that is smaller stays CSV.
     """
 
     _run_dir: Path
@@ -123,8 +119,6 @@ class RankWriter:
     _part_bytes: int = PART_BYTES
     _mirror: "Mirror | None" = None
     _by_step: bool = False
-    _part_kind: PartKind = "auto"
-    _least_parquet_bytes: int = LEAST_BYTES
 
     def __attrs_post_init__(self) -> None:
         self._root = self._run_folder.path
@@ -147,12 +141,6 @@ class RankWriter:
         first_part = 1 if self._mirror is None else self._mirror.first_part
         self._csv = MetricsCsv(self._root / metrics_name(self._rank), first_part=first_part)
         remove_temporaries(self._csv.folder)
-        self._converter: PartConverter | None = None
-        # In a store, a part is there once it is closed.
-        if self._part_kind != "csv" and self._mirror is None and has_pyarrow():
-            self._converter = PartConverter(
-                self._csv, self._conversion_failed, least_bytes=self._least_parquet_bytes
-            )
         self.had_rows = self._csv.path.exists() or bool(segment_paths(self._folder))
         """Whether earlier sessions left rows."""
         self.journal = self._open_journal(self._make_segment if self._is_mapped() else AppendedSegment)
@@ -238,8 +226,6 @@ class RankWriter:
         """Ends writing in a forked child."""
         self.timer.forget_in_child()
         self.journal.abandon_in_child()
-        if self._converter is not None:
-            self._converter.forget_in_child()
         self._lock.forget_in_child()
 
     # Opening.
@@ -329,11 +315,11 @@ class RankWriter:
         statistics = Statistics(by_step=self._by_step)
         for part in self._csv.parts():
             try:
-                if self._by_step:
-                    with contextlib.closing(part.open()) as file:
+                with contextlib.closing(part.open()) as file:
+                    if self._by_step:
                         statistics.add_mixed((row.step, row.epoch, row.metrics) for row in file.rows())
-                else:
-                    statistics.add_index(self._index_of(part))
+                    else:
+                        statistics.add_index(PartIndex.read(file))
             except OSError as error:
                 _log.warning("run folder %s: a part cannot be read: %s", self._run_dir, error)
             self._between_chunks()
@@ -341,18 +327,6 @@ class RankWriter:
         self._drain.statistics = statistics
         self._are_statistics_due = False
         return rows
-
-    def _index_of(self, part: Part) -> PartIndex:
-        """Returns the index of a part, which is written where it is missing."""
-        with contextlib.closing(part.open()) as file:
-            index = PartIndex.read(part.index_path, file)
-            if index is None:
-                index = PartIndex.of(file, self._between_chunks)
-                # The index of a part that was cut says so.
-                if part.damage(file) is None:
-                    with contextlib.suppress(OSError):
-                        index.write(part.index_path, file)
-            return index
 
     def _add_rows_from(self, start: int, statistics: Statistics) -> int:
         count = 0
@@ -406,8 +380,6 @@ class RankWriter:
             # The documents are still written: they report the error, also one of ours.
             is_well = False
             self._failed(error)
-        if self._converter is not None and self._is_open:
-            self._converter.turn(is_last=is_last)
         self._write_environment(is_last)
         self._follow_state()
         if is_last:
@@ -427,8 +399,11 @@ class RankWriter:
             self._environment_due |= not (self._root / ENVIRONMENT).exists()
         if self._environment_due:
             self._environment_due = False
+            paths = [self._root / ENVIRONMENT]
+            if self._documents is not None:
+                paths.append(session_path(self._root, self._documents.sessions.current, ENVIRONMENT))
             self._environment = write_environment(
-                self._root, lambda: self._describe(rank_layout(self._state)), self._failed
+                paths, lambda: self._describe(rank_layout(self._state)), self._failed
             )
 
     def _follow_state(self) -> None:
@@ -617,7 +592,6 @@ class RankWriter:
             "p99_us": _percentile(samples, 0.99),
             "csv_bytes": self._csv.size + self._csv.part_bytes,
             "csv_parts": self._csv.closed,
-            "parquet_parts": 0 if self._converter is None else self._converter.converted,
             "csv_rewrites": drain.rewrites,
             "waiting_rows": counts.pending,
             "dropped": counts.dropped,
@@ -642,8 +616,6 @@ class RankWriter:
             if self._mirror is not None:
                 self._mirror.finish(self._status, max(0.0, self._deadline - time.monotonic()))
         finally:
-            if self._converter is not None:
-                self._converter.stop()
             with contextlib.suppress(OSError):
                 self._reserve.unlink()
             self._csv.close()
@@ -685,19 +657,6 @@ class RankWriter:
                 self._run_dir,
                 text,
                 exc_info=None if isinstance(error, OSError) else error,
-            )
-        self._are_documents_due = True
-
-    def _conversion_failed(self, text: str) -> None:
-        """Counts a part that was not converted, and reports the first; called in the writer thread."""
-        with self._failing:
-            is_first = not self._errors["parquet"]
-            self._errors["parquet"] += 1
-        if is_first:
-            _log.warning(
-                "run folder %s: a part could not be converted to Parquet, and stays CSV (%s).",
-                self._run_dir,
-                redact_text(text),
             )
         self._are_documents_due = True
 

@@ -13,7 +13,6 @@ import itertools
 import logging
 import os
 import re
-import struct
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import attrs
 
-from uploads.disk import closing, end_of_last_line, open_regular, read_regular
+from uploads.disk import end_of_last_line, open_regular, read_regular
 
 from .frames import MAGIC, Boundary, Resume
 from .layout import (
@@ -62,13 +61,13 @@ __all__ = [
     "clamp_to_float",
     "damage_of_parts",
     "has_any_metric",
-    "is_begun_by",
     "last_file_rows",
     "last_rows",
     "merge_journal",
     "metric_columns",
     "open_existing",
     "parse_rows",
+    "part_begun_by",
     "read_rows",
     "read_series",
     "read_whole",
@@ -90,11 +89,10 @@ _TAIL_ROWS = 1000
 # Times are rounded to microseconds.
 _SAME_SECONDS = 1e-5
 _MAX_CACHED_BYTES = 64 << 20
-_NPY_HEADER_BYTES = 128
-_SHAPE = re.compile(rb"'shape': \(\d{1,9}, (\d{1,9})\)")
-_FIELD = struct.Struct("<d")
-# The number of `first_time` in `part_index.OF_ROWS`; `end` is the first.
-_FIRST_TIME = 6
+_PACKED_BYTES = 8 << 20
+_LINE_BYTES = 512
+# Of the parts of a run that has ended, so many are read whole when it is scanned.
+_MOST_VERIFIED = 16
 _RANK = re.compile(r"metrics(?:\.rank([0-9]{1,9}))?")
 _log = logging.getLogger("destinations")
 _OWN_HEADERS = tuple(header_line(OWN_COLUMNS).rstrip() + end for end in (b",", b"\n", b"\r"))
@@ -146,11 +144,6 @@ class CsvSnapshot:
     def first(self) -> int:
         """The place of the first row."""
         return len(self.header)
-
-    def place(self, offset: int, row: int) -> int:
-        """Returns the place of a row, of which the offset in the CSV and the number are known."""
-        del row
-        return offset
 
     def fileno(self) -> int:
         """Returns the descriptor; -1 if there is no CSV."""
@@ -216,6 +209,14 @@ class CsvSnapshot:
         for chunk in self.chunks(start):
             yield from parse_rows(columns, [chunk])
 
+    def last_row(self) -> tuple[bytes, bytes] | None:
+        """Returns step and time of the last row of a file of our writer, as texts; None if there is none."""
+        line, length = b"", _LINE_BYTES
+        while self.is_own and len(line) < self.size and b"\n" not in line[:-1]:
+            line, length = self.before(self.end, length), length * 16
+        step, _, time, *_ = [*line[:-1].rpartition(b"\n")[2].split(b",", 3), b"", b"", b""]
+        return (step, time) if line else None
+
     def before(self, end: int, length: int) -> bytes:
         """Returns up to `length` bytes before an offset, without the first line."""
         start = max(len(self.header), end - length)
@@ -228,9 +229,23 @@ class CsvSnapshot:
         start = max(0, size - MARKED_TAIL_BYTES)
         return csv_mark(self.header, self._piece(start, size - start), size, closed)
 
-    def begins_with(self, csv: "CsvSnapshot") -> bool:
-        """Returns whether this has the rows of a CSV, in the same place."""
-        return self.mark(csv.end) == csv.mark(csv.end) is not None
+    def to_parquet(self, between: Callable[[], None] = lambda: None) -> bytes:
+        """Returns the rows as a closed part; calls `between` meanwhile."""
+        from .parquet import pack  # imports numpy, and pyarrow
+
+        def chunks() -> Iterator[bytes]:
+            for chunk in self.chunks(chunk_bytes=_PACKED_BYTES):
+                between()
+                yield chunk
+
+        def cells() -> Iterator[dict[str, float]]:
+            for row in self.rows():
+                own = zip(OWN_COLUMNS, (row.step, row.epoch, row.time), strict=True)
+                cells = itertools.chain(own, row.metrics.items())
+                yield {name: clamp_to_float(cell) for name, cell in cells if cell is not None}
+
+        inode = os.fstat(self._fd).st_ino if self._fd >= 0 else 0
+        return pack(self.header, chunks(), cells, csv_bytes=self.end, inode=inode)
 
     def take(self) -> int:
         """Hands the descriptor over to the caller; this object cannot read any more."""
@@ -245,23 +260,21 @@ class CsvSnapshot:
 
 
 class ParquetSnapshot(CsvSnapshot):
-    """The rows of a part in Parquet, as those of the CSV that it was: header and size are of that.
+    """The rows of a part, as those of the CSV that it was: header and size are of that.
 
     Args:
         rows: the file, owned by this object.
+        is_damaged: whether it has no rows because its file is damaged.
     """
 
-    def __init__(self, rows: "ParquetRows") -> None:
+    def __init__(self, rows: "ParquetRows", *, is_damaged: bool = False) -> None:
         super().__init__(-1, rows.header, rows.csv_bytes)
         self.packed = rows
+        self.is_damaged = is_damaged
 
     @property
     def first(self) -> int:
         return 0
-
-    def place(self, offset: int, row: int) -> int:
-        del offset
-        return row
 
     def chunks(
         self, start: int | None = None, chunk_bytes: int = _CHUNK_BYTES, *, end: int | None = None
@@ -274,15 +287,18 @@ class ParquetSnapshot(CsvSnapshot):
         for end in range(self.packed.count, 0, -_TAIL_ROWS):
             yield b"".join(self.packed.lines(max(0, end - _TAIL_ROWS), end))
 
-    def rows(self, start: int | None = None) -> "Iterator[MetricRow]":
+    def rows(self, start: int | None = None, end: int | None = None) -> "Iterator[MetricRow]":
         columns = parse_header(self.header)
-        for cells in self.packed.cells(start or 0):
+        for cells in self.packed.cells(start or 0, end):
             yield _row_of_cells(
                 {name: cell for name, cell in zip(columns, cells, strict=True) if cell is not None}
             )
 
     def begins_with(self, csv: CsvSnapshot) -> bool:
+        """Returns whether this has the rows of a CSV, in the same place."""
         if self.header != csv.header or not 0 < csv.size <= self.size:
+            return False
+        if repr(next(csv.rows(), None)) != repr(next(self.rows(), None)):
             return False
         count = sum(chunk.count(b"\n") for chunk in csv.chunks())
         last = _last_csv_rows(csv, 1, (), ())
@@ -299,110 +315,74 @@ class PartChangedError(OSError):
 
 @attrs.frozen
 class Part:
-    """A closed part of the rows of a rank: a CSV, or the Parquet that has replaced it.
+    """A closed part of the rows of a rank: Parquet, or the CSV of an earlier version of this package.
 
-    Only a resume gives it other rows. While both files are there, the CSV counts: it is removed when the
-    Parquet is complete.
+    Only a resume gives it other rows. Where both files are there, the CSV counts.
 
     Attributes:
         folder: of the parts of the rank.
         number: of the part, from 1 on.
         identity: inode, time and size of the file that a snapshot found; numbers of parts, and of inodes, are
             used again.
-        is_parquet: whether that was the Parquet.
+        is_csv: whether that was a CSV.
     """
 
     folder: Path
     number: int
     identity: tuple[int, int, int] | None = None
-    is_parquet: bool = False
+    is_csv: bool = False
 
     @classmethod
     def find(cls, folder: Path, number: int) -> Self | None:
         """Returns the part that is there now; None if there is none."""
-        # A resume may write the CSV, and remove the Parquet, between the first two looks.
-        for is_parquet in (False, True, False):
-            part = cls(folder, number, is_parquet=is_parquet)
+        for is_csv in (True, False):
+            part = cls(folder, number, is_csv=is_csv)
             with contextlib.suppress(FileNotFoundError):
                 return attrs.evolve(part, identity=_identity_of(part.path.lstat()))
         return None
 
-    def open(self) -> CsvSnapshot:
-        """Opens the part; the caller closes it. Parquet that is damaged has no rows, see `damage`.
+    def open(self) -> "ParquetSnapshot":
+        """Opens the part; the caller closes it. One whose footer is damaged has no rows, see `damage`.
 
         Raises:
-            PartChangedError: its rows are not those that were found.
-            OSError: it cannot be read, or is not there; or pyarrow is missing, for Parquet.
+            PartChangedError: it is not the file that was found.
+            OSError: it cannot be read, or is not there.
         """
-        fd, is_parquet = self._open_file()
-        if not is_parquet:
-            return CsvSnapshot.of(fd)
         from .parquet import DamagedParquetError, ParquetRows  # imports numpy, and pyarrow
 
+        fd = open_existing(self.path)
+        if fd < 0 and self.identity is None:
+            raise FileNotFoundError(errno.ENOENT, "it is not there", str(self.path))
+        if fd < 0 or (self.identity is not None and _identity_of(os.fstat(fd)) != self.identity):
+            if fd >= 0:
+                os.close(fd)
+            raise PartChangedError(
+                errno.ESTALE, "it was replaced while it was read. Try again", str(self.path)
+            )
         try:
-            found = ParquetSnapshot(ParquetRows(fd, str(self.parquet_path)))
+            found = CsvSnapshot.of(fd) if self.is_csv else ParquetSnapshot(ParquetRows(fd, str(self.path)))
         except DamagedParquetError:
-            return _Damaged(-1, b"", 0)
+            header = header_line(OWN_COLUMNS)
+            nothing = CsvSnapshot(-1, header, len(header))
+            return ParquetSnapshot(ParquetRows(nothing.to_parquet()), is_damaged=True)
         except OSError as error:
-            error.filename = error.filename or str(self.parquet_path)
+            error.filename = error.filename or str(self.path)
             raise
-        if self.identity and not self.is_parquet and found.end != self.identity[2]:
-            found.close()
-            raise self._changed()
-        return found
-
-    def _open_file(self) -> tuple[int, bool]:
-        """Returns the open file, and whether it is the Parquet.
-
-        Raises:
-            PartChangedError: see `open`.
-            OSError: see `open`.
-        """
-        try:
-            fd, is_parquet = open_regular(self.csv_path), False
-        except FileNotFoundError as error:
-            fd, is_parquet = open_existing(self.parquet_path), True
-            if fd < 0:
-                if self.identity is None:
-                    raise
-                raise self._changed() from error
-        now = attrs.evolve(self, identity=_identity_of(os.fstat(fd)), is_parquet=is_parquet)
-        if self.identity is None or now.is_still(self):
-            return fd, is_parquet
-        os.close(fd)
-        raise self._changed()
-
-    def _changed(self) -> PartChangedError:
-        return PartChangedError(errno.ESTALE, "it was replaced while it was read. Try again", str(self.path))
-
-    def is_still(self, before: "Part") -> bool:
-        """Returns whether this has the rows of the part that was found before, as CSV or in Parquet since."""
-        if self.identity is None or before.identity is None or self.number != before.number:
-            return False
-        if self.is_parquet and not before.is_parquet:
-            # It has the time of the CSV. A resume writes another one, of another time.
-            return self.identity[1] == before.identity[1]
-        return (self.identity, self.is_parquet) == (before.identity, before.is_parquet)
+        if isinstance(found, ParquetSnapshot) and found.packed.version > 1:
+            return found
+        # What earlier versions wrote is read as what this one would have written.
+        with contextlib.closing(found):
+            return ParquetSnapshot(ParquetRows(found.to_parquet(), str(self.path)))
 
     @property
     def path(self) -> Path:
-        """The path of the file that was found."""
-        return self.parquet_path if self.is_parquet else self.csv_path
+        """The path of the file."""
+        return part_path(self.folder, self.number, ".csv" if self.is_csv else ".parquet")
 
-    @property
-    def csv_path(self) -> Path:
-        """The path of the CSV."""
-        return part_path(self.folder, self.number)
-
-    @property
-    def parquet_path(self) -> Path:
-        """The path of the Parquet."""
-        return part_path(self.folder, self.number, ".parquet")
-
-    @property
-    def index_path(self) -> Path:
-        """The path of its index, see `part_index`."""
-        return part_path(self.folder, self.number, ".npy")
+    def has_size(self, size: int) -> bool:
+        """Returns whether the CSV that it was had so many bytes."""
+        with contextlib.closing(self.open()) as file:
+            return file.end == size
 
     @property
     def absence(self) -> str:
@@ -413,34 +393,28 @@ class Part:
         """Logs what is wrong with it."""
         _log.warning("run folder %s: %s.", self.path.parents[2], damage)
 
-    def damage(self, file: CsvSnapshot) -> str | None:
-        """Returns what the open part lacks of the rows that its index says it has; None if nothing."""
-        if isinstance(file, _Damaged):
-            return f"{_shown(self.parquet_path)} is damaged: its rows cannot be read"
-        expected = _of_index(self.index_path)
-        if expected is None or expected.end <= file.end:
-            return None
-        return f"{_shown(self.path)} has {file.end:,} of {expected.end:,} bytes: rows are missing"
+    def damage(self, file: "ParquetSnapshot") -> str | None:
+        """Returns what cannot be read of the open part, as far as it is known; None if nothing."""
+        if file.is_damaged:
+            return f"{_shown(self.path)} is damaged: its rows cannot be read"
+        lost = file.packed.lost
+        return (
+            f"{_shown(self.path)} is damaged: {lost:,} of {file.packed.count:,} rows cannot be read"
+            if lost
+            else None
+        )
 
-    def check(self) -> str | None:
-        """Returns what the part lacks, see `damage`; of Parquet only whether it is whole, without pyarrow.
+    def check(self, *, pages: bool = False) -> str | None:
+        """Returns what cannot be read of the part, see `damage`; with `pages`, reads all of it.
 
         Raises:
             PartChangedError: see `open`.
             OSError: see `open`.
         """
-        fd, is_parquet = self._open_file()
-        if not is_parquet:
-            with contextlib.closing(CsvSnapshot.of(fd)) as file:
-                return self.damage(file)
-        from .parquet import is_whole
-
-        with closing(fd):
-            return None if is_whole(fd) else self.damage(_Damaged(-1, b"", 0))
-
-
-class _Damaged(CsvSnapshot):
-    """A part in Parquet that cannot be read: without rows, and without columns."""
+        with contextlib.closing(self.open()) as file:
+            if pages:
+                file.packed.verify()
+            return self.damage(file)
 
 
 def _shown(path: Path) -> str:
@@ -449,31 +423,6 @@ def _shown(path: Path) -> str:
 
 def _identity_of(state: os.stat_result) -> tuple[int, int, int]:
     return state.st_ino, state.st_mtime_ns, state.st_size
-
-
-@attrs.frozen
-class _Indexed:
-    """What the index of a part says: the size of its CSV, and the time of its first row."""
-
-    end: int
-    first_time: float
-
-
-def _of_index(path: Path) -> _Indexed | None:
-    """Reads the file of an index, as far as it is of the whole part; None if that does not say it."""
-    with contextlib.suppress(OSError):
-        fd = open_regular(path)
-        with closing(fd):
-            found = _SHAPE.search(os.pread(fd, _NPY_HEADER_BYTES, 0))
-            entries = int(found[1]) if found else 0
-            if not entries:
-                return None
-            places = (entries - 1, _FIRST_TIME * entries)
-            fields = [os.pread(fd, _FIELD.size, _NPY_HEADER_BYTES + _FIELD.size * at) for at in places]
-        if all(len(field) == _FIELD.size for field in fields):
-            end, first_time = (_FIELD.unpack(field)[0] for field in fields)
-            return _Indexed(int(end), first_time) if end == end // 1 else None
-    return None
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -526,10 +475,12 @@ class MetricsSnapshot:
                     yield piece
         yield self.csv
 
-    def damage(self) -> list[str]:
-        """Returns what is missing of the parts."""
+    def damage(self, *, pages: bool = False) -> list[str]:
+        """Returns what is missing of the parts; with `pages`, the last sixteen are read whole."""
         found = [part.absence for part in self.missing]
-        return found + [damage for part in self.parts if (damage := part.check()) is not None]
+        verified = frozenset(self.parts[-_MOST_VERIFIED:] if pages else ())
+        damages = (part.check(pages=part in verified) for part in self.parts)
+        return found + [damage for damage in damages if damage is not None]
 
     def rows(self) -> "Iterator[MetricRow]":
         """Yields all rows; holds none of the files."""
@@ -549,12 +500,13 @@ class MetricsSnapshot:
         self.csv.close()
 
 
-def damage_of_parts(run_dir: Path, count: int) -> list[str]:
+def damage_of_parts(run_dir: Path, count: int, *, pages: bool = False) -> list[str]:
     """Returns what is missing of the closed parts of all ranks, file by file.
 
     Args:
         run_dir: the folder of the run.
         count: how many parts rank 0 had when it ended; while there is a position, that counts.
+        pages: whether to read parts whole, see `MetricsSnapshot.damage`.
 
     Raises:
         OSError: as of `take_snapshot`.
@@ -562,7 +514,7 @@ def damage_of_parts(run_dir: Path, count: int) -> list[str]:
 
     def damage(rank: int) -> list[str]:
         with take_snapshot(run_dir, rank, with_records=False) as snapshot:
-            found = snapshot.damage()
+            found = snapshot.damage(pages=pages)
             if rank == 0 and snapshot.place is None and snapshot.closed < count:
                 last = sum(gap.stop - gap.start for gap in missing_parts([snapshot.closed], count))
                 found.append(f"the last {last} parts are missing: their rows are lost")
@@ -729,8 +681,8 @@ def _snapshot(
 
 
 def _last_number(csv: Path) -> int:
-    """Returns the number of the last part, where no position says it; an index may be there without it."""
-    return max(part_numbers(parts_path(csv), (".csv", ".parquet", ".npy"))[-1:], default=0)
+    """Returns the number of the last part, where no position says it."""
+    return max(part_numbers(parts_path(csv))[-1:], default=0)
 
 
 def _last_but_this(parts: tuple[Part, ...], csv: CsvSnapshot, closed: int) -> int:
@@ -738,43 +690,35 @@ def _last_but_this(parts: tuple[Part, ...], csv: CsvSnapshot, closed: int) -> in
 
     Drops the rows of the CSV where another part has them: the CSV was copied first, before it was closed.
     """
-    last = parts[-1] if parts else None
-    if last and not last.is_parquet and _size_of(last) == csv.end and is_begun_by(last, csv):
-        return part_before([part.number for part in parts])
-    if any(is_begun_by(part, csv) for part in parts):
-        csv.end = len(csv.header)
+    part = part_begun_by(parts, csv)
+    if part is None:
+        return closed
+    if part == parts[-1] and part.has_size(csv.end):
+        return part_before([one.number for one in parts])
+    csv.end = len(csv.header)
     return closed
 
 
-def is_begun_by(part: Part, csv: CsvSnapshot) -> bool:
-    """Returns whether a part has the rows of the CSV, in the same place.
+def part_begun_by(parts: Sequence[Part], csv: CsvSnapshot) -> Part | None:
+    """Returns the part that has the rows of the CSV, in the same place.
+
+    Of a run that was closed in order this opens the last part alone: its rows are older.
 
     Raises:
         PartChangedError: see `Part.open`.
         OSError: see `Part.open`.
     """
-    if csv.fileno() < 0 or not csv.size or not _may_be_begun_by(part, csv):
-        return False
-    with contextlib.closing(part.open()) as piece:
-        return piece.begins_with(csv)
-
-
-def _may_be_begun_by(part: Part, csv: CsvSnapshot) -> bool:
-    """Returns whether the size of a part, or the time of the first row of one in Parquet, may be so.
-
-    Nearly all parts are told apart by that, without opening Parquet.
-    """
-    if not part.is_parquet:
-        return _size_of(part) >= csv.end
-    indexed, row = _of_index(part.index_path), next(csv.rows(), None)
-    if indexed is None or row is None or row.time is None:
-        return True
-    # Not so where it is more than a rounding; NaN may be.
-    return not abs(indexed.first_time - row.time) > _SAME_SECONDS
-
-
-def _size_of(part: Part) -> int:
-    return part.identity[2] if part.identity else _size(part.path)
+    first = next(csv.rows(), None) if parts and csv.size else None
+    if first is None:
+        return None
+    for part in reversed(parts):
+        with contextlib.closing(part.open()) as piece:
+            later = piece.packed.first_time - (float("nan") if first.time is None else first.time)
+            if later < -_SAME_SECONDS:
+                return None
+            if not later > _SAME_SECONDS and piece.begins_with(csv):
+                return part
+    return None
 
 
 def open_existing(path: Path) -> int:

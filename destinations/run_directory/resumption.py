@@ -9,6 +9,7 @@ Its methods run in the threads that log.
 """
 
 import contextlib
+import itertools
 import logging
 import threading
 from collections import deque
@@ -19,8 +20,17 @@ import attrs
 
 from .journal import Journal
 from .layout import column_of, parse_header
-from .part_index import PartIndex, indexed_files
-from .reader import CsvSnapshot, MetricRow, last_rows, merge_journal, parse_rows, retried, take_snapshot
+from .part_index import indexed_files
+from .reader import (
+    CsvSnapshot,
+    MetricRow,
+    ParquetSnapshot,
+    last_rows,
+    merge_journal,
+    parse_rows,
+    retried,
+    take_snapshot,
+)
 
 __all__ = ["Resumption", "rows_of_step"]
 
@@ -206,15 +216,14 @@ def rows_of_step(run_dir: Path, rank: int, step: int) -> list[MetricRow]:
     """Returns the rows of a step; of other rows no cell is parsed."""
     found: list[MetricRow] = []
     with take_snapshot(run_dir, rank) as snapshot:
-        for file, index in indexed_files(snapshot):
-            if index is None or _may_have(index, step):
+        for file, index in indexed_files(snapshot, ()):
+            if isinstance(file, ParquetSnapshot) and index is not None:
+                may = (index.of_rows("min_step") <= step) & (step <= index.of_rows("max_step"))
+                found += itertools.chain.from_iterable(file.rows(*span) for span in index.spans(may))
+            else:
                 found += _lines_of(file, step) if file.is_own else file.rows()
         found = [*snapshot.without_abandoned(found), *merge_journal([], snapshot.records)]
     return [row for row in found if row.step == step]
-
-
-def _may_have(index: PartIndex, step: int) -> bool:
-    return bool(((index.of_rows("min_step") <= step) & (step <= index.of_rows("max_step"))).any())
 
 
 def _lines_of(file: CsvSnapshot, step: int) -> Iterator[MetricRow]:

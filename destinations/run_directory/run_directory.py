@@ -36,7 +36,6 @@ from events import (
 from uploads import UploadError
 from uploads.disk import call_in_forked_children, read_json, stop_calling_in_forked_children
 
-from .conversion import LEAST_BYTES
 from .documents import Documents
 from .drain import PART_BYTES
 from .environment import describe_environment
@@ -49,15 +48,14 @@ from .folder import (
     WriterLock,
     check_known,
     check_path,
-    check_readable,
     holds_run,
     run_exists_error,
     set_aside,
 )
-from .layout import ARTIFACTS_FOLDER, INSTALL_PYARROW, SIDECAR, column_of, has_pyarrow, lock_name
+from .layout import ARTIFACTS_FOLDER, SIDECAR, column_of, lock_name
 from .media_writer import FileKeeping, MediaWriter, artifact_path
 from .place import Place, check_template, check_writer, place_of
-from .rank_writer import JournalKind, PartKind, RankWriter, loss_text
+from .rank_writer import JournalKind, RankWriter, loss_text
 from .reader import metric_columns, take_snapshot
 from .resumption import Resumption
 from .segments import MappedSegment, Segment
@@ -155,9 +153,6 @@ class RunDirectory(RecordDestination):
             the file in place), "off", or "auto": "copy", but "off" if another destination takes files.
         journal: "mapped", "appended" (one system call per row), or "auto": mapped, except on network file
             systems.
-        parts: what closed parts of a long run become: "parquet" (needs pyarrow), "csv", or "auto": Parquet
-            where pyarrow is installed. A process of the lowest priority converts them. Those of a run in a
-            store stay CSV.
         close_seconds: the timeout for writing the rest at close.
         mirror: the URI of a store, or a folder, that has the run too; with placeholders as in `run_dir`.
         mirror_seconds: the interval at which what is new goes there.
@@ -167,20 +162,18 @@ class RunDirectory(RecordDestination):
 
     Raises:
         RunPathError: the path is a file, is not writable, or the run name leads out of the folder; the store
-            cannot be read; a newer release wrote the run; or it has parts in Parquet, and pyarrow is missing.
-            Raised by the constructor if it can tell, else at `init`.
+            cannot be read, or a newer release wrote the run. Raised by the constructor if it can tell, else
+            at `init`.
         RunExistsError: at `init`, the folder holds a run, and `if_exists` is "error"; or "auto", without a
             proof, where several ranks write.
         RunInUseError: at `init`, another process writes to the folder, or another machine to the store.
-        ValueError: the URI has no store, or `parts` is "parquet" with one; an argument has none of the values
-            above, `if_exists="new"` with `all_ranks`, or the name of a writer is none.
-        ImportError: `parts` is "parquet", and pyarrow is not installed.
+        ValueError: the URI has no store; an argument has none of the values above, `if_exists="new"` with
+            `all_ranks`, or the name of a writer is none.
         TypeError: tags are one string.
     """
 
     _warns_of_repeats = True
     _part_bytes = PART_BYTES
-    _least_parquet_bytes = LEAST_BYTES
 
     def __init__(
         self,
@@ -195,7 +188,6 @@ class RunDirectory(RecordDestination):
         all_ranks: bool = False,
         keep_files: FileKeeping = "auto",
         journal: JournalKind = "auto",
-        parts: PartKind = "auto",
         close_seconds: float = 60.0,
         mirror: str | os.PathLike[str] | None = None,
         mirror_seconds: float = 10.0,
@@ -210,9 +202,6 @@ class RunDirectory(RecordDestination):
             raise ValueError('if_exists must not be "new" with all_ranks=True: ranks cannot agree on a name.')
         _check_choice("keep_files", keep_files, ("auto", "copy", "link", "off"))
         _check_choice("journal", journal, ("auto", "mapped", "appended"))
-        _check_choice("parts", parts, ("auto", "csv", "parquet"))
-        if parts == "parquet" and not has_pyarrow():
-            raise ImportError(f'parts="parquet" needs pyarrow. {INSTALL_PYARROW}')
         if not flush_seconds > 0:
             raise ValueError(f"flush_seconds must be more than 0, got {flush_seconds}.")
         if isinstance(tags, str):
@@ -225,8 +214,6 @@ class RunDirectory(RecordDestination):
         self._writer_name = "" if writer is None else check_writer(writer)
         self._mirror_seconds = mirror_seconds
         self._template, self._mirror_template = check_template(run_dir, mirror, self._writer_name)
-        if parts == "parquet" and self._mirror_template is not None:
-            raise ValueError('parts must not be "parquet" for a run in a store: there they stay CSV.')
         self._run_id = run_id
         self._tags = tuple(redact_text(str(tag)) for tag in tags)
         self._more_tags: tuple[str, ...] = ()
@@ -236,7 +223,6 @@ class RunDirectory(RecordDestination):
         self._all_ranks = all_ranks
         self._keep_files: FileKeeping = keep_files
         self._journal_kind = journal
-        self._part_kind = parts
         self._close_seconds = close_seconds
         self._clock = clock
         self._forget()
@@ -256,11 +242,12 @@ class RunDirectory(RecordDestination):
         self._is_reopened = False
         # Whether training has begun since `init`.
         self._has_trained = False
-        self._checkpoint_time: float | None = None
+        self._checkpoint = _Checkpoint()
 
     def _forget_folder(self) -> None:
         self._run_dir: Path | None = None
         self._place: Place | None = None
+        self.cannot_open = False
         # The files of a run that lives in a store.
         self._files: StoreFolder | None = None
         self._writer: RankWriter | None = None
@@ -457,7 +444,12 @@ class RunDirectory(RecordDestination):
             if self._writer is not None:
                 self._leave_folder()
             self._earlier = None
-            self._start(earlier, state)
+            try:
+                self._start(earlier, state)
+            except RunDirectoryError:
+                # Another process has taken the run in the store meanwhile.
+                self.cannot_open = True
+                raise
             self._write_early()
             if self._has_trained and self._resumption is not None:
                 # What was logged by now does not tell where training goes on; the next row does.
@@ -549,7 +541,7 @@ class RunDirectory(RecordDestination):
             claim = None if place.uri is None else self._claim_of(place.uri, state)
             if claim is not None:
                 claim.prepare(run_dir, lambda: set_aside(run_dir, lock))
-            check_readable(run_dir, state.rank)
+                check_known(run_dir)
         except BaseException as error:
             lock.release()
             if isinstance(error, OSError) and not isinstance(error, RecordError):
@@ -579,7 +571,7 @@ class RunDirectory(RecordDestination):
     def _claim_of(self, uri: str, state: State) -> "Claim":
         from .claim import Claim
 
-        return Claim(uri, state.rank, self._mirror_seconds)
+        return Claim(uri, state.rank, max(self._mirror_seconds, self._flush_seconds))
 
     def _mirror_of(self, claim: "Claim", folder: HeldFolder, state: State) -> "Mirror":
         """Takes the run in the store for this session."""
@@ -588,7 +580,9 @@ class RunDirectory(RecordDestination):
         from .mirror import Mirror
 
         claim.take(folder.where)
-        self._files = StoreFolder(claim.uri, name_of=lambda name: f"{ARTIFACTS_FOLDER}/{name}")
+        self._files = StoreFolder(
+            claim.uri, name_of=lambda name: f"{ARTIFACTS_FOLDER}/{name}", fence=claim.fence
+        )
         return Mirror(claim, folder.path, state.rank, self._mirror_seconds, self._files.queue)
 
     def _start_writing(self, run_dir: Path, state: State, lock: WriterLock, claim: "Claim | None") -> None:
@@ -613,6 +607,7 @@ class RunDirectory(RecordDestination):
             self._lane = Lane(f"run-directory-{run_dir.name}-media")
             taken = frozenset() if claim is None else frozenset(claim.there)
             self._media = MediaWriter(folder, self._lane, self._clock, self._wake_writer, taken)
+            self._media.begin_session(self._documents.sessions.current["session"])
             if mirror is not None:
                 self._media.on_file = mirror.add
         self._writer = RankWriter(
@@ -630,8 +625,6 @@ class RunDirectory(RecordDestination):
             part_bytes=self._part_bytes,
             mirror=mirror,
             by_step=not self._is_trainer,
-            part_kind=self._part_kind,
-            least_parquet_bytes=self._least_parquet_bytes,
         )
         if self._earlier is None:
             self.try_log_metrics = self._packer_of(self._writer)
@@ -644,21 +637,27 @@ class RunDirectory(RecordDestination):
     def before_load(self, state: State, logger: Any) -> None:
         """Clears the time of the last checkpoint; rows from here on are of the training that begins."""
         self._choose_if_known(state)
-        self._checkpoint_time = None
+        self._checkpoint = _Checkpoint()
         if self._has_trained:
             self._expect_resume()
 
     def after_load(self, state: State, logger: Any) -> None:
         """Schedules a resume: the checkpoint may be older than the rows logged so far."""
         self._choose_if_known(state)
+        if self._has_trained and self._documents is not None and self._media is not None:
+            self._documents.begin_session(self._clock())
+            self._media.begin_session(self._documents.sessions.current["session"])
         if self._has_trained or (self._writer is not None and self._writer.had_rows):
             self._expect_resume()
-        elif self._documents is not None and state.timestamp.batch > 0:
-            # A new folder, with a checkpoint from elsewhere: no row of it is trained again.
-            self._documents.sessions.current["resume_step"] = int(state.timestamp.batch)
+        if state.timestamp.batch > 0:
+            self._continue_from(int(state.timestamp.batch))
+
+    def _continue_from(self, step: int) -> None:
+        if self._documents is not None:
+            self._documents.continue_from(step, self._checkpoint.session, self._checkpoint.records)
 
     def _expect_resume(self) -> None:
-        writer, state, documents = self._writer, self._state, self._documents
+        writer, state = self._writer, self._state
         if writer is None or state is None or self._run_dir is None:
             return
         if self._resumption is not None:
@@ -666,16 +665,12 @@ class RunDirectory(RecordDestination):
                 return
             self._resumption.end()
 
-        def note(step: int) -> None:
-            if documents is not None:
-                documents.sessions.current["resume_step"] = step
-
         self._resumption = Resumption(
             self._run_dir,
             state.rank,
             writer.journal,
             batches_done=lambda: int(state.timestamp.batch),
-            on_step=note,
+            on_step=self._continue_from,
             began_at=self._clock(),
             warns=self._warns_of_repeats and state.continues_run is None,
         )
@@ -693,7 +688,7 @@ class RunDirectory(RecordDestination):
             return
         # Steps of a named writer do not tell where it goes on; a checkpoint does.
         if self._is_trainer or state.timestamp.batch > 0:
-            self._resumption.begin(self._checkpoint_time)
+            self._resumption.begin(self._checkpoint.time)
             self._forget_resumption()
         elif self._writer is not None:
             self._resumption = None
@@ -705,15 +700,23 @@ class RunDirectory(RecordDestination):
             self.try_log_metrics = self._packer_of(self._writer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the time of the checkpoint: rows of its step that were logged before belong to it."""
+        """Returns the place of the checkpoint: what this session had logged by now belongs to it."""
         if self._writer is not None:
             self._writer.journal.mark_boundary()
-        return {"time": self._clock()}
+        place: dict[str, Any] = {}
+        if self._documents is not None and self._media is not None:
+            session = self._documents.sessions.current["session"]
+            place = {"session": session, "records": self._media.record_count}
+        return {"time": self._clock(), **place}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the time of the checkpoint."""
-        at = state.get("time")
-        self._checkpoint_time = float(at) if isinstance(at, int | float) else None
+        """Restores the place of the checkpoint."""
+        at, session, records = (state.get(name) for name in ("time", "session", "records"))
+        self._checkpoint = _Checkpoint(
+            float(at) if isinstance(at, int | float) else None,
+            session if isinstance(session, str) else None,
+            records if isinstance(records, int) else None,
+        )
 
     def close(self, state: State, logger: Any) -> None:
         """Records how the run ended; what is logged until `post_close` is still written."""
@@ -1061,6 +1064,21 @@ class _TakenPlace:
     place: Place
     lock: WriterLock
     claim: "Claim | None"
+
+
+@attrs.frozen
+class _Checkpoint:
+    """Where the run stood when the checkpoint was saved that was loaded last.
+
+    Attributes:
+        time: in seconds since 1970; None where that is unknown.
+        session: the id of the session that saved it.
+        records: how many records that session had logged.
+    """
+
+    time: float | None = None
+    session: str | None = None
+    records: int | None = None
 
 
 def _what_it_holds(place: Place) -> str:

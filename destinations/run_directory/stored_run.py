@@ -18,8 +18,8 @@ from typing import Any
 import attrs
 
 from events import redact_text
-from uploads import RemoteObject, Store, download_file
-from uploads.disk import closing, crc32_of, open_regular
+from uploads import RemoteObject, Store, UploadError, download_file
+from uploads.disk import closing, crc32_of, mark_unreadable, open_regular
 
 from .layout import strict_json
 from .pieces import (
@@ -37,6 +37,8 @@ from .pieces import (
 __all__ = [
     "LIVE_FOLDER",
     "SESSION_FILE",
+    "SIGN_FILE",
+    "SUCCESSOR_FILE",
     "StoredRun",
     "StoredSession",
     "live_place",
@@ -49,6 +51,8 @@ _log = logging.getLogger("destinations")
 
 LIVE_FOLDER = "live"
 SESSION_FILE = "session.json"
+SIGN_FILE = "sign.json"
+SUCCESSOR_FILE = "successor.json"
 _TRIES = 3
 _MAX_SESSION_BYTES = 1 << 20
 _IN_MEMORY_BYTES = 4 << 20
@@ -88,11 +92,13 @@ class StoredSession:
         number: counted from 1.
         pieces: first and last interval of each piece, in order.
         is_claimed: whether it has its `session.json`.
+        is_over: whether it has its `successor.json`.
     """
 
     number: int
     pieces: list[tuple[int, int]] = attrs.field(factory=list)
     is_claimed: bool = False
+    is_over: bool = False
 
     @property
     def last(self) -> int:
@@ -105,7 +111,7 @@ class _GoneError(Exception):
 
 
 class _LostBytesError(PieceError):
-    """Bytes that were whole once are damaged: those of an earlier piece, or of a plain file."""
+    """Bytes that were whole once are lost or damaged: those of an earlier piece, or of a plain file."""
 
 
 class StoredRun:
@@ -124,12 +130,15 @@ class StoredRun:
 
     def __init__(self, store: Store, prefix: str, folder: Path, stream: str = stream_of(0)) -> None:
         self._store = store
-        self._prefix = prefix
+        self.prefix = prefix
         self.folder = folder
         self.stream = stream
         self.sessions: dict[int, StoredSession] = {}
         self.newest: Piece | None = None
         """What the newest piece that was read says; None before the first."""
+        self._is_partial = False
+        # In the last try, the pieces that the folder does without, with the reason; None before.
+        self._lost: dict[str, str] | None = None
 
     # What there is.
 
@@ -142,10 +151,10 @@ class StoredRun:
         Returns:
             The objects that are plain files, with their names below that of the run.
         """
-        listed = self._store.list(self._prefix) if listed is None else listed
+        listed = self._store.list(self.prefix) if listed is None else listed
         self.sessions, plain = {}, []
         for one in listed:
-            name = one.name.removeprefix(self._prefix)
+            name = one.name.removeprefix(self.prefix)
             found = _LIVE.fullmatch(name)
             if found is None:
                 plain.append(attrs.evolve(one, name=name))
@@ -154,6 +163,7 @@ class StoredRun:
                 if numbers := numbers_of(found[3]):
                     session.pieces.append(numbers)
                 session.is_claimed |= found[3] == SESSION_FILE
+                session.is_over |= found[3] == SUCCESSOR_FILE
         return plain
 
     @property
@@ -172,24 +182,19 @@ class StoredRun:
     @property
     def place(self) -> str:
         """What the run is called in messages."""
-        return self._prefix.rstrip("/") or self._store.uri()
+        return self.prefix.rstrip("/") or self._store.uri()
 
     def name_of(self, session: int, name: str) -> str:
         """Returns the name of an object of a session, below that of the run."""
         return f"{session_folder(self.stream, session)}/{name}"
 
-    def about_session(self, session: int) -> dict[str, Any]:
-        """Returns what the `session.json` of a session says; nothing if it is missing or damaged."""
+    def about_session(self, session: int, name: str = SESSION_FILE) -> dict[str, Any]:
+        """Returns what such an object of a session says; nothing if it is missing or damaged."""
         with contextlib.suppress(FileNotFoundError, ValueError, RecursionError):
-            found = json.loads(self._read(self.name_of(session, SESSION_FILE), _MAX_SESSION_BYTES))
+            found = json.loads(self._read(self.name_of(session, name), _MAX_SESSION_BYTES))
             if isinstance(found, dict) and found.pop("crc32", None) == _crc32_of_about(found):
                 return found
         return {}
-
-    def has_after(self, session: int, last: int) -> bool:
-        """Returns whether the piece of the interval after `last` is there."""
-        name = self.name_of(session, piece_name(last + 1, last + 1))
-        return self._store.head(self._prefix + name) is not None
 
     def peek(self) -> Piece | None:
         """Returns what the newest piece says; None if there is none that is whole. Call `look` before."""
@@ -202,11 +207,13 @@ class StoredRun:
 
     # Reading.
 
-    def fetch(self, *, with_plain: bool = True) -> Piece | None:
+    def fetch(self, *, with_plain: bool = True, is_partial: bool = False) -> Piece | None:
         """Brings the files that pieces hold, and the closed parts, to the newest state; call `look` before.
 
         Args:
             with_plain: whether to bring what is an object of its own, too, once the run has ended: its rows.
+            is_partial: whether to do without what is lost or damaged in the store, once it was asked for
+                again. `FolderState.lost` says what that is.
 
         The newest piece may be damaged by its way to a store that compares no sum, until it is put again.
         Then the run is as the pieces before it say, as if it had not come yet.
@@ -220,10 +227,14 @@ class StoredRun:
             OSError: the folder cannot be written.
         """
         failure: Exception | None = None
-        for _ in range(_TRIES):
+        late: dict[str, str] = {}
+        self._is_partial, self._lost = is_partial, None
+        for attempt in range(_TRIES):
             session = self.read_session
             if session is None:
-                return None
+                break
+            if is_partial and attempt == _TRIES - 1:
+                self._lost = late
             try:
                 self.newest = self._fetch(session, with_plain=with_plain)
             except _GoneError:
@@ -236,12 +247,14 @@ class StoredRun:
                     FolderState(session.number).save(self.folder, self.stream)
                     if not isinstance(error, _LostBytesError):
                         _log.warning("%s: the newest piece is left out: %s", redact_text(self.place), error)
+                        late[self.name_of(session.number, _newest_of(session))] = str(error)
                         session.pieces = [one for one in session.pieces if one[1] < session.last]
                 failure = error
             else:
                 return self.newest
-        assert failure is not None  # noqa: S101  # each try ended with one
-        raise failure
+        if failure is not None:
+            raise failure
+        return None
 
     def poll(self) -> Piece | None:
         """Asks for the piece that comes next, and brings the folder to its state; None if it is not there.
@@ -262,8 +275,10 @@ class StoredRun:
     def _fetch(self, session: StoredSession, *, with_plain: bool) -> Piece:
         state = FolderState.read(self.folder, self.stream)
         before, known = dict(state.files), state.session
-        if state.session != session.number:
+        if state.session != session.number or state.lost:
+            # What was lost may have been put again.
             state = FolderState(session.number)
+        state.lost |= self._lost or {}
         with self._piece(session.number, _newest_of(session)) as piece:
             if piece is None:
                 raise _GoneError
@@ -272,7 +287,14 @@ class StoredRun:
                 _, end = numbers_of(name) or (0, 0)
                 if end <= state.last:
                     continue
-                self._apply_earlier(session.number, name, state)
+                try:
+                    self._apply_earlier(session.number, name, state)
+                except (_GoneError, _LostBytesError) as error:
+                    if self._lost is None:
+                        raise
+                    reason = str(error) or "it is not there any more"
+                    state.lost[self.name_of(session.number, name)] = reason
+                    state.last = end
                 if state.session == known or not before:
                     # Who is interrupted goes on from here.
                     state.save(self.folder, self.stream)
@@ -296,35 +318,46 @@ class StoredRun:
         about = piece.about
         for path in about.parts if with_plain or not about.has_ended else ():
             if not place_inside(self.folder, path).exists():
-                self.download(path)
+                self._take(path, None, state)
         if about.has_ended and not about.needs:
             # It has everything, or names the objects that do.
             state.last = max(state.last, about.first - 1)
         apply_piece(self.folder, state, piece)
-        for path in about.plain or {}:
-            if state.files.get(path) == about.files.get(path):
+        for path, crc32 in (about.plain or {}).items():
+            if state.files.get(path) == about.files.get(path) and path not in state.skipped:
                 continue
             if with_plain:
-                self._take_plain(path, about)
+                self._take(path, crc32, state)
                 state.files[path] = about.files[path]
+                state.skipped.pop(path, None)
             else:
                 # Rows of before would be taken for all of them.
                 state.files.pop(path, None)
                 place_inside(self.folder, path).unlink(missing_ok=True)
         state.save(self.folder, self.stream)
 
-    def _take_plain(self, path: str, about: Piece) -> None:
+    def _take(self, path: str, crc32: int | None, state: FolderState) -> None:
         """Downloads a file that is an object of its own, and compares it with what the last piece says."""
-        self.download(path)
-        with closing(open_regular(place_inside(self.folder, path))) as fd:
-            if about.plain is not None and crc32_of(fd) != about.plain[path]:
-                raise _LostBytesError(f"{path} has other bytes than the last piece says")
+        target = place_inside(self.folder, path)
+        try:
+            self.download(path)
+            with closing(open_regular(target)) as fd:
+                if crc32 is not None and crc32_of(fd) != crc32:
+                    raise _LostBytesError(f"{path} has other bytes than the last piece says")
+        except (UploadError, PieceError) as error:
+            is_tried = self._lost is not None or isinstance(error, UploadError)
+            if not (self._is_partial and is_tried):
+                raise
+            state.lost[path] = redact_text(str(error))
+            # A reader counts the parts: it tells by itself that one is missing.
+            if crc32 is not None or not isinstance(error, FileNotFoundError):
+                mark_unreadable(target, state.lost[path])
 
     def download(self, path: str) -> None:
         """Downloads an object that is a plain file of the run to its place in the folder."""
         target = place_inside(self.folder, path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        download_file(self._prefix + path, target, store=self._store, overwrite=True, progress_bar=False)
+        download_file(self.prefix + path, target, store=self._store, overwrite=True, progress_bar=False)
 
     @contextlib.contextmanager
     def _piece(self, session: int, name: str) -> Iterator[OpenPiece | None]:
@@ -334,7 +367,7 @@ class StoredRun:
             max_size=_IN_MEMORY_BYTES, dir=str(self.folder), prefix=".piece.", suffix=".tmp"
         ) as file:
             try:
-                for chunk in self._store.get(self._prefix + self.name_of(session, name)):
+                for chunk in self._store.get(self.prefix + self.name_of(session, name)):
                     file.write(chunk)
             except FileNotFoundError:
                 yield None
@@ -344,7 +377,7 @@ class StoredRun:
 
     def _read(self, name: str, most: int) -> bytes:
         data = b""
-        for chunk in self._store.get(self._prefix + name):
+        for chunk in self._store.get(self.prefix + name):
             data += chunk
             if len(data) > most:
                 raise ValueError(f"{name} is too large")

@@ -1,8 +1,7 @@
 """Exports runs, all their metrics, or the rows of one run to one file: CSV, JSON lines, or Parquet.
 
 Runs are read one at a time, in blocks, so memory does not grow with the export. A file is written under a
-temporary name and renamed when it is complete. Parquet needs pyarrow: `pip install
-"training-destinations[query]"`.
+temporary name and renamed when it is complete.
 """
 
 import contextlib
@@ -22,7 +21,6 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 import attrs
 
 from destinations.run_directory.layout import (
-    INSTALL_PYARROW,
     OWN_COLUMNS,
     format_cells,
     header_line,
@@ -89,7 +87,6 @@ def export_runs(
     Raises:
         ValueError: the format is unknown.
         FileExistsError: the file exists, and `overwrite` is False.
-        ImportError: pyarrow is not installed, for Parquet.
     """
     target = _Target.of(destination, format, overwrite=overwrite)
     now = clock()
@@ -147,7 +144,6 @@ def export_metrics(
     Raises:
         ValueError: the format is unknown.
         FileExistsError: the file exists, and `overwrite` is False.
-        ImportError: pyarrow is not installed, for Parquet.
     """
     target = _Target.of(destination, format, overwrite=overwrite)
     runs = list(runs)
@@ -202,7 +198,6 @@ def export_rows(
         ValueError: the format is unknown, or the run is one of a dataset, which has values and no rows.
         FileExistsError: the file exists, and `overwrite` is False.
         OSError: a file of the run cannot be read.
-        ImportError: pyarrow is not installed, for Parquet.
     """
     if type(run) is not Run:
         raise ValueError(f"run {run.run_id} is of a dataset, which has no rows. Use export_metrics.")
@@ -408,22 +403,11 @@ def _csv_cell(value: Any) -> Any:
 # Parquet.
 
 
-def _pyarrow() -> Any:
-    """Returns pyarrow with its module `parquet`.
-
-    Raises:
-        ImportError: it is not installed.
-    """
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ImportError(f"Parquet needs pyarrow. {INSTALL_PYARROW}, or export CSV.") from error
-    return pyarrow
-
-
 def _write_parquet_points(blocks: "Iterable[tuple[str, Block]]", target: Any, *, has_writers: bool) -> int:
     """Writes the points in row groups of a million."""
-    pa = _pyarrow()
+    import pyarrow as pa
+    import pyarrow.parquet
+
     schema = pa.schema(
         [
             ("run_id", pa.string()),
@@ -478,10 +462,12 @@ def _points_table(pa: Any, schema: Any, run_id: str, block: "Block") -> Any:
 
 def _write_parquet_blocks(blocks: "Iterable[Block]", names: list[str], target: Any) -> int:
     """Writes rows, which have these metrics and the epoch, in row groups of some million values."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
     from destinations.run_directory.blocks import MISSING_STEP
     from destinations.run_directory.parquet import distinct_names
 
-    pa = _pyarrow()
     columns = distinct_names(map(clean_text, (*OWN_COLUMNS, *names)))
     schema = pa.schema([(name, pa.float64() if at else pa.int64()) for at, name in enumerate(columns)])
     encodings = dict.fromkeys(columns[1:], "BYTE_STREAM_SPLIT") | {columns[0]: "DELTA_BINARY_PACKED"}
@@ -506,9 +492,11 @@ def _write_parquet_blocks(blocks: "Iterable[Block]", names: list[str], target: A
 
 
 def _write_parquet_rows(rows: list[dict[str, Any]], names: list[str], target: Any) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet
+
     from destinations.run_directory.parquet import distinct_names
 
-    pa = _pyarrow()
     columns = [_arrow_column(pa, name, [row.get(name) for row in rows]) for name in names]
     pa.parquet.write_table(
         pa.table(columns, distinct_names(map(clean_text, names))), target, compression="zstd"

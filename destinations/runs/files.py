@@ -1,18 +1,28 @@
 """Reads untrusted files of JSON: one object, or one object per line, of which some may be torn or damaged."""
 
 import contextlib
+import errno
 import functools
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 from destinations.kinds.line import file_inside, number_of, path_inside, whole_of
 from destinations.run_directory.layout import is_shallow
 from destinations.runs.budget import spend
-from uploads.disk import MAX_DOCUMENT_BYTES, open_regular, read_regular, rename_new
+from uploads.disk import (
+    ABSENT,
+    MAX_DOCUMENT_BYTES,
+    UnreadableError,
+    open_regular,
+    read_regular,
+    rename_new,
+)
 
 __all__ = [
     "clean_text",
@@ -42,14 +52,6 @@ def _integer(digits: str) -> float:
 
 
 _loads = functools.partial(json.loads, parse_int=_integer)
-_fast_loads: Callable[[bytes], Any]
-_fast_dumps: Callable[[Any], bytes] | None
-try:
-    import orjson
-except ImportError:
-    _fast_loads, _fast_dumps = _loads, None
-else:
-    _fast_loads, _fast_dumps = orjson.loads, orjson.dumps
 
 
 def read_object(raw: bytes) -> dict[str, Any]:
@@ -60,7 +62,7 @@ def read_object(raw: bytes) -> dict[str, Any]:
     """
     try:
         try:
-            data = _fast_loads(raw)
+            data = orjson.loads(raw)
         except ValueError:
             # orjson rejects NaN, lone surrogates, and integers beyond 64 bits.
             data = _loads(raw)
@@ -74,13 +76,11 @@ def read_object(raw: bytes) -> dict[str, Any]:
 
 
 def write_json(value: Any) -> str:
-    """Returns compact JSON; non-finite numbers are `null` with orjson, and `NaN` and the like without."""
-    if _fast_dumps is not None:
-        try:
-            return _fast_dumps(value).decode()
-        except TypeError:  # An integer beyond 64 bits.
-            pass
-    return _dumps(value)
+    """Returns compact JSON; numbers that are not finite are mostly `null`."""
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:  # An integer beyond 64 bits.
+        return _dumps(value)
 
 
 def clean_text(text: str) -> str:
@@ -109,7 +109,7 @@ def json_lines(path: Path, *, with_torn: bool = False) -> Iterator[dict[str, Any
     """
     try:
         fd = open_regular(path)
-    except (FileNotFoundError, NotADirectoryError):
+    except ABSENT:
         return
     with os.fdopen(fd, "rb") as file:
         is_beyond = False
@@ -138,11 +138,19 @@ def _object(raw: bytes) -> dict[str, Any] | None:
 
 
 def read_object_file(path: Path) -> dict[str, Any]:
-    """Reads a file of one JSON object; returns an empty one if the file is missing or damaged."""
+    """Reads a file of one JSON object; returns an empty one if there is no file.
+
+    Raises:
+        UnreadableError: it is damaged.
+        OSError: it cannot be read.
+    """
     try:
-        return _object(read_regular(path)) or {}
-    except OSError:
+        found = _object(read_regular(path))
+    except ABSENT:
         return {}
+    if found is None:
+        raise UnreadableError(errno.EIO, "it is damaged: no JSON object", str(path))
+    return found
 
 
 def metric_of(value: Any) -> float | None:

@@ -2,6 +2,7 @@
 
 import re
 
+from destinations.history.sessions import SESSIONS, SESSIONS_FOLDER
 from destinations.kinds import indexes, record_folders
 from destinations.run_directory.layout import (
     ABANDONED_FOLDER,
@@ -11,7 +12,6 @@ from destinations.run_directory.layout import (
     HPARAMS,
     JOURNAL_FOLDER,
     PARTS_FOLDER,
-    SESSIONS,
     SIDECAR,
     SUMMARY,
     TIME_FOLDER,
@@ -36,6 +36,7 @@ KNOWN = re.compile(
             LOCK.pattern,
             rf"{ABANDONED_FOLDER}/\.?metrics(\.rank\d+)?\.step-?\d+(\.[0-9a-f]+\.csv|\.tmp)",
             rf"{TIME_FOLDER}/(rank|spans|slow)-\d+\.csv",
+            rf"{SESSIONS_FOLDER}/\.?\d{{4,}}-[0-9a-f]+\.[\w.-]+",
             rf"{PARTS_FOLDER}/metrics(\.rank\d+)?/(\d+\.(csv|npy|parquet)|\.[\w.-]+\.tmp)",
             rf"{JOURNAL_FOLDER}/rank\d+/(\d+\.journal|position\.json|spare[\w.-]*|\.[\w.-]+\.tmp)",
             r"\.(sidecar|summary|hparams|environment|sessions|edits|metrics|reserve)[\w.-]*\.tmp",
@@ -48,7 +49,8 @@ KNOWN = re.compile(
 FOLDERS = re.compile(
     rf"({_OF_WRITER}/)?("
     rf"({'|'.join(record_folders())})(/.*)?"
-    rf"|{ABANDONED_FOLDER}|{JOURNAL_FOLDER}(/rank\d+)?|{TIME_FOLDER}|{PARTS_FOLDER}(/metrics(\.rank\d+)?)?"
+    rf"|{ABANDONED_FOLDER}|{JOURNAL_FOLDER}(/rank\d+)?|{TIME_FOLDER}|{SESSIONS_FOLDER}"
+    rf"|{PARTS_FOLDER}(/metrics(\.rank\d+)?)?"
     rf")|{WRITERS_FOLDER}|{_OF_WRITER}"
 )
 """Folders of a run."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import attrs
 
+from destinations.history.sessions import read_sessions, session_path
 from destinations.kinds import RecordAccess
 from destinations.run_directory.layout import (
     ENVIRONMENT,
@@ -263,22 +264,55 @@ class Run(RecordAccess):
 
     @property
     def environment(self) -> dict[str, Any]:
-        """The content of `environment.json`: host, code, packages, hardware, ranks; empty if missing."""
+        """The content of `environment.json`: host, code, packages, hardware, ranks; empty if missing.
+
+        Raises:
+            OSError: it is damaged, or cannot be read.
+        """
         return read_object_file(self.path / ENVIRONMENT)
 
     @property
     def sessions(self) -> list[dict[str, Any]]:
-        """One entry per process that wrote to the run, oldest first."""
-        from destinations.run_directory.documents import SessionLog
+        """One entry per process that wrote to the run, oldest first.
 
-        try:
-            return [line for line in SessionLog.read(self.path) if is_shallow(line)]
-        except OSError:
-            return []
+        Raises:
+            OSError: `sessions.jsonl` cannot be read.
+        """
+        return [line for line in read_sessions(self.path) if is_shallow(line)]
+
+    def configuration(self, session: str | int) -> dict[str, Any]:
+        """Returns what a session was started with, also one that no longer belongs to the run.
+
+        Args:
+            session: its id, or its number.
+
+        Returns:
+            The "hyperparameters" that it was given, nested, and its "environment"; empty where it had none.
+
+        Raises:
+            ValueError: the run has no such session, or an earlier version wrote it, which kept only
+                those of the newest.
+        """
+        from destinations.run_directory.documents import read_hparams
+
+        lines = self.sessions
+        wanted = [one for one in lines if session in {one.get("session"), one.get("number")}]
+        if not wanted:
+            known = ", ".join(f"{one.get('number', '?')} ({one.get('session')})" for one in lines)
+            raise ValueError(f"session must be one of {known}, got {session!r}.")
+        hyperparameters: dict[str, Any] = {}
+        with contextlib.suppress(FileNotFoundError):
+            hyperparameters = read_hparams(session_path(self.path, wanted[-1], HPARAMS))
+        environment = read_object_file(session_path(self.path, wanted[-1], ENVIRONMENT))
+        return {"hyperparameters": hyperparameters, "environment": environment}
 
     @property
     def receipt(self) -> dict[str, Any]:
-        """The cost of logging in the last session; empty if unknown."""
+        """The cost of logging in the last session; empty if unknown.
+
+        Raises:
+            OSError: the sidecar is damaged, or cannot be read.
+        """
         overhead = read_object_file(self.path / SIDECAR).get("overhead")
         return overhead if isinstance(overhead, dict) else {}
 

@@ -782,5 +782,10 @@ class _RunList(list[Run]):
         super().__init__(found)
         self._origin = origin
 
+    @property
+    def report(self) -> ScanReport:
+        """The report of the scan that found them."""
+        return self._origin.report
+
     def _repr_html_(self) -> str:
         return self._origin.html_of([run.record for run in self[:_SHOWN]], len(self))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 import attrs
 
 from destinations.run_directory.layout import WRITERS_FOLDER, is_writer_name, writer_path
+from uploads.disk import ABSENT
 
 from .errors import WriterNotFoundError
 
@@ -92,7 +93,11 @@ def streams_of(run_dir: Path, writer: str | None = None) -> list[Stream]:
 
 
 def writers_of(run_dir: str | Path) -> list[str]:
-    """Returns the names of the writers of a run, sorted; costs one system call where there are none."""
+    """Returns the names of the writers of a run, sorted; costs one system call where there are none.
+
+    Raises:
+        OSError: they cannot be listed.
+    """
     folder = f"{run_dir}/{WRITERS_FOLDER}"
     # Most runs have none, and an exception costs three times as much.
     if not os.access(folder, os.F_OK):
@@ -100,10 +105,7 @@ def writers_of(run_dir: str | Path) -> list[str]:
     try:
         with os.scandir(folder) as entries:
             names = writer_names((one.name, one.is_dir(follow_symlinks=False)) for one in entries)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        _log.warning("the writers of run %s cannot be listed: %s", run_dir, error)
+    except ABSENT:
         return []
     if len(names) > MAX_WRITERS:
         _log.warning("run %s has %d writers: the first %d are read", run_dir, len(names), MAX_WRITERS)

@@ -1,16 +1,18 @@
 """Answers as strict JSON: what a number that is not finite becomes, and the bytes."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 __all__ = ["encode", "plain", "shown"]
 
 # JavaScript rounds larger integers.
 _MAX_SAFE = (1 << 53) - 1
 
-_dumps: Callable[[Any], bytes]
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
 def shown(value: Any) -> Any:
@@ -42,20 +44,9 @@ def _dump_plain(value: Any) -> bytes:
     return json.dumps(found, allow_nan=False, separators=(",", ":")).encode()
 
 
-try:
-    import orjson
-except ImportError:
-    _dumps = _dump_plain
-else:
-    _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
-
-    def _dumps(value: Any) -> bytes:
-        try:
-            return orjson.dumps(value, option=_OPTIONS)
-        except TypeError:  # An integer beyond 64 bits, a lone surrogate, an array that is not contiguous.
-            return _dump_plain(value)
-
-
 def encode(answer: Any) -> bytes:
     """Returns an answer as strict JSON; numbers that are not finite are null."""
-    return _dumps(answer)
+    try:
+        return orjson.dumps(answer, option=_OPTIONS)
+    except TypeError:  # An integer beyond 64 bits, a lone surrogate, an array that is not contiguous.
+        return _dump_plain(answer)

@@ -14,7 +14,7 @@ import numpy as np
 
 from destinations.run_directory.blocks import MISSING_STEP
 from destinations.run_directory.layout import writer_path
-from destinations.run_directory.part_index import OF_COLUMN
+from destinations.run_directory.parquet import OF_COLUMN
 from destinations.runs import BudgetError, MetricNotFoundError, Run, RunsError
 from destinations.runs.budget import spend
 from destinations.runs.content.ranks import band_of, furthest
@@ -382,8 +382,8 @@ def _with_closed(frame: MetricRows, column: str, axis: Axis, began_at: float | N
         first, last = _extent_of(one, axis, began_at, x_column)
         if axis.kind == "step":
             first, last = _own_steps(of_column, first, last)
-        ends = np.asarray(one.index.of_rows("end"))
-        sizes = np.diff(ends, prepend=len(one.header))
+        rows = np.asarray(one.index.of_rows("rows"))
+        sizes = one.nbytes * rows / rows.sum()
         there = np.flatnonzero((of_column[0] > 0) & ~np.isnan(first))
         fields.append(of_column[:, there])
         firsts.append(first[there])

@@ -20,7 +20,8 @@ import numpy as np
 
 from destinations.run_directory.blocks import Block, block_of_rows, blocks_of, read_blocks, without_abandoned
 from destinations.run_directory.layout import OWN_COLUMNS, column_of, parse_header, writer_path
-from destinations.run_directory.part_index import PartIndex, indexed_columns, is_cut
+from destinations.run_directory.parquet import ENTRY_ROWS, indexed_columns
+from destinations.run_directory.part_index import PartIndex, is_cut
 from destinations.run_directory.reader import (
     CsvSnapshot,
     MetricsSnapshot,
@@ -81,7 +82,7 @@ class ClosedPart:
     Attributes:
         part: where it is.
         header: its first line.
-        nbytes: of the CSV, also where Parquet has replaced it.
+        nbytes: of the CSV that it was: its rows take as much memory, more or less.
         names: of its metrics.
         columns: of its index, as it is on the disk.
         index: of its rows, and of the columns that were asked for.
@@ -98,7 +99,7 @@ class ClosedPart:
     def of(cls, part: Part, before: "ClosedPart | None") -> "ClosedPart":
         """Opens a part; `before` is another one, of which what is the same is not held twice."""
         with contextlib.closing(part.open()) as file:
-            index = PartIndex.read(part.index_path, file, ()) or PartIndex.of(file)
+            index = PartIndex.read(file, ())
             if before is not None and before.header == file.header:
                 return cls(part, before.header, file.end, before.names, before.columns, index)
             names = [name for name in parse_header(file.header) if name not in OWN_COLUMNS]
@@ -113,7 +114,7 @@ class ClosedPart:
             return self
         with contextlib.closing(self.part.open()) as file:
             wanted = [*missing, *(held if len(held) <= _HELD_COLUMNS else columns)]
-            index = PartIndex.read(self.part.index_path, file, wanted) or PartIndex.of(file)
+            index = PartIndex.read(file, wanted)
         return attrs.evolve(self, index=index)
 
     def read(self, entries: slice, columns: Sequence[str], *, with_time: bool) -> Iterator[Block]:
@@ -123,7 +124,7 @@ class ClosedPart:
             OSError: it cannot be read.
         """
         with contextlib.closing(self.part.open()) as file:
-            start, end = self.index.span(file, entries)
+            start, end = entries.start * ENTRY_ROWS, entries.stop * ENTRY_ROWS
             yield from _within_budget(blocks_of(file, columns, start=start, end=end, with_time=with_time))
 
 
@@ -348,10 +349,6 @@ class _RankColumns:
 
     def _update_closed(self, snapshot: MetricsSnapshot) -> tuple[ClosedPart, ...]:
         """Returns the closed parts if there are so many that their rows are not held, else none."""
-        # Rows take in memory what they take as CSV, more or less; of Parquet only the file says that.
-        sizes = [part.identity[2] for part in snapshot.parts if part.identity]
-        if sum(sizes) <= MAX_HELD_BYTES and not any(part.is_parquet for part in snapshot.parts):
-            return ()
         held, self._closed, before = self._closed, {}, None
         for part in snapshot.parts:
             self._closed[part] = before = held.get(part) or ClosedPart.of(part, before)

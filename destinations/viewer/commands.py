@@ -132,7 +132,8 @@ def _opened(roots: list[str], session: Any, opened: contextlib.ExitStack) -> tup
     if not runs.copies:
         return runs, ""
     for copy in runs.copies:
-        _note_left_out(copy.left_out, session)
+        unreadable = [f"{name}: {reason}" for name, reason in copy.unreadable.items()]
+        _note_left_out([*filter(None, [copy.unlisted]), *unreadable], session)
     return runs, redact_text(roots[0].partition("?")[0])
 
 

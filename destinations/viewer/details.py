@@ -6,7 +6,7 @@ All reading is that of `destinations.runs`. Nothing here knows HTTP.
 import contextlib
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +62,20 @@ _CLOUD_FACTOR = 3
 def details(catalog: Catalog, run: Run) -> dict[str, Any]:
     """Returns the answer of `/api/runs/ID`."""
     record = run.record
-    environment = run.environment
-    sidecar = read_object_file(run.path / SIDECAR)
-    return {
+    unreadable: list[dict[str, Any]] = []
+
+    def read(what: str, ask: Callable[[], Any], default: Any) -> Any:
+        """Returns what is read, or the default, with an error that says why."""
+        try:
+            return ask()
+        except OSError as error:
+            unreadable.append({"kind": "problem", "text": f"{what} cannot be read: {error}", "count": 1})
+            return default
+
+    environment = read("environment", lambda: run.environment, {})
+    sidecar = read("sidecar", lambda: read_object_file(run.path / SIDECAR), {})
+    sessions = read("sessions", lambda: run.sessions[-_MAX_SESSIONS:], [])
+    answer = {
         **catalog.row(record),
         "ended_at": record.ended_at,
         "updated_at": record.updated_at,
@@ -73,25 +84,31 @@ def details(catalog: Catalog, run: Run) -> dict[str, Any]:
         "checkpoint_path": record.checkpoint_path,
         "folder": run.place,
         "hyperparameters": plain(run.hyperparameters),
-        **_summary(run),
-        "metrics": _names_or_none(run),
-        "ranks": run.ranks(),
-        "writers": [attrs.asdict(one) for one in writer_states(run, catalog.clock())],
+        **read("summary", lambda: _summary(run), {"summary": {}, "summary_orders": {}}),
+        "metrics": read("metrics", run.metric_names, []),
+        "ranks": read("ranks", run.ranks, []),
+        "writers": read("writers", lambda: _writers(run, catalog.clock()), []),
         "environment": plain(environment),
         "git": plain(environment.get("git")),
-        "sessions": plain(run.sessions[-_MAX_SESSIONS:]),
-        "branches": _branches(run),
-        "checkpoints": _checkpoints(run),
-        "artifacts": _artifacts(run),
-        "errors": [*_errors(run, sidecar), *_errors_of_writers(run)],
-        "flight": _flight(run),
-        "time": _time(run),
-        "overhead": plain(run.receipt),
+        "sessions": plain(sessions),
+        "branches": read("branches", lambda: _branches(run), []),
+        "checkpoints": read("checkpoints", lambda: _checkpoints(run), []),
+        "artifacts": read("artifacts", lambda: _artifacts(run), []),
+        "flight": read("flight records", lambda: _flight(run), {"summary": [], "ranks": []}),
+        "time": read("time", lambda: _time(run), None),
+        "overhead": plain(overhead if isinstance(overhead := sidecar.get("overhead"), dict) else {}),
         "lost": plain(sidecar.get("lost") or {}),
-        "media": _media_index(run),
-        "damaged_lines": run.damaged_lines(),
-        "logs": [str(path.relative_to(run.path)) for path in _logs(run)],
+        "media": read("media", lambda: _media_index(run), {}),
+        "damaged_lines": read("indexes", run.damaged_lines, {}),
+        "logs": read("logs", lambda: [str(path.relative_to(run.path)) for path in _logs(run)], []),
     }
+    errors = _errors(run, sidecar, sessions)
+    errors += read("writers", lambda: _errors_of_writers(run), [])
+    return {**answer, "errors": [*errors, *unreadable]}
+
+
+def _writers(run: Run, now: float) -> list[dict[str, Any]]:
+    return [attrs.asdict(one) for one in writer_states(run, now)]
 
 
 def _summary(run: Run) -> dict[str, Any]:
@@ -102,13 +119,6 @@ def _summary(run: Run) -> dict[str, Any]:
     }
     orders = {name: orders_of(values) for name, values in {"metric": found, **columns}.items()}
     return {"summary": plain(found), "summary_orders": orders}
-
-
-def _names_or_none(run: Run) -> list[str]:
-    try:
-        return run.metric_names()
-    except OSError:
-        return []
 
 
 def _branches(run: Run) -> list[dict[str, Any]]:
@@ -174,13 +184,15 @@ def _artifacts(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def _errors(run: Run, sidecar: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _errors(
+    run: Run, sidecar: Mapping[str, Any], sessions: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
     errors = []
     if run.record.problem:
         errors.append({"kind": "problem", "text": run.record.problem, "count": 1})
     errors += [
         {"kind": "exception", "text": str(session["exception"]), "count": 1}
-        for session in run.sessions[-_MAX_SESSIONS:]
+        for session in sessions
         if session.get("exception")
     ]
     overhead = sidecar.get("overhead")
@@ -211,7 +223,7 @@ def _errors_of_writers(run: Run) -> list[dict[str, Any]]:
     return [
         {**error, "text": f"writer {one.path.name}: {error['text']}"}
         for one in run.writer_runs()
-        for error in _errors(one, read_object_file(one.path / SIDECAR))
+        for error in _errors(one, read_object_file(one.path / SIDECAR), one.sessions[-_MAX_SESSIONS:])
     ]
 
 
@@ -480,8 +492,8 @@ def compare(runs: Sequence[tuple[str, Run]], cache: ColumnCache) -> dict[str, An
 
 def _part(one: Run, other: Run, cache: ColumnCache) -> dict[str, Any]:
     """Returns the first step at which each metric of both runs differs, and how many were not read."""
-    others = set(_names_or_none(other))
-    names = [name for name in _names_or_none(one) if name in others]
+    others = set(other.metric_names())
+    names = [name for name in one.metric_names() if name in others]
     steps: dict[str, int | None] = {}
     read = 0
     # Where the budget of the answer is used up, it says so.

@@ -9,7 +9,7 @@ from starlette.responses import FileResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from destinations.runs.files import path_inside
-from uploads.disk import open_regular
+from uploads.disk import UnreadableError, open_regular
 
 __all__ = ["TYPES", "OpenFile", "page_file", "plotly_file", "run_file"]
 
@@ -93,12 +93,15 @@ def run_file(run_dir: Path, relative: str) -> OpenFile:
     """Returns a file of a run.
 
     Raises:
+        UnreadableError: the store of the run does not give it.
         FileNotFoundError: it is missing, hidden, a link, not a regular file, or outside the run.
     """
     try:
         path = path_inside(run_dir, relative)
         is_hidden = any(part.startswith(".") for part in path.relative_to(run_dir).parts)
         fd = -1 if is_hidden else open_regular(path)
+    except UnreadableError:
+        raise
     except (OSError, ValueError):
         fd = -1
     if fd < 0:

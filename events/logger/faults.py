@@ -142,7 +142,7 @@ class Faults:
         """Returns a hook of a destination with its failures caught.
 
         What `init` raises propagates if it is a `RecordError`, for the destination was set up wrongly, or if
-        the run requires the destination.
+        the run requires the destination. So does a `RecordError` of a later hook by which it could not open.
         """
 
         def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -152,7 +152,10 @@ class Faults:
                 hook(*args, **kwargs)
             except BaseException as error:  # that is what this class is for
                 is_required = getattr(destination, "require", False)
-                if action == "init" and (is_required or isinstance(error, RecordError)):
+                is_set_up_wrongly = isinstance(error, RecordError) and (
+                    action == "init" or getattr(destination, "cannot_open", False)
+                )
+                if is_set_up_wrongly or (action == "init" and is_required):
                     raise
                 self.failed(destination, action, error)
             else:

@@ -1,4 +1,4 @@
-"""What draining takes: `python -m tests.benchmarks.drain ROWS METRICS [plain]`; `plain` does without orjson.
+"""What draining takes: `python -m tests.benchmarks.drain ROWS METRICS`.
 
 The processor time of the draining thread alone, with nothing else at work in the process; the best of three
 runs.
@@ -37,8 +37,6 @@ def seconds_to_drain(rows: int, metrics: int) -> float:
 
 
 if __name__ == "__main__":
-    if "plain" in sys.argv:
-        sys.modules["orjson"] = None  # type: ignore[assignment]  # as if it were not installed
     count, width = int(sys.argv[1]), int(sys.argv[2])
     best = min(seconds_to_drain(count, width) for _ in range(3))
     print(

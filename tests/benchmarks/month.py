@@ -2,9 +2,8 @@
 
 At scale 1: 30 million rows of 50 metrics, 3,000 checkpoints (small files in their place), 200,000 pictures.
 The default is 1/200. Everything is measured at the scale and at a quarter of it, each in a process of its
-own, and read from the disk: what grows by more than the run does is marked. Then the closed parts become
-Parquet, and what reads them is measured again. At scale 1 the folder takes some 30 GB; `BENCHMARK_FOLDER` says
-where it is meanwhile.
+own, and read from the disk: what grows by more than the run does is marked. At scale 1 the folder takes some 6 GB;
+`BENCHMARK_FOLDER` says where it is meanwhile.
 """
 
 import json
@@ -19,10 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from destinations import Artifacts, RunDirectory
-from destinations.run_directory.conversion import convert_parts
 from destinations.run_directory.reader import last_rows
 from destinations.runs import open_runs
-from destinations.runs.summary import computed_summary
 from events import Run
 
 from .timing import Row, print_table
@@ -81,17 +78,7 @@ FIGURES = (
     ("reopened for writing", "s"),
     ("memory of the reader", "MiB"),
     ("memory of the page's server", "MiB"),
-    ("processor time to make Parquet of the parts", "s"),
-    ("size with Parquet", "MiB"),
-    ("Parquet: summary of all metrics, from the rows", "s"),
-    ("Parquet: one series, all steps", "s"),
-    ("Parquet: last 100 rows", "s"),
-    ("Parquet: page: first chart", "s"),
-    ("Parquet: page: zoom to 1,000 steps", "s"),
-    ("Parquet: memory of the reader", "MiB"),
-    ("Parquet: memory of the page's server", "MiB"),
 )
-OF_PARQUET = "Parquet: "
 
 
 def _in_child(scale: float) -> dict:
@@ -110,8 +97,7 @@ def _in_child(scale: float) -> dict:
 
 def _destinations(folder: Path):
     return [
-        # Converted afterwards: rows are written so much faster than in a month that it would not be done in time.
-        RunDirectory(folder / "run", if_exists="resume", parts="csv"),
+        RunDirectory(folder / "run", if_exists="resume"),
         Artifacts(folder / "store", spool=folder / "spool", free_bytes=0, isolation="threads"),
     ]
 
@@ -172,20 +158,6 @@ def _sizes(folder: Path) -> tuple[int, int]:
     return rows, sum(sizes.values()) - rows
 
 
-def convert(folder: Path, scale: float) -> dict:
-    """Turns the parts into Parquet, as the process beside a run does."""
-    del scale
-    _forget(folder)
-    started = time.process_time()
-    for part, reason in convert_parts(folder / "run", 0):
-        assert not reason, (part, reason)
-    taken = time.process_time() - started
-    return {
-        "processor time to make Parquet of the parts": taken,
-        "size with Parquet": _sizes(folder)[0] / (1 << 20),
-    }
-
-
 def _forget(folder: Path) -> None:
     """Has the run on the disk only: else the memory of the machine would decide how much of it is read from there."""
     os.sync()
@@ -211,25 +183,6 @@ def read(folder: Path, scale: float) -> dict:
     assert len(images) == max(PARTS, int(scale * PICTURES))
     assert len(last) == 100
     return {**found, "memory of the reader": _own_mib()}
-
-
-def of_parquet(found: dict) -> dict:
-    """Returns the figures that Parquet may change, by their names there."""
-    names = [name.removeprefix(OF_PARQUET) for name, _ in FIGURES if name.startswith(OF_PARQUET)]
-    return {f"{OF_PARQUET}{name}": found[name] for name in names if name in found}
-
-
-def read_again(folder: Path, scale: float) -> dict:
-    """Reads Parquet as a notebook does; the summary as if `summary.json` were not there."""
-    _forget(folder)
-    taken, summary = _timed(lambda: computed_summary(folder / "run", 0))
-    assert len(summary) == METRICS
-    return of_parquet({**read(folder, scale), "summary of all metrics, from the rows": taken})
-
-
-def page_again(folder: Path, scale: float) -> dict:
-    """Reads Parquet as the page does."""
-    return of_parquet(page(folder, scale))
 
 
 def page(folder: Path, scale: float) -> dict:
@@ -271,9 +224,6 @@ MEASURES = {
     "write": write,
     "read": read,
     "page": page,
-    "convert": convert,
-    "read again": read_again,
-    "page again": page_again,
     "reopen": reopen,
 }
 

@@ -84,10 +84,6 @@ class RecordingDisk(Disk):
         super().replace(source, target)
         self.changes.append(("rename", self._name(source), self._name(target)))
 
-    def link(self, source: Path, target: Path) -> None:
-        super().link(source, target)
-        self.changes.append(("name", self._name(target), self._files[target.stat().st_ino]))
-
     def unlink(self, path: Path | str) -> None:
         super().unlink(path)
         self.changes.append(("unlink", self._name(path)))
@@ -100,14 +96,6 @@ class RecordingDisk(Disk):
     def remove_folder(self, path: Path) -> None:
         super().remove_folder(path)
         self.changes.append(("unlink", self._name(path)))
-
-
-class DiskWithoutLinks(RecordingDisk):
-    """A file system on which each file has one name."""
-
-    def link(self, source: Path, target: Path) -> None:
-        """Raises OSError."""
-        raise OSError(errno.EPERM, "no hard links", str(source))
 
 
 class DiskThatFailsOnce(RecordingDisk):
@@ -154,10 +142,6 @@ class DiskThatFailsOnce(RecordingDisk):
         self._may_fail()
         super().replace(source, target)
 
-    def link(self, source: Path, target: Path) -> None:
-        self._may_fail()
-        super().link(source, target)
-
     def unlink(self, path: Path | str) -> None:
         self._may_fail()
         super().unlink(path)
@@ -177,8 +161,6 @@ class CrashedDisk:
         match change:
             case ("link", path, number):
                 self._synced[number], self._writes[number] = bytearray(), []
-                self._rename(path, ("set", number))
-            case ("name", path, number):
                 self._rename(path, ("set", number))
             case ("folder", path):
                 self._names[path], self._renames[path] = {}, []

@@ -39,15 +39,9 @@ def late_step(number: int) -> int:
 
 
 class SmallParts(RunDirectory):
-    """Closes parts of some kilobytes, which become Parquet whatever else is at work on the machine."""
+    """Closes parts of some kilobytes."""
 
     _part_bytes = 12_000
-    _least_parquet_bytes = 1
-
-    def init(self, state: State, logger: Logger) -> None:
-        super().init(state, logger)
-        converter = self._writer._converter
-        converter._look_seconds, converter._nice = 0.0, 0
 
 
 def log_rows(

@@ -193,7 +193,7 @@ def test_a_machine_that_was_stopped_for_long_changes_nothing_of_its_successor(mo
     uri = moto.uri(f"{prefix}/killed")
     first, second = Machine("-", tmp_path / "one"), Machine("-", tmp_path / "two")
     first.begin(uri)
-    _wait_for(lambda: len(first.logged) > 60)
+    _wait_for(lambda: len(first.logged) > 60 and rows_in(uri, "-", tmp_path / "copy")[0])
     send_signal(tmp_path / "one", signal.SIGSTOP)
     time.sleep(1.0)
     before, _ = rows_in(uri, "-", tmp_path / "copy")

@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import functools
 import json
 import os
 import random
@@ -21,13 +20,11 @@ import pytest
 
 from destinations import RunDirectory
 from destinations.run_directory import RunInUseError, read_rows, read_series
-from destinations.run_directory.conversion import convert_parts
 from destinations.run_directory.folder import WriterLock
 from destinations.run_directory.frames import MAGIC
 from destinations.run_directory.layout import POSITION, journal_path, segment_paths
 from events import Engine, Logger, State
 from tests.effort import times
-from tests.waiting import until
 
 CHILD = Path(__file__).with_name("run_directory_child.py")
 KILLS_OF_A_BLOCK = 10
@@ -207,50 +204,18 @@ def parts_of(folder: Path, suffix: str) -> list[Path]:
     return sorted((folder / "parts" / "metrics").glob(f"[0-9]*{suffix}"))
 
 
-def converters_of(folder: Path) -> list[int]:
-    """Returns the processes that convert parts of a run."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            is_ours = b"destinations.run_directory.conversion" in (process / "cmdline").read_bytes()
-            opened = {str(path.readlink()) for path in (process / "fd").iterdir()} if is_ours else ()
-            if any(path.startswith(f"{folder}/") for path in opened):
-                found.append(int(process.name))
-    return found
-
-
-def _has_parquet_or_process(folder: Path, before: list[Path] | None) -> bool:
-    """Whether there are other parts in Parquet than before; or a process that converts one, where None."""
-    return parts_of(folder, ".parquet") != before if before is not None else bool(converters_of(folder))
-
-
 @pytest.mark.parametrize("block", range(times(1, 5)))
-def test_kills_while_parts_become_parquet_lose_no_row(tmp_path, start, block):
-    """SIGKILL of the run, and of the process that converts its parts, at random moments: each row is there once.
-
-    What is left of a process ends by itself, and the next session converts what is left of the parts.
-    """
+def test_kills_while_parts_are_closed_lose_no_row(tmp_path, start, block):
+    """SIGKILL at random moments of a run that closes a part every few rows: each row is there once."""
     source = random.Random(block)
-    folder, first, killed = tmp_path / "run", 0, 0
+    folder, first = tmp_path / "run", 0
     for _ in range(5):
         child = start(folder, mode="paced", first=first, in_parts=True).go()
-        before = parts_of(folder, ".parquet")
-        awaits_part = source.random() < 0.4
-        output = child.output_until(
-            first + source.randrange(200, 1000),
-            functools.partial(_has_parquet_or_process, folder, before if awaits_part else None),
-        )
-        if source.random() < 0.5:
-            time.sleep(source.random() * 0.3)
-            for pid in converters_of(folder):
-                os.kill(pid, signal.SIGKILL)
-                killed += 1
+        output = child.output_until(first + source.randrange(200, 1000))
         time.sleep(source.random() * 0.3)
         child.kill()
         output += child.rest()
         last = acknowledged(output)
-        check(folder, last)
-        until(lambda: not converters_of(folder))
         check(folder, last)
         first = max(1, last - source.choice([0, 60]))
 
@@ -258,13 +223,8 @@ def test_kills_while_parts_become_parquet_lose_no_row(tmp_path, start, block):
     child.output_until(last + 100)
     child.rest()
     check(folder, last + 199)
-    assert killed
     assert parts_of(folder, ".parquet")
     assert not list(folder.glob("parts/metrics/.*"))
-    before = [(row.step, row.metrics) for row in read_rows(folder)]
-    list(convert_parts(folder, 0))
-    assert len(parts_of(folder, ".csv")) <= 1
-    assert [(row.step, row.metrics) for row in read_rows(folder)] == before
 
 
 SYSCALLS = (

@@ -4,7 +4,6 @@ Everything happens in this process, on a disk that writes down what it is told; 
 """
 
 import contextlib
-import csv
 import functools
 import importlib.util
 import os
@@ -16,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from destinations.run_directory import read_rows
-from destinations.run_directory.conversion import convert_part
 from destinations.run_directory.documents import Documents, write_summary
 from destinations.run_directory.drain import PART_BYTES, JournalDrain
 from destinations.run_directory.journal import Journal, make_journal, remove_journal, sync_journal
-from destinations.run_directory.layout import journal_path, part_numbers, part_path, parts_path
+from destinations.run_directory.layout import journal_path, part_numbers, parts_path
 from destinations.run_directory.metrics_csv import MetricsCsv
+from destinations.run_directory.reader import Part
 from destinations.run_directory.segments import AppendedSegment
 from destinations.run_directory.statistics import Statistics
 from events import State
@@ -93,12 +92,6 @@ class Session:
         self.drain_.run()
         self.journal.retire()
         self.note("safe")
-
-    def convert(self):
-        """Turns the closed parts into Parquet, as the process of the run and the writer do together."""
-        for part in self.drain_._csv.parts():
-            if part.csv_path.exists():
-                assert convert_part(part, must_be_smaller=False, **self._options)
 
     def die(self):
         """Ends without a word: the next session finds the journal as it is."""
@@ -197,78 +190,14 @@ def steps_in_abandoned_rows_of_a_first_part(disk, run_dir):
                 session.drain()
         session.close()
     check_parts(disk, run_dir, [1, 2, 3, 4, 5])
-    steps = [[one["step"] for one in rows_of_part(run_dir, number)] for number in (1, 2)]
-    assert steps == [["0", "1", "2", "3"], ["4", "5", "6", "7"]] or isinstance(disk, model.DiskThatFailsOnce)
+    steps = [[row.step for row in rows_of_part(run_dir, number)] for number in (1, 2)]
+    assert steps == [[0, 1, 2, 3], [4, 5, 6, 7]] or isinstance(disk, model.DiskThatFailsOnce)
 
 
 def rows_of_part(run_dir, number):
-    """Returns the lines of a part."""
-    with part_path(parts_path(run_dir / "metrics.csv"), number).open() as file:
-        return list(csv.DictReader(file))
-
-
-def steps_in_parquet(disk, run_dir):
-    """Two sessions, of which the first is killed; parts become Parquet, one of them in the next session."""
-    for first in (0, 8):
-        session = Session(run_dir, disk, part_bytes=60)
-        for step in range(first, first + 8):
-            session.log(row(step), step)
-            if step % 4 == 3:
-                session.drain()
-            if step % 8 == 5:
-                session.convert()
-        if first:
-            session.close()
-        else:
-            session.die()
-    assert suffixes(run_dir) == {
-        **{number: [".npy", ".parquet"] for number in (1, 2, 3)},
-        4: [".csv", ".npy"],
-    }
-
-
-def steps_in_abandoned_rows_of_a_first_parquet(disk, run_dir):
-    """A row of the first part is abandoned, which is Parquet, and so is the part after it."""
-    for attempt, (first, last) in enumerate([(0, 8), (7, 10)]):
-        session = Session(run_dir, disk, part_bytes=60)
-        if attempt:
-            session.resume(first)
-        else:
-            session.log(row(100), 100)
-        for step in range(first, last):
-            session.log(row(step, attempt), step)
-            if step % 4 == 3:
-                session.drain()
-                if not attempt:
-                    session.convert()
-        session.close()
-    if not isinstance(disk, model.DiskThatFailsOnce):
-        assert suffixes(run_dir)[1] == [".csv", ".npy"]
-        assert [one["step"] for one in rows_of_part(run_dir, 1)] == ["0", "1", "2", "3"]
-
-
-def steps_in_abandoned_parquet(disk, run_dir):
-    """Training goes back to the middle of a part in Parquet, which becomes a CSV again, and then Parquet."""
-    for attempt, (first, last) in enumerate([(0, 8), (6, 8)]):
-        session = Session(run_dir, disk, part_bytes=60)
-        if attempt:
-            session.resume(first)
-        for step in range(first, last):
-            session.log(row(step, attempt), step)
-            if step % 4 == 3:
-                session.drain()
-                session.convert()
-        session.close()
-    expected = {number: [".npy", ".parquet"] for number in (1, 2)}
-    assert suffixes(run_dir) == expected or isinstance(disk, model.DiskThatFailsOnce)
-
-
-def suffixes(run_dir):
-    """Returns which files there are of each part."""
-    found = {}
-    for path in sorted(parts_path(run_dir / "metrics.csv").iterdir()):
-        found.setdefault(int(path.stem), []).append(path.suffix)
-    return found
+    """Returns the rows of a part."""
+    with contextlib.closing(Part(parts_path(run_dir / "metrics.csv"), number).open()) as file:
+        return list(file.rows())
 
 
 def steps_that_are_abandoned(disk, run_dir):
@@ -313,9 +242,6 @@ SCENARIOS = [
     steps_in_parts,
     steps_in_abandoned_parts,
     steps_in_abandoned_rows_of_a_first_part,
-    steps_in_parquet,
-    steps_in_abandoned_parquet,
-    steps_in_abandoned_rows_of_a_first_parquet,
 ]
 
 
@@ -368,13 +294,10 @@ def recorded(scenario, quick_path, make_disk=model.RecordingDisk):
     return disk.changes
 
 
-@pytest.mark.parametrize(
-    ("scenario", "make_disk"),
-    [*((one, model.RecordingDisk) for one in SCENARIOS), (steps_in_parts, model.DiskWithoutLinks)],
-)
-def test_a_kill_at_every_change_loses_no_row(quick_path, scenario, make_disk):
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_kill_at_every_change_loses_no_row(quick_path, scenario):
     """SIGKILL before each change of the disk, and in the middle of each write: every returned row is there, and a session continues."""
-    changes = recorded(scenario, quick_path, make_disk)
+    changes = recorded(scenario, quick_path)
     disk, begun, returned, seen = model.CrashedDisk(), [], 0, set()
     checked = 0
     for change in changes:
@@ -441,7 +364,6 @@ def kill_after_an_error(scenario, number, quick_path):
         steps_in_parts,
         steps_in_abandoned_parts,
         steps_in_abandoned_rows_of_a_first_part,
-        steps_in_abandoned_rows_of_a_first_parquet,
     ],
 )
 def test_an_error_of_the_disk_and_then_a_kill_lose_no_row(quick_path, scenario):

@@ -6,6 +6,7 @@ Runs in the uploading threads of a drain. Raises transient errors and returns fi
 import contextlib
 import os
 import re
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -112,6 +113,7 @@ def deliver(
                 if not overwrite:
                     return _conflict(entry, store, body, existing)
         notes = folder / "multipart.json"
+        body.check = partial(_check_fence, entry, store)
         return _put(entry, store, body, notes, overwrite=overwrite, is_answer_lost=is_answer_lost)
 
 
@@ -119,25 +121,36 @@ def _put(
     entry: Entry, store: Store, body: Body, notes: Path, *, overwrite: bool, is_answer_lost: bool
 ) -> Outcome:
     """Sends the bytes and returns the outcome."""
-
-    def check() -> None:
-        if entry.unless and store.head(entry.unless) is not None:
-            raise _FencedError
-
+    replaces = overwrite and isinstance(store, Replacing)
     try:
-        if overwrite and isinstance(store, Replacing):
-            store.replace(entry.remote_name, body, notes=notes, check=check)
-            return outcome_of(entry, store, UploadState.DONE, body=body)
-        check()
+        if replaces:
+            store.replace(entry.remote_name, body, notes=notes)  # type: ignore[attr-defined]  # as asked
+        else:
+            body.check()
+            store.put(entry.remote_name, body, overwrite=overwrite, notes=notes)
     except _FencedError:
-        return outcome_of(
-            entry, store, UploadState.SUPERSEDED, f"{store.uri(entry.unless)} is there: a successor put it"
-        )
-    try:
-        store.put(entry.remote_name, body, overwrite=overwrite, notes=notes)
+        return _superseded(entry, store, body)
     except RemoteExistsError:
+        if replaces:
+            raise
         return _taken(entry, store, body, is_answer_lost=is_answer_lost)
     return outcome_of(entry, store, UploadState.DONE, body=body)
+
+
+def _check_fence(entry: Entry, store: Store) -> None:
+    if entry.unless and store.head(entry.unless) is not None:
+        raise _FencedError
+
+
+def _superseded(entry: Entry, store: Store, body: Body) -> Outcome:
+    """Returns the outcome of an entry whose sender has a successor, once the bytes are where they go then."""
+    reason = f"{store.uri(entry.unless)} is there: a successor put it"
+    if not entry.instead:
+        return outcome_of(entry, store, UploadState.SUPERSEDED, reason)
+    body.check = lambda: None
+    store.put(entry.instead, body, overwrite=True)
+    reason += f". The file is in {store.uri(entry.instead)}"
+    return outcome_of(entry, store, UploadState.SUPERSEDED, reason, body=body)
 
 
 def _opened(folder: Path, entry: Entry, crc32: int | None, *, is_read_once: bool) -> Body | str:
@@ -277,6 +290,10 @@ def _is_ours(store: Store, existing: RemoteObject, body: Body, entry: Entry) -> 
 
 
 def _conflict(entry: Entry, store: Store, body: Body, existing: RemoteObject | None) -> Outcome:
+    try:
+        _check_fence(entry, store)
+    except _FencedError:
+        return _superseded(entry, store, body)
     whose = existing.entry_id if existing is not None and existing.entry_id else "unknown"
     reason = (
         f"overwrite=False: {store.uri(entry.remote_name)} exists (entry {whose}, not {entry.identifier}). "

@@ -121,6 +121,7 @@ class Entry:
         store: The identity of the store that the entry is for (`stores.uri.identity_of`); empty for the
             spool's.
         unless: The name of an object that, once there, makes this entry superseded; empty for none.
+        instead: The name under which the file is sent then; empty where it is not.
     """
 
     identifier: str
@@ -136,6 +137,7 @@ class Entry:
     boot: str = ""
     store: str = ""
     unless: str = ""
+    instead: str = ""
 
     @functools.cached_property
     def folder(self) -> str:
@@ -196,7 +198,7 @@ def _check(entry: Entry) -> None:
         ValueError: A field has the wrong type, or `submit` would refuse the remote name.
         TypeError: As above.
     """
-    for name in (entry.remote_name, *entry.after.values(), *filter(None, [entry.unless])):
+    for name in (entry.remote_name, *entry.after.values(), *filter(None, [entry.unless, entry.instead])):
         check_remote_name(name)
     if not all(_IDENTIFIER.fullmatch(identifier) for identifier in (entry.identifier, *entry.after)):
         raise ValueError("an identifier must have sixteen hexadecimal digits")

@@ -98,6 +98,7 @@ class Submission:
         to_disk: Whether to wait for the disk.
         crc32: Of the bytes, where the caller knows it and the file is moved or linked: it is not read.
         unless: For the manifest.
+        instead: For the manifest.
     """
 
     source: Path
@@ -108,6 +109,7 @@ class Submission:
     to_disk: bool = False
     crc32: int | None = None
     unless: str = ""
+    instead: str = ""
 
 
 @attrs.frozen
@@ -339,6 +341,7 @@ class Stager:
             boot=self._boot_of(staged),
             store=self._store,
             unless=submission.unless,
+            instead=submission.instead,
         )
 
     def _boot_of(self, staged: StagedData) -> str:

@@ -1,9 +1,10 @@
 """Stores: the protocol, the table of URI schemes, and ours: a folder, S3, other clouds, SFTP."""
 
+from .create_only import put_new
 from .local import LocalStore
 from .object_store import object_store_location
 from .registry import open_store, register_store
-from .store import Body, Digest, RemoteObject, Store, put_new
+from .store import Body, Digest, RemoteObject, Store
 from .uri import StoreLocation
 
 __all__ = [

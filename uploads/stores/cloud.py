@@ -195,6 +195,10 @@ class CloudStore:
             **self._arguments,
         )
 
+    def refuses_overwrite(self) -> bool:
+        """Returns whether the server refuses a create-only put of a name that exists; see S3Store."""
+        return self._create_only.is_supported(self)
+
     def put_probe(self, name: str) -> None:
         """Puts a small object create-only; see `CreateOnlySupport`."""
         try:

@@ -1,24 +1,35 @@
-"""Probes whether a server refuses to overwrite: some accept a create-only put, and overwrite all the same.
+"""Create-only puts: whether a server refuses to overwrite, and `put_new`, by which processes agree.
 
-The probe is made once per store, in the thread of the first put with `overwrite=False`: two puts of one small
-object, which is deleted again.
+Some servers accept a create-only put, and overwrite all the same. So a store is probed once, in the thread of
+the first put with `overwrite=False`: two puts of one small object, which is deleted again.
 """
 
+import contextlib
+import hashlib
+import itertools
+import random
+import tempfile
 import threading
+import time
 import uuid
+from collections.abc import Callable
 from typing import Literal, Protocol, get_args
 
 from uploads.errors import RejectedByStoreError, RemoteExistsError, StoreError, StoreParkedError
 from uploads.messages import log_warning
 
-from .store import Store
+from .store import Body, Store
 
-__all__ = ["CreateOnlyPolicy", "CreateOnlySupport", "ProbeTarget"]
+__all__ = ["CreateOnlyPolicy", "CreateOnlySupport", "ProbeTarget", "put_new"]
 
 CreateOnlyPolicy = Literal["auto", "require", "head"]
 
 _PREFIX = ".uploads-probe-"
 _TRIES = 3
+# Pauses between turns, see `put_new`: random, so that two processes do not meet again and again.
+_FIRST_TURN_SECONDS = 0.2
+_TURN_SECONDS = 5.0
+_DEAD_SECONDS = 60.0
 
 
 class ProbeTarget(Store, Protocol):
@@ -90,6 +101,13 @@ class CreateOnlySupport:
             raise RemoteExistsError(f"{store.uri(name)} exists")
         return self._is_supported
 
+    def is_supported(self, store: ProbeTarget) -> bool:
+        """Returns whether the server supports it, whatever the policy is; the first call probes."""
+        try:
+            return self.check(store)
+        except RejectedByStoreError:
+            return False
+
     def _refuses_second(self, store: ProbeTarget, name: str) -> bool:
         """Returns whether a second put of the same name is refused.
 
@@ -118,3 +136,65 @@ class CreateOnlySupport:
                     continue  # At the next put.
                 log_warning("could not remove probe object %s: %s", store.uri(name), error)
             del self._left[name]
+
+
+def put_new(store: Store, name: str, data: bytes, *, wait: Callable[[float], object] = time.sleep) -> bool:
+    """Puts bytes under a name unless it is taken; returns whether it did.
+
+    ```python
+    store = open_store("store")
+    print(put_new(store, "claims/1", b"mine"), put_new(store, "claims/1", b"other"))
+    ```
+
+    For small objects by which processes agree; one of two that put at once wins, also in a store that
+    overwrites whatever it is asked to create. There each process first puts a mark of its own beside the
+    name, and then looks: who sees another mark takes its own away and tries again after a random pause. The
+    mark of a process that was killed is ignored after a minute.
+
+    It does not try again where the store fails: files go through an `UploadQueue`.
+
+    Args:
+        store: Where.
+        name: The name.
+        data: The bytes.
+        wait: Sleeps for some seconds.
+
+    Raises:
+        StoreError: The store has not answered, or refuses.
+    """
+    if getattr(store, "refuses_overwrite", lambda: True)():
+        try:
+            _put(store, name, data, overwrite=False)
+        except RemoteExistsError:
+            return False
+        return True
+    waited = 0.0
+    seen: dict[str, float] = {}
+    for turn in itertools.count():
+        if store.head(name) is not None:
+            return False
+        mark = f"{name}.{uuid.uuid4().hex}"
+        _put(store, mark, data, overwrite=True)
+        others = {one.name for one in store.list(f"{name}.")} - {mark}
+        seen = {other: seen.get(other, waited) for other in others}
+        is_alone = all(waited - since >= _DEAD_SECONDS for since in seen.values())
+        # The other one may have had its turn, and taken its mark away, before this one looked for marks.
+        if is_alone := is_alone and store.head(name) is None:
+            # Where the answer is lost the mark stays: the server may still carry the put out.
+            _put(store, name, data, overwrite=True)
+        with contextlib.suppress(StoreError):
+            store.delete(mark)
+        if is_alone:
+            break
+        pause = random.uniform(0.1, min(_TURN_SECONDS, _FIRST_TURN_SECONDS * 2.0**turn))  # noqa: S311
+        wait(pause)
+        waited += pause
+    return True
+
+
+def _put(store: Store, name: str, data: bytes, *, overwrite: bool) -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        with Body(file.name, hashlib.sha256(data).hexdigest()[:16]) as body:
+            store.put(name, body, overwrite=overwrite)

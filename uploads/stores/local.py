@@ -63,6 +63,7 @@ class LocalStore:
             try:
                 if not self._link_staged(folder, partial, body):
                     self._write(folder, partial, body)
+                body.check()
                 if overwrite:
                     os.replace(partial, leaf, src_dir_fd=folder, dst_dir_fd=folder)
                 else:

@@ -128,6 +128,7 @@ class SftpStore:
             try:
                 now = self._write(sftp, partial, body)
                 self._sweep(sftp, folder, now)
+                body.check()
                 if overwrite:
                     sftp.posix_rename(partial, target)
                 else:
@@ -258,6 +259,10 @@ class SftpStore:
         except (OSError, EOFError) as error:
             self.renew()
             raise TransientStoreError(redact(f"{what}: {error}")) from error
+
+    def refuses_overwrite(self) -> bool:
+        """Returns whether the server refuses a create-only put of a name that exists; see S3Store."""
+        return self._create_only_support.is_supported(self)
 
     def put_probe(self, name: str) -> None:
         """Creates a small file exclusively; see `CreateOnlySupport`."""

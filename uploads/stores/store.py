@@ -4,7 +4,6 @@ import hashlib
 import os
 import re
 import stat
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Protocol, Self, runtime_checkable
 import attrs
 
 from uploads.disk import crc32_of, exists, open_regular
-from uploads.errors import BytesCorruptError, RemoteExistsError, TransientStoreError
+from uploads.errors import BytesCorruptError, TransientStoreError
 
 __all__ = [
     "Body",
@@ -33,7 +32,6 @@ __all__ = [
     "has_md5",
     "md5_of",
     "noted_crc32",
-    "put_new",
     "strong_etag",
     "with_checksum",
 ]
@@ -72,6 +70,8 @@ class Body:
         is_final: As given.
         size: Bytes.
         mode: The permission bits of the file.
+        check: Called right before the object appears, by each store that can; what it raises leaves what is
+            there.
     """
 
     def __init__(
@@ -86,6 +86,7 @@ class Body:
     ) -> None:
         self.identifier = identifier
         self.is_final = is_final
+        self.check: Callable[[], object] = lambda: None
         self._held: bytes | None = None
         self._digest = digest
         self._crc32 = crc32
@@ -388,12 +389,11 @@ class Replacing(Protocol):
         body: Body,
         *,
         notes: Path | None = None,
-        check: Callable[[], object] = lambda: None,
     ) -> RemoteObject:
         """Puts with `overwrite=True`, on the condition that the object has not changed since just before.
 
         A put that timed out here, and that the server carries out later, is then refused where a newer one
-        came first. `check` is called between the look and the put; what it raises leaves the object.
+        came first. `body.check` is called between the look and the put.
 
         Raises:
             TransientStoreError: The object kept changing.
@@ -472,28 +472,3 @@ def abandon(store: Store, notes: Path) -> None:
     # The file first: to look at a protocol takes three times as long.
     if exists(str(notes)) and isinstance(store, Resuming):
         store.abandon(notes)
-
-
-def put_new(store: Store, name: str, data: bytes) -> bool:
-    """Puts bytes under a name unless it is taken; returns whether it did.
-
-    ```python
-    store = open_store("store")
-    print(put_new(store, "claims/1", b"mine"), put_new(store, "claims/1", b"other"))
-    ```
-
-    For small objects by which processes agree; one of two that put at once wins. It does not wait or try
-    again: files go through an `UploadQueue`.
-
-    Raises:
-        StoreError: The store has not answered, or refuses.
-    """
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(data)
-        file.flush()
-        with Body(file.name, hashlib.sha256(data).hexdigest()[:16]) as body:
-            try:
-                store.put(name, body, overwrite=False)
-            except RemoteExistsError:
-                return False
-    return True

@@ -53,7 +53,7 @@ def _selected(options: argparse.Namespace, session: CommandContext) -> Sequence[
 
 
 def pack(options: argparse.Namespace, session: CommandContext) -> int:
-    """Turns the closed parts of runs into Parquet."""
+    """Turns the closed parts that earlier versions wrote into those of this one."""
     from destinations.run_directory import RunInUseError
     from destinations.run_directory.conversion import convert_parts
 

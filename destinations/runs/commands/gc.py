@@ -4,7 +4,7 @@
 the run. A folder that contains anything else, such as code, weights or another run, is kept, and the command
 says why.
 
-A row of an index or a dataset says where a run was. Before anything is deleted its folder is opened, the id
+A row of an index says where a run was. Before anything is deleted its folder is opened, the id
 in it is compared with that of the row, and its locks are taken; files are deleted through the open folder, so
 that no run which begins at that path meanwhile loses anything.
 """
@@ -36,7 +36,16 @@ from destinations.runs.index.bucket import BucketCopy
 from destinations.runs.own_files import FOLDERS, KNOWN, LOCK
 from destinations.runs.record import read_sidecar, status_of
 from destinations.runs.streams import Stream, streams_of
-from uploads.disk import closing, is_locked, is_open_file, open_regular, read_json, read_regular, try_lock
+from uploads.disk import (
+    ABSENT,
+    closing,
+    is_locked,
+    is_open_file,
+    open_regular,
+    read_json,
+    read_regular,
+    try_lock,
+)
 
 from .fields import status_style
 from .running import EXIT_FAILED, EXIT_OK, UsageError, find_runs, open_selected
@@ -90,7 +99,7 @@ class Candidate:
 def gc(options: argparse.Namespace, session: CommandContext) -> int:
     """Lists the candidates, and deletes them with `--delete`."""
     with open_selected(options, session) as runs:
-        _check_local(runs.copies)
+        _check_are_folders(runs.copies, is_dataset=not runs.roots)
         found = list(_candidates(runs.records(archived=None), options.older_than, session.clock()))
         failed: dict[Path, str] = {}
         if options.delete:
@@ -115,8 +124,13 @@ def gc(options: argparse.Namespace, session: CommandContext) -> int:
     return EXIT_FAILED if failed else EXIT_OK
 
 
-def _check_local(copies: Iterable[BucketCopy | None]) -> None:
-    """Refuses runs in a store, of which only a copy would be deleted."""
+def _check_are_folders(copies: Iterable[BucketCopy | None], *, is_dataset: bool) -> None:
+    """Refuses runs in a store, where only a copy would be deleted, and runs of a dataset."""
+    if is_dataset:
+        raise UsageError(
+            "runs of a dataset are read-only: deleting their folders would leave them in it. Name the folder "
+            "of the runs with --root, delete them there, then compact again with --remove-gone."
+        )
     for copy in copies:
         if copy is not None:
             raise UsageError(
@@ -167,15 +181,15 @@ def _show(found: list[Candidate], options: argparse.Namespace, session: CommandC
 def _candidates(records: list[RunRecord], older_than: float, now: float) -> Iterator[Candidate]:
     for record in records:
         # Missing folders and symbolic links are not ours to delete.
-        if record.path.is_symlink() or not record.path.is_dir() or _is_written(Run(record), now):
+        if record.path.is_symlink() or not record.path.is_dir():
             continue
-        reason = _why_deletable(record)
-        if reason is None:
-            continue
+        reason = None
         try:
+            if _is_written(Run(record), now) or (reason := _why_deletable(record)) is None:
+                continue
             size, touched_at = _size_and_time(record.path)
         except OSError as error:
-            yield Candidate(record, reason, 0.0, 0, f"it cannot be read: {error}")
+            yield Candidate(record, reason or "unknown", 0.0, 0, f"it cannot be read: {error}")
             continue
         if now - touched_at >= older_than:
             yield Candidate(record, reason, now - touched_at, size, _why_kept(record.path))
@@ -217,8 +231,11 @@ def _is_weights(name: str) -> bool:
 def _has_content(path: Path) -> bool:
     try:
         return path.stat().st_size > 0
-    except OSError:
+    except ABSENT:
         return False
+    except OSError:
+        # An unreadable file may contain anything.
+        return True
 
 
 def _content(folder: Path) -> Iterator[tuple[str, bool]]:
@@ -334,7 +351,7 @@ def _collect(record: RunRecord, now: float) -> None:
 def rm(options: argparse.Namespace, session: CommandContext) -> int:
     """Deletes runs with everything in their folders, after asking."""
     found = find_runs(options.run_name, options, session)
-    _check_local(run.copy for run in found)
+    _check_are_folders((run.copy for run in found), is_dataset=any(map(_is_of_dataset, found)))
     runs = list({run.path.resolve(): run for run in found}.items())
     now = session.clock
 
@@ -350,7 +367,7 @@ def rm(options: argparse.Namespace, session: CommandContext) -> int:
                 if run.path.is_symlink():
                     raise _KeptError(f"{str(run.path)!r} is no folder of its own")
                 record = attrs.evolve(run.record, path=path)
-                held.append(stack.enter_context(_opened(record, is_by_id=_is_of_dataset(run))))
+                held.append(stack.enter_context(_opened(record)))
                 what_goes(held[-1][1])
                 if any(is_locked(held[-1][1] / name) for name in _lock_names(held[-1][1])):
                     raise _WrittenError
@@ -416,12 +433,8 @@ def _is_of_writer(stream: Stream) -> bool:
 
 
 @contextlib.contextmanager
-def _opened(record: RunRecord, *, is_by_id: bool = False) -> Iterator[tuple[int, Path]]:
+def _opened(record: RunRecord) -> Iterator[tuple[int, Path]]:
     """Yields a descriptor of the folder of a run, and a path that stays that of this folder.
-
-    Args:
-        record: the run, as it was found.
-        is_by_id: whether the folder must tell its id; otherwise it is compared if there is one.
 
     Raises:
         _KeptError: another run is there, or none.
@@ -434,18 +447,20 @@ def _opened(record: RunRecord, *, is_by_id: bool = False) -> Iterator[tuple[int,
         through = Path(f"/proc/self/fd/{fd}")
         path = through if through.is_dir() else record.path
         found = _id_in(path)
-        if found is None and is_by_id:
-            raise _KeptError("its folder has no id that says that it is this run")
         if found not in {None, record.run_id}:
             raise _KeptError(f"another run, {found}, is at {str(record.path)!r} by now")
         yield fd, path
 
 
 def _id_in(folder: Path) -> str | None:
-    """Returns the id that a run has in its folder; None if it has none, or it cannot be read."""
+    """Returns the id that a run has in its folder; None if its sidecar is missing or damaged.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     try:
         found: str = read_sidecar(read_regular(folder / SIDECAR), dict)["run_id"]
-    except (OSError, ValueError):
+    except (*ABSENT, ValueError):
         return None
     return found
 

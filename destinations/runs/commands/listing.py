@@ -148,6 +148,7 @@ def scan(options: argparse.Namespace, session: CommandContext) -> int:
                 **attrs.asdict(report, recurse=False),
                 "duplicates": {name: list(map(str, paths)) for name, paths in report.duplicates.items()},
                 "problems": [[str(path), problem] for path, problem in report.problems],
+                "unlisted": [[str(path), reason] for path, reason in report.unlisted],
             }
         )
         return EXIT_OK

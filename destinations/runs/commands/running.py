@@ -93,7 +93,7 @@ def given_roots(options: argparse.Namespace, session: CommandContext) -> list[st
 def open_selected(options: argparse.Namespace, session: CommandContext) -> Runs:
     """Opens the runs below the roots, with a message for each folder that could not be read."""
     runs = open_runs(*roots_of(options, session), clock=session.clock)
-    problems = runs.report.problems
+    problems = list(dict.fromkeys((*runs.report.unlisted, *runs.report.problems)))
     for path, problem in problems[:_MAX_PROBLEMS]:
         session.note(f"{path}: {problem}")
     if len(problems) > _MAX_PROBLEMS:

@@ -4,7 +4,7 @@ import argparse
 import itertools
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -18,7 +18,7 @@ from destinations.runs.streams import TRAINER
 from destinations.text.formatting import cut, pad
 
 from .fields import as_json, cell_of, local_time, status_style, texts_apart
-from .running import EXIT_OK, find_runs
+from .running import EXIT_FAILED, EXIT_OK, find_runs
 from .screen import (
     NOTHING,
     Cell,
@@ -51,16 +51,23 @@ def show(options: argparse.Namespace, session: CommandContext) -> int:
     if options.json:
         session.screen.json(_as_json(run, session.clock()))
         return EXIT_OK
-    _show_head(run, session)
-    _show_pairs(
-        "hyperparameters", {name: value_text(value) for name, value in run.hparams.items()}, session.screen
-    )
-    _show_pairs("writers", _writer_texts(run, session.clock()), session.screen)
-    _show_metrics(run, session.screen)
-    _show_pairs("records", _record_texts(run), session.screen)
-    _show_pairs("environment", _environment_texts(run.environment), session.screen)
-    _show_pairs("logging overhead", _receipt_texts(run.receipt), session.screen)
-    return EXIT_OK
+    code = _show_head(run, session)
+    hparams = {name: value_text(value) for name, value in run.hparams.items()}
+    sections: dict[str, Callable[[], dict[str, str]]] = {
+        "hyperparameters": lambda: hparams,
+        "writers": lambda: _writer_texts(run, session.clock()),
+        "metrics": lambda: _show_metrics(run, session.screen),
+        "records": lambda: _record_texts(run),
+        "environment": lambda: _environment_texts(run.environment),
+        "logging overhead": lambda: _receipt_texts(run.receipt),
+    }
+    for title, texts in sections.items():
+        try:
+            _show_pairs(title, texts(), session.screen)
+        except OSError as error:
+            session.note(f"{title} cannot be read: {error}")
+            code = EXIT_FAILED
+    return code
 
 
 def _as_json(run: Run, now: float) -> dict[str, Any]:
@@ -77,7 +84,7 @@ def _as_json(run: Run, now: float) -> dict[str, Any]:
     }
 
 
-def _show_head(run: Run, session: CommandContext) -> None:
+def _show_head(run: Run, session: CommandContext) -> int:
     record, screen, now = run.record, session.screen, session.clock()
     status = status_of(record, now)
     parts = [screen.styled(record.name, "bold")]
@@ -91,10 +98,16 @@ def _show_head(run: Run, session: CommandContext) -> None:
         times += f"running; last heartbeat {age_text(_since_heartbeat(run, now))} ago"
     elif since is not None:
         times += f"took {cell_of(record, 'duration', now).text}"
-    sessions = len(run.sessions)
-    spent = run.time_report()
+    sessions: list[dict[str, Any]] = []
+    spent, code = None, EXIT_OK
+    try:
+        sessions, spent = run.sessions, run.time_report()
+    except OSError as error:
+        session.note(f"sessions cannot be read: {error}")
+        code = EXIT_FAILED
+    last = sessions[-1] if sessions else {}
     for text in (
-        times + (f", in {sessions} sessions" if sessions > 1 else ""),
+        times + (f", in {len(sessions)} sessions" if len(sessions) > 1 else ""),
         "" if spent is None else goodput_text(spent),
         "" if spent is None else value_text(spent.slow_steps_text or spent.slow_text),
         f"tags: {', '.join(record.tags)}" if record.tags else "",
@@ -102,15 +115,12 @@ def _show_head(run: Run, session: CommandContext) -> None:
         "archived" if record.archived else "",
         f"checkpoint: {record.checkpoint_path}" if record.checkpoint_path else "",
         f"problem: {record.problem}" if record.problem else "",
-        f"ended by {value_text(run.sessions[-1]['exception'])}"
-        if sessions and run.sessions[-1].get("exception")
-        else "",
-        f"stopped: {value_text(run.sessions[-1]['stop_reason'])}"
-        if sessions and run.sessions[-1].get("stop_reason")
-        else "",
+        f"ended by {value_text(last['exception'])}" if last.get("exception") else "",
+        f"stopped: {value_text(last['stop_reason'])}" if last.get("stop_reason") else "",
     ):
         if text:
             screen.line(text if screen.width is None else cut(text, screen.width))
+    return code
 
 
 def _since_heartbeat(run: Run, now: float) -> float | None:
@@ -128,10 +138,10 @@ def _show_pairs(title: str, pairs: dict[str, str], screen: Screen) -> None:
         screen.line(line if screen.width is None else cut(line, screen.width))
 
 
-def _show_metrics(run: Run, screen: Screen) -> None:
+def _show_metrics(run: Run, screen: Screen) -> dict[str, str]:
     summary = run.summary
     if not summary:
-        return
+        return {}
     screen.line()
     columns = [
         Column("metric", is_whole=True),
@@ -152,6 +162,7 @@ def _show_metrics(run: Run, screen: Screen) -> None:
         for name, one in summary.items()
     ]
     screen.lines(table_lines(columns, rows, screen))
+    return {}
 
 
 def _trend(run: Run, name: str) -> str:

@@ -4,6 +4,7 @@ docs/ranks.md describes the files. They are foreign text until checked: whatever
 out. Importing this module imports neither torch nor numpy.
 """
 
+import logging
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -15,6 +16,8 @@ import attrs
 from destinations.runs.files import number_of, read_object_file, whole_of
 
 __all__ = ["FLIGHT_FOLDER", "Flight", "Frame", "describe_flights", "read_flights"]
+
+_log = logging.getLogger("destinations")
 
 FLIGHT_FOLDER = "flight"
 
@@ -127,7 +130,11 @@ def read_flights(folder: str | os.PathLike[str]) -> list[Flight]:
         return []
     found: list[Flight] = []
     for name in names:
-        one = _flight_of(read_object_file(path / name))
+        try:
+            one = _flight_of(read_object_file(path / name))
+        except OSError as error:
+            _log.warning("left out %s of the flight recorder: %s", name, error)
+            continue
         if one is not None:
             if len(found) >= _MAX_WITH_STEPS:
                 one.document.pop("steps", None)

@@ -512,10 +512,7 @@ class Follower:
 
     def _take_rolled(self, look: Look, rows: list[MetricRow]) -> bool:
         """Reads the new rows where the CSV was replaced, and parts may have been closed or removed since."""
-        there = {part.number: part for part in look.snapshot.parts}
-        kept = [
-            part.number for part in self._parts if part.number in there and there[part.number].is_still(part)
-        ]
+        kept = [part.number for part in self._parts if part in look.snapshot.parts]
         files = look.snapshot.files(max(kept, default=0) + 1)
         # Nothing is forgotten yet where a part was replaced meanwhile.
         first = next(files)

@@ -20,6 +20,7 @@ from destinations.run_directory.layout import JOURNAL_FOLDER, journal_path, metr
 from destinations.run_directory.reader import CsvSnapshot, MetricsSnapshot, Part, take_snapshot
 from destinations.run_directory.segments import journal_extent
 from destinations.runs.streams import streams_of
+from uploads.disk import ABSENT, require_readable
 
 __all__ = ["Look", "RankReader", "stamps_of"]
 
@@ -94,6 +95,8 @@ class RankReader:
         self._csv = run_dir / metrics_name(rank)
         self._seen: _SeenCsv | None = None
         self._seen_parts: tuple[Part, ...] = ()
+        # Step and time of the last row that was seen of the CSV, as texts; None where it had none.
+        self._seen_row: tuple[bytes, bytes] | None = None
 
     def look(self, *, with_records: bool = True) -> Look:
         """Returns what there is, and since where it is new.
@@ -109,37 +112,40 @@ class RankReader:
         try:
             if seen is None:
                 return Look(snapshot, is_same_file=False, is_continued=True)
-            now = None
+            now, start = None, seen.end
             is_in_place = snapshot.closed == seen.closed
             # The CSV of the last look, or the part that it has become.
             number = seen.closed + 1
             part = next((part for part in snapshot.parts if part.number == number), None)
-            with contextlib.nullcontext(csv) if part is None else contextlib.closing(part.open()) as file:
-                if file.fileno() >= 0 and (is_in_place or part is not None):
-                    now = _SeenCsv.of(file, min(seen.end, file.end), seen.closed)
+            if part is not None:
+                with contextlib.closing(part.open()) as piece:
+                    is_it = (piece.packed.inode, piece.header) == (seen.inode, seen.header)
+                    found = 0 if seen.end <= len(seen.header) else piece.packed.row_after(self._seen_row)
+                    if is_it and seen.end <= piece.end and found is not None:
+                        now, start = seen, found
+            elif csv.fileno() >= 0 and is_in_place:
+                now = _SeenCsv.of(csv, min(seen.end, csv.end), seen.closed)
         except BaseException:
             csv.close()
             raise
         is_same = now is not None and (now.device, now.inode) == (seen.device, seen.inode)
         # A resume may have cut one of them, and left those after it.
-        before = [one for one in snapshot.parts if one.number < number]
-        are_same = len(before) == len(self._seen_parts) and all(
-            one.is_still(seen_part) for one, seen_part in zip(before, self._seen_parts, strict=True)
-        )
+        are_same = tuple(one for one in snapshot.parts if one.number < number) == self._seen_parts
         if now != seen or not are_same:
             return Look(snapshot, is_same and is_in_place, is_continued=False)
-        return Look(snapshot, is_in_place, is_continued=True, first=seen.closed + 1, start=seen.end)
+        return Look(snapshot, is_in_place, is_continued=True, first=seen.closed + 1, start=start)
 
     def note(self, look: Look) -> None:
         """Remembers that all rows of a look were read; before its end, as the CSV must be open."""
         csv = look.snapshot.csv
+        self._seen_row = csv.last_row()
         self._seen = None if csv.fileno() < 0 else _SeenCsv.of(csv, csv.end, look.snapshot.closed)
         self._seen_parts = look.snapshot.parts
 
     def stamp(self) -> Hashable:
         """Returns what tells the CSV of a run that nobody writes from another; None if there is a journal."""
         if not os.path.lexists(self._journal):
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            with contextlib.suppress(*ABSENT):
                 state = os.stat(self._csv)  # noqa: PTH116  # called for each run of each chart
                 return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
         return None
@@ -159,11 +165,16 @@ class RankReader:
 
 
 def stamps_of(run_dir: Path) -> dict[str, tuple[int, int]]:
-    """Returns size and mtime in nanoseconds of each file with rows of a run, by its path in the folder."""
+    """Returns size and mtime in nanoseconds of each file with rows of a run, by its path in the folder.
+
+    Raises:
+        OSError: a file that is there cannot be read.
+    """
     stamps = {}
     for folder in (stream.folder for stream in streams_of(run_dir)):
         for path in sorted([*folder.glob("metrics*.csv"), *(folder / JOURNAL_FOLDER).glob("*/*.journal")]):
-            with contextlib.suppress(OSError):
+            require_readable(path)
+            with contextlib.suppress(*ABSENT):
                 state = path.stat()
                 stamps[path.relative_to(run_dir).as_posix()] = state.st_size, state.st_mtime_ns
     return stamps

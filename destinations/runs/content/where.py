@@ -23,9 +23,9 @@ from destinations.run_directory.blocks import (
     without_abandoned,
 )
 from destinations.run_directory.layout import column_of, parse_header
-from destinations.run_directory.part_index import OF_COLUMN, PartIndex, indexed_files
+from destinations.run_directory.parquet import OF_COLUMN
+from destinations.run_directory.part_index import PartIndex, indexed_files
 from destinations.run_directory.reader import (
-    CsvSnapshot,
     merge_journal,
     metric_columns,
     retried,
@@ -161,26 +161,13 @@ def _values_of(folder: Path, rank: int, name: str, column: str, where: Where) ->
     with take_snapshot(folder, rank) as snapshot:
         for file, index in indexed_files(snapshot, [column]):
             if column in parse_header(file.header):
-                for start, end in _spans(file, index, column, where):
+                spans = [(None, None)] if index is None else index.spans(where.may_hold(index, column))
+                for start, end in spans:
                     for block in blocks_of(file, [column], start=start, end=end):
                         yield _chosen(name, without_abandoned(block, snapshot.resumes), column, where)
         rows = merge_journal([], snapshot.records)
         if rows:
             yield _chosen(name, block_of_rows(rows, [column]), column, where)
-
-
-def _spans(
-    file: CsvSnapshot, index: PartIndex | None, column: str, where: Where
-) -> Iterator[tuple[int | None, int | None]]:
-    """Yields from where to where the rows may fulfil the condition."""
-    if index is None:
-        yield None, None
-        return
-    may = np.concatenate([[False], where.may_hold(index, column), [False]])
-    # Where entries that may, and that follow one another, begin and end.
-    begins, ends = np.flatnonzero(may[1:] & ~may[:-1]), np.flatnonzero(~may[1:] & may[:-1])
-    for first, last in zip(begins.tolist(), ends.tolist(), strict=True):
-        yield index.span(file, slice(first, last))
 
 
 def _chosen(name: str, block: Block, column: str, where: Where) -> Series:

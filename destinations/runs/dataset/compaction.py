@@ -26,6 +26,7 @@ from destinations.runs.content.rank_reader import stamps_of
 from destinations.runs.content.series import run_blocks
 from destinations.runs.content.sources import ranks_of
 from destinations.runs.errors import DatasetError, RunsError
+from destinations.runs.index.scan import ScanReport
 from destinations.runs.record import RunRecord, is_terminal
 from destinations.runs.run import MetricSummary, Run
 from destinations.runs.streams import streams_of
@@ -84,7 +85,8 @@ class CompactReport:
         removed: runs that were removed from it, because they are gone.
         alive: runs that are being written, which were left out.
         empty: runs without metrics.
-        damaged: path and problem of runs that cannot be read, which were left out.
+        damaged: path and problem of runs that cannot be read, which were left out, and of folders and stores
+            that cannot be listed.
         duplicates: paths left out, because another run has the same id and is newer.
         seconds: duration.
     """
@@ -138,7 +140,9 @@ def compact(
         vacuum_days: removes what versions older than this many days need; None removes nothing. 0 also
             removes the files of a compaction that is running.
         remove_gone: whether to remove the runs that the dataset has and `runs` does not; they stay in earlier
-            versions. Otherwise they stay. If `runs` has none at all, it is an error.
+            versions. Otherwise they stay. It is an error if `runs` has none at all, or may lack runs that are
+            there: a folder or a store could not be listed (`ScanReport.unlisted`), or the id of a run could
+            not be read.
         single_writer: whether no other compaction ever writes to `dest`; needed for a server that overwrites
             what a put should only create.
         clock: the time in seconds since 1970.
@@ -153,12 +157,19 @@ def compact(
     if vacuum_days is not None and not 0 <= vacuum_days < math.inf:
         raise ValueError(f"vacuum_days must be 0 or more, got {vacuum_days!r}")
     location = Location.of(dest, store_options or {})
+    report = getattr(runs, "report", None)
+    unlisted = report.unlisted if isinstance(report, ScanReport) else ()
+    if remove_gone and unlisted:
+        raise DatasetError(
+            f"remove_gone would remove runs that may be there: {unlisted[0][0]}: {unlisted[0][1]}. "
+            "Compact without it, or mend that."
+        )
     chosen = list(runs)
     if any(isinstance(run, DatasetRun) for run in chosen):
         raise DatasetError(
             "these runs are of a dataset, which has no files to read. Compact folders of runs."
         )
-    work = _Compaction(location, chosen, removes_gone=remove_gone)
+    work = _Compaction(location, chosen, dict(unlisted), removes_gone=remove_gone)
     with delta_errors(location.uri):
         location.require_no_links()
         _create(location, open_store(str(dest), **store_options or {}), is_shared=not single_writer)
@@ -244,16 +255,18 @@ def _change_of(item: _Item) -> Change:
 class _Compaction:
     """One compaction, over as many attempts as it takes."""
 
-    def __init__(self, location: Location, runs: Sequence[Run], *, removes_gone: bool) -> None:
+    def __init__(
+        self, location: Location, runs: Sequence[Run], damaged: dict[Path, str], *, removes_gone: bool
+    ) -> None:
         self._location = location
         self._runs = runs
         # Of a run of the dataset whose folder is none of these, another one with its id takes the place.
-        self._kept_paths = {_text_of(run.path) for run in runs} if removes_gone else None
+        self._kept_paths = {_text_of(run.record.path) for run in runs} if removes_gone else None
         # The dataset as this attempt found it, and the tables that it has written to since.
         self._snapshot: TableVersions
         self._written: dict[str, Any] = {}
         self._changes: dict[str, str] = {}
-        self._damaged: dict[Path, str] = {}
+        self._damaged = damaged
         self._left_out: dict[str, Any] = {}
 
     def repeat(self, act: Callable[[], None]) -> None:
@@ -300,12 +313,20 @@ class _Compaction:
         # A damaged sidecar does not tell the id.
         damaged = {_text_of(path) for path in self._damaged}
         known = self._known()
+        paths = {row["path"] for row in known.values()}
         if known and not self._runs:
             raise DatasetError(
                 f"there is no run, and remove_gone would remove all {len(known)} of {self._location.uri}. "
                 "Check the folder of the runs, or delete the dataset."
             )
-        gone = (run_id for run_id, row in known.items() if run_id not in there and row["path"] not in damaged)
+        gone = [run_id for run_id, row in known.items() if run_id not in there and row["path"] not in damaged]
+        for run in self._runs if gone else ():
+            is_known = run.run_id in known or _text_of(run.record.path) in paths
+            if run.record.problem is not None and run.status == "unknown" and not is_known:
+                raise DatasetError(
+                    f"remove_gone cannot tell which run {run.place} is: {run.record.problem}. "
+                    "Compact without it, or mend that."
+                )
         for ids in _groups(gone):
             for name in COLUMNS:
                 self._write(name, (), _are_of(ids))
@@ -322,13 +343,19 @@ class _Compaction:
         newest: dict[str, Run] = {}
         alive, duplicates = 0, []
         for run in sorted(self._runs, key=_time_of):
+            path = run.record.path
             if run.record.problem is not None:
-                self._damaged[run.path] = run.record.problem
-            elif run.is_written:
-                alive += 1
-            elif run.path not in self._damaged:
+                self._damaged[path] = run.record.problem
+            elif path not in self._damaged:
+                try:
+                    alive += (is_written := run.is_written)
+                except OSError as error:
+                    self._damaged[path] = str(error)
+                    continue
+                if is_written:
+                    continue
                 if (older := newest.get(run.run_id)) is not None:
-                    duplicates.append(older.path)
+                    duplicates.append(older.record.path)
                 newest[run.run_id] = run
         self._left_out = {"alive": alive, "empty": 0, "duplicates": duplicates}
         return newest
@@ -337,14 +364,21 @@ class _Compaction:
         """Returns the runs to write, sorted by change: new ones first."""
         known, chosen = self._known(), []
         for run_id, run in self._ended().items():
-            item = _Item(run, "added", _metrics_state(run.path), _record_state(run.record))
+            try:
+                item = _Item(run, "added", _metrics_state(run.path), _record_state(run.record))
+                if run.copy is not None and (problem := run.reload().record.problem):
+                    # It was found out when its rows were brought.
+                    raise RunsError(problem)  # noqa: TRY301  # one place for all of them
+            except (OSError, RunsError) as error:
+                self._damaged[run.record.path] = str(error)
+                continue
             self._left_out["empty"] += not item.metrics_state
             if (before := known.get(run_id)) is not None:
-                is_moved = before["path"] != _text_of(run.path)
+                is_moved = before["path"] != _text_of(run.record.path)
                 is_gone = self._kept_paths is not None and before["path"] not in self._kept_paths
                 is_older = is_moved and (before["updated_at"] or 0.0) > _time_of(run)
                 if is_older and not is_gone:
-                    self._left_out["duplicates"].append(run.path)
+                    self._left_out["duplicates"].append(run.record.path)
                     continue
                 if is_moved and not is_gone and Path(before["path"]).is_dir():
                     # Another run of this id, whose place in the dataset this one takes.
@@ -364,7 +398,7 @@ class _Compaction:
 
     def _write_group(self, change: Change, group: Sequence[_Item]) -> None:
         """Writes the runs that can be read, in one transaction of each table."""
-        while items := [item for item in group if item.run.path not in self._damaged]:
+        while items := [item for item in group if item.run.record.path not in self._damaged]:
             # The summary stays beside the values that it is of.
             left = {"metrics", "summary"} if change == "updated" else {"metrics"}
             rows: dict[str, list[Any]] = {name: [] for name in COLUMNS if name not in left}
@@ -404,7 +438,7 @@ class _Compaction:
                         rows[name].append(batch)
                 _check_unchanged(item)
             except Exception as error:  # Whatever is wrong with a run, the others count.
-                self._damaged[item.run.path] = str(error)
+                self._damaged[item.run.record.path] = str(error)
                 raise
 
     def _schema_of(self, name: str) -> Any:

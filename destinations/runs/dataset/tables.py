@@ -196,11 +196,10 @@ def delta_errors(uri: str) -> Iterator[None]:
         ImportError: deltalake is not installed.
     """
     try:
-        import pyarrow.dataset  # noqa: F401  # so that its absence is told here
         from deltalake.exceptions import DeltaError, TableNotFoundError
     except ImportError as error:
         raise ImportError(
-            f'datasets need deltalake and pyarrow ({error}). Run: pip install "training-destinations[query]"'
+            f'datasets need deltalake ({error}). Run: pip install "training-destinations[query]"'
         ) from error
     try:
         yield

@@ -67,16 +67,11 @@ def parquet_batches(path: Path, columns: Sequence[str] | None = None) -> Iterato
     """Yields the record batches of a Parquet file.
 
     Raises:
-        ImportError: pyarrow is not installed.
         SourceError: it is none.
     """
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ImportError(
-            'Parquet is read by the package pyarrow: pip install "training-destinations[query]"'
-        ) from error
+    import pyarrow as pa
+    import pyarrow.parquet
+
     try:
         with pa.parquet.ParquetFile(path) as file:
             yield from file.iter_batches(columns=columns)

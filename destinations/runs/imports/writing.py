@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from destinations.history.sessions import SESSIONS
 from destinations.run_directory import RunDirectory
-from destinations.run_directory.layout import ENVIRONMENT, SESSIONS, SIDECAR, label_name, strict_json
+from destinations.run_directory.layout import ENVIRONMENT, SIDECAR, label_name, strict_json
 from destinations.runs.content.sources import ReadPosition
-from destinations.runs.files import read_object_file
 from destinations.runs.send.ledger import BusyError, SendingError, SentLedger, read_ledger
 from destinations.runs.send.replay import RecordClock, exception_of
 from destinations.runs.send.targets import LEDGER, RunPlace, folder_place, has_content
 from destinations.trackers.names import short_hash
 from destinations.trackers.target import SentRun
-from uploads.disk import replace_file
+from uploads.disk import read_json, replace_file
 
 from .source import File, ImportReport, Item, Logged, Restart, SourceRun, Values, unique_id
 
@@ -77,7 +77,7 @@ class Writer:
         self._folders = {str(ledger.get("run_id")): folder for ledger, folder in ledgers}
         # Ids, and which run has each.
         self._owners = {
-            str(read_object_file(folder / SIDECAR).get("run_id")): identity
+            str(read_json(folder / SIDECAR).get("run_id")): identity
             for identity, folder in self._folders.items()
         }
 
@@ -196,7 +196,7 @@ class Writer:
         text = strict_json(environment, indent=2)
         replace_file(folder / ENVIRONMENT, text.encode())
         (folder / SESSIONS).unlink(missing_ok=True)
-        lost = read_object_file(folder / SIDECAR).get("lost") or {}
+        lost = read_json(folder / SIDECAR).get("lost") or {}
         for what, count in lost.items() if isinstance(lost, dict) else ():
             self._report.fail(f"{run.run_id}: {count} {what} could not be written", int(count))
 

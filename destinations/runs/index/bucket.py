@@ -1,5 +1,9 @@
 """`BucketCopy`: a local copy of the runs in a store, which takes what is new and what is asked for.
 
+What is there is known from a listing, apart from what has been read. What cannot be read is in `unreadable`
+with the reason, and the reason is in the place of the file (`uploads.disk.mark_unreadable`): a reader of the
+folder raises it, and takes nothing for empty. A run that is listed has a folder in any case.
+
 There are two ways in which a run is there. One that `RunDirectory` keeps there is made from its pieces
 (`run_directory.stored_run`); while it is written, its next piece is asked for when it should be there. Others
 are plain files that a sync program or a copy by hand has put: a folder with `sidecar.json` or `metrics.csv`
@@ -9,6 +13,7 @@ copy.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -37,9 +42,17 @@ from destinations.run_directory.layout import (
 )
 from destinations.run_directory.pieces import FolderState, PieceError
 from destinations.run_directory.stored_run import StoredRun, live_place, stream_of
-from destinations.runs.files import number_of, path_inside, read_object_file
-from uploads import RemoteObject, Store, UploadError, download_file, open_store
-from uploads.disk import lock, replace_file, unlock
+from destinations.runs.files import number_of, path_inside
+from uploads import (
+    RemoteObject,
+    Store,
+    UploadError,
+    download_file,
+    one_line,
+    open_store,
+    redact_text,
+)
+from uploads.disk import UnreadableError, lock, mark_unreadable, read_json, replace_file, unlock
 
 from .index import cache_folder
 
@@ -158,8 +171,10 @@ class BucketCopy:
         self._lock = threading.RLock()  # Guards the copy.
         self._list_at = float("-inf")
         self._runs: dict[str, _Copied] = {}
-        self.left_out: list[str] = []
-        """A message for each object that the last listing left out, or that could not be copied."""
+        self.unreadable: dict[str, str] = {}
+        """Why an object, a piece or a run could not be read since the last listing, by its name."""
+        self.unlisted = ""
+        """Why not all runs are known; empty if they are."""
 
     def refresh(self, *, at_once: bool = False) -> None:
         """Takes what is new: lists the store if a minute has passed, and asks live runs that are due.
@@ -167,14 +182,17 @@ class BucketCopy:
         Args:
             at_once: whether to list in any case.
 
-        Raises:
-            UploadError: the store cannot be listed.
+        Raises nothing where the store or the disk does not answer: see `unlisted`.
         """
         with self._lock:
             now = self._clock()
             if at_once or now >= self._list_at:
-                with self._alone():
-                    self._list()
+                try:
+                    with self._alone():
+                        self._list()
+                except (UploadError, OSError) as error:
+                    self.unlisted = f"{self.uri} cannot be listed: {error}"
+                    return
                 self._list_at = self._clock() + _LIST_SECONDS
             else:
                 due = [
@@ -197,14 +215,17 @@ class BucketCopy:
             run_dir: its folder in the copy.
 
         Raises:
-            UploadError: the store does not answer.
+            UnreadableError: the store does not answer, or refuses.
         """
         with self._lock:
             run = self._run_at(run_dir)
             if run is None:
                 return
             for one in (run, *run.writers):
-                self._bring_one(one)
+                if one.prefix not in self.unreadable:
+                    self._bring_one(one)
+                if (reason := self.unreadable.get(one.prefix)) is not None:
+                    raise UnreadableError(errno.EIO, reason, self.uri_of(self.folder / one.prefix))
 
     def _bring_one(self, run: _Copied) -> None:
         now = self._clock()
@@ -215,11 +236,18 @@ class BucketCopy:
                     self._poll(one)
                 self._bring_rows(run)
 
+    def has_rows(self, run_dir: str) -> bool:
+        """Returns whether the rows of a run are here, as far as they are in the store."""
+        run = self._run_at(Path(run_dir))
+        if run is None:
+            return False
+        is_whole = run.is_whole and all(one.is_whole for one in run.live.values())
+        return is_whole or not (run.live or metrics_name(0) in run.plain)
+
     def bring_files(self, paths: Iterable[Path]) -> None:
         """Brings files of records here: those that are in the store, and not in the copy.
 
-        Raises:
-            UploadError: the store does not answer.
+        Opening a file that cannot be brought raises the reason.
         """
         with self._lock:
             wanted = []
@@ -237,11 +265,14 @@ class BucketCopy:
 
     def _list(self) -> None:
         known = self._known()
-        self.left_out = []
         runs = self._found()
-        for prefix in self._runs.keys() - runs.keys():
-            self._remove(prefix)
-        self._remove_unlisted(runs)
+        if self.unlisted:
+            # What was not listed may be there all the same.
+            runs = self._runs | runs
+        else:
+            for prefix in self._runs.keys() - runs.keys():
+                self._remove(prefix)
+            self._remove_unlisted(runs)
         self._runs = runs
         documents = [
             (run.prefix, path, one)
@@ -258,7 +289,7 @@ class BucketCopy:
         for run in runs.values():
             if not run.live:
                 # What was brought before is brought again where it has changed.
-                kept = {path for path in run.plain if (self.folder / run.prefix / path).exists()}
+                kept = {path for path in run.plain if os.path.lexists(self.folder / run.prefix / path)}
                 for path in kept:
                     if not _is_document(path) and self._has_changed(known, run.prefix, path, run.plain[path]):
                         self._copy(run.prefix, path)
@@ -269,20 +300,28 @@ class BucketCopy:
         """Returns the runs that are listed, with their objects."""
         plain: list[RemoteObject] = []
         live: dict[str, list[RemoteObject]] = {}
-        for count, one in enumerate(self._store.list()):
-            if count >= _MAX_OBJECTS:
-                self.left_out.append(f"all objects after the first {_MAX_OBJECTS}")
+        count, cut_at, unlisted = 0, "", ""
+        for one in self._store.list():
+            if not self._is_inside(one.name) or _NOT_COPIED & {*_parts(one.name)[:-1]}:
+                continue
+            count += 1
+            if count > _MAX_OBJECTS:
+                cut_at = one.name
+                unlisted = (
+                    f"{self.uri} has more than {_MAX_OBJECTS:,} objects: none is read from {cut_at!r} on"
+                )
                 break
             place = live_place(one.name)
-            if not self._is_inside(one.name):
-                continue
             if place is None:
                 plain.append(one)
             else:
                 live.setdefault(place, []).append(one)
+        self.unreadable, self.unlisted = {}, unlisted
         marked = (one.name.rpartition("/") for one in plain if _parts(one.name)[-1] in _MARKS)
         places = [*live, *(f"{folder}{slash}" for folder, slash, _ in marked)]
-        runs = {place: _Copied(place) for place in places if not _NOT_COPIED & {*_parts(place)}}
+        runs = {place: _Copied(place) for place in places}
+        # Of a run that the limit cuts, the rows may be among the others.
+        self.unreadable |= {place: unlisted for place in runs if cut_at.startswith(place) and unlisted}
         self._take_plain(runs, plain)
         for place, objects in live.items():
             if place in runs:
@@ -303,14 +342,10 @@ class BucketCopy:
             run = _run_of(one.name, runs)
             if run is None or _parts(one.name)[-1] == HEARTBEAT:
                 continue
-            path = one.name.removeprefix(run.prefix)
-            if _NOT_COPIED & {*_parts(path)[:-1]}:
-                continue
             total += one.size
             if total > self._max_bytes:
-                self.left_out.append(f"{one.name}: the copy has {self._max_bytes >> 20} MiB at most")
-                continue
-            run.plain[path] = one
+                self.unreadable[one.name] = f"the copy has {self._max_bytes >> 20} MiB at most"
+            run.plain[one.name.removeprefix(run.prefix)] = one
 
     def _take_streams(self, run: _Copied, objects: list[RemoteObject]) -> None:
         before = self._runs.get(run.prefix, run)
@@ -319,7 +354,9 @@ class BucketCopy:
             if found is None:
                 found = _Live(StoredRun(self._store, run.prefix, self.folder / run.prefix, stream))
             found.run.look(objects)
-            run.live[stream] = found
+            if found.run.read_session is not None:
+                # Without a piece, the plain files are all there is.
+                run.live[stream] = found
 
     def _fetch(self, live: _Live) -> None:
         """Takes what is new of a stream; of a run that has ended its documents."""
@@ -328,14 +365,23 @@ class BucketCopy:
             return
         here = FolderState.read(live.run.folder, live.run.stream)
         is_here = (here.session, here.last) == (session.number, session.last)
-        if is_here and (here.has_ended or live.run.newest is not None):
-            return
+        if is_here and (live.run.newest is not None or (here.has_ended and not here.lost)):
+            self._note_lost(live, here)
+        elif self._fetched(live, with_plain=False):
+            self._note_piece(live, is_whole=False)
+
+    def _fetched(self, live: _Live, *, with_plain: bool) -> bool:
+        """Returns whether a stream could be brought; if not, its run is unreadable until the next listing."""
         try:
-            live.run.fetch(with_plain=False)
+            live.run.fetch(with_plain=with_plain, is_partial=True)
         except (PieceError, UploadError, OSError) as error:
-            self.left_out.append(f"{live.run.place}: {error}")
-            return
-        self._note_piece(live, is_whole=False)
+            self._mark(live.run.prefix, "", str(error))
+            return False
+        self._note_lost(live, FolderState.read(live.run.folder, live.run.stream))
+        return True
+
+    def _note_lost(self, live: _Live, here: FolderState) -> None:
+        self.unreadable |= {live.run.prefix + name: reason for name, reason in here.lost.items()}
 
     def _note_piece(self, live: _Live, *, is_whole: bool) -> None:
         newest = live.run.newest
@@ -386,7 +432,8 @@ class BucketCopy:
     def _bring_rows(self, run: _Copied) -> None:
         for live in run.live.values():
             if not live.is_whole:
-                live.run.fetch(with_plain=True)
+                if not self._fetched(live, with_plain=True):
+                    return
                 live.is_whole = True
         folders = {*record_folders()} - {ARTIFACTS_FOLDER}
         wanted = [
@@ -426,9 +473,25 @@ class BucketCopy:
         name = prefix + path
         try:
             target = path_inside(self.folder, name)
-            download_file(name, target, store=self._store, overwrite=True, progress_bar=False)
+            if name not in self.unreadable:
+                download_file(name, target, store=self._store, overwrite=True, progress_bar=False)
+                return
+            reason = self.unreadable[name]
         except (UploadError, OSError, ValueError) as error:
-            self.left_out.append(f"{name}: {error}")
+            run = self._runs.get(prefix)
+            if isinstance(error, FileNotFoundError) and (run is None or path not in run.plain):
+                return  # It was never listed.
+            reason = str(error)
+        self._mark(prefix, path, reason)
+
+    def _mark(self, prefix: str, path: str, reason: str) -> None:
+        """Notes why a file, or with an empty path a run, cannot be read, and puts that in its place."""
+        self.unreadable[prefix + path] = reason = one_line(redact_text(reason))
+        target = self.folder / prefix / (path or SIDECAR)
+        # What is known of a run stays.
+        if path or not target.exists():
+            with contextlib.suppress(OSError):
+                mark_unreadable(target, reason)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -442,13 +505,14 @@ class BucketCopy:
                 unlock(file.fileno())
 
     def _known(self) -> dict[str, tuple[int, str | None]]:
-        """Returns size and version of what was copied before; nothing if that is unknown."""
+        """Returns size and version of what was copied before; no version of what could not be read."""
         known = {}
-        for name, state in read_object_file(self.folder / _STATE).items():
+        for name, state in read_json(self.folder / _STATE).items():
             with contextlib.suppress(TypeError, ValueError):
                 size, version = state
-                if path_inside(self.folder, name).is_file():
-                    known[name] = size, version
+                path = path_inside(self.folder, name)
+                if os.path.lexists(path):
+                    known[name] = size, None if path.is_symlink() else version
         return known
 
     def _has_changed(
@@ -457,12 +521,11 @@ class BucketCopy:
         return one.version is None or known.get(prefix + path) != (one.size, one.version)
 
     def _save(self) -> None:
-        failed = {text.partition(": ")[0] for text in self.left_out}
         copied = {
             run.prefix + path: [one.size, one.version]
             for run in self._runs.values()
             for path, one in run.plain.items()
-            if run.prefix + path not in failed and (self.folder / run.prefix / path).exists()
+            if os.path.lexists(self.folder / run.prefix / path)
         }
         replace_file(self.folder / _STATE, json.dumps(copied).encode())
 
@@ -491,7 +554,7 @@ class BucketCopy:
     def _set_heartbeat(self, run: _Copied) -> None:
         """Sets the heartbeat of a run from its sidecar; the copied file has the time of copying."""
         folder = self.folder / run.prefix
-        at = _time_of(read_object_file(folder / SIDECAR).get("updated_at"))
+        at = _time_of(read_json(folder / SIDECAR).get("updated_at"))
         with contextlib.suppress(OSError):
             (folder / HEARTBEAT).touch()
             os.utime(folder / HEARTBEAT, (at, at))

@@ -3,7 +3,8 @@
 import sqlite3
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -39,12 +40,7 @@ class Root:
     def bring(self, *, at_once: bool) -> None:
         """Takes what is new in a store, if the folder is the copy of one; a scan says what went wrong."""
         if self.copy is not None:
-            from uploads import UploadError
-
-            try:
-                self.copy.refresh(at_once=at_once)
-            except UploadError as error:
-                self.index.database.warnings.append(f"{self.copy.uri} cannot be listed: {error}")
+            self.copy.refresh(at_once=at_once)
 
     def scan(self, now: float, *, full: bool) -> ScanReport:
         """Scans; starts over if the index turns out to be unusable."""
@@ -61,7 +57,7 @@ class Root:
         started = time.perf_counter()
         self.index.database.reopen_if_deleted()
         known = self.index.state()
-        scanner = Scanner(self.folder, known, full=full, disk=self.disk, clock_ns=self.clock_ns, now=now)
+        scanner = self._scanner(known, full=full, now=now)
         added = changed = touched = 0
         added_ids: list[str] = []
         for found in scanner.found():
@@ -80,8 +76,16 @@ class Root:
             self.index.write(folders=scanner.folders, gone_runs=gone, gone_folders=gone_folders)
         self.index.make_indexes()
         runs, alive, damaged, orphans = self.index.counts(now)
-        warnings = tuple(self.index.database.warnings)
+        warnings, unlisted = tuple(self.index.database.warnings), tuple(scanner.problems)
         self.index.database.warnings.clear()
+        problems = [*unlisted, *self.index.problems(MAX_PROBLEMS)]
+        if self.copy is not None:
+            there = {path for path, _ in problems}
+            unreadable = ((Path(self.folder, name), why) for name, why in self.copy.unreadable.items())
+            problems += [(path, why) for path, why in unreadable if there.isdisjoint((path, path.parent))]
+            if self.copy.unlisted:
+                warnings += (self.copy.unlisted,)
+                unlisted += ((Path(self.folder), self.copy.unlisted),)
         return ScanReport(
             runs=runs,
             added=added,
@@ -93,21 +97,27 @@ class Root:
             damaged=damaged,
             orphans=orphans,
             duplicates=self.index.duplicates(),
-            problems=(*scanner.problems, *self.index.problems(MAX_PROBLEMS))[:MAX_PROBLEMS],
+            problems=tuple(problems[:MAX_PROBLEMS]),
             warnings=warnings,
+            unlisted=unlisted,
             is_full=full,
             seconds=time.perf_counter() - started,
         )
 
     def refresh(self, path: str) -> None:
         """Reads one run again and updates the index."""
-        found = Scanner(self.folder, IndexState(), disk=self.disk, clock_ns=self.clock_ns).read_run(path)
+        found = self._scanner(IndexState()).read_run(path)
         if found is not None:
             self.index.write([found])
 
     def own_tags(self, path: str) -> tuple[str, ...]:
         """Returns the tags that a run gave itself."""
-        return Scanner(self.folder, IndexState(), disk=self.disk, clock_ns=self.clock_ns).own_tags(path)
+        return self._scanner(IndexState()).own_tags(path)
+
+    def _scanner(self, known: IndexState, **options: Any) -> Scanner:
+        if self.copy is not None:
+            options["has_rows"] = self.copy.has_rows
+        return Scanner(self.folder, known, disk=self.disk, clock_ns=self.clock_ns, **options)
 
     def below(self, folder: str) -> str | None:
         """Returns the path of a folder relative to this one; None if it is not inside."""

@@ -9,6 +9,7 @@ renaming, which changes the modification time of the folder; only a full scan fi
 in place. A modification time younger than the resolution of file systems (2 s) is not trusted.
 """
 
+import contextlib
 import math
 import os
 import re
@@ -19,6 +20,7 @@ from typing import Any
 
 import attrs
 
+from destinations.history.sessions import SESSIONS
 from destinations.kinds import record_folders
 from destinations.run_directory.layout import (
     ABANDONED_FOLDER,
@@ -29,7 +31,7 @@ from destinations.run_directory.layout import (
     JOURNAL_FOLDER,
     MEDIA_FOLDER,
     PARTS_FOLDER,
-    SESSIONS,
+    PIECES_STATE,
     SIDECAR,
     SUMMARY,
     TERMINAL_STATUSES,
@@ -40,7 +42,7 @@ from destinations.run_directory.layout import (
 from destinations.runs.files import clean_text, read_object
 from destinations.runs.record import UNREADABLE, is_alive, is_terminal, read_sidecar
 from destinations.runs.streams import MAX_WRITERS, writer_names
-from uploads.disk import read_with_status
+from uploads.disk import ABSENT, read_with_status, require_readable
 
 from .edits import apply_edits
 from .foreign import METRICS, read_lightning
@@ -83,6 +85,8 @@ class ScanReport:
         duplicates: the paths of each run id that occurs more than once.
         problems: path and description of the first hundred problems.
         warnings: about the index and the roots.
+        unlisted: folders and stores, each with the reason, that could not be listed, or not completely. What
+            is missing from a scan may be there; `compact(remove_gone=True)` is an error then.
         is_full: whether everything was read again.
         seconds: duration.
     """
@@ -99,13 +103,14 @@ class ScanReport:
     duplicates: Mapping[str, tuple[Path, ...]] = attrs.field(factory=dict)
     problems: tuple[tuple[Path, str], ...] = ()
     warnings: tuple[str, ...] = ()
+    unlisted: tuple[tuple[Path, str], ...] = ()
     is_full: bool = False
     seconds: float = 0.0
 
     @classmethod
     def total(cls, reports: "Iterable[ScanReport]", **changes: Any) -> "ScanReport":
         """Returns the combined report of several roots."""
-        total: dict[str, Any] = {"duplicates": {}, "problems": (), "warnings": ()}
+        total: dict[str, Any] = {"duplicates": {}, "problems": (), "warnings": (), "unlisted": ()}
         for report in reports:
             for name, value in attrs.asdict(report, recurse=False).items():
                 if name == "is_full":
@@ -182,6 +187,8 @@ _UNKNOWN = "?"
 _SETTLED = " settled"
 # What a sidecar says of a run that has closed parts; the others need not be looked at.
 _PARTS = re.compile(rb'"csv_parts":\s*([1-9][0-9]{0,17})')
+# What it says of a run that has rows at all.
+_ROWS = re.compile(rb'"csv_bytes":\s*[1-9]')
 _MOST_DAMAGES = 3
 # Statuses that the writer sets together with the summary of all rows.
 _SUMMARIZED = TERMINAL_STATUSES - {"failed to write"}
@@ -214,6 +221,8 @@ class Scanner:
         disk: the file system.
         clock_ns: returns the time in nanoseconds.
         now: the time that heartbeats are compared with. Default: that of `clock_ns`.
+        has_rows: returns whether the rows of the run in a folder are there, as far as they are anywhere; for
+            a copy of a store, where they are brought when they are read.
     """
 
     def __init__(
@@ -225,8 +234,10 @@ class Scanner:
         disk: FileSystem | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
         now: float | None = None,
+        has_rows: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self._root = root
+        self._has_rows = has_rows
         self._prefix = "/" if root == "/" else f"{root}/"
         self._known = known
         self._full = full
@@ -286,22 +297,30 @@ class Scanner:
         return [path for path in self._known.folders if path not in self._seen_folders]
 
     def read_run(self, path: str) -> ScanChange | None:
-        """Reads one run, changed or not; returns None if there is none."""
+        """Reads one run, changed or not; returns None if there is none.
+
+        Raises:
+            OSError: its folder cannot be read.
+        """
         try:
             state = self._disk.stat(self._prefix + path)
-        except OSError:
+        except ABSENT:
             return None
         return self._read(path, state, self._has_writers) or self._classify(path, state)
 
     def own_tags(self, path: str) -> tuple[str, ...]:
-        """Returns the tags that a run gave itself."""
+        """Returns the tags that a run gave itself; none if its sidecar is damaged.
+
+        Raises:
+            OSError: it cannot be read.
+        """
         base = self._base(path)
         try:
             raw, _ = self._disk.read(base + SIDECAR)
             fields: Mapping[str, Any] = read_sidecar(raw, dict)
-        except FileNotFoundError:
+        except ABSENT:
             fields = self._fields_of_writers(base) or {}
-        except (OSError, ValueError):
+        except ValueError:
             return ()
         return tuple(fields.get("tags", ()))
 
@@ -484,8 +503,7 @@ class Scanner:
                 fields["summary"] = _last_values(base) or fields.get("summary", {})
             except (OSError, ValueError) as error:
                 problem = problem or f"{METRICS} cannot be read: {error}"
-        if problem is None and (parts := _PARTS.search(raw)):
-            problem = _damage_of_parts(base, int(parts[1]))
+        problem = problem or self._damage_of_rows(base, raw, is_ended=not flags)
         found = ScanChange(
             path,
             fields,
@@ -497,6 +515,21 @@ class Scanner:
             flags if problem is None else flags | DAMAGED,
         )
         return self._with_writers(found) if is_shared else found
+
+    def _damage_of_rows(self, base: str, raw: bytes, *, is_ended: bool = False) -> str | None:
+        """Returns what is missing of the rows that a sidecar tells of; None if nothing is."""
+        if self._disk.exists(base + PIECES_STATE) and (problem := _damage_of_pieces(base)):
+            return problem
+        if not self._has_rows(base):
+            return None
+        if _ROWS.search(raw) and not self._disk.exists(base + METRICS):
+            try:
+                require_readable(base + METRICS)
+            except OSError as error:
+                return f"{METRICS} cannot be read: {error.strerror}"
+            return f"{METRICS} is missing: its rows are lost"
+        parts = _PARTS.search(raw)
+        return _damage_of_parts(base, int(parts[1]), is_ended=is_ended) if parts else None
 
     # Writers.
 
@@ -543,7 +576,7 @@ class Scanner:
         found.files = found.files.removesuffix(_SETTLED) + state + settled
         found.flags |= SHARED
         count = state.split()[1]
-        problems: list[str] = []
+        problems = self._damage_of_writers(base)
         if count == _UNKNOWN:
             problems.append(f"{WRITERS_FOLDER} cannot be listed")
         elif int(count) > MAX_WRITERS:
@@ -558,6 +591,17 @@ class Scanner:
         if problems:
             found.problem = found.problem or problems[0]
             found.flags |= DAMAGED
+        return found
+
+    def _damage_of_writers(self, base: str) -> list[str]:
+        """Returns what is missing of the rows of writers; what cannot be read is found where it is read."""
+        found = []
+        with contextlib.suppress(OSError):
+            for name in self._writers(base)[:MAX_WRITERS]:
+                folder = f"{base}{WRITERS_FOLDER}/{name}/"
+                with contextlib.suppress(*ABSENT):
+                    problem = self._damage_of_rows(folder, self._disk.read(folder + SIDECAR)[0])
+                    found += [] if problem is None else [f"writer {name}: {problem}"]
         return found
 
     def _of_writers(self, path: str, state: os.stat_result) -> ScanChange | None:
@@ -619,7 +663,10 @@ class Scanner:
             if read_object(raw).get("writer") != name:
                 return None
             fields = read_sidecar(raw, dict)
-        except (OSError, ValueError):
+        except ABSENT:
+            return None
+        except (OSError, ValueError) as error:
+            self.problems.append((Path(folder), f"{SIDECAR} cannot be read: {error}"))
             return None
         return {**fields, "heartbeat_at": self._heartbeat_in(folder)}
 
@@ -732,11 +779,19 @@ class Scanner:
         return f"{self._trusted_ns(state) or _UNKNOWN}-{state.st_size}-{state.st_ino}"
 
 
-def _damage_of_parts(run_dir: str, parts: int) -> str | None:
+def _damage_of_pieces(run_dir: str) -> str | None:
+    from destinations.run_directory.pieces import FolderState
+
+    lost = [f"{name} is lost: {reason}" for name, reason in FolderState.all_lost(run_dir).items()]
+    return "; ".join(lost[:_MOST_DAMAGES]) or None
+
+
+def _damage_of_parts(run_dir: str, parts: int, *, is_ended: bool) -> str | None:
     from destinations.run_directory.reader import damage_of_parts
 
     try:
-        return "; ".join(damage_of_parts(Path(run_dir), parts)[:_MOST_DAMAGES]) or None
+        found = damage_of_parts(Path(run_dir), parts, pages=is_ended)
+        return "; ".join(found[:_MOST_DAMAGES]) or None
     except (OSError, ValueError) as error:
         return f"{PARTS_FOLDER} cannot be read: {error}"
 

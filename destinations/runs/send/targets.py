@@ -276,11 +276,14 @@ class RunPlace(FolderPlace):
 
     def finish(self, run: Run) -> None:
         """Copies the environment and sessions of the original run, and the files of abandoned rows."""
-        from destinations.run_directory.layout import ABANDONED_FOLDER, ENVIRONMENT, SESSIONS
+        from destinations.history.sessions import SESSIONS, SESSIONS_FOLDER
+        from destinations.run_directory.layout import ABANDONED_FOLDER, ENVIRONMENT
 
         names = []
         for stream in streams_of(run.record.path):
             names += [stream.prefix + ENVIRONMENT, stream.prefix + SESSIONS]
+            documents = (stream.folder / SESSIONS_FOLDER).glob("*")
+            names += [f"{stream.prefix}{SESSIONS_FOLDER}/{path.name}" for path in documents]
             if self.with_abandoned:
                 paths = (stream.folder / ABANDONED_FOLDER).glob("*.csv")
                 names += [f"{stream.prefix}{ABANDONED_FOLDER}/{path.name}" for path in paths]
@@ -292,6 +295,7 @@ class RunPlace(FolderPlace):
             except (OSError, ValueError) as error:
                 _log.warning("left out %s of run %s: %s", name, run.record.run_id, error)
                 continue
+            (self.folder / name).parent.mkdir(exist_ok=True)
             with closing(source), replacement(self.folder / name) as copy:
                 copy_all(source, copy)
 

@@ -11,8 +11,9 @@ import sys
 import pytest
 
 from destinations import LoggerDestination
+from destinations.history.sessions import read_sessions
 from destinations.run_directory import read_rows
-from destinations.run_directory.documents import SessionLog, flat_hyperparameters
+from destinations.run_directory.documents import flat_hyperparameters
 from destinations.run_directory.statistics import Statistics
 from destinations.runs import open_runs
 
@@ -152,7 +153,7 @@ def test_the_status_says_how_the_run_ended(drive, tmp_path, exception, status, t
     run.close(exception)
 
     data = strict(tmp_path / "run" / "sidecar.json")
-    (session,) = SessionLog.read(tmp_path / "run")
+    (session,) = read_sessions(tmp_path / "run")
     assert (data["status"], data["exception"]) == (status, text)
     assert (session["status"], session["exception"]) == (status, text)
     assert 1000.0 <= session["start"] < session["end"] == data["ended_at"]
@@ -229,7 +230,7 @@ def test_files_are_readable_by_whom_the_umask_lets(drive, tmp_path):
 
 
 def test_the_folder_holds_what_was_logged_and_nothing_else(drive, tmp_path):
-    """A run of metrics and hyperparameters leaves seven files, none hidden, none half written."""
+    """A run of metrics and hyperparameters leaves seven files and two of its session, none hidden, none half written."""
     run = drive().fit()
     run.logger.log_hyperparameters({"lr": 0.1})
     run.log({"a": 1.0}, 0)
@@ -240,9 +241,14 @@ def test_the_folder_holds_what_was_logged_and_nothing_else(drive, tmp_path):
         "heartbeat",
         "hparams.yaml",
         "metrics.csv",
+        "sessions",
         "sessions.jsonl",
         "sidecar.json",
         "summary.json",
+    ]
+    assert [path.name.partition(".")[2] for path in sorted((tmp_path / "run/sessions").iterdir())] == [
+        "environment.json",
+        "hparams.yaml",
     ]
 
 

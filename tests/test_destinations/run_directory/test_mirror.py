@@ -6,8 +6,6 @@ import logging
 import os
 import random
 import shutil
-import socket
-import subprocess
 import threading
 
 import numpy as np
@@ -26,7 +24,6 @@ from events import Run
 from tests.servers import s3_servers
 from tests.test_destinations.runs.written import Written
 from uploads import LocalStore, UploadQueue, open_store, put_new
-from uploads.disk import process_identity
 from uploads.errors import RejectedByStoreError
 
 LIMIT_SECONDS = 60
@@ -288,10 +285,10 @@ def test_closed_parts_go_once_and_under_names_of_their_session(tmp_path):
             run.log({"loss": float(step)}, step)
             if step % 100 == 50:
                 run.send()
-    parts = sorted(path.name for path in (tmp_path / "store" / "parts" / "metrics").glob("*.csv"))
+    parts = sorted(path.name for path in (tmp_path / "store" / "parts" / "metrics").glob("*.parquet"))
     copy = fetched(tmp_path / "store", tmp_path / "copy")
 
-    assert parts[0] == f"{PARTS_OF_A_SESSION + 1:08}.csv"
+    assert parts[0] == f"{PARTS_OF_A_SESSION + 1:08}.parquet"
     assert read_series(copy, "loss") == [(step, float(step)) for step in range(300)]
     assert files_of(tmp_path / "store") == files_of(tmp_path / "run")
 
@@ -308,7 +305,7 @@ def test_parts_of_several_sessions_are_all_there_until_one_is_gone(tmp_path):
             if machine < 2:
                 run.stop_sending()
     copy = fetched(tmp_path / "store", tmp_path / "copy")
-    parts = sorted((copy / "parts" / "metrics").glob("*.csv"))
+    parts = sorted((copy / "parts" / "metrics").glob("*.parquet"))
     numbers = [int(path.stem) for path in parts]
 
     assert {number // PARTS_OF_A_SESSION for number in numbers} == {1, 2, 3}
@@ -406,7 +403,7 @@ def test_a_session_that_is_read_damaged_is_read_again(tmp_path, monkeypatch):
     monkeypatch.setattr(
         StoredRun,
         "about_session",
-        lambda run, number: original(run, number) if next(count) % 2 else {},
+        lambda run, number, name: original(run, number, name) if next(count) % 2 else {},
     )
     for step in range(2):
         run = Mirrored(tmp_path / "machine" / "run", tmp_path / "store", batch=step)
@@ -459,8 +456,8 @@ def test_a_number_whose_session_is_damaged_is_nobodys(tmp_path, monkeypatch):
     monkeypatch.setattr("destinations.run_directory.claim._FIRST_PAUSE_SECONDS", 0.0)
     original = put_new
 
-    def damage_first(store, name, data):
-        return original(store, name, b"{damaged" if "/0001/" in name else data)
+    def damage_first(store, name, data, **options):
+        return original(store, name, b"{damaged" if "/0001/" in name else data, **options)
 
     monkeypatch.setattr("destinations.run_directory.claim.put_new", damage_first)
     with Mirrored(tmp_path / "run", tmp_path / "store") as run:
@@ -471,20 +468,20 @@ def test_a_number_whose_session_is_damaged_is_nobodys(tmp_path, monkeypatch):
 
 
 def test_a_claim_that_comes_after_the_end_of_its_process_is_nobodys(tmp_path, monkeypatch):
-    """It was on its way when the process was killed, and the next one did not find it in the list."""
-    child = subprocess.Popen(["sleep", "60"])
-    late = {"nonce": "other", "host": socket.gethostname(), "pid": child.pid}
-    late["process"] = process_identity(child.pid)
-    child.kill()
-    child.wait()
+    """It was on its way when the process was killed, and the next one did not find it in the list.
+
+    The process had noted it in the folder before.
+    """
     original = put_new
 
-    def find_taken(store, name, data):
+    def find_taken(store, name, data, **options):
         if "/0001/" in name:
-            original(store, name, session_text(late))
-        return original(store, name, data)
+            original(store, name, session_text({"nonce": "noted"}))
+        return original(store, name, data, **options)
 
     monkeypatch.setattr("destinations.run_directory.claim.put_new", find_taken)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".mirror.json").write_text('{"next": "noted"}')
     with Mirrored(tmp_path / "run", tmp_path / "store") as run:
         run.log({"loss": 1.0}, 0)
 
@@ -514,7 +511,7 @@ def test_a_claim_that_is_nobodys_stops_no_session(tmp_path, caplog, is_at_the_en
 
 
 def test_a_process_that_was_killed_when_it_had_just_claimed_leaves_the_folder(tmp_path, monkeypatch):
-    """It had not noted that the session is its own: the rows that were not sent yet stay in place."""
+    """It noted the session before it claimed it: the rows that were not sent yet stay in place."""
     first = Mirrored(tmp_path / "machine" / "run", tmp_path / "store")
     first.log({"loss": 0.0}, 0)
     first.send()
@@ -522,16 +519,24 @@ def test_a_process_that_was_killed_when_it_had_just_claimed_leaves_the_folder(tm
     first.log({"loss": 1.0}, 1)
     first.flush()
     first.destination._writer._lock.release()
-    monkeypatch.setattr("destinations.run_directory.claim._has_ended_here", lambda _about: True)
+
+    class KilledError(Exception):
+        pass
+
+    def killed(*_):
+        raise KilledError
+
     claim = Claim(str(tmp_path / "store"), 0, 10.0)
     claim.prepare(tmp_path / "machine" / "run", lambda: pytest.fail("it was set aside"))
-    monkeypatch.setattr("destinations.run_directory.claim.replace_json", lambda *_: None)
-    claim.take(tmp_path / "machine" / "run")
+    claim._about = killed
+    with pytest.raises(KilledError):
+        claim.take(tmp_path / "machine" / "run")
 
     again = Claim(str(tmp_path / "store"), 0, 10.0)
     again.prepare(tmp_path / "machine" / "run", lambda: pytest.fail("it was set aside"))
+    again.take(tmp_path / "machine" / "run")
 
-    assert claim.session == 2
+    assert again.session == 3
     assert read_series(tmp_path / "machine" / "run", "loss") == [(0, 0.0), (1, 1.0)]
     first.close()
 
@@ -639,7 +644,7 @@ class Gated:
 
 
 def test_while_the_store_is_away_one_piece_waits_and_nothing_is_lost(tmp_path):
-    """After an outage one piece brings all that came meanwhile."""
+    """After an outage one piece brings all that came meanwhile; beside it waits one sign of life."""
     gate = threading.Event()
     folder = Folder(tmp_path, lambda store: Gated(store, gate))
     folder.append("metrics.csv", "step\n")
@@ -652,7 +657,7 @@ def test_while_the_store_is_away_one_piece_waits_and_nothing_is_lost(tmp_path):
     folder.queue.drain(LIMIT_SECONDS)
     folder.send()
 
-    assert waiting == 1
+    assert waiting == 2
     assert len(pieces_of(folder.store)) == 2
     assert files_of(fetched(folder.store, tmp_path / "copy")) == files_of(folder.path)
     folder.queue.close(LIMIT_SECONDS)
@@ -747,12 +752,6 @@ def test_a_bad_place_is_said_at_once(tmp_path, monkeypatch, run_dir, mirror, err
 
     with pytest.raises(error, match=words):
         RunDirectory(run_dir, mirror=mirror)
-
-
-def test_parts_of_a_run_in_a_store_stay_csv(tmp_path):
-    """What is there once it was closed does not change any more; who asks for Parquet is told."""
-    with pytest.raises(ValueError, match="there they stay CSV"):
-        RunDirectory(tmp_path / "run", mirror=tmp_path / "store", parts="parquet")
 
 
 def test_a_store_that_cannot_be_read_is_said_before_training(tmp_path, monkeypatch):

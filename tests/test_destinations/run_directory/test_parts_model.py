@@ -1,9 +1,5 @@
-"""Random rows, names, resumes, reopenings, kills and full disks: every reader sees what a list in memory has.
+"""Random rows, names, resumes, reopenings, kills and full disks: every reader sees what a list in memory has."""
 
-Meanwhile parts become Parquet, as far as they can.
-"""
-
-import contextlib
 import errno
 import itertools
 import math
@@ -15,12 +11,10 @@ import numpy as np
 import pytest
 
 from destinations.run_directory import read_rows
-from destinations.run_directory.conversion import convert_part
 from destinations.run_directory.drain import JournalDrain
 from destinations.run_directory.journal import Journal
 from destinations.run_directory.layout import column_of, journal_path, part_numbers, parts_path
 from destinations.run_directory.metrics_csv import MetricsCsv
-from destinations.run_directory.parquet import StaysCsvError
 from destinations.run_directory.reader import last_rows, read_whole, take_snapshot
 from destinations.runs.content.follow import Follower
 from destinations.runs.content.series import read_series, run_blocks
@@ -31,6 +25,7 @@ from destinations.viewer import columns
 from destinations.viewer.columns import ColumnCache
 from events import State
 from tests.effort import times
+from tests.test_destinations.run_directory.test_parts import as_csv, numbers
 from uploads.disk import Disk
 
 NAMES = ["loss", "acc", "epoch", "step", "a,b", "x0", "x1", "x2", "x3", "x4"]
@@ -46,7 +41,6 @@ class RandomDisk(Disk):
 
     def __init__(self, source):
         self.source = source
-        self.has_links = source.random() < 0.5
         self.full, self.kill = 0.0, 0.0
 
     def _may_fail(self):
@@ -81,12 +75,6 @@ class RandomDisk(Disk):
         self._may_fail()
         super().replace(source, target)
         self._may_fail()
-
-    def link(self, source, target):
-        self._may_fail()
-        if not self.has_links:
-            raise OSError(errno.EPERM, "no links")
-        super().link(source, target)
 
     def unlink(self, path):
         self._may_fail()
@@ -168,20 +156,12 @@ class Model:
         self.rows = [one for one in self.rows if one[0] < self.step]
         self.news = None
 
-    def convert(self, share=0.5):
-        """Turns some parts into Parquet."""
-        for part in self.drain._csv.parts():
-            if not part.is_parquet and self.source.random() < share:
-                with contextlib.suppress(StaysCsvError):
-                    assert convert_part(part, must_be_smaller=False, disk=self.disk)
-
     def run(self):
-        """Drains, and converts; reopens after a kill."""
+        """Drains; reopens after a kill."""
         self.disk.full = self.source.choice([0.0, 0.0, 0.02, 0.2])
         self.disk.kill = self.source.choice([0.0, 0.0, 0.02])
         try:
             self.drain.run()
-            self.convert()
         except OSError:
             pass
         except Killed:
@@ -280,7 +260,9 @@ def check_columns(model, rows):
         )
         assert in_index + int(frame.block.columns[column][1].sum()) == len(logged)
     if frame.block.columns:
-        assert len(frame.block) + sum(part.index.rows for part in frame.closed) == len(rows)
+        assert len(frame.block) + sum(int(part.index.of_rows("rows").sum()) for part in frame.closed) == len(
+            rows
+        )
 
 
 def _bounds(values):
@@ -340,8 +322,7 @@ def test_every_reader_sees_what_was_logged(tmp_path, monkeypatch, seed):
     check_columns(model, rows)
     check_parts(model)
     check_abandoned(model)
-    model.convert(1.0)
-    assert seed % 2 or all(part.is_parquet for part in model.drain._csv.parts())
+    as_csv(tmp_path, model.source.sample(numbers(tmp_path), len(numbers(tmp_path)) // 2))
     check_columns(model, check_rows(model))
     check_follower(model)
     check_parts(model)

@@ -13,8 +13,8 @@ import torch
 import yaml
 
 from destinations import RunDirectory
+from destinations.history.sessions import read_sessions
 from destinations.run_directory import RunExistsError, RunInUseError, RunPathError, read_rows, read_series
-from destinations.run_directory.documents import SessionLog
 from destinations.run_directory.folder import WriterLock, check_path
 from destinations.runs import Run as Opened
 from events import Event, Run, Timestamp, Trainer
@@ -61,7 +61,7 @@ def test_steps_that_are_trained_again_are_seen_once(drive, tmp_path):
     }
     assert {name: len(lines) for name, lines in abandoned.items()} == {"step60": 41, "step10": 81}
     assert abandoned["step60"][0] == "step,epoch,time,loss"
-    assert [line["resume_step"] for line in SessionLog.read(tmp_path / "run")] == [None, 60, 10]
+    assert [line["resume_step"] for line in read_sessions(tmp_path / "run")] == [None, 60, 10]
 
 
 def test_statistics_follow_the_branch_that_counts(drive, tmp_path):
@@ -644,7 +644,7 @@ def test_a_run_whose_files_got_a_byte_order_mark_is_continued(drive, tmp_path):
     second.close()
 
     assert read_series(tmp_path / "run", "loss") == [(0, 0.0), (1, 1.0), (2, 12.0), (3, 13.0)]
-    assert len(SessionLog.read(tmp_path / "run")) == 2
+    assert len(read_sessions(tmp_path / "run")) == 2
     assert Opened.open(tmp_path / "run").table("tab").columns == ("a",)
 
 
@@ -728,7 +728,7 @@ def test_a_killed_session_is_named_by_the_next(tmp_path):
     engine.close()
 
     assert killed == "running"
-    assert [line["status"] for line in SessionLog.read(tmp_path / "run")] == ["killed", "completed"]
+    assert [line["status"] for line in read_sessions(tmp_path / "run")] == ["killed", "completed"]
     assert [row.metrics for row in read_rows(tmp_path / "run")] == [{"a": 1.0}]
 
 
@@ -848,7 +848,7 @@ def test_a_new_run_keeps_what_was_logged_before_its_checkpoint_was_loaded(tmp_pa
         run.log_metrics({"loss": 1.0}, loaded)
 
     assert [row.step for row in read_rows(tmp_path / "run")] == [7, loaded]
-    assert [line["resume_step"] for line in SessionLog.read(tmp_path / "run")] == [loaded or None]
+    assert [line["resume_step"] for line in read_sessions(tmp_path / "run")] == [loaded or None]
 
 
 def test_temporary_files_of_a_killed_session_are_removed(drive, tmp_path):

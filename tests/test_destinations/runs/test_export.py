@@ -5,16 +5,14 @@ import io
 import json
 import math
 import os
-import sys
 
 import pytest
 
 from destinations import RunDirectory
 from destinations.run_directory import read_rows
-from destinations.run_directory.conversion import convert_part
-from destinations.run_directory.reader import Part
 from destinations.runs import Run, RunRecord, open_runs
 from destinations.runs.export import export_metrics, export_rows, export_runs
+from tests.test_destinations.run_directory.test_parts import as_csv
 from tests.test_destinations.runs.written import Written, write_csv, write_shared
 
 
@@ -176,7 +174,7 @@ class WrittenInParts(Written):
 
 @pytest.fixture(scope="module")
 def long_run(tmp_path_factory):
-    """A run whose first part is Parquet, with a CSV part, and rows in its last file; some metrics come and go."""
+    """A run with parts, one of an earlier version, and rows in its last file; some metrics come and go."""
     folder = tmp_path_factory.mktemp("long") / "run"
     with WrittenInParts(folder) as written:
         for step in range(200):
@@ -186,8 +184,7 @@ def long_run(tmp_path_factory):
             if step % 20 == 19:
                 written.flush()
         written.log({"loss": 2**60}, None)
-    assert convert_part(Part(folder / "parts/metrics", 1), must_be_smaller=False)
-    assert Part(folder / "parts/metrics", 2).csv_path.exists()
+    as_csv(folder, [2])
     return Run.open(folder)
 
 
@@ -216,7 +213,7 @@ def test_rows_as_json_lines(long_run):
 
 def test_rows_as_parquet(long_run, tmp_path):
     """A column for each metric, null where it is missing; NaN is not missing."""
-    parquet = pytest.importorskip("pyarrow.parquet")
+    from pyarrow import parquet
 
     count = export_rows(long_run, tmp_path / "rows.parquet")
 
@@ -349,20 +346,10 @@ def test_an_export_that_fails_leaves_the_file_as_it_was(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"metrics.csv"}
 
 
-def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
-    """The error names the extra."""
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-
-    with pytest.raises(ImportError, match=r"training-destinations\[query\]"):
-        export_metrics([], tmp_path / "metrics.parquet")
-
-
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 def test_values_of_several_writers_say_whose_they_are(runs, tmp_path, kind):
     """By a last column, which an export without such a run does not have."""
     shared, path = Run.open(write_shared(tmp_path / "shared")), tmp_path / f"metrics.{kind}"
-    if kind == "parquet":
-        pytest.importorskip("pyarrow")
 
     count = export_metrics([*runs, shared], path, metrics=["loss"])
     export_metrics(runs, tmp_path / f"without.{kind}", metrics=["loss"])

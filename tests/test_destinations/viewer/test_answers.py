@@ -1,4 +1,4 @@
-"""Answers are strict JSON, whatever is in them, with orjson and without."""
+"""Answers are strict JSON, whatever is in them."""
 
 import json
 

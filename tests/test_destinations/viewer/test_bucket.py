@@ -18,6 +18,7 @@ from tests.test_destinations.runs.written import Written
 from tests.test_destinations.viewer.served import Client, write_demo
 from tests.test_destinations.viewer.test_site import answers_of
 from uploads import LocalStore, open_store
+from uploads.disk import UnreadableError, open_regular
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def test_folders_in_a_bucket_are_shown(moto, tmp_path):
         refused = page.request("PATCH", f"/api/runs/{run_id}", body={"note": "x"})
 
     (copy,) = runs.copies
-    assert copy.left_out == []
+    assert copy.unreadable == {}
     assert (info["roots"], info["writable"]) == (["s3://bucket/shown"], False)
     assert series["y"] == [1 / (step + 1) for step in range(30)]
     assert picture.content == (run / image["file"]).read_bytes()
@@ -161,7 +162,7 @@ def test_names_of_objects_lead_nowhere(moto, tmp_path):
 
 
 def test_a_copy_is_bounded(moto, tmp_path):
-    """The largest files are left out, and said."""
+    """The largest files are left out, which the report says and whoever opens one."""
     run = write_run(tmp_path / "runs" / "one")
     (run / "media").mkdir()
     (run / "media" / "film.mp4").write_bytes(b"x" * 100_000)
@@ -170,7 +171,11 @@ def test_a_copy_is_bounded(moto, tmp_path):
     copy = BucketCopy(moto.uri("bounded"), tmp_path / "copy", max_bytes=50_000)
     copy.refresh()
 
-    assert copy.left_out == ["one/media/film.mp4: the copy has 0 MiB at most"]
+    copy.bring_files([tmp_path / "copy" / "one" / "media" / "film.mp4"])
+
+    assert copy.unreadable == {"one/media/film.mp4": "the copy has 0 MiB at most"}
+    with pytest.raises(UnreadableError, match="the copy has 0 MiB at most"):
+        open_regular(tmp_path / "copy" / "one" / "media" / "film.mp4")
     assert (tmp_path / "copy" / "one" / "sidecar.json").is_file()
 
 
@@ -392,8 +397,8 @@ def test_a_bucket_is_compacted_beside_its_runs(live, capsys):
     assert "1.5" in capsys.readouterr().out
 
 
-def test_a_damaged_piece_hides_no_other_run(live, moto, tmp_path):
-    """It is named, and the others are shown."""
+def test_damaged_pieces_hide_no_run(live, moto):
+    """A run without a piece that can be read is shown with its problem, and the others as they are."""
     run, uri = live
     run.log({"loss": 1.0}, 0)
     send(run)
@@ -407,9 +412,12 @@ def test_a_damaged_piece_hides_no_other_run(live, moto, tmp_path):
             client.put_object(Bucket=s3_servers.BUCKET, Key=name, Body=b"PK damaged")
 
     with open_runs(uri.replace("/digits?", "?")) as runs:
-        assert [one.name for one in runs.query()] == ["other"]
-        (copy,) = runs.copies
-        assert any(text.startswith("digits: ") and "damaged" in text for text in copy.left_out)
+        assert {one.name: one.status for one in runs.query()} == {"digits": "unknown", "other": "completed"}
+        assert (
+            "sidecar.json cannot be read: 00000001-00000001.zip is damaged" in runs["digits"].record.problem
+        )
+        with pytest.raises(UnreadableError, match=r"00000001-00000001\.zip is damaged"):
+            runs["digits"].series("loss")
 
 
 def test_several_machines_write_one_run(live):

@@ -86,6 +86,7 @@ class PartsUpload:
             parts = self._continue()
             self._sent = self._begin() if parts is None else parts
             self._send_missing()
+            self._body.check()
             self._complete(condition)
         except BaseException as error:
             if code_of(error) == "NoSuchUpload":

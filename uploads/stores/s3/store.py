@@ -105,10 +105,7 @@ class S3Store:
 
         Asks a server that is not AWS itself, once.
         """
-        try:
-            return self._create_only.check(self)
-        except RejectedByStoreError:
-            return False
+        return self._create_only.is_supported(self)
 
     def replace(
         self,
@@ -116,7 +113,6 @@ class S3Store:
         body: Body,
         *,
         notes: Path | None = None,
-        check: Callable[[], object] = lambda: None,
     ) -> RemoteObject:
         # A new small file costs one request; for a large one, looking first costs next to nothing.
         is_new = name not in self._present and body.size <= self._part_bytes
@@ -125,7 +121,7 @@ class S3Store:
             condition, found = self._condition(name, is_new=is_new)
             is_new = False
             self._note_present(name)
-            check()
+            body.check()
             try:
                 self._put(name, body, condition, notes, overwrite=True)
             except (RemoteExistsError, RemoteNotFoundError):

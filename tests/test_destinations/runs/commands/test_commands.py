@@ -930,7 +930,6 @@ def test_without_any_root_it_says_what_to_do(runs, tmp_path, monkeypatch):
     ("module", "arguments", "extra"),
     [
         ("matplotlib", ("plot", "loss", "alpha", "-o", "a.png"), "plot"),
-        ("pyarrow", ("export", "-o", "a.parquet"), "query"),
         ("deltalake", ("compact", "runs", "dataset"), "query"),
         ("tensorboard", ("send", "alpha", "--to", "tensorboard:tb"), "tensorboard"),
         ("wandb", ("send", "alpha", "--to", "wandb:p"), "wandb"),

@@ -131,54 +131,17 @@ def test_links_are_removed_and_never_followed(tmp_path):
     shutil.rmtree(tmp_path / "precious")
 
 
-def make_dataset(root):
-    """Compacts the runs below a folder; returns the dataset."""
-    dataset = root.parent / "dataset"
-    assert command("compact", root, dataset)[0] == 0
-    return dataset
-
-
-@pytest.mark.parametrize("arguments", [("rm", "first", "--yes"), ("gc", "--older-than", "0s", "--delete")])
-def test_another_run_at_the_path_of_a_row_is_kept(tmp_path, arguments):
-    """A dataset says where a run was when it was compacted; another one has the folder by now."""
-    pytest.importorskip("deltalake")
-    write_run(tmp_path / "runs/one", "first", archived=True)
-    dataset = make_dataset(tmp_path / "runs")
-    shutil.rmtree(tmp_path / "runs/one")
-    write_run(tmp_path / "runs/one", "second", archived=True)
-
-    code, _, errors = command(*arguments, "--root", dataset)
-
-    assert code == (2 if arguments[0] == "rm" else 0)
-    assert f"another run, second, is at '{tmp_path / 'runs/one'}' by now" in errors
-    assert (tmp_path / "runs/one/sidecar.json").exists()
-
-
-def test_a_run_of_a_dataset_whose_folder_has_no_id_is_kept(tmp_path):
-    """Whether a folder of Lightning is still that of the row cannot be told."""
-    pytest.importorskip("deltalake")
-    os.utime(write_lightning(tmp_path / "runs/version_0") / "metrics.csv", (0, 0))
-    dataset = make_dataset(tmp_path / "runs")
-
-    code, _, errors = command("rm", "version_0", "--yes", "--root", dataset)
-
-    assert code == 2
-    assert "its folder has no id" in errors
-    assert (tmp_path / "runs/version_0/metrics.csv").exists()
-    assert command("rm", "version_0", "--yes", "--root", tmp_path / "runs")[0] == 0
-    assert not (tmp_path / "runs/version_0").exists()
-
-
-def test_a_run_that_is_no_longer_archived_is_kept(tmp_path):
-    """A row of a dataset says what the run was when it was compacted."""
+@pytest.mark.parametrize("arguments", [("rm", "one", "--yes"), ("gc", "--older-than", "0s", "--delete")])
+def test_runs_of_a_dataset_are_not_deleted(tmp_path, arguments):
+    """A dataset is read-only: the folder that a run was read from is often its only copy."""
     pytest.importorskip("deltalake")
     run = write_run(tmp_path / "runs/one", archived=True)
-    dataset = make_dataset(tmp_path / "runs")
-    (run / "edits.json").write_text('{"archived": false}')
+    assert command("compact", tmp_path / "runs", tmp_path / "dataset")[0] == 0
 
-    found = gc(dataset, "--delete")
+    code, _, errors = command(*arguments, "--root", tmp_path / "dataset")
 
-    assert found["one"]["kept"] == "it is no longer archived or empty"
+    assert code == 2
+    assert "runs of a dataset are read-only" in errors
     assert (run / "sidecar.json").exists()
 
 

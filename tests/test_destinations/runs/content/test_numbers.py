@@ -1,4 +1,4 @@
-"""Numbers of a CSV: both readers have every bit that `float` gives."""
+"""Numbers of a CSV: pyarrow reads every bit that `float` gives."""
 
 import random
 import subprocess
@@ -10,12 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from destinations.run_directory import blocks
-from destinations.run_directory.blocks import read_blocks, read_by_arrow, read_by_float
+from destinations.run_directory.blocks import read_blocks, read_by_arrow
 
-READERS = {
-    "arrow": lambda chunk, columns: read_by_arrow(chunk, range(columns), columns),
-    "float": lambda chunk, columns: read_by_float(chunk, range(columns)),
-}
 SIGNS = st.sampled_from(["", "-"])
 DIGITS = st.text("0123456789", min_size=1, max_size=26)
 EXPONENTS = (
@@ -27,18 +23,18 @@ NUMBERS = st.builds("{}{}{}".format, SIGNS, DIGITS, EXPONENTS) | st.builds(
 FLOATS = st.floats(allow_nan=False).map(repr) | st.integers(-(2**63), 2**64).map(str)
 
 
-def column_of(cells, reader):
-    """Returns what a reader has of cells, as the only column of lines and as the second of three."""
+def column_of(cells):
+    """Returns what the reader has of cells, as the only column of lines and as the second of three."""
     found = []
     for columns, line, index in ((1, "{}\n", 0), (3, "1,{},2\n", 1)):
-        cell = reader("".join(map(line.format, cells)).encode(), columns)
+        cell = read_by_arrow("".join(map(line.format, cells)).encode(), range(columns), columns)
         found.append(None if cell is None else cell[index])
     return found
 
 
-def assert_exact(cells, reader):
+def assert_exact(cells):
     """Compares with Python's own reading, bit by bit; a reader may also give up on all of them."""
-    for found in column_of(cells, reader):
+    for found in column_of(cells):
         if found is not None:
             values, present = found
             assert present.tolist() == [cell != "" for cell in cells]
@@ -47,25 +43,22 @@ def assert_exact(cells, reader):
             assert np.signbit(values[values == 0]).tolist() == np.signbit(wished[wished == 0]).tolist()
 
 
-@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
 @settings(max_examples=150, deadline=None)
 @given(cells=st.lists(NUMBERS | st.just(""), min_size=1, max_size=20))
-def test_numbers_are_the_nearest_floats(reader, cells):
+def test_numbers_are_the_nearest_floats(cells):
     """Whatever digits a cell has, a reader returns every bit that `float` gives, or leaves the lines to others."""
-    assert_exact(cells, reader)
+    assert_exact(cells)
 
 
-@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
 @settings(max_examples=150, deadline=None)
 @given(cells=st.lists(FLOATS | st.sampled_from(["", "nan", "inf", "-inf", "1e+16"]), min_size=1, max_size=20))
-def test_numbers_as_python_writes_them_are_read_at_once(reader, cells):
+def test_numbers_as_python_writes_them_are_read_at_once(cells):
     """Floats in their shortest form, integers, missing cells and NaN leave nothing to the slow reader of rows."""
-    assert None not in column_of(cells, reader)
-    assert_exact(cells, reader)
+    assert None not in column_of(cells)
+    assert_exact(cells)
 
 
-@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
-def test_numbers_next_to_the_middle_of_two_floats_are_exact(reader):
+def test_numbers_next_to_the_middle_of_two_floats_are_exact():
     """A number in the middle between two floats, or a little beside, is never rounded to the wrong side."""
     source = random.Random(0)
     middles = [(2 * source.getrandbits(53) + 1) << source.randrange(8) for _ in range(5000)]
@@ -73,23 +66,21 @@ def test_numbers_next_to_the_middle_of_two_floats_are_exact(reader):
     cells = [str(middle + beside) for middle in middles for beside in (-1, 0, 1)]
     cells += [f"{half[:-1]}{digits}" for half in halves for digits in ("49", "5", "51")]
 
-    assert None not in column_of(cells, reader)
-    assert_exact(cells, reader)
+    assert None not in column_of(cells)
+    assert_exact(cells)
 
 
-@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
 @pytest.mark.parametrize(
     "cell", ["-", ".", "1.2.3", "1-2", "--1", "1-", "1e", "e5", "1e-", "1e5e5", "1e5.5", "fan"]
 )
-def test_what_is_no_number_is_left_to_the_reader_of_rows(reader, cell):
+def test_what_is_no_number_is_left_to_the_reader_of_rows(cell):
     """Cells without digits, with signs inside, or with several points, make a reader give up on the lines."""
-    assert column_of(["1.5", cell, "2"], reader) == [None, None]
+    assert column_of(["1.5", cell, "2"]) == [None, None]
 
 
-@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
-def test_a_line_that_lacks_cells_is_left_to_the_reader_of_rows(reader):
+def test_a_line_that_lacks_cells_is_left_to_the_reader_of_rows():
     """No reader makes up cells."""
-    assert reader(b"1,2\n3\n", 2) is None
+    assert read_by_arrow(b"1,2\n3\n", range(2), 2) is None
 
 
 @pytest.mark.parametrize("limit", [0, 1 << 30])
@@ -115,18 +106,6 @@ def test_a_cell_is_what_the_reader_of_rows_makes_of_it(monkeypatch, limit, cells
     found, present = block.columns["loss"]
     is_there = zip(found.tolist(), present.tolist(), strict=True)
     assert [repr(value) if there else "None" for value, there in is_there] == values
-
-
-def test_a_large_file_is_read_where_pyarrow_is_not_installed(monkeypatch):
-    """`float` reads all numbers then."""
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.setattr(blocks, "_has_arrow", blocks._has_arrow.__wrapped__)
-    chunk = b"".join(b"%d,0.1\n" % step for step in range(60_000))
-
-    (block,) = read_blocks(b"step,loss\n", [chunk])
-
-    assert len(chunk) > blocks._ARROW_BYTES
-    assert block.columns["loss"][0].tolist() == [0.1] * 60_000
 
 
 def test_short_files_are_read_without_pyarrow(tmp_path):

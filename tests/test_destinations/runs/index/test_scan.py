@@ -7,8 +7,6 @@ import json
 import math
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -509,18 +507,6 @@ def test_a_sidecar_of_strange_types_is_read_as_far_as_it_makes_sense(opened, roo
     )
     assert (record.tags, record.notes, record.hparams, record.checkpoint_path) == ((), "", {}, None)
     assert record.summary == {"acc": 1.0, "big": float("inf"), "x": 2.0**63}
-
-
-def test_integers_are_read_alike_with_and_without_orjson():
-    """Beyond 64 bits as the nearest float, which every reader and the index can hold."""
-    code = (
-        "from destinations.runs.files import read_object; print(read_object(b'{\"a\": 1%s}' % (b'0' * 30)))"
-    )
-    programs = [code, f"import sys; sys.modules['orjson'] = None; {code}"]
-
-    said = [subprocess.check_output([sys.executable, "-c", one], text=True) for one in programs]
-
-    assert said == ["{'a': 1e+30}\n"] * 2
 
 
 def test_a_run_folder_without_a_sidecar_is_an_orphan(opened, root):

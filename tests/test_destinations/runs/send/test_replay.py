@@ -89,6 +89,7 @@ def lines_of(folder, index):
     path = folder / f"{index}.jsonl"
     lines = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
     for line in lines:
+        del line["session"], line["record"]
         if line.get("type") == "video":
             # The file is handed on as it is, and not decoded.
             line.pop("shape")

@@ -1,0 +1,153 @@
+"""`Chain`: the sessions of a run, and which of their records belong to it.
+
+A session is one process that opened the run; each line of `sessions.jsonl` describes one. It says what it
+`follows`: an earlier session, and how far. Nothing that a session wrote is ever changed, so what a checkpoint
+left behind is not removed: it only does not belong to the run any more.
+
+The newest session belongs with all that it logged. Of the session that it follows belongs what had been
+logged when its checkpoint was saved (`records`), whatever step it has; of a loop that only names a batch
+(`step`), what has an earlier step, and of the same step what the loop did not log again. And so on,
+backwards.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import attrs
+
+__all__ = ["Chain", "Follows"]
+
+
+@attrs.frozen
+class Follows:
+    """What a session continues.
+
+    Attributes:
+        session: the id of the session before it.
+        records: how many records of that session count; None for as many as `step` says, or all.
+        step: the step from which training goes on; None if that is not known.
+    """
+
+    session: str
+    records: int | None = None
+    step: int | None = None
+
+    @classmethod
+    def of(cls, line: Mapping[str, Any]) -> Self | None:
+        """Returns what the session of a line continues; None for the first one, or if the line is damaged."""
+        match line.get("follows"):
+            case {"session": str(session), "records": int() | None as records, "step": int() | None as step}:
+                return cls(session, records, step)
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the field `follows` of a line."""
+        return attrs.asdict(self)
+
+
+@attrs.define
+class _Kept:
+    """How much of a session belongs: each later session that cut it said so."""
+
+    records: int | None = None
+    # The step of each session that only named a batch, and the ids of the sessions from it on.
+    steps: list[tuple[int, frozenset[str]]] = attrs.field(factory=list)
+    # Files of earlier steps stay: a checkpoint is written after its state was taken.
+    files_to: int | None = None
+
+
+class Chain:
+    """The sessions that lead to one of them.
+
+    Args:
+        lines: those of `sessions.jsonl`, oldest first.
+        end: the id of the last session. Default: the newest one.
+
+    Raises:
+        ValueError: there is no such session.
+    """
+
+    def __init__(self, lines: Sequence[Mapping[str, Any]], end: str | None = None) -> None:
+        known = {_id_of(line): line for line in lines}
+        if end is not None and end not in known:
+            raise ValueError(f"session must be one of {', '.join(known)}, got {end!r}.")
+        # Sessions of the format before share one history, and their records name none.
+        self._known = {_owner(line) for line in known.values()}
+        self.sessions: list[str] = []
+        """The ids, newest first."""
+        self._kept: dict[str, _Kept] = {}
+        kept, session = _Kept(), end if end is not None else next(reversed(known), None)
+        while session is not None and session not in self.sessions and (line := known.get(session)):
+            self.sessions.append(session)
+            self._kept.setdefault(_owner(line), kept)
+            follows = Follows.of(line)
+            if follows is None:
+                before = list(known)[: list(known).index(session)]
+                session = before[-1] if "follows" not in line and before else None
+                continue
+            newer = frozenset(map(_owner, (known[one] for one in self.sessions)))
+            kept = _Kept(follows.records, list(kept.steps), kept.files_to)
+            if follows.records is None and follows.step is not None:
+                kept.steps.append((follows.step, newer))
+            if follows.step is not None:
+                kept.files_to = min(follows.step, kept.files_to or follows.step)
+            session = follows.session
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that was logged belongs."""
+        return self._kept.keys() >= self._known and all(
+            kept.records is None and not kept.steps for kept in self._kept.values()
+        )
+
+    def records(
+        self, read: Callable[[], Iterable[dict[str, Any] | None]], *, are_files: bool = False
+    ) -> Iterator[dict[str, Any] | None]:
+        """Yields those lines of an index that belong, and None for each damaged one.
+
+        Args:
+            read: reads the index from its beginning; called twice where a session only named a batch.
+            are_files: whether the lines are of files that a user uploaded.
+        """
+        if self.is_whole:
+            yield from read()
+            return
+        again: set[tuple[str, str, str, Any]] = set()
+        if steps := {step for kept in self._kept.values() for step, _ in kept.steps}:
+            again = {_what(one) for one in read() if one is not None and one.get("step") in steps}
+        for one in read():
+            if one is None or self._belongs(one, again, are_files=are_files):
+                yield one
+
+    def _belongs(
+        self, line: Mapping[str, Any], again: set[tuple[str, str, str, Any]], *, are_files: bool
+    ) -> bool:
+        owner, number, step = _id_of(line), line.get("record"), line.get("step")
+        kept = self._kept.get(owner)
+        if kept is None:
+            # A session whose line is lost is not one that was left.
+            return owner not in self._known
+        if not isinstance(step, int):
+            step = None
+        if are_files and kept.files_to is not None and step is not None:
+            return step <= kept.files_to
+        if kept.records is not None and isinstance(number, int) and number >= kept.records:
+            return False
+        return step is None or not any(
+            step > limit or (step == limit and any((one, *_what(line)[1:]) in again for one in newer))
+            for limit, newer in kept.steps
+        )
+
+
+def _id_of(line: Mapping[str, Any]) -> str:
+    return str(line.get("session", ""))
+
+
+def _owner(line: Mapping[str, Any]) -> str:
+    """Returns what records of a session say that they are of; empty for a session of the format before."""
+    return _id_of(line) if "follows" in line else ""
+
+
+def _what(line: Mapping[str, Any]) -> tuple[str, str, str, Any]:
+    """Returns the session of a record, and what makes it the same as one that is logged again."""
+    return _id_of(line), str(line.get("type")), str(line.get("name")), line.get("step")

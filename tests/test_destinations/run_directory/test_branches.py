@@ -1,0 +1,148 @@
+"""What a checkpoint leaves behind: it stays where it was written, and does not belong to the run."""
+
+import numpy as np
+import pytest
+
+from destinations import RunDirectory
+from destinations.history.sessions import read_sessions
+from destinations.runs import Run as Opened
+from events import Event, Run, Timestamp
+
+RED = np.zeros((3, 2, 2), np.uint8)
+
+
+def log_everything(run, step):
+    """Logs a record of several kinds."""
+    run.log_text(f"step {step}", "note", step=step)
+    run.log_images(RED, "picture", step=step)
+    run.log_table(["a"], [[step]], "table", step=step)
+    run.log_histogram(np.arange(3.0), "weights", step=step)
+
+
+def steps_of(folder):
+    """Returns the steps of the records, which are the same for each kind."""
+    run = Opened.open(folder)
+    found = {
+        kind: [one.step for one in run.records(kind)] for kind in ("texts", "images", "tables", "histograms")
+    }
+    assert len(set(map(tuple, found.values()))) == 1, found
+    return found["texts"]
+
+
+class Session:
+    """A run of one process, which continues from a saved state as a trainer does."""
+
+    def __init__(self, folder, saved=None, batch=0, **hyperparameters):
+        self.ours = RunDirectory(folder)
+        self.run = Run(self.ours, run_name="mine", raise_errors=True)
+        self.run.__enter__()
+        if saved is not None:
+            self.load(saved, batch)
+        if hyperparameters:
+            self.run.log_hyperparameters(hyperparameters)
+        self.run.run_event(Event.FIT_START)
+
+    def load(self, saved, batch):
+        self.run.run_event(Event.BEFORE_LOAD)
+        self.run.state.continues_run = True
+        self.ours.load_state_dict(saved)
+        self.run.state.timestamp = Timestamp(batch=batch)
+        self.run.run_event(Event.AFTER_LOAD)
+
+    def log(self, *steps):
+        for step in steps:
+            self.run.state.timestamp = Timestamp(batch=step)
+            log_everything(self.run, step)
+        return self.ours.state_dict()
+
+    def close(self):
+        self.run.close()
+
+
+def test_records_after_the_checkpoint_do_not_belong_whatever_their_step(tmp_path):
+    """A session continues from a checkpoint of any earlier one, also of one that was left."""
+    folder = tmp_path / "mine"
+    first = Session(folder)
+    at_2 = first.log(9, 2)
+    first.log(1, 3, 4)
+    first.close()
+
+    second = Session(folder, at_2, 3)
+    at_5 = second.log(3, 5)
+    second.log(6)
+    second.close()
+    assert steps_of(folder) == [9, 2, 3, 5, 6]
+
+    third = Session(folder, at_2, 3)
+    third.log(7)
+    third.close()
+    assert steps_of(folder) == [9, 2, 7]
+
+    fourth = Session(folder, at_5, 6)
+    fourth.log(8)
+    fourth.close()
+    assert steps_of(folder) == [9, 2, 3, 5, 8]
+
+
+def test_training_that_goes_back_in_one_process_begins_a_session(tmp_path):
+    """What it had logged since the checkpoint is left, as if another process had loaded it."""
+    folder = tmp_path / "mine"
+    session = Session(folder)
+    at_2 = session.log(1, 2)
+    session.log(3)
+    session.load(at_2, 2)
+    session.run.run_event(Event.FIT_START)
+    session.log(3, 4)
+    session.close()
+
+    assert steps_of(folder) == [1, 2, 3, 4]
+    lines = read_sessions(folder)
+    assert [(one["number"], one["status"], one["resume_step"]) for one in lines] == [
+        (1, "stopped", None),
+        (2, "completed", 2),
+    ]
+    assert lines[1]["follows"] == {"session": lines[0]["session"], "records": 8, "step": 2}
+
+
+def test_each_session_says_what_it_was_started_with(tmp_path):
+    """The run has the hyperparameters of the sessions that led to it; what was left keeps its own."""
+    folder = tmp_path / "mine"
+    first = Session(folder, lr=0.1, width=8)
+    at_1 = first.log(1)
+    first.close()
+    second = Session(folder, at_1, 1, lr=0.2, warmup=5)
+    second.log(2)
+    second.close()
+    third = Session(folder, at_1, 1, lr=0.3)
+    third.close()
+
+    run = Opened.open(folder)
+    assert run.hyperparameters == {"lr": 0.3, "width": 8}
+    assert [run.configuration(number)["hyperparameters"] for number in (1, 2, 3)] == [
+        {"lr": 0.1, "width": 8},
+        {"lr": 0.2, "warmup": 5},
+        {"lr": 0.3},
+    ]
+    first_id = run.sessions[0]["session"]
+    assert run.configuration(first_id)["environment"]["python"] == run.environment["python"]
+    with pytest.raises(ValueError, match=rf"session must be one of 1 \({first_id}\), .*, got 4"):
+        run.configuration(4)
+
+
+def test_folder_of_an_earlier_version_is_continued(tmp_path):
+    """Its records, which name no session, belong up to the step that training goes on from."""
+    folder = tmp_path / "mine"
+    first = Session(folder)
+    first.log(1, 2, 3)
+    first.close()
+    for path in folder.glob("*.jsonl"):
+        lines = path.read_text().replace('"follows": null, ', "")
+        for session in read_sessions(folder):
+            lines = lines.replace(f', "session": "{session["session"]}", "record"', ', "was"')
+        path.write_text(lines)
+
+    second = Session(folder, {"time": 0.0}, 2)
+    second.log(2)
+    second.close()
+
+    assert steps_of(folder) == [1, 2]
