@@ -18,6 +18,8 @@ LONGEST = (
     "tests/crash/test_run_directory_model.py",
     "tests/crash/test_time_ledger.py",
     "tests/test_destinations/run_directory/test_parts_model.py",
+    "tests/model/test_histories.py",
+    "tests/model/test_faults.py",
     "tests/test_events/trainer/test_asynchronous.py",
     "tests/test_destinations/runs/test_dataset.py",
     "tests/test_destinations/adapters/test_lightning.py",
@@ -59,7 +61,7 @@ _STARTS_MORE = re.compile(
 )
 _TESTS = Path(__file__).parent
 # Proofs that kill, that fill memory, or that try everything.
-_LONG_FOLDERS = {"crash", "hostile", "gpu"}
+_LONG_FOLDERS = {"crash", "hostile", "gpu", "model"}
 
 
 def is_quick(path: Path) -> bool:
