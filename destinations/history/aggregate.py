@@ -291,11 +291,13 @@ class Aggregate:
         rows, metrics = steps.shape
         if not self.by_step and count[-1].all():
             return np.full(metrics, rows - 1), np.ones(metrics, np.bool_)
-        # A value without a step comes before all that have one, and after none at all.
-        order = np.maximum(steps, MISSING_STEP + 1) if self.by_step else np.arange(rows)[:, None]
-        order = np.where(count > 0, order, MISSING_STEP)
-        place = rows - 1 - order[::-1].argmax(axis=0)
-        return place, np.any(count > 0, axis=0)
+        has = np.broadcast_to(count > 0, steps.shape)
+        place = rows - 1 - has[::-1].argmax(axis=0)
+        if self.by_step:
+            # A value without a step comes before all that have one.
+            order = np.where(has, steps, MISSING_STEP)
+            place = np.where(order.max(axis=0) > MISSING_STEP, rows - 1 - order[::-1].argmax(axis=0), place)
+        return place, has.any(axis=0)
 
 
 def _steps_of(steps: Floats) -> _Array:
