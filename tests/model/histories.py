@@ -53,6 +53,7 @@ class History:
         sessions: how many there were.
         configs: the session that logged hyperparameters, by the number of the record.
         names_batches: whether a session has continued by a batch.
+        has_loaded_again: whether a session has loaded a checkpoint after it had trained.
         unsent: the numbers of rows that the store may lack, if the machine is lost.
     """
 
@@ -61,7 +62,7 @@ class History:
         self.records, self.logged, self.doubtful = [], {}, set()
         self.writers, self.checkpoints, self.configs = {}, [], {}
         self.sessions = 0
-        self.names_batches = False
+        self.names_batches = self.has_loaded_again = False
         self.unsent = set()
         self._unflushed = []
 

@@ -15,7 +15,7 @@ from tests.effort import times
 from tests.model import readers
 from tests.model.histories import History, Record
 from tests.model.session import Session
-from tests.model.test_histories import has_all, has_all_metrics, is_held
+from tests.model.test_histories import has_all, has_all_metrics
 
 BY_PATH = ("open", "mkdir", "rename", "replace", "unlink", "rmdir", "link", "stat", "scandir", "listdir")
 BY_DESCRIPTOR = ("write", "pwrite", "ftruncate", "fsync", "fdatasync", "pread", "read", "fstat")
@@ -26,9 +26,13 @@ PLACES = {
 }
 NOT_YET = {
     "/run/metrics.csv": "a CSV that is read short, or found missing once, costs rows in silence",
+    "/run/sessions.jsonl": "sessions that are found missing once bring records of a branch back in silence",
+    "/run/sidecar.json": "as above",
     "/run/journal/": "a listing of the journal that is empty once costs rows in silence",
 }
 """Files for which a fault may lose something in silence today, with the reason. It becomes empty, and goes."""
+USUAL = ("was completed: it is continued", "training continues from step")
+"""What a run and its continuation say without a fault."""
 THROUGH = re.compile(r"/proc/self/fd/(\d+)")
 
 
@@ -136,9 +140,8 @@ class Story:
 def compare(model, run):
     """Asserts that a reader has what belongs to the run."""
     has_all_metrics(readers.by_read_rows(run.path), model.metrics(), set())
-    abandoned = set() if is_held("records of a branch") else model.abandoned
     for kind in ("texts", "images", "tables"):
-        has_all(readers.records_of(run, kind), model.of(kind), set(), abandoned)
+        has_all(readers.records_of(run, kind), model.of(kind), set())
     for _, number in model.of("hyperparameters")[-1:]:
         assert run.hyperparameters.get("newest") == f"config {number}"
 
@@ -154,9 +157,9 @@ def opened(place, cache):
     raise RunNotFoundError(place)
 
 
-def shape(message):
-    """Returns a message without what differs between two runs."""
-    return re.sub(r"\b[0-9a-f]*[0-9][0-9a-f]*\b", "N", message)
+def shape(path):
+    """Returns a path without what differs between two runs."""
+    return re.sub(r"\b[0-9a-f]*[0-9][0-9a-f]*\b", "N", path)
 
 
 @pytest.mark.parametrize("kind", PLACES)
@@ -164,8 +167,8 @@ def shape(message):
 def test_one_fault_of_the_disk_loses_nothing_in_silence(tmp_path, monkeypatch, caplog, where, kind):
     """After any one call was refused, cut short or found nothing, all is there, or it was said that it is not."""
     caplog.set_level(logging.WARNING)
-    silent, usual = {}, set()
-    for number in itertools.chain([0], itertools.count(1, times(20, 1))):
+    silent = {}
+    for number in itertools.count(1, times(20, 1)):
         base = tmp_path / str(number)
         monkeypatch.setenv("XDG_STATE_HOME", str(base / "state"))
         monkeypatch.setenv("XDG_CACHE_HOME", str(base / "cache"))
@@ -176,15 +179,12 @@ def test_one_fault_of_the_disk_loses_nothing_in_silence(tmp_path, monkeypatch, c
         caplog.clear()
         with OneFault(root, kind, number).within() as disk:
             story.tell()
-        said = [*(one for one in caplog.messages if shape(one) not in usual), *story.errors]
+        said = [one for one in caplog.messages if not any(usual in one for usual in USUAL)] + story.errors
         if not disk.failed:
             compare(story.model, opened(story.model.place, base / "index"))
-            if number:
-                # There are no more calls.
-                assert said == []
-                break
-            usual = {shape(one) for one in said}
-            continue
+            # There are no more calls.
+            assert said == []
+            break
         try:
             run = opened(story.model.place, base / "index")
             said += [run.record.problem] if run.record.problem else []

@@ -33,7 +33,9 @@ from tests.waiting import until
 
 NOT_YET = {
     "configurations of sessions": "only the newest is kept: log hyperparameters, close",
-    "records of a branch": "save after a batch, log a text, kill, continue from the checkpoint: the text is still there",
+    "records of a branch of the same session": "save after a batch, log a text, load the checkpoint in the same "
+    "session: the text is still there",
+    "files of a branch": "save after a batch, upload a file, kill, continue from the checkpoint: the file is still there",
     "hyperparameters of a branch": "save after a batch, log hyperparameters, kill, continue: they are still there",
     "the exact place of a checkpoint": "save before the first batch, log a row, kill, continue: the row is still there; "
     "with steps of one's own, rows count by their step: log at step 9, save after a batch, kill, continue: it is gone",
@@ -45,7 +47,7 @@ NOT_YET = {
 }
 """What the product does not do yet, with the shortest history that shows it; each of these is left out.
 
-It becomes empty, and goes. `MODEL_HELD="records of a branch;…"` tries some of them before.
+It becomes empty, and goes. `MODEL_HELD="files of a branch;…"` tries some of them before.
 """
 
 EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "0"))
@@ -275,6 +277,7 @@ class Folder(RuleBasedStateMachine):
         if found:
             checkpoint = data.draw(st.sampled_from(found))
             self.process.call("load_again", checkpoint.saved)
+            self.now.has_loaded_again = True
             self.now.begin(checkpoint)
             self.check(self.now)
 
@@ -352,8 +355,11 @@ class Folder(RuleBasedStateMachine):
                 assert not model.metrics(writer)
 
     def check_records(self, model, run):
-        abandoned = set() if is_held("records of a branch") else model.abandoned
         for kind in readers.KINDS:
+            is_right = is_held("files of a branch") if kind == "files" else True
+            if model.has_loaded_again:
+                is_right = is_right and is_held("records of a branch of the same session")
+            abandoned = set() if is_right else model.abandoned
             has_all(readers.records_of(run, kind), model.of(kind), self.doubtful(model), abandoned)
 
     def check_configurations(self, model, run):
