@@ -297,7 +297,7 @@ class Aggregate:
             # A value without a step comes before all that have one.
             order = np.where(has, steps, MISSING_STEP)
             place = np.where(order.max(axis=0) > MISSING_STEP, rows - 1 - order[::-1].argmax(axis=0), place)
-        return place, has.any(axis=0)
+        return place, np.asarray(has.any(axis=0))
 
 
 def _steps_of(steps: Floats) -> _Array:
