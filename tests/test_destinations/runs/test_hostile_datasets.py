@@ -224,7 +224,7 @@ def write_rows(dataset, table, rows):
     """Writes rows to a table as a compaction does."""
     import pyarrow as pa
 
-    work = compaction._Compaction(Location.of(dataset, {}), [], removes_gone=False)
+    work = compaction._Compaction(Location.of(dataset, {}), [], removes_gone=False, damaged={})
 
     def write():
         for name in dict.fromkeys((table, "runs")):
