@@ -10,12 +10,18 @@ logged when its checkpoint was saved (`records`), whatever step it has; of a loo
 backwards.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import attrs
 
-__all__ = ["Chain", "Follows"]
+from .sessions import SESSIONS, read_sessions
+
+__all__ = ["Chain", "Follows", "chain_of"]
+
+_log = logging.getLogger("destinations")
 
 
 @attrs.frozen
@@ -103,21 +109,25 @@ class Chain:
     def records(
         self, read: Callable[[], Iterable[dict[str, Any] | None]], *, are_files: bool = False
     ) -> Iterator[dict[str, Any] | None]:
-        """Yields those lines of an index that belong, and None for each damaged one.
+        """Yields those lines of an index that belong, and None for each damaged one; see `belongs`."""
+        belongs = self.belongs(read, are_files=are_files)
+        return (one for one in read() if one is None or belongs(one))
+
+    def belongs(
+        self, read: Callable[[], Iterable[Mapping[str, Any] | None]], *, are_files: bool = False
+    ) -> Callable[[Mapping[str, Any]], bool]:
+        """Returns what tells whether a line of an index belongs.
 
         Args:
-            read: reads the index from its beginning; called twice where a session only named a batch.
+            read: reads the index from its beginning; called where a session only named a batch.
             are_files: whether the lines are of files that a user uploaded.
         """
         if self.is_whole:
-            yield from read()
-            return
+            return lambda _: True
         again: set[tuple[str, str, str, Any]] = set()
         if steps := {step for kept in self._kept.values() for step, _ in kept.steps}:
             again = {_what(one) for one in read() if one is not None and one.get("step") in steps}
-        for one in read():
-            if one is None or self._belongs(one, again, are_files=are_files):
-                yield one
+        return lambda line: self._belongs(line, again, are_files=are_files)
 
     def _belongs(
         self, line: Mapping[str, Any], again: set[tuple[str, str, str, Any]], *, are_files: bool
@@ -137,6 +147,15 @@ class Chain:
             step > limit or (step == limit and any((one, *_what(line)[1:]) in again for one in newer))
             for limit, newer in kept.steps
         )
+
+
+def chain_of(run_dir: Path) -> Chain:
+    """Returns the sessions of a run; without its list, which says what was left, all belongs."""
+    try:
+        return Chain(read_sessions(run_dir))
+    except OSError as error:
+        _log.warning("%s cannot be read: what was left is shown too (%s)", run_dir / SESSIONS, error)
+        return Chain(())
 
 
 def _id_of(line: Mapping[str, Any]) -> str:

@@ -4,9 +4,10 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from uploads.disk import DISK, replacement
+
 from .folder import WriterLock
-from .layout import lock_name, metrics_name, part_path
-from .metrics_csv import MetricsCsv
+from .layout import lock_name, part_path
 from .reader import Part, take_snapshot
 
 __all__ = ["convert_parts"]
@@ -35,9 +36,10 @@ def convert_parts(run_dir: Path, rank: int) -> Iterator[tuple[Part, str]]:
             with contextlib.closing(part.open()) as file:
                 content, damage = file.packed.content, part.damage(file)
             if damage is None and content is not None:
-                MetricsCsv(run_dir / metrics_name(rank)).put_part(part.number, content)
-                with contextlib.suppress(FileNotFoundError):
-                    part_path(part.folder, part.number, ".npy").unlink()
+                with replacement(part_path(part.folder, part.number), durable=True) as fd:
+                    DISK.write(fd, content, 0)
+                for suffix in (".csv", ".npy"):
+                    part_path(part.folder, part.number, suffix).unlink(missing_ok=True)
             if damage is not None or content is not None:
                 yield part, damage or ""
     finally:

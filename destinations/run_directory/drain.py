@@ -11,10 +11,12 @@ Runs in the writer thread.
 import contextlib
 import errno
 import itertools
+import math
 import os
 import time
+import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,15 +24,18 @@ import attrs
 import numpy as np
 
 from destinations.history.aggregate import Aggregate
+from destinations.history.row_chain import RowChain, RowPlace, SealedPart
 from destinations.history.rows import Call
 from uploads.disk import DISK, Disk, replacement
 
 from .frames import (
     MAGIC,
+    Begin,
     Boundary,
     Keys,
     Record,
     Resume,
+    Rewind,
     Row,
     RowBlock,
     count_rows,
@@ -48,9 +53,7 @@ from .layout import (
     segment_number,
     segment_paths,
 )
-from .metrics_csv import AbandonedRows, ChangedError, Cut, MetricsCsv, Replacement
-from .part_index import PartIndex, is_cut
-from .reader import Part
+from .metrics_csv import ChangedError, MetricsCsv, Replacement
 from .segments import FIRST_BYTES, continues_from, names_before
 
 if TYPE_CHECKING:
@@ -255,8 +258,8 @@ class JournalDrain:
         folder: the journal of the rank.
         csv: the CSV of the rank.
         journal: the writing end of a live journal; None to drain what a dead process left.
-        on_rollback: called after abandoned rows were moved out of the CSV, with their number, the step of the
-            resume and their file. Does not raise; `statistics` are to be computed again.
+        on_rollback: called once a session follows an earlier place, with the number of rows that do not count
+            any more. Does not raise; `statistics` are to be computed again.
         on_change: called after rows that another program took out of the CSV were restored from the journal,
             with how many were, and how many could not be. As `on_rollback`.
         between: called after each chunk of rows, also of those that are read or written again.
@@ -269,7 +272,7 @@ class JournalDrain:
     _folder: Path
     _csv: MetricsCsv
     _journal: "Journal | None" = None
-    _on_rollback: Callable[[int, int, Path], None] = attrs.field(default=lambda *_: None, kw_only=True)
+    _on_rollback: Callable[[int], None] = attrs.field(default=lambda _: None, kw_only=True)
     _on_change: Callable[[int, int], None] = attrs.field(default=lambda *_: None, kw_only=True)
     _between: Callable[[], None] = attrs.field(default=lambda: None, kw_only=True)
     _clock: Callable[[], float] = attrs.field(default=time.monotonic, kw_only=True)
@@ -288,12 +291,10 @@ class JournalDrain:
         self._opened_at = self._clock()
         self._drained_bytes = 0
         self._rewritten_bytes = 0
-        # How many rows those have that this object has closed, or cut.
-        self._closed_parts: dict[int, int] = {}
+        # Those that this object has closed.
+        self._closed_parts: list[SealedPart] = []
         # Whether `position.json` is of the present file alone.
         self._has_position = False
-        # Whether there may be parts that do not count; a journal that says so must not end before they do.
-        self._has_surplus = False
         # How many rows have brought new names to the present file.
         self._late = 0
         self.rows = 0
@@ -339,9 +340,7 @@ class JournalDrain:
         self._is_open = True
         self._begin_base()
         if self._csv.exists:
-            self._has_surplus = True
             self._write_position()
-            self._remove_surplus()
         return self._csv.exists
 
     def is_fully_drained(self) -> bool:
@@ -359,16 +358,11 @@ class JournalDrain:
         if self._csv.exists and not self._csv.is_in_place():
             lost += self.rows
         else:
-            lost += sum(self._csv.rows_missing(number, had) for number, had in self._closed_parts.items())
+            lost += sum(map(self._csv.rows_missing, self._closed_parts))
         for segment in [] if self._journal is None else list(self._journal.segments):
             if segment.number >= self._segment and not segment.is_at(segment.path):
                 lost += self._rows_left(segment.number, segment.path)
         return lost
-
-    def set_csv_rows(self, rows: int) -> None:
-        """Sets how many rows the CSV had when it was opened, which `verify` compares."""
-        self._csv.rows = rows
-        self._begin_base()
 
     def verify(self) -> bool:
         """Reads the whole CSV and returns whether it has the rows that were written to it.
@@ -420,8 +414,6 @@ class JournalDrain:
     def _run(self) -> None:
         if self._csv.exists and not self._has_position:
             self._write_position()
-        if self._has_surplus:
-            self._remove_surplus()
         since_position = 0
         while True:
             segments = self._segments()
@@ -537,15 +529,23 @@ class JournalDrain:
 
     def _apply(self, record: Record, base: int, data: bytes, start: int, at: int) -> None:
         """Applies a record, which is between two places of the data, whose first byte is at `base`."""
+        if not isinstance(record, tuple | Keys):
+            # The lines before it are written, and read no more.
+            self._finish_lines()
+            self._offset = base + start
         match record:
             case tuple():
                 self._take(record, base + start, data, at)
             case Keys():
                 self._names[record.schema] = record.names
+            case Begin():
+                self._begin_session(record.session)
+            case Rewind():
+                self._rewind(record)
             case Resume():
-                self._move_abandoned_rows(record, base + at)
+                self._resume(record)
             case Boundary():
-                self._buffer.finish_line()
+                self._mark(record)
 
     def _lacks_names(self, record: Record) -> bool:
         """Returns whether a record is a row whose names were lost in a power loss; the segment ends there."""
@@ -680,7 +680,7 @@ class JournalDrain:
             return
         self._late += sum(bool(self._csv.formatter(schema).missing) for schema in schemas)
         self._rewritten_bytes += self._csv.size
-        self._replace(self._csv.prepare_columns([*wanted]), self._segment, self._offset)
+        self._replace(self._csv.prepare_columns([*wanted]))
 
     def _is_better_closed(self) -> bool:
         """Returns whether the file is closed as a part instead of being written again with new columns.
@@ -697,110 +697,129 @@ class JournalDrain:
         return not is_small and self._rewritten_bytes + size > earned
 
     def _close_part(self, columns: list[str]) -> None:
-        """Closes the file as a part, and begins the next one with some columns."""
-        rows = self._csv.rows
+        """Closes the rows of this session in the file as a part, and begins the next file."""
+        csv = self._csv
+        lines = [] if csv.chain.size else csv.count_format2()
+        sealed = csv.seal(self._between)
+        self._note_sealed(sealed)
+        if not sealed:
+            # The file has rows of earlier sessions alone, which are in parts.
+            lines.append(csv.chain.session(csv.chain.newest, csv.chain.before, None))
+        self._replace(csv.prepare_history(columns, (), with_own=False), *lines, *sealed)
+        self._buffer.begin_file()
+        self._late = 0
 
-        def closed() -> None:
+    # Sessions.
+
+    def _begin_session(self, session: str) -> None:
+        """Begins a session that follows all before it, whose rows are closed as a part."""
+        csv = self._csv
+        self._finish_lines()
+        if csv.chain.knows(session):
+            return  # It is read again after an error.
+        if not csv.exists:
+            before = RowPlace(csv.chain.newest) if csv.chain.newest or csv.chain.parts else None
+            self._add_history(csv.chain.session(session, before, None if csv.chain.parts else 0))
+            return
+        lines = [] if csv.chain.size else csv.count_format2()
+        is_whole, sealed = csv.chain.view is not None, csv.seal(self._between)
+        before = RowPlace(csv.chain.newest)
+        self._note_sealed(sealed)
+        lines += [*sealed, csv.chain.session(session, before, csv.rows if is_whole else None)]
+        if is_whole:
+            self._add_history(*lines)
+            self._begin_base()
+            self._write_position()
+        else:
+            self._replace(csv.prepare_history(self._buffer.columns_in_use(), (), with_own=False), *lines)
             self._buffer.begin_file()
-            self._closed_parts[self._csv.closed] = rows
-            self._late = 0
-            self._has_surplus = False
 
-        # Until it counts.
-        self._has_surplus = True
-        following = self._csv.prepare_next(columns, self._between)
-        self._replace(following, self._segment, self._offset, closed)
+    def _rewind(self, rewind: Rewind) -> None:
+        """Makes this session follow a checkpoint."""
+        chain = self._csv.chain
+        if chain.knows(rewind.session) and rewind.session != chain.newest:
+            self._finish_lines()
+            self._follow(chain.place(rewind.session, rewind.mark))
+        else:
+            self._resume(rewind.resume)
 
-    def _move_abandoned_rows(self, resume: Resume, end: int) -> None:
-        """Moves abandoned rows out of the CSV and the parts into files in `abandoned/`.
+    def _resume(self, resume: Resume) -> None:
+        """Makes this session follow what a loop that has named its batch leaves of the rows before."""
+        csv = self._csv
+        if csv.exists and not csv.chain.newest:
+            self._begin_session(uuid.uuid4().hex[:12])
+        before = csv.chain.before
+        if not csv.exists or before is None:
+            return
+        # An infinite time: of the step itself, none was logged later.
+        limit = (resume.step + 1, None) if resume.time == math.inf else (resume.step, resume.time)
+        self._follow(attrs.evolve(before, limit=limit))
 
-        The last parts that have no other rows are removed; those that have some are written again.
-        """
+    def _follow(self, place: RowPlace) -> None:
+        """Makes this session follow a place of an earlier one, and writes the CSV anew."""
+        csv, chain = self._csv, self._csv.chain
+        if chain.before == place:
+            return
+        kept = list(chain.kept(place))
+        columns, rows = csv.look_at(kept)
+        left = csv.look_at(chain.kept(chain.before))[1] - rows
+        if not left and (chain.before is None or chain.before.session == place.session):
+            return
+        size = sum(part.csv_bytes for part, _ in kept)
+        is_whole = size < self._part_bytes and not chain.parts.get(chain.newest)
+        new = csv.prepare_history(columns if is_whole else (), kept if is_whole else (), with_own=True)
+        self._replace(new, chain.session(chain.newest, place, rows if is_whole else None))
+        self._on_rollback(max(0, left))
+
+    def _finish_lines(self) -> None:
         self._buffer.finish_line()
         self._write_lines()
-        if not self._csv.exists:
-            return
-        cuts = self._cuts(resume)
-        of_csv = Cut.of(self._csv.snapshot(), resume, self._between)
-        folder, stem = self._run_dir / ABANDONED_FOLDER, self._csv.path.stem
-        # There are some where a session was killed when it had cut parts.
-        before = sorted(folder.glob(f"{stem}.step{resume.step}.*.csv")) if self._csv.closed else []
-        if not cuts and not of_csv.dropped and not before:
-            return
-        self._disk.make_folder(folder)
 
-        def aside(header: bytes) -> AbandonedRows:
-            return AbandonedRows(folder, stem, resume.step, header, self._disk)
+    def _note_sealed(self, lines: Sequence[bytes]) -> None:
+        for line in lines:
+            sealed = RowChain()
+            sealed.add(line)
+            self._closed_parts += itertools.chain.from_iterable(sealed.parts.values())
 
-        first = self._csv.closed + 1
-        while first - 1 in cuts and cuts[first - 1].is_all:
-            first -= 1
-        left: list[AbandonedRows] = []
-        for part in self._csv.parts():
-            if part.number in cuts and part.number < first:
-                left += self._cut(part, resume, aside)
-        shorter, of_last = self._csv.prepare_without(resume, first, aside, self._between)
-        left += of_last
-        count = sum(one.count for one in left)
-        path = left[-1].path if left else before[-1]
-        self._has_surplus = True
-        self._replace(shorter, self._segment, end, lambda: self._on_rollback(count, resume.step, path))
-        self._remove_surplus()
+    def _mark(self, boundary: Boundary) -> None:
+        """Notes how many rows this session has at a checkpoint."""
+        self._buffer.finish_line()
+        chain = self._csv.chain
+        if boundary.mark and chain.newest:
+            self._write_lines()
+            rows = chain.sealed_rows(chain.newest) + (self._csv.own_rows if self._csv.exists else 0)
+            self._add_history(chain.mark(boundary.mark, rows))
 
-    def _cuts(self, resume: Resume) -> dict[int, Cut]:
-        """Returns what a resume takes of the parts, by number, of which it takes rows.
-
-        The rows say that, from the last part on until one has none that is abandoned. Of the parts before,
-        the indexes say which may have some; nearly always none has.
-        """
-        found = {}
-        is_last = True
-        for part in reversed(self._csv.parts()):
-            with contextlib.closing(part.open()) as file:
-                if is_last or is_cut(PartIndex.read(file, ()), resume):
-                    cut = Cut.of(file, resume, self._between)
-                    is_last = is_last and cut.dropped > 0
-                    if cut.dropped:
-                        found[part.number] = cut
-        return found
-
-    def _cut(
-        self, part: Part, resume: Resume, aside: Callable[[bytes], AbandonedRows]
-    ) -> list[AbandonedRows]:
-        """Writes a part again without abandoned rows; the disk has the resume first, to do it again."""
-        self._disk.sync_folder(self._run_dir)
-        self._sync_waiting()
-        # Where that fails, it may have happened all the same: what the part should have is not known then.
-        had = self._closed_parts.pop(part.number, None)
-        left = self._csv.rewrite_part(part, resume, aside, self._between)
-        if had is not None:
-            self._closed_parts[part.number] = had - sum(one.count for one in left)
-        return left
-
-    def _remove_surplus(self) -> None:
-        self._has_surplus = True
-        self._csv.remove_surplus()
-        self._closed_parts = {n: had for n, had in self._closed_parts.items() if n <= self._csv.closed}
-        self._has_surplus = False
+    def _add_history(self, *lines: bytes) -> None:
+        self._csv.write_history(*lines)
+        for line in lines:
+            self._csv.chain.add(line)
 
     def _replace(
-        self, new: Replacement, segment: int, offset: int, then: Callable[[], object] = lambda: None
+        self, new: Replacement, *history: bytes, place: _Place | None = None, then: Callable[[], object] = int
     ) -> None:
         """Announces the new version in the position, renames it into place, then drops the old state.
 
         Args:
             new: the new version.
-            segment: where the journal continues.
-            offset: in that segment.
+            history: lines that count with it.
+            place: where the journal continues. Default: where it is.
             then: called as soon as the new version is in place; does not raise.
         """
+        csv = self._csv
+        segment, offset = (self._segment, self._offset) if place is None else (place.segment, place.offset)
+        size = csv.chain.size + sum(map(len, history))
         try:
-            self._csv.sync()
-            self._write_position(new.state(segment, offset))
+            csv.sync()
+            if history:
+                csv.write_history(*history)
+            self._write_position(new.state(segment, offset, size, csv.format2_parts))
         except BaseException:
             new.discard()
             raise
-        self._csv.accept(new)
+        csv.accept(new)
+        for line in history:
+            csv.chain.add(line)
         self._segment, self._offset = segment, offset
         self._generation += 1
         self.rewrites += 1
@@ -835,7 +854,12 @@ class JournalDrain:
             end, rows = self._csv.sound_rows(end)
         if not self._csv.is_in_place():
             self._keep_file_in_the_way()
-        shorter = self._csv.prepare_until(end)
+        view = self._csv.chain.view or 0
+        if rows < view:
+            # What the file begins with is in closed parts.
+            shorter, rows = self._csv.prepare_view(), view
+        else:
+            shorter = self._csv.prepare_until(end)
         lost = max(0, base.csv_rows - rows)
 
         def restored() -> None:
@@ -844,7 +868,7 @@ class JournalDrain:
             self.missing += lost
             self._on_change(rows_before - self.rows, lost)
 
-        self._replace(shorter, base.segment, base.offset, restored)
+        self._replace(shorter, place=base, then=restored)
 
     def _keep_file_in_the_way(self) -> None:
         """Keeps a file that another program has put in the place of the CSV."""

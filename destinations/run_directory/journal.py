@@ -41,12 +41,14 @@ from .frames import (
     HEADER,
     MAGIC,
     VALUES_AT,
+    begin_frame,
     boundary_frame,
     count_rows,
     encode_frame,
     follows_frame,
     keys_frame,
     resume_frame,
+    rewind_frame,
 )
 from .layout import (
     POSITION,
@@ -172,6 +174,13 @@ _WARN_LATE_NAMES = 500
 # A payload longer than its floats by this much may contain an integer beyond 64 bits. The slow path makes it
 # a float, and says so; smaller ones that the fast path writes are floats to whoever reads the journal.
 _SHORT_BYTES = 512
+
+_FRAMES: dict[str, Callable[..., bytes]] = {
+    "session": begin_frame,
+    "rewind": rewind_frame,
+    "resume": resume_frame,
+    "boundary": boundary_frame,
+}
 
 _spare_numbers = itertools.count()
 
@@ -306,6 +315,7 @@ class Journal:
         self._pending_bytes = 0
         self._retry_at = 0.0
         self._late_names = 0
+        self._marks = 0
         self.counts = JournalCounts()
         self.names: dict[str, None] = {}
         """The metrics of this session, in the order of first appearance."""
@@ -442,13 +452,24 @@ class Journal:
         at = self._clock() if row.time is None else float(row.time)
         self._mark(("row", row.metrics, row.step, epoch, at))
 
-    def mark_resume(self, step: int, at: float | None, *, until: float | None = None) -> None:
-        """Marks earlier rows beyond a step as abandoned; see `frames.Resume`."""
+    def mark_resume(self, step: int, at: float | None, until: float | None = None) -> None:
+        """Notes which rows of earlier sessions do not count any more; see `frames.Resume`."""
         self._mark(("resume", step, at, until))
 
-    def mark_boundary(self) -> None:
-        """Prevents rows before and after from being merged into one row of the CSV."""
-        self._mark(("boundary",))
+    def begin_session(self, session: str) -> None:
+        """Begins a session: rows from here on are its own."""
+        self._marks = 0
+        self._mark(("session", session))
+
+    def rewind(self, session: str, mark: int, step: int, at: float | None, until: float) -> None:
+        """Notes which checkpoint this session continues from; see `frames.Rewind`."""
+        self._mark(("rewind", session, mark, step, at, until))
+
+    def mark_boundary(self) -> int:
+        """Returns the mark of a checkpoint; rows before and after are not merged into one row of the CSV."""
+        self._marks += 1
+        self._mark(("boundary", self._marks))
+        return self._marks
 
     def _mark(self, entry: tuple[Any, ...]) -> None:
         with self._lock:
@@ -535,7 +556,7 @@ class Journal:
             row, step, epoch, at = rest
             schema = self._schema(tuple(row), writing).number
             return encode_frame((schema, step, epoch, at, tuple(row.values())))
-        return boundary_frame() if kind == "boundary" else resume_frame(*rest)
+        return _FRAMES[kind](*rest)
 
     def _needed_bytes(self, entry: tuple[Any, ...]) -> int:
         """Returns a segment size that is sufficient for an entry."""

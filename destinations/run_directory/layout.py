@@ -92,8 +92,8 @@ __all__ = [
     "writer_path",
 ]
 
-# 2: a CSV may have closed parts before it.
-FORMAT_VERSION = 2
+# 2: a CSV may have closed parts before it. 3: a history says which rows count.
+FORMAT_VERSION = 3
 
 SIDECAR = "sidecar.json"
 SUMMARY = "summary.json"
@@ -538,10 +538,10 @@ def append_record(path: Path, record: dict[str, Any]) -> None:
 
 @attrs.frozen
 class CsvState:
-    """The valid size of one version of a CSV, the parts before it, and where the journal continues.
+    """The valid size of one version of a CSV and of its history, and where the journal continues.
 
-    Bytes beyond `csv_bytes` were being written when the writer ended; their rows are in the journal. Parts of
-    a higher number than `parts` do not count: their rows are in the CSV, in `abandoned/`, or in both.
+    Bytes beyond `csv_bytes` and `history` were being written when the writer ended. In a folder of format 2,
+    which has no history, `parts` is the number of the last closed part.
     """
 
     header_crc32: int
@@ -549,6 +549,7 @@ class CsvState:
     segment: int
     offset: int
     parts: int = 0
+    history: int = 0
 
     def fits(self, header: bytes, size: int) -> bool:
         """Returns whether a file with this header line and size can be this version."""

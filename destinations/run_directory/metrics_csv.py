@@ -4,16 +4,17 @@ Runs in the writer thread. Appended rows count only once `drain` has written a p
 """
 
 import contextlib
-import itertools
+import errno
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 
+from destinations.history.row_chain import Keep, RowChain, SealedPart, history_path
 from uploads.disk import (
     DISK,
     Disk,
@@ -23,7 +24,6 @@ from uploads.disk import (
     replacement,
 )
 
-from .blocks import MISSING_STEP, abandoned_by, read_blocks
 from .layout import (
     OWN_COLUMNS,
     CsvState,
@@ -33,8 +33,6 @@ from .layout import (
     format_cells,
     header_line,
     parse_header,
-    parse_number,
-    part_before,
     part_numbers,
     part_path,
     parts_path,
@@ -43,19 +41,16 @@ from .layout import (
 from .reader import CsvSnapshot, Part, part_begun_by
 
 if TYPE_CHECKING:
-    from .frames import Resume, RowBlock
+    from .frames import RowBlock
 
 __all__ = [
-    "AbandonedRows",
     "ChangedError",
-    "Cut",
     "MetricsCsv",
     "Replacement",
     "RowFormatter",
 ]
 
 _COPY_BYTES = 128 << 10
-_LINES_AT_ONCE = 1000
 
 Line = Callable[[int | None, int | None, float, tuple[float, ...]], str]
 
@@ -146,8 +141,10 @@ class MetricsCsv:
         self.folder = parts_path(path)
         """The folder of the closed parts."""
         self._disk = disk
-        self.closed = 0
-        """The number of the last closed part, after which this file begins; 0 if there is none."""
+        self.chain = RowChain()
+        """Which sessions wrote the rows of this file and of the closed parts."""
+        self.format2_parts = 0
+        """The number of the last closed part of a folder of format 2."""
         self.size = 0
         self.rows = 0
         """The number of rows; of a file that was opened, those added since, until it is set."""
@@ -170,25 +167,24 @@ class MetricsCsv:
             The state of the file, or None if the position does not match it: then all complete lines count.
         """
         numbers = part_numbers(self.folder)
-        self.closed = numbers[-1] if numbers else 0
-        if position is not None:
-            self.closed = position.states[-1].parts
+        self.format2_parts = max(numbers, default=0) if position is None else position.states[-1].parts
         try:
             self._fd = self._disk.open(self.path, os.O_RDWR)
         except FileNotFoundError:
+            self._take_history(None if position is None else position.states[-1].history)
             return None
         file_size = os.fstat(self._fd).st_size
         header = read_header(self._fd, file_size)
         state = None if position is None else position.state_of(header, file_size)
         if state is not None:
-            self.closed = state.parts
+            self.format2_parts = state.parts
+        known = state or (None if position is None else position.states[-1])
+        self._take_history(None if known is None else known.history)
         end = end_of_last_line(self._fd, file_size) if state is None else state.csv_bytes
-        if position is None and end > len(header):
+        if position is None and end > len(header) and self.chain.view is None:
             part = part_begun_by(self.parts(), CsvSnapshot(self._fd, header, end))
-            if part is not None and part.number == self.closed and part.has_size(end):
-                self.closed = part_before(numbers)  # It was being closed when the position was lost.
-            elif part is not None:
-                end = len(header)  # A copy of a live run, of which the part was copied later, has them there.
+            if part is not None:
+                end = len(header)  # They were being closed when the position was lost.
         if end < len(header) or not header:
             self.close()
             return None
@@ -196,6 +192,7 @@ class MetricsCsv:
             self._disk.truncate(self._fd, end)
         self.size = end
         self._take_header(header)
+        self.rows = self.count_rows(end)
         if header.endswith(b"\r\n"):
             lines = (line.replace(b"\r\n", b"\n") for line in self._lines())
             self.accept(self._prepare(header.replace(b"\r\n", b"\n"), lines))
@@ -203,7 +200,23 @@ class MetricsCsv:
 
     def state(self, segment: int, offset: int) -> CsvState:
         """Returns the current state of the file for the position."""
-        return CsvState(zlib.crc32(self._header), self.size, segment, offset, self.closed)
+        header, history = zlib.crc32(self._header), self.chain.size
+        return CsvState(header, self.size, segment, offset, self.format2_parts, history)
+
+    def _take_history(self, limit: int | None) -> None:
+        self.chain = RowChain.read(self.path, limit)
+        there = part_numbers(self.folder)
+        if not self.chain.size:
+            self.chain.add_format2(number for number in there if number <= self.format2_parts)
+        counted = {part.number for parts in self.chain.parts.values() for part in parts}
+        for number in set(there) - counted:
+            # It was being closed when its writer was killed: its rows are in the file, or in the journal.
+            part_path(self.folder, number).unlink(missing_ok=True)
+
+    @property
+    def closed(self) -> int:
+        """The number of the last closed part before this file; 0 if there is none."""
+        return max((part.number for part, _ in self.chain.preceding()), default=0)
 
     def formatter(self, names: tuple[str, ...]) -> RowFormatter:
         """Returns the formatter of rows of these names in the present file; it knows the columns it lacks."""
@@ -323,38 +336,114 @@ class MetricsCsv:
         header = header_line(wanted)
         return self._prepare(header, self._padded(b"," * added))
 
-    def prepare_without(
-        self,
-        resume: "Resume",
-        first: int,
-        aside: "Callable[[bytes], AbandonedRows]",
-        between: Callable[[], None],
-    ) -> tuple["Replacement", list["AbandonedRows"]]:
-        """Writes a copy without abandoned rows, which comes after fewer parts.
-
-        Args:
-            resume: says which rows are abandoned.
-            first: the number of the first part of which, and of all later ones, all rows are abandoned;
-                `closed + 1` if there is none.
-            aside: returns what takes the lines that are left out, for each file that has such lines.
-            between: called after each chunk.
-
-        Returns:
-            The copy, and what took the lines; their files are permanent.
-        """
-        left: list[AbandonedRows] = []
-
-        def kept() -> Iterator[bytes]:
-            for part in self.parts(first):
-                with contextlib.closing(part.open()) as file:
-                    yield from _kept(file, resume, left, aside, between)
-            yield from _kept(self.snapshot(), resume, left, aside, between)
-
-        return self._prepare(self._header, kept(), first - 1), left
-
     def snapshot(self) -> CsvSnapshot:
         """Returns the rows of the file, which stays open as long as this object does not replace it."""
         return CsvSnapshot(self._fd, self._header, self.size)
+
+    # Sessions.
+
+    @property
+    def own_rows(self) -> int:
+        """How many rows of the newest session the file has."""
+        return self.rows - (self.chain.view or 0)
+
+    def own_start(self) -> int:
+        """Returns where the rows of the newest session begin."""
+        return self.snapshot().offset_of(self.chain.view or 0)
+
+    def write_history(self, *lines: bytes) -> None:
+        """Appends lines to the file of the history; they count once a position says so."""
+        path = history_path(self.path)
+        fd = self._disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
+        try:
+            if os.fstat(fd).st_size > self.chain.size:
+                self._disk.truncate(fd, self.chain.size)
+            self._disk.write(fd, b"".join(lines), self.chain.size)
+            self._disk.sync(fd)
+        finally:
+            os.close(fd)
+        if not self.chain.size:
+            self._disk.sync_folder(path.parent)
+
+    def seal(self, between: Callable[[], None] = lambda: None) -> list[bytes]:
+        """Writes the rows of the newest session as a closed part, and returns its line; none without rows.
+
+        Raises:
+            ChangedError: another program has changed the file meanwhile.
+            OSError: the disk is full.
+        """
+        if self.own_rows <= 0:
+            return []
+        for folder in (self.folder.parent, self.folder):
+            self._disk.make_folder(folder)
+            self._disk.sync_folder(folder.parent)
+        start = self.own_start()
+        content = attrs.evolve(self.snapshot(), begin=start).to_parquet(between)
+        number = max(*part_numbers(self.folder), self._first_part - 1, 0) + 1
+        with replacement(part_path(self.folder, number), durable=True, disk=self._disk) as fd:
+            self._disk.write(fd, content, 0)
+        if not self.is_as_left():
+            raise ChangedError
+        session, csv_bytes = self.chain.newest, self.size - start
+        part = SealedPart(number, session, self.own_rows, len(content), zlib.crc32(content), csv_bytes)
+        return [self.chain.part(part)]
+
+    def count_format2(self) -> list[bytes]:
+        """Returns lines of the parts of a folder of format 2, which has no history yet."""
+        lines = []
+        for part in self.parts():
+            with contextlib.closing(part.open()) as file:
+                rows, size = file.packed.count, part.identity[2] if part.identity else 0
+                lines.append(self.chain.part(SealedPart(part.number, "", rows, size, 0, file.end)))
+        return lines
+
+    def lines_of(self, kept: Iterable[tuple[SealedPart, Keep]], columns: Sequence[str]) -> Iterator[bytes]:
+        """Yields rows of closed parts as lines with these columns, some at a time."""
+        for sealed, keep in kept:
+            part = Part.find(self.folder, sealed.number, keep)
+            if part is None:
+                raise FileNotFoundError(errno.ENOENT, "a closed part is missing", str(self.folder))
+            with contextlib.closing(part.open()) as file:
+                own = parse_header(file.header)
+                for chunk in file.chunks():
+                    yield _rearranged(chunk, own, columns)
+
+    def look_at(self, kept: Iterable[tuple[SealedPart, Keep]]) -> tuple[dict[str, None], int]:
+        """Returns the columns of closed parts, and how many of their rows count."""
+        found: dict[str, None] = {}
+        rows = 0
+        for sealed, keep in kept:
+            if (part := Part.find(self.folder, sealed.number, keep)) is not None:
+                with contextlib.closing(part.open()) as file:
+                    found |= dict.fromkeys(parse_header(file.header))
+                    rows += file.packed.count
+        return found, rows
+
+    def prepare_view(self) -> "Replacement":
+        """Writes the file again as it began, with the rows of earlier sessions."""
+        return self._prepare(
+            self._header, self.lines_of(self.chain.kept(self.chain.before), list(self.columns))
+        )
+
+    def prepare_history(
+        self, columns: Iterable[str], kept: Sequence[tuple[SealedPart, Keep]], *, with_own: bool
+    ) -> "Replacement":
+        """Writes a file that begins with rows of earlier sessions.
+
+        Args:
+            columns: it has at least these.
+            kept: the closed parts that have these rows.
+            with_own: whether the rows of the newest session follow.
+        """
+        own = list(self.columns)
+        wanted = list(dict.fromkeys((*OWN_COLUMNS, *columns, *(own if with_own else ()))))
+
+        def body() -> Iterator[bytes]:
+            yield from self.lines_of(kept, wanted)
+            for chunk in self.snapshot().chunks(self.own_start()) if with_own else ():
+                yield _rearranged(chunk, own, wanted)
+
+        return self._prepare(header_line(wanted), body())
 
     # Parts.
 
@@ -363,86 +452,21 @@ class MetricsCsv:
         """The size of all closed parts that are there."""
         return sum(part.identity[2] for part in self.parts() if part.identity)
 
-    def rows_missing(self, number: int, rows: int) -> int:
-        """Returns how many rows a part lacks of those that it had when it was closed."""
-        part = Part.find(self.folder, number)
-        try:
-            if part is None:
-                return rows
-            with contextlib.closing(part.open()) as file:
-                return max(0, rows - int(file.packed.count))
-        except OSError:
-            return rows
-
-    def parts(self, first: int = 1) -> list[Part]:
-        """Returns the closed parts from a number on that are there."""
-        numbers = (number for number in part_numbers(self.folder) if first <= number <= self.closed)
-        found = (Part.find(self.folder, number) for number in numbers)
+    def parts(self) -> list[Part]:
+        """Returns the closed parts before this file that are there."""
+        found = (Part.find(self.folder, part.number, keep) for part, keep in self.chain.preceding())
         return [part for part in found if part is not None]
 
-    def prepare_next(
-        self,
-        columns: Iterable[str],
-        between: Callable[[], None] = lambda: None,
-    ) -> "Replacement":
-        """Closes the file as a part, and writes a file without rows that takes its place.
-
-        The part counts once the position says so: until then its rows are those of this file.
-
-        Args:
-            columns: of the new file.
-            between: called meanwhile.
-        """
-        for folder in (self.folder.parent, self.folder):
-            self._disk.make_folder(folder)
-            self._disk.sync_folder(folder.parent)
-        number = max(self.closed + 1, self._first_part)
-        self.put_part(number, self.snapshot().to_parquet(between))
-        if not self.is_as_left():
-            raise ChangedError
-        return self._prepare(header_line(dict.fromkeys((*OWN_COLUMNS, *columns))), (), number)
-
-    def rewrite_part(
-        self,
-        part: Part,
-        resume: "Resume",
-        aside: "Callable[[bytes], AbandonedRows]",
-        between: Callable[[], None],
-    ) -> list["AbandonedRows"]:
-        """Replaces a part by one without abandoned rows; see `prepare_without`.
-
-        As long as the journal has the resume, it makes no difference which of them is there.
-        """
-        left: list[AbandonedRows] = []
-        with contextlib.closing(part.open()) as file:
-            lines = b"".join([file.header, *_kept(file, resume, left, aside, between)])
-        csv = CsvSnapshot(-1, file.header, len(lines), lines)
-        self.put_part(part.number, csv.to_parquet(between))
-        return left
-
-    def put_part(self, number: int, content: bytes) -> None:
-        """Writes a part to the disk, in the place of what is there."""
-        with replacement(part_path(self.folder, number), durable=True, disk=self._disk) as fd:
-            self._disk.write(fd, content, 0)
-        # Of an earlier version of this package: it would count.
-        with contextlib.suppress(FileNotFoundError):
-            self._disk.unlink(part_path(self.folder, number, ".csv"))
-
-    def remove_surplus(self) -> None:
-        """Removes the parts beyond the last that counts: their rows are in this file, or in `abandoned/`.
-
-        Raises:
-            OSError: one cannot be removed.
-        """
-        surplus = False
-        for suffix in (".npy", ".parquet", ".csv"):
-            for number in part_numbers(self.folder, [suffix]):
-                if number > self.closed:
-                    self._disk.unlink(part_path(self.folder, number, suffix))
-                    surplus = True
-        if surplus:
-            # Without a position, parts that a power loss restores would count again.
-            self._disk.sync_folder(self.folder)
+    def rows_missing(self, part: SealedPart) -> int:
+        """Returns how many rows of a closed part are not there any more."""
+        found = Part.find(self.folder, part.number)
+        try:
+            if found is None:
+                return part.rows
+            with contextlib.closing(found.open()) as file:
+                return max(0, part.rows - int(file.packed.count))
+        except OSError:
+            return part.rows
 
     @property
     def header(self) -> bytes:
@@ -495,8 +519,8 @@ class MetricsCsv:
         for chunk in self._chunks(len(self._header)):
             yield chunk.replace(b"\n", commas + b"\n")
 
-    def _prepare(self, header: bytes, body: Iterable[bytes], closed: int | None = None) -> "Replacement":
-        return Replacement(self.path, header, body, self._disk, self.closed if closed is None else closed)
+    def _prepare(self, header: bytes, body: Iterable[bytes]) -> "Replacement":
+        return Replacement(self.path, header, body, self._disk)
 
     def accept(self, replacement: "Replacement") -> None:
         """Renames a replacement into place and continues with it; see `sync_name`.
@@ -508,74 +532,16 @@ class MetricsCsv:
         self.close()
         self._fd, self.size, self.rows, self._is_torn = fd, replacement.size, replacement.rows, False
         self._is_named = False
-        self.closed = replacement.closed
         self._take_header(replacement.header)
-
-
-class AbandonedRows:
-    """The file of an abandoned branch, named by its checksum: repeating it after a crash is idempotent.
-
-    Args:
-        folder: the folder of the file.
-        stem: the start of its name.
-        step: the step that training resumed from.
-        header: its first line.
-        disk: the disk operations.
-    """
-
-    def __init__(self, folder: Path, stem: str, step: int, header: bytes, disk: Disk = DISK) -> None:
-        self._folder = folder
-        self._disk = disk
-        self._name = f"{stem}.step{step}"
-        self._temporary = folder / f".{self._name}.tmp"
-        self._fd = disk.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        self._size = 0
-        self._pending = [header]
-        self._crc32 = zlib.crc32(header)
-        self.count = 0
-        """The number of rows."""
-        self.path = folder
-        """The permanent file, once there is one."""
-
-    def write(self, line: bytes) -> None:
-        """Appends a line."""
-        self._pending.append(line)
-        if len(self._pending) >= _LINES_AT_ONCE:
-            self._write()
-        self._crc32 = zlib.crc32(line, self._crc32)
-        self.count += 1
-
-    def keep(self) -> None:
-        """Makes the file permanent; otherwise it is removed on exit."""
-        self._write()
-        self._disk.sync(self._fd)
-        self.path = self._folder / f"{self._name}.{self._crc32:08x}.csv"
-        self._disk.replace(self._temporary, self.path)
-        self._disk.sync_folder(self._folder)
-
-    def _write(self) -> None:
-        data, self._pending = b"".join(self._pending), []
-        self._disk.write(self._fd, data, self._size)
-        self._size += len(data)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
-        with contextlib.suppress(OSError):
-            self._temporary.unlink()
 
 
 class Replacement:
     """A complete new version of a file, in a temporary file beside it."""
 
-    def __init__(self, path: Path, header: bytes, body: Iterable[bytes], disk: Disk, closed: int) -> None:
+    def __init__(self, path: Path, header: bytes, body: Iterable[bytes], disk: Disk) -> None:
         self._path = path
         self._disk = disk
         self.header = header
-        self.closed = closed
-        """The number of the last part before it."""
         self._fd, self._name = open_temporary(path, disk)
         self.size = 0
         self.rows = 0
@@ -589,9 +555,9 @@ class Replacement:
             self.discard()
             raise
 
-    def state(self, segment: int, offset: int) -> CsvState:
+    def state(self, segment: int, offset: int, history: int, format2_parts: int = 0) -> CsvState:
         """Returns the state of the new version for the position."""
-        return CsvState(zlib.crc32(self.header), self.size, segment, offset, self.closed)
+        return CsvState(zlib.crc32(self.header), self.size, segment, offset, format2_parts, history)
 
     def take(self) -> int:
         """Renames the file into place, and returns its descriptor; removes it where that fails."""
@@ -615,78 +581,14 @@ class Replacement:
         self.size += len(chunk)
 
 
-@attrs.frozen
-class Cut:
-    """What a resume takes of a file.
-
-    Attributes:
-        dropped: the number of abandoned rows.
-        is_all: whether these are all.
-    """
-
-    dropped: int
-    is_all: bool
-
-    @classmethod
-    def of(cls, file: CsvSnapshot, resume: "Resume", between: Callable[[], None]) -> Self:
-        """Reads the steps of the rows, and the times; calls `between` after each chunk."""
-        dropped, is_all = 0, True
-        for chunk in file.chunks(chunk_bytes=_COPY_BYTES):
-            drops = _abandoned_lines(file.header, chunk, resume)
-            dropped += int(drops.sum())
-            is_all = is_all and bool(drops.all())
-            between()
-        return cls(dropped, is_all)
-
-
-def _kept(
-    file: CsvSnapshot,
-    resume: "Resume",
-    left: list[AbandonedRows],
-    aside: Callable[[bytes], AbandonedRows],
-    between: Callable[[], None],
-) -> Iterator[bytes]:
-    """Yields the lines of a file that are not abandoned; the others are put aside."""
-    dropped: AbandonedRows | None = None
-    with contextlib.ExitStack() as one:
-        for chunk in file.chunks(chunk_bytes=_COPY_BYTES):
-            drops = _abandoned_lines(file.header, chunk, resume)
-            if not drops.any():
-                yield chunk
-            else:
-                lines = [line + b"\n" for line in chunk.split(b"\n")[:-1]]
-                yield b"".join(itertools.compress(lines, ~drops))
-                dropped = dropped or one.enter_context(aside(file.header))
-                for line in itertools.compress(lines, drops):
-                    dropped.write(line)
-            between()
-        if dropped is not None:
-            dropped.keep()
-            left.append(dropped)
-
-
-def _abandoned_lines(header: bytes, chunk: bytes, resume: "Resume") -> "np.ndarray[Any, np.dtype[np.bool_]]":
-    """Returns which of some lines are abandoned."""
-    blocks = list(read_blocks(header, [chunk], ()))
-    if [len(block) for block in blocks] == [chunk.count(b"\n")] and (blocks[0].step != MISSING_STEP).all():
-        return abandoned_by(blocks[0], resume)
-    # A step of more bits, or none; a line that is none of numbers.
-    columns = {name: at for at, name in enumerate(parse_header(header))}
-    step_at, time_at = columns.get("step"), columns.get("time")
-    cells = [line.decode("utf-8", "replace").split(",") for line in chunk.split(b"\n")[:-1]]
-    return np.array([resume.drops(_integer(row, step_at), _float(row, time_at)) for row in cells], np.bool_)
-
-
-def _integer(cells: list[str], index: int | None) -> int | None:
-    try:
-        value = None if index is None else parse_number(cells[index])
-        return None if value is None else int(value)
-    except (ValueError, IndexError, OverflowError):
-        return None
-
-
-def _float(cells: list[str], index: int | None) -> float:
-    try:
-        return float("nan") if index is None else float(cells[index])
-    except (ValueError, IndexError):
-        return float("nan")
+def _rearranged(chunk: bytes, own: Sequence[str], wanted: Sequence[str]) -> bytes:
+    """Returns lines with other columns; their cells are numbers."""
+    if list(own) == list(wanted):
+        return chunk
+    places = {name: at for at, name in enumerate(own)}
+    order = [places.get(name, -1) for name in wanted]
+    lines = []
+    for line in chunk.split(b"\n")[:-1]:
+        cells = [*line.split(b","), b""]
+        lines.append(b",".join([cells[at] for at in order]))
+    return b"\n".join([*lines, b""])

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from destinations.history.aggregate import Aggregate
+from destinations.history.row_chain import Keep
 
 from .layout import PLAIN, format_cell_rows, header_line, parse_header
 
@@ -347,6 +348,9 @@ class ParquetRows:
         self.content = file if isinstance(file, bytes) else None
         self._held: tuple[tuple[int, tuple[int, ...]], Any] | None = None
         self._damaged: set[int] = set()
+        # The rows that count, if these are not the first ones.
+        self._places: Any = None
+        self.count = 0
         self.lost = 0
         # Closes the descriptor. pyarrow reads through it, in this thread alone.
         self._file = io.BytesIO(file) if isinstance(file, bytes) else os.fdopen(file, "rb", buffering=0)
@@ -380,8 +384,59 @@ class ParquetRows:
             keys = (f"{_METADATA}.{place}".encode() for place in (0, *map(places.__getitem__, names)))
             blocks = [np.frombuffer(base64.b64decode(self._metadata[key]), "<f8") for key in keys]
             shapes = zip(blocks, lengths, strict=True)
-            entries = -(-self.count // ENTRY_ROWS)
-            return names, np.concatenate([block.reshape(length, entries) for block, length in shapes])
+            entries = -(-self._starts[-1] // ENTRY_ROWS)
+            array = np.concatenate([block.reshape(length, entries) for block, length in shapes])
+        if self.count < self._starts[-1]:
+            same = 0 if self._places is not None else self.count // ENTRY_ROWS
+            starts = range(same * ENTRY_ROWS, self.count, ENTRY_ROWS)
+            array = np.column_stack([array[:, :same], *(self._entry(names, start) for start in starts)])
+        return names, array
+
+    def keep(self, keep: Keep) -> None:
+        """Leaves out the rows that do not count; call it before all else.
+
+        Raises:
+            OSError: see `ParquetRows`.
+        """
+        highest = self.index(())[1][OF_ROWS.index("max_step")] if keep.limits else np.empty(0)
+        self.count = self.count if keep.rows is None else min(self.count, keep.rows)
+        if not any((highest >= step).any() for step, _ in keep.limits):
+            return
+        own = {name: place for place, name in enumerate(self._columns)}
+        kept = np.ones(self.count, np.bool_)
+        for first, last in itertools.pairwise(self._starts):
+            # Those of a damaged group are left out in any case.
+            for step, time in self.arrays([own["step"], own["time"]], first, min(last, self.count), last):
+                steps, times = (np.where(there, values, np.nan) for values, there in (step, time))
+                for limit, at in keep.limits:
+                    is_late = np.full(len(steps), fill_value=True) if at is None else ~(times <= at)
+                    drops = (steps > limit) | ((steps == limit) & is_late)
+                    kept[first : first + len(steps)] &= ~drops
+        if not kept.all():
+            self._places = np.flatnonzero(kept)
+            self.count = len(self._places)
+
+    def invert(self) -> None:
+        """Has the rows count that do not, and no others; call it after `keep`."""
+        kept = np.arange(self.count) if self._places is None else self._places
+        self._places = np.setdiff1d(np.arange(self._starts[-1]), kept)
+        self.count = len(self._places)
+
+    def _entry(self, names: list[str], start: int) -> Floats:
+        """Returns what an index says of the rows of an entry, where not all that it is of count."""
+        places = {name: place for place, name in enumerate(self._columns)}
+        end = min(start + ENTRY_ROWS, self.count)
+        nothing = np.full(end - start, np.nan), np.zeros(end - start, np.bool_)
+        columns = dict.fromkeys(("step", "time", *names), nothing)
+        wanted = [name for name in columns if name in places]
+        pieces = [*self.arrays([places[name] for name in wanted], start, end)]
+        for at, name in enumerate(wanted):
+            values, present = (np.concatenate([piece[at][part] for piece in pieces]) for part in (0, 1))
+            columns[name] = np.where(present, values, np.nan), present
+        statistics = Aggregate()
+        statistics.add_columns(names, columns["step"][0], [columns[name] for name in names])
+        of_columns = statistics.fields(names).T.ravel()
+        return np.concatenate([rows_entry(columns["step"][0], columns["time"][0]), of_columns])
 
     @property
     def first_time(self) -> float:
@@ -560,6 +615,14 @@ class ParquetRows:
         end = self.count if end is None else min(end, self.count)
         places = {index: place for place, index in enumerate(sorted(set(indices)))}
         for group, (first, last) in enumerate(itertools.pairwise(self._starts)):
+            if self._places is not None:
+                rows_at = self._places[start:end]
+                rows_at = rows_at[(rows_at >= first) & (rows_at < last)] - first
+                if len(rows_at) and (table := self._group(group, indices)) is not None:
+                    for at in range(0, len(rows_at), most_rows):
+                        rows = table.take(self._pa.array(rows_at[at : at + most_rows]))
+                        yield [rows.column(places[index]) for index in indices]
+                continue
             begin, until = max(start, first), min(end, last)
             if begin >= until or (table := self._group(group, indices)) is None:
                 continue

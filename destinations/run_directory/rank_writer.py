@@ -10,6 +10,7 @@ import os
 import socket
 import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -145,6 +146,9 @@ class RankWriter:
         self.had_rows = self._csv.path.exists() or bool(segment_paths(self._folder))
         """Whether earlier sessions left rows."""
         self.journal = self._open_journal(self._make_segment if self._is_mapped() else AppendedSegment)
+        self.session = ""
+        """The id of the session."""
+        self.begin_session()
         self._drain = JournalDrain(
             self._root,
             self._folder,
@@ -186,6 +190,14 @@ class RankWriter:
             # A new run has nothing to lose until the writer thread's first turn syncs it.
             self._write_documents(durable=not self._documents.is_new)
         self.timer.start()
+
+    def begin_session(self) -> str:
+        """Begins a session, and returns its id."""
+        documents = self._documents
+        own = uuid.uuid4().hex[:12] if documents is None else documents.sessions.current["session"]
+        self.session = own
+        self.journal.begin_session(own)
+        return self.session
 
     def changed(self) -> None:
         """Schedules the documents to be written."""
@@ -269,29 +281,25 @@ class RankWriter:
         summary = read_json(self._root / summary_name(self._rank))
         try:
             mark = {**summary["csv"]}
-            mark_rows = mark.pop("rows", None)
+            mark.pop("rows", None)
             is_of_csv = mark == self._csv_mark(mark["bytes"])
             found = Aggregate.from_json(summary, by_step=self._by_step) if is_of_csv else None
         except (ValueError, TypeError, AttributeError, LookupError):
             found = None  # Damaged; the CSV has all that it said.
         if found is None:
-            self._drain.set_csv_rows(self._compute_statistics())
+            self._compute_statistics()
         else:
             self._drain.statistics = found
-            rows = self._add_rows_from(mark["bytes"], found)
-            # The CSV is read once where an earlier version has not counted its rows.
-            before = mark_rows if type(mark_rows) is int else self._csv.count_rows(mark["bytes"])
-            self._drain.set_csv_rows(before + rows)
+            self._add_rows_from(mark["bytes"], found)
 
-    def _report_rollback(self, rows: int, step: int, path: Path) -> None:
-        """Reports abandoned rows, if any; the statistics are to be those of the rest."""
+    def _report_rollback(self, rows: int) -> None:
+        """Says how many rows do not count any more; the statistics are to be those of the rest."""
         if rows:
             _log.warning(
-                "run folder %s: training continues from step %d; %d rows of later steps were moved to %s.",
+                "run folder %s: training continues from an earlier place; %d rows beyond it stay on disk, and "
+                "do not belong to the run any more.",
                 self._run_dir,
-                step,
                 rows,
-                path.relative_to(self._root),
             )
         self._are_statistics_due = True
 

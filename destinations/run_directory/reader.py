@@ -20,16 +20,18 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import attrs
 
+from destinations.history.row_chain import ALL, Keep, RowChain, RowPlace, SealedPart
 from destinations.history.rows import Call
 from uploads.disk import end_of_last_line, open_regular, read_regular
 
-from .frames import MAGIC, Resume
+from .frames import MAGIC, Begin, Boundary, Resume, Rewind
 from .layout import (
     MARKED_TAIL_BYTES,
     MAX_LINE_BYTES,
     OWN_COLUMNS,
     PARTS_FOLDER,
     POSITION,
+    CsvState,
     Position,
     check_format,
     column_of,
@@ -41,7 +43,6 @@ from .layout import (
     missing_parts,
     parse_header,
     parse_number,
-    part_before,
     part_numbers,
     part_path,
     parts_path,
@@ -110,12 +111,14 @@ class CsvSnapshot:
         header: the first line, with its line end.
         end: the end of the valid rows.
         held: the file up to there, if it was read already.
+        begin: the offset of the first row. Default: after the header.
     """
 
     _fd: int
     header: bytes
     end: int
     _held: bytes | None = None
+    begin: int | None = None
 
     @classmethod
     def of(cls, fd: int) -> Self:
@@ -134,7 +137,7 @@ class CsvSnapshot:
     @property
     def size(self) -> int:
         """The size of the rows in bytes."""
-        return max(0, self.end - len(self.header))
+        return max(0, self.end - self.first)
 
     @property
     def is_own(self) -> bool:
@@ -144,7 +147,16 @@ class CsvSnapshot:
     @property
     def first(self) -> int:
         """The place of the first row."""
-        return len(self.header)
+        return len(self.header) if self.begin is None else self.begin
+
+    def offset_of(self, row: int) -> int:
+        """Returns the offset of a row, counted from 0; the end if there are fewer."""
+        at = self.first
+        for chunk in self.chunks():
+            if (count := chunk.count(b"\n")) >= row:
+                return at + sum(map(len, chunk.splitlines(keepends=True)[:row]))
+            row, at = row - count, at + len(chunk)
+        return at
 
     def fileno(self) -> int:
         """Returns the descriptor; -1 if there is no CSV."""
@@ -160,7 +172,7 @@ class CsvSnapshot:
             chunk_bytes: the size of a read; a longer line is one chunk.
             end: the place after a row. Default: that after the last one.
         """
-        at = len(self.header) if start is None else start
+        at = self.first if start is None else start
         end = self.end if end is None else end
         length = chunk_bytes
         while at < end:
@@ -179,7 +191,7 @@ class CsvSnapshot:
 
     def chunks_from_end(self, chunk_bytes: int = _TAIL_BYTES) -> Iterator[bytes]:
         """Yields the rows in chunks of complete lines, last chunk first; see `chunks`."""
-        first, end, length = len(self.header), self.end, chunk_bytes
+        first, end, length = self.first, self.end, chunk_bytes
         while end > first:
             start = max(first, end - length)
             piece = self._piece(start, end - start)
@@ -326,18 +338,20 @@ class Part:
         identity: inode, time and size of the file that a snapshot found; numbers of parts, and of inodes, are
             used again.
         is_csv: whether that was a CSV.
+        keep: which of its rows count.
     """
 
     folder: Path
     number: int
     identity: tuple[int, int, int] | None = None
     is_csv: bool = False
+    keep: Keep = ALL
 
     @classmethod
-    def find(cls, folder: Path, number: int) -> Self | None:
+    def find(cls, folder: Path, number: int, keep: Keep = ALL) -> Self | None:
         """Returns the part that is there now; None if there is none."""
         for is_csv in (True, False):
-            part = cls(folder, number, is_csv=is_csv)
+            part = cls(folder, number, is_csv=is_csv, keep=keep)
             with contextlib.suppress(FileNotFoundError):
                 return attrs.evolve(part, identity=_identity_of(part.path.lstat()))
         return None
@@ -369,11 +383,13 @@ class Part:
         except OSError as error:
             error.filename = error.filename or str(self.path)
             raise
-        if isinstance(found, ParquetSnapshot) and found.packed.version > 1:
-            return found
-        # What earlier versions wrote is read as what this one would have written.
-        with contextlib.closing(found):
-            return ParquetSnapshot(ParquetRows(found.to_parquet(), str(self.path)))
+        if not isinstance(found, ParquetSnapshot) or found.packed.version == 1:
+            # What earlier versions wrote is read as what this one would have written.
+            with contextlib.closing(found):
+                found = ParquetSnapshot(ParquetRows(found.to_parquet(), str(self.path)))
+        if self.keep != ALL:
+            found.packed.keep(self.keep)
+        return found
 
     @property
     def path(self) -> Path:
@@ -603,26 +619,24 @@ def _try(run_dir: Path, rank: int, with_records: bool) -> MetricsSnapshot | None
     return snapshot
 
 
-def _read(  # one look, step by step
+def _read(  # noqa: C901  # one look, step by step
     folder: Path, path: Path, fd: int, position: Position | None, *, with_records: bool
 ) -> MetricsSnapshot | None:
     size = 0 if fd < 0 else os.fstat(fd).st_size
     header = b"" if fd < 0 else read_header(fd, size)
-    found = _parts(path)
-    closed = _last_number(path) if position is None else 0
     held: bytes | None = None
     end = size
     segment, offset = 0, len(MAGIC)
-    state = None
+    state = known = None
     if position is not None:
         state = position.state_of(header, size)
         if state is None and size and Position.read(folder / POSITION) != position:
             return None
         known = state or position.states[-1]
-        closed = known.parts
         segment, offset = known.segment, known.offset
         if state is not None:
             end = state.csv_bytes
+    chain = _chain(path, known)
     if state is None and (header.startswith(_OWN_HEADERS) or size > _MAX_CACHED_BYTES):
         # A finished run, or a lost position: our writer only appends or replaces. The file of another program
         # is read at once unless it is too large; reading ends if it is truncated meanwhile.
@@ -639,65 +653,110 @@ def _read(  # one look, step by step
     csv = CsvSnapshot(fd, header, end, held)
     if after is None and position is None:
         # A new CSV, or one of another program; unless a whole session took place meanwhile.
-        is_as_before = _size(path) == size and _parts(path) == found
-        closed = _last_but_this(found, csv, closed)
-        return _snapshot(path, found, csv, records, None, closed) if is_as_before else None
+        if _size(path) != size or _chain(path, None) != chain:
+            return None
+        parts = [part for part in _found(path, chain.preceding()) if part.identity is not None]
+        if chain.view is None and part_begun_by(parts, csv) is not None:
+            csv.end = len(header)  # They were being closed when the position was lost.
+        return _snapshot(path, chain, csv, records, None)
     if after is None or position is None or after.generation != position.generation:
         return None
     if not is_whole and after != position:
         return None  # A segment was drained and removed before it was read: its rows are in newer lines.
     drained_beyond = with_records and any(state.segment > last for state in after.states)
-    return None if drained_beyond else _snapshot(path, found, csv, records, (segment, offset), closed)
+    return None if drained_beyond else _snapshot(path, chain, csv, records, (segment, offset))
 
 
-def _parts(csv: Path) -> tuple[Part, ...]:
-    """Returns the parts that are there."""
-    folder = parts_path(csv)
-    found = (Part.find(folder, number) for number in part_numbers(folder))
-    return tuple(part for part in found if part is not None)
+def _chain(path: Path, state: CsvState | None) -> RowChain:
+    """Returns the history of a CSV; of one of format 2, the parts that are there."""
+    chain = RowChain.read(path, None if state is None else state.history)
+    if not chain.size:
+        numbers = part_numbers(parts_path(path))
+        chain.add_format2(one for one in numbers if state is None or one <= state.parts)
+    return chain
+
+
+def _found(path: Path, kept: Iterable[tuple[SealedPart, Keep]]) -> list[Part]:
+    """Returns closed parts, also those that are missing: these have no identity."""
+    folder = parts_path(path)
+    return [Part.find(folder, one.number, keep) or Part(folder, one.number) for one, keep in kept]
 
 
 def _snapshot(
     path: Path,
-    found: tuple[Part, ...],
+    chain: RowChain,
     csv: CsvSnapshot,
     records: list[JournalRecord],
     place: tuple[int, int] | None,
-    closed: int,
 ) -> MetricsSnapshot:
-    """Returns the snapshot of the parts up to the last one that counts."""
-    parts = tuple(part for part in found if part.number <= closed)
-    # A number of any size may be in a damaged file.
-    gaps = missing_parts([part.number for part in parts], closed)
-    missing = itertools.islice(itertools.chain.from_iterable(gaps), _MOST_MISSING)
-    folder = parts_path(path)
+    """Returns the snapshot; what the journal says of sessions is applied as the writer will."""
+    kept, csv, records = _settled(chain, csv, records)
+    parts = _found(path, kept)
     return MetricsSnapshot(
-        parts,
+        tuple(part for part in parts if part.identity is not None),
         csv,
         tuple(records),
         place,
-        closed,
-        tuple(Part(folder, number) for number in missing),
+        max((part.number for part in parts), default=0),
+        tuple(part for part in parts if part.identity is None)[:_MOST_MISSING],
     )
 
 
-def _last_number(csv: Path) -> int:
-    """Returns the number of the last part, where no position says it."""
-    return max(part_numbers(parts_path(csv))[-1:], default=0)
+@attrs.define
+class _Pending:
+    """What the journal has of a session: what it follows, up to which mark, and its records."""
+
+    follows: tuple[str, int | None] | None = None
+    records: list[JournalRecord] = attrs.field(factory=list)
+
+    def until(self, mark: int | None) -> list[JournalRecord] | None:
+        """Returns the records up to a mark; None if they do not have it, because it is in the history."""
+        if mark is None:
+            return self.records
+        is_mark = (isinstance(one, Boundary) and one.mark == mark for one in self.records)
+        at = next((at for at, found in enumerate(is_mark) if found), None)
+        return None if at is None else self.records[:at]
 
 
-def _last_but_this(parts: tuple[Part, ...], csv: CsvSnapshot, closed: int) -> int:
-    """Returns the number of the last part that is not the CSV itself: that of one being closed is of both.
-
-    Drops the rows of the CSV where another part has them: the CSV was copied first, before it was closed.
-    """
-    part = part_begun_by(parts, csv)
-    if part is None:
-        return closed
-    if part == parts[-1] and part.has_size(csv.end):
-        return part_before([one.number for one in parts])
-    csv.end = len(csv.header)
-    return closed
+def _settled(  # noqa: C901  # one rule, case by case
+    chain: RowChain, csv: CsvSnapshot, records: list[JournalRecord]
+) -> tuple[Iterator[tuple[SealedPart, Keep]], CsvSnapshot, list[JournalRecord]]:
+    """Returns the parts, the CSV and the records that count once the journal is drained."""
+    current, pending = chain.newest, {chain.newest: _Pending()}
+    for record in records:
+        match record:
+            case Begin():
+                pending[record.session] = _Pending((current, None), [record])
+                current = record.session
+            case Rewind(to, at) if to != current and (to in pending or chain.knows(to)):
+                pending[current].follows = to, at
+            case Rewind():
+                pending[current].records.append(record.resume)
+            case _:
+                pending[current].records.append(record)
+    end: tuple[str, int | None] = current, None
+    found: list[JournalRecord] = []
+    while end[0] in pending:
+        session, mark = end
+        one = pending.pop(session)
+        own = one.until(mark)
+        found = [*(own or ()), *found]
+        if session == chain.newest:
+            place = chain.place(session, mark) if own is None and mark is not None else None
+            if place is not None and (place.rows or 0) < chain.sealed_rows(session):
+                return chain.kept(place), attrs.evolve(csv, begin=csv.end), found
+            view = chain.view or 0
+            begin = csv.offset_of(view) if one.follows is not None else csv.begin
+            if place is not None and place.rows is not None:
+                csv = attrs.evolve(csv, end=csv.offset_of(view + place.rows - chain.sealed_rows(session)))
+            csv = attrs.evolve(csv, begin=begin)
+        if one.follows is None:
+            return chain.preceding(), csv, found
+        end = one.follows
+    if chain.newest in pending:
+        csv = attrs.evolve(csv, begin=csv.end)
+    session, mark = end
+    return chain.kept(RowPlace(session) if mark is None else chain.place(session, mark)), csv, found
 
 
 def part_begun_by(parts: Sequence[Part], csv: CsvSnapshot) -> Part | None:

@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, Self
 
 import attrs
 
@@ -32,13 +33,41 @@ from .reader import (
     take_snapshot,
 )
 
-__all__ = ["Resumption", "rows_of_step"]
+__all__ = ["Checkpoint", "Resumption", "rows_of_step"]
 
 _log = logging.getLogger("destinations")
 
 _MAX_ROWS = 1000
 # How many rows are compared with earlier sessions. Each comparison reads the earlier rows.
 _MAX_LOOKS = 20
+
+
+@attrs.frozen
+class Checkpoint:
+    """Where the run stood when the checkpoint was saved that was loaded last.
+
+    Attributes:
+        time: in seconds since 1970; None where that is unknown.
+        session: the id of the session that saved it.
+        mark: of the boundary between the rows of that session.
+        records: how many other records that session had.
+    """
+
+    time: float | None = None
+    session: str | None = None
+    mark: int | None = None
+    records: int | None = None
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Self:
+        """Returns what a state says, as far as it does."""
+        at, session, mark, records = (state.get(name) for name in ("time", "session", "mark", "records"))
+        return cls(
+            float(at) if isinstance(at, int | float) else None,
+            session if isinstance(session, str) else None,
+            mark if isinstance(mark, int) else None,
+            records if isinstance(records, int) else None,
+        )
 
 
 class Resumption:
@@ -88,22 +117,26 @@ class Resumption:
         self.is_done = False
         """Whether the earlier rows are marked: the rows that come are of no interest any more."""
 
-    def begin(self, checkpoint_time: float | None, *, waits: bool = False) -> None:
+    def begin(self, checkpoint: Checkpoint, *, waits: bool = False) -> None:
         """Training begins.
 
         Args:
-            checkpoint_time: when the checkpoint was saved, in seconds since 1970; None where that is unknown.
+            checkpoint: the one that was loaded.
             waits: where the trainer counts no batches, the next row tells the step, and not the first one.
         """
         with self._lock:
             self.has_begun = True
             step = self._batches_done()
-            if step > 0:
+            if step > 0 or checkpoint.session is not None:
                 self._continue_from(step)
-                if checkpoint_time is None:
-                    self._replace_if_clear(step)
+                if checkpoint.session is not None and checkpoint.mark is not None:
+                    self.is_done = True
+                    place = checkpoint.session, checkpoint.mark
+                    self._journal.rewind(*place, step, checkpoint.time, self._began_at)
+                elif checkpoint.time is not None:
+                    self._mark(step, checkpoint.time)
                 else:
-                    self._mark(step, checkpoint_time)
+                    self._replace_if_clear(step)
             elif self._rows and not waits:
                 self._decide(self._rows[0][1])
 
@@ -168,14 +201,7 @@ class Resumption:
     def _mark(self, step: int, at: float | None) -> None:
         """Marks the rows of later steps, and those of this one that were logged after a time."""
         self.is_done = True
-        self._journal.mark_resume(step, at)
-        self._append_own_from(step)
-
-    def _append_own_from(self, step: int) -> None:
-        """Writes the rows of this session again that a mark has taken back with the earlier ones."""
-        for row, own in self._rows:
-            if own >= step:
-                self._journal.append(row, own)
+        self._journal.mark_resume(step, at, self._began_at)
 
     def _replace_if_clear(self, step: int) -> None:
         """Replaces at once where every metric of the step was logged again, or there was none."""
@@ -189,14 +215,13 @@ class Resumption:
         again, earlier = self._again(step), self._of_step(step)
         if again.isdisjoint(name for row in earlier for name in row.metrics):
             # Of the step itself, none was logged later.
-            self._journal.mark_resume(step, float("inf"))
+            self._journal.mark_resume(step, float("inf"), self._began_at)
         else:
-            self._journal.mark_resume(step, None, until=self._began_at)
+            self._journal.mark_resume(step, None, self._began_at)
             for row in earlier:
                 kept = {name: value for name, value in row.metrics.items() if name not in again}
                 if kept:
                     self._journal.append_again(attrs.evolve(row, metrics=kept))
-        self._append_own_from(step + 1)
 
     def _again(self, step: int) -> set[str]:
         """Returns the metrics that this session has logged at a step."""

@@ -57,7 +57,7 @@ from .media_writer import FileKeeping, MediaWriter, artifact_path
 from .place import Place, check_template, check_writer, place_of
 from .rank_writer import JournalKind, RankWriter, loss_text
 from .reader import metric_columns, take_snapshot
-from .resumption import Resumption
+from .resumption import Checkpoint, Resumption
 from .segments import MappedSegment, Segment
 
 if TYPE_CHECKING:
@@ -242,7 +242,9 @@ class RunDirectory(RecordDestination):
         self._is_reopened = False
         # Whether training has begun since `init`.
         self._has_trained = False
-        self._checkpoint = _Checkpoint()
+        # Whether a checkpoint is loaded by a session that has trained.
+        self._goes_back = False
+        self._checkpoint = Checkpoint()
 
     def _forget_folder(self) -> None:
         self._run_dir: Path | None = None
@@ -453,7 +455,7 @@ class RunDirectory(RecordDestination):
             self._write_early()
             if self._has_trained and self._resumption is not None:
                 # What was logged by now does not tell where training goes on; the next row does.
-                self._resumption.begin(None, waits=True)
+                self._resumption.begin(Checkpoint(), waits=True)
             return
         if self._writer is None:
             self._open_beside(earlier.place, state, _what_it_holds(earlier.place))
@@ -637,20 +639,29 @@ class RunDirectory(RecordDestination):
     def before_load(self, state: State, logger: Any) -> None:
         """Clears the time of the last checkpoint; rows from here on are of the training that begins."""
         self._choose_if_known(state)
-        self._checkpoint = _Checkpoint()
+        self._checkpoint = Checkpoint()
+        # Otherwise what it follows is not known yet, and its own rows stay.
+        self._goes_back = self._has_trained and (self._resumption is None or self._resumption.is_done)
         if self._has_trained:
             self._expect_resume()
 
     def after_load(self, state: State, logger: Any) -> None:
         """Schedules a resume: the checkpoint may be older than the rows logged so far."""
         self._choose_if_known(state)
-        if self._has_trained and self._documents is not None and self._media is not None:
-            self._documents.begin_session(self._clock())
-            self._media.begin_session(self._documents.sessions.current["session"])
+        if self._goes_back and self._writer is not None:
+            self._begin_session(self._writer)
         if self._has_trained or (self._writer is not None and self._writer.had_rows):
             self._expect_resume()
-        if state.timestamp.batch > 0:
+        if state.timestamp.batch > 0 or self._checkpoint.session is not None:
             self._continue_from(int(state.timestamp.batch))
+
+    def _begin_session(self, writer: RankWriter) -> None:
+        """Begins a session of this process: it goes back to an earlier place."""
+        if self._documents is not None:
+            self._documents.begin_session(self._clock())
+        session = writer.begin_session()
+        if self._media is not None:
+            self._media.begin_session(session)
 
     def _continue_from(self, step: int) -> None:
         if self._documents is not None:
@@ -688,7 +699,7 @@ class RunDirectory(RecordDestination):
             return
         # Steps of a named writer do not tell where it goes on; a checkpoint does.
         if self._is_trainer or state.timestamp.batch > 0:
-            self._resumption.begin(self._checkpoint.time)
+            self._resumption.begin(self._checkpoint)
             self._forget_resumption()
         elif self._writer is not None:
             self._resumption = None
@@ -701,22 +712,16 @@ class RunDirectory(RecordDestination):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the place of the checkpoint: what this session had logged by now belongs to it."""
+        place: dict[str, Any] = {"time": self._clock()}
         if self._writer is not None:
-            self._writer.journal.mark_boundary()
-        place: dict[str, Any] = {}
-        if self._documents is not None and self._media is not None:
-            session = self._documents.sessions.current["session"]
-            place = {"session": session, "records": self._media.record_count}
-        return {"time": self._clock(), **place}
+            place |= {"session": self._writer.session, "mark": self._writer.journal.mark_boundary()}
+        if self._media is not None:
+            place["records"] = self._media.record_count
+        return place
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the place of the checkpoint."""
-        at, session, records = (state.get(name) for name in ("time", "session", "records"))
-        self._checkpoint = _Checkpoint(
-            float(at) if isinstance(at, int | float) else None,
-            session if isinstance(session, str) else None,
-            records if isinstance(records, int) else None,
-        )
+        self._checkpoint = Checkpoint.of(state)
 
     def close(self, state: State, logger: Any) -> None:
         """Records how the run ended; what is logged until `post_close` is still written."""
@@ -1064,21 +1069,6 @@ class _TakenPlace:
     place: Place
     lock: WriterLock
     claim: "Claim | None"
-
-
-@attrs.frozen
-class _Checkpoint:
-    """Where the run stood when the checkpoint was saved that was loaded last.
-
-    Attributes:
-        time: in seconds since 1970; None where that is unknown.
-        session: the id of the session that saved it.
-        records: how many records that session had logged.
-    """
-
-    time: float | None = None
-    session: str | None = None
-    records: int | None = None
 
 
 def _what_it_holds(place: Place) -> str:

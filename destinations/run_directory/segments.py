@@ -14,7 +14,18 @@ from pathlib import Path
 from destinations.history.rows import Call
 from uploads.disk import DISK, Disk, open_regular, read_regular
 
-from .frames import HEADER, MAGIC, Boundary, Follows, Keys, Resume, iter_frames, keys_frame
+from .frames import (
+    HEADER,
+    MAGIC,
+    Begin,
+    Boundary,
+    Follows,
+    Keys,
+    Resume,
+    Rewind,
+    iter_frames,
+    keys_frame,
+)
 from .layout import POSITION, Position, segment_number, segment_paths
 
 __all__ = [
@@ -216,7 +227,7 @@ def allocate(fd: int, size: int) -> None:
 JournalPlace = tuple[int, int]
 """The number of a segment and an offset in it."""
 
-JournalRecord = Call | Resume | Boundary
+JournalRecord = Call | Begin | Rewind | Resume | Boundary
 """A call, or what stands between calls."""
 
 FIRST_BYTES = 128
@@ -344,7 +355,7 @@ def _segment_records(data: bytes, start: int) -> tuple[list[JournalRecord], int]
                 if len(names.get(schema, ())) != len(values):
                     return records, start  # Its names were lost.
                 records.append(Call(names[schema], step, epoch, at, values))
-            case Resume() | Boundary():
+            case Begin() | Rewind() | Resume() | Boundary():
                 records.append(record)
         start = end
     return records, start

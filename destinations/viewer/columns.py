@@ -28,7 +28,6 @@ from destinations.run_directory.reader import (
     Part,
     merge_journal,
     metric_columns,
-    read_whole,
     retried,
 )
 from destinations.runs import BudgetError
@@ -228,10 +227,14 @@ def read_branch(branch: Branch, names: Sequence[str]) -> MetricRows:
     Raises:
         OSError: the file cannot be read, or has more than 256 MiB.
     """
-    csv = read_whole(branch.path, _MAX_BRANCH_BYTES)
-    known = [name for name in parse_header(csv.header) if name not in OWN_COLUMNS]
+    files = list(branch.files(_MAX_BRANCH_BYTES))
+    known = list(
+        dict.fromkeys(name for csv in files for name in parse_header(csv.header) if name not in OWN_COLUMNS)
+    )
     wanted = _columns_of(names, known)
-    blocks = [block_of_rows([], wanted), *read_blocks(csv.header, csv.chunks(chunk_bytes=csv.size), wanted)]
+    blocks = [block_of_rows([], wanted)]
+    for csv in files:
+        blocks += read_blocks(csv.header, csv.chunks(chunk_bytes=csv.size), wanted)
     return MetricRows(functools.reduce(joined, blocks), known, branch.name)
 
 

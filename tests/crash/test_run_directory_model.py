@@ -6,6 +6,7 @@ Everything happens in this process, on a disk that writes down what it is told; 
 import contextlib
 import functools
 import importlib.util
+import itertools
 import os
 import random
 import shutil
@@ -23,6 +24,7 @@ from destinations.run_directory.layout import journal_path, part_numbers, parts_
 from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.run_directory.reader import Part
 from destinations.run_directory.segments import AppendedSegment
+from destinations.runs.content.sources import branches_of
 from events import State
 from tests.effort import times
 
@@ -45,6 +47,9 @@ def quick_path(tmp_path):
         yield Path(folder)
 
 
+IDS = itertools.count(1)
+
+
 class Session:
     """A process that writes to a run: rows, drains, an end."""
 
@@ -62,6 +67,7 @@ class Session:
             make_segment=functools.partial(AppendedSegment, **options),
             clock=lambda: 1.0,
         )
+        self.journal.begin_session(f"{next(IDS):012d}")
         sync_journal(self.folder, run_dir, **options)
         csv = MetricsCsv(run_dir / "metrics.csv", **options)
         self.drain_ = JournalDrain(
@@ -173,11 +179,11 @@ def steps_in_abandoned_parts(disk, run_dir):
             if step % 4 == 3:
                 session.drain()
         session.close()
-    check_parts(disk, run_dir, [1, 2])
+    check_parts(disk, run_dir, [1, 2, 3, 4, 5])
 
 
 def steps_in_abandoned_rows_of_a_first_part(disk, run_dir):
-    """One row of the first part is of a late step: it is abandoned, and the parts after it are not."""
+    """One row of the first part is of a late step: it does not count any more, and the parts after it do."""
     for attempt, (first, last) in enumerate([(0, 16), (15, 18)]):
         session = Session(run_dir, disk, part_bytes=60)
         if attempt:
@@ -191,7 +197,7 @@ def steps_in_abandoned_rows_of_a_first_part(disk, run_dir):
         session.close()
     check_parts(disk, run_dir, [1, 2, 3, 4, 5])
     steps = [[row.step for row in rows_of_part(run_dir, number)] for number in (1, 2)]
-    assert steps == [[0, 1, 2, 3], [4, 5, 6, 7]] or isinstance(disk, model.DiskThatFailsOnce)
+    assert steps == [[100, 0, 1, 2, 3], [4, 5, 6, 7]] or isinstance(disk, model.DiskThatFailsOnce)
 
 
 def rows_of_part(run_dir, number):
@@ -261,15 +267,12 @@ def rows_in(run_dir):
     return [(one.step, one.metrics) for one in read_rows(run_dir)]
 
 
-def check_abandoned(run_dir, events):
-    """Checks that what is kept beside the CSV are whole rows of branches that were left."""
+def check_left(run_dir, events):
+    """Checks that what was left behind is whole rows that were logged."""
     logged = {(step, metrics["a"]) for step, metrics in events if metrics is not None and "a" in metrics}
-    for path in (run_dir / "abandoned").glob("*.csv"):
-        header, *lines = path.read_text().splitlines()
-        place = header.split(",").index("a")
-        for line in lines:
-            cells = line.split(",")
-            assert (int(cells[0]), float(cells[place])) in logged
+    for branch in branches_of(run_dir):
+        for file in branch.files():
+            assert {(row.step, row.metrics["a"]) for row in file.rows() if "a" in row.metrics} <= logged
 
 
 def go_on(run_dir):
@@ -319,7 +322,7 @@ def test_a_kill_at_every_change_loses_no_row(quick_path, scenario):
             rows = rows_in(root / "run") if (root / "run").exists() else []
             assert rows in (rows_after(begun[:returned]), rows_after(begun))
             assert go_on(root / "run") == [*rows, *((step, {"a": step / 2}) for step in (1000, 1001, 1002))]
-            check_abandoned(root / "run", begun)
+            check_left(root / "run", begun)
             shutil.rmtree(root)
             checked += 1
         disk.apply(change)
@@ -404,7 +407,7 @@ def test_a_power_loss_at_any_change_costs_the_last_second_at_most(quick_path, sc
             assert rows in [rows_after(begun[:count]) for count in range(safe, len(begun) + 1)], told
             if len(seen) % 5 == 0:
                 assert go_on(root / "run")[: len(rows)] == rows, told
-                check_abandoned(root / "run", begun)
+                check_left(root / "run", begun)
             shutil.rmtree(root)
     assert len(seen) > 300
 

@@ -11,6 +11,7 @@ import pytest
 
 from destinations import RunDirectory, TensorBoard, TextFile
 from destinations.run_directory import RunPathError, read_series
+from destinations.runs.content.sources import branches_of
 from events import Engine, Logger, Run, State
 
 
@@ -47,7 +48,7 @@ def test_a_run_opened_again_for_an_evaluation_keeps_what_training_logged(tmp_pat
 
     assert read_series(tmp_path / "run", "loss") == [(step, float(step)) for step in range(10)]
     assert read_series(tmp_path / "run", "test/accuracy") == [(0, 0.75)]
-    assert not (tmp_path / "run" / "abandoned").exists()
+    assert branches_of(tmp_path / "run") == []
 
 
 def test_an_evaluation_that_does_not_ask_for_the_completed_run_is_beside_it(tmp_path, caplog):
@@ -64,13 +65,13 @@ def test_an_evaluation_that_does_not_ask_for_the_completed_run_is_beside_it(tmp_
     assert 'To continue the earlier run, pass if_exists="resume"' in message
 
 
-def test_a_run_that_trains_again_from_the_beginning_puts_the_old_rows_aside(tmp_path):
+def test_a_run_that_trains_again_from_the_beginning_leaves_the_old_rows(tmp_path):
     """Each step is seen once, as before."""
     _train(tmp_path / "run", 10)
     _train(tmp_path / "run", 3, if_exists="resume")
 
     assert read_series(tmp_path / "run", "loss") == [(step, float(step)) for step in range(3)]
-    assert len(list((tmp_path / "run" / "abandoned").iterdir())) == 1
+    assert len(branches_of(tmp_path / "run")) == 1
 
 
 class InterruptsWait(float):

@@ -31,7 +31,7 @@ NOT_YET = {
     "/run/journal/": "a listing of the journal that is empty once costs rows in silence",
 }
 """Files for which a fault may lose something in silence today, with the reason. It becomes empty, and goes."""
-USUAL = ("was completed: it is continued", "training continues from step")
+USUAL = ("was completed: it is continued", "training continues from an earlier place")
 """What a run and its continuation say without a fault."""
 THROUGH = re.compile(r"/proc/self/fd/(\d+)")
 

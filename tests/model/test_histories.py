@@ -33,14 +33,8 @@ from tests.waiting import until
 
 NOT_YET = {
     "configurations of sessions": "only the newest is kept: log hyperparameters, close",
-    "records of a branch of the same session": "save after a batch, log a text, load the checkpoint in the same "
-    "session: the text is still there",
     "files of a branch": "save after a batch, upload a file, kill, continue from the checkpoint: the file is still there",
     "hyperparameters of a branch": "save after a batch, log hyperparameters, kill, continue: they are still there",
-    "the exact place of a checkpoint": "save before the first batch, log a row, kill, continue: the row is still there; "
-    "with steps of one's own, rows count by their step: log at step 9, save after a batch, kill, continue: it is gone",
-    "a checkpoint of an earlier session": "save A, log, save B, kill, continue from A, kill, continue from B: what was "
-    "logged between A and B is lost",
     "training at the end of a run": 'log, close, begin with if_exists="resume" and train: the first rows are gone',
     "a run that is deleted in the store and begun anew": "machines and readers that have a copy show rows of the old one, "
     "such as those of a named writer",

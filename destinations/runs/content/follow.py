@@ -39,7 +39,6 @@ from destinations.run_directory.reader import (
     last_file_rows,
     last_rows,
     open_existing,
-    read_whole,
     retried,
     retried_items,
     row_of,
@@ -48,7 +47,7 @@ from destinations.run_directory.segments import FIRST_BYTES, JournalPlace, conti
 from destinations.runs.streams import Stream, by_time, reported, streams_of
 
 from .rank_reader import Look, RankReader
-from .sources import branches_of
+from .sources import Branch, branches_of
 
 __all__ = ["Follower", "Point", "follow_metric", "follow_rows", "last_rows_of_run"]
 
@@ -236,7 +235,7 @@ class Follower:
         self._recent: deque[tuple[JournalPlace, MetricRow]] = deque()
         # Yielded rows that the CSV did not have, and that may be read from the journal again.
         self._again: list[MetricRow] = []
-        self._abandoned: set[Path] = set()
+        self._left: set[str] = set()
 
     def poll(self) -> list[MetricRow]:
         """Returns the rows written since the last call; all rows on the first."""
@@ -416,7 +415,7 @@ class Follower:
         header, end, fd = csv.header, csv.end, csv.take()
         self._csv.close()
         self._csv = CsvSnapshot(fd, header, end)
-        self._abandoned = self._abandoned_files()
+        self._left = {branch.name for branch in self._branches()}
 
     def _take_csv(self, look: Look, rows: list[MetricRow]) -> bool:
         """Reads new rows of a CSV; returns False while another program rewrites it in place."""
@@ -477,19 +476,18 @@ class Follower:
                     return at + 1, None
             else:
                 left = {name: value for name, value in row.metrics.items() if name not in cells}
-                if left and not self._is_abandoned(handed[-1]):
+                if left and not self._is_left(handed[-1]):
                     return len(handed), attrs.evolve(row, metrics=left)
         return None, None
 
-    def _is_abandoned(self, row: MetricRow) -> bool:
-        """Returns whether a resume removed a row since the last look at the CSV."""
-        for path in self._abandoned_files() - self._abandoned:
-            if any(_is_part(row, one) for one in read_whole(path).rows()):
-                return True
-        return False
+    def _is_left(self, row: MetricRow) -> bool:
+        """Returns whether a row was left behind since the last look at the CSV."""
+        new = (branch for branch in self._branches() if branch.name not in self._left)
+        rows = (one for branch in new for file in branch.files() for one in file.rows())
+        return any(_is_part(row, one) for one in rows)
 
-    def _abandoned_files(self) -> set[Path]:
-        return {branch.path for branch in branches_of(self._run_dir) if branch.rank == self._rank}
+    def _branches(self) -> list[Branch]:
+        return [branch for branch in branches_of(self._run_dir) if branch.rank == self._rank]
 
     def _take_other(self, look: Look, rows: list[MetricRow]) -> bool:
         """Reads the new rows of a CSV that replaced the previous one, without holding the known rows."""

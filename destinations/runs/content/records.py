@@ -7,7 +7,6 @@ lines and those longer than 32 MiB are counted by `Records.damaged_lines`; an un
 """
 
 import functools
-import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,8 +14,7 @@ from typing import Any
 
 import attrs
 
-from destinations.history.chain import Chain
-from destinations.history.sessions import SESSIONS, read_sessions
+from destinations.history.chain import chain_of
 from destinations.kinds import KINDS, indexes, kind_of, kind_of_line
 from destinations.kinds.artifacts import ARTIFACTS_INDEX, Deletion
 from destinations.kinds.kind import Kind
@@ -30,8 +28,6 @@ from destinations.runs.files import json_lines
 from destinations.runs.streams import Stream, by_time, reported, streams_of
 
 __all__ = ["RecordCount", "Records"]
-
-_log = logging.getLogger("destinations")
 
 _MAX_NAMES = 1000
 # Of a cell in memory, with its text.
@@ -134,18 +130,11 @@ class Records:
                     _count(self._parsed(stream, index), found)
         return {kind.plural: found[kind.plural] for kind in KINDS if kind.plural in found}
 
-    def _chain(self, stream: Stream) -> Chain:
-        try:
-            return Chain(read_sessions(stream.folder))
-        except OSError as error:
-            _log.warning("%s: %s", SESSIONS, error)
-            return Chain(())
-
     def _parsed(self, stream: Stream, index: str) -> Iterator[tuple[Kind | None, Any]]:
         """Yields the kind and the record of each line of an index; the record is None for a damaged line."""
         check_format(stream.folder)
         lines = functools.partial(json_lines, stream.folder / index, with_torn=True)
-        for fields in self._chain(stream).records(lines, are_files=index == ARTIFACTS_INDEX):
+        for fields in chain_of(stream.folder).records(lines, are_files=index == ARTIFACTS_INDEX):
             kind = found = None
             if fields is not None:
                 try:

@@ -4,6 +4,7 @@ Never writes. A `ReadPosition` says what was yielded before, so that a run being
 repeatedly, and each call is yielded once.
 """
 
+import contextlib
 import itertools
 import math
 import operator
@@ -16,6 +17,8 @@ from typing import Any, NamedTuple
 
 import attrs
 
+from destinations.history.chain import chain_of
+from destinations.history.row_chain import RowChain
 from destinations.kinds import KINDS, indexes, kind_of_line
 from destinations.kinds.artifacts import ARTIFACTS_INDEX
 from destinations.kinds.media import MEDIA_INDEX
@@ -23,8 +26,9 @@ from destinations.run_directory.layout import (
     ABANDONED_FOLDER,
     JOURNAL_FOLDER,
     metrics_name,
+    parts_path,
 )
-from destinations.run_directory.reader import MetricRow, read_whole, retried_items
+from destinations.run_directory.reader import CsvSnapshot, MetricRow, Part, read_whole, retried_items
 from destinations.runs.files import json_lines, number_of, whole_of
 from destinations.runs.streams import Stream, by_time, reported, streams_of
 
@@ -72,19 +76,34 @@ class ReadPosition:
 
 @attrs.frozen
 class Branch:
-    """Rows abandoned by a resume, in a file that never changes.
+    """Rows that a session left behind when training went on from an earlier place; they never change.
 
     Attributes:
-        name: of the branch, such as "step4.1a2b3c4d".
+        name: of the branch: the step of its first row and the id of its session, "step4.1a2b3c4d5e6f".
         rank: of the rows.
-        from_step: the step that training continued from.
-        path: the CSV, such as `metrics.rank1.step4.1a2b3c4d.csv`.
+        from_step: the step of its first row, or the one that training continued from.
+        path: the file that has its rows, or the first of them.
     """
 
     name: str
     rank: int
     from_step: int
     path: Path
+    _parts: tuple[Part, ...] = ()
+
+    def files(self, max_bytes: int = 1 << 30) -> Iterator[CsvSnapshot]:
+        """Yields its rows as CSVs in memory.
+
+        Raises:
+            OSError: a file cannot be read, or has more bytes than that.
+        """
+        if not self._parts:
+            yield read_whole(self.path, max_bytes)
+        for part in self._parts:
+            with contextlib.closing(part.open()) as file:
+                file.packed.invert()
+                content = b"".join([file.header, *file.chunks()])
+                yield CsvSnapshot(-1, file.header, len(content), content)
 
 
 class Item(NamedTuple):
@@ -194,22 +213,35 @@ def _new_rows_of_rank(run_dir: Path, rank: int, position: ReadPosition) -> Itera
 
 
 def branches_of(run_dir: Path) -> list[Branch]:
-    """Returns the abandoned branches of a run, by rank and step."""
+    """Returns the branches of a run that were left, by rank and step."""
     found = []
+    # As format 2 kept them.
     folder = run_dir / ABANDONED_FOLDER
     for path in sorted(folder.glob("*.csv")) if not folder.is_symlink() else ():
-        if parts := _BRANCH.fullmatch(path.name):
-            rank, step, branch = parts.groups()
-            found.append(Branch(f"step{step}.{branch}", int(rank or 0), int(step), path))
+        if match := _BRANCH.fullmatch(path.name):
+            of_rank, step, name = match.groups()
+            found.append(Branch(f"step{step}.{name}", int(of_rank or 0), int(step), path))
+    for rank in ranks_of(run_dir):
+        csv = run_dir / metrics_name(rank)
+        for session, left in RowChain.read(csv).left():
+            parts = (Part.find(parts_path(csv), part.number, keep) for part, keep in left)
+            there = tuple(part for part in parts if part is not None)
+            branch = Branch("", rank, 0, there[0].path, there) if there else None
+            first = (
+                None if branch is None else next((row for one in branch.files() for row in one.rows()), None)
+            )
+            if branch is not None and first is not None:
+                name = f"step{first.step or 0}.{session}"
+                found.append(attrs.evolve(branch, name=name, from_step=first.step or 0))
     return sorted(found, key=lambda one: (one.rank, one.from_step))
 
 
 def _abandoned_rows(branch: Branch, position: ReadPosition) -> Iterator[Item]:
-    key = f"{ABANDONED_FOLDER}/{branch.path.name}"
+    key = f"{ABANDONED_FOLDER}/{branch.rank}.{branch.name}"
     if key in position.lines:
         return
     count = 0
-    for row in read_whole(branch.path).rows():
+    for row in itertools.chain.from_iterable(file.rows() for file in branch.files()):
         count += 1
         if row.metrics:
             yield Item("metrics", row.time, row.step, row.epoch, row.metrics, (), branch.rank, branch.name)
@@ -276,6 +308,9 @@ def _group_of(row: MetricRow) -> tuple[int | None, float | None]:
 def _new_lines(path: Path, name: str, position: ReadPosition, settled_at: float | None) -> Iterator[Item]:
     lines = itertools.islice(json_lines(path), position.lines.get(name, 0), None)
     last = _last_of_each(path) if name == ARTIFACTS_INDEX else {}
+    belongs = chain_of(path.parents[name.count("/")]).belongs(
+        lambda: json_lines(path), are_files=name == ARTIFACTS_INDEX
+    )
     pending: list[dict[str, Any]] = []
     count = 0
 
@@ -291,9 +326,9 @@ def _new_lines(path: Path, name: str, position: ReadPosition, settled_at: float 
             yield item()
             pending, count = [], 0
         count += 1
-        # An artifact that was overwritten or deleted is skipped.
+        # An artifact that was overwritten or deleted is skipped, and so is what was left behind.
         is_last = line is not None and last.get(str(line.get("name")), number) == number
-        if line is not None and is_last and line.get("is_deleted") is not True:
+        if line is not None and is_last and line.get("is_deleted") is not True and belongs(line):
             pending.append(line)
     if pending:
         written_at = _time_of(pending[-1])

@@ -18,15 +18,16 @@ import attrs
 
 from destinations.registry import trackers
 from destinations.run_directory import RunDirectory
-from destinations.run_directory.layout import EDITS
+from destinations.run_directory.layout import ABANDONED_FOLDER, EDITS
+from destinations.runs.content.sources import branches_of
 from destinations.runs.files import path_inside
 from destinations.runs.own_files import FOLDERS, KNOWN
 from destinations.runs.record import RunRecord
 from destinations.runs.run import Run
-from destinations.runs.streams import streams_of, writers_of
+from destinations.runs.streams import Stream, streams_of, writers_of
 from destinations.trackers.names import short_hash
 from destinations.trackers.target import SentRun, Target
-from uploads.disk import closing, copy_all, is_locked, open_regular, replacement
+from uploads.disk import DISK, closing, copy_all, is_locked, open_regular, replacement
 
 from .ledger import SendingError, read_ledger
 from .replay import WriterFactory
@@ -277,7 +278,7 @@ class RunPlace(FolderPlace):
     def finish(self, run: Run) -> None:
         """Copies the environment and sessions of the original run, and the files of abandoned rows."""
         from destinations.history.sessions import SESSIONS, SESSIONS_FOLDER
-        from destinations.run_directory.layout import ABANDONED_FOLDER, ENVIRONMENT
+        from destinations.run_directory.layout import ENVIRONMENT
 
         names = []
         for stream in streams_of(run.record.path):
@@ -285,8 +286,7 @@ class RunPlace(FolderPlace):
             documents = (stream.folder / SESSIONS_FOLDER).glob("*")
             names += [f"{stream.prefix}{SESSIONS_FOLDER}/{path.name}" for path in documents]
             if self.with_abandoned:
-                paths = (stream.folder / ABANDONED_FOLDER).glob("*.csv")
-                names += [f"{stream.prefix}{ABANDONED_FOLDER}/{path.name}" for path in paths]
+                self._copy_branches(stream)
         for name in names:
             try:
                 source = open_regular(path_inside(run.record.path, name))
@@ -298,6 +298,21 @@ class RunPlace(FolderPlace):
             (self.folder / name).parent.mkdir(exist_ok=True)
             with closing(source), replacement(self.folder / name) as copy:
                 copy_all(source, copy)
+
+    def _copy_branches(self, stream: Stream) -> None:
+        """Writes what sessions left behind as files of their own: the copy has one session."""
+        for branch in branches_of(stream.folder):
+            rank = f".rank{branch.rank}" if branch.rank else ""
+            folder = self.folder / stream.prefix / ABANDONED_FOLDER
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                for number, csv in enumerate(branch.files()):
+                    name = f"metrics{rank}.{branch.name}" + (f"_{number}" if number else "")
+                    with replacement(folder / f"{name}.csv") as copy:
+                        DISK.write(copy, b"".join([csv.header, *csv.chunks()]), 0)
+            except (OSError, ValueError) as error:
+                left_out = branch.path.relative_to(stream.run_dir)
+                _log.warning("left out %s of run %s: %s", left_out, stream.run_dir, error)
 
 
 class _RunFolder(Target):

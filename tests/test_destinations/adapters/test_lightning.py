@@ -19,6 +19,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from destinations import Artifacts, InMemory, LoggerDestination, RunDirectory
 from destinations.adapters.lightning_logger import LightningEvents, LightningLogger, RegistryLogger
 from destinations.run_directory import read_rows
+from destinations.runs.content.sources import branches_of
 from destinations.testing import RecordingDestination
 from events import Event
 
@@ -402,8 +403,8 @@ def test_resume_from_a_checkpoint_continues_where_it_was(tmp_path, listener):
     assert listener.heard[-1] == ("fit_end", 4, 2)
     rows = [line.split(",")[0] for line in (folder / "metrics.csv").read_text().splitlines()[1:]]
     assert rows == ["0", "1", "1", "2", "3", "3"]
-    abandoned = [path.read_text().splitlines() for path in sorted((folder / "abandoned").iterdir())]
-    assert [line.split(",")[0] for line in abandoned[0][1:]] == ["2", "3", "3"]
+    (left,) = branches_of(folder)
+    assert [row.step for file in left.files() for row in file.rows()] == [2, 3, 3]
 
 
 def test_resume_from_a_checkpoint_without_our_callback(tmp_path, listener):

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from destinations import RunDirectory
+from destinations.runs.content.sources import branches_of
 from events import Engine, Logger, State, Timestamp
+
+
+def steps_left(run_dir: Path) -> list[list[int | None]]:
+    """Returns the steps of each branch that was left, by its first step."""
+    return [[row.step for file in one.files() for row in file.rows()] for one in branches_of(run_dir)]
 
 
 class Driven:

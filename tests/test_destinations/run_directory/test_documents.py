@@ -243,6 +243,7 @@ def test_the_folder_holds_what_was_logged_and_nothing_else(drive, tmp_path):
         "heartbeat",
         "hparams.yaml",
         "metrics.csv",
+        "metrics.history.jsonl",
         "sessions",
         "sessions.jsonl",
         "sidecar.json",
@@ -297,7 +298,9 @@ def test_each_rank_has_a_csv_of_its_own_where_asked(drive, tmp_path):
     names = sorted(path.name for path in (tmp_path / "run").iterdir())
     assert [name for name in names if name.startswith(("metrics", "summary"))] == [
         "metrics.csv",
+        "metrics.history.jsonl",
         "metrics.rank1.csv",
+        "metrics.rank1.history.jsonl",
         "summary.json",
         "summary.rank1.json",
     ]

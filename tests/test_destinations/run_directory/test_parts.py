@@ -22,10 +22,9 @@ from destinations.run_directory import read_rows
 from destinations.run_directory.blocks import block_of_rows
 from destinations.run_directory.conversion import convert_parts
 from destinations.run_directory.drain import JournalDrain
-from destinations.run_directory.frames import Resume
 from destinations.run_directory.journal import Journal
 from destinations.run_directory.layout import journal_path, part_numbers, part_path, parts_path
-from destinations.run_directory.metrics_csv import AbandonedRows, MetricsCsv, RowFormatter
+from destinations.run_directory.metrics_csv import MetricsCsv, RowFormatter
 from destinations.run_directory.parquet import ENTRY_ROWS, ParquetRows, rows_entry
 from destinations.run_directory.part_index import indexed_files
 from destinations.run_directory.reader import CsvSnapshot, Part, last_rows, take_snapshot
@@ -39,6 +38,7 @@ from destinations.runs.errors import FilterError
 from destinations.runs.summary import computed_summary
 from destinations.viewer.columns import ColumnCache
 from events import Run, State
+from tests.test_destinations.run_directory.conftest import steps_left
 from tests.test_destinations.runs.written import Written, change_sidecar
 from uploads.disk import Disk
 
@@ -65,6 +65,9 @@ class Hasty(Disk):
         """Does nothing."""
 
 
+IDS = itertools.count(1)
+
+
 class Writer:
     """A journal and its drain, without the thread."""
 
@@ -75,6 +78,7 @@ class Writer:
         self.journal = Journal(self.folder, State("x"), segment_bytes=4096, clock=lambda: float(next(times)))
         disk = disk or Hasty()
         csv = MetricsCsv(run_dir / "metrics.csv", disk)
+        self.journal.begin_session(f"{next(IDS):012d}")
         self.drain = JournalDrain(run_dir, self.folder, csv, self.journal, part_bytes=part_bytes, disk=disk)
 
     def log(self, steps, **more):
@@ -88,6 +92,11 @@ class Writer:
             if step % 10 == 9:
                 self.drain.run()
         self.drain.run()
+
+    def go_back(self, step):
+        """Begins a session that continues from a step."""
+        self.journal.begin_session(f"{next(IDS):012d}")
+        self.journal.mark_resume(step, None)
 
     def die(self):
         self.journal.close()
@@ -345,8 +354,8 @@ def test_a_run_in_parts_is_continued(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_a_resume_cuts_the_last_parts(tmp_path, suffix):
-    """Rows beyond the checkpoint go to abandoned/, with what was behind them; the parts before stay as they are."""
+def test_a_resume_leaves_parts_as_they_are(tmp_path, suffix):
+    """Rows beyond the checkpoint do not count any more; no part changes."""
     with WrittenInParts(tmp_path / "run") as run:
         for step in range(400):
             run.log({"loss": float(step)}, step)
@@ -354,7 +363,7 @@ def test_a_resume_cuts_the_last_parts(tmp_path, suffix):
                 run.flush()
     if suffix == ".csv":
         as_csv(tmp_path / "run")
-    before = part_path(tmp_path / "run/parts/metrics", 1, suffix).read_bytes()
+    before = {path: path.read_bytes() for path in (tmp_path / "run/parts/metrics").iterdir()}
     assert len(numbers(tmp_path / "run")) > 1
 
     with WrittenInParts(tmp_path / "run", batch=210) as run:
@@ -362,7 +371,7 @@ def test_a_resume_cuts_the_last_parts(tmp_path, suffix):
             run.log({"loss": -float(step)}, step)
 
     folder = tmp_path / "run"
-    assert part_path(folder / "parts/metrics", 1, suffix).read_bytes() == before
+    assert {path: path.read_bytes() for path in before} == before
     assert [(row.step, row.metrics["loss"]) for row in read_rows(folder)] == [
         *((step, float(step)) for step in range(210)),
         *((step, -float(step)) for step in range(210, 220)),
@@ -370,19 +379,39 @@ def test_a_resume_cuts_the_last_parts(tmp_path, suffix):
     assert rows_left(folder) == list(range(210, 400))
     summary = json.loads((folder / "summary.json").read_bytes())["metrics"]["loss"]
     assert (summary["count"], summary["max"], summary["min"], summary["last"]) == (220, 209.0, -219.0, -219.0)
-    assert not list((folder / "parts/metrics").glob("00000003*"))
+
+
+@pytest.mark.parametrize("batch", [400, 350, 5])
+def test_folder_of_format_2_is_read_and_continued(tmp_path, batch):
+    """It has no history: all of its parts count, in order, and those of the session that continues it come after."""
+    run_dir = tmp_path / "run"
+    with WrittenInParts(run_dir) as run:
+        for step in range(400):
+            run.log({"loss": float(step)}, step)
+            if step % 50 == 49:
+                run.flush()
+    (run_dir / "metrics.history.jsonl").unlink()
+    as_csv(run_dir, numbers(run_dir)[:2])
+    before = [row.step for row in read_rows(run_dir)]
+
+    with WrittenInParts(run_dir, batch=batch) as run:
+        for step in range(batch, batch + 10):
+            run.log({"loss": -float(step)}, step)
+    with WrittenInParts(run_dir, batch=batch + 10) as run:
+        run.log({"loss": 0.5}, batch + 10)
+
+    assert before == list(range(400))
+    assert [row.step for row in read_rows(run_dir)] == [*range(batch + 11)]
+    assert rows_left(run_dir) == [*range(batch, 400)]
 
 
 def rows_left(run_dir):
-    """Returns the steps of the rows in `abandoned/`."""
-    lines = [
-        line for path in (run_dir / "abandoned").glob("*.csv") for line in path.read_text().splitlines()[1:]
-    ]
-    return sorted(int(line.split(",")[0]) for line in lines)
+    """Returns the steps of the rows that were left behind, in order."""
+    return sorted(itertools.chain.from_iterable(steps_left(run_dir)))
 
 
-def test_an_early_row_of_a_late_step_costs_its_part_alone(tmp_path):
-    """Parts without abandoned rows stay as they are, and none becomes larger."""
+def test_an_early_row_of_a_late_step_changes_no_part(tmp_path):
+    """The session that goes back has the rows behind it again."""
     writer = Writer(tmp_path, part_bytes=3000)
     writer.log([10_000])
     writer.log_and_drain(range(1, 1500))
@@ -390,50 +419,17 @@ def test_an_early_row_of_a_late_step_costs_its_part_alone(tmp_path):
     before = {number: part_path(folder, number).read_bytes() for number in numbers(tmp_path)}
     calls = []
     writer.drain._between = lambda: calls.append(1)
-    writer.journal.mark_resume(1490, None)
+    writer.go_back(1490)
     writer.log(range(1490, 1495))
     writer.drain.run()
     writer.die()
 
     assert [row.step for row in read_rows(tmp_path)] == list(range(1, 1495))
     assert rows_left(tmp_path) == [*range(1490, 1500), 10_000]
-    after = {number: part_path(folder, number).read_bytes() for number in numbers(tmp_path)}
-    assert [number for number in before if after[number] != before[number]] == [1]
+    assert {number: part_path(folder, number).read_bytes() for number in before} == before
     assert len(before) > 5
     # The heartbeat goes on meanwhile.
     assert len(calls) >= 3
-
-
-def test_a_session_that_is_killed_while_it_cuts_a_part_leaves_a_true_summary(tmp_path):
-    """What it did not come to is done by the next one, of which the statistics are those of the rows."""
-    run_dir = tmp_path / "run"
-    with WrittenInParts(run_dir) as run:
-        run.log({"loss": 1e6}, 1000)
-        for step in range(300):
-            run.log({"loss": float(step)}, step)
-            if step % 50 == 49:
-                run.flush()
-    shutil.rmtree(run_dir / "journal", ignore_errors=True)
-    # As of a session that was killed when it had cut the first part.
-    writer = Writer(run_dir, 4000)
-    writer.drain.open()
-    (part, *_) = writer.drain._csv.parts()
-
-    def aside(header):
-        return AbandonedRows(run_dir / "abandoned", "metrics", 310, header)
-
-    (run_dir / "abandoned").mkdir()
-    writer.journal.mark_resume(310, None)
-    writer.drain._csv.rewrite_part(part, Resume(310, None), aside, lambda: None)
-    writer.die()
-
-    with WrittenInParts(run_dir, batch=310) as run:
-        run.log({"loss": -1.0}, 310)
-
-    assert [row.step for row in read_rows(run_dir)] == [*range(300), 310]
-    assert rows_left(run_dir) == [1000]
-    summary = json.loads((run_dir / "summary.json").read_bytes())["metrics"]["loss"]
-    assert (summary["count"], summary["max"]) == (301, 299.0)
 
 
 def test_a_follower_sees_each_row_once_while_parts_are_closed(tmp_path):
@@ -460,7 +456,7 @@ def test_a_follower_that_missed_a_cut_yields_what_is_new(tmp_path):
         writer.log_and_drain(range(300))
         first = [row.step for row in follower.poll()]
         closed = numbers(tmp_path)
-        writer.journal.mark_resume(150, None)
+        writer.go_back(150)
         writer.log_and_drain(range(150, 400))
         second = [row.step for row in follower.poll()]
     writer.die()

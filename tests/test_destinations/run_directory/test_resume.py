@@ -18,6 +18,7 @@ from destinations.run_directory import RunExistsError, RunInUseError, RunPathErr
 from destinations.run_directory.folder import WriterLock, check_path
 from destinations.runs import Run as Opened
 from events import Event, Run, Timestamp, Trainer
+from tests.test_destinations.run_directory.conftest import steps_left
 
 
 def sidecar(tmp_path):
@@ -37,7 +38,7 @@ def log_steps(run, steps, value):
 
 
 def test_steps_that_are_trained_again_are_seen_once(drive, tmp_path):
-    """Rows from the resume step on leave the CSV for abandoned/, once and a second time."""
+    """Rows from the resume step on do not count any more, once and a second time; each session keeps its own."""
     first = drive().fit()
     log_steps(first, range(100), 0.0)
     first.close()
@@ -55,12 +56,7 @@ def test_steps_that_are_trained_again_are_seen_once(drive, tmp_path):
     assert read_series(tmp_path / "run", "loss") == [
         (step, float(step if step < 10 else step + 2000)) for step in range(20)
     ]
-    abandoned = {
-        path.name.split(".")[1]: path.read_text().splitlines()
-        for path in (tmp_path / "run" / "abandoned").iterdir()
-    }
-    assert {name: len(lines) for name, lines in abandoned.items()} == {"step60": 41, "step10": 81}
-    assert abandoned["step60"][0] == "step,epoch,time,loss"
+    assert steps_left(tmp_path / "run") == [[*range(10, 100)], [*range(60, 90)]]
     assert [line["resume_step"] for line in read_sessions(tmp_path / "run")] == [None, 60, 10]
 
 
@@ -98,6 +94,7 @@ def test_statistics_that_are_gone_are_those_of_all_rows_again(drive, tmp_path):
     for step in range(300):
         first.log({f"m{index}": float(index == step) for index in range(300)}, step)
     first.close()
+    assert (tmp_path / "run" / "metrics.csv").stat().st_size > 300_000
     before = summary(tmp_path)
     path = tmp_path / "run" / "summary.json"
     other = json.loads(path.read_text())
@@ -110,7 +107,6 @@ def test_statistics_that_are_gone_are_those_of_all_rows_again(drive, tmp_path):
         drive().close()
         found.append(summary(tmp_path))
 
-    assert (tmp_path / "run" / "metrics.csv").stat().st_size > 300_000
     assert [one["max_step"] for one in before.values()] == [*range(300)]
     assert found == [before, before]
 
@@ -254,8 +250,7 @@ def test_training_from_the_beginning_again_abandons_everything(drive, tmp_path):
     second.close()
 
     assert [step for step, _ in read_series(tmp_path / "run", "loss")] == [0, 1, 2]
-    (path,) = (tmp_path / "run" / "abandoned").iterdir()
-    assert len(path.read_text().splitlines()) == 11
+    assert steps_left(tmp_path / "run") == [[*range(10)]]
 
 
 def test_an_evaluation_afterwards_abandons_nothing(drive, tmp_path):

@@ -143,7 +143,7 @@ def test_rows_that_a_writer_has_left_are_shown_as_its_own(root):
         ("eval", True, [0, 1]),
         ("eval", False, [3]),
     ]
-    assert branch["file"].startswith("writers/eval/abandoned/")
+    assert branch["file"].startswith("writers/eval/parts/metrics/")
 
 
 def test_the_answer_about_a_run_says_how_its_writers_stand(root):

@@ -110,6 +110,7 @@ def test_a_resume_before_there_was_a_csv(tmp_path):
         for step in range(6):
             written.log({"loss": step / 2}, step)
         first = follower.poll()
+        written.destination._begin_session(written.destination._writer)
         written.destination._writer.journal.mark_resume(2, None)
         for step in range(2, 5):
             written.log({"loss": step / 2}, step)
@@ -279,6 +280,7 @@ def test_a_branch_with_an_earlier_clock_comes_whole(tmp_path):
                 writer.drain.run()
         first = follower.poll()
         writer.now = 500.0
+        writer.journal.begin_session("second")
         writer.journal.mark_resume(45, None)
         for step in range(45, 150):
             writer.log({"loss": step / 2, "late": 1.0}, step)
@@ -303,6 +305,7 @@ def test_a_row_that_is_known_by_half(tmp_path, is_left):
         writer.log({"loss": 0.5}, 1)
         first = follower.poll()
         if is_left:
+            writer.journal.begin_session("second")
             writer.journal.mark_resume(1, None)
             writer.log({"loss": 0.5, "acc": 0.25}, 1)
         else:

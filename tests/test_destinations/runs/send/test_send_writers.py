@@ -8,7 +8,7 @@ import pytest
 from destinations import InMemory, RunDirectory
 from destinations.run_directory import read_rows
 from destinations.runs import Run
-from destinations.runs.content.sources import ReadPosition, items_of
+from destinations.runs.content.sources import ReadPosition, branches_of, items_of
 from destinations.runs.send import SendingError, send
 from destinations.runs.send.replay import replay
 from destinations.testing import RecordingDestination
@@ -247,14 +247,15 @@ def test_a_writer_that_cannot_be_read_fails_by_itself(run, sent, target):
 def test_a_branch_that_a_writer_has_left_is_in_the_copy(run, sent, tmp_path):
     """Where abandoned rows are asked for."""
     with Written(run.path, writer="eval", batch=1) as late:
-        late.destination.after_load(late.state, late.logger)
+        late.engine.run_event("before_load")
+        late.engine.run_event("after_load")
         late.engine.run_event("fit_start")
         late.log({"acc": 0.9}, 1)
 
     sent(abandoned=True)
 
-    folders = [folder / "writers" / "eval" / "abandoned" for folder in (run.path, tmp_path / "to" / "digits")]
-    names = [[path.name for path in folder.iterdir()] for folder in folders]
+    folders = [folder / "writers" / "eval" for folder in (run.path, tmp_path / "to" / "digits")]
+    names = [[branch.name for branch in branches_of(folder)] for folder in folders]
     assert names[0] == names[1]
     assert len(names[0]) == 1
 

@@ -1,0 +1,245 @@
+"""`RowChain`: the rows of one rank: which session wrote them, in which closed parts, and which belong to the run.
+
+`metrics.history.jsonl` lists it, and only grows. A line says that a session began and what it follows,
+that a part was closed, or how many rows a session had at a checkpoint. The rows of a session are counted from
+its beginning, in the order in which it wrote them; a place is a number of rows.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import attrs
+
+from uploads.disk import read_regular
+
+__all__ = ["ALL", "Keep", "Limit", "RowChain", "RowPlace", "SealedPart", "history_path"]
+
+_MAX_BYTES = 256 << 20
+
+
+def history_path(csv: Path) -> Path:
+    """Returns the path of the history of a CSV: `metrics.history.jsonl` for `metrics.csv`."""
+    return csv.with_suffix(".history.jsonl")
+
+
+Limit = tuple[int, float | None]
+"""A step, and a time in seconds since 1970: see `Keep`."""
+
+
+@attrs.frozen
+class Keep:
+    """Which rows of a closed part count.
+
+    Attributes:
+        rows: so many from its beginning; None for all.
+        limits: rows of later steps than each of these do not count, and neither do those of the step itself
+            that were logged after the time; none of the step if the time is None.
+    """
+
+    rows: int | None = None
+    limits: tuple[Limit, ...] = ()
+
+
+ALL = Keep()
+
+
+@attrs.frozen
+class RowPlace:
+    """So many rows of a session, and of those before it.
+
+    Attributes:
+        session: its id; "" for what was written before format 3.
+        rows: how many of them count; None for all.
+        limit: of these, rows beyond do not count; where a loop has named its batch.
+    """
+
+    session: str
+    rows: int | None = None
+    limit: Limit | None = None
+
+
+@attrs.frozen
+class SealedPart:
+    """A closed part: it never changes.
+
+    Attributes:
+        number: of its file.
+        session: the id of the session that wrote its rows.
+        rows: how many rows it has.
+        size: of the file, in bytes.
+        crc32: of the file.
+        csv_bytes: what its rows take as CSV.
+    """
+
+    number: int
+    session: str
+    rows: int
+    size: int
+    crc32: int
+    csv_bytes: int
+
+
+@attrs.define
+class RowChain:
+    """What a history file says.
+
+    Attributes:
+        size: its bytes, up to the last complete line that counts.
+        newest: the id of the session that began last; "" before the first.
+        parts: the closed parts of each session, in the order of their rows.
+    """
+
+    size: int = 0
+    newest: str = ""
+    parts: dict[str, list[SealedPart]] = attrs.field(factory=dict)
+    _follows: dict[str, RowPlace | None] = attrs.field(factory=lambda: {"": None})
+    _view: dict[str, int | None] = attrs.field(factory=lambda: {"": 0})
+    _marks: dict[tuple[str, int], int] = attrs.field(factory=dict)
+
+    @classmethod
+    def read(cls, csv: Path, limit: int | None = None) -> Self:
+        """Reads the history of a CSV; empty if there is none.
+
+        Args:
+            csv: its path.
+            limit: how many bytes count. Default: all complete lines.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        found = cls()
+        try:
+            data = read_regular(history_path(csv), _MAX_BYTES)[:limit]
+        except (FileNotFoundError, NotADirectoryError):
+            return found
+        for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
+            found.add(line)
+        return found
+
+    def add(self, line: bytes) -> None:
+        """Takes a line; one that is damaged or unknown says nothing."""
+        self.size += len(line)
+        try:
+            fields = json.loads(line)
+        except (ValueError, RecursionError):
+            return
+        match fields:
+            case {"part": int(number), "session": str(session), "rows": int(rows), **more}:
+                places = [more.get(name) for name in ("bytes", "crc32", "csv_bytes")]
+                size, crc32, csv_bytes = (one if isinstance(one, int) else 0 for one in places)
+                part = SealedPart(number, session, rows, size, crc32, csv_bytes)
+                self.parts.setdefault(session, []).append(part)
+            case {"mark": int(mark), "session": str(session), "rows": int(rows)}:
+                self._marks[session, mark] = rows
+            case {"session": str(session), "follows": follows, "view": int() | None as view}:
+                self.newest = session
+                self._view[session] = view
+                self._follows[session] = _place_of(follows)
+
+    def add_format2(self, numbers: Iterable[int]) -> None:
+        """Takes the parts of a folder of format 2, which has no history: all belong, and none is counted."""
+        if parts := [SealedPart(number, "", 0, 0, 0, 0) for number in numbers]:
+            self.parts[""] = parts
+
+    # Lines.
+
+    def part(self, part: SealedPart) -> bytes:
+        """Returns the line of a part that was closed."""
+        fields = {"session": part.session, "rows": part.rows, "bytes": part.size, "crc32": part.crc32}
+        return _line({"part": part.number, **fields, "csv_bytes": part.csv_bytes})
+
+    def mark(self, mark: int, rows: int) -> bytes:
+        """Returns the line of a checkpoint of the newest session, when it had so many rows."""
+        return _line({"mark": mark, "session": self.newest, "rows": rows})
+
+    def session(self, session: str, follows: RowPlace | None, view: int | None) -> bytes:
+        """Returns the line of a session.
+
+        Args:
+            session: its id; again for one that turns out to follow something else.
+            follows: what it continues.
+            view: how many rows of earlier sessions the CSV begins with, which are all that count; None where
+                they are in closed parts alone.
+        """
+        place = None if follows is None else attrs.asdict(follows, filter=lambda _, value: value is not None)
+        return _line({"session": session, "follows": place, "view": view})
+
+    # What belongs.
+
+    @property
+    def view(self) -> int | None:
+        """How many rows of earlier sessions the CSV begins with; None where closed parts precede it."""
+        return None if self.parts.get(self.newest) else self._view.get(self.newest)
+
+    def knows(self, session: str) -> bool:
+        """Returns whether a session has written here."""
+        return session in self._follows
+
+    def place(self, session: str, mark: int) -> RowPlace:
+        """Returns where a session stood at a checkpoint; at its end, if the mark is lost."""
+        return RowPlace(session, self._marks.get((session, mark)))
+
+    def sealed_rows(self, session: str) -> int:
+        """Returns how many rows of a session are in closed parts."""
+        return sum(part.rows for part in self.parts.get(session, ()))
+
+    def chain(self, end: RowPlace | None) -> list[tuple[RowPlace, tuple[Limit, ...]]]:
+        """Returns the sessions that lead to a place, oldest first, each with the limits of its rows."""
+        found: list[tuple[RowPlace, tuple[Limit, ...]]] = []
+        seen: set[str] = set()
+        limits: tuple[Limit, ...] = ()
+        while end is not None and end.session not in seen:
+            seen.add(end.session)
+            limits = limits if end.limit is None else (*limits, end.limit)
+            found.append((end, limits))
+            end = self._follows.get(end.session)
+        return found[::-1]
+
+    @property
+    def before(self) -> RowPlace | None:
+        """What the newest session continues."""
+        return self._follows.get(self.newest)
+
+    def kept(self, end: RowPlace | None) -> Iterator[tuple[SealedPart, Keep]]:
+        """Yields the closed parts up to a place, oldest first, each with which of its rows count."""
+        for place, limits in self.chain(end):
+            left = place.rows
+            for part in self.parts.get(place.session, ()):
+                if left is not None and left <= 0:
+                    break
+                yield part, Keep(left if left is not None and left < part.rows else None, limits)
+                left = None if left is None else left - part.rows
+
+    def preceding(self) -> Iterator[tuple[SealedPart, Keep]]:
+        """Yields the closed parts before the CSV, each with which of its rows count."""
+        if self.view is None:
+            yield from self.kept(self.before)
+            for part in self.parts.get(self.newest, ()):
+                yield part, ALL
+
+    def left(self) -> Iterator[tuple[str, list[tuple[SealedPart, Keep]]]]:
+        """Yields each session that does not belong with all of its rows, and its parts with which do."""
+        kept = {part.number: keep for part, keep in self.kept(self.before)}
+        for session, parts in self.parts.items():
+            found = [(part, kept.get(part.number, Keep(0))) for part in parts]
+            found = [(part, keep) for part, keep in found if keep != ALL]
+            if found and session != self.newest:
+                yield session, found
+
+
+def _place_of(follows: Any) -> RowPlace | None:
+    match follows:
+        case {"session": str(session), **more}:
+            rows = more.get("rows")
+            limit: Limit | None = None
+            match more.get("limit"):
+                case [int(step), float() | int() | None as time]:
+                    limit = step, time
+            return RowPlace(session, rows if isinstance(rows, int) else None, limit)
+    return None
+
+
+def _line(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields).encode() + b"\n"
