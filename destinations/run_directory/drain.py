@@ -2,7 +2,7 @@
 
 The order of writes guarantees it: lines are appended to the CSV, then `position.json` is replaced by one that
 covers them. In between, readers ignore the new lines and find their rows in the journal. A replacement of the
-CSV (new columns, abandoned rows removed, the next one after it was closed as a part) is announced in the
+CSV (new columns, other rows of earlier sessions, the next one after a part was closed) is announced in the
 position first; see `Position`. Nothing is appended to a file before the position is of that file alone.
 
 Runs in the writer thread.

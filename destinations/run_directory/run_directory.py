@@ -106,11 +106,12 @@ class RunDirectory(RecordDestination):
     **Everything else** is copied at the call and written by a second thread. When its queue is full (1,000
     records or 256 MiB), a call waits one second at most, then the record is dropped, counted and reported.
 
-    **Resume.** A run is continued with a proof that this is the same run, see `if_exists`: rows of steps that
-    training repeats are moved from `metrics.csv` to `abandoned/`. Without one, the run in the folder stays as
-    it is: a script or a notebook cell that is run again gets a free name beside it, "digits-2", and a warning
-    that says so. A proof may come after `init`: what was logged by then is in the run that it names. One
-    process writes at a time; a second one is refused.
+    **Resume.** A run is continued with a proof that this is the same run, see `if_exists`: what was logged
+    before the checkpoint was saved belongs to it, and what came after is left behind as a branch, which stays
+    on disk. Without a proof, the run in the folder stays as it is: a script or a notebook cell that is run
+    again gets a free name beside it, "digits-2", and a warning that says so. A proof may come after `init`:
+    what was logged by then is in the run that it names. One process writes at a time, and a second one is
+    refused.
 
     **Several processes.** With `writer="eval"`, another process adds to the run while, before or after its
     trainer writes: in a folder of its own, `writers/eval` of the run, so that neither waits for the other.
