@@ -1,4 +1,4 @@
-"""`RowChain`: the rows of one rank: which session wrote them, in which closed parts, and which belong to the run.
+"""`RowChain`: the rows of a rank: which session wrote them, in which parts, and which belong to the run.
 
 `metrics.history.jsonl` lists it, and only grows. A line says that a session began and what it follows,
 that a part was closed, or how many rows a session had at a checkpoint. The rows of a session are counted from

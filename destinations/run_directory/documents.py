@@ -332,6 +332,8 @@ class SessionLog:
     def __init__(self, run_dir: Path, now: float, disk: Disk = DISK) -> None:
         self._run_dir = run_dir
         self._disk = disk
+        # Any thread may write, one after the other. Reentrant: a signal handler may log.
+        self._writing = threading.RLock()
         self._lines = read_sessions(run_dir)
         for line in self._lines:
             if line.get("status") == "running":
@@ -388,12 +390,13 @@ class SessionLog:
             live_status: status and end time of this session while it is open.
             durable: whether to sync it.
         """
-        # A copy: the thread that trains may begin a session meanwhile.
-        *before, own = self._lines
-        if own["end"] is None:
-            own = {**own, "status": live_status[0], "end": live_status[1]}
-        text = "".join(f"{strict_json(line)}\n" for line in [*before, own])
-        replace_file(self._run_dir / SESSIONS, text.encode(), durable=durable, disk=self._disk)
+        with self._writing:
+            # A copy: the thread that trains may begin a session meanwhile.
+            *before, own = self._lines
+            if own["end"] is None:
+                own = {**own, "status": live_status[0], "end": live_status[1]}
+            text = "".join(f"{strict_json(line)}\n" for line in [*before, own])
+            replace_file(self._run_dir / SESSIONS, text.encode(), durable=durable, disk=self._disk)
 
     def _last_heartbeat(self) -> float | None:
         try:

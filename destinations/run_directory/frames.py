@@ -13,9 +13,9 @@ l  int32 n, then abs(n) digits of 15 bits, 2 bytes each, least first; the sign i
 
 Payloads are `(schema, step, epoch or None, time, (value, ...))`, a row;
 `("keys", schema, JSON list of names)`, which comes before the first row of a schema in each segment;
-`("session", id)`, `("rewind", id, mark, step, time, until)`, `("resume", step, time or None)`, also with `until`,
-`("boundary",)`, also with a mark, and `("follows", segment, offset)`; see `Begin`, `Rewind`, `Resume`,
-`Boundary` and `Follows`.
+`("session", id)`, `("rewind", id, mark, step, time, until)`, `("resume", step, time or None)`, also with
+`until`, `("boundary",)`, also with a mark, and `("follows", segment, offset)`; see `Begin`, `Rewind`,
+`Resume`, `Boundary` and `Follows`.
 
 **Why marshal, and why decoded here.** `marshal.dumps` keeps the type of each value, which rows of integers
 and floats need, at 0.7 to 0.9 us for ten values; JSON took 6 to 14 us. `marshal.loads` must not read foreign

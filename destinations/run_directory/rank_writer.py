@@ -212,6 +212,14 @@ class RankWriter:
         self.changed()
         self.timer.wake()
 
+    def take_place(self, documents: Documents) -> None:
+        """Writes `sessions.jsonl` in the thread that loads a checkpoint: what it follows is known then."""
+        try:
+            documents.sessions.write(documents.live_status, durable=False)
+        except OSError as error:
+            self._failed(error)
+        self.changed()
+
     def flush(self) -> None:
         """Waits until the rows logged so far are in the CSV, at most ten seconds."""
         self._are_documents_due = True
@@ -296,8 +304,8 @@ class RankWriter:
         """Says how many rows do not count any more; the statistics are to be those of the rest."""
         if rows:
             _log.warning(
-                "run folder %s: training continues from an earlier place; %d rows beyond it stay on disk, and "
-                "do not belong to the run any more.",
+                "run folder %s: training continues from an earlier place; %d rows beyond it stay on disk, "
+                "and do not belong to the run any more.",
                 self._run_dir,
                 rows,
             )

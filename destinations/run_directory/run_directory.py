@@ -667,6 +667,8 @@ class RunDirectory(RecordDestination):
     def _continue_from(self, step: int) -> None:
         if self._documents is not None:
             self._documents.continue_from(step, self._checkpoint.session, self._checkpoint.records)
+            if self._writer is not None:
+                self._writer.take_place(self._documents)
 
     def _expect_resume(self) -> None:
         writer, state = self._writer, self._state
