@@ -5,6 +5,7 @@ that a part was closed, or how many rows a session had at a checkpoint. The rows
 its beginning, in the order in which it wrote them; a place is a number of rows.
 """
 
+import errno
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -86,12 +87,12 @@ class RowChain:
     """What a history file says.
 
     Attributes:
-        size: its bytes, up to the last complete line that counts.
+        content: its bytes, up to the last complete line that counts.
         newest: the id of the session that began last; "" before the first.
         parts: the closed parts of each session, in the order of their rows.
     """
 
-    size: int = 0
+    content: bytearray = attrs.field(factory=bytearray)
     newest: str = ""
     parts: dict[str, list[SealedPart]] = attrs.field(factory=dict)
     _follows: dict[str, RowPlace | None] = attrs.field(factory=lambda: {"": None})
@@ -107,24 +108,36 @@ class RowChain:
             limit: how many bytes count. Default: all complete lines.
 
         Raises:
-            OSError: the file cannot be read.
+            OSError: the file cannot be read, has fewer bytes than count, or has a line that is damaged: it
+                does not say which rows belong.
         """
-        found = cls()
+        found, path = cls(), history_path(csv)
         try:
-            data = read_regular(history_path(csv), _MAX_BYTES)[:limit]
+            data = read_regular(path, _MAX_BYTES)
         except (FileNotFoundError, NotADirectoryError):
-            return found
+            data = b""
+        if len(data) < (limit or 0):
+            text = f"{len(data)} of {limit} bytes are there, so that nothing says which rows belong"
+            raise OSError(errno.EIO, text, str(path))
+        data = data[:limit]
         for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
-            found.add(line)
+            try:
+                found.add(line)
+            except ValueError as error:
+                raise OSError(errno.EIO, f"a line is damaged: {error}", str(path)) from error
         return found
 
     def add(self, line: bytes) -> None:
-        """Takes a line; one that is damaged or unknown says nothing."""
-        self.size += len(line)
+        """Takes a line; one of an unknown kind says nothing.
+
+        Raises:
+            ValueError: it is no JSON.
+        """
+        self.content += line
         try:
             fields = json.loads(line)
-        except (ValueError, RecursionError):
-            return
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
         match fields:
             case {"part": int(number), "session": str(session), "rows": int(rows), **more}:
                 places = [more.get(name) for name in ("bytes", "crc32", "csv_bytes")]
@@ -137,6 +150,11 @@ class RowChain:
                 self.newest = session
                 self._view[session] = view
                 self._follows[session] = _place_of(follows)
+
+    @property
+    def size(self) -> int:
+        """The number of bytes that count."""
+        return len(self.content)
 
     def add_format2(self, numbers: Iterable[int]) -> None:
         """Takes the parts of a folder of format 2, which has no history: all belong, and none is counted."""

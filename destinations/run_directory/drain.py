@@ -835,6 +835,7 @@ class JournalDrain:
         if not is_in_place:
             self._folder.mkdir(parents=True, exist_ok=True)
         self._has_position &= os.path.lexists(self._folder / POSITION)
+        self._csv.restore_history()
         if self._csv.exists:
             if not (self._is_sound and self._csv.is_as_left()):
                 self._restore_rows()

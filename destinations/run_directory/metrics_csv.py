@@ -179,7 +179,11 @@ class MetricsCsv:
         if state is not None:
             self.format2_parts = state.parts
         known = state or (None if position is None else position.states[-1])
-        self._take_history(None if known is None else known.history)
+        try:
+            self._take_history(None if known is None else known.history)
+        except BaseException:
+            self.close()
+            raise
         end = end_of_last_line(self._fd, file_size) if state is None else state.csv_bytes
         if position is None and end > len(header) and self.chain.view is None:
             part = part_begun_by(self.parts(), CsvSnapshot(self._fd, header, end))
@@ -208,10 +212,21 @@ class MetricsCsv:
         there = part_numbers(self.folder)
         if not self.chain.size:
             self.chain.add_format2(number for number in there if number <= self.format2_parts)
-        counted = {part.number for parts in self.chain.parts.values() for part in parts}
-        for number in set(there) - counted:
+        last = max((part.number for parts in self.chain.parts.values() for part in parts), default=0)
+        found = (Part.find(self.folder, number) for number in there if number > last)
+        for part in [part for part in found if part is not None]:
             # It was being closed when its writer was killed: its rows are in the file, or in the journal.
-            part_path(self.folder, number).unlink(missing_ok=True)
+            # Only a position says so; without one, a history that is cut would look the same.
+            if limit is not None or self._has_rows_of(part):
+                self._disk.unlink(part.path)
+
+    def _has_rows_of(self, part: Part) -> bool:
+        """Returns whether the file has the rows of a part, in the same place."""
+        if self._fd < 0:
+            return False
+        size = os.fstat(self._fd).st_size
+        csv = CsvSnapshot(self._fd, read_header(self._fd, size), end_of_last_line(self._fd, size))
+        return part_begun_by([part], csv) is not None
 
     @property
     def closed(self) -> int:
@@ -364,6 +379,13 @@ class MetricsCsv:
             os.close(fd)
         if not self.chain.size:
             self._disk.sync_folder(path.parent)
+
+    def restore_history(self) -> None:
+        """Writes the file of the history again if another program has deleted it."""
+        path = history_path(self.path)
+        if self.chain.size and not os.path.lexists(path):
+            with replacement(path, durable=True, disk=self._disk) as fd:
+                self._disk.write(fd, bytes(self.chain.content), 0)
 
     def seal(self, between: Callable[[], None] = lambda: None) -> list[bytes]:
         """Writes the rows of the newest session as a closed part, and returns its line; none without rows.

@@ -1,0 +1,92 @@
+"""What a history says of rows, and what happens where it cannot say it."""
+
+import logging
+
+import pytest
+
+from destinations.history.row_chain import ALL, Keep, RowChain, RowPlace, SealedPart
+from destinations.run_directory import RunDirectory, read_rows
+from events import Run
+
+
+def part(number, session, rows):
+    """Returns a part of some rows."""
+    return SealedPart(number, session, rows, 100, 1, 200)
+
+
+def test_places_and_limits_say_which_rows_count():
+    """A session follows so many rows of another one; a limit also cuts those before it, whatever their session."""
+    chain = RowChain()
+    chain.add(chain.session("a", None, 0))
+    chain.add(chain.part(part(1, "a", 10)))
+    chain.add(chain.part(part(2, "a", 10)))
+    chain.add(chain.mark(1, 15))
+    chain.add(chain.session("b", chain.place("a", 1), 15))
+    chain.add(chain.part(part(3, "b", 4)))
+    chain.add(chain.session("c", RowPlace("b", None, (7, None)), None))
+
+    kept = [(one.number, keep) for one, keep in chain.kept(chain.before)]
+    left = {session: [(one.number, keep) for one, keep in parts] for session, parts in chain.left()}
+    limit = (7, None)
+    assert kept == [(1, Keep(None, (limit,))), (2, Keep(5, (limit,))), (3, Keep(None, (limit,)))]
+    assert left == {"a": kept[:2], "b": kept[2:]}
+    assert [one.number for one, _ in chain.kept(RowPlace("a", 10))] == [1]
+    assert [keep for _, keep in chain.kept(RowPlace("a"))] == [ALL, ALL]
+    assert chain.place("a", 2) == RowPlace("a", None)
+
+
+class Rolling(RunDirectory):
+    """Closes a part of some kilobytes."""
+
+    _part_bytes = 2000
+
+
+def log(folder, steps, batch=None):
+    """Logs rows in a session of their own."""
+    with Run(Rolling(folder, if_exists="resume"), run_name="mine") as run:
+        if batch is not None:
+            run.fit_start(batch=batch)
+        for step in steps:
+            run.log_metrics({"loss": float(step)}, step=step)
+            if step % 20 == 19:
+                run.flush()
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed"])
+def test_damaged_history_is_said_and_costs_no_part(tmp_path, caplog, damage):
+    """A reader raises, and a writer keeps its rows in the journal: nobody takes what is not listed for nothing."""
+    folder = tmp_path / "mine"
+    log(folder, range(200))
+    log(folder, range(200, 220), batch=200)
+    path = folder / "metrics.history.jsonl"
+    whole = path.read_bytes()
+    before = {one: one.read_bytes() for one in (folder / "parts/metrics").iterdir()}
+    lines = whole.splitlines(keepends=True)
+    path.write_bytes(lines[0] if damage == "cut" else b"".join([lines[0], b"x" + lines[1], *lines[2:]]))
+
+    if damage == "changed":
+        with pytest.raises(OSError, match="a line is damaged"):
+            read_rows(folder)
+    with caplog.at_level(logging.ERROR):
+        log(folder, range(220, 225), batch=220)
+
+    assert {one: one.read_bytes() for one in before} == before
+    if damage == "changed":
+        assert "a line is damaged" in caplog.text
+        path.write_bytes(whole)
+        assert [row.step for row in read_rows(folder)] == list(range(225))
+
+
+def test_history_that_is_shorter_than_its_position_is_no_empty_one(tmp_path):
+    """A session that was killed says in its position how many bytes count."""
+    csv = tmp_path / "metrics.csv"
+    line = RowChain().session("a", None, 0)
+    (tmp_path / "metrics.history.jsonl").write_bytes(line)
+
+    assert RowChain.read(csv, len(line)).newest == "a"
+    with pytest.raises(OSError, match=f"{len(line)} of {len(line) + 1} bytes are there"):
+        RowChain.read(csv, len(line) + 1)
+    (tmp_path / "metrics.history.jsonl").unlink()
+    with pytest.raises(OSError, match="0 of 5 bytes are there"):
+        RowChain.read(csv, 5)
+    assert RowChain.read(csv).size == 0
