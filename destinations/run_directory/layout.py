@@ -233,14 +233,6 @@ def missing_parts(found: Sequence[int], last: int) -> Iterator[range]:
         yield range(max(before, _before_session_of(last)) + 1, last + 1)
 
 
-def part_before(numbers: Sequence[int]) -> int:
-    """Returns the number of the part before the last of some, ascending; 0 if there is none."""
-    last = numbers[-1]
-    if last - 1 > _before_session_of(last):
-        return last - 1
-    return numbers[-2] if len(numbers) > 1 else 0
-
-
 def _before_session_of(number: int) -> int:
     return (number - 1) // PARTS_OF_A_SESSION * PARTS_OF_A_SESSION
 

@@ -203,22 +203,14 @@ class RankWriter:
         """Schedules the documents to be written."""
         self._are_documents_due = True
 
-    def take_hyperparameters(self, documents: Documents) -> None:
-        """Writes `hparams.yaml` in the thread that logs, so that a kill right after it takes none along."""
+    def write_now(self, write: Callable[[], object]) -> None:
+        """Writes a document in the calling thread, so that a kill right after it takes nothing along."""
         try:
-            documents.write_hparams(durable=False)
+            write()
         except OSError as error:
             self._failed(error)
         self.changed()
         self.timer.wake()
-
-    def take_place(self, documents: Documents) -> None:
-        """Writes `sessions.jsonl` in the thread that loads a checkpoint: what it follows is known then."""
-        try:
-            documents.sessions.write(documents.live_status, durable=False)
-        except OSError as error:
-            self._failed(error)
-        self.changed()
 
     def flush(self) -> None:
         """Waits until the rows logged so far are in the CSV, at most ten seconds."""

@@ -323,7 +323,7 @@ class ParquetSnapshot(CsvSnapshot):
 
 
 class PartChangedError(OSError):
-    """A part is not the one that the snapshot found: a resume has cut it, or removed it. Take another one."""
+    """A part is not the file that the snapshot found: another program has put one in its place. Try again."""
 
 
 @attrs.frozen
@@ -396,11 +396,6 @@ class Part:
         """The path of the file."""
         return part_path(self.folder, self.number, ".csv" if self.is_csv else ".parquet")
 
-    def has_size(self, size: int) -> bool:
-        """Returns whether the CSV that it was had so many bytes."""
-        with contextlib.closing(self.open()) as file:
-            return file.end == size
-
     @property
     def absence(self) -> str:
         """What to say where it is not there."""
@@ -453,6 +448,7 @@ class MetricsSnapshot:
         place: segment and offset where the journal continues; None without a position.
         closed: the number of the last closed part; 0 if there is none.
         missing: parts that should be there, the first hundred.
+        history: how many bytes of the history count.
     """
 
     parts: tuple[Part, ...]
@@ -461,6 +457,7 @@ class MetricsSnapshot:
     place: tuple[int, int] | None
     closed: int
     missing: tuple[Part, ...]
+    history: int = 0
 
     @property
     def resumes(self) -> "list[Resume]":
@@ -699,6 +696,7 @@ def _snapshot(
         place,
         max((part.number for part in parts), default=0),
         tuple(part for part in parts if part.identity is None)[:_MOST_MISSING],
+        chain.size,
     )
 
 

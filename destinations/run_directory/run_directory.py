@@ -667,8 +667,9 @@ class RunDirectory(RecordDestination):
     def _continue_from(self, step: int) -> None:
         if self._documents is not None:
             self._documents.continue_from(step, self._checkpoint.session, self._checkpoint.records)
+            documents = self._documents
             if self._writer is not None:
-                self._writer.take_place(self._documents)
+                self._writer.write_now(lambda: documents.sessions.write(documents.live_status, durable=False))
 
     def _expect_resume(self) -> None:
         writer, state = self._writer, self._state
@@ -846,7 +847,8 @@ class RunDirectory(RecordDestination):
             self._keep_for_init("hyperparameters", lambda: self.log_hyperparameters(kept))
         if self._documents is not None and self._writer is not None and is_open:
             self._documents.add_hyperparameters(hyperparameters)
-            self._writer.take_hyperparameters(self._documents)
+            documents = self._documents
+            self._writer.write_now(lambda: documents.write_hparams(durable=False))
 
     def log_record(self, kind: str, arguments: dict[str, Any]) -> None:
         """Writes a record in the background; see `MediaWriter`."""

@@ -21,10 +21,12 @@ from typing import Literal, Self
 
 import attrs
 
+from destinations.history.row_chain import RowChain
 from destinations.run_directory.frames import MAGIC, Keys, iter_frames
 from destinations.run_directory.layout import (
     column_of,
     journal_path,
+    metrics_name,
     segment_number,
     segment_path,
     segment_paths,
@@ -47,7 +49,7 @@ from destinations.run_directory.segments import FIRST_BYTES, JournalPlace, conti
 from destinations.runs.streams import Stream, by_time, reported, streams_of
 
 from .rank_reader import Look, RankReader
-from .sources import Branch, branches_of
+from .sources import branches_of
 
 __all__ = ["Follower", "Point", "follow_metric", "follow_rows", "last_rows_of_run"]
 
@@ -235,7 +237,8 @@ class Follower:
         self._recent: deque[tuple[JournalPlace, MetricRow]] = deque()
         # Yielded rows that the CSV did not have, and that may be read from the journal again.
         self._again: list[MetricRow] = []
-        self._left: set[str] = set()
+        # How much of the history there was at the last look.
+        self._history = 0
 
     def poll(self) -> list[MetricRow]:
         """Returns the rows written since the last call; all rows on the first."""
@@ -415,7 +418,7 @@ class Follower:
         header, end, fd = csv.header, csv.end, csv.take()
         self._csv.close()
         self._csv = CsvSnapshot(fd, header, end)
-        self._left = {branch.name for branch in self._branches()}
+        self._history = look.snapshot.history
 
     def _take_csv(self, look: Look, rows: list[MetricRow]) -> bool:
         """Reads new rows of a CSV; returns False while another program rewrites it in place."""
@@ -482,12 +485,12 @@ class Follower:
 
     def _is_left(self, row: MetricRow) -> bool:
         """Returns whether a row was left behind since the last look at the CSV."""
-        new = (branch for branch in self._branches() if branch.name not in self._left)
-        rows = (one for branch in new for file in branch.files() for one in file.rows())
-        return any(_is_part(row, one) for one in rows)
-
-    def _branches(self) -> list[Branch]:
-        return [branch for branch in branches_of(self._run_dir) if branch.rank == self._rank]
+        csv = self._run_dir / metrics_name(self._rank)
+        before = dict(RowChain.read(csv, self._history).left())
+        now = {session for session, parts in RowChain.read(csv).left() if before.get(session) != parts}
+        branches = (one for one in branches_of(self._run_dir) if one.rank == self._rank)
+        new = (one for one in branches if one.name.partition(".")[2] in now)
+        return any(_is_part(row, one) for branch in new for file in branch.files() for one in file.rows())
 
     def _take_other(self, look: Look, rows: list[MetricRow]) -> bool:
         """Reads the new rows of a CSV that replaced the previous one, without holding the known rows."""
