@@ -649,9 +649,11 @@ class RunDirectory(RecordDestination):
     def after_load(self, state: State, logger: Any) -> None:
         """Schedules a resume: the checkpoint may be older than the rows logged so far."""
         self._choose_if_known(state)
-        if self._goes_back and self._writer is not None:
-            self._begin_session(self._writer)
-        if self._has_trained or (self._writer is not None and self._writer.had_rows):
+        writer = self._writer
+        is_own = writer is not None and self._checkpoint.session == writer.session
+        if writer is not None and (self._goes_back or is_own):
+            self._begin_session(writer)
+        if self._has_trained or is_own or (writer is not None and writer.had_rows):
             self._expect_resume()
         if state.timestamp.batch > 0 or self._checkpoint.session is not None:
             self._continue_from(int(state.timestamp.batch))

@@ -345,14 +345,30 @@ class Folder(RuleBasedStateMachine):
         for kind in readers.KINDS:
             has_all(readers.records_of(run, kind), model.of(kind), self.doubtful(model))
 
+    def check_branches(self, model, run):
+        """Asserts that each session is still what it was when it ended, whatever came after it."""
+        for number, records in itertools.islice(model.branches.items(), 1, None):
+            branch, doubtful = run.branch(number), self.doubtful(model)
+            has_all_metrics(readers.by_run(branch), model.metrics(records=records), doubtful)
+            for kind in readers.KINDS:
+                has_all(readers.records_of(branch, kind), model.of(kind, records), doubtful)
+            self.check_hyperparameters(model, branch, records)
+            known = {one.number for one in records} - doubtful - {one.number for one in model.records}
+            if known and not model.names_batches:
+                own = {one for one in known if model.logged_by[one] == number}
+                assert not own or branch.session in {one.session for one in run.branches()}
+
     def check_configurations(self, model, run):
         found = [run.configuration(one["session"])["hyperparameters"] for one in run.sessions]
-        for number in model.configs.keys() - self.doubtful(model):
+        for number in model.configs - self.doubtful(model):
             assert any(one.get(f"only_{number}") == number for one in found)
-        if model.names_batches or self.doubtful(model) & model.configs.keys():
+        self.check_hyperparameters(model, run, model.records)
+
+    def check_hyperparameters(self, model, run, records):
+        if model.names_batches or self.doubtful(model) & model.configs:
             return
         expected = {}
-        for _, number in model.of("hyperparameters"):
+        for _, number in model.of("hyperparameters", records):
             expected |= {"newest": f"config {number}", f"only_{number}": number}
         assert run.hyperparameters == expected
 
@@ -369,6 +385,7 @@ class Folder(RuleBasedStateMachine):
                     for name, values in found.items()
                 }
                 has_all_metrics(own, model.metrics(), self.doubtful(model))
+            self.check_branches(model, run)
             assert {name for name, one in run.summary.items() if one.count} == set(readers.by_run(run, None))
         if not model.writers:
             document, values = readers.by_cli(self.root, run.name, readers.by_run(run))
