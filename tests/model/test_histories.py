@@ -35,7 +35,6 @@ NOT_YET = {
     "configurations of sessions": "only the newest is kept: log hyperparameters, close",
     "files of a branch": "save after a batch, upload a file, kill, continue from the checkpoint: the file is still there",
     "hyperparameters of a branch": "save after a batch, log hyperparameters, kill, continue: they are still there",
-    "training at the end of a run": 'log, close, begin with if_exists="resume" and train: the first rows are gone',
     "a run that is deleted in the store and begun anew": "machines and readers that have a copy show rows of the old one, "
     "such as those of a named writer",
 }
@@ -97,7 +96,7 @@ class Folder(RuleBasedStateMachine):
         self.numbers = itertools.count(1)
         self.runs, self.now, self.process, self.looker = [], None, None, None
         self.options, self.wrote = {}, {}
-        self.has_own_steps = self.may_train = self.is_sound = True
+        self.has_own_steps = self.is_sound = True
 
     @initialize(own_steps=st.booleans())
     def choose(self, own_steps):
@@ -129,9 +128,6 @@ class Folder(RuleBasedStateMachine):
                 checkpoint = data.draw(st.sampled_from(found))
             else:
                 proof = "resume"
-        # Training that begins at the end of a run, or after what was logged early.
-        self.may_train = proof != "resume" or is_held("training at the end of a run")
-        trains = trains and self.may_train
         place = f"{self.root}/run" if run is None else run.place
         records = []
         if has_config:
@@ -196,10 +192,9 @@ class Folder(RuleBasedStateMachine):
         for kind, name, step in actions:
             match kind:
                 case "batch":
-                    if self.may_train:
-                        self.process.call("batch")
+                    self.process.call("batch")
                 case "save":
-                    if name and self.may_train:
+                    if name:
                         self.process.call("batch")
                     self.now.checkpoint(self.process.call("checkpoint"))
                 case "files":
