@@ -244,10 +244,9 @@ class Run(RecordAccess):
         from destinations.run_directory.documents import read_hparams
 
         try:
-            found = read_hparams(self.path / HPARAMS)
+            return read_hparams(self.path / HPARAMS)
         except (OSError, ValueError):
-            found = {}
-        return found or dict(self.hparams)
+            return dict(self.hparams)
 
     @property
     def summary(self) -> dict[str, MetricSummary]:
@@ -293,16 +292,14 @@ class Run(RecordAccess):
             ValueError: the run has no such session, or an earlier version wrote it, which kept only
                 those of the newest.
         """
-        from destinations.run_directory.documents import read_hparams
+        from destinations.run_directory.documents import session_hyperparameters
 
         lines = self.sessions
         wanted = [one for one in lines if session in {one.get("session"), one.get("number")}]
         if not wanted:
             known = ", ".join(f"{one.get('number', '?')} ({one.get('session')})" for one in lines)
             raise ValueError(f"session must be one of {known}, got {session!r}.")
-        hyperparameters: dict[str, Any] = {}
-        with contextlib.suppress(FileNotFoundError):
-            hyperparameters = read_hparams(session_path(self.path, wanted[-1], HPARAMS))
+        hyperparameters = session_hyperparameters(self.path, wanted[-1])
         environment = read_object_file(session_path(self.path, wanted[-1], ENVIRONMENT))
         return {"hyperparameters": hyperparameters, "environment": environment}
 

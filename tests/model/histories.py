@@ -53,7 +53,6 @@ class History:
         sessions: how many there were.
         configs: the session that logged hyperparameters, by the number of the record.
         names_batches: whether a session has continued by a batch.
-        has_loaded_again: whether a session has loaded a checkpoint after it had trained.
         unsent: the numbers of rows that the store may lack, if the machine is lost.
     """
 
@@ -62,7 +61,7 @@ class History:
         self.records, self.logged, self.doubtful = [], {}, set()
         self.writers, self.checkpoints, self.configs = {}, [], {}
         self.sessions = 0
-        self.names_batches = self.has_loaded_again = False
+        self.names_batches = False
         self.unsent = set()
         self._unflushed = []
 
@@ -102,11 +101,6 @@ class History:
     def log_as(self, writer, record):
         """A named writer has logged a record."""
         self.writers.setdefault(writer, []).append(record)
-
-    @property
-    def abandoned(self):
-        """The numbers of records that do not belong to the run any more."""
-        return self.logged.keys() - {one.number for one in self.records}
 
     def of(self, kind):
         """The records of a kind as readers have them: name, step unless it is given by no call, and number."""

@@ -6,7 +6,6 @@ named writers, deleted and begun anew; a reader follows it. `histories` has the 
 """
 
 import itertools
-import json
 import os
 import shutil
 import tempfile
@@ -32,9 +31,6 @@ from tests.servers.fork_server import ForkServer
 from tests.waiting import until
 
 NOT_YET = {
-    "configurations of sessions": "only the newest is kept: log hyperparameters, close",
-    "files of a branch": "save after a batch, upload a file, kill, continue from the checkpoint: the file is still there",
-    "hyperparameters of a branch": "save after a batch, log hyperparameters, kill, continue: they are still there",
     "a run that is deleted in the store and begun anew": "machines and readers that have a copy show rows of the old one, "
     "such as those of a named writer",
 }
@@ -58,16 +54,14 @@ def is_held(promise):
     return promise not in NOT_YET or promise in os.environ.get("MODEL_HELD", "").split(";")
 
 
-def has_all(seen, expected, doubtful, left_out=frozenset()):
+def has_all(seen, expected, doubtful):
     """Asserts that a reader has what belongs, in order, and nothing else.
 
     Args:
         seen: tuples that end with the number of a record.
         expected: the same.
         doubtful: numbers that may be missing.
-        left_out: numbers that do not count.
     """
-    seen = [one for one in seen if one[-1] not in left_out]
     numbers = {one[-1] for one in seen}
     assert seen == [one for one in expected if one[-1] not in doubtful or one[-1] in numbers]
 
@@ -266,7 +260,6 @@ class Folder(RuleBasedStateMachine):
         if found:
             checkpoint = data.draw(st.sampled_from(found))
             self.process.call("load_again", checkpoint.saved)
-            self.now.has_loaded_again = True
             self.now.begin(checkpoint)
             self.check(self.now)
 
@@ -345,26 +338,18 @@ class Folder(RuleBasedStateMachine):
 
     def check_records(self, model, run):
         for kind in readers.KINDS:
-            is_right = is_held("files of a branch") if kind == "files" else True
-            if model.has_loaded_again:
-                is_right = is_right and is_held("records of a branch of the same session")
-            abandoned = set() if is_right else model.abandoned
-            has_all(readers.records_of(run, kind), model.of(kind), self.doubtful(model), abandoned)
+            has_all(readers.records_of(run, kind), model.of(kind), self.doubtful(model))
 
     def check_configurations(self, model, run):
-        if is_held("configurations of sessions"):
-            text = json.dumps(run.sessions)
-            last = {session: number for number, session in model.configs.items()}
-            missing = [one for one in last.values() if f'"config {one}"' not in text]
-            assert set(missing) <= self.doubtful(model)
+        found = [run.configuration(one["session"])["hyperparameters"] for one in run.sessions]
+        for number in model.configs.keys() - self.doubtful(model):
+            assert any(one.get(f"only_{number}") == number for one in found)
         if model.names_batches or self.doubtful(model) & model.configs.keys():
             return
         expected = {}
         for _, number in model.of("hyperparameters"):
             expected |= {"newest": f"config {number}", f"only_{number}": number}
-        has_branch = not model.abandoned.isdisjoint(model.configs)
-        if is_held("hyperparameters of a branch") or not has_branch:
-            assert run.hyperparameters == expected
+        assert run.hyperparameters == expected
 
     def check_all(self, model):
         """Asserts that the other readers say the same."""

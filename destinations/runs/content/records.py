@@ -16,7 +16,7 @@ import attrs
 
 from destinations.history.chain import chain_of
 from destinations.kinds import KINDS, indexes, kind_of, kind_of_line
-from destinations.kinds.artifacts import ARTIFACTS_INDEX, Deletion
+from destinations.kinds.artifacts import Deletion
 from destinations.kinds.kind import Kind
 from destinations.kinds.line import Line
 from destinations.kinds.media import parse_medium
@@ -134,7 +134,7 @@ class Records:
         """Yields the kind and the record of each line of an index; the record is None for a damaged line."""
         check_format(stream.folder)
         lines = functools.partial(json_lines, stream.folder / index, with_torn=True)
-        for fields in chain_of(stream.folder).records(lines, are_files=index == ARTIFACTS_INDEX):
+        for fields in chain_of(stream.folder).records(lines):
             kind = found = None
             if fields is not None:
                 try:

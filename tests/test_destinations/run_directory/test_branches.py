@@ -101,7 +101,7 @@ def test_training_that_goes_back_in_one_process_begins_a_session(tmp_path):
         (1, "stopped", None),
         (2, "completed", 2),
     ]
-    assert lines[1]["follows"] == {"session": lines[0]["session"], "records": 8, "step": 2}
+    assert lines[1]["follows"] == {"session": lines[0]["session"], "records": 9, "step": 2}
 
 
 def test_each_session_says_what_it_was_started_with(tmp_path):
@@ -127,6 +127,64 @@ def test_each_session_says_what_it_was_started_with(tmp_path):
     assert run.configuration(first_id)["environment"]["python"] == run.environment["python"]
     with pytest.raises(ValueError, match=rf"session must be one of 1 \({first_id}\), .*, got 4"):
         run.configuration(4)
+
+
+def test_hyperparameters_after_the_checkpoint_do_not_belong(tmp_path):
+    """They stay with the session that logged them; the run has those that its checkpoint had."""
+    folder = tmp_path / "mine"
+    first = Session(folder, lr=0.1)
+    at_1 = first.log(1)
+    first.run.log_hyperparameters({"lr": 0.5, "warmup": 3})
+    at_2 = first.log(2)
+    first.run.log_hyperparameters({"warmup": 7})
+    first.close()
+    assert Opened.open(folder).hyperparameters == {"lr": 0.5, "warmup": 7}
+
+    Session(folder, at_1, 1).run.close()
+
+    run = Opened.open(folder)
+    assert run.hyperparameters == {"lr": 0.1}
+    assert run.hparams == {"lr": 0.1}
+    assert run.configuration(1)["hyperparameters"] == {"lr": 0.5, "warmup": 7}
+
+    Session(folder, at_2, 2).run.close()
+
+    assert Opened.open(folder).hyperparameters == {"lr": 0.5, "warmup": 3}
+
+
+def test_run_without_hyperparameters_at_its_checkpoint_has_none(tmp_path):
+    """Those of the branch are taken out of `hparams.yaml`, also if the session logs none."""
+    folder = tmp_path / "mine"
+    first = Session(folder)
+    at_1 = first.log(1)
+    first.run.log_hyperparameters({"lr": 0.5})
+    first.close()
+
+    second = Session(folder, at_1, 1)
+
+    assert Opened.open(folder).hyperparameters == {}
+    second.close()
+    assert Opened.open(folder).hyperparameters == {}
+
+
+def test_files_after_the_checkpoint_do_not_belong_but_its_own_do(tmp_path):
+    """A checkpoint is uploaded after its state was taken, with a pointer to it; other files are compared as records are."""
+    folder, file = tmp_path / "mine", tmp_path / "file"
+    file.write_text("content")
+    first = Session(folder)
+    first.run.upload_file("before.txt", file)
+    at_1 = first.log(1)
+    first.run.upload_file("after.txt", file)
+    first.run.upload_file("ba1.pt", file, link=True)
+    first.run.upload_file("latest.symlink", file)
+    first.log(2)
+    first.run.upload_file("ba2.pt", file, link=True)
+    first.close()
+
+    Session(folder, at_1, 1).run.close()
+
+    assert [one.name for one in Opened.open(folder).artifacts()] == ["before.txt", "ba1.pt", "latest.symlink"]
+    assert (folder / "artifacts" / "after.txt").read_text() == "content"
 
 
 def test_folder_of_an_earlier_version_is_continued(tmp_path):
