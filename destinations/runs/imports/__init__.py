@@ -20,14 +20,22 @@ from .comet import COMET
 from .loggers import LOGGERS
 from .mlflow import MLFLOW
 from .neptune import NEPTUNE
-from .source import ColumnsError, ImportReport, Progress, Source, SourceError
+from .source import ColumnsError, ImportReport, Progress, Source, SourceError, UnreadableError
 from .tables import CHART, TABLE
 from .tensorboard import TENSORBOARD
 from .trackio import TRACKIO
 from .wandb import WANDB
 from .writing import Writer
 
-__all__ = ["SOURCES", "ColumnsError", "ImportReport", "SendingError", "SourceError", "import_runs"]
+__all__ = [
+    "SOURCES",
+    "ColumnsError",
+    "ImportReport",
+    "SendingError",
+    "SourceError",
+    "UnreadableError",
+    "import_runs",
+]
 
 SOURCES = (TENSORBOARD, WANDB, CHART, MLFLOW, TRACKIO, COMET, AIM, NEPTUNE, TABLE, LOGGERS)
 """Every source, in the order of the help."""
@@ -64,7 +72,8 @@ def import_runs(
             written since the last call.
 
     Raises:
-        SourceError: nothing at `place` is recognised, several sources recognise it, or it cannot be read.
+        SourceError: nothing at `place` is recognised, or several sources recognise it.
+        UnreadableError: what is there is damaged, so that no run can be told.
         ColumnsError: a table needs `columns`.
         ImportError: the package of the source is not installed.
     """

@@ -87,12 +87,12 @@ class Writer:
         Raises:
             SendingError: its folder holds something else, or was written to since.
         """
-        stamp = {"stamp": run.stamp, "version": _VERSION}
+        stamp = {"stamp": run.stamp if isinstance(run.stamp, str) else run.stamp(), "version": _VERSION}
         folder = self._folders.get(run.identity, self._root)
         known = read_ledger(folder / LEDGER)
         facts = known.get("facts") or {}
         # A run that was continued here is not replaced for the sake of a new version.
-        is_same = facts.get("stamp") == run.stamp and (folder / SESSIONS).exists()
+        is_same = facts.get("stamp") == stamp["stamp"] and (folder / SESSIONS).exists()
         if known.get("state") == "done" and (facts == stamp or is_same):
             self._report.unchanged += 1
             return
@@ -150,11 +150,24 @@ class Writer:
         failures = self._report.failure_count
         self._log(run, place.make(clock), clock)
         self._finish(run, place.folder)
+        self._tell(run)
+        # What could not be read or written now is tried again by the next import.
         if failures == self._report.failure_count:
             ledger.finish(ReadPosition(), stamp)
         self._folders[run.identity] = place.folder
-        self._report.runs += 1
-        self._report.left_out += run.left_out
+
+    def _tell(self, run: SourceRun) -> None:
+        """Adds to the report what the source saw."""
+        report = self._report
+        report.runs += 1
+        report.left_out += run.left_out
+        report.seen.there += run.seen.there
+        report.seen.read += run.seen.read
+        for what, count in run.lost.items():
+            report.fail(f"{run.run_id}: {count} {what}", count)
+        if unread := run.seen.there - run.seen.read:
+            of_all = f"{unread} of {run.seen.there} bytes"
+            report.fail(f"{run.run_id}: {of_all} are damaged or cut off, and could not be read")
 
     def _place_class(self) -> type[_Place]:
         return type("_PlaceHere", (_Place,), {"folders": self._folders})
