@@ -428,6 +428,7 @@ def _add_upkeep(commands: _Commands) -> None:
         metavar="ROLE=NAME",
         help="column of a table that holds the step, time, epoch or run; repeatable",
     )
+    parser.add_argument("--dry-run", action="store_true", help="read everything, and write nothing")
 
 
 def _sources() -> str:

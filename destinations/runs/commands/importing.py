@@ -54,7 +54,7 @@ def import_(options: argparse.Namespace, session: CommandContext) -> int:
     else:
         records = "".join(f", {_counted(kind, count)}" for kind, count in sorted(report.records.items()))
         session.screen.line(
-            f"imported {report.runs} runs into {root}: {report.rows} rows, {report.values} values{records}; "
+            f"{'would import' if options.dry_run else 'imported'} {report.runs} runs into {root}: {report.rows} rows, {report.values} values{records}; "
             f"{report.unchanged} were there already"
         )
     if report.busy:
@@ -96,5 +96,10 @@ def _import(
             bar.update(done - bar.n)
 
         return import_runs(
-            options.source, root, source=options.from_source, columns=columns, progress=progress
+            options.source,
+            root,
+            source=options.from_source,
+            columns=columns,
+            progress=progress,
+            dry_run=options.dry_run,
         )

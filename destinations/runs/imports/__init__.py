@@ -48,6 +48,7 @@ def import_runs(
     source: str | None = None,
     columns: Mapping[str, str] | None = None,
     progress: Progress = lambda _done, _runs, _items: None,
+    dry_run: bool = False,
 ) -> ImportReport:
     r"""Writes the runs of another logger as run folders, and blocks until they are on disk.
 
@@ -70,6 +71,7 @@ def import_runs(
         columns: for a table, the names of its columns by what they hold: "step", "time", "epoch", "run".
         progress: called with how many runs are done, how many there are, and how many values and records were
             written since the last call.
+        dry_run: read everything and report what would be written; nothing is.
 
     Raises:
         SourceError: nothing at `place` is recognised, or several sources recognise it.
@@ -83,7 +85,10 @@ def import_runs(
     found = _source_of(place, source)
     report = ImportReport()
     root = Path(root).absolute()
-    root.mkdir(parents=True, exist_ok=True)
+    if found.copy is not None and dry_run:
+        raise SourceError(f"runs of {found.name} are copied as they are: there is no dry run.")
+    if not dry_run:
+        root.mkdir(parents=True, exist_ok=True)
     if found.copy is not None:
         found.copy(place, root, report, progress)
         return report
@@ -91,7 +96,7 @@ def import_runs(
     if not runs:
         raise SourceError(f"there are no runs of {found.name} in {place!r}.")
     done = 0
-    writer = Writer(root, found.name, report, lambda items: progress(done, len(runs), items))
+    writer = Writer(root, found.name, report, lambda items: progress(done, len(runs), items), is_dry=dry_run)
     for done, run in enumerate(runs):  # `progress` is told
         progress(done, len(runs), 0)
         try:

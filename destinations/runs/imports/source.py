@@ -218,6 +218,16 @@ class ImportReport:
     failures: list[str] = attrs.field(factory=list)
     failure_count: int = 0
 
+    def count(self, item: Item) -> int:
+        """Adds an item that was written; returns how many values or records it is."""
+        if isinstance(item, Values):
+            self.rows += 1
+            self.values += len(item.metrics)
+            return len(item.metrics)
+        if not isinstance(item, Restart):
+            self.records["artifact" if isinstance(item, File) else item.kind.name] += 1
+        return 1
+
     def fail(self, text: str, count: int = 1) -> None:
         """Adds a failure."""
         self.failure_count += count
