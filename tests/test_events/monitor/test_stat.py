@@ -176,9 +176,11 @@ def test_a_window_that_ends_late_does_not_move_the_next():
 
 
 @pytest.fixture
-def clock():
-    """Gives a clock that is set."""
-    return Clock()
+def clock(monkeypatch):
+    """Gives a clock that is set, also for `add`, which has no room for one of its own."""
+    clock = Clock()
+    monkeypatch.setattr("events.monitor.stat.monotonic", clock)
+    return clock
 
 
 @pytest.fixture
@@ -187,19 +189,19 @@ def closer(clock):
     return CloserWithoutThread(clock)
 
 
-def a_stat(closer, clock, log, max_samples=None):
-    """Returns a Stat whose windows are of ten seconds by a clock that is set."""
+def a_stat(closer, log, max_samples=None):
+    """Returns a Stat whose windows are of ten seconds, closed by the test."""
     stat = Stat("x", [Aggregation.SUM], HOUR)
     window = Window("x", (Aggregation.SUM,), 10.0, max_samples, log)
     closer.open(window)
-    stat._window, stat._samples, stat._clock = window, window.samples, clock
+    stat._window, stat._samples = window, window.samples
     return stat
 
 
 def test_a_sample_belongs_to_the_window_of_its_time(clock, closer):
     """It does where nothing closes windows for long, and each window has the time of its end."""
     events = []
-    stat = a_stat(closer, clock, events.append)
+    stat = a_stat(closer, events.append)
     for clock.now, value in ((0.0, 1.0), (9.9, 2.0), (10.0, 4.0), (35.0, 8.0), (39.0, 16.0), (41.0, 32.0)):
         stat.add(value)
     before = list(events)
@@ -221,8 +223,8 @@ def test_a_slow_handler_does_not_merge_the_windows_of_others(clock, closer):
         for clock.now in (12.0, 22.0, 32.0):
             other.add(clock.now)
 
-    stat = a_stat(closer, clock, slow)
-    other = a_stat(closer, clock, events.append)
+    stat = a_stat(closer, slow)
+    other = a_stat(closer, events.append)
     stat.add(1.0)
     other.add(1.0)
     clock.now = 10.0
@@ -236,7 +238,7 @@ def test_a_slow_handler_does_not_merge_the_windows_of_others(clock, closer):
 def test_windows_of_many_samples_are_apart_and_call_no_handler_in_add(clock, closer):
     """Samples are folded in on the way."""
     events = []
-    stat = a_stat(closer, clock, events.append)
+    stat = a_stat(closer, events.append)
     for clock.now in (1.0, 11.0, 21.0):
         for _ in range(5000):
             stat.add(clock.now)
@@ -251,7 +253,7 @@ def test_windows_of_many_samples_are_apart_and_call_no_handler_in_add(clock, clo
 def test_a_cap_is_of_each_window(clock, closer):
     """The `add` that reaches it logs earlier windows first."""
     events = []
-    stat = a_stat(closer, clock, events.append, max_samples=2)
+    stat = a_stat(closer, events.append, max_samples=2)
     for clock.now in (1.0, 12.0, 13.0, 14.0, 25.0):
         stat.add(clock.now)
 
@@ -262,7 +264,7 @@ def test_a_cap_is_of_each_window(clock, closer):
 def test_windows_that_nobody_logs_are_merged_in_the_end(clock, closer):
     """A handler that hangs costs bounded memory, and no sample."""
     events = []
-    stat = a_stat(closer, clock, events.append)
+    stat = a_stat(closer, events.append)
     for index in range(6000):
         clock.now = 10.0 * index
         stat.add(1.0)
