@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CsvSnapshot",
+    "End",
     "MetricRow",
     "MetricsSnapshot",
     "ParquetSnapshot",
@@ -82,6 +83,9 @@ __all__ = [
 ]
 
 Result = TypeVar("Result")
+
+End = tuple[str, int | None]
+"""The id of a session, and the mark of its checkpoint where rows end; None for all of its rows."""
 
 _TRIES = 100
 # Descriptors of parts. A GiB of rows: what training that resumes abandons is mostly less.
@@ -603,13 +607,16 @@ def metric_columns(snapshot: MetricsSnapshot) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def take_snapshot(run_dir: Path, rank: int, *, with_records: bool = True) -> MetricsSnapshot:
+def take_snapshot(
+    run_dir: Path, rank: int, *, with_records: bool = True, end: End | None = None
+) -> MetricsSnapshot:
     """Returns a consistent snapshot of a rank's metrics, a context manager.
 
     Args:
         run_dir: the folder of the run.
         rank: the rank that logged the rows.
         with_records: whether to read the journal as well.
+        end: where the rows end. Default: with those of the newest session.
 
     Raises:
         NewerFormatError: a newer release wrote the run.
@@ -618,7 +625,7 @@ def take_snapshot(run_dir: Path, rank: int, *, with_records: bool = True) -> Met
     """
     check_format(run_dir)
     for _ in range(_TRIES):
-        snapshot = _try(run_dir, rank, with_records)
+        snapshot = _try(run_dir, rank, with_records, end)
         if snapshot is not None:
             return snapshot
     raise OSError(f"metrics in {run_dir} changed during each of {_TRIES} attempts to read them. Try again.")
@@ -643,14 +650,14 @@ def retried_items(read: Callable[[], Iterator[Result]]) -> Iterator[Result]:
     yield from retried(begun)
 
 
-def _try(run_dir: Path, rank: int, with_records: bool) -> MetricsSnapshot | None:
+def _try(run_dir: Path, rank: int, with_records: bool, to: End | None) -> MetricsSnapshot | None:
     """Reads everything once; None if the writer replaced or removed a file meanwhile."""
     folder = journal_path(run_dir, rank)
     path = run_dir / metrics_name(rank)
     position, sums = Position.read(folder / POSITION), read_sums(path)
     fd = open_existing(path)
     try:
-        snapshot = _read(folder, path, fd, position, sums, with_records=with_records)
+        snapshot = _read(folder, path, fd, position, sums, to, with_records=with_records)
     except PartChangedError:
         snapshot = None
     except BaseException:
@@ -663,7 +670,14 @@ def _try(run_dir: Path, rank: int, with_records: bool) -> MetricsSnapshot | None
 
 
 def _read(  # noqa: C901  # one look, step by step
-    folder: Path, path: Path, fd: int, position: Position | None, sums: Sums, *, with_records: bool
+    folder: Path,
+    path: Path,
+    fd: int,
+    position: Position | None,
+    sums: Sums,
+    to: End | None,
+    *,
+    with_records: bool,
 ) -> MetricsSnapshot | None:
     size = 0 if fd < 0 else os.fstat(fd).st_size
     header = b"" if fd < 0 else read_header(fd, size)
@@ -704,13 +718,13 @@ def _read(  # noqa: C901  # one look, step by step
         parts = [part for part in _found(path, chain.preceding()) if part.identity is not None]
         if chain.view is None and part_begun_by(parts, csv) is not None:
             csv.end = len(header)  # They were being closed when the position was lost.
-        return _snapshot(path, chain, csv, records, None)
+        return _snapshot(path, chain, csv, records, None, to)
     if after is None or position is None or after.generation != position.generation:
         return None
     if not is_whole and after != position:
         return None  # A segment was drained and removed before it was read: its rows are in newer lines.
     drained_beyond = with_records and any(state.segment > last for state in after.states)
-    return None if drained_beyond else _snapshot(path, chain, csv, records, (segment, offset))
+    return None if drained_beyond else _snapshot(path, chain, csv, records, (segment, offset), to)
 
 
 def _chain(path: Path, state: CsvState | None) -> RowChain:
@@ -734,9 +748,10 @@ def _snapshot(
     csv: CsvSnapshot,
     records: list[JournalRecord],
     place: tuple[int, int] | None,
+    to: End | None,
 ) -> MetricsSnapshot:
     """Returns the snapshot; what the journal says of sessions is applied as the writer will."""
-    kept, csv, records = _settled(chain, csv, records)
+    kept, csv, records = _settled(chain, csv, records, to)
     parts = _found(path, kept)
     return MetricsSnapshot(
         tuple(part for part in parts if part.identity is not None),
@@ -768,7 +783,7 @@ class _Pending:
 
 
 def _settled(  # noqa: C901  # one rule, case by case
-    chain: RowChain, csv: CsvSnapshot, records: list[JournalRecord]
+    chain: RowChain, csv: CsvSnapshot, records: list[JournalRecord], wanted: End | None
 ) -> tuple[Iterator[tuple[SealedPart, Keep]], CsvSnapshot, list[JournalRecord]]:
     """Returns the parts, the CSV and the records that count once the journal is drained."""
     current, pending = chain.newest, {chain.newest: _Pending()}
@@ -783,7 +798,7 @@ def _settled(  # noqa: C901  # one rule, case by case
                 pending[current].records.append(record.resume)
             case _:
                 pending[current].records.append(record)
-    end: tuple[str, int | None] = current, None
+    end = (current, None) if wanted is None else wanted
     found: list[JournalRecord] = []
     while end[0] in pending:
         session, mark = end
