@@ -7,7 +7,6 @@ metrics does.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import time
 from pathlib import Path
@@ -379,7 +378,7 @@ class Run(RecordAccess):
 
     def metric_names(self, rank: int = 0) -> list[str]:
         """Returns the names of all metrics of a rank, in order of first appearance, the trainer's first."""
-        from destinations.run_directory.reader import metric_columns, retried, take_snapshot
+        from destinations.run_directory.reader import metric_columns, take_snapshot
 
         def names_in(folder: Path) -> list[str]:
             with take_snapshot(folder, rank) as snapshot:
@@ -388,7 +387,7 @@ class Run(RecordAccess):
         names: list[str] = []
         for stream in streams_of(self.path):
             with reported(stream):
-                names += retried(functools.partial(names_in, stream.folder))
+                names += names_in(stream.folder)
         return list(dict.fromkeys(names))
 
     def series(self, name: str, rank: int = 0, writer: str | None = None) -> Series:
