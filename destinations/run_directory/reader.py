@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CsvSnapshot",
+    "End",
     "MetricRow",
     "MetricsSnapshot",
     "ParquetSnapshot",
@@ -76,6 +77,9 @@ __all__ = [
     "row_of",
     "take_snapshot",
 ]
+
+End = tuple[str, int | None]
+"""The id of a session, and the mark of its checkpoint where rows end; None for all of its rows."""
 
 _TRIES = 100
 _MOST_MISSING = 100
@@ -558,13 +562,16 @@ def metric_columns(snapshot: MetricsSnapshot) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def take_snapshot(run_dir: Path, rank: int, *, with_records: bool = True) -> MetricsSnapshot:
+def take_snapshot(
+    run_dir: Path, rank: int, *, with_records: bool = True, end: End | None = None
+) -> MetricsSnapshot:
     """Returns a consistent snapshot of a rank's metrics, a context manager.
 
     Args:
         run_dir: the folder of the run.
         rank: the rank that logged the rows.
         with_records: whether to read the journal as well.
+        end: where the rows end. Default: with those of the newest session.
 
     Raises:
         NewerFormatError: a newer release wrote the run.
@@ -573,20 +580,20 @@ def take_snapshot(run_dir: Path, rank: int, *, with_records: bool = True) -> Met
     """
     check_format(run_dir)
     for _ in range(_TRIES):
-        snapshot = _try(run_dir, rank, with_records)
+        snapshot = _try(run_dir, rank, with_records, end)
         if snapshot is not None:
             return snapshot
     raise OSError(f"metrics in {run_dir} changed during each of {_TRIES} attempts to read them. Try again.")
 
 
-def _try(run_dir: Path, rank: int, with_records: bool) -> MetricsSnapshot | None:
+def _try(run_dir: Path, rank: int, with_records: bool, to: End | None) -> MetricsSnapshot | None:
     """Reads everything once; None if the writer replaced or removed a file meanwhile."""
     folder = journal_path(run_dir, rank)
     path = run_dir / metrics_name(rank)
     position = Position.read(folder / POSITION)
     fd = open_existing(path)
     try:
-        snapshot = _read(folder, path, fd, position, with_records=with_records)
+        snapshot = _read(folder, path, fd, position, to, with_records=with_records)
     except BaseException:
         if fd >= 0:
             os.close(fd)
@@ -597,7 +604,7 @@ def _try(run_dir: Path, rank: int, with_records: bool) -> MetricsSnapshot | None
 
 
 def _read(  # noqa: C901  # one look, step by step
-    folder: Path, path: Path, fd: int, position: Position | None, *, with_records: bool
+    folder: Path, path: Path, fd: int, position: Position | None, to: End | None, *, with_records: bool
 ) -> MetricsSnapshot | None:
     size = 0 if fd < 0 else os.fstat(fd).st_size
     header = b"" if fd < 0 else read_header(fd, size)
@@ -636,13 +643,13 @@ def _read(  # noqa: C901  # one look, step by step
             found = (Part.find(parts_path(path), one.number, keep) for one, keep in chain.preceding())
             if part_begun_by([part for part in found if part is not None], csv) is not None:
                 csv.end = len(header)  # They were being closed when the position was lost.
-        return _snapshot(path, chain, csv, records, None)
+        return _snapshot(path, chain, csv, records, None, to)
     if after is None or position is None or after.generation != position.generation:
         return None
     if not is_whole and after != position:
         return None  # A segment was drained and removed before it was read: its rows are in newer lines.
     drained_beyond = with_records and any(state.segment > last for state in after.states)
-    return None if drained_beyond else _snapshot(path, chain, csv, records, (segment, offset))
+    return None if drained_beyond else _snapshot(path, chain, csv, records, (segment, offset), to)
 
 
 def _chain(path: Path, state: CsvState | None) -> RowChain:
@@ -676,9 +683,10 @@ def _snapshot(
     csv: CsvSnapshot,
     records: list[JournalRecord],
     place: tuple[int, int] | None,
+    to: End | None,
 ) -> MetricsSnapshot:
     """Returns the snapshot; what the journal says of sessions is applied as the writer will."""
-    chain, csv, has_view, journal = _settled(history, csv, records)
+    chain, csv, has_view, journal = _settled(history, csv, records, to)
     folder = parts_path(path)
     sealed = [] if has_view else [*history.parts_of(chain)]
     there, csvs = ({*part_numbers(folder, one)} if sealed else set() for one in (_SUFFIXES, (".csv",)))
@@ -740,16 +748,16 @@ def _pending(history: RowChain, records: Iterable[JournalRecord]) -> tuple[str, 
 
 
 def _settled(
-    history: RowChain, csv: CsvSnapshot, records: list[JournalRecord]
+    history: RowChain, csv: CsvSnapshot, records: list[JournalRecord], to: End | None
 ) -> tuple[list[Kept], CsvSnapshot, bool, list[JournalOf]]:
-    """Returns what counts once the journal is drained.
+    """Returns what counts once the journal is drained, up to an end.
 
     Returns:
         The sessions, the rows of the CSV, whether it begins with all rows of earlier sessions, and the
         records of the journal by session.
     """
-    session, pending = _pending(history, records)
-    mark: int | None = None
+    newest, pending = _pending(history, records)
+    session, mark = (newest, None) if to is None else to
     limits: tuple[Limit, ...] = ()
     chain: list[Kept] = []
     journal: list[JournalOf] = []

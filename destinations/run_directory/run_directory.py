@@ -649,9 +649,11 @@ class RunDirectory(RecordDestination):
     def after_load(self, state: State, logger: Any) -> None:
         """Schedules a resume: the checkpoint may be older than the rows logged so far."""
         self._choose_if_known(state)
-        if self._goes_back and self._writer is not None:
-            self._begin_session(self._writer)
-        if self._has_trained or (self._writer is not None and self._writer.had_rows):
+        writer = self._writer
+        is_own = writer is not None and self._checkpoint.session == writer.session
+        if writer is not None and (self._goes_back or is_own):
+            self._begin_session(writer)
+        if self._has_trained or is_own or (writer is not None and writer.had_rows):
             self._expect_resume()
         if state.timestamp.batch > 0 or self._checkpoint.session is not None:
             self._continue_from(int(state.timestamp.batch))
@@ -669,7 +671,7 @@ class RunDirectory(RecordDestination):
             self._documents.continue_from(step, self._checkpoint.session, self._checkpoint.records)
             documents = self._documents
             if self._writer is not None:
-                self._writer.write_now(lambda: documents.sessions.write(documents.live_status, durable=False))
+                self._writer.write_now(lambda: documents.write_history(durable=False))
 
     def _expect_resume(self) -> None:
         writer, state = self._writer, self._state
@@ -720,7 +722,9 @@ class RunDirectory(RecordDestination):
         if self._writer is not None:
             place |= {"session": self._writer.session, "mark": self._writer.journal.mark_boundary()}
         if self._media is not None:
-            place["records"] = self._media.record_count
+            place["records"] = self._media.note_checkpoint()
+        if self._documents is not None:
+            self._documents.note_checkpoint()
         return place
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -846,7 +850,8 @@ class RunDirectory(RecordDestination):
             kept = own_copy(hyperparameters)
             self._keep_for_init("hyperparameters", lambda: self.log_hyperparameters(kept))
         if self._documents is not None and self._writer is not None and is_open:
-            self._documents.add_hyperparameters(hyperparameters)
+            place = 0 if self._media is None else self._media.next_place()["record"]
+            self._documents.add_hyperparameters(hyperparameters, place)
             documents = self._documents
             self._writer.write_now(lambda: documents.write_hparams(durable=False))
 
@@ -870,7 +875,10 @@ class RunDirectory(RecordDestination):
         overwrite: bool,
         link: bool = False,
     ) -> None:
-        """Copies or links a file into `artifacts/`, according to `keep_files`; `link` allows it to link."""
+        """Copies or links a file into `artifacts/`, according to `keep_files`; `link` allows it to link.
+
+        A file that may be linked, or a pointer, is one of the checkpoint that was saved last.
+        """
         if self._earlier is not None and self._keeping != "off":
             file_path = own = self._early_copy(file_path)
             self._keep_until_chosen(
@@ -885,7 +893,12 @@ class RunDirectory(RecordDestination):
         if keeping != "off":
             self._with_media(
                 lambda media, at: media.keep_file(
-                    file_path, remote_file_name, overwrite=overwrite, keeping=keeping, step=at
+                    file_path,
+                    remote_file_name,
+                    overwrite=overwrite,
+                    keeping=keeping,
+                    step=at,
+                    is_checkpoint=link or remote_file_name.endswith(".symlink"),
                 ),
                 None,
             )
@@ -968,7 +981,10 @@ class RunDirectory(RecordDestination):
         size = path.stat().st_size
         if self._files is not None:
             self._files.upload_file(name, path, overwrite=overwrite, link=link)
-            self._with_media(lambda media, at: media.note_file(name, size, step=at), None)
+            is_checkpoint = link or name.endswith(".symlink")
+            self._with_media(
+                lambda media, at: media.note_file(name, size, step=at, is_checkpoint=is_checkpoint), None
+            )
         elif self._state is None or self._state.rank == 0:
             self._keep_for_init("files", lambda: self._send_file(name, path, overwrite=overwrite, link=link))
 

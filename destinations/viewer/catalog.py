@@ -65,12 +65,21 @@ class Catalog:
     Args:
         runs: open, and stays so.
         source: where the runs come from, if they are copies: nothing can be edited then.
+        read_only: refuses all edits.
         clock: returns the time in seconds since 1970.
     """
 
-    def __init__(self, runs: Runs, *, source: str = "", clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        runs: Runs,
+        *,
+        source: str = "",
+        read_only: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self.runs = runs
         self._source = source or str(getattr(runs, "uri", ""))
+        self._read_only = read_only
         self.clock = clock
         self._lock = threading.Lock()  # Guards `_places`.
         self._places: dict[str, Path | str] = {}
@@ -357,7 +366,7 @@ class Catalog:
         return {
             "roots": roots,
             "name": ", ".join(root.rstrip("/").rpartition("/")[2] for root in roots),
-            "writable": not self._source,
+            "writable": not (self._source or self._read_only),
             "dead_after_seconds": HEARTBEAT_SECONDS,
             "kinds": [{"name": kind.plural, "shows": kind.shows} for kind in KINDS if kind.shows],
             "now": self.clock(),
@@ -423,6 +432,8 @@ class Catalog:
             if name not in names:
                 raise ValueError(f"unknown field {name!r}. Fields to edit are {', '.join(names)}.")
             _check_edit(name, value)
+        if self._read_only:
+            raise EditError("this page is read-only.")
         if self._source:
             raise EditError(f"these runs come from {self._source}, where nothing is edited.")
         run = self.run(run_id)

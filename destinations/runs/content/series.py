@@ -15,7 +15,7 @@ from destinations.run_directory.blocks import MISSING_STEP, Block, Floats, Steps
 from destinations.run_directory.layout import column_of, parse_header
 from destinations.run_directory.reader import MetricsSnapshot, metric_columns, take_snapshot
 from destinations.runs.errors import MetricNotFoundError
-from destinations.runs.streams import reported, streams_of
+from destinations.runs.streams import Stream, reported, streams_of
 
 __all__ = ["Series", "blocks_in", "count_rows", "joined", "merged_by_step", "read_series", "run_blocks"]
 
@@ -71,7 +71,9 @@ def _no_rows_of(rank: int) -> str:
     return f"Rank {rank} has no rows here. Write them with RunDirectory(..., all_ranks=True)."
 
 
-def read_series(run_dir: Path, name: str, rank: int = 0, writer: str | None = None) -> Series:
+def read_series(
+    run_dir: Path, name: str, rank: int = 0, writer: str | None = None, end: str | None = None
+) -> Series:
     """Returns the values of a metric; see `Series`.
 
     Where several writers have it, their values are merged by step: of a step, first those of the trainer,
@@ -82,6 +84,7 @@ def read_series(run_dir: Path, name: str, rank: int = 0, writer: str | None = No
         name: of the metric, as logged or as in the CSV; "epoch" is the epoch of each row.
         rank: of the rows.
         writer: only those of this writer; "" for the trainer's.
+        end: as for `streams_of`.
 
     Raises:
         MetricNotFoundError: the run has no such metric; the message suggests the closest.
@@ -89,9 +92,9 @@ def read_series(run_dir: Path, name: str, rank: int = 0, writer: str | None = No
     """
     found: list[tuple[str, Series]] = []
     known: list[str] = []
-    for stream in streams_of(run_dir, writer):
+    for stream in streams_of(run_dir, writer, end):
         with reported(stream, writer):
-            names, series = _read(stream.folder, name, rank)
+            names, series = _read(stream, name, rank)
             known += names
             if series is not None:
                 found.append((stream.writer, series))
@@ -100,9 +103,9 @@ def read_series(run_dir: Path, name: str, rank: int = 0, writer: str | None = No
     return merged_by_step(found)
 
 
-def _read(folder: Path, name: str, rank: int) -> tuple[list[str], Series | None]:
+def _read(stream: Stream, name: str, rank: int) -> tuple[list[str], Series | None]:
     """Returns the metrics of one stream, and the values of one in the order of logging; None without it."""
-    with take_snapshot(folder, rank) as snapshot:
+    with take_snapshot(stream.folder, rank, end=stream.row_end) as snapshot:
         known = metric_columns(snapshot)
         column = next((one for one in (column_of(name), name) if one in known or one == "epoch"), None)
         if column is None:
@@ -169,16 +172,22 @@ def _append(array: Any, size: int, new: Any) -> int:
     return end
 
 
-def run_blocks(run_dir: Path, rank: int = 0, writer: str | None = None) -> Iterator[Block]:
+def run_blocks(
+    run_dir: Path, rank: int = 0, writer: str | None = None, end: str | None = None
+) -> Iterator[Block]:
     """Yields all rows of a rank in blocks; a block has only the metrics that occur in it.
 
     Args:
         run_dir: the folder of the run.
         rank: of the rows.
         writer: only those of this writer, "" for the trainer's. Default: of all, those of the trainer first.
+        end: as for `streams_of`.
     """
-    for stream in streams_of(run_dir, writer):
-        with reported(stream, writer), take_snapshot(stream.folder, rank) as snapshot:
+    for stream in streams_of(run_dir, writer, end):
+        with (
+            reported(stream, writer),
+            take_snapshot(stream.folder, rank, end=stream.row_end) as snapshot,
+        ):
             for block in blocks_in(snapshot, None):
                 yield attrs.evolve(block, writer=stream.writer) if stream.writer else block
 

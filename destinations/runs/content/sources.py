@@ -243,9 +243,7 @@ def _abandoned_rows(branch: Branch, position: ReadPosition) -> Iterator[Item]:
 def _new_lines(path: Path, name: str, position: ReadPosition, settled_at: float | None) -> Iterator[Item]:
     lines = itertools.islice(json_lines(path), position.lines.get(name, 0), None)
     last = _last_of_each(path) if name == ARTIFACTS_INDEX else {}
-    belongs = chain_of(path.parents[name.count("/")]).belongs(
-        lambda: json_lines(path), are_files=name == ARTIFACTS_INDEX
-    )
+    belongs = chain_of(path.parents[name.count("/")]).belongs(lambda: json_lines(path))
     pending: list[dict[str, Any]] = []
     count = 0
 
