@@ -11,6 +11,7 @@ file: it is the same one as long as its first row is.
 """
 
 import functools
+import itertools
 import os
 import zlib
 from collections import Counter
@@ -20,7 +21,14 @@ from typing import Any, Self
 import attrs
 
 from destinations.run_directory.layout import parse_header
-from destinations.run_directory.reader import CsvSnapshot, MetricRow, MetricsSnapshot, keeps, parse_rows
+from destinations.run_directory.reader import (
+    CsvSnapshot,
+    MetricRow,
+    MetricsSnapshot,
+    is_sound,
+    keeps,
+    parse_rows,
+)
 
 from .row_chain import Limit, RowPlace
 
@@ -212,7 +220,7 @@ class Look:
         """Yields the rows that were not read, those of the journal too; iterate it to its end."""
         snapshot, cursor = self.snapshot, self._cursor
         if snapshot.has_view and not cursor.rows and not any(limits for _, limits in snapshot.chain):
-            yield from snapshot.csv.rows()
+            yield from filter(is_sound, snapshot.csv.rows())
         else:
             for place, limits in snapshot.chain:
                 yield from self._new_rows_of(place, limits)
@@ -252,9 +260,11 @@ class Look:
         end: int | None = None
         for first, rows in self._rows_of(place):
             if not limits and not left:
-                yield from rows
+                yield from filter(is_sound, rows)
                 continue
             for number, row in enumerate(rows, first):
+                if not is_sound(row):
+                    continue
                 if not keeps(limits, row):
                     end = number if end is None else end
                     continue
@@ -308,10 +318,13 @@ class Look:
         return csv.offset_of(self._view + max(0, row - self.snapshot.history.sealed_rows(self._newest)))
 
     def _drops_any(self, place: RowPlace) -> bool:
-        """Returns whether a session that was read has rows beyond a limit now."""
+        """Returns whether rows of a session that were read are beyond a limit now."""
         limits = next(limits for one, limits in self.snapshot.chain if one == place)
-        every = Look(self.snapshot, Cursor())._rows_of(place)  # noqa: SLF001  # of this class
-        return any(not keeps(limits, row) for _, rows in every for row in rows)
+        read = self._cursor.rows[place.session]
+        for first, rows in Look(self.snapshot, Cursor())._rows_of(place):  # noqa: SLF001  # of this class
+            if not all(keeps(limits, row) for row in itertools.islice(rows, max(0, read - first))):
+                return True
+        return False
 
 
 def _values_of(row: MetricRow) -> Iterable[tuple[int | None, str]]:

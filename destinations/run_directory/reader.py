@@ -22,6 +22,7 @@ import attrs
 
 from destinations.history.row_chain import ALL, Keep, Kept, Limit, RowChain, RowPlace, drops
 from destinations.history.rows import Call
+from destinations.history.sums import CheckedBlocks, Sums, read_sums
 from uploads.disk import end_of_last_line, open_regular, read_regular
 
 from .frames import MAGIC, Begin, Boundary, Resume, Rewind
@@ -61,8 +62,10 @@ __all__ = [
     "MetricsSnapshot",
     "ParquetSnapshot",
     "Part",
+    "damage_of_csvs",
     "damage_of_parts",
     "has_any_metric",
+    "is_sound",
     "keeps",
     "last_rows",
     "last_rows_of",
@@ -111,6 +114,7 @@ class CsvSnapshot:
         held: the file up to there, if it was read already.
         begin: the offset of the first row. Default: after the header.
         limits: which of its rows do not count, until the writer has written them anew; see `Keep`.
+        checks: the checksums of its rows: those of a damaged block are blank.
     """
 
     _fd: int
@@ -119,6 +123,7 @@ class CsvSnapshot:
     _held: bytes | None = None
     begin: int | None = None
     limits: tuple[Limit, ...] = ()
+    checks: CheckedBlocks | None = None
 
     @classmethod
     def of(cls, fd: int) -> Self:
@@ -212,6 +217,11 @@ class CsvSnapshot:
             end, length = start + skipped, chunk_bytes
 
     def _piece(self, at: int, length: int) -> bytes:
+        piece = self.raw(at, length)
+        return piece if self.checks is None else self.checks.checked(piece, at, self.raw)
+
+    def raw(self, at: int, length: int) -> bytes:
+        """Returns bytes of the file as they are; fewer at its end."""
         if self._held is not None:
             return self._held[at : at + length]
         pieces = []
@@ -230,14 +240,14 @@ class CsvSnapshot:
     def before(self, end: int, length: int) -> bytes:
         """Returns up to `length` bytes before an offset, without the first line."""
         start = max(len(self.header), end - length)
-        return self._piece(start, end - start)
+        return self.raw(start, end - start)
 
     def mark(self, size: int, closed: int = 0) -> dict[str, int] | None:
         """Returns the `csv_mark` of the first `size` bytes, after some parts; None if there are fewer."""
         if not len(self.header) <= size <= self.end:
             return None
         start = max(0, size - MARKED_TAIL_BYTES)
-        return csv_mark(self.header, self._piece(start, size - start), size, closed)
+        return csv_mark(self.header, self.raw(start, size - start), size, closed)
 
     def to_parquet(self, between: Callable[[], None] = lambda: None) -> bytes:
         """Returns the rows as a closed part; calls `between` meanwhile."""
@@ -446,6 +456,7 @@ class MetricsSnapshot:
         closed: the number of the last part before the CSV; 0 if there is none.
         missing: parts that should be there, the first hundred.
         history: all sessions and closed parts.
+        path: of the CSV.
     """
 
     chain: tuple[Kept, ...]
@@ -457,7 +468,7 @@ class MetricsSnapshot:
     closed: int
     missing: tuple[Part, ...]
     history: RowChain
-    _folder: Path
+    path: Path
 
     def sealed(self, place: RowPlace, start: int) -> Iterator[tuple[Part, int]]:
         """Yields the closed parts of a session, each with the number of its first row.
@@ -473,9 +484,9 @@ class MetricsSnapshot:
                 return
             if end > start:
                 keep = ALL if place.rows is None or end <= place.rows else Keep(place.rows - first)
-                part = Part.find(self._folder, sealed.number, keep)
+                part = Part.find(parts_path(self.path), sealed.number, keep)
                 if part is None:
-                    part = Part(self._folder, sealed.number, keep=keep)
+                    part = Part(parts_path(self.path), sealed.number, keep=keep)
                     part.warn(part.absence)
                 else:
                     yield part, first
@@ -488,19 +499,37 @@ class MetricsSnapshot:
         for part in self.parts:
             with part.opened() as file:
                 yield file
+        for problem in self._problems():
+            _log.warning("%s: %s.", self.path, problem)
         yield self.csv
 
+    def _problems(self) -> list[str]:
+        """Returns what is wrong with the CSV, as far as it is known without reading its rows."""
+        checks, lost = self.csv.checks, self.history.lost
+        found = [f"{lost:,} rows of {self.path.name} were damaged, and are lost"] if lost else []
+        return found + ([checks.problem] if checks is not None and checks.problem else [])
+
+    def damage_of_csv(self) -> list[str]:
+        """Returns what is missing of the rows of the CSV, which is read whole."""
+        checks = self.csv.checks
+        if checks is None:
+            return self._problems()
+        checks.verify(self.csv.raw)
+        damage = checks.damage()
+        return list(dict.fromkeys([*self._problems(), *([] if damage is None else [damage])]))
+
     def damage(self, *, pages: bool = False) -> list[str]:
-        """Returns what is missing of the parts; with `pages`, the last sixteen are read whole."""
+        """Returns what is missing of the rows; with `pages`, reads the CSV and the last sixteen parts."""
         found = [part.absence for part in self.missing]
         verified = frozenset(self.parts[-_MOST_VERIFIED:] if pages else ())
-        damages = (part.check(pages=part in verified) for part in self.parts)
-        return found + [damage for damage in damages if damage is not None]
+        damages = [part.check(pages=part in verified) for part in self.parts]
+        found += [damage for damage in damages if damage is not None]
+        return found + (self.damage_of_csv() if pages else self._problems())
 
     def rows(self) -> "Iterator[MetricRow]":
-        """Yields all rows; holds none of the files."""
+        """Yields all rows but those of damaged blocks; holds none of the files."""
         for file in self.files():
-            yield from file.rows()
+            yield from filter(is_sound, file.rows())
         yield from self.journal_rows()
 
     def journal_rows(self) -> "list[MetricRow]":
@@ -543,6 +572,20 @@ def damage_of_parts(run_dir: Path, count: int, *, pages: bool = False) -> list[s
         found = [match for entry in entries if (match := _RANK.fullmatch(entry.name))]
     ranks = sorted({0, *(int(match[1] or 0) for match in found)})
     return [one for rank in ranks for one in damage(rank)]
+
+
+def damage_of_csvs(run_dir: Path) -> list[str]:
+    """Returns what is missing of the rows that are in the CSVs of a run, of all ranks; reads them whole.
+
+    Raises:
+        OSError: as of `take_snapshot`.
+    """
+    found = []
+    for path in sorted(run_dir.glob("metrics*.csv")):
+        if match := _RANK.fullmatch(path.stem):
+            with take_snapshot(run_dir, int(match[1] or 0), with_records=False) as snapshot:
+                found += snapshot.damage_of_csv()
+    return found
 
 
 def metric_columns(snapshot: MetricsSnapshot) -> list[str]:
@@ -590,10 +633,10 @@ def _try(run_dir: Path, rank: int, with_records: bool, to: End | None) -> Metric
     """Reads everything once; None if the writer replaced or removed a file meanwhile."""
     folder = journal_path(run_dir, rank)
     path = run_dir / metrics_name(rank)
-    position = Position.read(folder / POSITION)
+    position, sums = Position.read(folder / POSITION), read_sums(path)
     fd = open_existing(path)
     try:
-        snapshot = _read(folder, path, fd, position, to, with_records=with_records)
+        snapshot = _read(folder, path, fd, position, sums, to, with_records=with_records)
     except BaseException:
         if fd >= 0:
             os.close(fd)
@@ -604,7 +647,14 @@ def _try(run_dir: Path, rank: int, with_records: bool, to: End | None) -> Metric
 
 
 def _read(  # noqa: C901  # one look, step by step
-    folder: Path, path: Path, fd: int, position: Position | None, to: End | None, *, with_records: bool
+    folder: Path,
+    path: Path,
+    fd: int,
+    position: Position | None,
+    sums: Sums,
+    to: End | None,
+    *,
+    with_records: bool,
 ) -> MetricsSnapshot | None:
     size = 0 if fd < 0 else os.fstat(fd).st_size
     header = b"" if fd < 0 else read_header(fd, size)
@@ -635,14 +685,16 @@ def _read(  # noqa: C901  # one look, step by step
         records, (last, _), is_whole = journal_records(folder, (segment, offset))
     after = Position.read(folder / POSITION)
     csv = CsvSnapshot(fd, header, end, held)
+    if sums != Sums():
+        tail = None if position is None else position.tail_of(header, size)
+        csv.checks = CheckedBlocks(path, sums, header, size, end, csv.raw, tail)
     if after is None and position is None:
         # A new CSV, or one of another program; unless a whole session took place meanwhile.
         if _size(path) != size or _chain(path, None) != chain:
             return None
-        if chain.view is None:
-            found = (Part.find(parts_path(path), one.number, keep) for one, keep in chain.preceding())
-            if part_begun_by([part for part in found if part is not None], csv) is not None:
-                csv.end = len(header)  # They were being closed when the position was lost.
+        found = (Part.find(parts_path(path), one.number, keep) for one, keep in chain.preceding())
+        if part_begun_by([part for part in found if part is not None], csv) is not None:
+            csv.end = len(header)  # They were being closed when the position was lost.
         return _snapshot(path, chain, csv, records, None, to)
     if after is None or position is None or after.generation != position.generation:
         return None
@@ -701,7 +753,7 @@ def _snapshot(
         max((part.number for part in parts), default=0),
         tuple(part for part in parts if part.number not in there)[:_MOST_MISSING],
         history,
-        folder,
+        path,
     )
 
 
@@ -728,11 +780,13 @@ def _pending(history: RowChain, records: Iterable[JournalRecord]) -> tuple[str, 
     pending = {current: _Pending()}
     for record in records:
         match record:
-            case Begin() if record.session in pending:
-                pass  # The history has it, and the position does not say so yet.
+            case Begin() if history.knows(record.session):
+                current = record.session  # Before there is a position, the journal begins anew.
             case Begin():
                 pending[record.session] = _Pending((current, None))
                 current = record.session
+            case _ if current not in pending:
+                pass  # The session ended without a row.
             case Rewind(to, mark) if to != current and (to in pending or history.knows(to)):
                 pending[current].follows, pending[current].limit = (to, mark), None
             case Rewind() | Resume():
@@ -1006,6 +1060,11 @@ def merge_journal(records: Iterable[JournalRecord]) -> list[MetricRow]:
             rows.append(row_of(*pending))
         pending = both or (record if isinstance(record, Call) else None)
     return [*rows, row_of(*pending)] if pending else rows
+
+
+def is_sound(row: MetricRow) -> bool:
+    """Returns whether a row was read; a line of a damaged block is blank."""
+    return bool(row.metrics) or (row.step, row.time) != (None, None)
 
 
 def keeps(limits: Sequence[Limit], row: MetricRow) -> bool:

@@ -7,6 +7,7 @@ metrics does.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import attrs
 
-from destinations.history.sessions import read_sessions, session_path
+from destinations.history.sessions import SESSIONS, read_lines, read_sessions, session_path
 from destinations.kinds import RecordAccess
 from destinations.run_directory.layout import (
     ENVIRONMENT,
@@ -360,6 +361,25 @@ class Run(RecordAccess):
                 return True
 
         return [Branch(self, line) for line in lines if has_left(line)]
+
+    def problems(self) -> list[str]:
+        """Returns what is wrong with the run: what the scan has found, and what cannot be read now.
+
+        The rows that are in no closed part, and the sessions, are compared with their checksums.
+
+        Raises:
+            OSError: they cannot be read.
+        """
+        from destinations.run_directory.reader import damage_of_csvs
+
+        found = [self.record.problem] if self.record.problem else []
+        for stream in streams_of(self.path):
+            prefix = f"writer {stream.writer}: " if stream.writer else ""
+            damages = [prefix + one for one in damage_of_csvs(stream.folder)]
+            if lines := len(read_lines(stream.folder)[1]):
+                damages.append(f"{prefix}{SESSIONS} has {lines} damaged lines: what they say is not known")
+            found += [one for one in damages if not any(one in known for known in found)]
+        return found
 
     @property
     def receipt(self) -> dict[str, Any]:

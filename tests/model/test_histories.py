@@ -31,7 +31,6 @@ from tests.servers.fork_server import ForkServer
 from tests.waiting import until
 
 NOT_YET = {
-    "training at the end of a run": 'log, close, begin with if_exists="resume" and train: the first rows are gone',
     "a run that is deleted in the store and begun anew": "machines and readers that have a copy show rows of the old one, "
     "such as those of a named writer",
 }
@@ -91,7 +90,7 @@ class Folder(RuleBasedStateMachine):
         self.numbers = itertools.count(1)
         self.runs, self.now, self.process, self.looker = [], None, None, None
         self.options, self.wrote = {}, {}
-        self.has_own_steps = self.may_train = self.is_sound = True
+        self.has_own_steps = self.is_sound = True
 
     @initialize(own_steps=st.booleans())
     def choose(self, own_steps):
@@ -123,9 +122,6 @@ class Folder(RuleBasedStateMachine):
                 checkpoint = data.draw(st.sampled_from(found))
             else:
                 proof = "resume"
-        # Training that begins at the end of a run, or after what was logged early.
-        self.may_train = proof != "resume" or is_held("training at the end of a run")
-        trains = trains and self.may_train
         place = f"{self.root}/run" if run is None else run.place
         records = []
         if has_config:
@@ -190,10 +186,9 @@ class Folder(RuleBasedStateMachine):
         for kind, name, step in actions:
             match kind:
                 case "batch":
-                    if self.may_train:
-                        self.process.call("batch")
+                    self.process.call("batch")
                 case "save":
-                    if name and self.may_train:
+                    if name:
                         self.process.call("batch")
                     self.now.checkpoint(self.process.call("checkpoint"))
                 case "files":

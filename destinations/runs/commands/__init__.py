@@ -13,9 +13,9 @@ __all__ = ["EXIT_CODES", "add_commands"]
 
 EXIT_CODES = """Exit codes: 0 success; 1 failure: unknown run or metric, a file that cannot be written, a
 missing package, or a run that ended before the condition of `wait` held; uploads that are pending;
-2 usage error: an invalid argument or filter, a missing root; 3 another process owns the spool;
-4 an upload failed permanently, or an object in the store is missing or differs;
-124 `wait` timed out; 130 Ctrl-C; 141 broken pipe.
+2 usage error: an invalid argument or filter, a missing root; 3 another process owns the spool, or
+`import` could not read or write everything; 4 an upload failed permanently, or an object in the store
+is missing or differs; 124 `wait` timed out; 130 Ctrl-C; 141 broken pipe.
 """
 
 _SECONDS = "30, 30s, 5m, 1h30m, 7d or '2 weeks'"
@@ -439,6 +439,7 @@ def _add_upkeep(commands: _Commands) -> None:
         metavar="ROLE=NAME",
         help="column of a table that holds the step, time, epoch or run; repeatable",
     )
+    parser.add_argument("--dry-run", action="store_true", help="read everything, and write nothing")
 
 
 def _sources() -> str:
