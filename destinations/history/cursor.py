@@ -187,7 +187,7 @@ class Look:
     # Of all files.
 
     def pieces(self) -> Iterator[tuple[CsvSnapshot, int]]:
-        """Yields each file with rows that were not read, and the place where they begin, see `CsvSnapshot`."""
+        """Yields each file with rows that were not read, and where they begin, see `CsvSnapshot`."""
         if self.snapshot.has_view and not self._cursor.rows:
             yield self.snapshot.csv, self.snapshot.csv.first
             return

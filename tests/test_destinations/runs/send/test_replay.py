@@ -41,12 +41,12 @@ class Clock:
         return self.now
 
 
-def write_run(folder, steps=range(5), *, clock=None, error=None, **options):
-    """Writes a run of two metrics a step, one call each."""
+def write_run(folder, steps=range(5), *, clock=None, error=None, batch=None, **options):
+    """Writes a run of two metrics a step, one call each; from a batch on, if it names one."""
     destination = RunDirectory(folder, clock=clock or time.time, **options)
     run = WritingRun(loggers=[destination], run_name=folder.name, raise_errors=True).__enter__()
     run.log_hyperparameters({"optim": {"lr": 0.1}, "layers": [1, 2]})
-    run.fit_start()
+    run.fit_start(batch=batch)
     for step in steps:
         run.log_metrics({"loss": 1 / (step + 1)}, step=step)
         run.log_metrics({"acc": step / 10}, step=step)
@@ -212,7 +212,7 @@ def test_a_branch_that_training_left_leaves_the_copy_too(tmp_path):
     """After a resume from an earlier step the copy is rebuilt."""
     run = write_run(tmp_path / "a", range(10))
     send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
-    run = write_run(tmp_path / "a", range(4, 7), if_exists="resume")
+    run = write_run(tmp_path / "a", range(4, 7), if_exists="resume", batch=4)
 
     send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
 
@@ -318,7 +318,7 @@ def test_a_position_of_a_branch_that_was_left_is_refused(tmp_path):
     """`replay` itself does not guess what to do."""
     run = write_run(tmp_path / "a", range(10))
     position = replay(run, RecordingDestination()).position
-    run = write_run(tmp_path / "a", range(4, 7), if_exists="resume")
+    run = write_run(tmp_path / "a", range(4, 7), if_exists="resume", batch=4)
     destination = RecordingDestination()
 
     with pytest.raises(RewoundError):
