@@ -8,13 +8,16 @@ from typing import Any
 
 from uploads.disk import read_regular
 
-__all__ = ["SESSIONS", "SESSIONS_FOLDER", "read_sessions", "session_path"]
+__all__ = ["CHECKPOINTS", "SESSIONS", "SESSIONS_FOLDER", "read_lines", "read_sessions", "session_path"]
 
 SESSIONS = "sessions.jsonl"
 """One line per session, oldest first; the last is that of the process that writes."""
 
 SESSIONS_FOLDER = "sessions"
-"""What each session was started with: its own hyperparameters and environment."""
+"""What each session was started with, its own hyperparameters and environment, and its checkpoints."""
+
+CHECKPOINTS = "checkpoints.jsonl"
+"""The document of a session that has a line for each checkpoint: how much it had logged then."""
 
 
 def read_sessions(run_dir: Path) -> list[dict[str, Any]]:
@@ -23,8 +26,17 @@ def read_sessions(run_dir: Path) -> list[dict[str, Any]]:
     Raises:
         OSError: the file cannot be read.
     """
+    return read_lines(run_dir / SESSIONS)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Returns the objects of a file of JSON lines; none if there is no such file.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
     try:
-        text = read_regular(run_dir / SESSIONS).decode("utf-8-sig", "replace")
+        text = read_regular(path).decode("utf-8-sig", "replace")
     except (FileNotFoundError, NotADirectoryError):
         return []
     lines = []

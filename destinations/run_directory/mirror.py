@@ -472,7 +472,7 @@ class Mirror:
         # The last row that the successor has, which is one of this folder; none where it has no row.
         until = ((self._successor or {}).get("follows") or {}).get("rows_until")
         rows = []
-        with take_snapshot(self._folder, self._rank) as snapshot:
+        with take_snapshot(self._folder, self._rank, with_parents=False) as snapshot:
             columns = metric_columns(snapshot)
             for row in snapshot.rows():
                 rows.append(row)

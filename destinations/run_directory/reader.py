@@ -14,13 +14,14 @@ import logging
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import attrs
 
-from destinations.history.row_chain import ALL, Keep, RowChain, RowPlace, SealedPart
+from destinations.history.fork import parents_of
+from destinations.history.row_chain import ALL, Keep, Limit, RowChain, RowPlace, SealedPart
 from destinations.history.rows import Call
 from uploads.disk import end_of_last_line, open_regular, read_regular
 
@@ -36,6 +37,7 @@ from .layout import (
     check_format,
     column_of,
     csv_mark,
+    format_cells,
     header_end,
     header_line,
     journal_path,
@@ -453,6 +455,7 @@ class MetricsSnapshot:
         closed: the number of the last closed part; 0 if there is none.
         missing: parts that should be there, the first hundred.
         history: how many bytes of the history count.
+        inherited: of a fork, the rows of its parents, which come before the parts.
     """
 
     parts: tuple[Part, ...]
@@ -462,6 +465,7 @@ class MetricsSnapshot:
     closed: int
     missing: tuple[Part, ...]
     history: int = 0
+    inherited: tuple[Part, ...] = ()
 
     @property
     def resumes(self) -> "list[Resume]":
@@ -470,6 +474,8 @@ class MetricsSnapshot:
 
     def files(self, first: int = 0) -> "Iterator[CsvSnapshot]":
         """Yields the parts of at least this number, each open until the next one, then the CSV.
+
+        From 0 on, the rows of the parents of a fork come before them.
 
         The last parts are held open from the beginning: these are what a resume removes. What is missing or
         cut is logged.
@@ -480,6 +486,9 @@ class MetricsSnapshot:
         for part in self.missing:
             if part.number >= first:
                 part.warn(part.absence)
+        for part in () if first else self.inherited:
+            with contextlib.closing(part.open()) as piece:
+                yield piece
         wanted = [part for part in self.parts if part.number >= first]
         with contextlib.ExitStack() as opened:
             held = {
@@ -531,7 +540,7 @@ def damage_of_parts(run_dir: Path, count: int, *, pages: bool = False) -> list[s
     """
 
     def damage(rank: int) -> list[str]:
-        with take_snapshot(run_dir, rank, with_records=False) as snapshot:
+        with take_snapshot(run_dir, rank, with_records=False, with_parents=False) as snapshot:
             found = snapshot.damage(pages=pages)
             if rank == 0 and snapshot.place is None and snapshot.closed < count:
                 last = sum(gap.stop - gap.start for gap in missing_parts([snapshot.closed], count))
@@ -562,7 +571,12 @@ def metric_columns(snapshot: MetricsSnapshot) -> list[str]:
 
 
 def take_snapshot(
-    run_dir: Path, rank: int, *, with_records: bool = True, end: End | None = None
+    run_dir: Path,
+    rank: int,
+    *,
+    with_records: bool = True,
+    end: End | None = None,
+    with_parents: bool = True,
 ) -> MetricsSnapshot:
     """Returns a consistent snapshot of a rank's metrics, a context manager.
 
@@ -571,6 +585,7 @@ def take_snapshot(
         rank: the rank that logged the rows.
         with_records: whether to read the journal as well.
         end: where the rows end. Default: with those of the newest session.
+        with_parents: whether a fork begins with the rows of its parents.
 
     Raises:
         NewerFormatError: a newer release wrote the run.
@@ -580,9 +595,81 @@ def take_snapshot(
     check_format(run_dir)
     for _ in range(_TRIES):
         snapshot = _try(run_dir, rank, with_records, end)
+        if snapshot is not None and with_parents:
+            with contextlib.ExitStack() as opened:
+                opened.callback(snapshot.csv.close)
+                snapshot = attrs.evolve(snapshot, inherited=_inherited(run_dir, rank, end))
+                opened.pop_all()
         if snapshot is not None:
             return snapshot
     raise OSError(f"metrics in {run_dir} changed during each of {_TRIES} attempts to read them. Try again.")
+
+
+@attrs.frozen
+class _HeldPart(Part):
+    """Rows of a parent that are in no closed part, as if they were in one."""
+
+    content: bytes = attrs.field(default=b"", eq=False, repr=False)
+
+    def open(self) -> ParquetSnapshot:
+        from .parquet import ParquetRows  # imports numpy, and pyarrow
+
+        found = ParquetSnapshot(ParquetRows(self.content, str(self.path)))
+        if self.keep != ALL:
+            found.packed.keep(self.keep)
+        return found
+
+
+def _inherited(run_dir: Path, rank: int, end: End | None) -> tuple[Part, ...]:
+    """Returns the rows of the parents of a fork."""
+    found: list[Part] = []
+    for parent in reversed(parents_of(run_dir, None if end is None else end[0])):
+        follows = parent.follows
+        limits: tuple[Limit, ...] = () if follows.before is None else ((follows.before, None),)
+        if rank and follows.step is not None:
+            # The sessions of other ranks are others: their rows are compared by step.
+            limits = (*limits, (follows.step, follows.time))
+        to = None if rank else (follows.session, follows.mark)
+        with take_snapshot(parent.path, rank, end=to, with_parents=False) as snapshot:
+            for part in snapshot.missing:
+                part.warn(part.absence)
+            parts = [*snapshot.parts, *_held_parts(snapshot, parts_path(parent.path / metrics_name(rank)))]
+            keeps = (attrs.evolve(part.keep, limits=(*part.keep.limits, *limits)) for part in parts)
+            found += [attrs.evolve(part, keep=keep) for part, keep in zip(parts, keeps, strict=True)]
+    return tuple(found)
+
+
+def _held_parts(snapshot: MetricsSnapshot, folder: Path) -> Iterator[_HeldPart]:
+    """Yields the rows of a snapshot that are in no closed part."""
+    csv, number = snapshot.csv, snapshot.closed + 1
+    if csv.size and not snapshot.resumes:
+        state = None if csv.fileno() < 0 else _identity_of(os.fstat(csv.fileno()))
+        content = _packed((folder, state, csv.first, csv.end), csv)
+        yield _HeldPart(folder, number, state, content=content)
+        number += 1
+    rows = [] if not snapshot.resumes else list(snapshot.without_abandoned(csv.rows()))
+    rows += merge_journal([], snapshot.records)
+    if rows:
+        names = list(dict.fromkeys(name for row in rows for name in row.metrics))
+        header = header_line([*OWN_COLUMNS, *names])
+        cells = ([row.step, row.epoch, row.time, *map(row.metrics.get, names)] for row in rows)
+        lines = (",".join("" if cell is None else format_cells([cell]) for cell in one) for one in cells)
+        text = header + "".join(f"{line}\n" for line in lines).encode()
+        yield _HeldPart(folder, number, content=CsvSnapshot(-1, header, len(text), text).to_parquet())
+
+
+# Of the files that were packed last, which do not change where their runs have ended.
+_held: dict[Hashable, bytes] = {}
+
+
+def _packed(key: Hashable, csv: CsvSnapshot) -> bytes:
+    content = _held.pop(key, None)
+    if content is None:
+        content = csv.to_parquet()
+    _held[key] = content
+    while len(_held) > _MOST_HELD:
+        _held.pop(next(iter(_held)), None)
+    return content
 
 
 def retried(read: Callable[[], Result]) -> Result:
@@ -887,7 +974,7 @@ def last_rows(
 def last_file_rows(snapshot: MetricsSnapshot, count: int, wanted: Collection[str] = ()) -> list[MetricRow]:
     """Returns the last rows of the CSV and of the parts, without abandoned ones; see `last_rows`."""
     found = _last_csv_rows(snapshot.csv, count, wanted, snapshot.resumes)
-    for part in reversed(snapshot.parts):
+    for part in reversed((*snapshot.inherited, *snapshot.parts)):
         if len(found) >= count:
             break
         with contextlib.closing(part.open()) as piece:

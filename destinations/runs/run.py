@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Collection, Iterator, Mapping
 
+    from destinations.history.fork import Parent
     from destinations.kinds.tables import Table
     from destinations.run_directory.blocks import Block
     from destinations.run_directory.reader import MetricRow
@@ -311,6 +312,16 @@ class Run(RecordAccess):
             known = ", ".join(f"{one.get('number', '?')} ({one.get('session')})" for one in lines)
             raise ValueError(f"session must be one of {known}, got {session!r}.")
         return wanted[-1]
+
+    @property
+    def parent(self) -> Parent | None:
+        """The run that this one was forked from, whose rows and records come before its own; None if it was not.
+
+        Its `problem` says why it cannot be read, where that is so.
+        """
+        from destinations.history.fork import find_parents
+
+        return next(iter(find_parents(self.path, self.end)), None)
 
     # Branches.
 

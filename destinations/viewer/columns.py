@@ -261,8 +261,8 @@ class _RankColumns:
         self._stamp: Hashable = None
         self._known: list[str] = []
         self._shown_closed: tuple[ClosedPart, ...] = ()
-        # The number of the part where the rows begin that are held.
-        self._first = 1
+        # The number of the part where the rows begin that are held; 0 for all.
+        self._first = 0
         self._clear()
 
     def _clear(self) -> None:
@@ -353,7 +353,7 @@ class _RankColumns:
     def _update_closed(self, snapshot: MetricsSnapshot) -> tuple[ClosedPart, ...]:
         """Returns the closed parts if there are so many that their rows are not held, else none."""
         held, self._closed, before = self._closed, {}, None
-        for part in snapshot.parts:
+        for part in (*snapshot.inherited, *snapshot.parts):
             self._closed[part] = before = held.get(part) or ClosedPart.of(part, before)
         closed = tuple(self._closed.values())
         if sum(one.nbytes for one in closed) <= MAX_HELD_BYTES:
@@ -372,7 +372,7 @@ class _RankColumns:
     def _update(self, look: Look, wanted: Sequence[str], *, with_time: bool, has_closed: bool) -> None:
         """Reads new rows, for all columns that are held; all rows, for the others."""
         csv = look.snapshot.csv
-        first = look.snapshot.closed + 1 if has_closed else 1
+        first = look.snapshot.closed + 1 if has_closed else 0
         if first != self._first:
             wanted = [*dict.fromkeys([*self._columns, *wanted])]
             with_time = with_time or self._time is not None

@@ -54,14 +54,14 @@ class Look:
         is_same_file: whether the CSV is the file of the last look.
         is_continued: whether all that the last look saw is still there; also where it saw nothing.
         first: the number of the part, or of the one that the CSV will become, where the rows begin that the
-            last look did not see.
+            last look did not see; 0 for all, those of the parents of a fork too.
         start: the place there, see `CsvSnapshot`; 0 for all rows.
     """
 
     snapshot: MetricsSnapshot
     is_same_file: bool
     is_continued: bool
-    first: int = 1
+    first: int = 0
     start: int = 0
 
     def pieces(self) -> Iterator[tuple[CsvSnapshot, int]]:
