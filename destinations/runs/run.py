@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from .content.records import RecordCount, Records
     from .content.series import Series
     from .index.bucket import BucketCopy
+    from .verify import Finding
 
 __all__ = ["Branch", "MetricSummary", "Run"]
 
@@ -380,6 +381,18 @@ class Run(RecordAccess):
                 damages.append(f"{prefix}{SESSIONS} has {lines} damaged lines: what they say is not known")
             found += [one for one in damages if not any(one in known for known in found)]
         return found
+
+    def verify(self) -> Iterator[Finding]:
+        """Yields what is damaged, missing, or not covered by a checksum; reads the whole run.
+
+        ```python
+        for found in run.verify():
+            print(found.file, found.text)
+        ```
+        """
+        from .verify import verify_run
+
+        return verify_run(self.path, self, self.problems)
 
     @property
     def receipt(self) -> dict[str, Any]:
