@@ -314,7 +314,8 @@ class StoredRun:
                 raise _GoneError
             about = piece.about
             if state.session and state.run != about.run:
-                self._forget()
+                self._forget(before)
+                before.clear()
             if (state.session, state.run) != (session.number, about.run) or state.lost:
                 # What was lost may have been put again.
                 state = FolderState(session.number, run=about.run)
@@ -336,13 +337,17 @@ class StoredRun:
                     # Who is interrupted goes on from here.
                     state.save(self.folder, self.stream)
             self._apply(state, piece, with_plain=with_plain)
-        for path in before.keys() - about.files.keys():
-            with contextlib.suppress(PieceError):
-                place_inside(self.folder, path).unlink(missing_ok=True)
+        self._remove(before.keys() - about.files.keys())
         return about
 
-    def _forget(self) -> None:
-        """Removes what pieces do not hold: it is of another run, which was deleted and begun anew."""
+    def _remove(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            with contextlib.suppress(PieceError):
+                place_inside(self.folder, path).unlink(missing_ok=True)
+
+    def _forget(self, files: Iterable[str]) -> None:
+        """Removes these files, parts and media: they are of another run, which was deleted and begun anew."""
+        self._remove(files)
         _, _, rank = self.stream.partition("rank")
         names = [parts_path(Path(metrics_name(int(rank))))]
         if self.stream == stream_of(0):

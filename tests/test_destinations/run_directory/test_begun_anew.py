@@ -84,6 +84,46 @@ def test_a_reader_that_polls_takes_no_piece_of_another_run(tmp_path):
     old.close()
 
 
+class LosesOnce:
+    """A store that has lost an object the first time that it is asked for."""
+
+    def __init__(self, store, name):
+        self.store, self.name = store, name
+
+    def get(self, name):
+        if name == self.name:
+            self.name = ""
+            raise FileNotFoundError(name)
+        return self.store.get(name)
+
+    def __getattr__(self, name):
+        return getattr(self.store, name)
+
+
+def test_a_reader_that_is_interrupted_keeps_nothing_of_the_old_run(tmp_path):
+    """A piece of the new one was merged while it read: what it has done by then counts as done."""
+    store = tmp_path / "store"
+    with Mirrored(tmp_path / "one" / "run", store) as old:
+        old.logger.log_hyperparameters({"lr": 0.1})
+        old.log({"loss": 1.0}, 0)
+    fetched(store, tmp_path / "copy")
+    shutil.rmtree(store)
+    new = Mirrored(tmp_path / "two" / "run", store)
+    for step in range(3):
+        new.log({"loss": float(step)}, step)
+        new.send()
+
+    run = StoredRun(
+        LosesOnce(open_store(str(store)), "live/rank0/0001/00000002-00000002.zip"), "", tmp_path / "copy"
+    )
+    run.look()
+    run.fetch()
+
+    assert not (tmp_path / "copy" / "hparams.yaml").exists()
+    assert read_series(tmp_path / "copy", "loss") == [(step, float(step)) for step in range(3)]
+    new.close()
+
+
 def test_a_deleted_run_that_nobody_begins_anew_is_gone(tmp_path):
     """Also for a reader that has not seen the store with it, and where it had never been closed."""
     store = tmp_path / "store"
