@@ -4,7 +4,7 @@ import csv
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ _DEFAULTS = {
 }
 
 _EMPTY = ("", None)
+_ODD = "rows with other cells than the first line"
 # What programs write for no value.
 _NO_VALUE = {"na", "n/a", "null", "none", "-"}
 
@@ -86,8 +87,8 @@ def _with_end(path: Path, runs: list[SourceRun]) -> list[SourceRun]:
     return runs
 
 
-def parquet_batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
-    """Yields the record batches of a Parquet file.
+def parquet_batches(path: Path, needed: Collection[str] = ()) -> Iterator[Any]:
+    """Yields the record batches of a Parquet file with these columns, and maybe more.
 
     Raises:
         UnreadableError: it is none.
@@ -97,9 +98,12 @@ def parquet_batches(path: Path, columns: Sequence[str] | None = None) -> Iterato
 
     try:
         with pa.parquet.ParquetFile(path, page_checksum_verification=True) as file:
-            yield from file.iter_batches(columns=columns)
-    except (pa.ArrowException, OSError) as error:
+            missing = {*needed} - {*file.schema_arrow.names}
+            yield from () if missing else file.iter_batches()
+    except Exception as error:  # whatever pyarrow finds wrong
         raise UnreadableError(f"{path} is not a Parquet file: {error}.") from error
+    if missing:
+        raise UnreadableError(f"{path} has no column {min(missing)!r}.")
 
 
 def _runs(place: str, columns: Mapping[str, str]) -> list[SourceRun]:
@@ -175,8 +179,7 @@ class _Table:
         # In W&B's own history, rows that a trainer did not log lack its step.
         self._is_history = "_step" in names and names.index("_step") != roles.get("step")
         taken = {*roles.values(), *([names.index("_step")] if self._is_history else ())}
-        unlike = enumerate(_unlike(names))
-        self._metrics = {index: name for index, name in unlike if names[index] and index not in taken}
+        self._metrics = {index: name for index, name in enumerate(_unlike(names)) if index not in taken}
         self._last_step: float | None = None
         # Columns with numbers, and how many texts each column has.
         self._with_numbers: set[int] = set()
@@ -191,7 +194,7 @@ class _Table:
         """Yields the values of each row."""
         for number, row in enumerate(filter(None, self._rows())):
             if len(row) < self._width or any(cell not in _EMPTY for cell in row[self._width :]):
-                run.lost["rows with other cells than the first line"] += 1
+                run.lost[_ODD] += 1
             step = self._step_of(row, number)
             if step is None:
                 run.lost["rows without a whole step"] += 1
@@ -217,7 +220,9 @@ class _Table:
         values = {}
         for index, metric in self._metrics.items():
             cell = row[index] if index < len(row) else None
-            if (value := _number(cell)) is not None:
+            if not metric:
+                run.left_out["cells of a column without a name"] += cell not in _EMPTY
+            elif (value := _number(cell)) is not None:
                 values[metric] = value
                 self._with_numbers.add(index)
             elif isinstance(cell, str) and cell.strip().lower() in _NO_VALUE:
@@ -229,13 +234,13 @@ class _Table:
 
 def _unlike(names: Sequence[str]) -> list[str]:
     """Returns names of which each is there once: a second "loss" is "loss.1"."""
-    found: dict[str, None] = {}
+    found: list[str] = []
     for name in names:
+        others = {*names, *found}
         numbered = (f"{name}.{number}" for number in itertools.count(1))
-        found[name if name not in found else next(one for one in numbered if one not in {*names, *found})] = (
-            None
-        )
-    return list(found)
+        is_new = not name or name not in found
+        found.append(name if is_new else next(one for one in numbered if one not in others))
+    return found
 
 
 def _number(cell: Any) -> float | None:
@@ -279,7 +284,11 @@ def _exported_runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
     path = Path(place).absolute()
     # Before it is read: it may grow meanwhile.
     stamp = stamp_of(path)
-    (first, *names), rows = _read_rows(path)
+    header, rows = _read_rows(path)
+    if not header:
+        raise UnreadableError(f"{path} is empty.")
+    first, *names = header
+    odd = sum(len(row) not in {0, len(header)} for row in rows)
     by_run: dict[str, dict[int, str]] = {}
     for index, name in enumerate(names, 1):
         run, _separator, metric = name.rpartition(" - ")
@@ -289,12 +298,17 @@ def _exported_runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
         # The page adds the smallest and the largest of the values that it shows as one point, and its steps.
         left = ("__MIN", "__MAX")
         kept = {index: name for index, name in metrics.items() if not name.endswith(left) and name != "_step"}
-        of_run = [[row[0], *(row[index] for index in kept if index < len(row))] for row in filter(None, rows)]
+        of_run = [
+            [row[0], *(row[index] if index < len(row) else None for index in kept)]
+            for row in filter(None, rows)
+        ]
         of_run = [row for row in of_run if any(cell not in _EMPTY for cell in row[1:])]
         identity, written_at = f"wandb-export {path} {run}", path.stat().st_mtime
         made = _run_of_rows(
             identity, run, stamp, [first, *kept.values()], of_run.copy, {"step": 0}, written_at
         )
+        if odd:
+            made.lost[_ODD] += odd
         found.append(made)
     return _with_end(path, found)
 
