@@ -204,20 +204,19 @@ def remove(data, at, draw):
     del data[at : at + draw.choice([1, 7, 50])]
 
 
-@pytest.mark.parametrize("damage", [flip, overwrite, remove])
-def test_damage_is_found_or_does_not_matter(form, damage):
+def test_damage_is_found_or_does_not_matter(form):
     """At random places of the file, its first and its last bytes."""
     form, folder, file = form
     whole = file.read_bytes()
     draw = random.Random(1)
-    if damage is not flip and not form.has_checksums:
-        pytest.skip("rows of a text may have been joined to others that look right")
-    for at in (0, 4, len(whole) - 1, *(draw.randrange(len(whole)) for _ in range(PLACES))):
-        data = bytearray(whole)
-        damage(data, at, draw)
-        file.write_bytes(data)
+    # Rows of a text may be joined to others that look right.
+    for damage in (flip, overwrite, remove) if form.has_checksums else (flip,):
+        for at in (0, 4, len(whole) - 1, *(draw.randrange(len(whole)) for _ in range(PLACES))):
+            data = bytearray(whole)
+            damage(data, at, draw)
+            file.write_bytes(data)
 
-        assert_right_or_said(form, folder)
+            assert_right_or_said(form, folder)
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "csv", "tsv", "chart"])
