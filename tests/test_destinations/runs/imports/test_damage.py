@@ -16,6 +16,7 @@ from destinations.run_directory import read_rows
 from destinations.runs import Run
 from destinations.runs.imports import SOURCES, SourceError, import_runs
 from destinations.runs.imports.source import Values
+from tests.test_destinations.runs.folders import write_lightning
 from tests.test_destinations.runs.imports.wandb_logs import history, log_bytes
 
 STEPS = 40
@@ -245,6 +246,25 @@ def test_what_is_written_while_it_is_read_comes_with_the_next_import(tmp_path, n
 
     assert attrs.asdict(first)["values"] >= len(half)
     assert (attrs.asdict(second)["values"], second.failures) == (len(TRUTH), [])
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (b"0,1\n1,2\n2,3", "1 last rows without a line end, which may be cut off"),
+        (b"0,1\n1.2\n2,3\n", "1 rows with other cells than the first line"),
+        (b"0,1\n1,\xb2\n2,3\n", "1 cells that are no numbers"),
+    ],
+)
+def test_a_damaged_file_of_lightning_is_said(tmp_path, rows, said):
+    """Its runs are copied as they are read, and readers of runs take what they can."""
+    write_lightning(tmp_path / "logs/version_0")
+    (tmp_path / "logs/version_0/metrics.csv").write_bytes(b"step,loss\n" + rows)
+
+    report = import_runs(tmp_path / "logs", tmp_path / "runs")
+
+    assert report.failures[0] == f"version_0: {said}"
+    assert report.rows >= 2
 
 
 HOSTILE = [
