@@ -291,8 +291,8 @@ class _Sink:
         from events import Time, Timestamp
 
         state = self._logger.state
-        self._destination.load_state_dict({"time": 0.0})  # What was logged at that step goes too.
         self._destination.before_load(state, self._logger)
+        self._destination.load_state_dict({"time": 0.0})  # What was logged at that step goes too.
         self._destination.after_load(state, self._logger)
         state.timestamp = Timestamp(batch=Time(max(0, step), "ba"))
         self._destination.fit_start(state, self._logger)
