@@ -22,6 +22,7 @@ __all__ = ["NEPTUNE"]
 
 _PART = re.compile(r"(?P<run>.+)_part_(?P<number>\d+)\.parquet")
 _DATA, _FILES = "data", "files"
+_COLUMNS = {"project_id", "run_id", "attribute_path", "attribute_type", "step", "timestamp"}
 _SINGLE = {"float", "int", "string", "bool", "datetime", "string_set"}
 _WHOLE = {"file", "artifact", "file_set"}
 _OWN = "sys/"
@@ -66,7 +67,7 @@ def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
 def _rows_of(parts: list[Path], lost: Counter[str]) -> Iterator[dict[str, Any]]:
     for part in parts:
         try:
-            for batch in parquet_batches(part):
+            for batch in parquet_batches(part, _COLUMNS):
                 yield from batch.to_pylist()
         except UnreadableError:
             lost["damaged parts"] += 1
