@@ -211,7 +211,7 @@ def plain_cell(value: Any, depth: int = 0) -> Any:
                 return f"<{type(value).__name__} of {value.dtype}, shape {tuple(value.shape)}>"
             return value if is_on_device(value) else _leaf(value, ())
         picture = as_picture(value)
-        return _plain(value) if picture is value else picture
+        return picture if hasattr(picture, "getbands") else _plain(picture)
     except Exception:  # noqa: BLE001  # a value's own methods
         return safe_text(value)
 
@@ -225,25 +225,34 @@ def as_picture(value: Any) -> Any:
     print(as_picture(Figure(figsize=(2, 1), dpi=50)).size)  # (100, 50)
     ```
 
-    Takes the axes of a figure too, `pyplot`, and whatever else has `savefig`.
+    Takes the axes of a figure too, `pyplot`, and whatever else has `savefig`. What has no shape, but converts
+    to an array of numpy, becomes one.
 
     Raises:
         RecordError: the figure cannot be drawn.
     """
-    figure = value.get_figure() if hasattr(value, "get_figure") else value
-    if not hasattr(figure, "savefig"):
+    if hasattr(value, "shape") or hasattr(value, "getbands"):
         return value
+    try:
+        if hasattr(value, "__array__"):
+            import numpy as np
+
+            return np.asarray(value)
+        figure = value.get_figure() if hasattr(value, "get_figure") else value
+        return _drawn(figure) if hasattr(figure, "savefig") else value
+    except Exception as error:
+        reason = f"{type(error).__name__}: {safe_text(error)}"
+        raise RecordError(f"image must be an array or a figure that can be drawn, got {reason}.") from error
+
+
+def _drawn(figure: Any) -> Any:
     import PIL.Image
 
     file = io.BytesIO()
-    try:
-        figure.savefig(file, format="png", dpi="figure", pil_kwargs={"compress_level": 0})
-        with PIL.Image.open(file) as image:
-            is_opaque = image.getextrema()[-1] == (255, 255)
-            return image.convert("RGB" if is_opaque else "RGBA")
-    except Exception as error:
-        reason = f"{type(error).__name__}: {safe_text(error)}"
-        raise RecordError(f"figure must be one that savefig can draw, got {reason}.") from error
+    figure.savefig(file, format="png", dpi="figure", pil_kwargs={"compress_level": 0})
+    with PIL.Image.open(file) as image:
+        is_opaque = image.getextrema()[-1] == (255, 255)
+        return image.convert("RGB" if is_opaque else "RGBA")
 
 
 def as_table(columns: Any, rows: Any) -> tuple[Any, Any]:
@@ -263,7 +272,7 @@ def as_table(columns: Any, rows: Any) -> tuple[Any, Any]:
         RecordError: the columns have different lengths, or one is unknown.
     """
     table = _parts_of_table(columns if rows is None else rows)
-    if table is None:
+    if table is None or isinstance(columns, str):
         return columns, rows
     names = [name if isinstance(name, str) else safe_text(name) for name in table[0]]
     if columns is None or rows is None:

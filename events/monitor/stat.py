@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 _log = logging.getLogger("events")
+_Read = TypeVar("_Read")
 
 # Percentiles are exact up to this many samples.
 RESERVOIR_SAMPLES = 10_000
@@ -481,23 +482,20 @@ class Window:
 
     def count(self) -> int:
         """Returns the number of samples in the open window."""
-        if not self._acquire():
-            return 0
-        try:
-            self._fold()
-            self._update_max_pending()
-            return self.summary.count
-        finally:
-            self._release()
+        return self._read(lambda: self.summary.count, 0)
 
     def values(self) -> dict[Aggregation, float]:
         """Returns the aggregates of the open window."""
+        empty = Summary(()).values(self.aggregations)
+        return self._read(lambda: (self._full or self.summary).values(self.aggregations), empty)
+
+    def _read(self, read: Callable[[], _Read], otherwise: _Read) -> _Read:
         if not self._acquire():
-            return Summary(()).values(self.aggregations)
+            return otherwise
         try:
             self._fold()
             self._update_max_pending()
-            return (self._full or self.summary).values(self.aggregations)
+            return read()
         finally:
             self._release()
 
