@@ -15,6 +15,8 @@ import attrs
 
 from uploads.disk import read_regular
 
+from .sums import parse_line, summed_line
+
 __all__ = ["ALL", "Keep", "Limit", "RowChain", "RowPlace", "SealedPart", "history_path"]
 
 _MAX_BYTES = 256 << 20
@@ -90,11 +92,13 @@ class RowChain:
         content: its bytes, up to the last complete line that counts.
         newest: the id of the session that began last; "" before the first.
         parts: the closed parts of each session, in the order of their rows.
+        lost: how many rows of the CSV a session found damaged, and left blank.
     """
 
     content: bytearray = attrs.field(factory=bytearray)
     newest: str = ""
     parts: dict[str, list[SealedPart]] = attrs.field(factory=dict)
+    lost: int = 0
     _follows: dict[str, RowPlace | None] = attrs.field(factory=lambda: {"": None})
     _view: dict[str, int | None] = attrs.field(factory=lambda: {"": 0})
     _marks: dict[tuple[str, int], int] = attrs.field(factory=dict)
@@ -131,14 +135,10 @@ class RowChain:
         """Takes a line; one of an unknown kind says nothing.
 
         Raises:
-            ValueError: it is no JSON.
+            ValueError: it is no JSON, or its checksum is another one.
         """
         self.content += line
-        try:
-            fields = json.loads(line)
-        except RecursionError:
-            raise ValueError("it is nested too deeply") from None
-        match fields:
+        match parse_line(line):
             case {"part": int(number), "session": str(session), "rows": int(rows), **more}:
                 places = [more.get(name) for name in ("bytes", "crc32", "csv_bytes")]
                 size, crc32, csv_bytes = (one if isinstance(one, int) else 0 for one in places)
@@ -146,6 +146,8 @@ class RowChain:
                 self.parts.setdefault(session, []).append(part)
             case {"mark": int(mark), "session": str(session), "rows": int(rows)}:
                 self._marks[session, mark] = rows
+            case {"lost": int(rows)}:
+                self.lost += rows
             case {"session": str(session), "follows": follows, "view": int() | None as view}:
                 self.newest = session
                 self._view[session] = view
@@ -171,6 +173,10 @@ class RowChain:
     def mark(self, mark: int, rows: int) -> bytes:
         """Returns the line of a checkpoint of the newest session, when it had so many rows."""
         return _line({"mark": mark, "session": self.newest, "rows": rows})
+
+    def loss(self, rows: int) -> bytes:
+        """Returns the line of rows of the CSV that the newest session found damaged."""
+        return _line({"lost": rows, "session": self.newest})
 
     def session(self, session: str, follows: RowPlace | None, view: int | None) -> bytes:
         """Returns the line of a session.
@@ -260,4 +266,4 @@ def _place_of(follows: Any) -> RowPlace | None:
 
 
 def _line(fields: dict[str, Any]) -> bytes:
-    return json.dumps(fields).encode() + b"\n"
+    return summed_line(json.dumps(fields))

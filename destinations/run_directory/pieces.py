@@ -88,6 +88,7 @@ class Piece:
         status: of the run, as in its sidecar.
         written_at: by the clock of the writer, in seconds since 1970.
         seconds: the interval at which pieces come.
+        follows: the last interval that the run continues of each session of another machine, by its number.
     """
 
     session: int
@@ -101,6 +102,7 @@ class Piece:
     status: str = "running"
     written_at: float = 0.0
     seconds: float = 10.0
+    follows: Mapping[str, int] = attrs.field(factory=dict)
 
     @property
     def name(self) -> str:
@@ -250,6 +252,7 @@ def _parsed(archive: zipfile.ZipFile) -> tuple[Piece, dict[str, tuple[int, int]]
         fields = json.loads(archive.read(about))
         if fields.pop("format") != _FORMAT:
             raise PieceError("a piece is of a newer format: read it with the release that wrote it")
+        fields["follows"] = {str(one): int(last) for one, last in fields.get("follows", {}).items()}
         data = {str(path): (int(start), int(end)) for path, (start, end) in fields.pop("data").items()}
         fields["files"] = {str(path): FileState(*map(int, state)) for path, state in fields["files"].items()}
         for name in ("needs", "parts", "objects"):

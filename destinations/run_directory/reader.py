@@ -22,6 +22,7 @@ import attrs
 
 from destinations.history.row_chain import ALL, Keep, RowChain, RowPlace, SealedPart
 from destinations.history.rows import Call
+from destinations.history.sums import CheckedBlocks, Sums, read_sums
 from uploads.disk import end_of_last_line, open_regular, read_regular
 
 from .frames import MAGIC, Begin, Boundary, Resume, Rewind
@@ -56,11 +57,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CsvSnapshot",
+    "End",
     "MetricRow",
     "MetricsSnapshot",
     "ParquetSnapshot",
     "Part",
     "PartChangedError",
+    "damage_of_csvs",
     "damage_of_parts",
     "has_any_metric",
     "last_file_rows",
@@ -80,6 +83,9 @@ __all__ = [
 ]
 
 Result = TypeVar("Result")
+
+End = tuple[str, int | None]
+"""The id of a session, and the mark of its checkpoint where rows end; None for all of its rows."""
 
 _TRIES = 100
 # Descriptors of parts. A GiB of rows: what training that resumes abandons is mostly less.
@@ -112,6 +118,7 @@ class CsvSnapshot:
         end: the end of the valid rows.
         held: the file up to there, if it was read already.
         begin: the offset of the first row. Default: after the header.
+        checks: the checksums of its rows: those of a damaged block are blank.
     """
 
     _fd: int
@@ -119,6 +126,7 @@ class CsvSnapshot:
     end: int
     _held: bytes | None = None
     begin: int | None = None
+    checks: CheckedBlocks | None = None
 
     @classmethod
     def of(cls, fd: int) -> Self:
@@ -208,6 +216,11 @@ class CsvSnapshot:
             end, length = start + skipped, chunk_bytes
 
     def _piece(self, at: int, length: int) -> bytes:
+        piece = self.raw(at, length)
+        return piece if self.checks is None else self.checks.checked(piece, at, self.raw)
+
+    def raw(self, at: int, length: int) -> bytes:
+        """Returns bytes of the file as they are; fewer at its end."""
         if self._held is not None:
             return self._held[at : at + length]
         pieces = []
@@ -233,14 +246,14 @@ class CsvSnapshot:
     def before(self, end: int, length: int) -> bytes:
         """Returns up to `length` bytes before an offset, without the first line."""
         start = max(len(self.header), end - length)
-        return self._piece(start, end - start)
+        return self.raw(start, end - start)
 
     def mark(self, size: int, closed: int = 0) -> dict[str, int] | None:
         """Returns the `csv_mark` of the first `size` bytes, after some parts; None if there are fewer."""
         if not len(self.header) <= size <= self.end:
             return None
         start = max(0, size - MARKED_TAIL_BYTES)
-        return csv_mark(self.header, self._piece(start, size - start), size, closed)
+        return csv_mark(self.header, self.raw(start, size - start), size, closed)
 
     def to_parquet(self, between: Callable[[], None] = lambda: None) -> bytes:
         """Returns the rows as a closed part; calls `between` meanwhile."""
@@ -449,6 +462,8 @@ class MetricsSnapshot:
         closed: the number of the last closed part; 0 if there is none.
         missing: parts that should be there, the first hundred.
         history: how many bytes of the history count.
+        path: of the CSV.
+        lost: how many rows were found damaged by a session that went on.
     """
 
     parts: tuple[Part, ...]
@@ -458,6 +473,8 @@ class MetricsSnapshot:
     closed: int
     missing: tuple[Part, ...]
     history: int = 0
+    path: Path = Path()
+    lost: int = 0
 
     @property
     def resumes(self) -> "list[Resume]":
@@ -487,19 +504,38 @@ class MetricsSnapshot:
                     if (damage := part.damage(piece)) is not None:
                         part.warn(damage)
                     yield piece
+        for problem in self._problems():
+            _log.warning("%s: %s.", self.path, problem)
         yield self.csv
 
+    def _problems(self) -> list[str]:
+        """Returns what is wrong with the CSV, as far as it is known without reading its rows."""
+        checks, lost = self.csv.checks, self.lost
+        found = [f"{lost:,} rows of {self.path.name} were damaged, and are lost"] if lost else []
+        return found + ([checks.problem] if checks is not None and checks.problem else [])
+
+    def damage_of_csv(self) -> list[str]:
+        """Returns what is missing of the rows of the CSV, which is read whole."""
+        checks = self.csv.checks
+        if checks is None:
+            return self._problems()
+        checks.verify(self.csv.raw)
+        damage = checks.damage()
+        return list(dict.fromkeys([*self._problems(), *([] if damage is None else [damage])]))
+
     def damage(self, *, pages: bool = False) -> list[str]:
-        """Returns what is missing of the parts; with `pages`, the last sixteen are read whole."""
+        """Returns what is missing of the rows; with `pages`, reads the CSV and the last sixteen parts."""
         found = [part.absence for part in self.missing]
         verified = frozenset(self.parts[-_MOST_VERIFIED:] if pages else ())
-        damages = (part.check(pages=part in verified) for part in self.parts)
-        return found + [damage for damage in damages if damage is not None]
+        damages = [part.check(pages=part in verified) for part in self.parts]
+        found += [damage for damage in damages if damage is not None]
+        return found + (self.damage_of_csv() if pages else self._problems())
 
     def rows(self) -> "Iterator[MetricRow]":
-        """Yields all rows; holds none of the files."""
+        """Yields all rows but those of damaged blocks; holds none of the files."""
         for file in self.files():
-            yield from self.without_abandoned(file.rows())
+            rows = self.without_abandoned(file.rows())
+            yield from (row for row in rows if row.metrics or (row.step, row.time) != (None, None))
         yield from merge_journal([], self.records)
 
     def without_abandoned(self, rows: "Iterable[MetricRow]") -> "Iterator[MetricRow]":
@@ -540,6 +576,20 @@ def damage_of_parts(run_dir: Path, count: int, *, pages: bool = False) -> list[s
     return [one for rank in ranks for one in retried(functools.partial(damage, rank))]
 
 
+def damage_of_csvs(run_dir: Path) -> list[str]:
+    """Returns what is missing of the rows that are in the CSVs of a run, of all ranks; reads them whole.
+
+    Raises:
+        OSError: as of `take_snapshot`.
+    """
+    found = []
+    for path in sorted(run_dir.glob("metrics*.csv")):
+        if match := _RANK.fullmatch(path.stem):
+            with take_snapshot(run_dir, int(match[1] or 0), with_records=False) as snapshot:
+                found += snapshot.damage_of_csv()
+    return found
+
+
 def metric_columns(snapshot: MetricsSnapshot) -> list[str]:
     """Returns the columns of all metrics, in the order of first appearance."""
     names: list[str] = []
@@ -557,13 +607,16 @@ def metric_columns(snapshot: MetricsSnapshot) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def take_snapshot(run_dir: Path, rank: int, *, with_records: bool = True) -> MetricsSnapshot:
+def take_snapshot(
+    run_dir: Path, rank: int, *, with_records: bool = True, end: End | None = None
+) -> MetricsSnapshot:
     """Returns a consistent snapshot of a rank's metrics, a context manager.
 
     Args:
         run_dir: the folder of the run.
         rank: the rank that logged the rows.
         with_records: whether to read the journal as well.
+        end: where the rows end. Default: with those of the newest session.
 
     Raises:
         NewerFormatError: a newer release wrote the run.
@@ -572,7 +625,7 @@ def take_snapshot(run_dir: Path, rank: int, *, with_records: bool = True) -> Met
     """
     check_format(run_dir)
     for _ in range(_TRIES):
-        snapshot = _try(run_dir, rank, with_records)
+        snapshot = _try(run_dir, rank, with_records, end)
         if snapshot is not None:
             return snapshot
     raise OSError(f"metrics in {run_dir} changed during each of {_TRIES} attempts to read them. Try again.")
@@ -597,14 +650,14 @@ def retried_items(read: Callable[[], Iterator[Result]]) -> Iterator[Result]:
     yield from retried(begun)
 
 
-def _try(run_dir: Path, rank: int, with_records: bool) -> MetricsSnapshot | None:
+def _try(run_dir: Path, rank: int, with_records: bool, to: End | None) -> MetricsSnapshot | None:
     """Reads everything once; None if the writer replaced or removed a file meanwhile."""
     folder = journal_path(run_dir, rank)
     path = run_dir / metrics_name(rank)
-    position = Position.read(folder / POSITION)
+    position, sums = Position.read(folder / POSITION), read_sums(path)
     fd = open_existing(path)
     try:
-        snapshot = _read(folder, path, fd, position, with_records=with_records)
+        snapshot = _read(folder, path, fd, position, sums, to, with_records=with_records)
     except PartChangedError:
         snapshot = None
     except BaseException:
@@ -617,7 +670,14 @@ def _try(run_dir: Path, rank: int, with_records: bool) -> MetricsSnapshot | None
 
 
 def _read(  # noqa: C901  # one look, step by step
-    folder: Path, path: Path, fd: int, position: Position | None, *, with_records: bool
+    folder: Path,
+    path: Path,
+    fd: int,
+    position: Position | None,
+    sums: Sums,
+    to: End | None,
+    *,
+    with_records: bool,
 ) -> MetricsSnapshot | None:
     size = 0 if fd < 0 else os.fstat(fd).st_size
     header = b"" if fd < 0 else read_header(fd, size)
@@ -648,6 +708,9 @@ def _read(  # noqa: C901  # one look, step by step
         records, (last, _), is_whole = journal_records(folder, (segment, offset))
     after = Position.read(folder / POSITION)
     csv = CsvSnapshot(fd, header, end, held)
+    if sums != Sums():
+        tail = None if position is None else position.tail_of(header, size)
+        csv.checks = CheckedBlocks(path, sums, header, size, end, csv.raw, tail)
     if after is None and position is None:
         # A new CSV, or one of another program; unless a whole session took place meanwhile.
         if _size(path) != size or _chain(path, None) != chain:
@@ -655,13 +718,13 @@ def _read(  # noqa: C901  # one look, step by step
         parts = [part for part in _found(path, chain.preceding()) if part.identity is not None]
         if chain.view is None and part_begun_by(parts, csv) is not None:
             csv.end = len(header)  # They were being closed when the position was lost.
-        return _snapshot(path, chain, csv, records, None)
+        return _snapshot(path, chain, csv, records, None, to)
     if after is None or position is None or after.generation != position.generation:
         return None
     if not is_whole and after != position:
         return None  # A segment was drained and removed before it was read: its rows are in newer lines.
     drained_beyond = with_records and any(state.segment > last for state in after.states)
-    return None if drained_beyond else _snapshot(path, chain, csv, records, (segment, offset))
+    return None if drained_beyond else _snapshot(path, chain, csv, records, (segment, offset), to)
 
 
 def _chain(path: Path, state: CsvState | None) -> RowChain:
@@ -685,9 +748,10 @@ def _snapshot(
     csv: CsvSnapshot,
     records: list[JournalRecord],
     place: tuple[int, int] | None,
+    to: End | None,
 ) -> MetricsSnapshot:
     """Returns the snapshot; what the journal says of sessions is applied as the writer will."""
-    kept, csv, records = _settled(chain, csv, records)
+    kept, csv, records = _settled(chain, csv, records, to)
     parts = _found(path, kept)
     return MetricsSnapshot(
         tuple(part for part in parts if part.identity is not None),
@@ -697,6 +761,8 @@ def _snapshot(
         max((part.number for part in parts), default=0),
         tuple(part for part in parts if part.identity is None)[:_MOST_MISSING],
         chain.size,
+        path,
+        chain.lost,
     )
 
 
@@ -717,7 +783,7 @@ class _Pending:
 
 
 def _settled(  # noqa: C901  # one rule, case by case
-    chain: RowChain, csv: CsvSnapshot, records: list[JournalRecord]
+    chain: RowChain, csv: CsvSnapshot, records: list[JournalRecord], wanted: End | None
 ) -> tuple[Iterator[tuple[SealedPart, Keep]], CsvSnapshot, list[JournalRecord]]:
     """Returns the parts, the CSV and the records that count once the journal is drained."""
     current, pending = chain.newest, {chain.newest: _Pending()}
@@ -732,7 +798,7 @@ def _settled(  # noqa: C901  # one rule, case by case
                 pending[current].records.append(record.resume)
             case _:
                 pending[current].records.append(record)
-    end: tuple[str, int | None] = current, None
+    end = (current, None) if wanted is None else wanted
     found: list[JournalRecord] = []
     while end[0] in pending:
         session, mark = end

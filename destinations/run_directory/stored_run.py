@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import attrs
 
@@ -93,12 +94,14 @@ class StoredSession:
         pieces: first and last interval of each piece, in order.
         is_claimed: whether it has its `session.json`.
         is_over: whether it has its `successor.json`.
+        moved: the names of files that it sent when it had a successor, each the quoted path of one.
     """
 
     number: int
     pieces: list[tuple[int, int]] = attrs.field(factory=list)
     is_claimed: bool = False
     is_over: bool = False
+    moved: set[str] = attrs.field(factory=set)
 
     @property
     def last(self) -> int:
@@ -162,6 +165,8 @@ class StoredRun:
                 session = self.sessions.setdefault(int(found[2]), StoredSession(int(found[2])))
                 if numbers := numbers_of(found[3]):
                     session.pieces.append(numbers)
+                elif not found[3].endswith(".json"):
+                    session.moved.add(found[3])
                 session.is_claimed |= found[3] == SESSION_FILE
                 session.is_over |= found[3] == SUCCESSOR_FILE
         return plain
@@ -178,6 +183,23 @@ class StoredRun:
             (self.sessions[one] for one in sorted(self.sessions, reverse=True) if self.sessions[one].pieces),
             None,
         )
+
+    def branches(self) -> "list[StoredRun]":
+        """Returns the sessions that went on when another machine had continued the run, each as a run.
+
+        Their folders are below that of the run, under the same names as in the store. Call `fetch` before.
+        """
+        found: list[StoredRun] = []
+        if (newest := self.newest) is None:
+            return found
+        for number, session in self.sessions.items():
+            is_left = session.is_over and number < newest.session
+            if is_left and session.last > newest.follows.get(str(number), 0):
+                folder = self.folder / session_folder(self.stream, number)
+                branch = StoredRun(self._store, self.prefix, folder, self.stream)
+                branch.sessions = {number: session}
+                found.append(branch)
+        return found
 
     @property
     def place(self) -> str:
@@ -355,7 +377,10 @@ class StoredRun:
         """Downloads an object that is a plain file of the run to its place in the folder."""
         target = place_inside(self.folder, path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        download_file(self.prefix + path, target, store=self._store, overwrite=True, progress_bar=False)
+        name, session = path, self.read_session
+        if session is not None and quote(path, safe="") in session.moved:
+            name = self.name_of(session.number, quote(path, safe=""))
+        download_file(self.prefix + name, target, store=self._store, overwrite=True, progress_bar=False)
 
     @contextlib.contextmanager
     def _piece(self, session: int, name: str) -> Iterator[OpenPiece | None]:

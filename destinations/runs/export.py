@@ -29,7 +29,8 @@ from destinations.run_directory.layout import (
 
 from .files import clean_text, number_of, written_beside
 from .record import FIELDS, flat_record
-from .run import Run
+from .run import Branch, Run
+from .streams import Stream
 
 if TYPE_CHECKING:
     from destinations.run_directory.blocks import Block
@@ -199,10 +200,10 @@ def export_rows(
         FileExistsError: the file exists, and `overwrite` is False.
         OSError: a file of the run cannot be read.
     """
-    if type(run) is not Run:
+    if type(run) not in {Run, Branch}:
         raise ValueError(f"run {run.run_id} is of a dataset, which has no rows. Use export_metrics.")
     target = _Target.of(destination, format, overwrite=overwrite)
-    names, rows = _rows_of(run.path, rank, in_blocks=target.format == "parquet")
+    names, rows = _rows_of(Stream(run.path, end=run.end), rank, in_blocks=target.format == "parquet")
     if target.format == "parquet":
         with target.binary() as opened:
             return _write_parquet_blocks(rows, names, opened)
@@ -217,7 +218,7 @@ def export_rows(
     return count
 
 
-def _rows_of(run_dir: Path, rank: int, *, in_blocks: bool) -> tuple[list[str], Iterator[Any]]:
+def _rows_of(stream: Stream, rank: int, *, in_blocks: bool) -> tuple[list[str], Iterator[Any]]:
     """Returns the columns of the metrics, and the rows or their blocks, of one moment."""
     from destinations.run_directory.reader import metric_columns, retried_items
 
@@ -225,7 +226,7 @@ def _rows_of(run_dir: Path, rank: int, *, in_blocks: bool) -> tuple[list[str], I
     from .content.series import blocks_of_look
 
     def items() -> Iterator[Any]:
-        with RankReader(run_dir, rank).look() as look:
+        with RankReader(stream.folder, rank, stream.row_end).look() as look:
             names = metric_columns(look.snapshot)
             rows = blocks_of_look(look, ["epoch", *names]) if in_blocks else look.snapshot.rows()
             first = list(itertools.islice(rows, 1))

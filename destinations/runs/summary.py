@@ -46,9 +46,9 @@ def summary_of(
     return _joined(_of_streams(run_dir, rank, _records_of, writer, problems), rank)
 
 
-def computed_summary(run_dir: Path, rank: int) -> dict[str, MetricSummary]:
-    """Computes the summary of a rank from its rows."""
-    return _joined(_of_streams(run_dir, rank, _computed_records), rank)
+def computed_summary(run_dir: Path, rank: int, end: str | None = None) -> dict[str, MetricSummary]:
+    """Computes the summary of a rank from its rows; up to a session, if one is given."""
+    return _joined(_of_streams(run_dir, rank, _computed_records, end=end), rank)
 
 
 def read_extremes(run_dir: str, metric: str) -> Extremes:
@@ -72,9 +72,10 @@ def _of_streams(
     read: Callable[[Stream, int], _Records],
     writer: str | None = None,
     problems: list[str] | None = None,
+    end: str | None = None,
 ) -> list[tuple[Stream, _Records]]:
     found = []
-    for stream in streams_of(run_dir, writer):
+    for stream in streams_of(run_dir, writer, end):
         with reported(stream, writer, problems):
             check_format(stream.folder)
             found.append((stream, read(stream, rank)))
@@ -215,7 +216,7 @@ def _read_records(stream: Stream, rank: int) -> _Records:
     from destinations.run_directory.reader import merge_journal, take_snapshot
 
     statistics = Aggregate(by_step=bool(stream.writer))
-    with take_snapshot(stream.folder, rank) as snapshot:
+    with take_snapshot(stream.folder, rank, end=stream.row_end) as snapshot:
         resumes = snapshot.resumes
         for file, index in indexed_files(snapshot):
             # An index does not tell the steps of last values.

@@ -17,7 +17,7 @@ from typing import Self
 import attrs
 
 from destinations.run_directory.layout import JOURNAL_FOLDER, journal_path, metrics_name
-from destinations.run_directory.reader import CsvSnapshot, MetricsSnapshot, Part, take_snapshot
+from destinations.run_directory.reader import CsvSnapshot, End, MetricsSnapshot, Part, take_snapshot
 from destinations.run_directory.segments import journal_extent
 from destinations.runs.streams import streams_of
 from uploads.disk import ABSENT, require_readable
@@ -86,11 +86,13 @@ class RankReader:
     Args:
         run_dir: the folder of the run.
         rank: of the rows.
+        end: as for `take_snapshot`.
     """
 
-    def __init__(self, run_dir: Path, rank: int) -> None:
+    def __init__(self, run_dir: Path, rank: int, end: End | None = None) -> None:
         self._run_dir = run_dir
         self._rank = rank
+        self._end = end
         self._journal = journal_path(run_dir, rank)
         self._csv = run_dir / metrics_name(rank)
         self._seen: _SeenCsv | None = None
@@ -107,7 +109,7 @@ class RankReader:
         Raises:
             OSError: as of `take_snapshot`.
         """
-        snapshot = take_snapshot(self._run_dir, self._rank, with_records=with_records)
+        snapshot = take_snapshot(self._run_dir, self._rank, with_records=with_records, end=self._end)
         csv, seen = snapshot.csv, self._seen
         try:
             if seen is None:

@@ -24,7 +24,7 @@ from destinations.run_directory.blocks import (
 from destinations.run_directory.layout import column_of, parse_header
 from destinations.run_directory.reader import merge_journal, metric_columns, retried, retried_items
 from destinations.runs.errors import MetricNotFoundError
-from destinations.runs.streams import reported, streams_of
+from destinations.runs.streams import Stream, reported, streams_of
 
 from .rank_reader import Look, RankReader
 
@@ -82,7 +82,9 @@ def _no_rows_of(rank: int) -> str:
     return f"Rank {rank} has no rows here. Write them with RunDirectory(..., all_ranks=True)."
 
 
-def read_series(run_dir: Path, name: str, rank: int = 0, writer: str | None = None) -> Series:
+def read_series(
+    run_dir: Path, name: str, rank: int = 0, writer: str | None = None, end: str | None = None
+) -> Series:
     """Returns the values of a metric; see `Series`.
 
     Where several writers have it, their values are merged by step: of a step, first those of the trainer,
@@ -93,6 +95,7 @@ def read_series(run_dir: Path, name: str, rank: int = 0, writer: str | None = No
         name: of the metric, as logged or as in the CSV; "epoch" is the epoch of each row.
         rank: of the rows.
         writer: only those of this writer; "" for the trainer's.
+        end: as for `streams_of`.
 
     Raises:
         MetricNotFoundError: the run has no such metric; the message suggests the closest.
@@ -100,9 +103,9 @@ def read_series(run_dir: Path, name: str, rank: int = 0, writer: str | None = No
     """
     found: list[tuple[str, Series]] = []
     known: list[str] = []
-    for stream in streams_of(run_dir, writer):
+    for stream in streams_of(run_dir, writer, end):
         with reported(stream, writer):
-            names, series = retried(functools.partial(_read, stream.folder, name, rank))
+            names, series = retried(functools.partial(_read, stream, name, rank))
             known += names
             if series is not None:
                 found.append((stream.writer, series))
@@ -111,9 +114,9 @@ def read_series(run_dir: Path, name: str, rank: int = 0, writer: str | None = No
     return merged_by_step(found)
 
 
-def _read(folder: Path, name: str, rank: int) -> tuple[list[str], Series | None]:
+def _read(stream: Stream, name: str, rank: int) -> tuple[list[str], Series | None]:
     """Returns the metrics of one stream, and the values of one in the order of logging; None without it."""
-    with RankReader(folder, rank).look() as look:
+    with RankReader(stream.folder, rank, stream.row_end).look() as look:
         known = metric_columns(look.snapshot)
         column = next((one for one in (column_of(name), name) if one in known or one == "epoch"), None)
         if column is None:
@@ -180,22 +183,25 @@ def _append(array: Any, size: int, new: Any) -> int:
     return end
 
 
-def run_blocks(run_dir: Path, rank: int = 0, writer: str | None = None) -> Iterator[Block]:
+def run_blocks(
+    run_dir: Path, rank: int = 0, writer: str | None = None, end: str | None = None
+) -> Iterator[Block]:
     """Yields all rows of a rank in blocks; a block has only the metrics that occur in it.
 
     Args:
         run_dir: the folder of the run.
         rank: of the rows.
         writer: only those of this writer, "" for the trainer's. Default: of all, those of the trainer first.
+        end: as for `streams_of`.
     """
-    for stream in streams_of(run_dir, writer):
+    for stream in streams_of(run_dir, writer, end):
         with reported(stream, writer):
-            for block in retried_items(functools.partial(_all_blocks, stream.folder, rank)):
+            for block in retried_items(functools.partial(_all_blocks, stream, rank)):
                 yield attrs.evolve(block, writer=stream.writer) if stream.writer else block
 
 
-def _all_blocks(folder: Path, rank: int) -> Iterator[Block]:
-    with RankReader(folder, rank).look() as look:
+def _all_blocks(stream: Stream, rank: int) -> Iterator[Block]:
+    with RankReader(stream.folder, rank, stream.row_end).look() as look:
         yield from blocks_of_look(look, None)
 
 

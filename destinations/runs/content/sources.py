@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import attrs
 
 from destinations.history.chain import chain_of
-from destinations.history.row_chain import RowChain
+from destinations.history.row_chain import Keep, RowChain, SealedPart
 from destinations.kinds import KINDS, indexes, kind_of_line
 from destinations.kinds.artifacts import ARTIFACTS_INDEX
 from destinations.kinds.media import MEDIA_INDEX
@@ -29,6 +29,7 @@ from destinations.run_directory.layout import (
     parts_path,
 )
 from destinations.run_directory.reader import CsvSnapshot, MetricRow, Part, read_whole, retried_items
+from destinations.run_directory.stored_run import LIVE_FOLDER, stream_of
 from destinations.runs.files import json_lines, number_of, whole_of
 from destinations.runs.streams import Stream, by_time, reported, streams_of
 
@@ -83,6 +84,7 @@ class Branch:
         rank: of the rows.
         from_step: the step of its first row, or the one that training continued from.
         path: the file that has its rows, or the first of them.
+        open_rows: a CSV with rows of it after those of the parts, and how many others it begins with, if any.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Branch:
     from_step: int
     path: Path
     _parts: tuple[Part, ...] = ()
+    open_rows: tuple[Path, int] | None = None
 
     def files(self, max_bytes: int = 1 << 30) -> Iterator[CsvSnapshot]:
         """Yields its rows as CSVs in memory.
@@ -97,13 +100,17 @@ class Branch:
         Raises:
             OSError: a file cannot be read, or has more bytes than that.
         """
-        if not self._parts:
+        if not self._parts and self.open_rows is None:
             yield read_whole(self.path, max_bytes)
         for part in self._parts:
             with contextlib.closing(part.open()) as file:
                 file.packed.invert()
                 content = b"".join([file.header, *file.chunks()])
                 yield CsvSnapshot(-1, file.header, len(content), content)
+        if self.open_rows is not None:
+            whole = read_whole(self.open_rows[0], max_bytes)
+            whole.begin = whole.offset_of(self.open_rows[1])
+            yield whole
 
 
 class Item(NamedTuple):
@@ -223,17 +230,43 @@ def branches_of(run_dir: Path) -> list[Branch]:
             found.append(Branch(f"step{step}.{name}", int(of_rank or 0), int(step), path))
     for rank in ranks_of(run_dir):
         csv = run_dir / metrics_name(rank)
-        for session, left in RowChain.read(csv).left():
-            parts = (Part.find(parts_path(csv), part.number, keep) for part, keep in left)
-            there = tuple(part for part in parts if part is not None)
-            branch = Branch("", rank, 0, there[0].path, there) if there else None
-            first = (
-                None if branch is None else next((row for one in branch.files() for row in one.rows()), None)
-            )
-            if branch is not None and first is not None:
-                name = f"step{first.step or 0}.{session}"
-                found.append(attrs.evolve(branch, name=name, from_step=first.step or 0))
+        chain = RowChain.read(csv)
+        for session, left in chain.left():
+            found += _branch(session, rank, csv, left)
+        # In the copy of a run in a store, what a machine sent that had been continued by another.
+        for folder in sorted((run_dir / LIVE_FOLDER / stream_of(rank)).glob("*")):
+            found += _branch_beside(folder / csv.name, rank, chain)
     return sorted(found, key=lambda one: (one.rank, one.from_step))
+
+
+def _branch(
+    session: str,
+    rank: int,
+    csv: Path,
+    left: Iterable[tuple[SealedPart, Keep]],
+    open_rows: tuple[Path, int] | None = None,
+) -> list[Branch]:
+    """Returns the branch of a session, of the rows that its parts do not keep; none if there are no rows."""
+    parts = (Part.find(parts_path(csv), part.number, keep) for part, keep in left)
+    there = tuple(part for part in parts if part is not None)
+    if not there and open_rows is None:
+        return []
+    branch = Branch("", rank, 0, there[0].path if there else csv, there, open_rows)
+    first = next((row for one in branch.files() for row in one.rows()), None)
+    if first is None:
+        return []
+    return [attrs.evolve(branch, name=f"step{first.step or 0}.{session}", from_step=first.step or 0)]
+
+
+def _branch_beside(csv: Path, rank: int, chain: RowChain) -> list[Branch]:
+    """Returns the rows of a session with a folder of its own, without those that the run itself has."""
+    own = RowChain.read(csv)
+    before, left = chain.sealed_rows(own.newest), []
+    for part in own.parts.get(own.newest, ()):
+        left.append((part, Keep(min(before, part.rows))))
+        before = max(0, before - part.rows)
+    open_rows = (csv, (own.view or 0) + before) if csv.is_file() else None
+    return _branch(own.newest, rank, csv, left, open_rows)
 
 
 def _abandoned_rows(branch: Branch, position: ReadPosition) -> Iterator[Item]:
@@ -308,9 +341,7 @@ def _group_of(row: MetricRow) -> tuple[int | None, float | None]:
 def _new_lines(path: Path, name: str, position: ReadPosition, settled_at: float | None) -> Iterator[Item]:
     lines = itertools.islice(json_lines(path), position.lines.get(name, 0), None)
     last = _last_of_each(path) if name == ARTIFACTS_INDEX else {}
-    belongs = chain_of(path.parents[name.count("/")]).belongs(
-        lambda: json_lines(path), are_files=name == ARTIFACTS_INDEX
-    )
+    belongs = chain_of(path.parents[name.count("/")]).belongs(lambda: json_lines(path))
     pending: list[dict[str, Any]] = []
     count = 0
 

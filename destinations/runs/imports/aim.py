@@ -98,7 +98,7 @@ def _records(run: Any, series: Mapping[str, list[Any]], found: SourceRun) -> Ite
                     for arguments in read(values):
                         yield Logged(kind, name, int(step), float(time), arguments)
                 except (OSError, ValueError, EOFError, wave.Error):
-                    found.left_out[f"unreadable {what}"] += 1
+                    found.lost[f"unreadable {what}"] += 1
 
 
 def _names_of(about: list[tuple[str, Mapping[str, Any]]]) -> list[str]:

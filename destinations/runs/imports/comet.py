@@ -105,7 +105,7 @@ def _read(path: Path, run: SourceRun) -> Iterator[Item]:
                 try:
                     yield from _file(archive, payload, step, time, Path(folder))
                 except UNREADABLE:
-                    run.left_out["files that are missing"] += 1
+                    run.lost["unreadable files"] += 1
             elif metric and metric["metricName"] not in _OWN_METRICS:
                 given = whole_of(metric.get("step"))
                 step = step if given is None else given

@@ -16,7 +16,7 @@ from destinations.kinds.videos import VIDEO
 
 __all__ = ["READERS", "UNREADABLE", "ReadArguments"]
 
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, wave.Error)
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, RecursionError, AttributeError, wave.Error)
 """What a reader raises for a record that is damaged, or whose file is missing."""
 
 _XYZ, _XYZ_RGB = 3, 6

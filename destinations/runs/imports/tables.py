@@ -3,12 +3,15 @@
 import csv
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from .source import ColumnsError, Item, Source, SourceError, SourceRun, Values, unique_id
+from destinations.run_directory.layout import parse_number, whole_number
+
+from .source import ColumnsError, Item, Source, SourceError, SourceRun, UnreadableError, Values, unique_id
 
 __all__ = ["CHART", "STEPS", "TABLE", "parquet_batches", "seconds_of", "stamp_of"]
 
@@ -25,6 +28,10 @@ _DEFAULTS = {
     "run": (),
 }
 
+_EMPTY = ("", None)
+# What programs write for no value.
+_NO_VALUE = {"na", "n/a", "null", "none", "-"}
+
 
 def _claims(place: str) -> bool:
     path = Path(place)
@@ -40,7 +47,7 @@ def _read_rows(path: Path) -> tuple[list[str], list[list[Any]]]:
     """Returns the names of the columns of a table, and its rows.
 
     Raises:
-        SourceError: it cannot be read.
+        UnreadableError: it cannot be read.
     """
     lines = _lines_of(path)
     return next(lines, []), list(lines)
@@ -56,31 +63,49 @@ def _lines_of(path: Path) -> Iterator[list[Any]]:
                 yield list(columns)
             yield from map(list, zip(*(column.to_pylist() for column in batch.columns), strict=True))
         return
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         try:
-            yield from csv.reader(file, delimiter=_SUFFIXES.get(path.suffix, ","))
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise SourceError(f"{path} is not a table of texts and numbers: {error}.") from error
+            lines = csv.reader(file, delimiter=_SUFFIXES.get(path.suffix, ","))
+            names = next(lines, [])
+            if any("\N{REPLACEMENT CHARACTER}" in name for name in names):
+                raise UnreadableError(f"{path} is not a table of texts and numbers: it is not in UTF-8.")
+            yield names
+            yield from lines
+        except csv.Error as error:
+            raise UnreadableError(f"{path} is not a table of texts and numbers: {error}.") from error
+
+
+def _with_end(path: Path, runs: list[SourceRun]) -> list[SourceRun]:
+    """Says of runs whose table has no line end at its end that its last number may have lost digits."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 1))
+        is_whole = path.suffix == ".parquet" or file.read() in {b"\n", b"\r", b'"'}
+    if not is_whole:
+        for run in runs[-1:]:
+            run.lost["last rows without a line end, which may be cut off"] += 1
+    return runs
 
 
 def parquet_batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
     """Yields the record batches of a Parquet file.
 
     Raises:
-        SourceError: it is none.
+        UnreadableError: it is none.
     """
     import pyarrow as pa
     import pyarrow.parquet
 
     try:
-        with pa.parquet.ParquetFile(path) as file:
+        with pa.parquet.ParquetFile(path, page_checksum_verification=True) as file:
             yield from file.iter_batches(columns=columns)
-    except pa.ArrowException as error:
-        raise SourceError(f"{path} is not a Parquet file: {error}.") from error
+    except (pa.ArrowException, OSError) as error:
+        raise UnreadableError(f"{path} is not a Parquet file: {error}.") from error
 
 
 def _runs(place: str, columns: Mapping[str, str]) -> list[SourceRun]:
     path = Path(place).absolute()
+    # Before it is read: it may grow meanwhile.
+    stamp, written_at = stamp_of(path), path.stat().st_mtime
     lines = _lines_of(path)
     names = next(lines, [])
     if unknown := columns.keys() - set(_ROLES):
@@ -95,7 +120,7 @@ def _runs(place: str, columns: Mapping[str, str]) -> list[SourceRun]:
                 roles.setdefault(role, names.index(name))
     if "step" not in roles and columns.get("step") is None:
         raise ColumnsError(place, names)
-    stamp, written_at = f"{stamp_of(path)} {roles}", path.stat().st_mtime
+    stamp = f"{stamp} {roles}"
     of_run = roles.get("run")
     if of_run is None:
         # Read when it is written: a table may be larger than the memory.
@@ -106,10 +131,11 @@ def _runs(place: str, columns: Mapping[str, str]) -> list[SourceRun]:
             name = str(line[of_run]) if of_run < len(line) else ""
             by_run.setdefault(name or path.stem, []).append(line)
         rows_of = {name: rows.copy for name, rows in by_run.items()}
-    return [
+    found = [
         _run_of_rows(f"table {path} {run}", run, stamp, names, rows, roles, written_at)
         for run, rows in rows_of.items()
     ]
+    return _with_end(path, found)
 
 
 def _run_of_rows(
@@ -133,48 +159,90 @@ def _run_of_rows(
             without a step, rows are counted.
         created_at: when the run began, where the first row has no time.
     """
-    # In W&B's own history, rows that a trainer did not log lack its step.
-    is_history = "_step" in names and names.index("_step") != roles.get("step")
-    taken = {*roles.values(), *([names.index("_step")] if is_history else ())}
-    metrics = {index: name for index, name in enumerate(names) if name and index not in taken}
+    table = _Table(names, rows, roles)
+    began_at = seconds_of(table.cell(next(filter(None, rows()), []), "time"))
+    run_id = unique_id(name, identity)
+    return SourceRun(run_id, name, identity, stamp, table.read, created_at=began_at or created_at)
 
-    def cell(row: list[Any], role: str) -> Any:
-        index = roles.get(role)
+
+class _Table:
+    """The rows of one run; see `_run_of_rows`."""
+
+    def __init__(self, names: Sequence[str], rows: _Rows, roles: Mapping[str, int]) -> None:
+        self._width = len(names)
+        self._rows = rows
+        self._roles = roles
+        # In W&B's own history, rows that a trainer did not log lack its step.
+        self._is_history = "_step" in names and names.index("_step") != roles.get("step")
+        taken = {*roles.values(), *([names.index("_step")] if self._is_history else ())}
+        unlike = enumerate(_unlike(names))
+        self._metrics = {index: name for index, name in unlike if names[index] and index not in taken}
+        self._last_step: float | None = None
+        # Columns with numbers, and how many texts each column has.
+        self._with_numbers: set[int] = set()
+        self._texts: Counter[int] = Counter()
+
+    def cell(self, row: Sequence[Any], role: str) -> Any:
+        """Returns the cell that holds a step, time, epoch or run; None if there is none."""
+        index = self._roles.get(role)
         return None if index is None or index >= len(row) else row[index]
 
-    def read(run: SourceRun) -> Iterator[Item]:
-        last: float | None = None
-        for number, row in enumerate(filter(None, rows())):
-            step = number if "step" not in roles else _number(cell(row, "step"))
-            if is_history and (step is None or math.isnan(step)):
-                step = last
-            last = step
-            if step is None or not float(step).is_integer():
-                run.left_out["rows without a whole step"] += 1
+    def read(self, run: SourceRun) -> Iterator[Item]:
+        """Yields the values of each row."""
+        for number, row in enumerate(filter(None, self._rows())):
+            if len(row) < self._width or any(cell not in _EMPTY for cell in row[self._width :]):
+                run.lost["rows with other cells than the first line"] += 1
+            step = self._step_of(row, number)
+            if step is None:
+                run.lost["rows without a whole step"] += 1
                 continue
-            values = {}
-            for index, metric in metrics.items():
-                given = row[index] if index < len(row) else None
-                value = _number(given)
-                if value is not None:
-                    values[metric] = value
-                elif given not in {None, ""}:
-                    run.left_out["cells that are no numbers"] += 1
-            epoch = _number(cell(row, "epoch"))
-            yield Values(values, int(step), seconds_of(cell(row, "time")), epoch)
+            time, epoch = seconds_of(self.cell(row, "time")), _number(self.cell(row, "epoch"))
+            for role, found in (("time", time), ("epoch", epoch)):
+                if found is None and self.cell(row, role) not in _EMPTY:
+                    run.lost[f"unreadable {role}s"] += 1
+            yield Values(self._values_of(row, run), step, time, epoch)
+        # A column of texts is no metric; in one of numbers, a text is a damaged value.
+        for index, count in self._texts.items():
+            where = run.lost if index in self._with_numbers else run.left_out
+            where["cells that are no numbers"] += count
 
-    began_at = seconds_of(cell(next(filter(None, rows()), []), "time"))
-    run_id = unique_id(name, identity)
-    return SourceRun(run_id, name, identity, stamp, read, created_at=began_at or created_at)
+    def _step_of(self, row: Sequence[Any], number: int) -> int | None:
+        step = number if "step" not in self._roles else _number(self.cell(row, "step"))
+        if self._is_history and (step is None or math.isnan(step)):
+            step = self._last_step
+        self._last_step = step
+        return whole_number(step) if step is not None and float(step).is_integer() else None
+
+    def _values_of(self, row: Sequence[Any], run: SourceRun) -> dict[str, float]:
+        values = {}
+        for index, metric in self._metrics.items():
+            cell = row[index] if index < len(row) else None
+            if (value := _number(cell)) is not None:
+                values[metric] = value
+                self._with_numbers.add(index)
+            elif isinstance(cell, str) and cell.strip().lower() in _NO_VALUE:
+                run.left_out["cells that are no numbers"] += 1
+            elif cell not in _EMPTY:
+                self._texts[index] += 1
+        return values
+
+
+def _unlike(names: Sequence[str]) -> list[str]:
+    """Returns names of which each is there once: a second "loss" is "loss.1"."""
+    found: dict[str, None] = {}
+    for name in names:
+        numbered = (f"{name}.{number}" for number in itertools.count(1))
+        found[name if name not in found else next(one for one in numbered if one not in {*names, *found})] = (
+            None
+        )
+    return list(found)
 
 
 def _number(cell: Any) -> float | None:
+    """Returns a number, an integer as it is."""
     if isinstance(cell, str):
-        try:
-            return float(cell)
-        except ValueError:
-            return None
-    return float(cell) if isinstance(cell, int | float) else None
+        return parse_number(cell)
+    return cell if isinstance(cell, int | float) else None
 
 
 def seconds_of(cell: Any) -> float | None:
@@ -209,6 +277,8 @@ def _is_chart(path: Path) -> bool:
 
 def _exported_runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
     path = Path(place).absolute()
+    # Before it is read: it may grow meanwhile.
+    stamp = stamp_of(path)
     (first, *names), rows = _read_rows(path)
     by_run: dict[str, dict[int, str]] = {}
     for index, name in enumerate(names, 1):
@@ -219,16 +289,14 @@ def _exported_runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
         # The page adds the smallest and the largest of the values that it shows as one point, and its steps.
         left = ("__MIN", "__MAX")
         kept = {index: name for index, name in metrics.items() if not name.endswith(left) and name != "_step"}
-        of_run = [
-            [row[0], *(row[index] for index in kept)] for row in rows if len(row) > max(kept, default=0)
-        ]
-        of_run = [row for row in of_run if any(cell not in {None, ""} for cell in row[1:])]
+        of_run = [[row[0], *(row[index] for index in kept if index < len(row))] for row in filter(None, rows)]
+        of_run = [row for row in of_run if any(cell not in _EMPTY for cell in row[1:])]
         identity, written_at = f"wandb-export {path} {run}", path.stat().st_mtime
         made = _run_of_rows(
-            identity, run, stamp_of(path), [first, *kept.values()], of_run.copy, {"step": 0}, written_at
+            identity, run, stamp, [first, *kept.values()], of_run.copy, {"step": 0}, written_at
         )
         found.append(made)
-    return found
+    return _with_end(path, found)
 
 
 TABLE = Source("table", "a .csv, .tsv or .parquet file with a column of steps", _claims, _runs)

@@ -153,7 +153,7 @@ class _Reader:
             else:
                 run.left_out[what] += 1
         except UNREADABLE:
-            run.left_out[f"unreadable {what}"] += 1
+            run.lost[f"unreadable {what}"] += 1
 
     def _path(self, relative: Any) -> Path:
         return file_inside(self._folder / "media", relative)

@@ -41,7 +41,7 @@ from destinations.run_directory.layout import (
     metrics_name,
 )
 from destinations.run_directory.pieces import FolderState, PieceError
-from destinations.run_directory.stored_run import StoredRun, live_place, stream_of
+from destinations.run_directory.stored_run import StoredRun, live_place, session_folder, stream_of
 from destinations.runs.files import number_of, path_inside
 from uploads import (
     RemoteObject,
@@ -435,6 +435,7 @@ class BucketCopy:
                 if not self._fetched(live, with_plain=True):
                     return
                 live.is_whole = True
+            self._bring_branches(live.run)
         folders = {*record_folders()} - {ARTIFACTS_FOLDER}
         wanted = [
             path
@@ -451,6 +452,18 @@ class BucketCopy:
                 if path.relative_to(folder).as_posix() not in run.plain:
                     path.unlink(missing_ok=True)
         run.is_whole = True
+
+    def _bring_branches(self, run: StoredRun) -> None:
+        """Brings what sessions logged that went on when another machine had continued the run."""
+        for branch in run.branches():
+            session = branch.sessions[max(branch.sessions)]
+            here = FolderState.read(branch.folder, run.stream)
+            if (here.session, here.last) == (session.number, session.last):
+                continue
+            try:
+                branch.fetch(is_partial=True)
+            except (PieceError, UploadError, OSError) as error:
+                self._mark(run.prefix, f"{session_folder(run.stream, session.number)}/{SIDECAR}", str(error))
 
     # The copy.
 

@@ -13,10 +13,10 @@ import pytest
 from tests.effort import times
 from tests.servers.counting_s3 import CountingS3
 from tests.servers.fault_proxy import Answer, Dribble, FaultProxy, Late, captive_portal, front
+from tests.servers.sshd import over_ssh
 from uploads import LocalStore, UploadState, open_store
 from uploads.errors import RemoteExistsError, StoreError, StoreParkedError, TransientStoreError
 from uploads.stores import Body
-from uploads.stores.sftp import SftpStore
 
 LIMIT_SECONDS = 120
 MANY_REQUESTS = 60  # More than would have failed every entry when ten unknown answers did.
@@ -331,7 +331,7 @@ def test_an_abort_that_failed_is_retried(moto, proxy, prefix, make_queue, make_f
 def test_a_known_hosts_file_that_comes_later_is_waited_for(sshd_login, make_queue, make_file, tmp_path):
     """Without it the host is not trusted; nothing is rejected, and the file is read when it is there."""
     known_hosts = tmp_path / "known_hosts"
-    store = SftpStore(root=str(tmp_path / "there"), **{**sshd_login, "known_hosts": str(known_hosts)})
+    store = over_ssh(tmp_path / "there", **{**sshd_login, "known_hosts": str(known_hosts)})
     with Body(make_file(), "id") as body, pytest.raises(StoreParkedError, match="known_hosts"):
         store.put("name", body, overwrite=True)
     handle = make_queue(store).submit(make_file(), "name")
@@ -361,7 +361,7 @@ class BodyThatWaits(Body):
 
 def test_a_new_session_of_one_thread_does_not_cut_the_uploads_of_others(sshd_login, make_file, tmp_path):
     """A refused name has the store connect anew, while a large file is on its way."""
-    store = SftpStore(root=str(tmp_path / "there"), **sshd_login)
+    store = over_ssh(tmp_path / "there", **sshd_login)
     started, gate = threading.Event(), threading.Event()
     errors = []
 

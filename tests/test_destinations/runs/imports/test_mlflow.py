@@ -55,7 +55,10 @@ def imported(store, tmp_path_factory):
     """The report, and the runs by id."""
     root = tmp_path_factory.mktemp("imported")
     before = dict(os.environ)
-    report = import_runs(store[0], root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("here"))
+        report = import_runs(store[0], root)
+        assert list(Path.cwd().iterdir()) == []
     assert dict(os.environ) == before
     return report, {run.run_id: run for run in map(Run.open, root.iterdir())}
 
@@ -75,7 +78,7 @@ def test_a_run_has_the_facts_of_mlflow(store, imported):
     assert (report.runs, report.failures, report.left_out) == (
         2,
         [],
-        Counter({"artifacts that are missing": 1}),
+        Counter({"links": 1}),
     )
     assert not list(run.path.rglob("key.txt"))
 
@@ -105,8 +108,8 @@ def test_files_and_images_are_those_of_mlflow(store, imported):
 
 
 def test_the_store_stays_as_it_is(store, tmp_path):
-    """What did not change is not imported again; a metric more is."""
-    path, client, _, running = store
+    """What did not change is not imported again; a value of an earlier step is, and a file."""
+    path, client, first, running = store
     files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
     before = {file: file.read_bytes() for file in files}
 
@@ -117,10 +120,37 @@ def test_the_store_stays_as_it_is(store, tmp_path):
     assert (again.runs, again.unchanged) == (0, 2)
     client.log_metric(running, "loss", 1.0, step=0)
     assert import_runs(path, tmp_path / "runs").runs == 1
+    client.log_metric(first, "loss", 9.0, timestamp=1000_000, step=1)
+    assert import_runs(path, tmp_path / "runs").runs == 1
+    client.log_text(first, "later", "later.txt")
+    assert import_runs(path, tmp_path / "runs").runs == 1
+    assert import_runs(path, tmp_path / "runs").unchanged == 2
+
+
+def test_artifacts_of_no_run_are_not_read(tmp_path):
+    """A stranger's database may name any folder of this machine as the one of a run."""
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private/key.txt").write_text("private")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+        from mlflow import MlflowClient
+
+        client = MlflowClient((tmp_path / "mlruns").as_uri())
+        client.log_metric(client.create_run("0").info.run_id, "loss", 1.0)
+    (about,) = (tmp_path / "mlruns/0").glob("*/meta.yaml")
+    lines = about.read_text().splitlines()
+    own = f"artifact_uri: {(tmp_path / 'private').as_uri()}"
+    about.write_text("\n".join(own if "artifact_uri" in line else line for line in lines))
+
+    report = import_runs(tmp_path, tmp_path / "runs")
+
+    assert (report.runs, report.failures) == (1, [])
+    assert dict(report.left_out) == {"folders of artifacts that are none of MLflow's": 1}
+    assert not list((tmp_path / "runs").rglob("key.txt"))
 
 
 def test_artifacts_that_are_gone_are_counted(tmp_path):
-    """The rest is imported: a store is often moved without them."""
+    """The rest is imported: a store is often moved without them, and the next import looks again."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
         patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -132,8 +162,9 @@ def test_artifacts_that_are_gone_are_counted(tmp_path):
 
     report = import_runs(tmp_path, tmp_path / "runs")
 
-    assert (report.runs, report.rows, report.failures) == (1, 1, [])
-    assert dict(report.left_out) == {"folders of artifacts that are missing": 1}
+    assert (report.runs, report.rows, dict(report.left_out)) == (1, 1, {})
+    (failure,) = report.failures
+    assert failure.endswith(": 1 folders of artifacts that are missing")
 
 
 def test_a_database_of_another_kind_is_no_store(tmp_path):
