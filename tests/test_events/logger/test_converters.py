@@ -79,10 +79,10 @@ def test_a_table_may_stand_for_columns_or_rows(logger, memory, arguments):
 def test_columns_choose_among_those_of_a_table(logger, memory):
     """They come in the order that was asked for; what a row lacks is None."""
     logger.log_table(["flag", "count"], pd.DataFrame(COLUMNS), "frame")
-    logger.log_table(["b", "a"], [{"a": 1}, {"a": 2, "b": 3}], "dicts")
+    logger.log_table(["b", "a"], [{"a": 1}, {"a": 2, "b": 3}, [4, 5]], "dicts")
 
     assert memory.tables["frame"][0].rows == [[True, 1], [False, 2]]
-    assert memory.tables["dicts"][0].rows == [[None, 1], [3, 2]]
+    assert memory.tables["dicts"][0].rows == [[None, 1], [3, 2], [4, 5]]
 
 
 def test_a_row_that_is_no_dict_costs_itself(memory):
