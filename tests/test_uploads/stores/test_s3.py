@@ -3,7 +3,6 @@
 import base64
 import contextlib
 import hashlib
-import io
 import itertools
 import json
 import os
@@ -30,7 +29,7 @@ from uploads.errors import (
 from uploads.stores import Body
 from uploads.stores.s3.options import S3Options
 from uploads.stores.s3.parts import part_bytes_for
-from uploads.stores.s3.requests import DeadlineBody, Part, Requests
+from uploads.stores.s3.requests import Part, PartBody, Requests
 from uploads.stores.s3.store import S3Store
 from uploads.stores.store import Renewable, Resuming
 from uploads.stores.uri import SCHEMES
@@ -728,17 +727,17 @@ def test_a_store_with_given_keys_is_renewed_for_its_files_alone(monkeypatch):
     assert store._connected() is before
 
 
-def test_a_body_gives_up_on_a_server_that_is_too_slow():
+def test_a_body_gives_up_on_a_server_that_is_too_slow(make_file):
     """The time for a request grows with its size, and ends."""
     now = [0.0]
-    body = DeadlineBody(b"x" * (1 << 20), clock=lambda: now[0])
-    assert isinstance(body, io.BytesIO)
-    assert len(body.read(10)) >= 10
+    with Body(make_file(content=b"x" * (1 << 20)), "id") as file:
+        body = PartBody(file, 0, 1 << 20, clock=lambda: now[0])
+        assert len(body.read(10)) >= 10
 
-    now[0] = 60 + 32 + 1
+        now[0] = 60 + 32 + 1
 
-    with pytest.raises(TransientStoreError, match="bytes per second"):
-        body.read(10)
+        with pytest.raises(TransientStoreError, match="bytes per second"):
+            body.read(10)
 
 
 @pytest.mark.parametrize("size", [0, 1, 16 << 20, 50 << 30, 160 << 30, 5 << 40])

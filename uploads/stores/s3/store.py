@@ -32,14 +32,13 @@ from uploads.stores.uri import StoreLocation, compose_uri
 from .errors import check_page, check_removed, check_sender, code_of, required, translated
 from .options import S3Options
 from .parts import PartsUpload, abandon_parts, part_bytes_for
-from .requests import Checksum, Requests, limit_waits, whole_crc32
+from .requests import Checksum, Requests, whole_crc32
 
 __all__ = ["S3Store", "open_at"]
 
 _CHUNK_BYTES = 1 << 20
 _REPLACE_TRIES = 3
 _NAMES_NOTED = 10_000
-_PATIENCE_LIMITS = 5  # S3 may take minutes to complete an upload in parts, and sends a space now and then.
 # How servers refuse a header that they do not know.
 _NOT_KNOWN = {"400", "501", "InvalidArgument", "InvalidRequest", "MalformedXML", "NotImplemented"}
 # How servers refuse an unsigned payload, see `_leave_unsigned`: some check it as if it were signed.
@@ -394,10 +393,10 @@ class S3Store:
             **self._options.of_client(),
         )
         client = session.client("s3", endpoint_url=self._options.endpoint_url, config=config)
-        limit_waits(client, _PATIENCE_LIMITS * self._options.read_timeout_seconds)
         client.meta.events.register("before-call.s3.HeadBucket", _follow_no_redirect)
         for operation in ("PutObject", "UploadPart"):
             client.meta.events.register(f"before-call.s3.{operation}", self._leave_unsigned)
+            client.meta.events.register(f"request-created.s3.{operation}", _send_at_once)
         # Made once: it takes a fiftieth of a small put.
         self._unsigned = client.meta.config.merge(Config(s3={"payload_signing_enabled": False}))
         self._made_from = self._session_sources()
@@ -445,6 +444,14 @@ class S3Store:
             if code_of(error) in _NOT_KNOWN:
                 raise NotImplementedError(str(error)) from error
             raise
+
+
+def _send_at_once(request: Any, **_: Any) -> None:
+    """Asks for no "100 Continue", which costs a round trip, and where it is torn botocore reads for ever.
+
+    https://github.com/boto/botocore/blob/1.44.5/botocore/awsrequest.py#L185
+    """
+    del request.headers["Expect"]
 
 
 def _follow_no_redirect(context: dict[str, Any], **_: Any) -> None:
