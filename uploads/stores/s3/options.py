@@ -71,7 +71,7 @@ class S3Options:
         """Returns what stands in the URIs of objects."""
         return {name: value for name in _IN_URIS if (value := getattr(self, name)) not in {None, "auto"}}
 
-    def of_session(self) -> dict[str, str]:
+    def of_session(self) -> dict[str, Any]:
         """Returns the arguments of `boto3.Session`."""
         options = {
             "profile_name": self.profile,
