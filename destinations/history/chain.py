@@ -127,7 +127,8 @@ class Chain:
                 session = before[-1] if "follows" not in line and before else None
                 continue
             if follows.run is not None:
-                self.origin = attrs.evolve(follows, before=_least(follows.before, kept.before))
+                named = (step + 1 for step, _ in kept.steps)
+                self.origin = attrs.evolve(follows, before=_least(follows.before, kept.before, *named))
                 break
             newer = frozenset(map(_owner, (known[one] for one in self.sessions)))
             kept = _Kept(follows.records, list(kept.steps), kept.before)

@@ -1,7 +1,7 @@
 """A fork: a run that begins with what another run, its parent, had logged up to a place.
 
-Its first session `follows` a session of the parent, as `sessions.jsonl` says; nothing is copied. Whoever reads
-the rows or records of a run asks here for its parents, and reads of each what its chain says.
+Its first session `follows` a session of the parent, as `sessions.jsonl` says; nothing is copied. Whoever
+reads the rows or records of a run asks here for its parents, and reads of each what its chain says.
 
 A parent is at a path relative to the folder of the fork. It must be the run that was forked: where it was
 moved, deleted, or replaced by another run, readers say so, and have the fork's own rows and records.
@@ -111,7 +111,7 @@ def _problem(folder: Path, follows: Follows) -> str:
 
 
 def parents_of(run_dir: Path, end: str | None = None) -> list[Parent]:
-    """Returns the parents of a run that can be read, see `find_parents`; that one cannot be is logged once."""
+    """Returns the parents of a run that can be read, see `find_parents`; logs once that one cannot be."""
     problem = ""
     try:
         found = find_parents(run_dir, end)

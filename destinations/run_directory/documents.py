@@ -31,9 +31,11 @@ from destinations.history.sessions import (
     CHECKPOINTS,
     SESSIONS,
     SESSIONS_FOLDER,
+    read_lines,
     read_sessions,
     session_path,
 )
+from destinations.history.sums import summed_line
 from events import plain_config, redact_text
 from uploads.disk import DISK, Disk, read_json, read_regular, replace_file
 
@@ -182,7 +184,7 @@ class Documents:
             self._tags = [*self._tags, tag]
 
     def note_checkpoint(self, place: Mapping[str, Any]) -> None:
-        """Notes how much the session had logged at a checkpoint; hyperparameters that come later are not in it.
+        """Notes how much the session had logged at a checkpoint, which later hyperparameters are not in.
 
         Raises:
             OSError: it cannot be written.
@@ -379,7 +381,7 @@ class SessionLog:
         self._fork = fork
         # Any thread may write, one after the other. Reentrant: a signal handler may log.
         self._writing = threading.RLock()
-        self._lines = read_sessions(run_dir)
+        self._lines, self._damaged = read_lines(run_dir)
         for line in self._lines:
             if line.get("status") == "running":
                 line["status"] = "killed"
@@ -453,8 +455,8 @@ class SessionLog:
             *before, own = self._lines
             if own["end"] is None:
                 own = {**own, "status": live_status[0], "end": live_status[1]}
-            text = "".join(f"{strict_json(line)}\n" for line in [*before, own])
-            replace_file(self._run_dir / SESSIONS, text.encode(), durable=durable, disk=self._disk)
+            content = b"".join([*self._damaged, *(summed_line(strict_json(line)) for line in [*before, own])])
+            replace_file(self._run_dir / SESSIONS, content, durable=durable, disk=self._disk)
 
     def _last_heartbeat(self) -> float | None:
         try:
@@ -499,7 +501,7 @@ def hyperparameters_of(
 
     Args:
         run_dir: the folder of the run.
-        lines: those of the sessions; others of the chain are left out. Of a fork, what its parent had is first.
+        lines: those of the sessions; others are left out. A fork begins with what its parent had.
         chain: the sessions.
 
     Returns:

@@ -91,7 +91,8 @@ class _Parent:
         for session in [*self._chain.sessions, *others]:
             count = self._chain.records_of(session)
             try:
-                found = read_lines(session_path(self._folder, self._lines[session], CHECKPOINTS))
+                path = session_path(self._folder, self._lines[session], CHECKPOINTS)
+                found = read_lines(path.parent, path.name)[0]
             except (OSError, ValueError):
                 continue
             for line in reversed(found):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import attrs
 
-from destinations.history.sessions import read_sessions, session_path
+from destinations.history.sessions import SESSIONS, read_lines, read_sessions, session_path
 from destinations.kinds import RecordAccess
 from destinations.run_directory.layout import (
     ENVIRONMENT,
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from .content.records import RecordCount, Records
     from .content.series import Series
     from .index.bucket import BucketCopy
+    from .verify import Finding
 
 __all__ = ["Branch", "MetricSummary", "Run"]
 
@@ -315,7 +316,7 @@ class Run(RecordAccess):
 
     @property
     def parent(self) -> Parent | None:
-        """The run that this one was forked from, whose rows and records come before its own; None if it was not.
+        """The run that this one was forked from, whose rows and records come first; None if it was not.
 
         Its `problem` says why it cannot be read, where that is so.
         """
@@ -372,6 +373,37 @@ class Run(RecordAccess):
                 return True
 
         return [Branch(self, line) for line in lines if has_left(line)]
+
+    def problems(self) -> list[str]:
+        """Returns what is wrong with the run: what the scan has found, and what cannot be read now.
+
+        The rows that are in no closed part, and the sessions, are compared with their checksums.
+
+        Raises:
+            OSError: they cannot be read.
+        """
+        from destinations.run_directory.reader import damage_of_csvs
+
+        found = [self.record.problem] if self.record.problem else []
+        for stream in streams_of(self.path):
+            prefix = f"writer {stream.writer}: " if stream.writer else ""
+            damages = [prefix + one for one in damage_of_csvs(stream.folder)]
+            if lines := len(read_lines(stream.folder)[1]):
+                damages.append(f"{prefix}{SESSIONS} has {lines} damaged lines: what they say is not known")
+            found += [one for one in damages if not any(one in known for known in found)]
+        return found
+
+    def verify(self) -> Iterator[Finding]:
+        """Yields what is damaged, missing, or not covered by a checksum; reads the whole run.
+
+        ```python
+        for found in run.verify():
+            print(found.file, found.text)
+        ```
+        """
+        from .verify import verify_run
+
+        return verify_run(self.path, self, self.problems)
 
     @property
     def receipt(self) -> dict[str, Any]:
@@ -446,7 +478,7 @@ class Run(RecordAccess):
 
     def metric_names(self, rank: int = 0) -> list[str]:
         """Returns the names of all metrics of a rank, in order of first appearance, the trainer's first."""
-        from destinations.run_directory.reader import metric_columns, retried, take_snapshot
+        from destinations.run_directory.reader import metric_columns, take_snapshot
 
         def names_in(stream: Stream) -> list[str]:
             with take_snapshot(stream.folder, rank, end=stream.row_end) as snapshot:
@@ -455,7 +487,7 @@ class Run(RecordAccess):
         names: list[str] = []
         for stream in streams_of(self.path, end=self.end):
             with reported(stream):
-                names += retried(functools.partial(names_in, stream))
+                names += names_in(stream)
         return list(dict.fromkeys(names))
 
     def series(self, name: str, rank: int = 0, writer: str | None = None) -> Series:

@@ -30,16 +30,6 @@ from tests.model.session import Processes, SessionError
 from tests.servers.fork_server import ForkServer
 from tests.waiting import until
 
-NOT_YET = {
-    "training at the end of a run": 'log, close, begin with if_exists="resume" and train: the first rows are gone',
-    "a run that is deleted in the store and begun anew": "machines and readers that have a copy show rows of the old one, "
-    "such as those of a named writer",
-}
-"""What the product does not do yet, with the shortest history that shows it; each of these is left out.
-
-It becomes empty, and goes. `MODEL_HELD="files of a branch;…"` tries some of them before.
-"""
-
 EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "0"))
 STEPS = st.integers(0, 6)
 ACTIONS = st.one_of(
@@ -48,11 +38,6 @@ ACTIONS = st.one_of(
     st.tuples(st.sampled_from(readers.KINDS), st.sampled_from(["note", "sample"]), STEPS),
 )
 WITHOUT_STEP = {"traces", "files", "hyperparameters"}
-
-
-def is_held(promise):
-    """Returns whether the product keeps a promise already."""
-    return promise not in NOT_YET or promise in os.environ.get("MODEL_HELD", "").split(";")
 
 
 def has_all(seen, expected, doubtful):
@@ -91,7 +76,7 @@ class Folder(RuleBasedStateMachine):
         self.numbers = itertools.count(1)
         self.runs, self.now, self.process, self.looker = [], None, None, None
         self.options, self.wrote = {}, {}
-        self.has_own_steps = self.may_train = self.is_sound = True
+        self.has_own_steps = self.is_sound = True
 
     @initialize(own_steps=st.booleans())
     def choose(self, own_steps):
@@ -123,9 +108,6 @@ class Folder(RuleBasedStateMachine):
                 checkpoint = data.draw(st.sampled_from(found))
             else:
                 proof = "resume"
-        # Training that begins at the end of a run, or after what was logged early.
-        self.may_train = proof != "resume" or is_held("training at the end of a run")
-        trains = trains and self.may_train
         place = f"{self.root}/run" if run is None else run.place
         records = []
         if has_config:
@@ -178,10 +160,6 @@ class Folder(RuleBasedStateMachine):
             if self.has_own_steps:
                 return []
             found = [one for one in found if not any(two.step >= one.saved["batch"] for two in one.records)]
-        if not is_held("the exact place of a checkpoint"):
-            found = [one for one in found if one.saved["batch"] and not self.has_own_steps]
-        if not is_held("a checkpoint of an earlier session"):
-            found = [one for one in found if one.session == run.sessions]
         return found
 
     @precondition(lambda self: self.is_live)
@@ -190,10 +168,9 @@ class Folder(RuleBasedStateMachine):
         for kind, name, step in actions:
             match kind:
                 case "batch":
-                    if self.may_train:
-                        self.process.call("batch")
+                    self.process.call("batch")
                 case "save":
-                    if name and self.may_train:
+                    if name:
                         self.process.call("batch")
                     self.now.checkpoint(self.process.call("checkpoint"))
                 case "files":
@@ -494,10 +471,6 @@ class Bucket(Folder):
         self.check(run)
 
     def remove(self, run):
-        if not is_held("a run that is deleted in the store and begun anew"):
-            for folder in ("here", "there", "machine", "cache"):
-                shutil.rmtree(self.base / folder, ignore_errors=True)
-            shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
         shutil.rmtree(self.store / run.place.rpartition("/")[2])
 
 

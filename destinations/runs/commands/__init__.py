@@ -13,9 +13,9 @@ __all__ = ["EXIT_CODES", "add_commands"]
 
 EXIT_CODES = """Exit codes: 0 success; 1 failure: unknown run or metric, a file that cannot be written, a
 missing package, or a run that ended before the condition of `wait` held; uploads that are pending;
-2 usage error: an invalid argument or filter, a missing root; 3 another process owns the spool;
-4 an upload failed permanently, or an object in the store is missing or differs;
-124 `wait` timed out; 130 Ctrl-C; 141 broken pipe.
+2 usage error: an invalid argument or filter, a missing root; 3 another process owns the spool, or
+`import` could not read or write everything; 4 an upload failed permanently, or an object in the store
+is missing or differs; 124 `wait` timed out; 130 Ctrl-C; 141 broken pipe.
 """
 
 _SECONDS = "30, 30s, 5m, 1h30m, 7d or '2 weeks'"
@@ -63,6 +63,7 @@ _EXAMPLES = {
     "gc": ("--older-than 7d", "--older-than 7d --delete"),
     "scan": ("", "--full"),
     "pack": ("digits", "first second --json"),
+    "verify": ("", "digits --json"),
     "compact": ("runs dataset", "runs s3://bucket/dataset"),
     "sql": (
         "'select run_id, min(value) from metrics group by run_id' --dataset dataset",
@@ -364,6 +365,10 @@ def _add_upkeep(commands: _Commands) -> None:
     )
     _add_run(parser, nargs="+")
     parser = commands.add(
+        "verify", "verify.verify", "read everything of runs, and say what is damaged or missing"
+    )
+    _add_run(parser, nargs="*")
+    parser = commands.add(
         "compact", "export.compact", "write finished runs to Delta Lake tables; needs the extra `query`"
     )
     parser.add_argument("source", metavar="ROOT", help="folder of runs")
@@ -439,6 +444,7 @@ def _add_upkeep(commands: _Commands) -> None:
         metavar="ROLE=NAME",
         help="column of a table that holds the step, time, epoch or run; repeatable",
     )
+    parser.add_argument("--dry-run", action="store_true", help="read everything, and write nothing")
 
 
 def _sources() -> str:

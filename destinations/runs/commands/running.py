@@ -22,6 +22,7 @@ from .screen import CommandContext, NotesHandler
 
 __all__ = [
     "EXIT_FAILED",
+    "EXIT_INCOMPLETE",
     "EXIT_OK",
     "EXIT_TIMEOUT",
     "EXIT_USAGE",
@@ -38,6 +39,7 @@ __all__ = [
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+EXIT_INCOMPLETE = 3
 EXIT_TIMEOUT = 124
 
 _MAX_PROBLEMS = 5

@@ -1,6 +1,7 @@
 """`show`: all details of a run on one page. `diff`: what differs between runs."""
 
 import argparse
+import contextlib
 import itertools
 import math
 import statistics
@@ -105,11 +106,15 @@ def _show_head(run: Run, session: CommandContext) -> int:
         times += f"took {cell_of(record, 'duration', now).text}"
     sessions: list[dict[str, Any]] = []
     spent, code = None, EXIT_OK
+    problems = [record.problem] if record.problem else []
     try:
         sessions, spent = run.sessions, run.time_report()
     except OSError as error:
         session.note(f"sessions cannot be read: {error}")
         code = EXIT_FAILED
+    # What cannot be read at all is said with the metrics.
+    with contextlib.suppress(OSError):
+        problems = run.problems()
     last = sessions[-1] if sessions else {}
     for text in (
         times + (f", in {len(sessions)} sessions" if len(sessions) > 1 else ""),
@@ -120,7 +125,7 @@ def _show_head(run: Run, session: CommandContext) -> int:
         "" if run.parent is None else f"forked from {value_text(str(run.parent))}",
         "archived" if record.archived else "",
         f"checkpoint: {record.checkpoint_path}" if record.checkpoint_path else "",
-        f"problem: {record.problem}" if record.problem else "",
+        *(f"problem: {problem}" for problem in problems),
         f"ended by {value_text(last['exception'])}" if last.get("exception") else "",
         f"stopped: {value_text(last['stop_reason'])}" if last.get("stop_reason") else "",
     ):

@@ -1151,6 +1151,8 @@ def test_import_copies_the_runs_of_other_loggers(runs, tmp_path):
         "values": 0,
         "records": {},
         "left_out": {},
+        "bytes_there": 0,
+        "bytes_read": 0,
         "failures": 0,
         "failed": [],
         "root": str(tmp_path / "ours"),
@@ -1198,7 +1200,7 @@ def test_a_run_that_cannot_be_imported_costs_itself(runs, tmp_path):
 
     code, out, err = runs("import", theirs, "--root", tmp_path / "ours")
 
-    assert code == 1
+    assert code == 3
     assert out.startswith(f"imported 1 runs into {tmp_path / 'ours'}: 1 rows, ")
     assert err.startswith(f"skipped run taken in {theirs / 'taken'}: ")
     assert (tmp_path / "ours/taken").read_text() == "a file in its place"
