@@ -7,6 +7,7 @@ A parent is at a path relative to the folder of the fork. It must be the run tha
 moved, deleted, or replaced by another run, readers say so, and have the fork's own rows and records.
 """
 
+import contextlib
 import logging
 import os
 from pathlib import Path
@@ -19,7 +20,7 @@ from uploads.disk import read_json, read_regular
 from .chain import Chain, Follows, chain_of
 from .sessions import SESSIONS, read_sessions
 
-__all__ = ["Parent", "find_parents", "lineage", "parents_of"]
+__all__ = ["Parent", "find_parents", "forks_of", "lineage", "parents_of"]
 
 _log = logging.getLogger("destinations")
 
@@ -122,6 +123,17 @@ def parents_of(run_dir: Path, end: str | None = None) -> list[Parent]:
     if problem and problem not in _said:
         _said.add(problem)
         _log.warning("%s.", problem)
+    return found
+
+
+def forks_of(run_dir: Path, run_id: str) -> list[str]:
+    """Returns the names of the runs beside a run that were forked from it."""
+    found = []
+    for path in sorted(run_dir.parent.glob(f"*/{SESSIONS}")):
+        with contextlib.suppress(OSError):
+            if run_id.encode() in read_regular(path):
+                parents = find_parents(path.parent)[:1]
+                found += [path.parent.name for one in parents if one.run_id == run_id and not one.problem]
     return found
 
 

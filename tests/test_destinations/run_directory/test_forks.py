@@ -5,6 +5,7 @@ import json
 import random
 import shutil
 
+import numpy as np
 import pytest
 
 from destinations import RunDirectory, cli
@@ -16,6 +17,7 @@ from destinations.runs import open_runs
 from destinations.runs.export import export_metrics
 from events import Event, Run, Timestamp
 from tests.effort import times
+from tests.test_destinations.viewer.served import served
 
 
 class Program:
@@ -261,3 +263,43 @@ def test_index_of_a_root_knows_forks_as_other_runs(digits, tmp_path):
     with open_runs(tmp_path / "moved", cache=tmp_path / "cache") as runs:
         assert runs["fork"].series("loss").value.tolist() == [4.0, 3.0, 0.5]
         assert [run.name for run in runs.query(sort_by="name")] == ["digits", "fork"]
+
+
+def test_page_shows_what_a_fork_has_of_its_parent(digits, tmp_path, monkeypatch):
+    """It names the parent, draws its rows in front, and serves the files of its records; another run's are not served."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with Run(RunDirectory(digits, if_exists="resume"), run_name="digits", raise_errors=True) as run:
+        run.log_images(np.zeros((1, 2, 2), np.uint8), "black", step=1)
+    write_fork(digits.parent / "fork", "digits", loss=0.5)
+
+    with served(digits.parent) as page:
+        fork = page.run_id("fork")
+        detail = page.get(f"/api/runs/{fork}")
+        assert detail["parent"] == "digits at its end"
+        assert page.get(f"/api/runs/{page.run_id('digits')}")["parent"] is None
+        (series,) = page.get("/api/series", {"run": fork, "metric": "loss"})["series"]
+        assert series["y"] == [4.0, 3.0, 2.0, 1.0, 0.5]
+        (item,) = page.get(f"/api/runs/{fork}/media", {"kind": "images", "name": "black"})["items"]
+        image = next((digits / "media").rglob("*.png"))
+        assert page.request("GET", f"/api/runs/{fork}/files/{item['file']}").content == image.read_bytes()
+        name = item["file"].rpartition("media/")[0] + ".lock"
+        assert page.request("GET", f"/api/runs/{fork}/files/{name}").status == 404
+        assert page.request("GET", f"/api/runs/{fork}/files/@parents/other/sidecar.json").status == 404
+
+
+def test_run_that_was_forked_is_deleted_with_its_forks_or_by_force(digits, tmp_path, monkeypatch, capsys):
+    """Its forks would lose its rows; `rm` and `gc` say which they are."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_fork(digits.parent / "fork", "digits@2", loss=0.5)
+
+    why = "fork was forked from it, and has its rows from there"
+    assert cli.main(["runs", "rm", str(digits), "--yes"]) == 2
+    assert why in capsys.readouterr().err
+    assert cli.main(["runs", "archive", "digits", "--root", str(digits.parent)]) == 0
+    collect = ["runs", "gc", "--older-than", "0s", "--delete", "--root", str(digits.parent), "--json"]
+    capsys.readouterr()
+    cli.main(collect)
+    assert why in capsys.readouterr().out
+    assert digits.exists()
+    assert cli.main(["runs", "rm", str(digits), str(digits.parent / "fork"), "--yes"]) == 0
+    assert not digits.exists()
