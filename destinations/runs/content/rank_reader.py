@@ -16,13 +16,12 @@ from typing import Self
 
 import attrs
 
-from destinations.run_directory.layout import JOURNAL_FOLDER, journal_path, metrics_name
+from destinations.run_directory.layout import journal_path, metrics_name
 from destinations.run_directory.reader import CsvSnapshot, MetricsSnapshot, Part, take_snapshot
 from destinations.run_directory.segments import journal_extent
-from destinations.runs.streams import streams_of
-from uploads.disk import ABSENT, require_readable
+from uploads.disk import ABSENT
 
-__all__ = ["Look", "RankReader", "stamps_of"]
+__all__ = ["Look", "RankReader"]
 
 _TAIL_BYTES = 256
 
@@ -162,19 +161,3 @@ class RankReader:
             csv = snapshot.csv
             seen = None if csv.fileno() < 0 else _SeenCsv.of(csv, csv.end, snapshot.closed)
             return seen, journal_extent(self._journal, snapshot.place)
-
-
-def stamps_of(run_dir: Path) -> dict[str, tuple[int, int]]:
-    """Returns size and mtime in nanoseconds of each file with rows of a run, by its path in the folder.
-
-    Raises:
-        OSError: a file that is there cannot be read.
-    """
-    stamps = {}
-    for folder in (stream.folder for stream in streams_of(run_dir)):
-        for path in sorted([*folder.glob("metrics*.csv"), *(folder / JOURNAL_FOLDER).glob("*/*.journal")]):
-            require_readable(path)
-            with contextlib.suppress(*ABSENT):
-                state = path.stat()
-                stamps[path.relative_to(run_dir).as_posix()] = state.st_size, state.st_mtime_ns
-    return stamps

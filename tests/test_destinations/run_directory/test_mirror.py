@@ -165,7 +165,7 @@ class Folder:
 
     def send(self):
         self.now += 20.0
-        self.mirror.tick("running")
+        self.mirror.tick()
         self.queue.drain(LIMIT_SECONDS)
 
 
@@ -682,7 +682,7 @@ def test_while_the_store_is_away_one_piece_waits_and_nothing_is_lost(tmp_path):
     for number in range(50):
         folder.append("metrics.csv", f"{number}\n")
         folder.now += 20.0
-        folder.mirror.tick("running")
+        folder.mirror.tick()
     waiting = folder.queue.unsettled()
     gate.set()
     folder.queue.drain(LIMIT_SECONDS)

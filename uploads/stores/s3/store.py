@@ -393,7 +393,11 @@ class S3Store:
             response_checksum_validation="when_required",
             **self._options.of_client(),
         )
+        parsers = self._core.get_component("response_parser_factory")
+        # Half of a listing's time goes to times, which nobody reads. Only for this client: credentials have times.
+        parsers.set_parser_defaults(timestamp_parser=str)
         client = session.client("s3", endpoint_url=self._options.endpoint_url, config=config)
+        parsers.set_parser_defaults(timestamp_parser=None)
         limit_waits(client, _PATIENCE_LIMITS * self._options.read_timeout_seconds)
         client.meta.events.register("before-call.s3.HeadBucket", _follow_no_redirect)
         for operation in ("PutObject", "UploadPart"):
