@@ -148,10 +148,10 @@ class Chain:
         )
 
 
-def chain_of(run_dir: Path) -> Chain:
-    """Returns the sessions of a run; without its list, which says what was left, all belongs."""
+def chain_of(run_dir: Path, end: str | None = None) -> Chain:
+    """Returns the sessions of a run up to one; without their list, which says what was left, all belongs."""
     try:
-        return Chain(read_sessions(run_dir))
+        return Chain(read_sessions(run_dir), end)
     except OSError as error:
         _log.warning("%s cannot be read: what was left is shown too (%s)", run_dir / SESSIONS, error)
         return Chain(())

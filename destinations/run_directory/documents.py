@@ -25,7 +25,8 @@ import yaml
 
 from destinations.copies import merged
 from destinations.history.chain import Chain, Follows
-from destinations.history.sessions import SESSIONS, SESSIONS_FOLDER, read_sessions, session_path
+from destinations.history.sessions import SESSIONS, SESSIONS_FOLDER, read_lines, session_path
+from destinations.history.sums import summed_line
 from events import plain_config, redact_text
 from uploads.disk import DISK, Disk, read_json, read_regular, replace_file
 
@@ -353,7 +354,7 @@ class SessionLog:
         self._disk = disk
         # Any thread may write, one after the other. Reentrant: a signal handler may log.
         self._writing = threading.RLock()
-        self._lines = read_sessions(run_dir)
+        self._lines, self._damaged = read_lines(run_dir)
         for line in self._lines:
             if line.get("status") == "running":
                 line["status"] = "killed"
@@ -414,8 +415,8 @@ class SessionLog:
             *before, own = self._lines
             if own["end"] is None:
                 own = {**own, "status": live_status[0], "end": live_status[1]}
-            text = "".join(f"{strict_json(line)}\n" for line in [*before, own])
-            replace_file(self._run_dir / SESSIONS, text.encode(), durable=durable, disk=self._disk)
+            content = b"".join([*self._damaged, *(summed_line(strict_json(line)) for line in [*before, own])])
+            replace_file(self._run_dir / SESSIONS, content, durable=durable, disk=self._disk)
 
     def _last_heartbeat(self) -> float | None:
         try:

@@ -370,7 +370,8 @@ class Mirror:
             opened: takes the files.
             with_all: whether large documents count that were sent a short while ago.
         """
-        there = list(self._paths())
+        # A CSV before its checksums, so that a reader never has sums of rows that it lacks.
+        there = sorted(self._paths())
         for path in self._sent.keys() - set(there):
             del self._sent[path]
         for path in there:
