@@ -7,7 +7,7 @@ its beginning, in the order in which it wrote them; a place is a number of rows.
 
 import errno
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,9 +17,12 @@ from uploads.disk import read_regular
 
 from .sums import parse_line, summed_line
 
-__all__ = ["ALL", "Keep", "Limit", "RowChain", "RowPlace", "SealedPart", "history_path"]
+__all__ = ["ALL", "Keep", "Kept", "Limit", "RowChain", "RowPlace", "SealedPart", "drops", "history_path"]
 
 _MAX_BYTES = 256 << 20
+# The last bytes that were parsed: they name a session or the checksum of a part, which no other file has.
+_COMPARED_BYTES = 256
+_MOST_HELD = 64
 
 
 def history_path(csv: Path) -> Path:
@@ -29,6 +32,20 @@ def history_path(csv: Path) -> Path:
 
 Limit = tuple[int, float | None]
 """A step, and a time in seconds since 1970: see `Keep`."""
+
+
+def drops(limit: Limit, step: Any, time: Any) -> Any:
+    """Returns whether a row does not count beyond a limit; of arrays, for each row.
+
+    Args:
+        limit: the limit.
+        step: of the row; NaN, or the lowest integer, if it has none.
+        time: of the row, NaN if it has none.
+    """
+    last, at = limit
+    # Not `>`: a row without a time is late.
+    is_late = True if at is None else (time <= at) ^ True
+    return (step > last) | ((step == last) & is_late)
 
 
 @attrs.frozen
@@ -61,6 +78,10 @@ class RowPlace:
     session: str
     rows: int | None = None
     limit: Limit | None = None
+
+
+Kept = tuple[RowPlace, tuple[Limit, ...]]
+"""How many rows of a session count, and the limits of their steps."""
 
 
 @attrs.frozen
@@ -158,9 +179,9 @@ class RowChain:
         """The number of bytes that count."""
         return len(self.content)
 
-    def add_format2(self, numbers: Iterable[int]) -> None:
-        """Takes the parts of a folder of format 2, which has no history: all belong, and none is counted."""
-        if parts := [SealedPart(number, "", 0, 0, 0, 0) for number in numbers]:
+    def add_format2(self, numbers: Iterable[int], rows_in: Callable[[int], int] = lambda _: 0) -> None:
+        """Takes the parts of a folder of format 2, which has no history: all belong."""
+        if parts := [SealedPart(number, "", rows_in(number), 0, 0, 0) for number in numbers]:
             self.parts[""] = parts
 
     # Lines.
@@ -209,11 +230,10 @@ class RowChain:
         """Returns how many rows of a session are in closed parts."""
         return sum(part.rows for part in self.parts.get(session, ()))
 
-    def chain(self, end: RowPlace | None) -> list[tuple[RowPlace, tuple[Limit, ...]]]:
+    def chain(self, end: RowPlace | None, limits: tuple[Limit, ...] = ()) -> "list[Kept]":
         """Returns the sessions that lead to a place, oldest first, each with the limits of its rows."""
-        found: list[tuple[RowPlace, tuple[Limit, ...]]] = []
+        found: list[Kept] = []
         seen: set[str] = set()
-        limits: tuple[Limit, ...] = ()
         while end is not None and end.session not in seen:
             seen.add(end.session)
             limits = limits if end.limit is None else (*limits, end.limit)
@@ -228,7 +248,11 @@ class RowChain:
 
     def kept(self, end: RowPlace | None) -> Iterator[tuple[SealedPart, Keep]]:
         """Yields the closed parts up to a place, oldest first, each with which of its rows count."""
-        for place, limits in self.chain(end):
+        return self.parts_of(self.chain(end))
+
+    def parts_of(self, chain: "Iterable[Kept]") -> Iterator[tuple[SealedPart, Keep]]:
+        """Yields the closed parts of sessions, each with which of its rows count."""
+        for place, limits in chain:
             left = place.rows
             for part in self.parts.get(place.session, ()):
                 if left is not None and left <= 0:

@@ -338,6 +338,7 @@ class Mirror:
             written_at=time.time(),
             seconds=self._seconds,
             follows=self._claim.follows,
+            run=self._claim.run,
         )
 
     def _put(

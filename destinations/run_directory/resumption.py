@@ -26,10 +26,9 @@ from .reader import (
     CsvSnapshot,
     MetricRow,
     ParquetSnapshot,
+    keeps,
     last_rows,
-    merge_journal,
     parse_rows,
-    retried,
     take_snapshot,
 )
 
@@ -169,7 +168,7 @@ class Resumption:
             self._looks_left = 0 if self.has_begun else self._looks_left
             return
         self._looks_left -= 1
-        earlier = retried(lambda: rows_of_step(self._run_dir, self._rank, step))
+        earlier = rows_of_step(self._run_dir, self._rank, step)
         known = {name for one in earlier if (one.time or 0) < self._began_at for name in one.metrics}
         if again := known & set(map(column_of, row)):
             self._looks_left = 0
@@ -219,7 +218,7 @@ class Resumption:
         if self._earlier is None:
             found: list[MetricRow] = []
             with contextlib.suppress(OSError):
-                found = retried(lambda: rows_of_step(self._run_dir, self._rank, step))
+                found = rows_of_step(self._run_dir, self._rank, step)
             self._earlier = [row for row in found if row.time is None or row.time < self._began_at]
         return self._earlier
 
@@ -233,8 +232,9 @@ def rows_of_step(run_dir: Path, rank: int, step: int) -> list[MetricRow]:
                 may = (index.of_rows("min_step") <= step) & (step <= index.of_rows("max_step"))
                 found += itertools.chain.from_iterable(file.rows(*span) for span in index.spans(may))
             else:
-                found += _lines_of(file, step) if file.is_own else file.rows()
-        found = [*snapshot.without_abandoned(found), *merge_journal([], snapshot.records)]
+                rows = _lines_of(file, step) if file.is_own else file.rows()
+                found += (row for row in rows if keeps(file.limits, row))
+        found += snapshot.journal_rows()
     return [row for row in found if row.step == step]
 
 

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from .content.records import RecordCount, Records
     from .content.series import Series
     from .index.bucket import BucketCopy
+    from .verify import Finding
 
 __all__ = ["Branch", "MetricSummary", "Run"]
 
@@ -381,6 +382,18 @@ class Run(RecordAccess):
             found += [one for one in damages if not any(one in known for known in found)]
         return found
 
+    def verify(self) -> Iterator[Finding]:
+        """Yields what is damaged, missing, or not covered by a checksum; reads the whole run.
+
+        ```python
+        for found in run.verify():
+            print(found.file, found.text)
+        ```
+        """
+        from .verify import verify_run
+
+        return verify_run(self.path, self, self.problems)
+
     @property
     def receipt(self) -> dict[str, Any]:
         """The cost of logging in the last session; empty if unknown.
@@ -454,7 +467,7 @@ class Run(RecordAccess):
 
     def metric_names(self, rank: int = 0) -> list[str]:
         """Returns the names of all metrics of a rank, in order of first appearance, the trainer's first."""
-        from destinations.run_directory.reader import metric_columns, retried, take_snapshot
+        from destinations.run_directory.reader import metric_columns, take_snapshot
 
         def names_in(stream: Stream) -> list[str]:
             with take_snapshot(stream.folder, rank, end=stream.row_end) as snapshot:
@@ -463,7 +476,7 @@ class Run(RecordAccess):
         names: list[str] = []
         for stream in streams_of(self.path, end=self.end):
             with reported(stream):
-                names += retried(functools.partial(names_in, stream))
+                names += names_in(stream)
         return list(dict.fromkeys(names))
 
     def series(self, name: str, rank: int = 0, writer: str | None = None) -> Series:

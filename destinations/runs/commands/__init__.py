@@ -63,6 +63,7 @@ _EXAMPLES = {
     "gc": ("--older-than 7d", "--older-than 7d --delete"),
     "scan": ("", "--full"),
     "pack": ("digits", "first second --json"),
+    "verify": ("", "digits --json"),
     "compact": ("runs dataset", "runs s3://bucket/dataset"),
     "sql": (
         "'select run_id, min(value) from metrics group by run_id' --dataset dataset",
@@ -363,6 +364,10 @@ def _add_upkeep(commands: _Commands) -> None:
         "turn the closed parts of long runs that earlier versions wrote into Parquet of this one",
     )
     _add_run(parser, nargs="+")
+    parser = commands.add(
+        "verify", "verify.verify", "read everything of runs, and say what is damaged or missing"
+    )
+    _add_run(parser, nargs="*")
     parser = commands.add(
         "compact", "export.compact", "write finished runs to Delta Lake tables; needs the extra `query`"
     )

@@ -6,11 +6,8 @@ repeatedly, and each call is yielded once.
 
 import contextlib
 import itertools
-import math
 import operator
 import re
-import zlib
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +15,7 @@ from typing import Any, NamedTuple
 import attrs
 
 from destinations.history.chain import chain_of
+from destinations.history.cursor import Cursor
 from destinations.history.row_chain import Keep, RowChain, SealedPart
 from destinations.kinds import KINDS, indexes, kind_of_line
 from destinations.kinds.artifacts import ARTIFACTS_INDEX
@@ -28,7 +26,7 @@ from destinations.run_directory.layout import (
     metrics_name,
     parts_path,
 )
-from destinations.run_directory.reader import CsvSnapshot, MetricRow, Part, read_whole, retried_items
+from destinations.run_directory.reader import CsvSnapshot, Part, read_whole
 from destinations.run_directory.stored_run import LIVE_FOLDER, stream_of
 from destinations.runs.files import json_lines, number_of, whole_of
 from destinations.runs.streams import Stream, by_time, reported, streams_of
@@ -51,27 +49,14 @@ class RewoundError(Exception):
 class ReadPosition:
     """The position up to which a run was yielded.
 
-    Rows of one step may be merged when they move from the journal to the CSV. What is stable is the number of
-    values in a group of consecutive rows of the same step and epoch.
-
     Attributes:
-        values: number of values in all groups before the last.
-        crc32: of step, epoch and number of values of these groups.
-        step: of the last group.
-        epoch: of the last group.
-        names: number of values yielded of the last group, by metric.
+        rows: the `Cursor` of each rank, as JSON.
         lines: number of lines yielded, by index file and file of abandoned rows.
-        others: the first five attributes for other ranks, by rank.
-        writers: all attributes for named writers, by name.
+        writers: the same for named writers, by name.
     """
 
-    values: int = 0
-    crc32: int = 0
-    step: int | None = None
-    epoch: float | None = None
-    names: dict[str, int] = attrs.field(factory=dict)
+    rows: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     lines: dict[str, int] = attrs.field(factory=dict)
-    others: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     writers: dict[str, dict[str, Any]] = attrs.field(factory=dict)
 
 
@@ -178,8 +163,9 @@ def _sources(
     folder: Path, position: ReadPosition, settled_at: float | None, *, abandoned: bool
 ) -> list[Iterator[Item]]:
     """Returns the calls of one writer, by where they are read."""
-    sources: list[Iterator[Item]] = [_new_rows(_rows(folder, 0), position)]
-    sources += [_new_rows_of_rank(folder, rank, position) for rank in ranks_of(folder) if rank]
+    sources: list[Iterator[Item]] = [
+        _new_rows(folder, rank, position) for rank in dict.fromkeys([0, *ranks_of(folder)])
+    ]
     if abandoned:
         sources += [_abandoned_rows(branch, position) for branch in branches_of(folder)]
     return sources + [_new_lines(folder / name, name, position, settled_at) for name in indexes()]
@@ -208,15 +194,18 @@ def ranks_of(run_dir: Path) -> list[int]:
     return sorted(found)
 
 
-def _new_rows_of_rank(run_dir: Path, rank: int, position: ReadPosition) -> Iterator[Item]:
-    own = ReadPosition(**position.others.get(str(rank), {}))
-    for item in _new_rows(_rows(run_dir, rank), own):
-        yield item._replace(rank=rank)
-    fields = attrs.asdict(own)
-    position.others = {
-        **position.others,
-        str(rank): {name: fields[name] for name in ("values", "crc32", "step", "epoch", "names")},
-    }
+def _new_rows(folder: Path, rank: int, position: ReadPosition) -> Iterator[Item]:
+    known = position.rows.get(str(rank))
+    reader = RankReader(folder, rank, None if known is None else Cursor.from_json(known))
+    with reader.look() as look:
+        if look.taken_back:
+            raise RewoundError
+        for row in look.new_rows():
+            if row.metrics:
+                yield Item("metrics", row.time, row.step, row.epoch, row.metrics, (), rank)
+        if look.taken_back:
+            raise RewoundError
+    position.rows = {**position.rows, str(rank): reader.cursor.to_json()}
 
 
 def branches_of(run_dir: Path) -> list[Branch]:
@@ -279,60 +268,6 @@ def _abandoned_rows(branch: Branch, position: ReadPosition) -> Iterator[Item]:
         if row.metrics:
             yield Item("metrics", row.time, row.step, row.epoch, row.metrics, (), branch.rank, branch.name)
     position.lines[key] = count
-
-
-def _rows(run_dir: Path, rank: int) -> Iterator[MetricRow]:
-    def rows() -> Iterator[MetricRow]:
-        with RankReader(run_dir, rank).look() as look:
-            yield from look.snapshot.rows()
-
-    return retried_items(rows)
-
-
-def _new_rows(rows: Iterable[MetricRow], position: ReadPosition) -> Iterator[Item]:
-    values = crc32 = 0
-    is_found = not position.values and not position.names
-    last: tuple[tuple[int | None, float | None], list[MetricRow], int, int] | None = None
-    for key, group in itertools.groupby(rows, key=_group_of):
-        held = list(group)
-        size = sum(len(row.metrics) for row in held)
-        if not size:
-            continue
-        last = key, held, values, crc32
-        if is_found:
-            for row in held:
-                if row.metrics:
-                    yield Item("metrics", row.time, row.step, row.epoch, row.metrics, ())
-        elif values == position.values:
-            if crc32 != position.crc32 or key != (position.step, position.epoch):
-                raise RewoundError
-            is_found = True
-            yield from _new_in_group(held, Counter(position.names))
-        values += size
-        crc32 = zlib.crc32(repr((key, size)).encode(), crc32)
-    if not is_found:
-        raise RewoundError
-    if last is not None:
-        (position.step, position.epoch), held, position.values, position.crc32 = last
-        position.names = dict(Counter(name for row in held for name in row.metrics))
-
-
-def _new_in_group(rows: list[MetricRow], already: Counter[str]) -> Iterator[Item]:
-    """Yields rows without the values of their group that were yielded before."""
-    for row in rows:
-        new = {}
-        for name, value in row.metrics.items():
-            if already[name] > 0:
-                already[name] -= 1
-            else:
-                new[name] = value
-        if new:
-            yield Item("metrics", row.time, row.step, row.epoch, new, ())
-
-
-def _group_of(row: MetricRow) -> tuple[int | None, float | None]:
-    # The journal has integers where the CSV has floats.
-    return row.step, None if row.epoch is None or math.isnan(row.epoch) else float(row.epoch)
 
 
 # Indexes.
