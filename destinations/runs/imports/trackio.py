@@ -172,7 +172,7 @@ class _Reader:
             run.lost[f"unreadable {what}"] += 1
 
     def _path(self, relative: Any) -> Path:
-        return file_inside(self._folder / "media", relative)
+        return file_inside(self._folder, f"media/{relative}")
 
 
 def _table(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -162,7 +162,7 @@ class _Log:
             run_id,
             run_id,
             identity,
-            stamp_of(*paths),
+            stamp_of(*(one for path in paths for one in (path, path.parent / "files"))),
             lambda _run: self._read(),
             facts=lambda _run: self._read_facts(),
         )
@@ -307,7 +307,8 @@ class _Log:
             data = hashlib.md5(read_regular(staged), usedforsecurity=False).digest()
             if base64.b64encode(data).decode() == digest:
                 return Path(staged)
-        return file_inside(self._folder, relative)
+        # From above, because the folder itself may be a link.
+        return file_inside(self._folder.parent, f"{self._folder.name}/{relative}")
 
     def _pictures(self, name: str) -> dict[str, Any]:
         """Returns the images of a table that has nothing else, as those of a list are described."""
@@ -346,6 +347,9 @@ class _Log:
 
     def _files(self) -> Iterator[Item]:
         """Yields the files beside the log, but for media, which their records have named."""
+        if self._folder.is_symlink():
+            self.run.left_out["links"] += 1
+            return
         for path in sorted(self._folder.rglob("*")):
             name = path.relative_to(self._folder).as_posix()
             if path.is_symlink():
