@@ -85,12 +85,14 @@ def to_numpy(value: Any) -> Array:
     """Returns an array or tensor as a numpy array, without a copy if possible; bfloat16 as float32."""
     if hasattr(value, "detach") and hasattr(value, "cpu"):
         value = value.detach().cpu()
-        if str(value.dtype) in {"torch.bfloat16", "torch.float8_e4m3fn", "torch.float8_e5m2"}:
+        if str(value.dtype).startswith(("torch.bfloat16", "torch.float8")):
             value = value.float()
         if getattr(value, "is_sparse", False):
             value = value.to_dense()
         return np.asarray(value.resolve_conj().resolve_neg().numpy())
-    return np.asarray(value)
+    array = np.asarray(value)
+    # Floats of 8 and 16 bits that numpy lacks, as those of jax.
+    return array.astype(np.float32) if array.dtype.kind == "V" and array.dtype.names is None else array
 
 
 def copy_value(value: Any) -> Any:
@@ -141,8 +143,7 @@ def iter_images(images: Any, channels_last: bool = False) -> Iterator[Pixels]:
         yield _decoded(images)
         return
     if isinstance(images, Image.Image):
-        array = picture_array(images)
-        yield Pixels(array, array.shape)
+        yield _pixels(picture_array(images), channels_last=True)
         return
     array = to_numpy(images)
     if array.ndim == 4:  # noqa: PLR2004  # a batch
@@ -153,17 +154,28 @@ def iter_images(images: Any, channels_last: bool = False) -> Iterator[Pixels]:
 
 
 def picture_array(picture: Image.Image) -> Array:
-    """Returns the pixels of an image of Pillow: `(H, W)`, or `(H, W, C)` of 3 or 4 channels."""
-    return np.asarray(picture if picture.mode in {"L", "RGB", "RGBA"} else picture.convert("RGBA"))
+    """Returns the values of an image of Pillow: `(H, W)`, or `(H, W, C)` of 3 or 4 channels.
+
+    Grey values keep the type of their mode: bool, uint8, or numbers of 16 or 32 bits. Palettes, opacity and
+    other colour spaces become RGBA.
+
+    Raises:
+        RecordError: the image is damaged, or Pillow cannot convert its colours.
+    """
+    is_grey = picture.mode in {"1", "I", "F"} or picture.mode.startswith("I;16")
+    is_plain = picture.mode in {"L", "RGB"} and not picture.has_transparency_data
+    try:
+        return np.asarray(picture if is_grey or is_plain else picture.convert("RGBA"))
+    except (OSError, ValueError) as error:
+        raise RecordError(f"image must be readable by Pillow: {error}.") from error
 
 
 def _decoded(source: bytes | str | PurePath) -> Pixels:
     try:
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-            array = picture_array(image)
+            return _pixels(picture_array(image), channels_last=True)
     except OSError as error:
         raise RecordError(f"image must be readable by Pillow: {error}.") from error
-    return Pixels(array, array.shape)
 
 
 def _pixels(array: Array, channels_last: bool) -> Pixels:
@@ -461,11 +473,7 @@ def histogram_record(values: Any, bins: "int | Sequence[float]" = 64) -> dict[st
             **record,
             "counts": [],
             "edges": [],
-            "min": None,
-            "max": None,
-            "mean": None,
-            "std": None,
-            "sum": None,
+            **dict.fromkeys(("min", "max", "mean", "std", "sum")),
         }
     counts, edges = np.histogram(finite, bins=bins if isinstance(bins, int) else np.asarray(bins, np.float64))
     return {

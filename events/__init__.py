@@ -22,10 +22,11 @@ from .errors import (
 )
 from .event import Event
 from .interval import Interval
+from .logger.converters import as_picture, as_table, plain_config, safe_text
 from .logger.destination import Destination, WriteRate, WriteSchedule
 from .logger.device import DeviceCopies
 from .logger.logger import Logger
-from .logger.values import BinnedValues, host_metrics, plain_config, safe_text
+from .logger.values import BinnedValues, host_metrics
 from .monitor.monitor_event import Event as MonitorEvent
 from .monitor.stat import Aggregation, Stat
 from .names import (
@@ -164,6 +165,8 @@ __all__ = [
     "WriteSchedule",
     "agree_on_name",
     "agreed_run_name",
+    "as_picture",
+    "as_table",
     "callbacks",
     "check_placeholders",
     "check_run_name",

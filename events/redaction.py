@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from .logger.values import safe_text
+from .logger.converters import safe_text
 
 __all__ = [
     "REDACTED",

@@ -305,11 +305,11 @@ class Run(RecordMethods):
         if event != Event.INIT:
             self.engine.run_event(event)
 
-    def fit_start(self, *, epoch: int = 0, batch: int = 0) -> None:
+    def fit_start(self, *, epoch: int | None = None, batch: int | None = None) -> None:
         """Begins training; a second call does nothing. `epoch_start`, `batch_start` and `batch_end` call it.
 
         Needed by a loop that calls none of these, and by one that continues where a checkpoint was saved:
-        destinations that resume a run remove the records here that training will produce again.
+        the run in the folder is continued, and what it has of this batch and later ones becomes a branch.
 
         ```python
         with Run(loggers=[RunDirectory("runs/mine")], run_name="mine", max_duration="5ep") as run:
@@ -318,6 +318,10 @@ class Run(RecordMethods):
                 run.epoch_start()
         ```
 
+        Without a number, training begins at 0, and an earlier run is not continued. With `batch=0` it begins
+        at 0 too, as the run did that did not complete: that one is continued, and what it logged becomes a
+        branch. A completed run is left alone then.
+
         Args:
             epoch: how many epochs are done.
             batch: how many batches are done, in all epochs: the step of the next record.
@@ -325,6 +329,8 @@ class Run(RecordMethods):
         Raises:
             ValueError: training has begun already, or a count is negative.
         """
+        is_named = epoch is not None or batch is not None
+        epoch, batch = epoch or 0, batch or 0
         if min(epoch, batch) < 0:
             raise ValueError(f"epoch and batch must be 0 or more, got epoch={epoch}, batch={batch}.")
         if self._has_begun and (epoch or batch):
@@ -335,7 +341,11 @@ class Run(RecordMethods):
         if not self._has_begun:
             if epoch or batch:
                 self.state.timestamp = Timestamp.from_state_dict({"epoch": epoch, "batch": batch})
-            self.state.continues_run = bool(epoch or batch) or bool(self.state.continues_run)
+                self.state.continues_run = True
+            elif is_named:
+                self.state.continues_run = self.state.continues_run or "unless completed"
+            else:
+                self.state.continues_run = bool(self.state.continues_run)
             self._has_begun = True
             self.engine.run_event(Event.FIT_START)
             self._lap()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
@@ -251,8 +251,9 @@ class State:
         exception: the exception that ended the run, or None.
         stop_reason: why training was stopped early, or None.
         continues_run: whether the run continues an earlier one, if there is one: True with a proof, such as a
-            checkpoint that is loaded or `Run.fit_start(batch=...)`; False where training begins anew; None as
-            long as that is not known. Then no earlier run is replaced.
+            checkpoint that is loaded or `Run.fit_start(batch=...)`; "unless completed" after
+            `Run.fit_start(batch=0)`; False where training begins anew; None as long as that is not known.
+            Then no earlier run is continued.
     """
 
     run_name: str = attrs.field()
@@ -303,7 +304,7 @@ class State:
     status: RunStatus | str = attrs.field(default=RunStatus.RUNNING, kw_only=True)
     exception: BaseException | None = attrs.field(default=None, kw_only=True)
     stop_reason: str | None = attrs.field(default=None, init=False)
-    continues_run: bool | None = attrs.field(default=None, kw_only=True)
+    continues_run: bool | Literal["unless completed"] | None = attrs.field(default=None, kw_only=True)
     _stop_requested: bool = attrs.field(default=False, init=False)
     _has_begun: bool = attrs.field(default=False, init=False)
 

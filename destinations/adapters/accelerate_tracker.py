@@ -95,6 +95,8 @@ class AccelerateTracker(GeneralTracker):
             all_given, callbacks, run_name, raise_errors=raise_errors, is_end_reported=False
         )
         self._next_step = 0
+        # Whether a state was loaded since the last record: the next one tells the step.
+        self._has_loaded = False
         _notice_loads()
 
     @property
@@ -110,7 +112,7 @@ class AccelerateTracker(GeneralTracker):
 
     def note_load(self) -> None:
         """Takes `Accelerator.load_state` as the word that the run in the folder is continued."""
-        self._session.state.continues_run = True
+        self._session.state.continues_run = self._has_loaded = True
 
     @on_main_process
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
@@ -121,6 +123,9 @@ class AccelerateTracker(GeneralTracker):
     def log(self, values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Logs scalars as metrics, strings as texts, and other values as traces."""
         step = self._next_step if step is None else int(step)
+        if self._has_loaded:
+            self._has_loaded = False
+            self._session.fit_start(self._session.state.timestamp.copy(batch=step))
         log_values(self.tracker, values, step)
         self._next_step = max(self._next_step, step + 1)
         self._session.advance_to(step)

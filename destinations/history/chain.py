@@ -58,8 +58,10 @@ class _Kept:
     records: int | None = None
     # The step of each session that only named a batch, and the ids of the sessions from it on.
     steps: list[tuple[int, frozenset[str]]] = attrs.field(factory=list)
-    # Files of earlier steps stay: a checkpoint is written after its state was taken.
-    files_to: int | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        return self.records is None and not self.steps
 
 
 class Chain:
@@ -92,46 +94,45 @@ class Chain:
                 session = before[-1] if "follows" not in line and before else None
                 continue
             newer = frozenset(map(_owner, (known[one] for one in self.sessions)))
-            kept = _Kept(follows.records, list(kept.steps), kept.files_to)
+            kept = _Kept(follows.records, list(kept.steps))
             if follows.records is None and follows.step is not None:
                 kept.steps.append((follows.step, newer))
-            if follows.step is not None:
-                kept.files_to = min(follows.step, kept.files_to or follows.step)
             session = follows.session
 
     @property
     def is_whole(self) -> bool:
         """Whether all that was logged belongs."""
-        return self._kept.keys() >= self._known and all(
-            kept.records is None and not kept.steps for kept in self._kept.values()
-        )
+        return self._kept.keys() >= self._known and all(kept.is_whole for kept in self._kept.values())
 
-    def records(
-        self, read: Callable[[], Iterable[dict[str, Any] | None]], *, are_files: bool = False
-    ) -> Iterator[dict[str, Any] | None]:
+    def records_of(self, session: str) -> int | None:
+        """Returns how many records of a session belong, 0 of one that was left; None for all."""
+        kept = self._kept.get(session)
+        return 0 if kept is None else kept.records
+
+    def records(self, read: Callable[[], Iterable[dict[str, Any] | None]]) -> Iterator[dict[str, Any] | None]:
         """Yields those lines of an index that belong, and None for each damaged one; see `belongs`."""
-        belongs = self.belongs(read, are_files=are_files)
+        belongs = self.belongs(read)
         return (one for one in read() if one is None or belongs(one))
 
     def belongs(
-        self, read: Callable[[], Iterable[Mapping[str, Any] | None]], *, are_files: bool = False
+        self, read: Callable[[], Iterable[Mapping[str, Any] | None]]
     ) -> Callable[[Mapping[str, Any]], bool]:
         """Returns what tells whether a line of an index belongs.
 
         Args:
             read: reads the index from its beginning; called where a session only named a batch.
-            are_files: whether the lines are of files that a user uploaded.
         """
         if self.is_whole:
             return lambda _: True
         again: set[tuple[str, str, str, Any]] = set()
         if steps := {step for kept in self._kept.values() for step, _ in kept.steps}:
             again = {_what(one) for one in read() if one is not None and one.get("step") in steps}
-        return lambda line: self._belongs(line, again, are_files=are_files)
+        return lambda line: self._belongs(line, again)
 
-    def _belongs(
-        self, line: Mapping[str, Any], again: set[tuple[str, str, str, Any]], *, are_files: bool
-    ) -> bool:
+    def _belongs(self, line: Mapping[str, Any], again: set[tuple[str, str, str, Any]]) -> bool:
+        if line.get("is_deleted") is True:
+            # The file is gone, whichever session deleted it.
+            return True
         owner, number, step = _id_of(line), line.get("record"), line.get("step")
         kept = self._kept.get(owner)
         if kept is None:
@@ -139,8 +140,6 @@ class Chain:
             return owner not in self._known
         if not isinstance(step, int):
             step = None
-        if are_files and kept.files_to is not None and step is not None:
-            return step <= kept.files_to
         if kept.records is not None and isinstance(number, int) and number >= kept.records:
             return False
         return step is None or not any(
@@ -149,10 +148,10 @@ class Chain:
         )
 
 
-def chain_of(run_dir: Path) -> Chain:
-    """Returns the sessions of a run; without its list, which says what was left, all belongs."""
+def chain_of(run_dir: Path, end: str | None = None) -> Chain:
+    """Returns the sessions of a run up to one; without their list, which says what was left, all belongs."""
     try:
-        return Chain(read_sessions(run_dir))
+        return Chain(read_sessions(run_dir), end)
     except OSError as error:
         _log.warning("%s cannot be read: what was left is shown too (%s)", run_dir / SESSIONS, error)
         return Chain(())

@@ -11,7 +11,7 @@ That one syncs only if the run is not new: a file renamed before it is synced ma
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import math
 import os
 import socket
@@ -25,7 +25,8 @@ import yaml
 
 from destinations.copies import merged
 from destinations.history.chain import Chain, Follows
-from destinations.history.sessions import SESSIONS, read_sessions, session_path
+from destinations.history.sessions import SESSIONS, SESSIONS_FOLDER, read_lines, session_path
+from destinations.history.sums import summed_line
 from events import plain_config, redact_text
 from uploads.disk import DISK, Disk, read_json, read_regular, replace_file
 
@@ -50,7 +51,9 @@ __all__ = [
     "Documents",
     "SessionLog",
     "flat_hyperparameters",
+    "hyperparameters_of",
     "read_hparams",
+    "session_hyperparameters",
     "write_summary",
 ]
 
@@ -130,9 +133,11 @@ class Documents:
             self.hyperparameters = read_hparams(run_dir / HPARAMS)
         except (OSError, ValueError):  # Replaced by those of this session.
             self.hyperparameters = {}
-        # What earlier sessions had, and what this one was given.
+        # What earlier sessions had, and what this one was given between its checkpoints, by its place among
+        # the records of the session.
         self._earlier_hyperparameters = self.hyperparameters
-        self._own_hyperparameters: dict[str, Any] = {}
+        self._own_hyperparameters: dict[int, dict[str, Any]] = {}
+        self._is_saved = False
         self._hparams_written: dict[str, Any] | None = None
         self._are_hparams_safe = False
         # Reentrant: a signal handler may log.
@@ -164,11 +169,28 @@ class Documents:
         if tag not in self._tags:
             self._tags = [*self._tags, tag]
 
-    def add_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
-        """Adds hyperparameters to those of earlier calls."""
+    def note_checkpoint(self) -> None:
+        """A checkpoint is saved: hyperparameters that come later are not part of it."""
+        self._is_saved = True
+
+    def add_hyperparameters(self, hyperparameters: dict[str, Any], place: int = 0) -> None:
+        """Adds hyperparameters to those of earlier calls.
+
+        Args:
+            hyperparameters: nested.
+            place: how many records the session had before.
+        """
+        own = self._own_hyperparameters
+        if not self._is_saved:
+            place = max(own, default=0)
         # Made plain here too, for calls without a logger: one value that YAML refuses would cost all others.
-        self._own_hyperparameters = merged(self._own_hyperparameters, plain_config(hyperparameters))
-        self.hyperparameters = merged(self._earlier_hyperparameters, self._own_hyperparameters)
+        new = merged(own.get(place, {}), plain_config(hyperparameters))
+        self._own_hyperparameters, self._is_saved = {**own, place: new}, False
+        self._merge_hyperparameters()
+
+    def _merge_hyperparameters(self) -> None:
+        own = self._own_hyperparameters.values()
+        self.hyperparameters = functools.reduce(merged, own, self._earlier_hyperparameters)
 
     def continue_from(self, step: int, session: str | None = None, records: int | None = None) -> None:
         """Notes from where training goes on, once that is known.
@@ -180,26 +202,21 @@ class Documents:
             records: how many records that session had by then.
         """
         self.sessions.continue_from(step, session, records)
-        chain = self.sessions.chain()
-        if chain.sessions[1:] != [line["session"] for line in reversed(self.sessions.before)]:
-            self._earlier_hyperparameters = self._hyperparameters_of(chain.sessions[:0:-1])
-            self.hyperparameters = merged(self._earlier_hyperparameters, self._own_hyperparameters)
+        found = hyperparameters_of(self._run_dir, self.sessions.before, self.sessions.chain())
+        if found is not None:
+            self._earlier_hyperparameters = found
+            self._merge_hyperparameters()
 
     def begin_session(self, now: float) -> None:
         """Begins a session of this process again, which continues from an earlier place."""
         self.sessions.begin(now)
-        self._hparams_written = None
+        self._earlier_hyperparameters, self._own_hyperparameters = self.hyperparameters, {}
+        self._hparams_written, self._is_saved = None, False
 
-    def _hyperparameters_of(self, sessions: Iterable[str]) -> dict[str, Any]:
-        """Returns what some sessions were given, one after the other; of older sessions, what is there."""
-        found: dict[str, Any] = {}
-        lines = {line.get("session"): line for line in self.sessions.before}
-        for one in sessions:
-            if "follows" not in lines[one]:
-                return self._earlier_hyperparameters
-            with contextlib.suppress(OSError, ValueError):
-                found = merged(found, read_hparams(session_path(self._run_dir, lines[one], HPARAMS)))
-        return found
+    def write_history(self, *, durable: bool = True) -> None:
+        """Writes what the session follows, and the hyperparameters that it has with that."""
+        self.sessions.write(self.live_status, durable=durable)
+        self.write_hparams(durable=durable)
 
     def follow(self, state: State) -> bool:
         """Updates the newest checkpoint and the status of an open run; returns whether one has changed."""
@@ -230,10 +247,13 @@ class Documents:
                 and (self._are_hparams_safe or not durable)
                 and os.path.lexists(self._run_dir / HPARAMS)
             )
-            if current and not is_written:
-                own = session_path(self._run_dir, self.sessions.current, HPARAMS)
-                both = ((own, self._own_hyperparameters), (self._run_dir / HPARAMS, current))
-                for path, found in both:
+            if (current or os.path.lexists(self._run_dir / HPARAMS)) and not is_written:
+                session = self.sessions.current
+                pairs = [
+                    (session_path(self._run_dir, session, _hparams_name(place)), found)
+                    for place, found in self._own_hyperparameters.items()
+                ]
+                for path, found in [*pairs, (self._run_dir / HPARAMS, current)]:
                     text = yaml.safe_dump(found, sort_keys=False, allow_unicode=True)
                     content = text.encode("utf-8", "backslashreplace")
                     self._disk.make_folder(path.parent)
@@ -334,7 +354,7 @@ class SessionLog:
         self._disk = disk
         # Any thread may write, one after the other. Reentrant: a signal handler may log.
         self._writing = threading.RLock()
-        self._lines = read_sessions(run_dir)
+        self._lines, self._damaged = read_lines(run_dir)
         for line in self._lines:
             if line.get("status") == "running":
                 line["status"] = "killed"
@@ -395,8 +415,8 @@ class SessionLog:
             *before, own = self._lines
             if own["end"] is None:
                 own = {**own, "status": live_status[0], "end": live_status[1]}
-            text = "".join(f"{strict_json(line)}\n" for line in [*before, own])
-            replace_file(self._run_dir / SESSIONS, text.encode(), durable=durable, disk=self._disk)
+            content = b"".join([*self._damaged, *(summed_line(strict_json(line)) for line in [*before, own])])
+            replace_file(self._run_dir / SESSIONS, content, durable=durable, disk=self._disk)
 
     def _last_heartbeat(self) -> float | None:
         try:
@@ -407,6 +427,57 @@ class SessionLog:
 
 
 # Hyperparameters, which may be foreign.
+
+
+def _hparams_name(place: int) -> str:
+    """Returns the document of what a session was given once it had logged so many records."""
+    return HPARAMS if not place else f"{HPARAMS.removesuffix('.yaml')}.{place}.yaml"
+
+
+def session_hyperparameters(
+    run_dir: Path, line: Mapping[str, Any], records: int | None = None
+) -> dict[str, Any]:
+    """Returns what a session was given; only before it had logged so many records, if that is given.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: a file is damaged, or an earlier version wrote the session.
+    """
+    start = session_path(run_dir, line, HPARAMS).name.removesuffix("yaml")
+    found: dict[int, Path] = {}
+    for path in (run_dir / SESSIONS_FOLDER).glob(f"{start}*yaml"):
+        place = path.name.removeprefix(start).removesuffix("yaml").removesuffix(".")
+        if not place or place.isdecimal():
+            found[int(place or 0)] = path
+    counted = (found[place] for place in sorted(found) if records is None or place < records)
+    nothing: dict[str, Any] = {}
+    return functools.reduce(merged, map(read_hparams, counted), nothing)
+
+
+def hyperparameters_of(
+    run_dir: Path, lines: Iterable[Mapping[str, Any]], chain: Chain
+) -> dict[str, Any] | None:
+    """Returns what the sessions of a chain were given, one after the other, as far as it belongs.
+
+    Args:
+        run_dir: the folder of the run.
+        lines: those of the sessions; others of the chain are left out.
+        chain: the sessions.
+
+    Returns:
+        The hyperparameters; None where they cannot be read, or an earlier version wrote one of the sessions.
+    """
+    by_id: dict[str, Mapping[str, Any]] = {str(line.get("session")): line for line in lines}
+    found: dict[str, Any] = {}
+    for one in reversed(chain.sessions):
+        if one in by_id:
+            if "follows" not in by_id[one]:
+                return None
+            try:
+                found = merged(found, session_hyperparameters(run_dir, by_id[one], chain.records_of(one)))
+            except (OSError, ValueError):
+                return None
+    return found
 
 
 def read_hparams(path: Path) -> dict[str, Any]:

@@ -182,16 +182,26 @@ class MediaWriter:
         self._session = ""
         self.record_count = 0
         """How many records this session has taken."""
+        self._checkpoint: dict[str, Any] | None = None
 
     def begin_session(self, session: str) -> None:
         """Begins to write the records of a session, by its id; in the training thread."""
-        self._session, self.record_count = session, 0
+        self._session, self.record_count, self._checkpoint = session, 0, None
 
-    def _next_place(self) -> dict[str, Any]:
+    def next_place(self) -> dict[str, Any]:
         """Returns what a line says of its place in the history of the run."""
         place = {"session": self._session, "record": self.record_count}
         self.record_count += 1
         return place
+
+    def note_checkpoint(self) -> int:
+        """Counts a checkpoint as a record, whose files come later; returns how many records it has."""
+        self._checkpoint = self.next_place()
+        return self.record_count
+
+    def _place_of_file(self, *, is_checkpoint: bool) -> dict[str, Any]:
+        place = self._checkpoint if is_checkpoint else None
+        return self.next_place() if place is None else place
 
     def log_record(self, kind: Kind, arguments: dict[str, Any], step: int) -> None:
         """Copies a record, and writes it in the background.
@@ -210,13 +220,28 @@ class MediaWriter:
         if kind.write is None:
             raise RecordError(f"{kind.noun} must be given to {kind.method}.")
         size, work = kind.write(name, **arguments)
-        output = _Output(self, kind, name, step, self._clock(), self._next_place())
+        output = _Output(self, kind, name, step, self._clock(), self.next_place())
         self._put(lambda: work(output), size, f"{kind.noun} {name!r}" if name is not None else kind.noun)
 
     def keep_file(
-        self, source: Path, remote_name: str, *, overwrite: bool, keeping: FileKeeping, step: int
+        self,
+        source: Path,
+        remote_name: str,
+        *,
+        overwrite: bool,
+        keeping: FileKeeping,
+        step: int,
+        is_checkpoint: bool = False,
     ) -> None:
         """Copies or links a file into `artifacts/` before it returns; the lane hashes it later.
+
+        Args:
+            source: the file.
+            remote_name: of the file.
+            overwrite: whether it may replace a file.
+            keeping: whether it is copied or linked.
+            step: for the index.
+            is_checkpoint: whether it is a file of the last checkpoint: it belongs to the run where that does.
 
         Raises:
             RecordError: the name leads out of the folder.
@@ -235,7 +260,7 @@ class MediaWriter:
             with_user_paths(error, self._folder.where)
             raise
 
-        place = self._next_place()
+        place = self._place_of_file(is_checkpoint=is_checkpoint)
 
         def work(at: float = self._clock()) -> None:
             with target.open("rb") as file:
@@ -248,17 +273,18 @@ class MediaWriter:
 
         self._put(work, 0, f"artifact {remote_name!r}", "files")
 
-    def note_file(self, remote_name: str, size: int, *, step: int) -> None:
+    def note_file(self, remote_name: str, size: int, *, step: int, is_checkpoint: bool = False) -> None:
         """Writes the line of a file that went to the store of the run, and is not here.
 
         Args:
             remote_name: of the file.
             size: bytes.
             step: for the index.
+            is_checkpoint: as for `keep_file`.
         """
         path = artifact_path(Path(), remote_name).as_posix()
         record = {"step": step, "name": remote_name, "time": self._clock(), "path": path, "size": size}
-        record |= self._next_place()
+        record |= self._place_of_file(is_checkpoint=is_checkpoint)
         self._put(lambda: self.index(ARTIFACTS_INDEX).append(record), 0, f"artifact {remote_name!r}", "files")
 
     def delete_file(self, remote_name: str, *, step: int, with_folder: bool = False) -> None:
@@ -273,7 +299,7 @@ class MediaWriter:
             RecordError: the name leads out of the folder.
         """
         target = artifact_path(self._run_dir, remote_name)
-        path, place = target.relative_to(self._run_dir).as_posix(), self._next_place()
+        path, place = target.relative_to(self._run_dir).as_posix(), self.next_place()
 
         def work(at: float = self._clock()) -> None:
             try:

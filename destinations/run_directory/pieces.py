@@ -88,6 +88,8 @@ class Piece:
         status: of the run, as in its sidecar.
         written_at: by the clock of the writer, in seconds since 1970.
         seconds: the interval at which pieces come.
+        follows: the last interval that the run continues of each session of another machine, by its number.
+        run: what tells the run from others that are or were in the store under its name.
     """
 
     session: int
@@ -101,6 +103,8 @@ class Piece:
     status: str = "running"
     written_at: float = 0.0
     seconds: float = 10.0
+    follows: Mapping[str, int] = attrs.field(factory=dict)
+    run: str = ""
 
     @property
     def name(self) -> str:
@@ -250,6 +254,7 @@ def _parsed(archive: zipfile.ZipFile) -> tuple[Piece, dict[str, tuple[int, int]]
         fields = json.loads(archive.read(about))
         if fields.pop("format") != _FORMAT:
             raise PieceError("a piece is of a newer format: read it with the release that wrote it")
+        fields["follows"] = {str(one): int(last) for one, last in fields.get("follows", {}).items()}
         data = {str(path): (int(start), int(end)) for path, (start, end) in fields.pop("data").items()}
         fields["files"] = {str(path): FileState(*map(int, state)) for path, state in fields["files"].items()}
         for name in ("needs", "parts", "objects"):
@@ -280,6 +285,8 @@ class FolderState:
         files: the files that pieces hold, by path.
         lost: the pieces and files that are lost or damaged in the store, each with the reason.
         skipped: how many bytes of lost pieces a file lacks, by path; `_ENDED` where it ends before them.
+        run: as the pieces say.
+        version: of the newest piece that a listing told of; empty where pieces came since.
     """
 
     session: int = 0
@@ -288,6 +295,8 @@ class FolderState:
     files: dict[str, FileState] = attrs.field(factory=dict)
     lost: dict[str, str] = attrs.field(factory=dict)
     skipped: dict[str, int] = attrs.field(factory=dict)
+    run: str = ""
+    version: str | None = ""
 
     @classmethod
     def read(cls, folder: Path, stream: str) -> "FolderState":
@@ -297,8 +306,8 @@ class FolderState:
             files = {str(path): FileState(*map(int, state)) for path, state in found["files"].items()}
             lost = {str(name): str(reason) for name, reason in found.get("lost", {}).items()}
             skipped = {str(path): int(count) for path, count in found.get("skipped", {}).items()}
-            has_ended = found["has_ended"] is True
-            return cls(int(found["session"]), int(found["last"]), has_ended, files, lost, skipped)
+            has_ended, own = found["has_ended"] is True, (found.get("run", ""), found.get("version", ""))
+            return cls(int(found["session"]), int(found["last"]), has_ended, files, lost, skipped, *own)
         except (KeyError, TypeError, ValueError, AttributeError):
             return cls()
 
@@ -317,6 +326,8 @@ class FolderState:
             "files": {path: [state.version, state.size] for path, state in self.files.items()},
             "lost": self.lost,
             "skipped": self.skipped,
+            "run": self.run,
+            "version": self.version,
         }
         replace_json(folder / PIECES_STATE, {**read_json(folder / PIECES_STATE), stream: own})
 
@@ -333,7 +344,7 @@ def apply_piece(folder: Path, state: FolderState, piece: OpenPiece) -> None:
         OSError: the folder cannot be written.
     """
     about = piece.about
-    if about.session != state.session or about.first > state.last + 1:
+    if (about.session, about.run) != (state.session, state.run) or about.first > state.last + 1:
         raise PieceError(
             f"piece {about.name} does not continue interval {state.last} of session {state.session}"
         )

@@ -643,6 +643,8 @@ class RankWriter:
             segment.close()
         is_clean = self._is_open and self._is_well and not self.journal.counts.pending
         if is_clean and self._drain.is_fully_drained():
+            if self._csv.exists:
+                self._csv.write_sums(is_last=True)
             remove_journal(self._folder)
 
     # Errors.

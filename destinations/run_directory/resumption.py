@@ -26,10 +26,9 @@ from .reader import (
     CsvSnapshot,
     MetricRow,
     ParquetSnapshot,
+    keeps,
     last_rows,
-    merge_journal,
     parse_rows,
-    retried,
     take_snapshot,
 )
 
@@ -115,38 +114,45 @@ class Resumption:
         # The rows of the step from earlier sessions, once they were read.
         self._earlier: list[MetricRow] | None = None
         self.is_done = False
-        """Whether the earlier rows are marked: the rows that come are of no interest any more."""
+        """Whether the rows that come are of no interest any more."""
 
-    def begin(self, checkpoint: Checkpoint, *, waits: bool = False) -> None:
-        """Training begins.
+    @property
+    def is_decided(self) -> bool:
+        """Whether it is known what this session follows."""
+        return self.is_done or (self.has_begun and self._step is None)
 
-        Args:
-            checkpoint: the one that was loaded.
-            waits: where the trainer counts no batches, the next row tells the step, and not the first one.
-        """
+    def begin(self, checkpoint: Checkpoint) -> None:
+        """Training continues from the trainer's own count of batches, or where a checkpoint was saved."""
         with self._lock:
             self.has_begun = True
-            step = self._batches_done()
-            if step > 0 or checkpoint.session is not None:
-                self._continue_from(step)
-                if checkpoint.session is not None and checkpoint.mark is not None:
-                    self.is_done = True
-                    place = checkpoint.session, checkpoint.mark
-                    self._journal.rewind(*place, step, checkpoint.time, self._began_at)
-                elif checkpoint.time is not None:
-                    self._mark(step, checkpoint.time)
-                else:
-                    self._replace_if_clear(step)
-            elif self._rows and not waits:
-                self._decide(self._rows[0][1])
+            step = self._step = self._batches_done()
+            self._on_step(step)
+            if checkpoint.session is not None and checkpoint.mark is not None:
+                self.is_done = True
+                place = checkpoint.session, checkpoint.mark
+                self._journal.rewind(*place, step, checkpoint.time, self._began_at)
+            elif checkpoint.time is not None:
+                self.is_done = True
+                self._journal.mark_resume(step, checkpoint.time, self._began_at)
+            else:
+                self._replace_if_clear(step)
+
+    def follow_end(self) -> None:
+        """Training begins, and does not say where it continues: it adds to what is there."""
+        with self._lock:
+            self.has_begun = True
+            self.is_done = not self._looks_left
 
     def before(self, row: Mapping[str, float], step: int) -> None:
         """Takes note of a row that will be written next."""
         with self._lock:
-            if self._looks_left and not self.has_begun:
+            if self._step is None and self._looks_left:
                 with contextlib.suppress(OSError):
                     self._notice_repeat(row, step)
-            self._decide(step)
+            if self._step is None:
+                self.is_done = self.has_begun and not self._looks_left
+            elif not self.is_done and (step > self._step or len(self._rows) == _MAX_ROWS):
+                self._replace(self._step)
             if not self.is_done:
                 self._rows.append((dict(row), step))
                 if self._step is not None:
@@ -158,9 +164,11 @@ class Resumption:
             rows = last_rows(self._run_dir, 1, self._rank)
             self._last_step = -1 if not rows or rows[0].step is None else rows[0].step
         if step > self._last_step:
+            # Where training has begun, it goes on behind all that is there.
+            self._looks_left = 0 if self.has_begun else self._looks_left
             return
         self._looks_left -= 1
-        earlier = retried(lambda: rows_of_step(self._run_dir, self._rank, step))
+        earlier = rows_of_step(self._run_dir, self._rank, step)
         known = {name for one in earlier if (one.time or 0) < self._began_at for name in one.metrics}
         if again := known & set(map(column_of, row)):
             self._looks_left = 0
@@ -180,28 +188,6 @@ class Resumption:
         with self._lock:
             if self._step is not None and not self.is_done:
                 self._replace(self._step)
-
-    def _decide(self, at: int) -> None:
-        """Marks the earlier rows, if a row at this step makes clear which."""
-        if not self.has_begun or self.is_done:
-            return
-        if self._step is None:
-            # Nothing was loaded: training restarts, or a loop counts its own steps.
-            self._continue_from(0 if at == self._batches_done() else at)
-        step = self._step or 0
-        if step <= 0:
-            self._mark(step, None)
-        elif at > step or len(self._rows) == _MAX_ROWS:
-            self._replace(step)
-
-    def _continue_from(self, step: int) -> None:
-        self._step = step
-        self._on_step(step)
-
-    def _mark(self, step: int, at: float | None) -> None:
-        """Marks the rows of later steps, and those of this one that were logged after a time."""
-        self.is_done = True
-        self._journal.mark_resume(step, at, self._began_at)
 
     def _replace_if_clear(self, step: int) -> None:
         """Replaces at once where every metric of the step was logged again, or there was none."""
@@ -232,7 +218,7 @@ class Resumption:
         if self._earlier is None:
             found: list[MetricRow] = []
             with contextlib.suppress(OSError):
-                found = retried(lambda: rows_of_step(self._run_dir, self._rank, step))
+                found = rows_of_step(self._run_dir, self._rank, step)
             self._earlier = [row for row in found if row.time is None or row.time < self._began_at]
         return self._earlier
 
@@ -246,8 +232,9 @@ def rows_of_step(run_dir: Path, rank: int, step: int) -> list[MetricRow]:
                 may = (index.of_rows("min_step") <= step) & (step <= index.of_rows("max_step"))
                 found += itertools.chain.from_iterable(file.rows(*span) for span in index.spans(may))
             else:
-                found += _lines_of(file, step) if file.is_own else file.rows()
-        found = [*snapshot.without_abandoned(found), *merge_journal([], snapshot.records)]
+                rows = _lines_of(file, step) if file.is_own else file.rows()
+                found += (row for row in rows if keeps(file.limits, row))
+        found += snapshot.journal_rows()
     return [row for row in found if row.step == step]
 
 

@@ -395,7 +395,7 @@ class RunDirectory(RecordDestination):
             elif continues:
                 self._start(taken, state)
             else:
-                self._open_beside(place, state, "" if self._if_exists == "new" else _what_it_holds(place))
+                self._open_beside(place, state, "" if self._if_exists == "new" else taken.what_it_holds)
         finally:
             if self._earlier is None and self._place is not place:
                 taken.lock.release()
@@ -422,7 +422,8 @@ class RunDirectory(RecordDestination):
         is_completed = sidecar.get("status") == "completed"
         has_id = self._run_id is not None and sidecar.get("run_id") == self._run_id
         is_restarted = is_restarted_job() and sidecar.get("session") not in _sessions_here
-        continues = True if has_id or (is_restarted and not is_completed) else state.continues_run
+        is_restarted = is_restarted and not is_completed
+        continues = has_id or is_restarted or _continues(state.continues_run, is_completed=is_completed)
         self._is_reopened = bool(continues) and is_completed
         if self._is_reopened:
             _log.warning(
@@ -443,7 +444,7 @@ class RunDirectory(RecordDestination):
         earlier, state = self._earlier, self._state
         if earlier is None or state is None:
             return
-        if state.continues_run:
+        if _continues(state.continues_run, is_completed=earlier.is_completed):
             if self._writer is not None:
                 self._leave_folder()
             self._earlier = None
@@ -454,14 +455,11 @@ class RunDirectory(RecordDestination):
                 self.cannot_open = True
                 raise
             self._write_early()
-            if self._has_trained and self._resumption is not None:
-                # What was logged by now does not tell where training goes on; the next row does.
-                self._resumption.begin(Checkpoint(), waits=True)
             return
         if self._writer is None:
-            self._open_beside(earlier.place, state, _what_it_holds(earlier.place))
+            self._open_beside(earlier.place, state, earlier.what_it_holds)
             self._write_early()
-        if state.continues_run is False:
+        if state.continues_run is not None:
             self._settle()
 
     def _choose_if_known(self, state: State) -> None:
@@ -642,16 +640,18 @@ class RunDirectory(RecordDestination):
         self._choose_if_known(state)
         self._checkpoint = Checkpoint()
         # Otherwise what it follows is not known yet, and its own rows stay.
-        self._goes_back = self._has_trained and (self._resumption is None or self._resumption.is_done)
+        self._goes_back = self._has_trained and (self._resumption is None or self._resumption.is_decided)
         if self._has_trained:
             self._expect_resume()
 
     def after_load(self, state: State, logger: Any) -> None:
         """Schedules a resume: the checkpoint may be older than the rows logged so far."""
         self._choose_if_known(state)
-        if self._goes_back and self._writer is not None:
-            self._begin_session(self._writer)
-        if self._has_trained or (self._writer is not None and self._writer.had_rows):
+        writer = self._writer
+        is_own = writer is not None and self._checkpoint.session == writer.session
+        if writer is not None and (self._goes_back or is_own):
+            self._begin_session(writer)
+        if self._has_trained or is_own or (writer is not None and writer.had_rows):
             self._expect_resume()
         if state.timestamp.batch > 0 or self._checkpoint.session is not None:
             self._continue_from(int(state.timestamp.batch))
@@ -669,7 +669,7 @@ class RunDirectory(RecordDestination):
             self._documents.continue_from(step, self._checkpoint.session, self._checkpoint.records)
             documents = self._documents
             if self._writer is not None:
-                self._writer.write_now(lambda: documents.sessions.write(documents.live_status, durable=False))
+                self._writer.write_now(lambda: documents.write_history(durable=False))
 
     def _expect_resume(self) -> None:
         writer, state = self._writer, self._state
@@ -695,19 +695,26 @@ class RunDirectory(RecordDestination):
     def fit_start(self, state: State, logger: Any) -> None:
         """Abandons the rows that training will repeat, now or once it has repeated the first step."""
         self._choose_if_known(state)
-        self._has_trained = True
+        is_first, self._has_trained = not self._has_trained, True
         if self._is_reopened and not state.is_done:
             self._is_reopened = False
             self._write_early()
-        if self._resumption is None:
-            return
-        # Steps of a named writer do not tell where it goes on; a checkpoint does.
-        if self._is_trainer or state.timestamp.batch > 0:
-            self._resumption.begin(self._checkpoint)
+        is_named = self._checkpoint != Checkpoint() or state.timestamp.batch > 0
+        # Steps of a named writer do not tell where it goes on, nor do those of a loop that names an epoch.
+        is_named |= bool(state.continues_run) and self._is_trainer and state.timestamp.epoch == 0
+        if self._resumption is not None:
+            if is_named:
+                self._resumption.begin(self._checkpoint)
+            else:
+                self._resumption.follow_end()
             self._forget_resumption()
-        elif self._writer is not None:
-            self._resumption = None
-            self.try_log_metrics = self._packer_of(self._writer)
+        elif is_named and is_first and self._is_trainer and self._has_earlier_sessions:
+            # Without rows, but maybe with other records.
+            self._continue_from(int(state.timestamp.batch))
+
+    @property
+    def _has_earlier_sessions(self) -> bool:
+        return self._documents is not None and bool(self._documents.sessions.before)
 
     def _forget_resumption(self) -> None:
         if self._writer is not None and self._resumption is not None and self._resumption.is_done:
@@ -720,7 +727,9 @@ class RunDirectory(RecordDestination):
         if self._writer is not None:
             place |= {"session": self._writer.session, "mark": self._writer.journal.mark_boundary()}
         if self._media is not None:
-            place["records"] = self._media.record_count
+            place["records"] = self._media.note_checkpoint()
+        if self._documents is not None:
+            self._documents.note_checkpoint()
         return place
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -846,7 +855,8 @@ class RunDirectory(RecordDestination):
             kept = own_copy(hyperparameters)
             self._keep_for_init("hyperparameters", lambda: self.log_hyperparameters(kept))
         if self._documents is not None and self._writer is not None and is_open:
-            self._documents.add_hyperparameters(hyperparameters)
+            place = 0 if self._media is None else self._media.next_place()["record"]
+            self._documents.add_hyperparameters(hyperparameters, place)
             documents = self._documents
             self._writer.write_now(lambda: documents.write_hparams(durable=False))
 
@@ -870,7 +880,10 @@ class RunDirectory(RecordDestination):
         overwrite: bool,
         link: bool = False,
     ) -> None:
-        """Copies or links a file into `artifacts/`, according to `keep_files`; `link` allows it to link."""
+        """Copies or links a file into `artifacts/`, according to `keep_files`; `link` allows it to link.
+
+        A file that may be linked, or a pointer, is one of the checkpoint that was saved last.
+        """
         if self._earlier is not None and self._keeping != "off":
             file_path = own = self._early_copy(file_path)
             self._keep_until_chosen(
@@ -885,7 +898,12 @@ class RunDirectory(RecordDestination):
         if keeping != "off":
             self._with_media(
                 lambda media, at: media.keep_file(
-                    file_path, remote_file_name, overwrite=overwrite, keeping=keeping, step=at
+                    file_path,
+                    remote_file_name,
+                    overwrite=overwrite,
+                    keeping=keeping,
+                    step=at,
+                    is_checkpoint=link or remote_file_name.endswith(".symlink"),
                 ),
                 None,
             )
@@ -968,7 +986,10 @@ class RunDirectory(RecordDestination):
         size = path.stat().st_size
         if self._files is not None:
             self._files.upload_file(name, path, overwrite=overwrite, link=link)
-            self._with_media(lambda media, at: media.note_file(name, size, step=at), None)
+            is_checkpoint = link or name.endswith(".symlink")
+            self._with_media(
+                lambda media, at: media.note_file(name, size, step=at, is_checkpoint=is_checkpoint), None
+            )
         elif self._state is None or self._state.rank == 0:
             self._keep_for_init("files", lambda: self._send_file(name, path, overwrite=overwrite, link=link))
 
@@ -1075,10 +1096,24 @@ class _TakenPlace:
     lock: WriterLock
     claim: "Claim | None"
 
+    @property
+    def is_completed(self) -> bool:
+        """Whether it holds a completed run."""
+        return self._status == "completed"
 
-def _what_it_holds(place: Place) -> str:
-    status = read_json(place.folder / SIDECAR).get("status")
-    return f"holds a run that {_ENDED.get(str(status), 'did not end')}"
+    @property
+    def what_it_holds(self) -> str:
+        """What the place holds, for messages."""
+        return f"holds a run that {_ENDED.get(self._status, 'did not end')}"
+
+    @property
+    def _status(self) -> str:
+        return str(read_json(self.place.folder / SIDECAR).get("status"))
+
+
+def _continues(proof: bool | str | None, *, is_completed: bool) -> bool | None:
+    """Returns whether a run is continued, given `State.continues_run`; None if that is not known yet."""
+    return not is_completed if proof == "unless completed" else None if proof is None else bool(proof)
 
 
 def _takes_none(_metrics: Mapping[str, Any], _step: int) -> bool:

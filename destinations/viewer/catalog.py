@@ -10,7 +10,8 @@ import re
 import statistics as statistics_module
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,14 @@ from destinations.runs.order import MISSING, Kind, key_of, label_of, orders_of, 
 from destinations.runs.record import FIELDS, is_terminal, status_of, value_of
 from destinations.runs.run import MetricSummary
 from destinations.runs.summary import summary_of
+from uploads import Gauge
 
 from .answers import shown
 from .importance import importance_of
 
 __all__ = ["Catalog", "state_of", "statistics_of"]
 
+_MOST_BEATING = 1000
 _MAX_QUERY = 1000
 _MAX_TAGS = 1000
 # How many runs tell the kinds of hyperparameters.
@@ -65,12 +68,21 @@ class Catalog:
     Args:
         runs: open, and stays so.
         source: where the runs come from, if they are copies: nothing can be edited then.
+        read_only: refuses all edits.
         clock: returns the time in seconds since 1970.
     """
 
-    def __init__(self, runs: Runs, *, source: str = "", clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        runs: Runs,
+        *,
+        source: str = "",
+        read_only: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self.runs = runs
         self._source = source or str(getattr(runs, "uri", ""))
+        self._read_only = read_only
         self.clock = clock
         self._lock = threading.Lock()  # Guards `_places`.
         self._places: dict[str, Path | str] = {}
@@ -351,13 +363,29 @@ class Catalog:
         fields = [{"name": name, "kind": _kind_of(name, sample)} for name in names]
         return {"fields": fields, "metrics": self.runs.metric_names()}
 
+    def gauges(self) -> Iterator[Gauge]:
+        """Yields how many runs have each status, and how long ago each run that has not ended was alive."""
+        self.runs.scan()
+        now = self.clock()
+        records = self.runs.records(sort_by="created_at", descending=True)
+        for status, count in sorted(Counter(status_of(one, now) for one in records).items()):
+            yield Gauge("destinations_runs", "Runs, by status.", count, {"status": status})
+        living = [one for one in records if not is_terminal(one.status) and one.heartbeat_at is not None]
+        for one in living[:_MOST_BEATING]:
+            yield Gauge(
+                "destinations_run_heartbeat_seconds",
+                "Seconds since the last heartbeat of a run that has not ended.",
+                now - (one.heartbeat_at or now),
+                {"run": one.name, "path": str(one.path)},
+            )
+
     def info(self) -> dict[str, Any]:
         """Returns the answer of `/api/info`, but for the version."""
         roots = [self._source] if self._source else [str(root) for root in self.runs.roots]
         return {
             "roots": roots,
             "name": ", ".join(root.rstrip("/").rpartition("/")[2] for root in roots),
-            "writable": not self._source,
+            "writable": not (self._source or self._read_only),
             "dead_after_seconds": HEARTBEAT_SECONDS,
             "kinds": [{"name": kind.plural, "shows": kind.shows} for kind in KINDS if kind.shows],
             "now": self.clock(),
@@ -423,6 +451,8 @@ class Catalog:
             if name not in names:
                 raise ValueError(f"unknown field {name!r}. Fields to edit are {', '.join(names)}.")
             _check_edit(name, value)
+        if self._read_only:
+            raise EditError("this page is read-only.")
         if self._source:
             raise EditError(f"these runs come from {self._source}, where nothing is edited.")
         run = self.run(run_id)

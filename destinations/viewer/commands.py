@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 __all__ = ["add_options", "page_to"]
 
 _MAX_NOTES = 20
+_MIN_TOKEN = 16
+_MAX_TOKEN = 1024
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +33,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="name by which browsers reach this server, such as that of a proxy; repeatable",
     )
+    parser.add_argument(
+        "--base-url",
+        metavar="URL",
+        help="address at which a proxy serves this page, such as https://example.org/runs/",
+    )
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="read the token of the address from FILE, so that it stays the same; written if it is not there",
+    )
+    parser.add_argument("--read-only", action="store_true", help="refuse edits of tags, notes and names")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     parser.add_argument(
         "--export", metavar="SITE", help="write the page as static files to this folder, and exit"
@@ -83,8 +97,11 @@ def view(options: argparse.Namespace, session: Any) -> int:
                 runs,
                 host=options.host,
                 port=options.port,
+                token=None if options.token_file is None else _token_of(Path(options.token_file)),
                 allowed_hosts=options.allow_host,
                 source=source,
+                read_only=options.read_only,
+                base_url=options.base_url,
                 clock=session.clock,
             )
         )
@@ -94,9 +111,9 @@ def view(options: argparse.Namespace, session: Any) -> int:
         session.screen.flush()
         if not viewer.is_local:
             session.note(
-                f"warning: anyone who has this address and can reach {viewer.address} can read these runs "
-                "and edit their tags and notes. The connection is not encrypted. Leave out --host to serve "
-                "this machine only."
+                f"warning: anyone who has this address and can reach {viewer.address} can read these runs"
+                f"{'' if options.read_only else ' and edit their tags and notes'}. "
+                "The connection is not encrypted. Leave out --host to serve this machine only."
             )
         if options.open:
             import webbrowser
@@ -104,6 +121,27 @@ def view(options: argparse.Namespace, session: Any) -> int:
             webbrowser.open(opened.enter_context(page_to(viewer.url)).as_uri())
         viewer.wait()
     return EXIT_OK
+
+
+def _token_of(path: Path) -> str:
+    """Returns the token in a file that only this user may read; writes one if there is no file."""
+    from destinations.runs.commands.running import UsageError
+
+    from .security import new_token
+
+    with contextlib.suppress(FileExistsError), open(path, "x", opener=_private) as file:
+        file.write(f"{new_token()}\n")
+    with path.open() as file:
+        if os.fstat(file.fileno()).st_mode & 0o077:
+            raise UsageError(f"--token-file: others can read {path}. Run `chmod 600 {path}`.")
+        token = file.read(_MAX_TOKEN).strip()
+    if len(token) < _MIN_TOKEN or not token.isascii() or not token.isprintable():
+        raise UsageError(f"--token-file: {path} must have one line of at least {_MIN_TOKEN} characters.")
+    return token
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 @contextlib.contextmanager

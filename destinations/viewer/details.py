@@ -188,8 +188,11 @@ def _errors(
     run: Run, sidecar: Mapping[str, Any], sessions: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     errors = []
-    if run.record.problem:
-        errors.append({"kind": "problem", "text": run.record.problem, "count": 1})
+    problems = [run.record.problem] if run.record.problem else []
+    # Rows that cannot be read at all are an error of the metrics.
+    with contextlib.suppress(OSError):
+        problems = run.problems()
+    errors += [{"kind": "problem", "text": problem, "count": 1} for problem in problems]
     errors += [
         {"kind": "exception", "text": str(session["exception"]), "count": 1}
         for session in sessions

@@ -18,11 +18,11 @@ import html
 import ipaddress
 import secrets
 from collections.abc import Collection
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 __all__ = ["CONTENT_SECURITY_POLICY", "HEADERS", "IS_KNOWN", "Guard", "new_token"]
@@ -74,13 +74,19 @@ class Guard:
             cookie; or in `Authorization: Bearer TOKEN`.
         port: of the server, in the name of the cookie, so that two servers do not share one.
         hosts: names that `Host` may be, beside addresses and `localhost`.
+        base_url: the address of the page behind a proxy, with a slash at its end; None without one.
     """
 
-    def __init__(self, app: ASGIApp, *, token: str, port: int, hosts: Collection[str] = ()) -> None:
+    def __init__(
+        self, app: ASGIApp, *, token: str, port: int, hosts: Collection[str] = (), base_url: str | None = None
+    ) -> None:
         self._app = app
         self._token = token
         self._cookie = f"destinations-{port}"
-        self._hosts = {host.lower().rstrip(".") for host in hosts}
+        base = urlsplit(base_url or "/")
+        self._path = base.path
+        self._origin = f"{base.scheme}://{base.netloc}"
+        self._hosts = {host.lower().rstrip(".") for host in (*hosts, base.hostname) if host}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -94,7 +100,9 @@ class Guard:
                 headers.setdefault("Cache-Control", "private, no-cache")
             await send(message)
 
-        answer = self._refusal(scope) or self._entry(scope)
+        # Probes have no token, and learn nothing.
+        is_probe = scope["path"] == "/healthz"
+        answer = PlainTextResponse("ok\n") if is_probe else self._refusal(scope) or self._entry(scope)
         if answer is None:
             scope.setdefault("state", {})[IS_KNOWN] = True
         await (answer or self._app)(scope, receive, send_with_headers)
@@ -118,7 +126,7 @@ class Guard:
             )
         if scope["method"] not in _READS and not self._has_bearer(headers):
             origin = headers.get("origin", "")
-            if origin not in {f"http://{host}", f"https://{host}"}:
+            if origin not in {f"http://{host}", f"https://{host}", self._origin}:
                 return _error(
                     headers, 403, f"a change must come from the page itself, got Origin {origin!r:.100}."
                 )
@@ -130,14 +138,19 @@ class Guard:
         given = [value for name, value in parameters if name == "token"]
         if given and scope["path"] == "/" and scope["method"] in _READS and self._is_token(given[-1]):
             rest = urlencode([(name, value) for name, value in parameters if name != "token"])
-            target = f"/?{rest}" if rest else "/"
+            target = f"{self._path}?{rest}" if rest else self._path
             answer: Response = RedirectResponse(target, status_code=303)
             if Headers(scope=scope).get("sec-fetch-site", "none") != "none":
                 # A browser that comes from elsewhere, such as the file of `--open`, would not send the new
                 # cookie on a redirect: a page of ours that leads on is no elsewhere.
                 answer = HTMLResponse(f'<meta http-equiv="refresh" content="0; url={html.escape(target)}">')
             answer.set_cookie(
-                self._cookie, self._token, max_age=_YEAR_SECONDS, httponly=True, samesite="strict", path="/"
+                self._cookie,
+                self._token,
+                max_age=_YEAR_SECONDS,
+                httponly=True,
+                samesite="strict",
+                path=self._path,
             )
             return answer
         headers = Headers(scope=scope)

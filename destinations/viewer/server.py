@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from typing import Self
+from urllib.parse import urlsplit
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -53,6 +54,14 @@ def view_run(run: Run, *, port: int | None = None) -> "Viewer":
         raise
 
 
+def _checked_base(url: str) -> str:
+    """Returns the address with a slash at its end."""
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError(f"base_url must be like https://example.org/runs/, got {url!r:.200}.")
+    return f"{url.rstrip('/')}/"
+
+
 class _Connection(H11Protocol):
     """A connection; of those that have not shown the token, only the newest stay open."""
 
@@ -93,12 +102,15 @@ class Viewer:
         token: of the URL; None for a random one.
         allowed_hosts: names by which the server may be asked for, beside addresses and `localhost`.
         source: where the runs come from, if they are copies: nothing can be edited then.
+        read_only: refuses all edits.
+        base_url: the address at which a proxy serves the page, such as "https://example.org/runs/". The proxy
+            strips its path. The host of this address is allowed.
         owns_runs: whether `close` closes the runs.
         limits: what one answer may cost.
         clock: returns the time in seconds since 1970.
 
     Raises:
-        ValueError: the token is empty or short.
+        ValueError: the token is empty or short, or `base_url` is not an http or https address.
     """
 
     def __init__(
@@ -110,12 +122,15 @@ class Viewer:
         token: str | None = None,
         allowed_hosts: Collection[str] = (),
         source: str = "",
+        read_only: bool = False,
+        base_url: str | None = None,
         owns_runs: bool = False,
         limits: Limits | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         if token is not None and len(token) < 16:  # noqa: PLR2004  # characters
             raise ValueError(f"token must have at least 16 characters, got {len(token)}.")
+        self._base = None if base_url is None else _checked_base(base_url)
         plotly_file()
         self.runs = runs
         self.host = host
@@ -123,6 +138,7 @@ class Viewer:
         self._wanted_port = port
         self._allowed_hosts = allowed_hosts
         self._source = source
+        self._read_only = read_only
         self._owns_runs = owns_runs
         self._limits = limits
         self._clock = clock
@@ -140,7 +156,7 @@ class Viewer:
     @property
     def url(self) -> str:
         """The address of the page, with the token."""
-        return f"{self.address}/?token={self.token}"
+        return f"{self._base or f'{self.address}/'}?token={self.token}"
 
     @property
     def address(self) -> str:
@@ -165,12 +181,12 @@ class Viewer:
         if self._thread is not None:
             return self
         self._socket = self._bound()
-        catalog = Catalog(self.runs, source=self._source, clock=self._clock)
+        catalog = Catalog(self.runs, source=self._source, read_only=self._read_only, clock=self._clock)
         self._charts = ChartReader()
         self._changes = Changes(catalog, self._charts.cache)
         app = App(catalog, self._charts, self._changes, self._limits)
         hosts = [*self._allowed_hosts, *([] if self.is_local else [socket.gethostname(), socket.getfqdn()])]
-        guard = Guard(app.asgi, token=self.token, port=self.port, hosts=hosts)
+        guard = Guard(app.asgi, token=self.token, port=self.port, hosts=hosts, base_url=self._base)
         config = uvicorn.Config(
             guard,
             lifespan="off",

@@ -31,9 +31,10 @@ import attrs
 
 from events.callback import Callback
 from events.engine import ExitCode
+from events.logger.converters import safe_text
 from events.logger.device import DeviceCopies, HostCopies, PendingCopy
 from events.logger.logger import Logger
-from events.logger.values import local_shard, safe_text
+from events.logger.values import local_shard
 from events.names import check_run_name, format_run_name
 from events.redaction import error_text, redact_text
 from events.state import RunStatus, State, read_part

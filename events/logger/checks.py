@@ -16,7 +16,8 @@ from typing import Any
 from events.errors import RecordError
 from events.redaction import redact_text
 
-from .values import BinnedValues, safe_text, short_repr
+from .converters import as_picture, safe_text
+from .values import BinnedValues, map_nested, short_repr
 
 __all__ = [
     "check_audio",
@@ -86,6 +87,7 @@ def valid_images(
     """
     what = f"images {name!r}"
     if not isinstance(images, list | tuple) or not images:
+        images = as_picture(images)
         of_one = _image_sizes(images, what, channels_last=channels_last)
         captions = _valid_captions(captions, name, of_one, (), refuse)
         return images, _valid_masks(masks, name, of_one, (), refuse), captions
@@ -94,6 +96,7 @@ def valid_images(
     left_out: list[int] = []
     for index, image in enumerate(images):
         try:
+            image = map_nested(as_picture, image)  # noqa: PLW2901  # the picture of a figure
             found = _image_sizes(image, f"image {index} of {what}", channels_last=channels_last)
         except RecordError as error:
             if len(images) == 1:
@@ -189,7 +192,7 @@ def _image_sizes(images: Any, what: str, *, channels_last: bool) -> list[tuple[i
             return [(images.size[1], images.size[0])]
         raise RecordError(
             f"{what} must be arrays, tensors, PIL images or paths, got {type(images).__name__}. "
-            "Figures can be logged as numpy arrays of their pixels."
+            "Of figures, only matplotlib's are drawn; log others as arrays of their pixels."
         )
     return _array_sizes(shape, what, channels_last=channels_last)
 

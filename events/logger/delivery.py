@@ -20,6 +20,7 @@ from events.errors import RecordError
 from events.state import Phase, State
 
 from .checks import unreadable
+from .converters import plain_cell
 from .destination import Destination
 from .device import DeviceCopies, DeviceRing, HostCopies, PendingCopy, PendingRows, RowLayout, RowMemory
 from .faults import Faults
@@ -48,7 +49,6 @@ from .values import (
     is_function,
     is_on_device,
     local_shard,
-    plain_cell,
     read_numbers,
     short_repr,
     to_host,

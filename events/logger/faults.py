@@ -19,9 +19,9 @@ import attrs
 from events.errors import RecordError
 from events.redaction import error_text, error_trace, redact_text
 
+from .converters import safe_text
 from .destination import Destination
 from .records import RECORD_KINDS
-from .values import safe_text
 
 __all__ = ["Faults", "caller"]
 

@@ -24,6 +24,7 @@ from events.state import State
 
 from . import checks
 from .checks import check_file
+from .converters import plain_config
 from .delivery import Delivery, LogRow
 from .destination import Destination, MetricsPacker
 from .device import DeviceCopies
@@ -32,7 +33,6 @@ from .records import RECORD_KINDS, RecordMethods, RecordTools
 from .values import (
     are_plain_types,
     are_real,
-    plain_config,
     read_numbers,
     short_repr,
 )

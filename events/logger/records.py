@@ -13,7 +13,7 @@ import attrs
 from events.redaction import redact, redact_table, redact_text
 
 from . import checks
-from .values import safe_text
+from .converters import as_table, safe_text
 
 __all__ = ["RECORD_KINDS", "RecordKind", "RecordMethods", "RecordTools"]
 
@@ -63,7 +63,7 @@ class RecordKind:
 
 
 def _table(tools: RecordTools, columns: Any, rows: Any, name: str, **others: Any) -> dict[str, Any]:
-    columns, rows = checks.valid_table(columns, rows, name, tools.refuse)
+    columns, rows = checks.valid_table(*as_table(columns, rows), name, tools.refuse)
     cells = [[tools.cell_to_host(value) for value in row] for row in rows]
     columns, cells = redact_table(columns, cells)
     return {"columns": columns, "rows": cells, "name": name, **others}
@@ -164,8 +164,8 @@ class RecordMethods:
 
     def log_table(
         self,
-        columns: Sequence[str],
-        rows: Sequence[Sequence[Any]],
+        columns: Any,
+        rows: Any = None,
         name: str = "Table",
         step: int | None = None,
         *,
@@ -173,9 +173,19 @@ class RecordMethods:
     ) -> None:
         """Logs a table; secrets are redacted, in cells and in columns named like one.
 
+        ```python
+        run.log_table(["image", "guess"], [[12, "dog"]], "wrong")
+        run.log_table({"image": [12], "guess": ["dog"]}, "wrong")
+        run.log_table(dataframe, "wrong")
+        ```
+
+        Numbers, booleans, texts and None keep their types; times become texts.
+
         Args:
-            columns: the column names.
-            rows: a list of values per row, one for each column.
+            columns: the column names; or the whole table: a data frame of pandas or polars, a table of
+                pyarrow, a dict from column to values, or a list of dicts. Then the name may come second.
+            rows: a list of values per row, one for each column; or a whole table, of which `columns` are
+                kept.
             name: the name of the table.
             step: as for `log_metrics`.
             caption: a text that belongs to it; secrets are redacted.
@@ -183,6 +193,8 @@ class RecordMethods:
         Raises:
             EngineClosedError: the run is closed.
         """
+        if isinstance(rows, str) and name == "Table":
+            rows, name = None, rows
         values = {"columns": columns, "rows": rows, "name": name, "step": step, "caption": caption}
         self.log_record("table", values)
 
@@ -202,9 +214,10 @@ class RecordMethods:
 
         Args:
             images: one array or tensor, `(H, W)`, `(C, H, W)` or `(N, C, H, W)`, uint8 or float in [0, 1],
-                with 1, 3 or 4 channels; or a list of them, of PIL images, or of paths. Floats beyond are
-                clipped; in a list, an image that is invalid, or a file that cannot be read, is left out. A
-                dict from name to any of these is logged as one record for each name.
+                with 1, 3 or 4 channels; a PIL image, a path, or a figure of matplotlib, which is drawn in
+                this call; or a list of any of these. Floats beyond are clipped; in a list, an image that is
+                invalid, or a file that cannot be read, is left out. A dict from name to any of these is
+                logged as one record for each name.
             name: the name of the images; for a dict, its names follow after a "/", unless this is the
                 default.
             channels_last: the shapes are `(H, W, C)` and `(N, H, W, C)`.

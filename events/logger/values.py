@@ -1,16 +1,12 @@
-"""Converts what users log to host values, once for all destinations.
+"""Converts the numbers that users log to host values, once for all destinations.
 
 Training thread only. Destinations never get a tensor as a metric, nor any tensor on a device. Nothing here
 waits for a device; values on one are left for `device` to copy.
 """
 
-import argparse
-import dataclasses
-import enum
 import itertools
 import math
 import sys
-import types
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
 from operator import attrgetter
@@ -37,174 +33,12 @@ __all__ = [
     "is_on_device",
     "local_shard",
     "map_nested",
-    "plain_cell",
-    "plain_config",
     "read_numbers",
-    "safe_text",
     "short_repr",
     "to_host",
 ]
 
-_LEAVES = (str, bool, float, type(None))
 _MAX_DEPTH = 100
-# Python refuses to print integers of more than 4,300 digits in decimal.
-_MAX_INTEGER_BITS = 14_000
-
-
-def plain_config(config: Any) -> dict[str, Any]:
-    """Returns a configuration as nested dictionaries with string keys, lists and plain values.
-
-    ```python
-    config = plain_config({"dtype": torch.bfloat16, "lr": np.float32(0.5)})
-    print(config)  # {'dtype': 'torch.bfloat16', 'lr': 0.5}
-    ```
-
-    Takes mappings, attrs classes and dataclasses (with or without slots), namespaces, named tuples, pydantic
-    models and OmegaConf, nested in any way. Enum members become their values; paths, dtypes, devices and
-    other objects their `str`. A value that contains itself, is nested more than a hundred levels deep, or
-    cannot be read, becomes a text that says so; the others are not affected. The configuration is not
-    changed, and the result shares nothing with it. A number, text, list or any other single object becomes
-    `{"value": ...}`, and None an empty dict.
-    """
-    plain = {} if config is None else _plain(config)
-    return plain if isinstance(plain, dict) else {"value": plain}
-
-
-def safe_text(value: Any) -> str:
-    """Returns `str(value)`, or a placeholder if that raises.
-
-    ```python
-    print(safe_text(Time(3, "ep")))  # 3ep
-    ```
-    """
-    try:
-        return "".join(str(value))
-    except Exception as error:  # noqa: BLE001  # a user's own class
-        return f"<{type(value).__name__} without a text: {type(error).__name__}>"
-
-
-def _plain(value: Any, parents: tuple[Any, ...] = ()) -> Any:
-    if type(value) in _LEAVES:
-        return value
-    if any(value is parent for parent in parents):
-        return f"<{type(value).__name__} that contains itself>"
-    if len(parents) >= _MAX_DEPTH:
-        return f"<{type(value).__name__} nested too deeply>"
-    try:
-        return _plain_inside(value, (*parents, value))
-    except Exception:  # noqa: BLE001  # a user's own class
-        return safe_text(value)
-
-
-def _plain_inside(value: Any, parents: tuple[Any, ...]) -> Any:
-    value = _without_omegaconf(value)
-    match value:
-        case enum.Enum():
-            return _plain(value.value, parents)
-        case set() | frozenset():
-            return [_plain(item, parents) for item in sorted(value, key=safe_text)]
-    fields = _fields(value)
-    if fields is not None:
-        return {
-            key if type(key) is str else safe_text(_plain(key, parents)): _plain(item, parents)
-            for key, item in fields.items()
-        }
-    match value:
-        case list() | tuple():
-            return [_plain(item, parents) for item in value]
-        case int():
-            # A subclass, such as a boolean or integer flag of another library.
-            number = int(value)
-            return hex(number) if number.bit_length() > _MAX_INTEGER_BITS else number
-    return _leaf(value, parents)
-
-
-def _without_omegaconf(value: Any) -> Any:
-    """Returns a configuration of OmegaConf as dicts and lists, and any other value as it is."""
-    omegaconf = sys.modules.get("omegaconf")
-    if omegaconf is None or not omegaconf.OmegaConf.is_config(value):
-        return value
-    try:
-        return omegaconf.OmegaConf.to_container(value, resolve=True, throw_on_missing=False)
-    except omegaconf.errors.OmegaConfBaseException:  # An unresolvable interpolation is kept as written.
-        return omegaconf.OmegaConf.to_container(value, resolve=False)
-
-
-def _fields(value: Any) -> Mapping[Any, Any] | None:
-    """Returns the fields of a value by name, or None if it has none."""
-    match value:
-        case Mapping():
-            return value
-        case argparse.Namespace() | types.SimpleNamespace():
-            return vars(value)
-        case tuple() if hasattr(value, "_asdict"):
-            named: dict[str, Any] = value._asdict()
-            return named
-        case type():
-            return None
-    if attrs.has(type(value)):
-        return _set_fields(value, attrs.fields(type(value)))
-    if dataclasses.is_dataclass(value):
-        return _set_fields(value, dataclasses.fields(value))
-    pydantic = sys.modules.get("pydantic")
-    if pydantic is not None and isinstance(value, pydantic.BaseModel):
-        return {
-            name: getattr(value, name) for name in (*type(value).model_fields, *(value.model_extra or ()))
-        }
-    return None
-
-
-def _set_fields(value: Any, fields: Iterable[Any]) -> dict[str, Any]:
-    """Returns the fields that are set; one declared with `init=False` may not be."""
-    return {field.name: getattr(value, field.name) for field in fields if hasattr(value, field.name)}
-
-
-def _leaf(value: Any, parents: tuple[Any, ...]) -> Any:
-    """Returns numbers of other libraries as Python's snapshot, and everything else as text."""
-    if hasattr(value, "item") and getattr(value, "shape", None) == ():
-        item = value.item()
-        # `longdouble` and `clongdouble` of numpy are their own items: Python has no number as precise.
-        return str(value) if type(item) is type(value) else _plain(item, parents)
-    if hasattr(value, "tolist") and hasattr(value, "dtype"):
-        return _plain(value.tolist(), parents)
-    if isinstance(value, float):
-        return float(value)
-    if callable(value) and hasattr(value, "__qualname__"):
-        return f"{value.__module__}.{value.__qualname__}"
-    return safe_text(value)
-
-
-_MAX_CELL_VALUES = 10_000
-
-
-def plain_cell(value: Any, depth: int = 0) -> Any:
-    """Returns a cell of a table as a value that shares nothing with the given one.
-
-    Arrays and tensors become numbers, or nested lists of up to 10,000 numbers, and a text that names dtype
-    and shape above that. Images of PIL are copied. Lists, tuples and mappings are converted item by item, and
-    other objects become their text. Tensors on a device are left to be copied first, if not too large.
-    """
-    if type(value) in _LEAVES or type(value) is int:
-        return value
-    if depth > _MAX_DEPTH:
-        return f"<{type(value).__name__} nested too deeply>"
-    try:
-        match value:
-            case Mapping():
-                return {safe_text(key): plain_cell(item, depth + 1) for key, item in value.items()}
-            case list() | tuple():
-                return [plain_cell(item, depth + 1) for item in value]
-        if hasattr(value, "getbands"):
-            return value.copy()
-        if hasattr(value, "tolist") and hasattr(value, "shape"):
-            if math.prod(value.shape) > _MAX_CELL_VALUES:
-                return f"<{type(value).__name__} of {value.dtype}, shape {tuple(value.shape)}>"
-            return value if is_on_device(value) else _plain(value.tolist())
-        return _plain(value)
-    except Exception:  # noqa: BLE001  # a value's own methods
-        return safe_text(value)
-
-
 _MAX_SAMPLES = 10_000
 _NORMAL_BINS = 64
 _NORMAL_DEVIATIONS = 4.0

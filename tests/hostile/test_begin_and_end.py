@@ -21,8 +21,9 @@ def _outside_of_any_repository(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def _train(path, steps, **options):
+def _train(path, steps, batch=None, **options):
     with Run(RunDirectory(path, **options), run_name="r") as run:
+        run.fit_start(batch=batch)
         for step in range(steps):
             run.batch_start()
             run.log_metrics({"loss": float(step)})
@@ -66,9 +67,9 @@ def test_an_evaluation_that_does_not_ask_for_the_completed_run_is_beside_it(tmp_
 
 
 def test_a_run_that_trains_again_from_the_beginning_leaves_the_old_rows(tmp_path):
-    """Each step is seen once, as before."""
+    """Each step is seen once where the loop names its batch."""
     _train(tmp_path / "run", 10)
-    _train(tmp_path / "run", 3, if_exists="resume")
+    _train(tmp_path / "run", 3, batch=0, if_exists="resume")
 
     assert read_series(tmp_path / "run", "loss") == [(step, float(step)) for step in range(3)]
     assert len(branches_of(tmp_path / "run")) == 1

@@ -6,7 +6,6 @@ named writers, deleted and begun anew; a reader follows it. `histories` has the 
 """
 
 import itertools
-import json
 import os
 import shutil
 import tempfile
@@ -31,19 +30,6 @@ from tests.model.session import Processes, SessionError
 from tests.servers.fork_server import ForkServer
 from tests.waiting import until
 
-NOT_YET = {
-    "configurations of sessions": "only the newest is kept: log hyperparameters, close",
-    "files of a branch": "save after a batch, upload a file, kill, continue from the checkpoint: the file is still there",
-    "hyperparameters of a branch": "save after a batch, log hyperparameters, kill, continue: they are still there",
-    "training at the end of a run": 'log, close, begin with if_exists="resume" and train: the first rows are gone',
-    "a run that is deleted in the store and begun anew": "machines and readers that have a copy show rows of the old one, "
-    "such as those of a named writer",
-}
-"""What the product does not do yet, with the shortest history that shows it; each of these is left out.
-
-It becomes empty, and goes. `MODEL_HELD="files of a branch;…"` tries some of them before.
-"""
-
 EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "0"))
 STEPS = st.integers(0, 6)
 ACTIONS = st.one_of(
@@ -54,21 +40,14 @@ ACTIONS = st.one_of(
 WITHOUT_STEP = {"traces", "files", "hyperparameters"}
 
 
-def is_held(promise):
-    """Returns whether the product keeps a promise already."""
-    return promise not in NOT_YET or promise in os.environ.get("MODEL_HELD", "").split(";")
-
-
-def has_all(seen, expected, doubtful, left_out=frozenset()):
+def has_all(seen, expected, doubtful):
     """Asserts that a reader has what belongs, in order, and nothing else.
 
     Args:
         seen: tuples that end with the number of a record.
         expected: the same.
         doubtful: numbers that may be missing.
-        left_out: numbers that do not count.
     """
-    seen = [one for one in seen if one[-1] not in left_out]
     numbers = {one[-1] for one in seen}
     assert seen == [one for one in expected if one[-1] not in doubtful or one[-1] in numbers]
 
@@ -97,7 +76,7 @@ class Folder(RuleBasedStateMachine):
         self.numbers = itertools.count(1)
         self.runs, self.now, self.process, self.looker = [], None, None, None
         self.options, self.wrote = {}, {}
-        self.has_own_steps = self.may_train = self.is_sound = True
+        self.has_own_steps = self.is_sound = True
 
     @initialize(own_steps=st.booleans())
     def choose(self, own_steps):
@@ -129,9 +108,6 @@ class Folder(RuleBasedStateMachine):
                 checkpoint = data.draw(st.sampled_from(found))
             else:
                 proof = "resume"
-        # Training that begins at the end of a run, or after what was logged early.
-        self.may_train = proof != "resume" or is_held("training at the end of a run")
-        trains = trains and self.may_train
         place = f"{self.root}/run" if run is None else run.place
         records = []
         if has_config:
@@ -184,10 +160,6 @@ class Folder(RuleBasedStateMachine):
             if self.has_own_steps:
                 return []
             found = [one for one in found if not any(two.step >= one.saved["batch"] for two in one.records)]
-        if not is_held("the exact place of a checkpoint"):
-            found = [one for one in found if one.saved["batch"] and not self.has_own_steps]
-        if not is_held("a checkpoint of an earlier session"):
-            found = [one for one in found if one.session == run.sessions]
         return found
 
     @precondition(lambda self: self.is_live)
@@ -196,10 +168,9 @@ class Folder(RuleBasedStateMachine):
         for kind, name, step in actions:
             match kind:
                 case "batch":
-                    if self.may_train:
-                        self.process.call("batch")
+                    self.process.call("batch")
                 case "save":
-                    if name and self.may_train:
+                    if name:
                         self.process.call("batch")
                     self.now.checkpoint(self.process.call("checkpoint"))
                 case "files":
@@ -271,7 +242,6 @@ class Folder(RuleBasedStateMachine):
         if found:
             checkpoint = data.draw(st.sampled_from(found))
             self.process.call("load_again", checkpoint.saved)
-            self.now.has_loaded_again = True
             self.now.begin(checkpoint)
             self.check(self.now)
 
@@ -350,26 +320,34 @@ class Folder(RuleBasedStateMachine):
 
     def check_records(self, model, run):
         for kind in readers.KINDS:
-            is_right = is_held("files of a branch") if kind == "files" else True
-            if model.has_loaded_again:
-                is_right = is_right and is_held("records of a branch of the same session")
-            abandoned = set() if is_right else model.abandoned
-            has_all(readers.records_of(run, kind), model.of(kind), self.doubtful(model), abandoned)
+            has_all(readers.records_of(run, kind), model.of(kind), self.doubtful(model))
+
+    def check_branches(self, model, run):
+        """Asserts that each session is still what it was when it ended, whatever came after it."""
+        for number, records in itertools.islice(model.branches.items(), 1, None):
+            branch, doubtful = run.branch(number), self.doubtful(model)
+            has_all_metrics(readers.by_run(branch), model.metrics(records=records), doubtful)
+            for kind in readers.KINDS:
+                has_all(readers.records_of(branch, kind), model.of(kind, records), doubtful)
+            self.check_hyperparameters(model, branch, records)
+            known = {one.number for one in records} - doubtful - {one.number for one in model.records}
+            if known and not model.names_batches:
+                own = {one for one in known if model.logged_by[one] == number}
+                assert not own or branch.session in {one.session for one in run.branches()}
 
     def check_configurations(self, model, run):
-        if is_held("configurations of sessions"):
-            text = json.dumps(run.sessions)
-            last = {session: number for number, session in model.configs.items()}
-            missing = [one for one in last.values() if f'"config {one}"' not in text]
-            assert set(missing) <= self.doubtful(model)
-        if model.names_batches or self.doubtful(model) & model.configs.keys():
+        found = [run.configuration(one["session"])["hyperparameters"] for one in run.sessions]
+        for number in model.configs - self.doubtful(model):
+            assert any(one.get(f"only_{number}") == number for one in found)
+        self.check_hyperparameters(model, run, model.records)
+
+    def check_hyperparameters(self, model, run, records):
+        if model.names_batches or self.doubtful(model) & model.configs:
             return
         expected = {}
-        for _, number in model.of("hyperparameters"):
+        for _, number in model.of("hyperparameters", records):
             expected |= {"newest": f"config {number}", f"only_{number}": number}
-        has_branch = not model.abandoned.isdisjoint(model.configs)
-        if is_held("hyperparameters of a branch") or not has_branch:
-            assert run.hyperparameters == expected
+        assert run.hyperparameters == expected
 
     def check_all(self, model):
         """Asserts that the other readers say the same."""
@@ -384,6 +362,7 @@ class Folder(RuleBasedStateMachine):
                     for name, values in found.items()
                 }
                 has_all_metrics(own, model.metrics(), self.doubtful(model))
+            self.check_branches(model, run)
             assert {name for name, one in run.summary.items() if one.count} == set(readers.by_run(run, None))
         if not model.writers:
             document, values = readers.by_cli(self.root, run.name, readers.by_run(run))
@@ -492,10 +471,6 @@ class Bucket(Folder):
         self.check(run)
 
     def remove(self, run):
-        if not is_held("a run that is deleted in the store and begun anew"):
-            for folder in ("here", "there", "machine", "cache"):
-                shutil.rmtree(self.base / folder, ignore_errors=True)
-            shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
         shutil.rmtree(self.store / run.place.rpartition("/")[2])
 
 

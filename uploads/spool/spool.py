@@ -770,6 +770,13 @@ class Spool:
         """Returns the last status of the draining process; empty if there is none."""
         return read_json(self._status)
 
+    def delivered_at(self) -> float | None:
+        """Returns when a file was delivered last, in seconds since 1970; None if unknown."""
+        try:
+            return self._delivered.stat().st_mtime
+        except OSError:
+            return None
+
     def _outcome_of_done(self, folder: str) -> Outcome:
         entry = Entry.read(self.done / folder)
         noted = read_reason(self.done / folder)

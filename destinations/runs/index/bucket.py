@@ -35,13 +35,14 @@ from destinations.run_directory.layout import (
     ARTIFACTS_FOLDER,
     HEARTBEAT,
     PARTS_FOLDER,
+    PIECES_STATE,
     SIDECAR,
     WRITERS_FOLDER,
     is_writer_name,
     metrics_name,
 )
 from destinations.run_directory.pieces import FolderState, PieceError
-from destinations.run_directory.stored_run import StoredRun, live_place, stream_of
+from destinations.run_directory.stored_run import StoredRun, live_place, session_folder, stream_of
 from destinations.runs.files import number_of, path_inside
 from uploads import (
     RemoteObject,
@@ -282,10 +283,13 @@ class BucketCopy:
             if _is_document(path)
         ]
         changed = [one for one in documents if self._has_changed(known, *one)]
-        streams = [one for run in runs.values() for one in run.live.values()]
+        writers = {id(writer) for run in runs.values() for writer in run.writers}
         with ThreadPoolExecutor(_WORKERS, "bucket") as pool:
             list(pool.map(lambda one: self._copy(one[0], one[1]), changed))
-            list(pool.map(self._fetch, streams))
+            # A run that was begun anew drops what the copy has of its writers.
+            for is_writer in (False, True):
+                found = [run for run in runs.values() if (id(run) in writers) is is_writer]
+                list(pool.map(self._fetch, (one for run in found for one in run.live.values())))
         for run in runs.values():
             if not run.live:
                 # What was brought before is brought again where it has changed.
@@ -365,7 +369,10 @@ class BucketCopy:
             return
         here = FolderState.read(live.run.folder, live.run.stream)
         is_here = (here.session, here.last) == (session.number, session.last)
-        if is_here and (live.run.newest is not None or (here.has_ended and not here.lost)):
+        is_same = here.version == session.versions[session.newest_piece]
+        is_known = live.run.newest is not None or (here.has_ended and not here.lost)
+        # Of one that is written, each piece says of which run it is.
+        if is_here and ((is_same and is_known) or live.is_written):
             self._note_lost(live, here)
         elif self._fetched(live, with_plain=False):
             self._note_piece(live, is_whole=False)
@@ -435,6 +442,7 @@ class BucketCopy:
                 if not self._fetched(live, with_plain=True):
                     return
                 live.is_whole = True
+            self._bring_branches(live.run)
         folders = {*record_folders()} - {ARTIFACTS_FOLDER}
         wanted = [
             path
@@ -451,6 +459,18 @@ class BucketCopy:
                 if path.relative_to(folder).as_posix() not in run.plain:
                     path.unlink(missing_ok=True)
         run.is_whole = True
+
+    def _bring_branches(self, run: StoredRun) -> None:
+        """Brings what sessions logged that went on when another machine had continued the run."""
+        for branch in run.branches():
+            session = branch.sessions[max(branch.sessions)]
+            here = FolderState.read(branch.folder, run.stream)
+            if (here.session, here.last) == (session.number, session.last):
+                continue
+            try:
+                branch.fetch(is_partial=True)
+            except (PieceError, UploadError, OSError) as error:
+                self._mark(run.prefix, f"{session_folder(run.stream, session.number)}/{SIDECAR}", str(error))
 
     # The copy.
 
@@ -527,6 +547,7 @@ class BucketCopy:
             for path, one in run.plain.items()
             if os.path.lexists(self.folder / run.prefix / path)
         }
+        copied |= {run.prefix + PIECES_STATE: [0, None] for run in self._runs.values() if run.live}
         replace_file(self.folder / _STATE, json.dumps(copied).encode())
 
     def _remove_unlisted(self, runs: dict[str, _Copied]) -> None:
@@ -534,6 +555,8 @@ class BucketCopy:
         listed = {run.prefix + path for run in runs.values() for path in run.plain}
         for name in self._known().keys() - listed:
             run = _run_of(name, runs)
+            if name.endswith(PIECES_STATE) and name.removesuffix(PIECES_STATE) not in runs:
+                self._remove(name.removesuffix(PIECES_STATE))
             if run is not None and run.live:
                 continue
             with contextlib.suppress(OSError, ValueError):

@@ -96,13 +96,12 @@ def test_loop_that_names_a_batch_replaces_what_it_logs_again():
     ]
 
 
-def test_file_of_a_checkpoint_belongs_with_its_step():
-    """It is uploaded after its state was taken."""
+def test_deletion_counts_whichever_session_did_it():
+    """A file that was deleted by what was left behind is gone all the same."""
     sessions = [{"session": "a", "follows": None}, {"session": "b", "follows": Follows("a", 1, 5).to_json()}]
-    lines = [{"session": "a", "record": 7, "step": 5}, {"session": "a", "record": 9, "step": 10}]
+    lines = [{"session": "a", "record": number, "is_deleted": number == 2} for number in range(3)]
 
-    assert [*Chain(sessions).records(lambda: lines, are_files=True)] == lines[:1]
-    assert [*Chain(sessions).records(lambda: lines)] == []
+    assert [*Chain(sessions).records(lambda: lines)] == [lines[0], lines[2]]
 
 
 def test_unknown_is_not_left_out():

@@ -94,6 +94,96 @@ def test_images_come_in_any_layout(images, channels_last, shapes):
     assert found == shapes
 
 
+GREY = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
+
+
+class AsJax:
+    """Numbers that only say how they become an array of numpy, as those of jax."""
+
+    def __init__(self, array):
+        self._array = array
+        self.shape, self.dtype = array.shape, array.dtype
+
+    def __array__(self, dtype=None, copy=None):
+        return self._array
+
+
+@pytest.mark.parametrize(
+    ("picture", "array"),
+    [
+        (Image.fromarray(GREY), GREY),
+        (Image.fromarray(GREY.astype(">u2")), GREY),
+        (Image.fromarray(GREY.astype(np.int32)), GREY),
+        (Image.fromarray(GREY.astype(np.int32) - 1000), GREY),
+        (Image.fromarray((GREY / 65535).astype(np.float32)), GREY / 65535),
+        (Image.fromarray((GREY / 257).astype(np.uint8)), (GREY / 257).astype(np.uint8)),
+        (Image.fromarray(GREY > 9000), GREY > 9000),
+        (torch.from_numpy(GREY.astype(np.int32)), GREY),
+        (torch.from_numpy(GREY), GREY),
+        (AsJax(GREY), GREY),
+    ],
+    ids=["I;16", "I;16B", "I", "negative", "F", "L", "1", "int32", "uint16", "jax"],
+)
+def test_the_same_numbers_are_the_same_picture(picture, array):
+    """All grey levels are kept, whatever holds them, and so is the range that they were scaled from."""
+    (found,), (expected,) = media.iter_images(media.copy_value(picture)), media.iter_images(array)
+
+    assert np.array_equal(found.array, expected.array)
+    shift = 1000.0 if found.value_range and found.value_range[0] < 0 else 0.0
+    assert (found.value_range and tuple(bound + shift for bound in found.value_range)) == expected.value_range
+
+
+def test_floats_of_16_bits_of_jax_are_those_of_torch():
+    """Numpy has no such type of its own."""
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+
+    (found,) = media.iter_images(AsJax((GREY / 65535).astype(bfloat16)))
+    (expected,) = media.iter_images(torch.from_numpy(GREY / 65535).bfloat16())
+
+    assert np.array_equal(found.array, expected.array)
+
+
+@pytest.mark.parametrize("suffix", ["png", "tiff"])
+def test_a_file_of_16_bits_is_the_picture_of_its_numbers(tmp_path, suffix):
+    """So is a path that is logged, which is read in the call."""
+    Image.fromarray(GREY).save(tmp_path / f"depth.{suffix}")
+
+    with Run(loggers=[RunDirectory(tmp_path / "run")], run_name="run") as run:
+        run.log_images([tmp_path / f"depth.{suffix}", Image.fromarray(GREY), GREY], "depth")
+
+    pictures = [opened(tmp_path, one) for one in index_of(tmp_path)]
+    assert [len(np.unique(one)) for one in pictures] == [256] * 3
+    assert all(np.array_equal(one, pictures[0]) for one in pictures)
+    assert [one["value_range"] for one in index_of(tmp_path)] == [[0.0, 65535.0]] * 3
+
+
+def _palette(transparent):
+    picture = Image.new("P", (2, 1), 1)
+    picture.putpalette([0, 0, 0, 255, 0, 0])
+    picture.info |= {"transparency": 1} if transparent else {}
+    return picture
+
+
+@pytest.mark.parametrize(
+    ("picture", "pixel"),
+    [
+        (_palette(transparent=False), (255, 0, 0, 255)),
+        (_palette(transparent=True), (255, 0, 0, 0)),
+        (Image.new("LA", (2, 1), (9, 100)), (9, 9, 9, 100)),
+        (Image.new("RGBA", (2, 1), (1, 2, 3, 4)), (1, 2, 3, 4)),
+        (Image.new("RGBX", (2, 1), (1, 2, 3, 4)), (1, 2, 3, 255)),
+        (Image.new("CMYK", (2, 1), (0, 255, 255, 0)), (255, 0, 0, 255)),
+        (Image.new("HSV", (2, 1), (0, 255, 255)), (255, 0, 0, 255)),
+    ],
+    ids=["P", "transparent", "LA", "RGBA", "RGBX", "CMYK", "HSV"],
+)
+def test_other_colours_become_rgba(picture, pixel):
+    """A palette, opacity and other colour spaces are shown as they are meant."""
+    (found,) = media.iter_images(picture)
+
+    assert tuple(found.array[0, 0]) == pixel
+
+
 @pytest.mark.parametrize(
     "image", [np.zeros((2, 5, 6)), np.zeros((5,)), np.array([["a"]]), np.zeros((0, 3)), b"no image"]
 )

@@ -224,33 +224,50 @@ def test_a_session_that_ends_in_its_first_step_replaces_what_it_logged(drive, tm
     assert [value for _, value in read_series(tmp_path / "run", "loss")] == [0.0, 1.0, 2.0, 3.0, 104.0]
 
 
-def test_a_loop_with_steps_of_its_own_resumes_at_its_first_row(drive, tmp_path):
-    """Where nothing was loaded, the first row says from where training continues."""
+def test_training_that_says_no_place_adds_to_the_end(drive, tmp_path, caplog):
+    """Nothing is left behind, also where steps come twice; one line names the call that leaves them."""
     first = drive().fit()
     log_steps(first, range(10), 0.0)
     first.close()
 
     second = drive().fit()
-    log_steps(second, range(8, 10), 50.0)
+    log_steps(second, range(8, 11), 50.0)
     second.close()
 
-    assert read_series(tmp_path / "run", "loss") == [
-        (step, float(step if step < 8 else step + 50)) for step in range(10)
-    ]
+    series = [(step, float(step)) for step in range(10)] + [(step, step + 50.0) for step in (8, 9, 10)]
+    assert read_series(tmp_path / "run", "loss") == series
+    assert steps_left(tmp_path / "run") == []
+    (said,) = [one for one in caplog.messages if "earlier session" in one]
+    assert "'loss' at step 8" in said
+    assert "fit_start(batch=8)" in said
 
 
-def test_training_from_the_beginning_again_abandons_everything(drive, tmp_path):
-    """A run that starts at step 0 again keeps nothing of the first in the CSV, and all of it beside."""
+@pytest.mark.parametrize("kind", ["rows", "records"])
+def test_training_from_the_beginning_again_abandons_everything(drive, tmp_path, kind):
+    """A run that its trainer continues at batch 0 keeps nothing of the first attempt, which is a branch."""
+
+    def log(run, steps):
+        if kind == "rows":
+            log_steps(run, steps, 50.0)
+        else:
+            for step in steps:
+                run.logger.log_text("text", "note", step)
+
     first = drive().fit()
-    log_steps(first, range(10), 0.0)
+    log(first, range(10))
     first.close()
 
-    second = drive().fit()
-    log_steps(second, range(3), 50.0)
+    second = drive()
+    second.state.continues_run = True
+    second.fit()
+    log(second, range(3))
     second.close()
 
-    assert [step for step, _ in read_series(tmp_path / "run", "loss")] == [0, 1, 2]
-    assert steps_left(tmp_path / "run") == [[*range(10)]]
+    run = Opened.open(tmp_path / "run")
+    found = run.series("loss").step.tolist() if kind == "rows" else [one.step for one in run.texts()]
+    assert found == [0, 1, 2]
+    if kind == "rows":
+        assert steps_left(tmp_path / "run") == [[*range(10)]]
 
 
 def test_an_evaluation_afterwards_abandons_nothing(drive, tmp_path):
@@ -424,7 +441,8 @@ PROOFS = {
     "slurm": ({}, {"SLURM_RESTART_COUNT": "1"}, None),
     "torchrun": ({}, {"TORCHELASTIC_RESTART_COUNT": "2"}, None),
     "none": ({}, {"SLURM_RESTART_COUNT": "0"}, None),
-    "fit_start at 0": ({}, {}, {}),
+    "fit_start at 0": ({}, {}, {"batch": 0}),
+    "fit_start alone": ({}, {}, {}),
 }
 
 
@@ -451,7 +469,7 @@ def test_failed_run_is_continued_with_a_proof_alone(tmp_path, monkeypatch, proof
             run.fit_start(**position)
         run.log_metrics({"loss": 2.0}, 1)
 
-    is_continued = proof not in {"none", "fit_start at 0"}
+    is_continued = proof not in {"none", "fit_start alone"}
     (found,) = {path.parent for path in tmp_path.rglob("hparams.yaml")}
     assert found == (folder if is_continued else tmp_path / "run-2")
     assert [one.name for one in sorted(tmp_path.iterdir())] == (["run"] if is_continued else ["run", "run-2"])
@@ -463,6 +481,23 @@ def test_failed_run_is_continued_with_a_proof_alone(tmp_path, monkeypatch, proof
     assert (found / "artifacts" / "file.txt").read_text() == "mine"
     assert [json.loads(line)["name"] for line in (found / "texts.jsonl").read_text().splitlines()] == ["note"]
     assert [row.metrics for row in read_rows(folder)][:1] == [{"loss": 1.0}]
+
+
+@pytest.mark.parametrize("batch", [0, 1])
+def test_loop_that_names_batch_0_leaves_a_completed_run_alone(tmp_path, batch):
+    """Only a later batch says that the run which was completed goes on."""
+    folder = tmp_path / "run"
+    assert log_in_another_process(folder).returncode == 0
+
+    with Run(RunDirectory(folder), run_name="mine") as run:
+        run.log_metrics({"val": 3.0}, 0)
+        run.fit_start(batch=batch)
+        run.log_metrics({"loss": 2.0}, 1)
+
+    names = ["run"] if batch else ["run", "run-2"]
+    assert [one.name for one in sorted(tmp_path.iterdir())] == names
+    assert read_rows(tmp_path / names[-1])[-1].metrics == {"loss": 2.0}
+    assert read_rows(folder)[0].metrics == {"loss": 1.0}
 
 
 def test_restarted_job_leaves_the_runs_that_it_has_begun_itself(tmp_path, monkeypatch):
@@ -827,8 +862,10 @@ def test_rows_logged_before_training_begins_are_kept(tmp_path, restored):
     train(0, 10)
     train(restored, 3)
 
-    rows = {row.step: dict(row.metrics) for row in read_rows(tmp_path / "run")}
-    assert sorted(rows) == list(range(restored + 3))
+    found = read_rows(tmp_path / "run")
+    rows = {row.step: dict(row.metrics) for row in found}
+    # Without a place, the second one adds to the first.
+    assert [row.step for row in found] == [*range(restored or 10), *range(restored, restored + 3)]
     for step in range(restored, restored + 3):
         assert rows[step] == {"loss": float(100 * restored + step), "accuracy": 0.5}
 

@@ -11,7 +11,9 @@ import pytest
 
 from destinations import cli
 from destinations.runs import open_runs
+from destinations.runs.commands.running import UsageError
 from destinations.viewer import Viewer
+from destinations.viewer.commands import _token_of
 from tests.test_destinations.runs.folders import write_run
 from tests.test_destinations.viewer.served import served
 
@@ -388,3 +390,84 @@ def test_a_file_that_grows_is_sent_as_long_as_it_was(page, run_id, root):
     assert connection.sock is first
     assert (len(content), content.count(b"later")) == (32 << 20, 0)
     connection.close()
+
+
+def test_a_probe_needs_no_token_and_learns_nothing(page):
+    """Kubernetes asks without one, by any name; figures need it."""
+    probe = page.request("GET", "/healthz", headers={"Host": "pod.example"}, token=False)
+    figures = page.request("GET", "/metrics", token=False)
+
+    assert (probe.status, probe.content) == (200, b"ok\n")
+    assert figures.status == 401
+
+
+def test_a_monitor_is_told_of_the_runs(page):
+    """By status; the heartbeat only of those that have not ended."""
+    answer = page.request("GET", "/metrics")
+
+    assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert b'destinations_runs{status="completed"} 1.0\n' in answer.content
+    assert b"destinations_run_heartbeat_seconds" not in answer.content
+
+
+# A page for a team.
+
+
+@pytest.fixture(scope="module")
+def behind_a_proxy(root):
+    """Gives a page that refuses edits, and that a proxy serves below a path of another host."""
+    with served(root, read_only=True, base_url="https://lab.example/team/runs") as client:
+        yield client
+
+
+def test_behind_a_proxy_its_address_is_used(behind_a_proxy):
+    """In the link that is printed, in the redirect that follows, and for the path of the cookie."""
+    viewer = behind_a_proxy.viewer
+    entered = behind_a_proxy.request(
+        "GET", "/", {"token": viewer.token, "x": "1"}, headers={"Host": "lab.example"}, token=False
+    )
+
+    assert viewer.url == f"https://lab.example/team/runs/?token={viewer.token}"
+    assert (entered.status, entered.headers["Location"]) == (303, "/team/runs/?x=1")
+    assert "Path=/team/runs/;" in entered.headers["Set-Cookie"]
+
+
+def test_a_read_only_page_refuses_edits(behind_a_proxy):
+    """Also those that come from the page itself, which offers none."""
+    run_id = behind_a_proxy.run_id("one")
+    answer = behind_a_proxy.request(
+        "PATCH",
+        f"/api/runs/{run_id}",
+        headers={"Origin": "https://lab.example"},
+        body={"note": "mine"},
+    )
+
+    assert (answer.status, json.loads(answer.content)["error"]) == (409, "this page is read-only.")
+    assert behind_a_proxy.get("/api/info")["writable"] is False
+    assert behind_a_proxy.get(f"/api/runs/{run_id}")["note"] != "mine"
+
+
+@pytest.mark.parametrize("url", ["lab.example/runs", "ftp://lab.example", "https:///runs", "https://x/?a=1"])
+def test_a_base_url_is_an_address(root, tmp_path, url):
+    """Anything else raises, with an example."""
+    with (
+        open_runs(root, cache=tmp_path) as runs,
+        pytest.raises(ValueError, match=r"like https://example\.org/runs/"),
+    ):
+        Viewer(runs, base_url=url)
+
+
+def test_a_token_file_keeps_the_address(root, tmp_path):
+    """It is written once, for this user alone; one that others can read, or a short one, is refused."""
+    file = tmp_path / "token"
+    first = _token_of(file)
+
+    assert _token_of(file) == first
+    assert (len(first), file.stat().st_mode & 0o777) == (32, 0o600)
+    file.chmod(0o640)
+    with pytest.raises(UsageError, match="chmod 600"):
+        _token_of(file)
+    file.chmod(0o600)
+    file.write_text("short\n")
+    with pytest.raises(UsageError, match="at least 16 characters"):
+        _token_of(file)

@@ -187,3 +187,130 @@ def test_omegaconf_is_resolved_and_its_lists_are_lists():
 
     assert plain_config(config) == {"a": 1, "layers": [1, {"b": 1}], "missing": "???"}
     assert plain_config({"layers": config.layers}) == {"layers": [1, {"b": 1}]}
+
+
+def test_a_value_of_omegaconf_that_cannot_be_resolved_costs_itself():
+    """It stays as it is written, and all others are resolved, also in lists and in what refers to it."""
+    omegaconf = pytest.importorskip("omegaconf")
+    config = omegaconf.OmegaConf.create(
+        {
+            "lr": 0.1,
+            "rate": "${lr}",
+            "gone": "${nowhere}",
+            "raised": "${oc.decode:'{'}",
+            "layers": [1, "${nowhere}", "${lr}"],
+            "inner": {"rate": "${lr}", "gone": "${nowhere}", "missing": "???", "none": None},
+            "same": "${inner}",
+        }
+    )
+    inner = {"rate": 0.1, "gone": "${nowhere}", "missing": "???", "none": None}
+
+    assert plain_config(config) == {
+        "lr": 0.1,
+        "rate": 0.1,
+        "gone": "${nowhere}",
+        "raised": "${oc.decode:'{'}",
+        "layers": [1, "${nowhere}", 0.1],
+        "inner": inner,
+        "same": inner,
+    }
+
+
+class _Raises:
+    """A field that another program computes, and cannot."""
+
+    def __get__(self, owner, kind):
+        if owner is None:
+            return self
+        raise RuntimeError("not computed")
+
+    def __set__(self, owner, value):
+        """Takes anything."""
+
+
+class ConfigDict:
+    """Has the methods of ml_collections' class, which is no `Mapping`; its keys are attributes too."""
+
+    def __init__(self, **fields):
+        self._fields = fields
+
+    def keys(self):
+        return list(self._fields)
+
+    def items(self):
+        return [(key, self[key]) for key in self._fields]
+
+    def __getitem__(self, key):
+        if self._fields[key] is _Raises:
+            raise ValueError("required")
+        return self._fields[key]
+
+    def __getattr__(self, key):
+        try:
+            return self[key]
+        except KeyError as error:
+            raise AttributeError(key) from error
+
+
+class LazyMapping(collections.abc.Mapping):
+    """Raises for one of its values."""
+
+    def __iter__(self):
+        return iter(["lr", "late"])
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, key):
+        if key == "late":
+            raise RuntimeError("not computed")
+        return 0.1
+
+
+def _with_raising_field(decorate):
+    class Config:
+        lr: float = 0.1
+        late: int = 0
+
+    config = decorate(Config)
+    config.late = _Raises()
+    return config()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LazyMapping(),
+        _with_raising_field(dataclasses.dataclass),
+        _with_raising_field(attrs.define(slots=False)),
+    ],
+    ids=["mapping", "dataclass", "attrs"],
+)
+def test_a_field_that_cannot_be_read_costs_itself(config):
+    """Its text says why; the others have their values."""
+    expected = {"lr": 0.1, "late": "<unreadable: RuntimeError: not computed>"}
+
+    assert plain_config(config) == expected
+    assert plain_config({"inner": [config]}) == {"inner": [expected]}
+
+
+def test_what_has_the_methods_of_a_mapping_is_one():
+    """Its keys may have any name, and one that raises costs itself."""
+    config = ConfigDict(lr=0.1, shape=[2], item=ConfigDict(dtype="bf16"), seed=_Raises)
+
+    assert plain_config(config) == {
+        "lr": 0.1,
+        "shape": [2],
+        "item": {"dtype": "bf16"},
+        "seed": "<unreadable: ValueError: required>",
+    }
+
+
+def test_flags_of_absl_are_a_configuration():
+    """They come by name."""
+    flags = pytest.importorskip("absl.flags")
+    values = flags.FlagValues()
+    flags.DEFINE_float("lr", 0.1, "the rate", flag_values=values)
+    values.mark_as_parsed()
+
+    assert plain_config(values)["lr"] == 0.1
