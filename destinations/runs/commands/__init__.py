@@ -63,6 +63,7 @@ _EXAMPLES = {
     "gc": ("--older-than 7d", "--older-than 7d --delete"),
     "scan": ("", "--full"),
     "pack": ("digits", "first second --json"),
+    "verify": ("", "digits --json"),
     "compact": ("runs dataset", "runs s3://bucket/dataset"),
     "sql": (
         "'select run_id, min(value) from metrics group by run_id' --dataset dataset",
@@ -342,6 +343,7 @@ def _add_upkeep(commands: _Commands) -> None:
     parser = commands.add("rm", "gc.rm", "delete runs with everything in their folders")
     _add_run(parser, nargs="+")
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
+    parser.add_argument("--force", action="store_true", help="also runs that others beside them are forks of")
     parser = commands.add(
         "gc",
         "gc.gc",
@@ -363,6 +365,10 @@ def _add_upkeep(commands: _Commands) -> None:
         "turn the closed parts of long runs that earlier versions wrote into Parquet of this one",
     )
     _add_run(parser, nargs="+")
+    parser = commands.add(
+        "verify", "verify.verify", "read everything of runs, and say what is damaged or missing"
+    )
+    _add_run(parser, nargs="*")
     parser = commands.add(
         "compact", "export.compact", "write finished runs to Delta Lake tables; needs the extra `query`"
     )
