@@ -35,7 +35,7 @@ _CRC32_BYTES = 4
 class PartBody:
     """A request body: a part of a file, which is read while it is sent.
 
-    Gives larger pieces than urllib3's 16 KiB, of which each takes the interpreter's lock, and up to a deadline,
+    Gives larger pieces than urllib3's 16 KiB, each of which takes the interpreter's lock, and up to a deadline,
     so that a server which reads too slowly is given up.
 
     Args:
