@@ -401,7 +401,7 @@ class RankWriter:
         if is_well:
             self._recovered(failures)
             if self._mirror is not None and not is_last:
-                self._mirror.tick(self._status)
+                self._mirror.tick()
 
     def _write_environment(self, is_last: bool) -> None:
         """Begins to write `environment.json`, once, and at the end if it was deleted."""
@@ -624,7 +624,7 @@ class RankWriter:
             self.journal.close()
             self._remove_journal()
             if self._mirror is not None:
-                self._mirror.finish(self._status, max(0.0, self._deadline - time.monotonic()))
+                self._mirror.finish(max(0.0, self._deadline - time.monotonic()))
         finally:
             with contextlib.suppress(OSError):
                 self._reserve.unlink()

@@ -381,11 +381,14 @@ class Run(RecordAccess):
         from destinations.history.row_chain import RowChain
         from destinations.run_directory.documents import session_hyperparameters
 
+        from .content.sources import own_folders
+
         path, lines = self.path, self.sessions
         if len(lines) == 1:
             return []
         chain = Chain(lines)
         left = {session for session, _ in RowChain.read(path / metrics_name(0)).left()} | self._records.left()
+        left |= own_folders(path).keys()
         # What is still in the journal may leave rows of any of them.
         is_drained = not journal_path(path, 0).exists()
 
@@ -773,11 +776,16 @@ class Branch(Run):
     def __init__(self, run: Run, line: Mapping[str, Any]) -> None:
         from destinations.run_directory.documents import flat_hyperparameters
 
+        from .content.sources import own_folders
+
         super().__init__(run.record, clock=run._clock, copy=run.copy)  # noqa: SLF001  # same module
         self._run, self._session_id = run, str(line.get("session"))
         self.end = self._session_id
+        folder = own_folders(run.path).get(self._session_id, run.record.path)
+        # What comes next is read from there.
+        self.record = attrs.evolve(run.record, path=folder)
         self.record = attrs.evolve(
-            run.record,
+            self.record,
             status=str(line.get("status")),
             created_at=number_of(line.get("start")),
             ended_at=number_of(line.get("end")),

@@ -10,13 +10,12 @@ from pathlib import Path
 
 from destinations.history.cursor import Cursor, Look
 from destinations.history.row_chain import history_path
-from destinations.run_directory.layout import JOURNAL_FOLDER, POSITION, journal_path, metrics_name
+from destinations.run_directory.layout import POSITION, journal_path, metrics_name
 from destinations.run_directory.reader import take_snapshot
 from destinations.run_directory.segments import journal_extent
-from destinations.runs.streams import streams_of
-from uploads.disk import ABSENT, require_readable
+from uploads.disk import ABSENT
 
-__all__ = ["RankReader", "stamps_of"]
+__all__ = ["RankReader"]
 
 
 class RankReader:
@@ -77,19 +76,3 @@ def _stamp(path: Path) -> Hashable:
         state = os.stat(path)  # noqa: PTH116  # called for each run of each chart
         return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
     return None
-
-
-def stamps_of(run_dir: Path) -> dict[str, tuple[int, int]]:
-    """Returns size and mtime in nanoseconds of each file with rows of a run, by its path in the folder.
-
-    Raises:
-        OSError: a file that is there cannot be read.
-    """
-    stamps = {}
-    for folder in (stream.folder for stream in streams_of(run_dir)):
-        for path in sorted([*folder.glob("metrics*.csv"), *(folder / JOURNAL_FOLDER).glob("*/*.journal")]):
-            require_readable(path)
-            with contextlib.suppress(*ABSENT):
-                state = path.stat()
-                stamps[path.relative_to(run_dir).as_posix()] = state.st_size, state.st_mtime_ns
-    return stamps

@@ -35,7 +35,16 @@ from destinations.runs.streams import Stream, by_time, reported, streams_of
 
 from .rank_reader import RankReader
 
-__all__ = ["Branch", "Item", "ReadPosition", "RewoundError", "branches_of", "items_of", "ranks_of"]
+__all__ = [
+    "Branch",
+    "Item",
+    "ReadPosition",
+    "RewoundError",
+    "branches_of",
+    "items_of",
+    "own_folders",
+    "ranks_of",
+]
 
 # The lines of one call are written one by one; the last call of a live run may be incomplete.
 _SETTLED_SECONDS = 5.0
@@ -230,10 +239,19 @@ def branches_of(run_dir: Path) -> list[Branch]:
         chain = RowChain.read(csv)
         for session, left in chain.left():
             found += _branch(session, rank, csv, left)
-        # In the copy of a run in a store, what a machine sent that had been continued by another.
-        for folder in sorted((run_dir / LIVE_FOLDER / stream_of(rank)).glob("*")):
+        for folder in own_folders(run_dir, rank).values():
             found += _branch_beside(folder / csv.name, rank, chain)
     return sorted(found, key=lambda one: (one.rank, one.from_step))
+
+
+def own_folders(run_dir: Path, rank: int = 0) -> dict[str, Path]:
+    """Returns the folder of each session that has one, by its id.
+
+    In the copy of a run in a store, a machine has one that went on when another had continued the run.
+    """
+    folders = sorted((run_dir / LIVE_FOLDER / stream_of(rank)).glob("*"))
+    found = {RowChain.read(folder / metrics_name(rank)).newest: folder for folder in folders}
+    return {session: folder for session, folder in found.items() if session}
 
 
 def _branch(

@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -306,7 +306,11 @@ class BucketCopy:
         live: dict[str, list[RemoteObject]] = {}
         count, cut_at, unlisted = 0, "", ""
         for one in self._store.list():
-            if not self._is_inside(one.name) or _NOT_COPIED & {*_parts(one.name)[:-1]}:
+            folders = one.name.split("/")
+            # None leads out of the copy; links there are found when a file is written.
+            if not all(folders) or any(name[0] == "." or "\0" in name for name in folders):
+                continue
+            if not _NOT_COPIED.isdisjoint(folders[:-1]):
                 continue
             count += 1
             if count > _MAX_OBJECTS:
@@ -321,8 +325,8 @@ class BucketCopy:
             else:
                 live.setdefault(place, []).append(one)
         self.unreadable, self.unlisted = {}, unlisted
-        marked = (one.name.rpartition("/") for one in plain if _parts(one.name)[-1] in _MARKS)
-        places = [*live, *(f"{folder}{slash}" for folder, slash, _ in marked)]
+        named = (one.name.rpartition("/") for one in plain)
+        places = [*live, *(f"{folder}{slash}" for folder, slash, name in named if name in _MARKS)]
         runs = {place: _Copied(place) for place in places}
         # Of a run that the limit cuts, the rows may be among the others.
         self.unreadable |= {place: unlisted for place in runs if cut_at.startswith(place) and unlisted}
@@ -344,7 +348,7 @@ class BucketCopy:
         total = 0
         for one in sorted(listed, key=lambda one: one.size):
             run = _run_of(one.name, runs)
-            if run is None or _parts(one.name)[-1] == HEARTBEAT:
+            if run is None or one.name.rpartition("/")[2] == HEARTBEAT:
                 continue
             total += one.size
             if total > self._max_bytes:
@@ -480,15 +484,6 @@ class BucketCopy:
             return _run_of(f"{folder.relative_to(self.folder).as_posix()}/x".removeprefix("./"), self._runs)
         return None
 
-    def _is_inside(self, name: str) -> bool:
-        if any(part.startswith(".") for part in _parts(name)):
-            return False
-        try:
-            path_inside(self.folder, name)
-        except ValueError:
-            return False
-        return True
-
     def _copy(self, prefix: str, path: str) -> None:
         name = prefix + path
         try:
@@ -581,10 +576,6 @@ class BucketCopy:
         with contextlib.suppress(OSError):
             (folder / HEARTBEAT).touch()
             os.utime(folder / HEARTBEAT, (at, at))
-
-
-def _parts(name: str) -> tuple[str, ...]:
-    return PurePosixPath(name).parts or ("",)
 
 
 def _run_of(name: str, runs: dict[str, _Copied]) -> _Copied | None:

@@ -374,8 +374,10 @@ class S3Store:
     def _connect(self) -> Any:
         import boto3
         from botocore.config import Config
+        from botocore.session import get_session
 
-        session = boto3.Session(**self._options.of_session())
+        core = get_session()
+        session = boto3.Session(botocore_session=core, **self._options.of_session())
         config = Config(
             retries={"total_max_attempts": 1},  # The queue retries.
             max_pool_connections=64,
@@ -385,7 +387,11 @@ class S3Store:
             response_checksum_validation="when_required",
             **self._options.of_client(),
         )
+        parsers = core.get_component("response_parser_factory")
+        # Nobody reads the times of a listing, and parsing them is half its cost. Those of credentials count.
+        parsers.set_parser_defaults(timestamp_parser=str)
         client = session.client("s3", endpoint_url=self._options.endpoint_url, config=config)
+        parsers.set_parser_defaults(timestamp_parser=None)
         client.meta.events.register("before-call.s3.HeadBucket", _follow_no_redirect)
         for operation in ("PutObject", "UploadPart"):
             client.meta.events.register(f"before-call.s3.{operation}", self._leave_unsigned)

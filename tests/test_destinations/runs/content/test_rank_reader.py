@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from destinations.runs.content.rank_reader import RankReader, stamps_of
+from destinations.runs.content.rank_reader import RankReader
 from destinations.viewer.columns import ColumnCache
 from tests.test_destinations.runs.written import Written, write_csv
 
@@ -121,16 +121,3 @@ def test_the_extent_changes_with_the_journal(tmp_path):
 
     assert before == same
     assert after != before
-
-
-def test_stamps_name_each_file_with_rows(tmp_path):
-    """The CSV of each rank, and the segments of the journals, have a stamp; other files have none."""
-    with Written(tmp_path / "run", flush_seconds=1000) as written:
-        written.log({"loss": 0.5}, 0)
-        written.flush()
-        (tmp_path / "run" / "metrics.rank1.csv").write_text("step\n")
-
-        stamps = stamps_of(tmp_path / "run")
-
-    assert [name.split("/")[0] for name in stamps] == ["journal", "metrics.csv", "metrics.rank1.csv"]
-    assert stamps["metrics.rank1.csv"][0] == 5
