@@ -86,6 +86,7 @@ class Cursor:
         first: a checksum of the first row of a CSV without a history.
         place: where reading of the CSV ended.
         passed: of each session that was read, its limits and how many rows it had in closed parts.
+        has_parents: whether the rows were read that a fork has of its parents, which never change.
     """
 
     rows: dict[str, int] = attrs.field(factory=dict)
@@ -94,6 +95,7 @@ class Cursor:
     first: int | None = None
     place: CsvPlace | None = None
     passed: dict[str, tuple[Sequence[Limit], int]] = attrs.field(factory=dict)
+    has_parents: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Returns the cursor as JSON."""
@@ -104,7 +106,15 @@ class Cursor:
         }
         limits = {session: [*map(list, found)] for session, found in self.limits.items() if found}
         place = None if self.place is None else attrs.asdict(self.place)
-        return {"rows": {**self.rows}, "tail": tail, "limits": limits, "first": self.first, "place": place}
+        more = {"has_parents": True} if self.has_parents else {}
+        return {
+            "rows": {**self.rows},
+            "tail": tail,
+            "limits": limits,
+            "first": self.first,
+            "place": place,
+            **more,
+        }
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
@@ -123,7 +133,7 @@ class Cursor:
         }
         rows = {str(session): int(count) for session, count in found["rows"].items()}
         place = None if found["place"] is None else CsvPlace(**found["place"])
-        return cls(rows, tail, limits, found["first"], place)
+        return cls(rows, tail, limits, found["first"], place, has_parents=found.get("has_parents") is True)
 
 
 class Look:
@@ -188,6 +198,7 @@ class Look:
 
     def pieces(self) -> Iterator[tuple[CsvSnapshot, int]]:
         """Yields each file with rows that were not read, and where they begin, see `CsvSnapshot`."""
+        yield from self._inherited()
         if self.snapshot.has_view and not self._cursor.rows:
             yield self.snapshot.csv, self.snapshot.csv.first
             return
@@ -200,9 +211,15 @@ class Look:
             if place.session == self._newest:
                 yield self.snapshot.csv, self._offset_of(read)
 
+    def _inherited(self) -> Iterator[tuple[CsvSnapshot, int]]:
+        for part in () if self._cursor.has_parents else self.snapshot.inherited:
+            with part.opened() as file:
+                yield file, file.first
+
     def pass_files(self, *, with_csv: bool = True) -> None:
         """Notes that all rows of the files were read; without the CSV, those of the closed parts."""
         cursor, csv = self._cursor, self.snapshot.csv
+        cursor.has_parents = cursor.has_parents or bool(self.snapshot.inherited)
         for place, limits in self.snapshot.chain:
             rows = self._sealed_rows(place)
             if place.session == self._newest and with_csv:
@@ -219,6 +236,8 @@ class Look:
     def new_rows(self) -> Iterator[MetricRow]:
         """Yields the rows that were not read, those of the journal too; iterate it to its end."""
         snapshot, cursor = self.snapshot, self._cursor
+        for file, _ in self._inherited():
+            yield from file.rows()
         if snapshot.has_view and not cursor.rows and not any(limits for _, limits in snapshot.chain):
             yield from filter(is_sound, snapshot.csv.rows())
         else:

@@ -14,12 +14,13 @@ import logging
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import attrs
 
+from destinations.history.fork import parents_of
 from destinations.history.row_chain import ALL, Keep, Kept, Limit, RowChain, RowPlace, drops
 from destinations.history.rows import Call
 from destinations.history.sums import CheckedBlocks, Sums, read_sums
@@ -37,6 +38,7 @@ from .layout import (
     check_format,
     column_of,
     csv_mark,
+    format_cells,
     header_end,
     header_line,
     journal_path,
@@ -86,6 +88,8 @@ End = tuple[str, int | None]
 
 _TRIES = 100
 _MOST_MISSING = 100
+# Open files of parents that are kept as closed parts.
+_MOST_HELD = 16
 _CHUNK_BYTES = 1 << 20
 _TAIL_BYTES = 256 << 10
 _TAIL_ROWS = 1000
@@ -457,6 +461,7 @@ class MetricsSnapshot:
         missing: parts that should be there, the first hundred.
         history: all sessions and closed parts.
         path: of the CSV.
+        inherited: of a fork, the rows of its parents, which come before the parts.
     """
 
     chain: tuple[Kept, ...]
@@ -469,6 +474,7 @@ class MetricsSnapshot:
     missing: tuple[Part, ...]
     history: RowChain
     path: Path
+    inherited: tuple[Part, ...] = ()
 
     def sealed(self, place: RowPlace, start: int) -> Iterator[tuple[Part, int]]:
         """Yields the closed parts of a session, each with the number of its first row.
@@ -496,7 +502,7 @@ class MetricsSnapshot:
         """Yields the parts, each open until the next one, then the CSV. What is missing or cut is logged."""
         for part in self.missing:
             part.warn(part.absence)
-        for part in self.parts:
+        for part in (*self.inherited, *self.parts):
             with part.opened() as file:
                 yield file
         for problem in self._problems():
@@ -561,7 +567,7 @@ def damage_of_parts(run_dir: Path, count: int, *, pages: bool = False) -> list[s
     """
 
     def damage(rank: int) -> list[str]:
-        with take_snapshot(run_dir, rank, with_records=False) as snapshot:
+        with take_snapshot(run_dir, rank, with_records=False, with_parents=False) as snapshot:
             found = snapshot.damage(pages=pages)
             if rank == 0 and snapshot.place is None and snapshot.closed < count:
                 last = sum(gap.stop - gap.start for gap in missing_parts([snapshot.closed], count))
@@ -583,7 +589,9 @@ def damage_of_csvs(run_dir: Path) -> list[str]:
     found = []
     for path in sorted(run_dir.glob("metrics*.csv")):
         if match := _RANK.fullmatch(path.stem):
-            with take_snapshot(run_dir, int(match[1] or 0), with_records=False) as snapshot:
+            with take_snapshot(
+                run_dir, int(match[1] or 0), with_records=False, with_parents=False
+            ) as snapshot:
                 found += snapshot.damage_of_csv()
     return found
 
@@ -606,7 +614,12 @@ def metric_columns(snapshot: MetricsSnapshot) -> list[str]:
 
 
 def take_snapshot(
-    run_dir: Path, rank: int, *, with_records: bool = True, end: End | None = None
+    run_dir: Path,
+    rank: int,
+    *,
+    with_records: bool = True,
+    end: End | None = None,
+    with_parents: bool = True,
 ) -> MetricsSnapshot:
     """Returns a consistent snapshot of a rank's metrics, a context manager.
 
@@ -615,6 +628,7 @@ def take_snapshot(
         rank: the rank that logged the rows.
         with_records: whether to read the journal as well.
         end: where the rows end. Default: with those of the newest session.
+        with_parents: whether a fork begins with the rows of its parents.
 
     Raises:
         NewerFormatError: a newer release wrote the run.
@@ -624,9 +638,81 @@ def take_snapshot(
     check_format(run_dir)
     for _ in range(_TRIES):
         snapshot = _try(run_dir, rank, with_records, end)
+        if snapshot is not None and with_parents:
+            with contextlib.ExitStack() as opened:
+                opened.callback(snapshot.csv.close)
+                snapshot = attrs.evolve(snapshot, inherited=_inherited(run_dir, rank, end, snapshot.chain))
+                opened.pop_all()
         if snapshot is not None:
             return snapshot
     raise OSError(f"metrics in {run_dir} changed during each of {_TRIES} attempts to read them. Try again.")
+
+
+@attrs.frozen
+class _HeldPart(Part):
+    """Rows of a parent that are in no closed part, as if they were in one."""
+
+    content: bytes = attrs.field(default=b"", eq=False, repr=False)
+
+    def open(self) -> ParquetSnapshot:
+        from .parquet import ParquetRows  # imports numpy, and pyarrow
+
+        found = ParquetSnapshot(ParquetRows(self.content, str(self.path)))
+        if self.keep != ALL:
+            found.packed.keep(self.keep)
+        return found
+
+
+def _inherited(run_dir: Path, rank: int, end: End | None, chain: Sequence[Kept]) -> tuple[Part, ...]:
+    """Returns the rows of the parents of a fork, within the limits of the oldest of its own sessions."""
+    own = chain[0][1] if chain else ()
+    found: list[Part] = []
+    for parent in reversed(parents_of(run_dir, None if end is None else end[0])):
+        follows = parent.follows
+        limits = own if follows.before is None else (*own, (follows.before, None))
+        if rank and follows.step is not None:
+            # The sessions of other ranks are others: their rows are compared by step.
+            limits = (*limits, (follows.step, follows.time))
+        to = None if rank else (follows.session, follows.mark)
+        with take_snapshot(parent.path, rank, end=to, with_parents=False) as snapshot:
+            for part in snapshot.missing:
+                part.warn(part.absence)
+            parts = [*snapshot.parts, *_held_parts(snapshot, parts_path(parent.path / metrics_name(rank)))]
+            keeps = (attrs.evolve(part.keep, limits=(*part.keep.limits, *limits)) for part in parts)
+            found += [attrs.evolve(part, keep=keep) for part, keep in zip(parts, keeps, strict=True)]
+    return tuple(found)
+
+
+def _held_parts(snapshot: MetricsSnapshot, folder: Path) -> Iterator[_HeldPart]:
+    """Yields the rows of a snapshot that are in no closed part."""
+    csv, number = snapshot.csv, snapshot.closed + 1
+    if csv.size:
+        state = os.fstat(csv.fileno()) if csv.fileno() >= 0 else None
+        known = None if state is None else (state.st_ino, state.st_mtime_ns, state.st_size)
+        content = _packed((folder, known, csv.first, csv.end), csv)
+        yield _HeldPart(folder, number, keep=Keep(limits=csv.limits), content=content)
+        number += 1
+    if rows := snapshot.journal_rows():
+        names = list(dict.fromkeys(name for row in rows for name in row.metrics))
+        header = header_line([*OWN_COLUMNS, *names])
+        cells = ([row.step, row.epoch, row.time, *map(row.metrics.get, names)] for row in rows)
+        lines = (",".join("" if cell is None else format_cells([cell]) for cell in one) for one in cells)
+        text = header + "".join(f"{line}\n" for line in lines).encode()
+        yield _HeldPart(folder, number, content=CsvSnapshot(-1, header, len(text), text).to_parquet())
+
+
+# Of the files that were packed last, which do not change where their runs have ended.
+_held: dict[Hashable, bytes] = {}
+
+
+def _packed(key: Hashable, csv: CsvSnapshot) -> bytes:
+    content = _held.pop(key, None)
+    if content is None:
+        content = csv.to_parquet()
+    _held[key] = content
+    while len(_held) > _MOST_HELD:
+        _held.pop(next(iter(_held)), None)
+    return content
 
 
 def _try(run_dir: Path, rank: int, with_records: bool, to: End | None) -> MetricsSnapshot | None:
@@ -960,7 +1046,7 @@ def last_rows_of(snapshot: MetricsSnapshot, count: int, wanted: Collection[str] 
     """Returns the last rows of a snapshot, oldest first; see `last_rows`."""
     found = [*deque(_wanted(snapshot.journal_rows(), wanted), maxlen=count)]
     found = [*_last_csv_rows(snapshot.csv, count - len(found), wanted), *found]
-    for part in reversed(snapshot.parts):
+    for part in reversed((*snapshot.inherited, *snapshot.parts)):
         if len(found) >= count:
             break
         with contextlib.closing(part.open()) as piece:

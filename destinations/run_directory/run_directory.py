@@ -22,6 +22,7 @@ import attrs
 from destinations.background import Lane
 from destinations.base import RecordDestination, closed_state
 from destinations.copies import own_copy
+from destinations.history.chain import Follows
 from destinations.kinds import kind_of
 from events import (
     RecordError,
@@ -52,6 +53,7 @@ from .folder import (
     run_exists_error,
     set_aside,
 )
+from .forking import fork_place
 from .layout import ARTIFACTS_FOLDER, SIDECAR, column_of, lock_name
 from .media_writer import FileKeeping, MediaWriter, artifact_path
 from .place import Place, check_template, check_writer, place_of
@@ -145,6 +147,9 @@ class RunDirectory(RecordDestination):
             `run_id` of that run, `state.continues_run`, which trainers set that load a checkpoint, as does
             `Run.fit_start(batch=...)`, and a scheduler's word that it restarts the job, for a run that did
             not complete.
+        fork_from: the run that a new run continues, and where: a path or the name of a folder beside the
+            new one, then "@" and the step or name of a checkpoint, as in "digits@ba120". Default: the
+            checkpoint that is loaded, or its end. A run that is continued has its parent already.
         writer: the name of another process that adds to the run; letters, digits, ".", "_" and "-". It has
             files, tags, status and heartbeat of its own, and is continued with `if_exists="auto"` also where
             it was completed. Default: the trainer, whose status is that of the run.
@@ -185,6 +190,7 @@ class RunDirectory(RecordDestination):
         notes: str = "",
         flush_seconds: float = 1.0,
         if_exists: Literal["auto", "resume", "error", "new"] = "auto",
+        fork_from: str | os.PathLike[str] | None = None,
         writer: str | None = None,
         all_ranks: bool = False,
         keep_files: FileKeeping = "auto",
@@ -221,6 +227,7 @@ class RunDirectory(RecordDestination):
         self._notes = redact_text(notes)
         self._flush_seconds = flush_seconds
         self._if_exists = if_exists
+        self._fork_from = None if fork_from is None else os.fspath(fork_from)
         self._all_ranks = all_ranks
         self._keep_files: FileKeeping = keep_files
         self._journal_kind = journal
@@ -591,6 +598,9 @@ class RunDirectory(RecordDestination):
         folder = self._folder = HeldFolder(run_dir)
         mirror = None if claim is None else self._mirror_of(claim, folder, state)
         if state.rank == 0:
+            fork = None
+            if self._fork_from is not None and not holds_run(run_dir, 0):
+                fork = fork_place(self._fork_from, run_dir, loads=bool(state.continues_run))
             self._documents = Documents(
                 folder.path,
                 self._run_id or uuid.uuid4().hex[:12],
@@ -598,6 +608,7 @@ class RunDirectory(RecordDestination):
                 self._notes,
                 self._clock(),
                 self.writer,
+                fork=fork,
             )
             _sessions_here.add(self._documents.sessions.current["session"])
             for tag in self._more_tags:
@@ -666,8 +677,15 @@ class RunDirectory(RecordDestination):
 
     def _continue_from(self, step: int) -> None:
         if self._documents is not None:
-            self._documents.continue_from(step, self._checkpoint.session, self._checkpoint.records)
-            documents = self._documents
+            documents, saved = self._documents, self._checkpoint
+            if saved.session == "":
+                return
+            follows = None
+            if saved.session is not None:
+                follows = Follows(saved.session, saved.records, step, mark=saved.mark, time=saved.time)
+            if documents.continue_from(step, follows):
+                # None of the rows here.
+                self._checkpoint = attrs.evolve(saved, session="", mark=0)
             if self._writer is not None:
                 self._writer.write_now(lambda: documents.write_history(durable=False))
 
@@ -728,8 +746,9 @@ class RunDirectory(RecordDestination):
             place |= {"session": self._writer.session, "mark": self._writer.journal.mark_boundary()}
         if self._media is not None:
             place["records"] = self._media.note_checkpoint()
-        if self._documents is not None:
-            self._documents.note_checkpoint()
+        if self._documents is not None and self._writer is not None and self._state is not None:
+            documents, line = self._documents, {"step": int(self._state.timestamp.batch), **place}
+            self._writer.write_now(lambda: documents.note_checkpoint(line))
         return place
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Collection, Iterator, Mapping
 
+    from destinations.history.fork import Parent
     from destinations.kinds.tables import Table
     from destinations.run_directory.blocks import Block
     from destinations.run_directory.reader import MetricRow
@@ -54,6 +55,10 @@ if TYPE_CHECKING:
     from .verify import Finding
 
 __all__ = ["Branch", "MetricSummary", "Run"]
+
+
+# No file of a run is called so.
+_OF_PARENTS = "@parents/"
 
 
 class Run(RecordAccess):
@@ -143,15 +148,34 @@ class Run(RecordAccess):
         """Returns a file of the run, which need not exist; of one in a store it is brought here.
 
         Args:
-            relative: its path in the folder of the run.
+            relative: its path in the folder of the run; or what `name_of` returned.
 
         Raises:
             ValueError: it leads out of the folder.
         """
-        path = path_inside(self.record.path, relative)
+        path = path_inside(*self.place_of(relative))
         if self._copy is not None:
             self._copy.bring_files([path])
         return path
+
+    def place_of(self, name: str) -> tuple[Path, str]:
+        """Returns the folder of the run, or of the parent that `name_of` has named, and the path in it."""
+        from destinations.history.fork import parents_of
+
+        start, _, rest = name.removeprefix(_OF_PARENTS).partition("/")
+        for parent in parents_of(self.record.path) if name.startswith(_OF_PARENTS) else ():
+            if parent.run_id == start:
+                return parent.path, rest
+        return self.record.path, name
+
+    def name_of(self, path: Path) -> str:
+        """Returns the path of a file in the folder of the run; of a file of a parent, a name for `file`."""
+        from destinations.history.fork import parents_of
+
+        for parent in () if path.is_relative_to(self.record.path) else parents_of(self.record.path):
+            if path.is_relative_to(parent.path):
+                return f"{_OF_PARENTS}{parent.run_id}/{path.relative_to(parent.path).as_posix()}"
+        return str(path.relative_to(self.record.path))
 
     @property
     def run_id(self) -> str:
@@ -312,6 +336,16 @@ class Run(RecordAccess):
             known = ", ".join(f"{one.get('number', '?')} ({one.get('session')})" for one in lines)
             raise ValueError(f"session must be one of {known}, got {session!r}.")
         return wanted[-1]
+
+    @property
+    def parent(self) -> Parent | None:
+        """The run that this one was forked from, whose rows and records come first; None if it was not.
+
+        Its `problem` says why it cannot be read, where that is so.
+        """
+        from destinations.history.fork import find_parents
+
+        return next(iter(find_parents(self.path, self.end)), None)
 
     # Branches.
 

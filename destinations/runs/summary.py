@@ -174,7 +174,7 @@ def _with_later_rows(
     from destinations.run_directory.blocks import block_of_rows, blocks_of
     from destinations.run_directory.reader import take_snapshot
 
-    with take_snapshot(run_dir, rank) as snapshot:
+    with take_snapshot(run_dir, rank, with_parents=False) as snapshot:
         csv = snapshot.csv
         now = None if csv.begin or csv.limits else csv.mark(mark["bytes"], snapshot.closed)
         if now is None or any(mark[name] != now[name] for name in now):
@@ -208,7 +208,7 @@ def _computed_records(stream: Stream, rank: int) -> _Records:
     from destinations.run_directory.reader import take_snapshot
 
     statistics = Aggregate(by_step=bool(stream.writer))
-    with take_snapshot(stream.folder, rank, end=stream.row_end) as snapshot:
+    with take_snapshot(stream.folder, rank, end=stream.row_end, with_parents=False) as snapshot:
         for file, index in indexed_files(snapshot):
             # An index does not tell the steps of last values.
             if index and not stream.writer:

@@ -320,7 +320,7 @@ class _RankColumns:
         with self._reader.look() as look:
             snapshot = look.snapshot
             closed = self._update_closed(snapshot)
-            open_part = attrs.evolve(snapshot, parts=(), missing=()) if closed else snapshot
+            open_part = attrs.evolve(snapshot, parts=(), missing=(), inherited=()) if closed else snapshot
             known = self._known = list(
                 dict.fromkeys([*(n for one in closed for n in one.names), *metric_columns(open_part)])
             )
@@ -342,7 +342,7 @@ class _RankColumns:
     def _update_closed(self, snapshot: MetricsSnapshot) -> tuple[ClosedPart, ...]:
         """Returns the closed parts if there are so many that their rows are not held, else none."""
         held, self._closed, before = self._closed, {}, None
-        for part in snapshot.parts:
+        for part in (*snapshot.inherited, *snapshot.parts):
             self._closed[part] = before = held.get(part) or ClosedPart.of(part, before)
         closed = tuple(self._closed.values())
         return () if sum(one.nbytes for one in closed) <= MAX_HELD_BYTES else closed

@@ -139,7 +139,10 @@ def _read(path: Path, run: SourceRun) -> Iterator[Item]:
                 given = whole_of(metric.get("step"))
                 step = step if given is None else given
                 value = number_of(metric["metricValue"])
-                yield Values({} if value is None else {metric["metricName"]: float(value)}, step, time)
+                if value is None:
+                    run.lost["unreadable values"] += 1
+                else:
+                    yield Values({metric["metricName"]: value}, step, time)
             elif kind not in {"metric_msg", "parameter_msg", "log_other"}:
                 run.left_out[kind.removesuffix("_msg").replace("_", " ")] += 1
 

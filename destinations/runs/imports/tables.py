@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from destinations.run_directory.layout import parse_number, whole_number
+from destinations.trackers.names import short_hash
 
 from .source import ColumnsError, Item, Source, SourceError, SourceRun, UnreadableError, Values, unique_id
 
@@ -40,8 +41,12 @@ def _claims(place: str) -> bool:
 
 
 def stamp_of(*paths: Path) -> str:
-    """Returns what changes when files are written to."""
-    return " ".join(f"{path.name}:{path.stat().st_size}:{path.stat().st_mtime_ns}" for path in paths)
+    """Returns what changes when files are written to, or files are added to folders."""
+    folders = (path for path in paths if path.is_dir() and not path.is_symlink())
+    inside = (one for path in folders for one in sorted(path.rglob("*")))
+    files = [path for path in (*paths, *inside) if path.is_file()]
+    stamps = [f"{path.name}:{path.stat().st_size}:{path.stat().st_mtime_ns}" for path in files]
+    return " ".join(stamps) if len(files) == len(paths) else short_hash(" ".join(stamps), 16)
 
 
 def _lines_of(path: Path) -> Iterator[list[Any]]:

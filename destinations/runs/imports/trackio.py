@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from destinations.kinds.line import file_inside, number_of
+from destinations.history.metric_summary import metric_of
+from destinations.kinds.line import file_inside
 from destinations.kinds.tables import TABLE
 from destinations.kinds.texts import TEXT
 from destinations.trackers.names import short_hash
@@ -137,9 +138,9 @@ class _Reader:
         numbers: dict[str, float] = {}
         for key, value in values.items():
             name = prefix + key
-            number = float(value) if isinstance(value, bool) else number_of(value)
+            number = metric_of(value)
             if number is not None:
-                numbers[name] = float(number)
+                numbers[name] = number
             elif isinstance(value, str):
                 yield Logged(TEXT, name, step, time, {"text": value})
             elif isinstance(value, dict) and "_type" in value:
@@ -171,7 +172,7 @@ class _Reader:
             run.lost[f"unreadable {what}"] += 1
 
     def _path(self, relative: Any) -> Path:
-        return file_inside(self._folder / "media", relative)
+        return file_inside(self._folder, f"media/{relative}")
 
 
 def _table(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -94,7 +94,10 @@ STATUSES = [302, 400, 401, 403, 404, 407, 418]
 
 @pytest.mark.parametrize(
     ("status", "overwrite"),
-    [*((status, False) for status in STATUSES), *((status, True) for status in times([302, 404], STATUSES))],
+    [
+        *((status, False) for status in times([302, 403, 404], STATUSES)),
+        *((status, True) for status in times([302, 404], STATUSES)),
+    ],
 )
 def test_a_proxys_refusals_fail_nothing(s3_behind, make_queue, make_file, status, overwrite):
     """A front may answer in the store's stead for long: afterwards everything is delivered."""
