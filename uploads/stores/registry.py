@@ -74,7 +74,7 @@ def register_store(scheme: str, factory: StoreFactory) -> None:
 
 
 def open_store(uri: str | Path, **options: Any) -> Store:
-    """Returns the store at a path or a URI: `file`, `s3`, `gs`, `az`, `sftp`, a registered scheme, or fsspec's.
+    """Returns the store at a path or a URI: `file`, `s3`, `gs`, `az`, `sftp`, one registered, or fsspec's.
 
     ```python
     store = open_store("s3://bucket/digits?region=eu-west-1")
