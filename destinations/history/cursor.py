@@ -218,13 +218,13 @@ class Look:
             with part.opened() as file:
                 yield file, file.first
 
-    def pass_files(self, *, with_csv: bool = True) -> None:
-        """Notes that all rows of the files were read; without the CSV, those of the closed parts."""
+    def pass_files(self) -> None:
+        """Notes that all rows of the files were read."""
         cursor, csv = self._cursor, self.snapshot.csv
         cursor.has_parents = cursor.has_parents or bool(self.snapshot.inherited)
         for place, limits in self.snapshot.chain:
             rows = self._sealed_rows(place)
-            if place.session == self._newest and with_csv:
+            if place.session == self._newest:
                 rows = self._rows_of_csv
                 if csv.fileno() >= 0:
                     cursor.place = CsvPlace.of(csv, csv.end, self._newest, rows)

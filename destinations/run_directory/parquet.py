@@ -117,7 +117,6 @@ def pack(
     rows: Callable[[], _Cells],
     *,
     csv_bytes: int,
-    inode: int = 0,
 ) -> bytes:
     """Returns the rows of a CSV as a Parquet file.
 
@@ -126,7 +125,6 @@ def pack(
         chunks: the other lines, in pieces of whole lines of some MiB.
         rows: returns the cells of each row, by column: asked where lines are not all plain numbers.
         csv_bytes: the size of the CSV.
-        inode: of the CSV, by which a reader that has read it continues here.
     """
     pa = _pyarrow(is_writing=True)
     names = parse_header(header)
@@ -145,7 +143,6 @@ def pack(
         "header": header.decode("utf-8", "replace"),
         "csv_bytes": csv_bytes,
         "integers": integers,
-        "inode": inode,
     }
     encodings = {
         field.name: "BYTE_STREAM_SPLIT" if field.type == pa.float64() else "DELTA_BINARY_PACKED"
@@ -332,7 +329,6 @@ class ParquetRows:
     Attributes:
         header: the first line of the CSV that it was.
         csv_bytes: the size of that.
-        inode: of that.
         version: of the file.
         content: its bytes, where these were given.
         count: the number of rows.
@@ -561,7 +557,6 @@ class ParquetRows:
         about = json.loads(self._metadata[_METADATA.encode()])
         self.header = str(about["header"]).encode()
         self.csv_bytes = int(about["csv_bytes"])
-        self.inode = int(about.get("inode", 0))
         self.version = int(about["version"])
         self._columns = parse_header(self.header)
         self._integers = [int(index) for index in about["integers"]]

@@ -271,8 +271,7 @@ class CsvSnapshot:
                 cells = itertools.chain(own, row.metrics.items())
                 yield {name: cell for name, cell in cells if cell is not None}
 
-        inode = os.fstat(self._fd).st_ino if self._fd >= 0 else 0
-        return pack(self.header, chunks(), cells, csv_bytes=self.end, inode=inode)
+        return pack(self.header, chunks(), cells, csv_bytes=self.end)
 
     def take(self) -> int:
         """Hands the descriptor over to the caller; this object cannot read any more."""
