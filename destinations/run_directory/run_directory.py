@@ -221,6 +221,12 @@ class RunDirectory(RecordDestination):
         self._writer_name = "" if writer is None else check_writer(writer)
         self._mirror_seconds = mirror_seconds
         self._template, self._mirror_template = check_template(run_dir, mirror, self._writer_name)
+        if fork_from is not None and (writer is not None or "://" in self._template):
+            what = "a writer" if writer is not None else f"the URI {self._template.partition('?')[0]!r}"
+            raise ValueError(
+                f"fork_from needs a run with a folder of its own, got {what}. "
+                'Write RunDirectory("runs/new", fork_from="digits", mirror="s3://...").'
+            )
         self._run_id = run_id
         self._tags = tuple(redact_text(str(tag)) for tag in tags)
         self._more_tags: tuple[str, ...] = ()

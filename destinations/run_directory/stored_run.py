@@ -375,7 +375,10 @@ class StoredRun:
         if about.has_ended and not about.needs:
             # It has everything, or names the objects that do.
             state.last = max(state.last, about.first - 1)
-        apply_piece(self.folder, state, piece, None if with_plain or not about.has_ended else _LISTED)
+        if about.has_ended and not with_plain:
+            listed = {path: span for path, span in piece.data.items() if path in _LISTED}
+            piece = attrs.evolve(piece, data=listed)
+        apply_piece(self.folder, state, piece)
         for path, crc32 in (about.plain or {}).items():
             if state.files.get(path) == about.files.get(path) and path not in state.skipped:
                 continue

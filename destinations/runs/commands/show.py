@@ -84,7 +84,7 @@ def _as_json(run: Run, now: float) -> dict[str, Any]:
         "environment": run.environment,
         "sessions": run.sessions,
         "branches": [one.session for one in run.branches()],
-        **({} if run.parent is None else {"parent": _parent(run.parent)}),
+        "parent": None if run.parent is None else _parent(run.parent),
         "receipt": run.receipt,
         **({"writers": [attrs.asdict(one) for one in _states(run, now)]} if run.writers else {}),
     }

@@ -223,6 +223,13 @@ def test_fork_of_what_is_not_there_is_refused(digits, tmp_path):
     assert write_fork(tmp_path / "elsewhere", f"{digits}@2").series("loss").value.tolist() == [4.0, 3.0]
 
 
+@pytest.mark.parametrize("options", [{"run_dir": "s3://bucket/new"}, {"run_dir": "new", "writer": "eval"}])
+def test_fork_needs_a_folder_of_its_own(options):
+    """A run in a store alone cannot be a fork, and what another process adds to a run is none."""
+    with pytest.raises(ValueError, match=r"fork_from needs a run with a folder of its own, got"):
+        RunDirectory(**options, fork_from="digits")
+
+
 def test_parent_that_is_not_there_any_more_is_said(digits, caplog):
     """The fork has its own rows and records; what is at the path of the parent must be that run."""
     run = write_fork(digits.parent / "fork", "digits@2", loss=0.5)
