@@ -16,6 +16,7 @@
 | `Slack`        | tells a Slack channel how a run ended                               |
 | `Webhook`      | posts chosen events as JSON                                         |
 | `Functions`    | calls functions of yours                                            |
+| `Health`       | serves `/healthz` and Prometheus' `/metrics` beside the run         |
 
 Subclass `LoggerDestination` for one of your own. `create_destination` makes one by name, and
 `register_destination` adds a name.
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from .artifacts import Artifacts
     from .base import LoggerDestination
     from .functions import Functions
+    from .health import Health
     from .in_memory import InMemory
     from .run_directory import RunDirectory
     from .text.console import Console
@@ -53,6 +55,7 @@ __all__ = [
     "Comet",
     "Console",
     "Functions",
+    "Health",
     "InMemory",
     "LoggerDestination",
     "MLflow",

@@ -29,6 +29,7 @@ MODULES = {
     "Comet": ".trackers.comet",
     "Console": ".text.console",
     "Functions": ".functions",
+    "Health": ".health",
     "InMemory": ".in_memory",
     "LoggerDestination": ".base",
     "MLflow": ".trackers.mlflow.destination",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .arguments import Fence, Timeouts
-    from .command_line import add_commands
+    from .command_line import add_commands, spool_gauges
     from .download import download_file
     from .drain.retry import RetryPolicy
     from .errors import RemoteConflictError, TransientStoreError, UploadError
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         parse_retry_after,
         parse_seconds,
     )
+    from .prometheus import Gauge, exposition
     from .redaction import redact, redact_arguments, redact_table, redact_text
     from .store_folder import StoreFolder
     from .stores import (
@@ -47,6 +48,7 @@ __all__ = [
     "Backlog",
     "Fence",
     "FolderHandle",
+    "Gauge",
     "LocalStore",
     "Outcome",
     "RemoteConflictError",
@@ -66,6 +68,7 @@ __all__ = [
     "download_file",
     "encodable",
     "exit_on_sigterm",
+    "exposition",
     "missing_name",
     "object_store_location",
     "one_line",
@@ -79,18 +82,20 @@ __all__ = [
     "redact_table",
     "redact_text",
     "register_store",
+    "spool_gauges",
 ]
 
 _MODULES = {
     name: module
     for module, names in {
         ".arguments": "Fence Timeouts",
-        ".command_line": "add_commands",
+        ".command_line": "add_commands spool_gauges",
         ".download": "download_file",
         ".drain.retry": "RetryPolicy",
         ".errors": "RemoteConflictError TransientStoreError UploadError",
         ".handle": "Backlog FolderHandle Outcome UploadHandle UploadState",
         ".messages": "encodable missing_name one_line one_line_json parse_retry_after parse_seconds",
+        ".prometheus": "Gauge exposition",
         ".redaction": "redact redact_arguments redact_table redact_text",
         ".stores": "LocalStore RemoteObject Store put_new",
         ".stores.object_store": "object_store_location",

@@ -36,6 +36,7 @@ from .errors import (
 from .handle import Outcome, UploadState
 from .messages import encodable, one_line, one_line_json, parse_seconds
 from .names import check_remote_name
+from .prometheus import Gauge, exposition, gauges_of_spool
 from .spool.entry import Entry, key_of, read_attempts, read_reason
 from .spool.ownership import OwnerLock, owner_of
 from .spool.spool import Spool
@@ -56,6 +57,7 @@ __all__ = [
     "main",
     "resume",
     "retry",
+    "spool_gauges",
     "status",
     "verify",
 ]
@@ -91,6 +93,9 @@ def status(path: str | Path, *, entries: int = _ENTRIES_SHOWN) -> dict[str, Any]
     failed = spool.list_failed()  # After those: what fails between the two is in the second.
     ended = {folder for folders in failed.values() for folder in folders}
     inflight = [folder for folder in inflight if folder not in ended]
+    entries_waiting = [
+        entry for folder in sorted((*inflight, *waiting)) if (entry := _entry_of(spool, folder))
+    ]
     return {
         "spool": str(spool.path),
         "store": spool.describe().get("store", {}).get("uri"),
@@ -98,6 +103,10 @@ def status(path: str | Path, *, entries: int = _ENTRIES_SHOWN) -> dict[str, Any]
         "submitted_by": owner_of(spool.queue_lock),
         "pending": len(waiting),
         "inflight": len(inflight),
+        "waiting_bytes": sum(entry.size for entry in entries_waiting),
+        "oldest_submitted_at": entries_waiting[0].submitted_at if entries_waiting else None,
+        "last_delivered_at": spool.delivered_at(),
+        "free_bytes": shutil.disk_usage(spool.path).free,
         "failed": {str(state): len(folders) for state, folders in failed.items()},
         "quarantined": spool.list_quarantined(),
         "entries": [
@@ -112,6 +121,21 @@ def status(path: str | Path, *, entries: int = _ENTRIES_SHOWN) -> dict[str, Any]
         ],
         "last_said": spool.read_status(),
     }
+
+
+def spool_gauges(path: str | Path) -> list[Gauge]:
+    """Returns how a spool is doing, for a monitor: see `exposition`.
+
+    ```python
+    queue = UploadQueue("store", spool="spool")
+    queue.submit("notes.txt", "notes.txt").result(60)
+    print(spool_gauges("spool")[0].value)  # 0
+    ```
+
+    Raises:
+        SpoolError: there is none.
+    """
+    return gauges_of_spool(status(path, entries=0))
 
 
 def resume(
@@ -326,6 +350,13 @@ def exit_code(spool: Spool) -> int:
     return EXIT_LEFT if is_left else EXIT_OK
 
 
+def _entry_of(spool: Spool, folder: str) -> Entry | None:
+    try:
+        return spool.entry_of(folder)
+    except (ManifestError, OSError):
+        return None
+
+
 def _describe(spool: Spool, folder: str) -> dict[str, Any] | None:
     """Returns a description of an entry, which may be moved meanwhile.
 
@@ -431,7 +462,11 @@ def add_commands(subparsers: Any) -> None:
         command.add_argument("spool", metavar="SPOOL", help="folder of the spool")
         command.add_argument("--json", action="store_true", help="print JSON")
         command.set_defaults(run=functools.partial(_run, run))
-        if name != "status":
+        if name == "status":
+            command.add_argument(
+                "--prometheus", action="store_true", help="print figures in Prometheus' text format"
+            )
+        else:
             command.add_argument(
                 "--store", metavar="URI", help="use this store instead of the one that the spool names"
             )
@@ -507,7 +542,10 @@ def _run(command: Callable[[argparse.Namespace], _Answer], options: argparse.Nam
 
 def _run_status(options: argparse.Namespace) -> _Answer:
     found = status(options.spool)
-    return exit_code(Spool(options.spool)), found, _as_text(found)
+    lines = _as_text(found)
+    if getattr(options, "prometheus", False):
+        lines = exposition(gauges_of_spool(found)).splitlines()
+    return exit_code(Spool(options.spool)), found, lines
 
 
 def _store_given(options: argparse.Namespace) -> Store | None:
@@ -561,6 +599,7 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
         "show what is pending and what failed, and which process uploads it",
         "SPOOL",
         "SPOOL --json",
+        "SPOOL --prometheus > /var/lib/node_exporter/uploads.prom",
     ),
     "resume": (_run_resume, "upload what is pending", "SPOOL", "SPOOL --workers 8 --timeout 10m"),
     "retry": (

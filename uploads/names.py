@@ -6,13 +6,12 @@ import re
 
 from .errors import InvalidRemoteNameError
 
-__all__ = ["CLAIM_PREFIX", "MAX_NAME_BYTES", "PARTIAL_PREFIX", "check_remote_name", "name_key"]
+__all__ = ["MAX_NAME_BYTES", "PARTIAL_PREFIX", "check_remote_name", "name_key"]
 
 MAX_NAME_BYTES = 1024  # S3's limit on a key; the strictest of the stores.
 
-# Files in the folders of stores that are not objects: what is left of them is removed.
+# Begins files in the folders of stores that are not objects: what is left of them is removed.
 PARTIAL_PREFIX = ".uploads-partial-"
-CLAIM_PREFIX = ".uploads-claim-"
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _DRIVE = re.compile(r"[A-Za-z]:")
@@ -52,8 +51,8 @@ def _problem(name: str) -> str | None:
         return "be relative, with parts separated by '/'"
     if any(part in {"", ".", ".."} for part in name.split("/")):
         return "have no empty part, '.' or '..'"
-    if name.rpartition("/")[2].startswith((PARTIAL_PREFIX, CLAIM_PREFIX)):
-        return f"not begin with {PARTIAL_PREFIX!r} or {CLAIM_PREFIX!r}, as temporary files of stores do"
+    if name.rpartition("/")[2].startswith(PARTIAL_PREFIX):
+        return f"not begin with {PARTIAL_PREFIX!r}, as temporary files of stores do"
     return None
 
 

@@ -7,7 +7,7 @@ its beginning, in the order in which it wrote them; a place is a number of rows.
 
 import errno
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,9 +15,14 @@ import attrs
 
 from uploads.disk import read_regular
 
-__all__ = ["ALL", "Keep", "Limit", "RowChain", "RowPlace", "SealedPart", "history_path"]
+from .sums import parse_line, summed_line
+
+__all__ = ["ALL", "Keep", "Kept", "Limit", "RowChain", "RowPlace", "SealedPart", "drops", "history_path"]
 
 _MAX_BYTES = 256 << 20
+# The last bytes that were parsed: they name a session or the checksum of a part, which no other file has.
+_COMPARED_BYTES = 256
+_MOST_HELD = 64
 
 
 def history_path(csv: Path) -> Path:
@@ -27,6 +32,20 @@ def history_path(csv: Path) -> Path:
 
 Limit = tuple[int, float | None]
 """A step, and a time in seconds since 1970: see `Keep`."""
+
+
+def drops(limit: Limit, step: Any, time: Any) -> Any:
+    """Returns whether a row does not count beyond a limit; of arrays, for each row.
+
+    Args:
+        limit: the limit.
+        step: of the row; NaN, or the lowest integer, if it has none.
+        time: of the row, NaN if it has none.
+    """
+    last, at = limit
+    # Not `>`: a row without a time is late.
+    is_late = True if at is None else (time <= at) ^ True
+    return (step > last) | ((step == last) & is_late)
 
 
 @attrs.frozen
@@ -61,6 +80,10 @@ class RowPlace:
     limit: Limit | None = None
 
 
+Kept = tuple[RowPlace, tuple[Limit, ...]]
+"""How many rows of a session count, and the limits of their steps."""
+
+
 @attrs.frozen
 class SealedPart:
     """A closed part: it never changes.
@@ -90,11 +113,13 @@ class RowChain:
         content: its bytes, up to the last complete line that counts.
         newest: the id of the session that began last; "" before the first.
         parts: the closed parts of each session, in the order of their rows.
+        lost: how many rows of the CSV a session found damaged, and left blank.
     """
 
     content: bytearray = attrs.field(factory=bytearray)
     newest: str = ""
     parts: dict[str, list[SealedPart]] = attrs.field(factory=dict)
+    lost: int = 0
     _follows: dict[str, RowPlace | None] = attrs.field(factory=lambda: {"": None})
     _view: dict[str, int | None] = attrs.field(factory=lambda: {"": 0})
     _marks: dict[tuple[str, int], int] = attrs.field(factory=dict)
@@ -131,14 +156,10 @@ class RowChain:
         """Takes a line; one of an unknown kind says nothing.
 
         Raises:
-            ValueError: it is no JSON.
+            ValueError: it is no JSON, or its checksum is another one.
         """
         self.content += line
-        try:
-            fields = json.loads(line)
-        except RecursionError:
-            raise ValueError("it is nested too deeply") from None
-        match fields:
+        match parse_line(line):
             case {"part": int(number), "session": str(session), "rows": int(rows), **more}:
                 places = [more.get(name) for name in ("bytes", "crc32", "csv_bytes")]
                 size, crc32, csv_bytes = (one if isinstance(one, int) else 0 for one in places)
@@ -146,6 +167,8 @@ class RowChain:
                 self.parts.setdefault(session, []).append(part)
             case {"mark": int(mark), "session": str(session), "rows": int(rows)}:
                 self._marks[session, mark] = rows
+            case {"lost": int(rows)}:
+                self.lost += rows
             case {"session": str(session), "follows": follows, "view": int() | None as view}:
                 self.newest = session
                 self._view[session] = view
@@ -156,9 +179,9 @@ class RowChain:
         """The number of bytes that count."""
         return len(self.content)
 
-    def add_format2(self, numbers: Iterable[int]) -> None:
-        """Takes the parts of a folder of format 2, which has no history: all belong, and none is counted."""
-        if parts := [SealedPart(number, "", 0, 0, 0, 0) for number in numbers]:
+    def add_format2(self, numbers: Iterable[int], rows_in: Callable[[int], int] = lambda _: 0) -> None:
+        """Takes the parts of a folder of format 2, which has no history: all belong."""
+        if parts := [SealedPart(number, "", rows_in(number), 0, 0, 0) for number in numbers]:
             self.parts[""] = parts
 
     # Lines.
@@ -171,6 +194,10 @@ class RowChain:
     def mark(self, mark: int, rows: int) -> bytes:
         """Returns the line of a checkpoint of the newest session, when it had so many rows."""
         return _line({"mark": mark, "session": self.newest, "rows": rows})
+
+    def loss(self, rows: int) -> bytes:
+        """Returns the line of rows of the CSV that the newest session found damaged."""
+        return _line({"lost": rows, "session": self.newest})
 
     def session(self, session: str, follows: RowPlace | None, view: int | None) -> bytes:
         """Returns the line of a session.
@@ -203,11 +230,10 @@ class RowChain:
         """Returns how many rows of a session are in closed parts."""
         return sum(part.rows for part in self.parts.get(session, ()))
 
-    def chain(self, end: RowPlace | None) -> list[tuple[RowPlace, tuple[Limit, ...]]]:
+    def chain(self, end: RowPlace | None, limits: tuple[Limit, ...] = ()) -> "list[Kept]":
         """Returns the sessions that lead to a place, oldest first, each with the limits of its rows."""
-        found: list[tuple[RowPlace, tuple[Limit, ...]]] = []
+        found: list[Kept] = []
         seen: set[str] = set()
-        limits: tuple[Limit, ...] = ()
         while end is not None and end.session not in seen:
             seen.add(end.session)
             limits = limits if end.limit is None else (*limits, end.limit)
@@ -222,7 +248,11 @@ class RowChain:
 
     def kept(self, end: RowPlace | None) -> Iterator[tuple[SealedPart, Keep]]:
         """Yields the closed parts up to a place, oldest first, each with which of its rows count."""
-        for place, limits in self.chain(end):
+        return self.parts_of(self.chain(end))
+
+    def parts_of(self, chain: "Iterable[Kept]") -> Iterator[tuple[SealedPart, Keep]]:
+        """Yields the closed parts of sessions, each with which of its rows count."""
+        for place, limits in chain:
             left = place.rows
             for part in self.parts.get(place.session, ()):
                 if left is not None and left <= 0:
@@ -260,4 +290,4 @@ def _place_of(follows: Any) -> RowPlace | None:
 
 
 def _line(fields: dict[str, Any]) -> bytes:
-    return json.dumps(fields).encode() + b"\n"
+    return summed_line(json.dumps(fields))

@@ -1,39 +1,57 @@
 """The sessions of a run, as `sessions.jsonl` lists them, and where each keeps what it was started with."""
 
-import contextlib
-import json
+import codecs
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from uploads.disk import read_regular
 
-__all__ = ["SESSIONS", "SESSIONS_FOLDER", "read_sessions", "session_path"]
+from .sums import parse_line
+
+__all__ = ["CHECKPOINTS", "SESSIONS", "SESSIONS_FOLDER", "read_lines", "read_sessions", "session_path"]
+
+_log = logging.getLogger("destinations")
 
 SESSIONS = "sessions.jsonl"
 """One line per session, oldest first; the last is that of the process that writes."""
 
 SESSIONS_FOLDER = "sessions"
-"""What each session was started with: its own hyperparameters and environment."""
+"""What each session was started with, its own hyperparameters and environment, and its checkpoints."""
+
+CHECKPOINTS = "checkpoints.jsonl"
+"""The document of a session that has a line for each checkpoint: how much it had logged then."""
 
 
 def read_sessions(run_dir: Path) -> list[dict[str, Any]]:
-    """Returns the lines of `sessions.jsonl`; none if there is no such file. Damaged lines are skipped.
+    """Returns the lines of `sessions.jsonl`; none without a file. Damaged ones are left out, and logged.
 
     Raises:
         OSError: the file cannot be read.
     """
+    return read_lines(run_dir)[0]
+
+
+def read_lines(folder: Path, name: str = SESSIONS) -> tuple[list[dict[str, Any]], list[bytes]]:
+    """Returns the lines of `sessions.jsonl`, or another such file, and those that are damaged."""
     try:
-        text = read_regular(run_dir / SESSIONS).decode("utf-8-sig", "replace")
+        data = read_regular(folder / name).removeprefix(codecs.BOM_UTF8)
     except (FileNotFoundError, NotADirectoryError):
-        return []
-    lines = []
-    for line in text.splitlines():
-        with contextlib.suppress(ValueError, RecursionError):
-            found = json.loads(line)
-            if isinstance(found, dict):
-                lines.append(found)
-    return lines
+        return [], []
+    lines: list[dict[str, Any]] = []
+    damaged = []
+    for line in filter(bytes.strip, data.splitlines(keepends=True)):
+        try:
+            found = parse_line(line)
+        except ValueError as error:
+            found = error
+        if isinstance(found, dict):
+            lines.append(found)
+        else:
+            damaged.append(line)
+            _log.warning("%s has a damaged line, which is left out: %s", folder / name, found)
+    return lines, damaged
 
 
 def session_path(run_dir: Path, line: Mapping[str, Any], document: str) -> Path:

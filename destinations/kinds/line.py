@@ -2,12 +2,15 @@
 
 import errno
 import math
-from pathlib import Path, PurePosixPath
+import os
+import stat
+from pathlib import Path
 from typing import Any
 
 import attrs
 
 from destinations.run_directory.layout import number_of_int, whole_number
+from uploads.disk import ABSENT
 
 __all__ = ["Line", "file_inside", "number_of", "path_inside", "whole_of"]
 
@@ -38,23 +41,25 @@ def path_inside(run_dir: Path, relative: Any) -> Path:
         ValueError: the path leads out of the folder of the run, possibly through a link, or is too long for
             the system.
     """
-    parts = PurePosixPath(str(relative))
-    if not parts.parts or parts.is_absolute() or ".." in parts.parts or "\0" in str(relative):
+    text = str(relative)
+    parts = [part for part in text.split("/") if part not in {"", "."}]
+    if not parts or text.startswith("/") or ".." in parts or "\0" in text:
         raise ValueError(f"path {relative!r} of a record is outside the folder of its run.")
-    path = run_dir / parts
+    folder = str(run_dir)
     # A link in place of the file itself is refused on open.
-    folder = path.parent
-    while folder != run_dir:
+    for part in parts[:-1]:
+        folder = f"{folder}/{part}"
         try:
-            is_link = folder.is_symlink()
+            is_link = stat.S_ISLNK(os.lstat(folder).st_mode)
+        except ABSENT:
+            break
         except OSError as error:
             if error.errno != errno.ENAMETOOLONG:
                 raise
-            raise ValueError(f"path {str(relative)[:100]!r}… of a record is too long.") from error
+            raise ValueError(f"path {text[:100]!r}… of a record is too long.") from error
         if is_link:
             raise ValueError(f"path {relative!r} of a record passes through a link.")
-        folder = folder.parent
-    return path
+    return run_dir.joinpath(*parts)
 
 
 def file_inside(run_dir: Path, relative: Any) -> Path:

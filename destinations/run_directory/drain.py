@@ -11,7 +11,7 @@ Runs in the writer thread.
 import contextlib
 import errno
 import itertools
-import math
+import logging
 import os
 import time
 import uuid
@@ -80,6 +80,8 @@ _MOST_LATE = 64
 _EMPTY_SHARE = 3
 # A row of so many values stays an array.
 _WIDE = 256
+_log = logging.getLogger("destinations")
+
 _Names = tuple[str, ...]
 _Values = tuple[float, ...]
 
@@ -341,6 +343,7 @@ class JournalDrain:
         self._begin_base()
         if self._csv.exists:
             self._write_position()
+            self._mend()
         return self._csv.exists
 
     def is_fully_drained(self) -> bool:
@@ -607,6 +610,7 @@ class JournalDrain:
         if not self._csv.exists:
             return
         self._csv.sync()
+        self._csv.write_sums()
         self._write_position()
         self._remove_drained()
         if self._csv.size >= self._part_bytes:
@@ -751,9 +755,7 @@ class JournalDrain:
         before = csv.chain.before
         if not csv.exists or before is None:
             return
-        # An infinite time: of the step itself, none was logged later.
-        limit = (resume.step + 1, None) if resume.time == math.inf else (resume.step, resume.time)
-        self._follow(attrs.evolve(before, limit=limit))
+        self._follow(attrs.evolve(before, limit=resume.limit))
 
     def _follow(self, place: RowPlace) -> None:
         """Makes this session follow a place of an earlier one, and writes the CSV anew."""
@@ -826,6 +828,7 @@ class JournalDrain:
         then()
         self._begin_base()
         self._write_position()
+        csv.write_sums()
 
     # What other programs do to the files.
 
@@ -870,6 +873,26 @@ class JournalDrain:
             self._on_change(rows_before - self.rows, lost)
 
         self._replace(shorter, place=base, then=restored)
+
+    def _mend(self) -> None:
+        """Makes the rows of damaged blocks blank, where no closed part has them; what they were is kept."""
+        csv, checks = self._csv, self._csv.checks
+        if checks is None or (damage := checks.damage()) is None:
+            return
+        lines = [] if csv.chain.size else csv.count_format2()
+        if checks.damaged:
+            self._keep_aside(csv.read(one.start, one.end - one.start) for one in checks.damaged.values())
+            mended, lost = csv.prepare_mended()
+            lines += [csv.chain.loss(lost)] if lost else []
+            self._replace(mended, *lines)
+        else:
+            lost = checks.lost
+            self._add_history(*lines, *([csv.chain.loss(lost)] if lost else []))
+            self._write_position()
+        _log.error(
+            "run folder %s: %s. Closed parts have all but %d of them; what they were is in %s/.",
+            *(self._run_dir, damage, lost, ABANDONED_FOLDER),
+        )
 
     def _keep_file_in_the_way(self) -> None:
         """Keeps a file that another program has put in the place of the CSV."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import orjson
 
+from destinations.history.sums import Block
 from uploads.disk import append_line, is_locked, read_json, read_regular
 
 if TYPE_CHECKING:
@@ -533,7 +534,8 @@ class CsvState:
     """The valid size of one version of a CSV and of its history, and where the journal continues.
 
     Bytes beyond `csv_bytes` and `history` were being written when the writer ended. In a folder of format 2,
-    which has no history, `parts` is the number of the last closed part.
+    which has no history, `parts` is the number of the last closed part. The last block of the checksums ends
+    at `summed`; `tail_rows` and `tail_crc32` are of the rows behind it.
     """
 
     header_crc32: int
@@ -542,6 +544,16 @@ class CsvState:
     offset: int
     parts: int = 0
     history: int = 0
+    summed: int = 0
+    tail_rows: int = 0
+    tail_crc32: int = 0
+
+    @property
+    def tail(self) -> Block | None:
+        """The rows behind the last block of the checksums; None where it was written without them."""
+        if not self.summed:
+            return None
+        return Block(self.summed, self.csv_bytes, self.tail_rows, self.tail_crc32)
 
     def fits(self, header: bytes, size: int) -> bool:
         """Returns whether a file with this header line and size can be this version."""
@@ -562,6 +574,11 @@ class Position:
     def state_of(self, header: bytes, size: int) -> CsvState | None:
         """Returns the state that matches a file with this header line and size, or None."""
         return next((state for state in self.states if state.fits(header, size)), None)
+
+    def tail_of(self, header: bytes, size: int) -> Block | None:
+        """Returns what follows the last block of the checksums, also in a file that was cut."""
+        state = self.state_of(header, size) or self.states[-1]
+        return state.tail if state.header_crc32 == zlib.crc32(header) else None
 
     def to_json(self) -> str:
         """Returns the content of the file."""

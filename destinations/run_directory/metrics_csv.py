@@ -5,6 +5,7 @@ Runs in the writer thread. Appended rows count only once `drain` has written a p
 
 import contextlib
 import errno
+import itertools
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,9 +16,11 @@ import attrs
 import numpy as np
 
 from destinations.history.row_chain import Keep, RowChain, SealedPart, history_path
+from destinations.history.sums import BlockSums, CheckedBlocks, read_sums, sums_path
 from uploads.disk import (
     DISK,
     Disk,
+    closing,
     end_of_last_line,
     is_open_file,
     open_temporary,
@@ -155,6 +158,11 @@ class MetricsCsv:
         # Whether there may be bytes beyond the size that this object wrote.
         self._is_torn = False
         self._fd = -1
+        self._sums = BlockSums.begin(b"")
+        # How many of its blocks their file has, and its size; None if it has to be written anew.
+        self._written: tuple[int, int] | None = None
+        self.checks: CheckedBlocks | None = None
+        """What tells damage of the file that was opened, until it is replaced."""
         # Of this file alone. The last one is found without hashing ten thousand names for each row.
         self._formatters: dict[tuple[str, ...], RowFormatter] = {}
         self._names: tuple[str, ...] | None = None
@@ -166,7 +174,7 @@ class MetricsCsv:
         Returns:
             The state of the file, or None if the position does not match it: then all complete lines count.
         """
-        numbers = part_numbers(self.folder)
+        numbers, sums = part_numbers(self.folder), read_sums(self.path)
         self.format2_parts = max(numbers, default=0) if position is None else position.states[-1].parts
         try:
             self._fd = self._disk.open(self.path, os.O_RDWR)
@@ -196,7 +204,10 @@ class MetricsCsv:
             self._disk.truncate(self._fd, end)
         self.size = end
         self._take_header(header)
-        self.rows = self.count_rows(end)
+        tail = None if position is None else position.tail_of(header, file_size)
+        self.checks = CheckedBlocks(self.path, sums, header, file_size, end, self.read, tail)
+        self._sums, self._written = BlockSums.begin(header), None
+        self.rows = sum(map(self._sums.add, self.snapshot().chunks()))
         if header.endswith(b"\r\n"):
             lines = (line.replace(b"\r\n", b"\n") for line in self._lines())
             self.accept(self._prepare(header.replace(b"\r\n", b"\n"), lines))
@@ -204,8 +215,7 @@ class MetricsCsv:
 
     def state(self, segment: int, offset: int) -> CsvState:
         """Returns the current state of the file for the position."""
-        header, history = zlib.crc32(self._header), self.chain.size
-        return CsvState(header, self.size, segment, offset, self.format2_parts, history)
+        return _state(self._sums, self.size, segment, offset, self.format2_parts, self.chain.size)
 
     def _take_history(self, limit: int | None) -> None:
         self.chain = RowChain.read(self.path, limit)
@@ -269,6 +279,8 @@ class MetricsCsv:
         """
         if not self.is_as_left():
             raise ChangedError
+        if self._written is None:
+            self._save_sums()
         data = b"".join(lines)
         if self._is_torn:
             self._disk.truncate(self._fd, self.size)
@@ -276,7 +288,7 @@ class MetricsCsv:
         self._disk.write(self._fd, data, self.size)
         self._is_torn = False
         self.size += len(data)
-        self.rows += data.count(b"\n")
+        self.rows += self._sums.add(data)
 
     def is_as_left(self) -> bool:
         """Returns whether the open file has the size that this object left it with."""
@@ -287,6 +299,7 @@ class MetricsCsv:
         """Drops rows that were appended last: what is beyond the size is overwritten."""
         self._is_torn = self._is_torn or size < self.size
         self.size, self.rows = size, rows
+        self._sums.rewind(size, self.read)
 
     def has_rows(self, limit: int, rows: int) -> bool:
         """Reads the file up to a limit, and returns whether it has the header and so many ends of rows.
@@ -353,7 +366,35 @@ class MetricsCsv:
 
     def snapshot(self) -> CsvSnapshot:
         """Returns the rows of the file, which stays open as long as this object does not replace it."""
-        return CsvSnapshot(self._fd, self._header, self.size)
+        return CsvSnapshot(self._fd, self._header, self.size, checks=self.checks)
+
+    # Checksums.
+
+    def write_sums(self, *, is_last: bool = False) -> None:
+        """Adds complete blocks to the file of the checksums; at the end, the rows behind them too."""
+        if is_last:
+            self._sums.close_block()
+        written, size = self._written or (0, 0)
+        if self._written is not None and written >= len(self._sums.blocks):
+            return
+        path = sums_path(self.path)
+        if self._written is None or written > len(self._sums.blocks) or not _has_size(path, size):
+            self._save_sums()
+            return
+        lines = self._sums.lines(written)
+        fd = self._disk.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        with closing(fd):
+            self._disk.write(fd, lines, size)
+        self._written = len(self._sums.blocks), size + len(lines)
+
+    def _save_sums(self, *following: BlockSums) -> None:
+        """Replaces the file of the checksums: by those of this file, and of the one that will follow it."""
+        content = b"".join(one.content() for one in (self._sums, *following))
+        # Where only this name is lost in a power loss, what it replaces says the same of this file.
+        with replacement(sums_path(self.path), durable=bool(following), disk=self._disk) as fd:
+            self._disk.write(fd, content, 0)
+            self._disk.sync(fd)
+        self._written = None if following else (len(self._sums.blocks), len(content))
 
     # Sessions.
 
@@ -415,8 +456,8 @@ class MetricsCsv:
         lines = []
         for part in self.parts():
             with contextlib.closing(part.open()) as file:
-                rows, size = file.packed.count, part.identity[2] if part.identity else 0
-                lines.append(self.chain.part(SealedPart(part.number, "", rows, size, 0, file.end)))
+                rows = file.packed.count
+                lines.append(self.chain.part(SealedPart(part.number, "", rows, part.size, 0, file.end)))
         return lines
 
     def lines_of(self, kept: Iterable[tuple[SealedPart, Keep]], columns: Sequence[str]) -> Iterator[bytes]:
@@ -447,6 +488,28 @@ class MetricsCsv:
             self._header, self.lines_of(self.chain.kept(self.chain.before), list(self.columns))
         )
 
+    def prepare_mended(self) -> "tuple[Replacement, int]":
+        """Writes the file again with blank rows for damaged ones, and returns how many these are.
+
+        What it has of earlier sessions comes from their closed parts, if these are whole.
+        """
+        columns = list(self.columns)
+        lost = 0
+
+        def sound(chunks: Iterable[bytes]) -> Iterator[bytes]:
+            nonlocal lost
+            for chunk in chunks:
+                lost += sum(not line.strip(b" ,\n") for line in chunk.splitlines())
+                yield chunk.replace(b" ", b"")
+
+        view = self.chain.view or 0
+        with contextlib.suppress(OSError):
+            earlier = b"".join(self.lines_of(self.chain.kept(self.chain.before), columns)) if view else b""
+            if earlier.count(b"\n") == view:
+                own = sound(self.snapshot().chunks(self.own_start()))
+                return self._prepare(self._header, itertools.chain([earlier], own)), lost
+        return self._prepare(self._header, sound(self.snapshot().chunks())), lost
+
     def prepare_history(
         self, columns: Iterable[str], kept: Sequence[tuple[SealedPart, Keep]], *, with_own: bool
     ) -> "Replacement":
@@ -472,7 +535,7 @@ class MetricsCsv:
     @property
     def part_bytes(self) -> int:
         """The size of all closed parts that are there."""
-        return sum(part.identity[2] for part in self.parts() if part.identity)
+        return sum(part.size for part in self.parts())
 
     def parts(self) -> list[Part]:
         """Returns the closed parts before this file that are there."""
@@ -550,11 +613,18 @@ class MetricsCsv:
         Raises:
             OSError: it could not be renamed, and is gone.
         """
+        try:
+            if self._header or os.path.lexists(sums_path(self.path)):
+                self._save_sums(replacement.sums)
+        except BaseException:
+            replacement.discard()
+            raise
         fd = replacement.take()
         self.close()
         self._fd, self.size, self.rows, self._is_torn = fd, replacement.size, replacement.rows, False
         self._is_named = False
         self._take_header(replacement.header)
+        self._sums, self._written, self.checks = replacement.sums, None, None
 
 
 class Replacement:
@@ -564,6 +634,7 @@ class Replacement:
         self._path = path
         self._disk = disk
         self.header = header
+        self.sums = BlockSums.begin(header)
         self._fd, self._name = open_temporary(path, disk)
         self.size = 0
         self.rows = 0
@@ -571,7 +642,7 @@ class Replacement:
             self._write(header)
             for chunk in body:
                 self._write(chunk)
-                self.rows += chunk.count(b"\n")
+                self.rows += self.sums.add(chunk)
             disk.sync(self._fd)
         except BaseException:
             self.discard()
@@ -579,7 +650,7 @@ class Replacement:
 
     def state(self, segment: int, offset: int, history: int, format2_parts: int = 0) -> CsvState:
         """Returns the state of the new version for the position."""
-        return CsvState(zlib.crc32(self.header), self.size, segment, offset, format2_parts, history)
+        return _state(self.sums, self.size, segment, offset, format2_parts, history)
 
     def take(self) -> int:
         """Renames the file into place, and returns its descriptor; removes it where that fails."""
@@ -601,6 +672,18 @@ class Replacement:
     def _write(self, chunk: bytes) -> None:
         self._disk.write(self._fd, chunk, self.size)
         self.size += len(chunk)
+
+
+def _state(sums: BlockSums, size: int, segment: int, offset: int, parts: int, history: int) -> CsvState:
+    tail = sums.tail
+    return CsvState(sums.header, size, segment, offset, parts, history, tail.start, tail.rows, tail.crc32)
+
+
+def _has_size(path: Path, size: int) -> bool:
+    try:
+        return path.stat().st_size == size
+    except OSError:
+        return False
 
 
 def _rearranged(chunk: bytes, own: Sequence[str], wanted: Sequence[str]) -> bytes:

@@ -9,6 +9,7 @@ of 144. So there are some fifty at most, and each byte is sent a few times, in a
 """
 
 import contextlib
+import functools
 import logging
 import os
 import re
@@ -30,13 +31,9 @@ from uploads.disk import end_of_last_line, open_regular, replace_json
 from .claim import Claim
 from .folder import RunPathError
 from .layout import (
-    ABANDONED_FOLDER,
     HEARTBEAT,
-    OWN_COLUMNS,
     PARTS_OF_A_SESSION,
     TIME_FOLDER,
-    format_cells,
-    header_line,
     metrics_name,
     part_numbers,
     parts_path,
@@ -130,14 +127,8 @@ class Mirror:
         # Names of pieces of this folder that no piece needs, deleted when the next ones are.
         self._unneeded = claim.earlier_pieces()
         self._new: deque[str] = deque()
-        self._objects: list[str] = []
-        stem = self._csv.removesuffix(".csv")
-        # Files of abandoned branches that are there.
-        self._branches = {path for path in claim.there if path.startswith(f"{ABANDONED_FOLDER}/{stem}.step")}
-        # What the session that has taken over says of itself.
+        # What the session that has taken over says of itself: this one is a branch then.
         self._successor: dict[str, Any] | None = None
-        self._branch_rows = 0
-        self._branch_at = clock()
         self._signs = 0
         self._sign: UploadHandle | None = None
         self._sent_at = clock()
@@ -161,35 +152,29 @@ class Mirror:
 
     # In the writer thread.
 
-    def tick(self, status: str) -> None:
-        """Sends what is new, if it is time and nothing waits; what goes wrong is reported once.
-
-        Args:
-            status: of the run.
-        """
+    def tick(self) -> None:
+        """Sends what is new, if it is time and nothing waits; what goes wrong is reported once."""
         if self._clock() >= self._due_at:
             self._due_at = max(self._due_at + self._seconds, self._clock() + self._seconds / 2)
-            self._safely(lambda: self._send(status))
+            self._safely(self._send)
         if self._clock() - self._sent_at >= self._claim.sign_seconds * _SIGN_IS_DUE:
             self._safely(self._send_sign)
 
-    def finish(self, status: str, seconds: float) -> None:
+    def finish(self, seconds: float) -> None:
         """Puts all files there as they are in the folder, then closes the queue.
 
         Args:
-            status: of the run.
             seconds: the timeout. What is left stays in the spool, and the log says how it is finished.
         """
         deadline = time.monotonic() + seconds
         try:
             self._note_settled()
             if self._successor is None:
-                self._safely(lambda: self._end(status))
+                self._safely(self._end)
                 self._queue.drain(max(0.0, deadline - time.monotonic()))
                 self._note_settled()
             if self._successor is not None:
-                self._branch_at = self._clock()
-                self._safely(self._send_branch)
+                self._safely(self._send_new)
         finally:
             self._queue.close(max(0.0, deadline - time.monotonic()))
 
@@ -208,15 +193,16 @@ class Mirror:
                     redact_text(str(error)),
                 )
 
-    def _send(self, status: str) -> None:
+    def _send(self) -> None:
         self._note_settled()
-        if self._successor is not None:
-            self._send_branch()
-        elif not self._waiting:
-            self._send_objects()
-            with _Opened() as opened:
-                self._send_piece(status, opened, self._send_parts())
+        if not self._waiting:
+            self._send_new()
             self._has_failed = False
+
+    def _send_new(self) -> None:
+        self._send_objects()
+        with _Opened() as opened:
+            self._send_piece(opened, self._send_parts())
 
     def _note_settled(self) -> None:
         """Forgets what was sent; finds out whether another session took over, and what will never arrive."""
@@ -231,13 +217,15 @@ class Mirror:
         if self._sign is not None:
             ended.append(self._sign)
         if self._successor is None and any(_is_forbidden(one) for one in ended):
-            self._successor = {}
+            self._successor, self._is_whole_due = {}, True
+            # The fence keeps its pieces: there shall be few.
+            self._seconds = max(self._seconds, _BRANCH_SECONDS)
             with contextlib.suppress(RunPathError):
                 self._successor = self._claim.about_successor()
             _log.error(
                 "the run in %s was continued by process %s on %s, since this machine seemed to be gone. What "
-                "is logged here from then on is kept in this folder, and there as an abandoned branch. Files "
-                "that are uploaded go to %s there.",
+                "is logged here from then on is a branch: it is kept in this folder and, with the files that "
+                "are uploaded, in %s there.",
                 redact_text(self._claim.uri),
                 self._successor.get("pid", "?"),
                 self._successor.get("host", "?"),
@@ -270,16 +258,11 @@ class Mirror:
     def _send_objects(self) -> None:
         if not self._interval:
             self._add_existing()
-        start = f"{ABANDONED_FOLDER}/{self._csv.removesuffix('.csv')}.step"
-        branches = {path for path in _files_below(self._folder, ABANDONED_FOLDER) if path.startswith(start)}
-        self._new += sorted(branches - self._branches)
-        self._branches |= branches
         while self._new:
             with contextlib.suppress(FileNotFoundError):
                 if self._submit(self._new[0]).state is UploadState.REFUSED:
                     # No room in the spool: at the next interval.
                     break
-                self._objects.append(self._new[0])
             self._new.popleft()
 
     def _send_parts(self) -> "list[UploadHandle]":
@@ -299,14 +282,17 @@ class Mirror:
         return handles
 
     def _submit(self, path: str) -> "UploadHandle":
-        """Submits a file of the folder under its path."""
-        return self._queue.submit(  # type: ignore[return-value]  # it is no folder
-            self._folder / path, path, overwrite=True, link=True
-        )
+        """Submits a file of the folder under its path, without a copy if the spool is on the same disk."""
+        submit = functools.partial(self._queue.submit, self._folder / path, path, overwrite=True)
+        try:
+            return submit(link=True)  # type: ignore[return-value]  # it is no folder
+        except ValueError:
+            # The spool is on another disk.
+            return submit()  # type: ignore[return-value]  # as above
 
     # Pieces.
 
-    def _send_piece(self, status: str, opened: "_Opened", parts: "list[UploadHandle]") -> None:
+    def _send_piece(self, opened: "_Opened", parts: "list[UploadHandle]") -> None:
         """Sends the piece of this interval, and a larger one where it completes a group."""
         states = self._states()
         for size in _group_sizes(self._interval):
@@ -323,16 +309,15 @@ class Mirror:
         self._waiting = [*parts]
         covered: list[tuple[int, int]] = []
         for first, start in begins:
-            piece = self._piece(status, first, now)
+            piece = self._piece(first, now)
             self._waiting.append(self._put(piece, opened.changes(start, now), parts))
             covered = [one for one in self._pieces if one[0] >= first]
             self._pieces = [one for one in self._pieces if one[0] < first] + [(first, self._interval)]
         if group or self._is_whole_due:
             self._delete([self._claim.name_of(piece_name(*one)) for one in covered], self._waiting[-1])
-        self._objects = []
         self._is_whole_due = False
 
-    def _piece(self, status: str, first: int, files: dict[str, FileState]) -> Piece:
+    def _piece(self, first: int, files: dict[str, FileState]) -> Piece:
         return Piece(
             session=self._claim.session,
             first=first,
@@ -340,10 +325,10 @@ class Mirror:
             needs=tuple(piece_name(*one) for one in self._pieces if one[1] < first),
             files=files,
             parts=tuple(self._parts.values()),
-            objects=tuple(self._objects),
-            status=status,
             written_at=time.time(),
             seconds=self._seconds,
+            follows=self._claim.follows,
+            run=self._claim.run,
         )
 
     def _put(
@@ -358,6 +343,8 @@ class Mirror:
                 overwrite=True,
                 move=True,
                 after=list(after),
+                # By the fence this session finds out that it was taken over from; the name is its own.
+                unless=None if self._successor is None else "",
             )
             self._sent_at = self._clock()
         finally:
@@ -367,7 +354,7 @@ class Mirror:
     def _delete(self, names: list[str], after: "UploadHandle") -> None:
         """Deletes what the last call was given: a reader may still be at what this one is."""
         unneeded, self._unneeded = self._unneeded, names
-        if unneeded:
+        if unneeded and self._successor is None:
             first, *others = unneeded
             self._queue.delete(first, after=[after], then=others, may_have_pointer=False)
 
@@ -383,7 +370,8 @@ class Mirror:
             opened: takes the files.
             with_all: whether large documents count that were sent a short while ago.
         """
-        there = list(self._paths())
+        # A CSV before its checksums, so that a reader never has sums of rows that it lacks.
+        there = sorted(self._paths())
         for path in self._sent.keys() - set(there):
             del self._sent[path]
         for path in there:
@@ -423,7 +411,7 @@ class Mirror:
 
     # The end.
 
-    def _end(self, status: str) -> None:
+    def _end(self) -> None:
         """Puts every file there under its own path, then a piece that says so; then no other is needed."""
         self._send_objects()
         handles = self._send_parts()
@@ -442,7 +430,7 @@ class Mirror:
             ]
             earlier, self._pieces = self._pieces, []
             plain = {path: crc32 for path, (_, crc32) in zip(now, copies, strict=True)}
-            piece = attrs.evolve(self._piece(status, self._interval, now), plain=plain)
+            piece = attrs.evolve(self._piece(self._interval, now), plain=plain)
             last = self._put(piece, documents, handles)
         self._waiting = [*self._waiting, last]
         self._unneeded += [self._claim.name_of(piece_name(*one)) for one in earlier]
@@ -459,38 +447,6 @@ class Mirror:
                 at += len(chunk)
         handle = self._queue.submit(copy, path, overwrite=True, move=True)
         return handle, crc32  # type: ignore[return-value]  # it is no folder
-
-    # A session that another one has taken over from.
-
-    def _send_branch(self) -> None:
-        """Puts the rows that the successor has not, as a file in `abandoned/` of a name of its own."""
-        from .reader import metric_columns, take_snapshot
-
-        if self._clock() < self._branch_at:
-            return
-        self._branch_at = self._clock() + _BRANCH_SECONDS
-        # The last row that the successor has, which is one of this folder; none where it has no row.
-        until = ((self._successor or {}).get("follows") or {}).get("rows_until")
-        rows = []
-        with take_snapshot(self._folder, self._rank) as snapshot:
-            columns = metric_columns(snapshot)
-            for row in snapshot.rows():
-                rows.append(row)
-                if until is not None and row.time == until:
-                    rows.clear()
-        if len(rows) <= self._branch_rows:
-            return
-        name = f"{self._csv.removesuffix('.csv')}.step{rows[0].step or 0}.{self._claim.session:08x}.csv"
-        path = self._folder / f".branch.{self._rank}.tmp"
-        with path.open("wb") as file:
-            file.write(header_line((*OWN_COLUMNS, *columns)))
-            for row in rows:
-                cells = (row.step, row.epoch, row.time, *map(row.metrics.get, columns))
-                texts = ("" if cell is None else format_cells([cell]) for cell in cells)
-                file.write((",".join(texts) + "\n").encode())
-        # A name of this session alone: the fence is for the others.
-        self._queue.submit(path, f"{ABANDONED_FOLDER}/{name}", overwrite=True, move=True, unless="")
-        self._branch_rows = len(rows)
 
 
 class _Opened(contextlib.ExitStack):

@@ -17,7 +17,8 @@ from events import RecordError, State
 from uploads import UploadError
 
 from .documents import Documents
-from .folder import HeldFolder
+from .folder import HeldFolder, holds_run
+from .forking import fork_place
 from .layout import ARTIFACTS_FOLDER
 from .media_writer import FileKeeping, MediaWriter, artifact_path
 from .opening import EarlyRecords, TakenPlace, not_writable, note_session
@@ -165,6 +166,9 @@ class OpenRun:
         folder, claim = HeldFolder(self.run_dir), taken.claim
         store, mirror = (None, None) if claim is None else self._send(claim, folder, options, undo)
         if self._state.rank == 0:
+            fork = None
+            if options.fork_from is not None and not holds_run(self.run_dir, 0):
+                fork = fork_place(options.fork_from, self.run_dir, loads=bool(self._state.continues_run))
             self.documents = documents = Documents(
                 folder.path,
                 options.run_id or uuid.uuid4().hex[:12],
@@ -172,6 +176,7 @@ class OpenRun:
                 options.notes,
                 options.clock(),
                 "" if options.is_trainer else self.run_dir.name,
+                fork=fork,
             )
             session = documents.sessions.current["session"]
             note_session(session)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from destinations.history.aggregate import Aggregate
-from destinations.history.row_chain import Keep
+from destinations.history.row_chain import Keep, drops
 
 from .layout import PLAIN, format_cell_rows, header_line, parse_header
 
@@ -408,10 +408,8 @@ class ParquetRows:
             # Those of a damaged group are left out in any case.
             for step, time in self.arrays([own["step"], own["time"]], first, min(last, self.count), last):
                 steps, times = (np.where(there, values, np.nan) for values, there in (step, time))
-                for limit, at in keep.limits:
-                    is_late = np.full(len(steps), fill_value=True) if at is None else ~(times <= at)
-                    drops = (steps > limit) | ((steps == limit) & is_late)
-                    kept[first : first + len(steps)] &= ~drops
+                for limit in keep.limits:
+                    kept[first : first + len(steps)] &= ~drops(limit, steps, times)
         if not kept.all():
             self._places = np.flatnonzero(kept)
             self.count = len(self._places)
@@ -444,21 +442,9 @@ class ParquetRows:
         times = self.index(())[1][OF_ROWS.index("first_time")]
         return float(times[0]) if len(times) else float("nan")
 
-    def row_after(self, last: tuple[bytes, bytes] | None) -> int | None:
-        """Returns the number of the row after the one with this step and time, as texts.
-
-        Returns:
-            None if there is no such row, or more than one.
-        """
-        if last is None or not {"step", "time"} <= {*self._columns}:
-            return None
-        places = [self._columns.index("step"), self._columns.index("time")]
-        found, before = [], 0
-        for (steps, has_step), (times, _) in self.arrays(places):
-            is_step = steps == float(last[0]) if last[0] else ~has_step
-            found += (before + np.flatnonzero(is_step & (times == float(last[1] or "nan")))).tolist()
-            before += len(steps)
-        return found[0] + 1 if len(found) == 1 and not self.lost else None
+    def place_of(self, row: int) -> int:
+        """Returns how many of the rows before one of the file count, see `keep`."""
+        return row if self._places is None else int(np.searchsorted(self._places, row))
 
     def arrays(
         self,

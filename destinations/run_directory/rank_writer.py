@@ -114,6 +114,7 @@ class RunOptions:
         flush_seconds: the interval at which rows are drained to the CSV.
         mirror_seconds: the interval at which what is new goes to a store.
         journal: whether the journal is mapped.
+        fork_from: the run that a new run continues, and where; see `forking.fork_place`.
         keeping: what is done with the files of a user.
         clock: the time of rows, in seconds since 1970.
         part_bytes: the size at which the CSV is closed as a part.
@@ -128,6 +129,7 @@ class RunOptions:
     flush_seconds: float = 1.0
     mirror_seconds: float = 10.0
     journal: JournalKind = "auto"
+    fork_from: str | None = None
     keeping: FileKeeping = "copy"
     clock: Callable[[], float] = time.time
     part_bytes: int = PART_BYTES
@@ -433,7 +435,7 @@ class RankWriter:
             if not self.journal.counts.pending:
                 self._failures.recover(failures)
             if self._mirror is not None and not is_last:
-                self._mirror.tick(self._papers.status)
+                self._mirror.tick()
 
     def _drain_journal(self, is_last: bool) -> None:
         if self._run_folder.hold(self._lock, self._rank):
@@ -543,7 +545,7 @@ class RankWriter:
             self.journal.close()
             self._remove_journal()
             if self._mirror is not None:
-                self._mirror.finish(self._papers.status, max(0.0, self._deadline - time.monotonic()))
+                self._mirror.finish(max(0.0, self._deadline - time.monotonic()))
         finally:
             self._papers.free_reserve()
             self._csv.close()
@@ -554,6 +556,8 @@ class RankWriter:
             segment.close()
         is_clean = self._is_open and self._is_well and not self.journal.counts.pending
         if is_clean and self._drain.is_fully_drained():
+            if self._csv.exists:
+                self._csv.write_sums(is_last=True)
             remove_journal(self._folder)
 
     # Errors.

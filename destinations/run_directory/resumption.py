@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import attrs
 
+from destinations.history.chain import Follows
 from events import State
 
 from .documents import Documents
@@ -31,10 +32,9 @@ from .reader import (
     CsvSnapshot,
     MetricRow,
     ParquetSnapshot,
+    keeps,
     last_rows,
-    merge_journal,
     parse_rows,
-    retried,
     take_snapshot,
 )
 
@@ -174,7 +174,7 @@ class Resumption:
             self._looks_left = 0 if self.has_begun else self._looks_left
             return
         self._looks_left -= 1
-        earlier = retried(lambda: rows_of_step(self._run_dir, self._rank, step))
+        earlier = rows_of_step(self._run_dir, self._rank, step)
         known = {name for one in earlier if (one.time or 0) < self._began_at for name in one.metrics}
         if again := known & set(map(column_of, row)):
             self._looks_left = 0
@@ -224,7 +224,7 @@ class Resumption:
         if self._earlier is None:
             found: list[MetricRow] = []
             with contextlib.suppress(OSError):
-                found = retried(lambda: rows_of_step(self._run_dir, self._rank, step))
+                found = rows_of_step(self._run_dir, self._rank, step)
             self._earlier = [row for row in found if row.time is None or row.time < self._began_at]
         return self._earlier
 
@@ -348,8 +348,9 @@ class Continuation:
             place |= {"session": self._writer.session, "mark": self._writer.journal.mark_boundary()}
         if self._media is not None:
             place["records"] = self._media.note_checkpoint()
-        if self._documents is not None:
-            self._documents.note_checkpoint()
+        if self._documents is not None and self._writer is not None and self._state is not None:
+            documents, line = self._documents, {"step": int(self._state.timestamp.batch), **place}
+            self._writer.write_now(lambda: documents.note_checkpoint(line))
         return place
 
     def end(self) -> None:
@@ -377,10 +378,16 @@ class Continuation:
         )
 
     def _continue_from(self, step: int) -> None:
-        documents = self._documents
-        if documents is not None and self._writer is not None:
-            documents.continue_from(step, self._checkpoint.session, self._checkpoint.records)
-            self._writer.write_now(lambda: documents.write_history(durable=False))
+        documents, saved = self._documents, self._checkpoint
+        if documents is None or self._writer is None or saved.session == "":
+            return
+        follows = None
+        if saved.session is not None:
+            follows = Follows(saved.session, saved.records, step, mark=saved.mark, time=saved.time)
+        if documents.continue_from(step, follows):
+            # None of the rows here.
+            self._checkpoint = attrs.evolve(saved, session="", mark=0)
+        self._writer.write_now(lambda: documents.write_history(durable=False))
 
     def _forget_if_done(self) -> None:
         if self._resumption is not None and self._resumption.is_done:
@@ -396,8 +403,9 @@ def rows_of_step(run_dir: Path, rank: int, step: int) -> list[MetricRow]:
                 may = (index.of_rows("min_step") <= step) & (step <= index.of_rows("max_step"))
                 found += itertools.chain.from_iterable(file.rows(*span) for span in index.spans(may))
             else:
-                found += _lines_of(file, step) if file.is_own else file.rows()
-        found = [*snapshot.without_abandoned(found), *merge_journal([], snapshot.records)]
+                rows = _lines_of(file, step) if file.is_own else file.rows()
+                found += (row for row in rows if keeps(file.limits, row))
+        found += snapshot.journal_rows()
     return [row for row in found if row.step == step]
 
 

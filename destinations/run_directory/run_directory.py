@@ -98,6 +98,9 @@ class RunDirectory(RecordDestination):
             `run_id` of that run, `state.continues_run`, which trainers set that load a checkpoint, as does
             `Run.fit_start(batch=...)`, and a scheduler's word that it restarts the job, for a run that did
             not complete.
+        fork_from: the run that a new run continues, and where: a path or the name of a folder beside the
+            new one, then "@" and the step or name of a checkpoint, as in "digits@ba120". Default: the
+            checkpoint that is loaded, or its end. A run that is continued has its parent already.
         writer: the name of another process that adds to the run; letters, digits, ".", "_" and "-". It has
             files, tags, status and heartbeat of its own, and is continued with `if_exists="auto"` also where
             it was completed. Default: the trainer, whose status is that of the run.
@@ -138,6 +141,7 @@ class RunDirectory(RecordDestination):
         notes: str = "",
         flush_seconds: float = 1.0,
         if_exists: IfExists = "auto",
+        fork_from: str | os.PathLike[str] | None = None,
         writer: str | None = None,
         all_ranks: bool = False,
         keep_files: FileKeeping = "auto",
@@ -165,6 +169,7 @@ class RunDirectory(RecordDestination):
             flush_seconds=flush_seconds,
             mirror_seconds=mirror_seconds,
             journal=journal,
+            fork_from=None if fork_from is None else os.fspath(fork_from),
             clock=clock,
         )
         self._more_tags: tuple[str, ...] = ()

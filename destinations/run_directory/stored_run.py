@@ -9,19 +9,22 @@ import contextlib
 import json
 import logging
 import re
+import shutil
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import attrs
 
+from destinations.kinds import record_folders
 from events import redact_text
 from uploads import RemoteObject, Store, UploadError, download_file
 from uploads.disk import closing, crc32_of, mark_unreadable, open_regular
 
-from .layout import strict_json
+from .layout import WRITERS_FOLDER, metrics_name, parts_path, strict_json
 from .pieces import (
     FolderState,
     OpenPiece,
@@ -93,12 +96,22 @@ class StoredSession:
         pieces: first and last interval of each piece, in order.
         is_claimed: whether it has its `session.json`.
         is_over: whether it has its `successor.json`.
+        moved: the names of files that it sent when it had a successor, each the quoted path of one.
+        versions: those of the pieces, by name.
     """
 
     number: int
     pieces: list[tuple[int, int]] = attrs.field(factory=list)
     is_claimed: bool = False
     is_over: bool = False
+    moved: set[str] = attrs.field(factory=set)
+    versions: dict[str, str | None] = attrs.field(factory=dict)
+
+    @property
+    def newest_piece(self) -> str:
+        """The name of the newest piece: of those that end last, the one that covers least."""
+        last = self.last
+        return piece_name(max(first for first, end in self.pieces if end == last), last)
 
     @property
     def last(self) -> int:
@@ -162,6 +175,9 @@ class StoredRun:
                 session = self.sessions.setdefault(int(found[2]), StoredSession(int(found[2])))
                 if numbers := numbers_of(found[3]):
                     session.pieces.append(numbers)
+                    session.versions[found[3]] = one.version
+                elif not found[3].endswith(".json"):
+                    session.moved.add(found[3])
                 session.is_claimed |= found[3] == SESSION_FILE
                 session.is_over |= found[3] == SUCCESSOR_FILE
         return plain
@@ -178,6 +194,23 @@ class StoredRun:
             (self.sessions[one] for one in sorted(self.sessions, reverse=True) if self.sessions[one].pieces),
             None,
         )
+
+    def branches(self) -> "list[StoredRun]":
+        """Returns the sessions that went on when another machine had continued the run, each as a run.
+
+        Their folders are below that of the run, under the same names as in the store. Call `fetch` before.
+        """
+        found: list[StoredRun] = []
+        if (newest := self.newest) is None:
+            return found
+        for number, session in self.sessions.items():
+            is_left = session.is_over and number < newest.session
+            if is_left and session.last > newest.follows.get(str(number), 0):
+                folder = self.folder / session_folder(self.stream, number)
+                branch = StoredRun(self._store, self.prefix, folder, self.stream)
+                branch.sessions = {number: session}
+                found.append(branch)
+        return found
 
     @property
     def place(self) -> str:
@@ -201,7 +234,7 @@ class StoredRun:
         session = self.read_session
         if session is None:
             return None
-        with contextlib.suppress(PieceError), self._piece(session.number, _newest_of(session)) as piece:
+        with contextlib.suppress(PieceError), self._piece(session.number, session.newest_piece) as piece:
             return None if piece is None else piece.about
         return None
 
@@ -247,7 +280,7 @@ class StoredRun:
                     FolderState(session.number).save(self.folder, self.stream)
                     if not isinstance(error, _LostBytesError):
                         _log.warning("%s: the newest piece is left out: %s", redact_text(self.place), error)
-                        late[self.name_of(session.number, _newest_of(session))] = str(error)
+                        late[self.name_of(session.number, session.newest_piece)] = str(error)
                         session.pieces = [one for one in session.pieces if one[1] < session.last]
                 failure = error
             else:
@@ -268,6 +301,7 @@ class StoredRun:
         with self._piece(state.session, name) as piece:
             if piece is None:
                 return None
+            state.version = ""
             self._apply(state, piece, with_plain=True)
             self.newest = piece.about
             return piece.about
@@ -275,14 +309,18 @@ class StoredRun:
     def _fetch(self, session: StoredSession, *, with_plain: bool) -> Piece:
         state = FolderState.read(self.folder, self.stream)
         before, known = dict(state.files), state.session
-        if state.session != session.number or state.lost:
-            # What was lost may have been put again.
-            state = FolderState(session.number)
-        state.lost |= self._lost or {}
-        with self._piece(session.number, _newest_of(session)) as piece:
+        with self._piece(session.number, session.newest_piece) as piece:
             if piece is None:
                 raise _GoneError
             about = piece.about
+            if state.session and state.run != about.run:
+                self._forget(before)
+                before.clear()
+            if (state.session, state.run) != (session.number, about.run) or state.lost:
+                # What was lost may have been put again.
+                state = FolderState(session.number, run=about.run)
+            state.lost |= self._lost or {}
+            state.version = session.versions.get(about.name)
             for name in about.needs:
                 _, end = numbers_of(name) or (0, 0)
                 if end <= state.last:
@@ -299,10 +337,23 @@ class StoredRun:
                     # Who is interrupted goes on from here.
                     state.save(self.folder, self.stream)
             self._apply(state, piece, with_plain=with_plain)
-        for path in before.keys() - about.files.keys():
+        self._remove(before.keys() - about.files.keys())
+        return about
+
+    def _remove(self, paths: Iterable[str]) -> None:
+        for path in paths:
             with contextlib.suppress(PieceError):
                 place_inside(self.folder, path).unlink(missing_ok=True)
-        return about
+
+    def _forget(self, files: Iterable[str]) -> None:
+        """Removes these files, parts and media: they are of another run, which was deleted and begun anew."""
+        self._remove(files)
+        _, _, rank = self.stream.partition("rank")
+        names = [parts_path(Path(metrics_name(int(rank))))]
+        if self.stream == stream_of(0):
+            names += [Path(name) for name in (*record_folders(), LIVE_FOLDER, WRITERS_FOLDER)]
+        for name in names:
+            shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def _apply_earlier(self, session: int, name: str, state: FolderState) -> None:
         try:
@@ -355,7 +406,10 @@ class StoredRun:
         """Downloads an object that is a plain file of the run to its place in the folder."""
         target = place_inside(self.folder, path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        download_file(self.prefix + path, target, store=self._store, overwrite=True, progress_bar=False)
+        name, session = path, self.read_session
+        if session is not None and quote(path, safe="") in session.moved:
+            name = self.name_of(session.number, quote(path, safe=""))
+        download_file(self.prefix + name, target, store=self._store, overwrite=True, progress_bar=False)
 
     @contextlib.contextmanager
     def _piece(self, session: int, name: str) -> Iterator[OpenPiece | None]:
@@ -380,9 +434,3 @@ class StoredRun:
             if len(data) > most:
                 raise ValueError(f"{name} is too large")
         return data
-
-
-def _newest_of(session: StoredSession) -> str:
-    """Returns the name of the newest piece: of those that end last, the one that covers least."""
-    last = session.last
-    return piece_name(max(first for first, end in session.pieces if end == last), last)

@@ -7,7 +7,6 @@ temporary name and renamed when it is complete.
 import contextlib
 import csv
 import io
-import itertools
 import json
 import logging
 import math
@@ -29,7 +28,8 @@ from destinations.run_directory.layout import (
 
 from .files import clean_text, number_of, written_beside
 from .record import FIELDS, flat_record
-from .run import Run
+from .run import Branch, Run
+from .streams import Stream
 
 if TYPE_CHECKING:
     from destinations.run_directory.blocks import Block
@@ -199,10 +199,10 @@ def export_rows(
         FileExistsError: the file exists, and `overwrite` is False.
         OSError: a file of the run cannot be read.
     """
-    if type(run) is not Run:
+    if type(run) not in {Run, Branch}:
         raise ValueError(f"run {run.run_id} is of a dataset, which has no rows. Use export_metrics.")
     target = _Target.of(destination, format, overwrite=overwrite)
-    names, rows = _rows_of(run.path, rank, in_blocks=target.format == "parquet")
+    names, rows = _rows_of(Stream(run.path, end=run.end), rank, in_blocks=target.format == "parquet")
     if target.format == "parquet":
         with target.binary() as opened:
             return _write_parquet_blocks(rows, names, opened)
@@ -217,22 +217,18 @@ def export_rows(
     return count
 
 
-def _rows_of(run_dir: Path, rank: int, *, in_blocks: bool) -> tuple[list[str], Iterator[Any]]:
+def _rows_of(stream: Stream, rank: int, *, in_blocks: bool) -> tuple[list[str], Iterator[Any]]:
     """Returns the columns of the metrics, and the rows or their blocks, of one moment."""
-    from destinations.run_directory.reader import metric_columns, retried_items
+    from destinations.run_directory.reader import metric_columns, take_snapshot
 
-    from .content.rank_reader import RankReader
-    from .content.series import blocks_of_look
+    from .content.series import blocks_in
 
     def items() -> Iterator[Any]:
-        with RankReader(run_dir, rank).look() as look:
-            names = metric_columns(look.snapshot)
-            rows = blocks_of_look(look, ["epoch", *names]) if in_blocks else look.snapshot.rows()
-            first = list(itertools.islice(rows, 1))
-            yield names
-            yield from itertools.chain(first, rows)
+        with take_snapshot(stream.folder, rank, end=stream.row_end) as snapshot:
+            yield (names := metric_columns(snapshot))
+            yield from blocks_in(snapshot, ["epoch", *names]) if in_blocks else snapshot.rows()
 
-    found = retried_items(items)
+    found = items()
     return next(found), found
 
 

@@ -33,7 +33,7 @@ KNOWN = re.compile(
         (
             *map(re.escape, sorted(_NAMES)),
             r"(metrics|summary)(\.rank\d+)?\.(csv|json)",
-            r"metrics(\.rank\d+)?\.history\.jsonl",
+            r"metrics(\.rank\d+)?\.(history|sums)\.jsonl",
             LOCK.pattern,
             rf"{ABANDONED_FOLDER}/\.?metrics(\.rank\d+)?\.step-?\d+(\.[0-9a-f]+\.csv|\.tmp)",
             rf"{TIME_FOLDER}/(rank|spans|slow)-\d+\.csv",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import attrs
 
-from destinations.history.sessions import read_sessions, session_path
+from destinations.history.sessions import SESSIONS, read_lines, read_sessions, session_path
 from destinations.kinds import RecordAccess
 from destinations.run_directory.layout import (
     ENVIRONMENT,
@@ -25,20 +25,22 @@ from destinations.run_directory.layout import (
     TIME_FOLDER,
     column_of,
     is_shallow,
+    journal_path,
     metrics_name,
     trusted_heartbeat,
 )
 
 from .errors import RunNotFoundError, RunsError
-from .files import path_inside, read_object_file
+from .files import number_of, path_inside, read_object_file
 from .record import RunKind, RunRecord, Scalar, is_alive, shown_status
-from .streams import reported, streams_of, writers_of
-from .summary import MetricSummary, summary_of
+from .streams import Stream, reported, streams_of, writers_of
+from .summary import MetricSummary, computed_summary, summary_of
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Collection, Iterator, Mapping
 
+    from destinations.history.fork import Parent
     from destinations.kinds.tables import Table
     from destinations.run_directory.blocks import Block
     from destinations.run_directory.reader import MetricRow
@@ -50,8 +52,13 @@ if TYPE_CHECKING:
     from .content.records import RecordCount, Records
     from .content.series import Series
     from .index.bucket import BucketCopy
+    from .verify import Finding
 
-__all__ = ["MetricSummary", "Run"]
+__all__ = ["Branch", "MetricSummary", "Run"]
+
+
+# No file of a run is called so.
+_OF_PARENTS = "@parents/"
 
 
 class Run(RecordAccess):
@@ -72,6 +79,9 @@ class Run(RecordAccess):
         clock: returns the time in seconds since 1970, for `alive`.
         copy: of a run in a store: brings its files here when they are read.
     """
+
+    end: str | None = None
+    """The id of the session that it is read up to; None for the newest, see `branch`."""
 
     def __init__(
         self,
@@ -138,15 +148,34 @@ class Run(RecordAccess):
         """Returns a file of the run, which need not exist; of one in a store it is brought here.
 
         Args:
-            relative: its path in the folder of the run.
+            relative: its path in the folder of the run; or what `name_of` returned.
 
         Raises:
             ValueError: it leads out of the folder.
         """
-        path = path_inside(self.record.path, relative)
+        path = path_inside(*self.place_of(relative))
         if self._copy is not None:
             self._copy.bring_files([path])
         return path
+
+    def place_of(self, name: str) -> tuple[Path, str]:
+        """Returns the folder of the run, or of the parent that `name_of` has named, and the path in it."""
+        from destinations.history.fork import parents_of
+
+        start, _, rest = name.removeprefix(_OF_PARENTS).partition("/")
+        for parent in parents_of(self.record.path) if name.startswith(_OF_PARENTS) else ():
+            if parent.run_id == start:
+                return parent.path, rest
+        return self.record.path, name
+
+    def name_of(self, path: Path) -> str:
+        """Returns the path of a file in the folder of the run; of a file of a parent, a name for `file`."""
+        from destinations.history.fork import parents_of
+
+        for parent in () if path.is_relative_to(self.record.path) else parents_of(self.record.path):
+            if path.is_relative_to(parent.path):
+                return f"{_OF_PARENTS}{parent.run_id}/{path.relative_to(parent.path).as_posix()}"
+        return str(path.relative_to(self.record.path))
 
     @property
     def run_id(self) -> str:
@@ -294,14 +323,113 @@ class Run(RecordAccess):
         """
         from destinations.run_directory.documents import session_hyperparameters
 
+        line = self._session(session)
+        return {
+            "hyperparameters": session_hyperparameters(self.path, line),
+            "environment": read_object_file(session_path(self.path, line, ENVIRONMENT)),
+        }
+
+    def _session(self, session: str | int) -> dict[str, Any]:
         lines = self.sessions
-        wanted = [one for one in lines if session in {one.get("session"), one.get("number")}]
+        wanted = [one for one in lines if str(session) in {one.get("session"), str(one.get("number"))}]
         if not wanted:
             known = ", ".join(f"{one.get('number', '?')} ({one.get('session')})" for one in lines)
             raise ValueError(f"session must be one of {known}, got {session!r}.")
-        hyperparameters = session_hyperparameters(self.path, wanted[-1])
-        environment = read_object_file(session_path(self.path, wanted[-1], ENVIRONMENT))
-        return {"hyperparameters": hyperparameters, "environment": environment}
+        return wanted[-1]
+
+    @property
+    def parent(self) -> Parent | None:
+        """The run that this one was forked from, whose rows and records come first; None if it was not.
+
+        Its `problem` says why it cannot be read, where that is so.
+        """
+        from destinations.history.fork import find_parents
+
+        return next(iter(find_parents(self.path, self.end)), None)
+
+    # Branches.
+
+    def branch(self, session: str | int) -> Branch:
+        """Returns the run as one of its sessions had it: what that logged, and what it continued.
+
+        ```python
+        before = run.branch(1)
+        print(before.hyperparameters["lr"], before.series("loss").value[-1])
+        ```
+
+        Args:
+            session: its id, its number, or the name of the branch, "step4.1a2b3c4d5e6f".
+
+        Raises:
+            ValueError: the run has no such session.
+        """
+        return Branch(
+            self, self._session(session.rpartition(".")[2] if isinstance(session, str) else session)
+        )
+
+    def branches(self) -> list[Branch]:
+        """Returns what training left behind when it went on from an earlier place, oldest first.
+
+        Raises:
+            OSError: the sessions or an index cannot be read.
+        """
+        from destinations.history.chain import Chain
+        from destinations.history.row_chain import RowChain
+        from destinations.run_directory.documents import session_hyperparameters
+
+        from .content.sources import own_folders
+
+        path, lines = self.path, self.sessions
+        if len(lines) == 1:
+            return []
+        chain = Chain(lines)
+        left = {session for session, _ in RowChain.read(path / metrics_name(0)).left()} | self._records.left()
+        left |= own_folders(path).keys()
+        # What is still in the journal may leave rows of any of them.
+        is_drained = not journal_path(path, 0).exists()
+
+        def has_left(line: Mapping[str, Any]) -> bool:
+            session = str(line.get("session"))
+            count, own = chain.records_of(session), functools.partial(session_hyperparameters, path, line)
+            if session in left or count is None or "follows" not in line:
+                return session in left
+            try:
+                return not is_drained or own() != own(count)
+            except (OSError, ValueError):
+                return True
+
+        return [Branch(self, line) for line in lines if has_left(line)]
+
+    def problems(self) -> list[str]:
+        """Returns what is wrong with the run: what the scan has found, and what cannot be read now.
+
+        The rows that are in no closed part, and the sessions, are compared with their checksums.
+
+        Raises:
+            OSError: they cannot be read.
+        """
+        from destinations.run_directory.reader import damage_of_csvs
+
+        found = [self.record.problem] if self.record.problem else []
+        for stream in streams_of(self.path):
+            prefix = f"writer {stream.writer}: " if stream.writer else ""
+            damages = [prefix + one for one in damage_of_csvs(stream.folder)]
+            if lines := len(read_lines(stream.folder)[1]):
+                damages.append(f"{prefix}{SESSIONS} has {lines} damaged lines: what they say is not known")
+            found += [one for one in damages if not any(one in known for known in found)]
+        return found
+
+    def verify(self) -> Iterator[Finding]:
+        """Yields what is damaged, missing, or not covered by a checksum; reads the whole run.
+
+        ```python
+        for found in run.verify():
+            print(found.file, found.text)
+        ```
+        """
+        from .verify import verify_run
+
+        return verify_run(self.path, self, self.problems)
 
     @property
     def receipt(self) -> dict[str, Any]:
@@ -376,16 +504,16 @@ class Run(RecordAccess):
 
     def metric_names(self, rank: int = 0) -> list[str]:
         """Returns the names of all metrics of a rank, in order of first appearance, the trainer's first."""
-        from destinations.run_directory.reader import metric_columns, retried, take_snapshot
+        from destinations.run_directory.reader import metric_columns, take_snapshot
 
-        def names_in(folder: Path) -> list[str]:
-            with take_snapshot(folder, rank) as snapshot:
+        def names_in(stream: Stream) -> list[str]:
+            with take_snapshot(stream.folder, rank, end=stream.row_end) as snapshot:
                 return metric_columns(snapshot)
 
         names: list[str] = []
-        for stream in streams_of(self.path):
+        for stream in streams_of(self.path, end=self.end):
             with reported(stream):
-                names += retried(functools.partial(names_in, stream.folder))
+                names += names_in(stream)
         return list(dict.fromkeys(names))
 
     def series(self, name: str, rank: int = 0, writer: str | None = None) -> Series:
@@ -405,7 +533,7 @@ class Run(RecordAccess):
         """
         from .content.series import read_series
 
-        return read_series(self.path, name, rank, writer)
+        return read_series(self.path, name, rank, writer, self.end)
 
     def blocks(self, rank: int = 0, writer: str | None = None) -> Iterator[Block]:
         """Returns all rows of a rank in blocks of arrays; memory does not grow with the run.
@@ -416,7 +544,7 @@ class Run(RecordAccess):
         """
         from .content.series import run_blocks
 
-        return run_blocks(self.path, rank, writer)
+        return run_blocks(self.path, rank, writer, self.end)
 
     @overload
     def follow(
@@ -603,7 +731,7 @@ class Run(RecordAccess):
     def _records(self) -> Records:
         from .content.records import Records
 
-        return Records(self.path)
+        return Records(self.path, self.end)
 
     def _ranks_with_metrics(self) -> list[int]:
         from .content.sources import ranks_of
@@ -628,3 +756,80 @@ class Run(RecordAccess):
         # Before its trainer begins, a run has those of its writers.
         beats = (one._heartbeat_at() for one in self.writer_runs())  # noqa: SLF001  # same class
         return max((at for at in beats if at is not None), default=None)
+
+
+class Branch(Run):
+    """A run as one of its sessions had it; see `Run.branch`.
+
+    It has the rows of rank 0 and the records of that session, and of the sessions that it continued; status,
+    hyperparameters and environment are those of the session. Named writers belong to the run alone.
+
+    Args:
+        run: the run.
+        line: of the session.
+    """
+
+    def __init__(self, run: Run, line: Mapping[str, Any]) -> None:
+        from destinations.run_directory.documents import flat_hyperparameters
+
+        from .content.sources import own_folders
+
+        super().__init__(run.record, clock=run._clock, copy=run.copy)  # noqa: SLF001  # same module
+        self._run, self._session_id = run, str(line.get("session"))
+        self.end = self._session_id
+        folder = own_folders(run.path).get(self._session_id, run.record.path)
+        # What comes next is read from there.
+        self.record = attrs.evolve(run.record, path=folder)
+        self.record = attrs.evolve(
+            self.record,
+            status=str(line.get("status")),
+            created_at=number_of(line.get("start")),
+            ended_at=number_of(line.get("end")),
+            hparams=flat_hyperparameters(self.hyperparameters),
+            summary={},
+        )
+
+    def __repr__(self) -> str:
+        return f"Branch({self.session!r}, {self.status}, {str(self.record.path)!r})"
+
+    @property
+    def session(self) -> str:
+        """The id of the session."""
+        return self._session_id
+
+    def reload(self) -> Branch:
+        return self._run.reload().branch(self.session)
+
+    @property
+    def alive(self) -> bool:
+        return False
+
+    @property
+    def shown_status(self) -> str:
+        return self.status
+
+    @property
+    def writers(self) -> list[str]:
+        return []
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        from destinations.history.chain import Chain
+        from destinations.run_directory.documents import hyperparameters_of
+
+        lines = self.sessions
+        found = hyperparameters_of(self.path, lines, Chain(lines, self.session))
+        return self._run.hyperparameters if found is None else found
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.configuration(self.session)["environment"]
+        return found
+
+    def summary_of(self, rank: int, writer: str | None = None) -> dict[str, MetricSummary]:
+        del writer
+        return computed_summary(self.path, rank, self.session)
+
+    def follow(self, *_: Any, **__: Any) -> Any:
+        """Raises `ValueError`: a branch does not grow."""
+        raise ValueError("a branch does not grow: read its series or blocks, or follow the run.")

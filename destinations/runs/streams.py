@@ -56,10 +56,12 @@ class Stream:
     Attributes:
         run_dir: the folder of the run.
         writer: the name of the writer; "" for the trainer.
+        end: the id of the session that it is read up to, with what that follows; None for the newest.
     """
 
     run_dir: Path
     writer: str = TRAINER
+    end: str | None = None
 
     @property
     def folder(self) -> Path:
@@ -67,23 +69,29 @@ class Stream:
         return writer_path(self.run_dir, self.writer)
 
     @property
+    def row_end(self) -> tuple[str, None] | None:
+        """Where its rows end, for `take_snapshot`."""
+        return None if self.end is None else (self.end, None)
+
+    @property
     def prefix(self) -> str:
         """What the paths of its files begin with, relative to the folder of the run."""
         return f"{WRITERS_FOLDER}/{self.writer}/" if self.writer else ""
 
 
-def streams_of(run_dir: Path, writer: str | None = None) -> list[Stream]:
+def streams_of(run_dir: Path, writer: str | None = None, end: str | None = None) -> list[Stream]:
     """Returns the streams of a run: that of the trainer, also if it has written nothing, then the writers'.
 
     Args:
         run_dir: the folder of the run.
         writer: only that of this writer; "" for the trainer's.
+        end: only the trainer's, up to this session.
 
     Raises:
         WriterNotFoundError: the run has no such writer.
     """
-    if writer == TRAINER:
-        return [Stream(run_dir)]
+    if writer == TRAINER or end is not None:
+        return [Stream(run_dir, end=end)]
     names = writers_of(run_dir)
     if writer is not None:
         if writer not in names:

@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from destinations.runs import BudgetError, EditError, MetricNotFoundError, Run, RunNotFoundError, RunsError
 from destinations.runs.budget import Budget, Limits, points_each
+from uploads import exposition
 
 from . import details
 from .answers import encode
@@ -65,6 +66,7 @@ class App:
                 Route("/", lambda _: page_file("index.html")),
                 # Some browsers ask for it before they have read which icon the page names.
                 Route("/favicon.ico", lambda _: page_file("icon.svg")),
+                Route("/metrics", _guarded(self._metrics)),
                 Route(
                     "/static/{name:path}", _guarded(lambda request: page_file(request.path_params["name"]))
                 ),
@@ -111,6 +113,9 @@ class App:
                     waiting.cancel()
 
         return _query_route(path, endpoint)
+
+    def _metrics(self, _: Request) -> Response:
+        return Response(exposition(self.catalog.gauges()), media_type="text/plain; version=0.0.4")
 
     # Runs.
 
@@ -212,7 +217,7 @@ class App:
         run, path = self._run(request), request.path_params["path"]
         with contextlib.suppress(ValueError):
             run.file(path)
-        return run_file(run.record.path, path)
+        return run_file(*run.place_of(path))
 
     # Curves.
 

@@ -10,7 +10,8 @@ import re
 import statistics as statistics_module
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,14 @@ from destinations.runs.order import MISSING, Kind, key_of, label_of, orders_of, 
 from destinations.runs.record import FIELDS, is_terminal, status_of, value_of
 from destinations.runs.run import MetricSummary
 from destinations.runs.summary import summary_of
+from uploads import Gauge
 
 from .answers import shown
 from .importance import importance_of
 
 __all__ = ["Catalog", "state_of", "statistics_of"]
 
+_MOST_BEATING = 1000
 _MAX_QUERY = 1000
 _MAX_TAGS = 1000
 # How many runs tell the kinds of hyperparameters.
@@ -359,6 +362,22 @@ class Catalog:
         sample, _ = self.runs.page(0, _SAMPLE, archived=None)
         fields = [{"name": name, "kind": _kind_of(name, sample)} for name in names]
         return {"fields": fields, "metrics": self.runs.metric_names()}
+
+    def gauges(self) -> Iterator[Gauge]:
+        """Yields how many runs have each status, and how long ago each run that has not ended was alive."""
+        self.runs.scan()
+        now = self.clock()
+        records = self.runs.records(sort_by="created_at", descending=True)
+        for status, count in sorted(Counter(status_of(one, now) for one in records).items()):
+            yield Gauge("destinations_runs", "Runs, by status.", count, {"status": status})
+        living = [one for one in records if not is_terminal(one.status) and one.heartbeat_at is not None]
+        for one in living[:_MOST_BEATING]:
+            yield Gauge(
+                "destinations_run_heartbeat_seconds",
+                "Seconds since the last heartbeat of a run that has not ended.",
+                now - (one.heartbeat_at or now),
+                {"run": one.name, "path": str(one.path)},
+            )
 
     def info(self) -> dict[str, Any]:
         """Returns the answer of `/api/info`, but for the version."""

@@ -13,13 +13,14 @@ import logging
 import math
 import random
 import threading
-import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from queue import Empty, SimpleQueue
-from typing import Any
+from time import monotonic
+from typing import Any, TypeVar
 
 import attrs
 
@@ -40,11 +41,14 @@ __all__ = [
 ]
 
 _log = logging.getLogger("events")
+_Read = TypeVar("_Read")
 
 # Percentiles are exact up to this many samples.
 RESERVOIR_SAMPLES = 10_000
 # The `add` that finds this many pending samples folds them: a tenth of a millisecond, once in so many calls.
 MAX_PENDING_SAMPLES = 4096
+# If handlers are so slow that this many windows of a Stat wait for them, later windows are merged.
+_MAX_WAITING_WINDOWS = 1000
 _MIN_WAIT_SECONDS = 0.01
 _MAX_WAIT_SECONDS = 3600.0
 # The lock of a window is held for a millisecond at most. If it takes this long, two threads wait for each
@@ -97,10 +101,12 @@ class Stat:
     seconds.add(0.012)      # in any thread
     ```
 
-    **Windows.** Windows follow one another from the creation of the Stat on. When one ends, an event
-    "events.monitor.Stat" is logged, its data named as in "data_seconds.p95"; an empty window logs nothing. A
-    window ends on time to within ten milliseconds, whether or not samples are added. An open window is logged
-    by `flush`, when the Stat is garbage-collected, and at interpreter exit.
+    **Windows.** Windows follow one another from the creation of the Stat on, and a sample belongs to the
+    window of the time when it is added. When one ends, an event "events.monitor.Stat" is logged, its data
+    named as in "data_seconds.p95"; an empty window logs nothing. It is logged within ten milliseconds,
+    whether or not samples are added; later if a handler is slow or the interpreter busy, with the time of its
+    end all the same. An open window is logged by `flush`, when the Stat is garbage-collected, and at
+    interpreter exit.
 
     **Threading.** Everything may be called from any thread. `add` neither blocks nor calls handlers: these
     run in the thread that closes windows, in the thread that calls `flush`, or, with `max_samples`, in the
@@ -150,10 +156,13 @@ class Stat:
             TypeError: the value is not a number.
         """
         # `append` is atomic.
-        samples = self._samples
+        samples, window = self._samples, self._window
+        # The clock is a name of the module: an attribute would take 10 ns more.
+        if monotonic() >= window.deadline:
+            window.begin_next()
         samples.append(v if v.__class__ is float else self._float(v))
-        if len(samples) >= self._window.max_pending:
-            self._window.collect()
+        if len(samples) >= window.max_pending:
+            window.collect()
 
     def _float(self, value: Any) -> float:
         if isinstance(value, str | bytes):
@@ -374,9 +383,9 @@ class _ClosedWindow:
 class Window:
     """The samples of a Stat since it last logged; outlives its Stat until they are logged too.
 
-    Any thread may append to `samples`, which is atomic; everything else is guarded by the lock. Handlers are
-    called after the lock is released; until they return, the closed window is in `being_logged`, for
-    `wait_until_logged`.
+    Any thread may append to `samples`, which is atomic, and call `begin_next`; everything else is guarded by
+    the lock. Handlers are called after the lock is released; until they return, the closed window is in
+    `being_logged`, for `wait_until_logged`.
     """
 
     name: str
@@ -384,11 +393,20 @@ class Window:
     seconds: float
     max_samples: int | None
     _log: Callable[[Event], object]
-    # By the clock of the closer, which sets both.
+    # The closer sets these.
+    clock: Callable[[], float] = attrs.field(default=monotonic, init=False)
     opened_at: float = attrs.field(default=0.0, init=False)
+    # When samples belong to a later window than the last one that has begun.
     deadline: float = attrs.field(default=0.0, init=False)
     discarded: int = attrs.field(default=0, init=False)
+    # Samples are floats; an integer is the number of the window that the samples after it belong to.
     samples: list[float] = attrs.field(factory=list, init=False)
+    # The windows that begin within `samples`: each is here first, so that without any, nobody looks there.
+    _begun: list[int] = attrs.field(factory=list, init=False)
+    # Of the window that `summary` is of.
+    _number: int = attrs.field(default=0, init=False)
+    # The events of windows that have ended and are not logged yet.
+    _ended: deque[Event] = attrs.field(factory=deque, init=False)
     being_logged: list[_ClosedWindow] = attrs.field(factory=list, init=False)
     _log_has_failed: bool = attrs.field(default=False, init=False)
     # Reentrant, to tell a signal handler in the holding thread, which must not wait, from another thread.
@@ -412,33 +430,48 @@ class Window:
         if self.max_samples is not None and not self.is_full:
             self.max_pending = min(self.max_samples - self.summary.count, MAX_PENDING_SAMPLES)
 
+    def is_due(self) -> bool:
+        """Returns whether a window has ended and is not logged; an `add` may have begun the next one."""
+        return self.clock() >= self.deadline or bool(self._begun or self._ended)
+
+    def begin_next(self) -> None:
+        """Begins the window of this time: samples that are appended from now on belong to it.
+
+        One that begins late does not delay the next.
+        """
+        number = math.floor((self.clock() - self.opened_at) / self.seconds)
+        self._begun.append(number)
+        self.samples.append(number)
+        self.deadline = self.opened_at + (number + 1) * self.seconds
+
     def collect(self) -> None:
         """Folds pending samples; logs a window that has reached `max_samples`. Skipped if locked."""
         if not self._acquire(blocking=False):
             return
         try:
             self._fold()
-            closed = self._take() if self.summary.count == self.max_samples else None
-            if closed is not None:
+            has_reached_cap = self.summary.count == self.max_samples
+            if has_reached_cap:
                 logged = self.summary
-                self._reset()
+                self._end()
                 self.is_full, self._full = True, logged
             self._update_max_pending()
         finally:
             self._release()
-        self._log_closed(closed)
+        if has_reached_cap:
+            self._log_ended()
 
-    def close(self) -> None:
-        """Logs the window, unless it is empty, and begins the next."""
+    def close(self, *, open_too: bool = True) -> None:
+        """Logs the windows that have ended, and the open one, unless it is empty."""
         if not self._acquire():
             return
         try:
             self._fold()
-            closed = self._take()
-            self._reset()
+            if open_too:
+                self._end()
         finally:
             self._release()
-        self._log_closed(closed)
+        self._log_ended()
 
     def wait_until_logged(self) -> None:
         """Waits until windows that other threads have closed are logged, for ten seconds at most.
@@ -454,19 +487,20 @@ class Window:
 
     def count(self) -> int:
         """Returns the number of samples in the open window."""
-        if self.is_full:
-            return 0
-        count = self.summary.count + len(self.samples)
-        return count if self.max_samples is None else min(count, self.max_samples)
+        return self._read(lambda: self.summary.count, 0)
 
     def values(self) -> dict[Aggregation, float]:
         """Returns the aggregates of the open window."""
+        empty = Summary(()).values(self.aggregations)
+        return self._read(lambda: (self._full or self.summary).values(self.aggregations), empty)
+
+    def _read(self, read: Callable[[], _Read], otherwise: _Read) -> _Read:
         if not self._acquire():
-            return Summary(()).values(self.aggregations)
+            return otherwise
         try:
             self._fold()
             self._update_max_pending()
-            return (self._full or self.summary).values(self.aggregations)
+            return read()
         finally:
             self._release()
 
@@ -475,7 +509,8 @@ class Window:
         self._lock = threading.RLock()
         self._is_held = False
         self.being_logged = []
-        self.samples.clear()
+        for one in (self.samples, self._begun, self._ended):
+            one.clear()
         self._reset()
 
     def _acquire(self, *, blocking: bool = True) -> bool:
@@ -493,10 +528,25 @@ class Window:
         self._lock.release()
 
     def _fold(self) -> None:
+        """Takes the pending samples, and ends the windows whose time is over."""
+        if self.clock() >= self.deadline:
+            self.begin_next()
         count = len(self.samples)
         taken = self.samples[:count]
         # In place: other threads append to this very list, behind what is taken.
         del self.samples[:count]
+        begins = [at for at, one in enumerate(taken) if isinstance(one, int)] if self._begun else []
+        del self._begun[: len(begins)]
+        for first, last in itertools.pairwise([-1, *begins, count]):
+            self._fold_samples(taken[first + 1 : last])
+            # Two threads may have begun the same window.
+            if last < count and taken[last] > self._number:
+                if len(self._ended) < _MAX_WAITING_WINDOWS or not self.summary.count:
+                    self._end()
+                self._number = int(taken[last])
+
+    def _fold_samples(self, taken: list[float]) -> None:
+        count = len(taken)
         if self.is_full:
             room = 0
         else:
@@ -505,18 +555,27 @@ class Window:
         for start in range(0, min(room, count), MAX_PENDING_SAMPLES):
             self.summary.fold(taken[start : min(start + MAX_PENDING_SAMPLES, room)])
 
-    def _take(self) -> _ClosedWindow | None:
-        if self.summary.count == 0:
-            return None
-        values = self.summary.values(self.aggregations)
-        data = {f"{self.name}.{aggregation.value}": value for aggregation, value in values.items()}
-        closed = _ClosedWindow(Event(STAT_EVENT, datetime.now(UTC), data))
-        self.being_logged.append(closed)
-        return closed
+    def _end(self) -> None:
+        """Makes the event of the window, unless it is empty, and begins another."""
+        if self.summary.count:
+            values = self.summary.values(self.aggregations)
+            data = {f"{self.name}.{aggregation.value}": value for aggregation, value in values.items()}
+            late = self.clock() - self.opened_at - (self._number + 1) * self.seconds
+            ended_at = datetime.now(UTC) - timedelta(seconds=max(late, 0.0))
+            self._ended.append(Event(STAT_EVENT, ended_at, data))
+        self._reset()
 
-    def _log_closed(self, closed: _ClosedWindow | None) -> None:
-        if closed is None:
-            return
+    def _log_ended(self) -> None:
+        while self._ended and self._acquire():
+            try:
+                closed = [_ClosedWindow(self._ended.popleft())] if self._ended else []
+                self.being_logged += closed
+            finally:
+                self._release()
+            for one in closed:
+                self._log_closed(one)
+
+    def _log_closed(self, closed: _ClosedWindow) -> None:
         _logging.depth = getattr(_logging, "depth", 0) + 1
         try:
             self._log(closed.event)
@@ -550,7 +609,7 @@ class WindowCloser:
         clock: returns monotonic seconds.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._keys = itertools.count()
         self._windows: dict[int, Window] = {}
@@ -582,7 +641,7 @@ class WindowCloser:
 
     def _add(self, window: Window) -> int:
         key = next(self._keys)
-        window.opened_at = self._clock()
+        window.clock, window.opened_at = self._clock, self._clock()
         window.deadline = window.opened_at + window.seconds
         self._windows[key] = window
         return key
@@ -602,14 +661,10 @@ class WindowCloser:
 
     def close_due(self) -> float:
         """Closes the windows whose time is over; returns the seconds until the next one is due."""
-        now = self._clock()
         # `copy` is atomic; during a loop, another thread may open a window.
         for window in self._windows.copy().values():
-            if now >= window.deadline:
-                passed = math.floor((now - window.opened_at) / window.seconds)
-                # A window that is closed late does not delay the next one.
-                window.deadline = window.opened_at + (passed + 1) * window.seconds
-                window.close()
+            if window.is_due():
+                window.close(open_too=False)
         deadlines = [window.deadline for window in self._windows.copy().values()]
         return min(deadlines, default=math.inf) - self._clock()
 

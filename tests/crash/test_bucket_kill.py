@@ -15,8 +15,9 @@ from pathlib import Path
 import attrs
 import pytest
 
-from destinations.run_directory.reader import read_rows, read_whole
+from destinations.run_directory.reader import read_rows
 from destinations.run_directory.stored_run import StoredRun
+from destinations.runs.content.sources import branches_of
 from tests.crash.machines import lose, send_signal
 from tests.effort import times
 from tests.servers import s3_servers
@@ -119,21 +120,17 @@ class Machine:
 
 
 def rows_in(server, writer, folder):
-    """The numbers of the rows of a writer that a reader of the store has, and of those that were put aside."""
+    """The numbers of the rows of a writer that a reader of the store has, and of those in branches."""
     shutil.rmtree(folder, ignore_errors=True)
     prefix = "" if writer == "-" else f"writers/{writer}/"
     run = StoredRun(open_store(server), prefix, folder)
-    plain = run.look()
+    run.look()
     if run.fetch() is None:
         return [], []
-    rows = [int(row.metrics[f"{writer}/number"]) for row in read_rows(folder)]
-    left = []
-    for one in plain:
-        if one.name.startswith("abandoned/"):
-            run.download(one.name)
-            csv = read_whole(folder / one.name)
-            left += [int(row.metrics[f"{writer}/number"]) for row in csv.rows()]
-    return rows, left
+    for branch in run.branches():
+        branch.fetch()
+    left = (row for branch in branches_of(folder) for file in branch.files() for row in file.rows())
+    return [[int(row.metrics[f"{writer}/number"]) for row in rows] for rows in (read_rows(folder), left)]
 
 
 def faulty(seed):
@@ -189,7 +186,7 @@ def test_machines_that_are_lost_take_no_row_of_a_finished_interval_along(moto, p
 
 
 def test_a_machine_that_was_stopped_for_long_changes_nothing_of_its_successor(moto, prefix, tmp_path):
-    """SIGSTOP, another machine continues, SIGCONT: its rows are an abandoned branch."""
+    """SIGSTOP, another machine continues, SIGCONT: its rows are a branch."""
     uri = moto.uri(f"{prefix}/killed")
     first, second = Machine("-", tmp_path / "one"), Machine("-", tmp_path / "two")
     first.begin(uri)

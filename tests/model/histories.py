@@ -51,22 +51,25 @@ class History:
         writers: the records of each named writer.
         checkpoints: all that were saved.
         sessions: how many there were.
-        configs: the session that logged hyperparameters, by the number of the record.
+        logged_by: the number of the session that logged a record, by the number of the record.
         names_batches: whether a session has continued by a batch.
+        branches: what belonged to the run at the end of each session, by its number.
         unsent: the numbers of rows that the store may lack, if the machine is lost.
     """
 
     def __init__(self, place):
         self.place = place
         self.records, self.logged, self.doubtful = [], {}, set()
-        self.writers, self.checkpoints, self.configs = {}, [], {}
+        self.writers, self.checkpoints, self.logged_by = {}, [], {}
         self.sessions = 0
         self.names_batches = False
         self.unsent = set()
+        self.branches = {}
         self._unflushed = []
 
     def begin(self, checkpoint=None, batch=None):
         """A session begins: after a checkpoint, at a batch, or at the end."""
+        self.branches[self.sessions] = list(self.records)
         self.sessions += 1
         if checkpoint is not None:
             self.records = list(checkpoint.records)
@@ -80,9 +83,8 @@ class History:
         self.records.append(record)
         self.logged[record.number] = record
         self.unsent.add(record.number)
-        if record.kind == "hyperparameters":
-            self.configs[record.number] = self.sessions
-        elif record.kind != "metrics":
+        self.logged_by[record.number] = self.sessions
+        if record.kind not in {"metrics", "hyperparameters"}:
             self._unflushed.append(record.number)
 
     def flush(self):
@@ -102,17 +104,26 @@ class History:
         """A named writer has logged a record."""
         self.writers.setdefault(writer, []).append(record)
 
-    def of(self, kind):
-        """The records of a kind as readers have them: name, step unless it is given by no call, and number."""
-        found = [one for one in self.records if one.kind == kind]
+    @property
+    def configs(self):
+        """The numbers of all hyperparameters that were logged."""
+        return {number for number, one in self.logged.items() if one.kind == "hyperparameters"}
+
+    def of(self, kind, records=None):
+        """The records of a kind as readers have them: name, step unless it is given by no call, and number.
+
+        Those of the run, or these.
+        """
+        found = [one for one in (self.records if records is None else records) if one.kind == kind]
         if kind in {"traces", "files", "hyperparameters"}:
             return [(one.name, one.number) for one in found]
         return [(one.name, one.step, one.number) for one in found]
 
-    def metrics(self, writer=""):
-        """The values by metric: (step, number)."""
+    def metrics(self, writer="", records=None):
+        """The values by metric: (step, number); of the run, a writer, or these records."""
         found = {}
-        for one in self.writers.get(writer, []) if writer else self.records:
+        own = self.records if records is None else records
+        for one in self.writers.get(writer, []) if writer else own:
             for name in one.name.split("+") if one.kind == "metrics" else ():
                 found.setdefault(name, []).append((one.step, one.number))
         return found

@@ -30,15 +30,6 @@ from tests.model.session import Processes, SessionError
 from tests.servers.fork_server import ForkServer
 from tests.waiting import until
 
-NOT_YET = {
-    "a run that is deleted in the store and begun anew": "machines and readers that have a copy show rows of the old one, "
-    "such as those of a named writer",
-}
-"""What the product does not do yet, with the shortest history that shows it; each of these is left out.
-
-It becomes empty, and goes. `MODEL_HELD="files of a branch;…"` tries some of them before.
-"""
-
 EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "0"))
 STEPS = st.integers(0, 6)
 ACTIONS = st.one_of(
@@ -47,11 +38,6 @@ ACTIONS = st.one_of(
     st.tuples(st.sampled_from(readers.KINDS), st.sampled_from(["note", "sample"]), STEPS),
 )
 WITHOUT_STEP = {"traces", "files", "hyperparameters"}
-
-
-def is_held(promise):
-    """Returns whether the product keeps a promise already."""
-    return promise not in NOT_YET or promise in os.environ.get("MODEL_HELD", "").split(";")
 
 
 def has_all(seen, expected, doubtful):
@@ -174,10 +160,6 @@ class Folder(RuleBasedStateMachine):
             if self.has_own_steps:
                 return []
             found = [one for one in found if not any(two.step >= one.saved["batch"] for two in one.records)]
-        if not is_held("the exact place of a checkpoint"):
-            found = [one for one in found if one.saved["batch"] and not self.has_own_steps]
-        if not is_held("a checkpoint of an earlier session"):
-            found = [one for one in found if one.session == run.sessions]
         return found
 
     @precondition(lambda self: self.is_live)
@@ -340,14 +322,30 @@ class Folder(RuleBasedStateMachine):
         for kind in readers.KINDS:
             has_all(readers.records_of(run, kind), model.of(kind), self.doubtful(model))
 
+    def check_branches(self, model, run):
+        """Asserts that each session is still what it was when it ended, whatever came after it."""
+        for number, records in itertools.islice(model.branches.items(), 1, None):
+            branch, doubtful = run.branch(number), self.doubtful(model)
+            has_all_metrics(readers.by_run(branch), model.metrics(records=records), doubtful)
+            for kind in readers.KINDS:
+                has_all(readers.records_of(branch, kind), model.of(kind, records), doubtful)
+            self.check_hyperparameters(model, branch, records)
+            known = {one.number for one in records} - doubtful - {one.number for one in model.records}
+            if known and not model.names_batches:
+                own = {one for one in known if model.logged_by[one] == number}
+                assert not own or branch.session in {one.session for one in run.branches()}
+
     def check_configurations(self, model, run):
         found = [run.configuration(one["session"])["hyperparameters"] for one in run.sessions]
-        for number in model.configs.keys() - self.doubtful(model):
+        for number in model.configs - self.doubtful(model):
             assert any(one.get(f"only_{number}") == number for one in found)
-        if model.names_batches or self.doubtful(model) & model.configs.keys():
+        self.check_hyperparameters(model, run, model.records)
+
+    def check_hyperparameters(self, model, run, records):
+        if model.names_batches or self.doubtful(model) & model.configs:
             return
         expected = {}
-        for _, number in model.of("hyperparameters"):
+        for _, number in model.of("hyperparameters", records):
             expected |= {"newest": f"config {number}", f"only_{number}": number}
         assert run.hyperparameters == expected
 
@@ -364,6 +362,7 @@ class Folder(RuleBasedStateMachine):
                     for name, values in found.items()
                 }
                 has_all_metrics(own, model.metrics(), self.doubtful(model))
+            self.check_branches(model, run)
             assert {name for name, one in run.summary.items() if one.count} == set(readers.by_run(run, None))
         if not model.writers:
             document, values = readers.by_cli(self.root, run.name, readers.by_run(run))
@@ -472,10 +471,6 @@ class Bucket(Folder):
         self.check(run)
 
     def remove(self, run):
-        if not is_held("a run that is deleted in the store and begun anew"):
-            for folder in ("here", "there", "machine", "cache"):
-                shutil.rmtree(self.base / folder, ignore_errors=True)
-            shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
         shutil.rmtree(self.store / run.place.rpartition("/")[2])
 
 

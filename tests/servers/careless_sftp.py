@@ -44,14 +44,11 @@ class RenameReplaces(paramiko.SFTPServerInterface):
 
     def open(self, path, flags, attr):
         try:
-            descriptor = os.open(path, self._flags(flags), 0o600)
+            descriptor = os.open(path, flags, 0o600)
         except OSError as error:
             return paramiko.SFTPServer.convert_errno(error.errno)
         writable = flags & (os.O_WRONLY | os.O_RDWR)
         return _Handle(flags, os.fdopen(descriptor, "wb" if writable else "rb", buffering=0))
-
-    def _flags(self, flags):
-        return flags
 
     def list_folder(self, path):
         try:
@@ -87,16 +84,9 @@ class RenameReplaces(paramiko.SFTPServerInterface):
         return _answered(os.mkdir, path)
 
 
-class IgnoresExclusiveFlag(RenameReplaces):
-    """A server that also creates a file that exists, although it was told not to."""
-
-    def _flags(self, flags):
-        return flags & ~os.O_EXCL
-
-
 @contextlib.contextmanager
-def careless_sftp(folder: Path, interface):
-    """Runs a server; yields what SftpStore needs to log in."""
+def careless_sftp(folder: Path, interface=RenameReplaces):
+    """Runs a server; yields what `over_ssh` needs to log in."""
     key = paramiko.ECDSAKey.generate()
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]

@@ -8,8 +8,14 @@ import subprocess
 from pathlib import Path
 
 from tests.servers.s3_servers import wait_until
+from uploads import open_store
 
 _TRIES = 20
+
+
+def over_ssh(folder, *, host, port, username, **options):
+    """Returns the store in a folder of a server."""
+    return open_store(f"sftp://{username}@{host}:{port}{folder}", **options)
 
 
 def program() -> str | None:
@@ -19,7 +25,7 @@ def program() -> str | None:
 
 @contextlib.contextmanager
 def sshd(folder: Path):
-    """Yields what SftpStore needs to log in: host, port, user and two files."""
+    """Yields what `over_ssh` needs to log in: host, port, user and two files."""
     for name in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
     shutil.copy(folder / "user.pub", folder / "authorized")

@@ -200,7 +200,7 @@ def test_the_wall_clock_is_read_for_people_only():
 
 @pytest.mark.parametrize(
     ("kind", "warns"),
-    [("nfs4", True), ("lustre", True), ("fuse.sshfs", True), ("ext4", False), ("tmpfs", False)],
+    [("nfs4", True), ("fuse.sshfs", True), ("ext4", False)],
 )
 def test_a_spool_on_a_network_file_system_is_warned_of(tmp_path, caplog, kind, warns):
     """The kind of file system decides, whatever the path looks like; the spool works all the same."""

@@ -103,7 +103,7 @@ _LOG_BYTES = 16 << 20  # About 40,000 entries have room in it.
 _LINE_BYTES = 1 << 20
 _FOLDER = re.compile(rb'"folder": "(\d{12}-[0-9a-f]{16}-[0-9a-f]{16})"')
 _IDENTIFIER = re.compile(rb'"identifier": "([0-9a-f]{16})"')
-_STAGED = re.compile(r"(?:.+-\d+-)?[0-9a-f]{32}\d*(?:-\d+)?")  # Development versions added host, pid, number.
+_STAGED = re.compile(r"[0-9a-f]{32}")
 _FLUSHED_BY_CLOSE = {"nfs", "nfs4"}
 _IN_THE_WAY = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR}
 _MAX_SPARES = 128
@@ -769,6 +769,13 @@ class Spool:
     def read_status(self) -> dict[str, Any]:
         """Returns the last status of the draining process; empty if there is none."""
         return read_json(self._status)
+
+    def delivered_at(self) -> float | None:
+        """Returns when a file was delivered last, in seconds since 1970; None if unknown."""
+        try:
+            return self._delivered.stat().st_mtime
+        except OSError:
+            return None
 
     def _outcome_of_done(self, folder: str) -> Outcome:
         entry = Entry.read(self.done / folder)

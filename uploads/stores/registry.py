@@ -1,4 +1,4 @@
-"""Opens stores by URI: ours, those of installed packages, and those registered by a call.
+"""Opens stores by URI: ours, those of installed packages, those registered by a call, and those of fsspec.
 
 A package adds a store by an entry point in the group `training_destinations.stores`, whose name is the scheme
 and whose value is a factory.
@@ -74,7 +74,7 @@ def register_store(scheme: str, factory: StoreFactory) -> None:
 
 
 def open_store(uri: str | Path, **options: Any) -> Store:
-    """Returns the store at a path or a URI: `file`, `s3`, `gs`, `az`, `sftp`, or a registered scheme.
+    """Returns the store at a path or a URI: `file`, `s3`, `gs`, `az`, `sftp`, a registered scheme, or one of fsspec's.
 
     ```python
     store = open_store("s3://bucket/digits?region=eu-west-1")
@@ -142,12 +142,16 @@ def _factory_of(scheme: str, uri: str) -> StoreFactory:
     if scheme in installed.names:
         register_store(scheme, installed[scheme].load())
         return _registered[scheme]
+    from .file_system import is_known_to_fsspec, open_at
+
+    if is_known_to_fsspec(scheme):
+        return open_at
     known = sorted({*SCHEMES, *_registered, *installed.names})
     near = difflib.get_close_matches(scheme, known, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     raise ValueError(
-        f"no store for {redact(uri)!r}{hint} Known schemes: {', '.join(known)}; a folder is given as a path. "
-        "A package or uploads.register_store can add others."
+        f"no store for {redact(uri)!r}{hint} Known schemes: {', '.join(known)}, and those of fsspec that can be "
+        "written to; a folder is given as a path. A package or uploads.register_store can add others."
     )
 
 

@@ -27,7 +27,7 @@ __all__ = [
     "options_of",
 ]
 
-_SERVER_OPTIONS = ("endpoint", "account_name")
+_SERVER_OPTIONS = ("endpoint", "account_name", "base_url")
 _ENDPOINT = {"endpoint_url": "endpoint"}
 
 
@@ -93,14 +93,14 @@ SCHEMES = {
         object_store_names=_ENDPOINT,
     ),
     "sftp": Scheme(
-        "sftp:open_at",
+        "ssh:open_at",
         own_options=("create_only", "key_filename", "known_hosts", "read_back_bytes", "timeout_seconds"),
     ),
 }
 # What may be written to disk and into URIs. A deny list would miss the next secret option.
 _PUBLIC_OPTIONS = {
     name for scheme in SCHEMES.values() for name in (*scheme.own_options, *scheme.shared_options)
-}
+} | {"base_url"}  # Of WebDAV, in fsspec.
 
 
 @attrs.frozen

@@ -13,9 +13,9 @@ __all__ = ["EXIT_CODES", "add_commands"]
 
 EXIT_CODES = """Exit codes: 0 success; 1 failure: unknown run or metric, a file that cannot be written, a
 missing package, or a run that ended before the condition of `wait` held; uploads that are pending;
-2 usage error: an invalid argument or filter, a missing root; 3 another process owns the spool;
-4 an upload failed permanently, or an object in the store is missing or differs;
-124 `wait` timed out; 130 Ctrl-C; 141 broken pipe.
+2 usage error: an invalid argument or filter, a missing root; 3 another process owns the spool, or
+`import` could not read or write everything; 4 an upload failed permanently, or an object in the store
+is missing or differs; 124 `wait` timed out; 130 Ctrl-C; 141 broken pipe.
 """
 
 _SECONDS = "30, 30s, 5m, 1h30m, 7d or '2 weeks'"
@@ -63,6 +63,7 @@ _EXAMPLES = {
     "gc": ("--older-than 7d", "--older-than 7d --delete"),
     "scan": ("", "--full"),
     "pack": ("digits", "first second --json"),
+    "verify": ("", "digits --json"),
     "compact": ("runs dataset", "runs s3://bucket/dataset"),
     "sql": (
         "'select run_id, min(value) from metrics group by run_id' --dataset dataset",
@@ -126,6 +127,14 @@ def _add_run(parser: argparse.ArgumentParser, **options: Any) -> None:
     )
 
 
+def _add_branch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--branch",
+        metavar="SESSION",
+        help="as this session had the run: its number or id, which `show` lists",
+    )
+
+
 def _add_selection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--where", metavar="FILTER", help="filter, e.g. 'hparams.lr > 0.1 and summary.loss < 2'"
@@ -183,6 +192,7 @@ def _add_finding(commands: _Commands) -> None:
 def _add_reading(commands: _Commands) -> None:
     parser = commands.add("show", "show.show", "show the details of a run")
     _add_run(parser)
+    _add_branch(parser)
     parser.add_argument(
         "--ranks", action="store_true", help="metrics over ranks: min, median, max, which rank was NaN first"
     )
@@ -241,6 +251,7 @@ def _add_reading(commands: _Commands) -> None:
     parser.add_argument("--log", action="store_true", help="logarithmic y axis")
     parser = commands.add("series", "series.series", "print the values of a metric, or some of them")
     _add_run(parser)
+    _add_branch(parser)
     parser.add_argument("metric", metavar="METRIC", help="metric name")
     parser.add_argument(
         "--where", metavar="CONDITION", help="only these: 'value > 10 and step < 500', 'value == nan'"
@@ -284,6 +295,7 @@ def _add_export(commands: _Commands) -> None:
     )
     _add_selection(parser)
     _add_run(parser, nargs="*")
+    _add_branch(parser)
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "--metrics", action="store_true", help="export all metrics: run_id, metric, step, time, value"
@@ -331,6 +343,7 @@ def _add_upkeep(commands: _Commands) -> None:
     parser = commands.add("rm", "gc.rm", "delete runs with everything in their folders")
     _add_run(parser, nargs="+")
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
+    parser.add_argument("--force", action="store_true", help="also runs that others beside them are forks of")
     parser = commands.add(
         "gc",
         "gc.gc",
@@ -352,6 +365,10 @@ def _add_upkeep(commands: _Commands) -> None:
         "turn the closed parts of long runs that earlier versions wrote into Parquet of this one",
     )
     _add_run(parser, nargs="+")
+    parser = commands.add(
+        "verify", "verify.verify", "read everything of runs, and say what is damaged or missing"
+    )
+    _add_run(parser, nargs="*")
     parser = commands.add(
         "compact", "export.compact", "write finished runs to Delta Lake tables; needs the extra `query`"
     )
@@ -428,6 +445,7 @@ def _add_upkeep(commands: _Commands) -> None:
         metavar="ROLE=NAME",
         help="column of a table that holds the step, time, epoch or run; repeatable",
     )
+    parser.add_argument("--dry-run", action="store_true", help="read everything, and write nothing")
 
 
 def _sources() -> str:

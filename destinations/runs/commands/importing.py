@@ -4,9 +4,9 @@ import argparse
 import functools
 from collections.abc import Mapping
 
-from destinations.runs.imports import ColumnsError, ImportReport, SourceError, import_runs
+from destinations.runs.imports import ColumnsError, ImportReport, SourceError, UnreadableError, import_runs
 
-from .running import EXIT_FAILED, EXIT_OK, UsageError, given_roots
+from .running import EXIT_INCOMPLETE, EXIT_OK, UsageError, given_roots
 from .screen import CommandContext
 
 __all__ = ["import_"]
@@ -29,6 +29,9 @@ def import_(options: argparse.Namespace, session: CommandContext) -> int:
             session.note(f"its columns are {', '.join(error.columns)}")
             asked = session.ask("which one is the step? (empty: count the rows) ")
             report = _import(options, root, {**columns, "step": asked.strip()}, session)
+    except UnreadableError as error:
+        session.note(str(error))
+        return EXIT_INCOMPLETE
     except SourceError as error:
         raise UsageError(str(error)) from None
     if options.json:
@@ -41,6 +44,8 @@ def import_(options: argparse.Namespace, session: CommandContext) -> int:
                 "values": report.values,
                 "records": dict(report.records),
                 "left_out": dict(report.left_out),
+                "bytes_there": report.seen.there,
+                "bytes_read": report.seen.read,
                 "failures": report.failure_count,
                 "failed": report.failures,
                 "root": str(root),
@@ -48,8 +53,9 @@ def import_(options: argparse.Namespace, session: CommandContext) -> int:
         )
     else:
         records = "".join(f", {_counted(kind, count)}" for kind, count in sorted(report.records.items()))
+        done = "would import" if options.dry_run else "imported"
         session.screen.line(
-            f"imported {report.runs} runs into {root}: {report.rows} rows, {report.values} values{records}; "
+            f"{done} {report.runs} runs into {root}: {report.rows} rows, {report.values} values{records}; "
             f"{report.unchanged} were there already"
         )
     if report.busy:
@@ -59,7 +65,7 @@ def import_(options: argparse.Namespace, session: CommandContext) -> int:
         session.note(f"left out: {what}")
     for text in report.failures:
         session.note(text)
-    return EXIT_FAILED if report.failure_count else EXIT_OK
+    return EXIT_INCOMPLETE if report.failure_count else EXIT_OK
 
 
 def _counted(kind: str, count: int) -> str:
@@ -91,5 +97,10 @@ def _import(
             bar.update(done - bar.n)
 
         return import_runs(
-            options.source, root, source=options.from_source, columns=columns, progress=progress
+            options.source,
+            root,
+            source=options.from_source,
+            columns=columns,
+            progress=progress,
+            dry_run=options.dry_run,
         )

@@ -22,6 +22,7 @@ from .screen import CommandContext, NotesHandler
 
 __all__ = [
     "EXIT_FAILED",
+    "EXIT_INCOMPLETE",
     "EXIT_OK",
     "EXIT_TIMEOUT",
     "EXIT_USAGE",
@@ -38,6 +39,7 @@ __all__ = [
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+EXIT_INCOMPLETE = 3
 EXIT_TIMEOUT = 124
 
 _MAX_PROBLEMS = 5
@@ -104,15 +106,19 @@ def open_selected(options: argparse.Namespace, session: CommandContext) -> Runs:
 def find_runs(names: Sequence[str], options: argparse.Namespace, session: CommandContext) -> list[Run]:
     """Returns runs by id, id prefix, name or path; if all are paths of run folders, no root is scanned.
 
+    With `--branch`, each is as that session had it.
+
     Raises:
         RunNotFoundError: no run matches.
         AmbiguousRunError: several runs match.
     """
     opened = [at_path(name) for name in names]
-    if all(run is not None for run in opened):
-        return [run for run in opened if run is not None]
-    with open_selected(options, session) as runs:
-        return [runs[name] if run is None else run for name, run in zip(names, opened, strict=True)]
+    found = [run for run in opened if run is not None]
+    if len(found) < len(names):
+        with open_selected(options, session) as runs:
+            found = [runs[name] if run is None else run for name, run in zip(names, opened, strict=True)]
+    branch = getattr(options, "branch", None)
+    return found if branch is None else [run.branch(branch) for run in found]
 
 
 def at_path(name: str) -> Run | None:

@@ -21,7 +21,7 @@ def series(options: argparse.Namespace, session: CommandContext) -> int:
     where = Where.parse(options.where) if options.where else Where()
 
     def found() -> Iterator[dict[str, Any]]:
-        for one in values_where(run.path, options.metric, where, options.rank):
+        for one in values_where(run.path, options.metric, where, options.rank, run.end):
             writers = [None] * len(one) if one.writer is None else one.writer.tolist()
             rows = zip(one.step.tolist(), one.time.tolist(), one.value.tolist(), writers, strict=True)
             for step, time, value, writer in rows:

@@ -1,6 +1,7 @@
 """`show`: all details of a run on one page. `diff`: what differs between runs."""
 
 import argparse
+import contextlib
 import itertools
 import math
 import statistics
@@ -9,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from destinations.history.fork import Parent
 from destinations.runs import MetricNotFoundError, Run
 from destinations.runs.content.flight import FLIGHT_FOLDER, describe_flights
 from destinations.runs.order import MISSING
@@ -39,6 +41,7 @@ _SPARKS = 24
 _MAX_NAMES = 100
 _MAX_FRAMES = 8
 _LAST_STEPS = 5
+_MAX_SESSIONS = 20
 # Differ between any two runs and are of no interest.
 _VOLATILE = frozenset({"pid", "ppid", "session", "start", "started_at", "time", "run_dir", "format_version"})
 
@@ -55,6 +58,7 @@ def show(options: argparse.Namespace, session: CommandContext) -> int:
     hparams = {name: value_text(value) for name, value in run.hparams.items()}
     sections: dict[str, Callable[[], dict[str, str]]] = {
         "hyperparameters": lambda: hparams,
+        "sessions": lambda: _session_texts(run),
         "writers": lambda: _writer_texts(run, session.clock()),
         "metrics": lambda: _show_metrics(run, session.screen),
         "records": lambda: _record_texts(run),
@@ -79,6 +83,8 @@ def _as_json(run: Run, now: float) -> dict[str, Any]:
         "artifacts": [{"name": one.name, "size": one.size, "path": str(one.path)} for one in run.artifacts()],
         "environment": run.environment,
         "sessions": run.sessions,
+        "branches": [one.session for one in run.branches()],
+        **({} if run.parent is None else {"parent": _parent(run.parent)}),
         "receipt": run.receipt,
         **({"writers": [attrs.asdict(one) for one in _states(run, now)]} if run.writers else {}),
     }
@@ -100,11 +106,15 @@ def _show_head(run: Run, session: CommandContext) -> int:
         times += f"took {cell_of(record, 'duration', now).text}"
     sessions: list[dict[str, Any]] = []
     spent, code = None, EXIT_OK
+    problems = [record.problem] if record.problem else []
     try:
         sessions, spent = run.sessions, run.time_report()
     except OSError as error:
         session.note(f"sessions cannot be read: {error}")
         code = EXIT_FAILED
+    # What cannot be read at all is said with the metrics.
+    with contextlib.suppress(OSError):
+        problems = run.problems()
     last = sessions[-1] if sessions else {}
     for text in (
         times + (f", in {len(sessions)} sessions" if len(sessions) > 1 else ""),
@@ -112,9 +122,10 @@ def _show_head(run: Run, session: CommandContext) -> int:
         "" if spent is None else value_text(spent.slow_steps_text or spent.slow_text),
         f"tags: {', '.join(record.tags)}" if record.tags else "",
         f"notes: {value_text(record.notes)}" if record.notes else "",
+        "" if run.parent is None else f"forked from {value_text(str(run.parent))}",
         "archived" if record.archived else "",
         f"checkpoint: {record.checkpoint_path}" if record.checkpoint_path else "",
-        f"problem: {record.problem}" if record.problem else "",
+        *(f"problem: {problem}" for problem in problems),
         f"ended by {value_text(last['exception'])}" if last.get("exception") else "",
         f"stopped: {value_text(last['stop_reason'])}" if last.get("stop_reason") else "",
     ):
@@ -190,6 +201,33 @@ def _writer_texts(run: Run, now: float) -> dict[str, str]:
         seen = "" if one.seen_at is None else f", last sign of life {age_text(now - one.seen_at)} ago"
         texts[one.name] = f"{one.status}, {rows}{seen}"
     return texts
+
+
+def _session_texts(run: Run) -> dict[str, str]:
+    """Returns a line for each session: how it ended, whether it left a branch, and which settings differ."""
+    lines, branches = run.sessions, {one.session for one in run.branches()}
+    texts = {}
+    for line in lines[-_MAX_SESSIONS:] if len(lines) > 1 else ():
+        before = run.branch(str(line.get("session")))
+        others = {
+            name: value for name, value in before.hparams.items() if run.hparams.get(name, MISSING) != value
+        }
+        named = ", ".join(f"{name}={value_text(value)}" for name, value in others.items())
+        is_left = ", left a branch" if before.session in branches else ""
+        texts[f"{line.get('number')}  {value_text(before.session)}"] = (
+            f"{value_text(before.status)}{is_left}{f'; {named}' if named else ''}"
+        )
+    return texts
+
+
+def _parent(parent: Parent) -> dict[str, Any]:
+    return {
+        "path": str(parent.path),
+        "run_id": parent.run_id,
+        "session": parent.follows.session,
+        "step": parent.follows.step,
+        "problem": parent.problem or None,
+    }
 
 
 def _counts(run: Run) -> dict[str, int]:

@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 
 from destinations.history.chain import chain_of
+from destinations.history.fork import lineage
 from destinations.kinds import KINDS, indexes, kind_of, kind_of_line
 from destinations.kinds.artifacts import Deletion
 from destinations.kinds.kind import Kind
@@ -54,16 +55,18 @@ class Records:
 
     Args:
         run_dir: its folder.
+        end: as for `streams_of`.
     """
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, end: str | None = None) -> None:
         self._run_dir = run_dir
+        self._end = end
 
     def of(self, plural: str, name: str | None = None, step: int | None = None) -> list[Any]:
         """Returns the records of a kind in the order of logging; see `RecordAccess.records`."""
         wanted = kind_of(plural=plural)
         found: list[list[Any]] = []
-        for stream in streams_of(self._run_dir):
+        for stream in streams_of(self._run_dir, end=self._end):
             with reported(stream):
                 parsed = self._parsed(stream, wanted.index)
                 found.append(_without_deleted([record for kind, record in parsed if kind is wanted]))
@@ -114,17 +117,26 @@ class Records:
     def damaged_lines(self) -> dict[str, int]:
         """Returns the number of damaged lines of each index that has any."""
         counts = {}
-        for stream in streams_of(self._run_dir):
+        for stream in streams_of(self._run_dir, end=self._end):
             for index in indexes():
                 with reported(stream):
                     parsed = self._parsed(stream, index)
                     counts[stream.prefix + index] = sum(record is None for _, record in parsed)
         return {index: count for index, count in counts.items() if count}
 
+    def left(self) -> set[str]:
+        """Returns the ids of the sessions that have records which do not belong to the run."""
+        chain, found = chain_of(self._run_dir), set()
+        for index in () if chain.is_whole else indexes():
+            read = functools.partial(json_lines, self._run_dir / index)
+            belongs = chain.belongs(read)
+            found |= {str(line.get("session")) for line in read() if line is not None and not belongs(line)}
+        return found
+
     def overview(self) -> "dict[str, RecordCount]":
         """Returns the number of records by kind ("images", "audio", …), in constant memory."""
         found: dict[str, RecordCount] = {}
-        for stream in streams_of(self._run_dir):
+        for stream in streams_of(self._run_dir, end=self._end):
             for index in indexes():
                 with reported(stream):
                     _count(self._parsed(stream, index), found)
@@ -133,17 +145,18 @@ class Records:
     def _parsed(self, stream: Stream, index: str) -> Iterator[tuple[Kind | None, Any]]:
         """Yields the kind and the record of each line of an index; the record is None for a damaged line."""
         check_format(stream.folder)
-        lines = functools.partial(json_lines, stream.folder / index, with_torn=True)
-        for fields in chain_of(stream.folder).records(lines):
-            kind = found = None
-            if fields is not None:
-                try:
-                    kind = kind_of_line(index, fields)
-                    parse = parse_medium if kind is None else kind.parse
-                    found = parse(Line(stream.folder, fields))
-                except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
-                    found = None
-            yield kind, found
+        for folder, chain in lineage(stream.folder, stream.end):
+            lines = functools.partial(json_lines, folder / index, with_torn=True)
+            for fields in chain.records(lines):
+                kind = found = None
+                if fields is not None:
+                    try:
+                        kind = kind_of_line(index, fields)
+                        parse = parse_medium if kind is None else kind.parse
+                        found = parse(Line(folder, fields))
+                    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
+                        found = None
+                yield kind, found
 
 
 def _count(records: Iterable[tuple[Kind | None, Any]], found: dict[str, RecordCount]) -> None:

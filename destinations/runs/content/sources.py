@@ -6,11 +6,8 @@ repeatedly, and each call is yielded once.
 
 import contextlib
 import itertools
-import math
 import operator
 import re
-import zlib
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +15,8 @@ from typing import Any, NamedTuple
 import attrs
 
 from destinations.history.chain import chain_of
-from destinations.history.row_chain import RowChain
+from destinations.history.cursor import Cursor
+from destinations.history.row_chain import Keep, RowChain, SealedPart
 from destinations.kinds import KINDS, indexes, kind_of_line
 from destinations.kinds.artifacts import ARTIFACTS_INDEX
 from destinations.kinds.media import MEDIA_INDEX
@@ -28,13 +26,23 @@ from destinations.run_directory.layout import (
     metrics_name,
     parts_path,
 )
-from destinations.run_directory.reader import CsvSnapshot, MetricRow, Part, read_whole, retried_items
+from destinations.run_directory.reader import CsvSnapshot, Part, read_whole
+from destinations.run_directory.stored_run import LIVE_FOLDER, stream_of
 from destinations.runs.files import json_lines, number_of, whole_of
 from destinations.runs.streams import Stream, by_time, reported, streams_of
 
 from .rank_reader import RankReader
 
-__all__ = ["Branch", "Item", "ReadPosition", "RewoundError", "branches_of", "items_of", "ranks_of"]
+__all__ = [
+    "Branch",
+    "Item",
+    "ReadPosition",
+    "RewoundError",
+    "branches_of",
+    "items_of",
+    "own_folders",
+    "ranks_of",
+]
 
 # The lines of one call are written one by one; the last call of a live run may be incomplete.
 _SETTLED_SECONDS = 5.0
@@ -50,27 +58,14 @@ class RewoundError(Exception):
 class ReadPosition:
     """The position up to which a run was yielded.
 
-    Rows of one step may be merged when they move from the journal to the CSV. What is stable is the number of
-    values in a group of consecutive rows of the same step and epoch.
-
     Attributes:
-        values: number of values in all groups before the last.
-        crc32: of step, epoch and number of values of these groups.
-        step: of the last group.
-        epoch: of the last group.
-        names: number of values yielded of the last group, by metric.
+        rows: the `Cursor` of each rank, as JSON.
         lines: number of lines yielded, by index file and file of abandoned rows.
-        others: the first five attributes for other ranks, by rank.
-        writers: all attributes for named writers, by name.
+        writers: the same for named writers, by name.
     """
 
-    values: int = 0
-    crc32: int = 0
-    step: int | None = None
-    epoch: float | None = None
-    names: dict[str, int] = attrs.field(factory=dict)
+    rows: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     lines: dict[str, int] = attrs.field(factory=dict)
-    others: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     writers: dict[str, dict[str, Any]] = attrs.field(factory=dict)
 
 
@@ -83,6 +78,7 @@ class Branch:
         rank: of the rows.
         from_step: the step of its first row, or the one that training continued from.
         path: the file that has its rows, or the first of them.
+        open_rows: a CSV with rows of it after those of the parts, and how many others it begins with, if any.
     """
 
     name: str
@@ -90,6 +86,7 @@ class Branch:
     from_step: int
     path: Path
     _parts: tuple[Part, ...] = ()
+    open_rows: tuple[Path, int] | None = None
 
     def files(self, max_bytes: int = 1 << 30) -> Iterator[CsvSnapshot]:
         """Yields its rows as CSVs in memory.
@@ -97,13 +94,17 @@ class Branch:
         Raises:
             OSError: a file cannot be read, or has more bytes than that.
         """
-        if not self._parts:
+        if not self._parts and self.open_rows is None:
             yield read_whole(self.path, max_bytes)
         for part in self._parts:
             with contextlib.closing(part.open()) as file:
                 file.packed.invert()
                 content = b"".join([file.header, *file.chunks()])
                 yield CsvSnapshot(-1, file.header, len(content), content)
+        if self.open_rows is not None:
+            whole = read_whole(self.open_rows[0], max_bytes)
+            whole.begin = whole.offset_of(self.open_rows[1])
+            yield whole
 
 
 class Item(NamedTuple):
@@ -171,8 +172,9 @@ def _sources(
     folder: Path, position: ReadPosition, settled_at: float | None, *, abandoned: bool
 ) -> list[Iterator[Item]]:
     """Returns the calls of one writer, by where they are read."""
-    sources: list[Iterator[Item]] = [_new_rows(_rows(folder, 0), position)]
-    sources += [_new_rows_of_rank(folder, rank, position) for rank in ranks_of(folder) if rank]
+    sources: list[Iterator[Item]] = [
+        _new_rows(folder, rank, position) for rank in dict.fromkeys([0, *ranks_of(folder)])
+    ]
     if abandoned:
         sources += [_abandoned_rows(branch, position) for branch in branches_of(folder)]
     return sources + [_new_lines(folder / name, name, position, settled_at) for name in indexes()]
@@ -201,15 +203,18 @@ def ranks_of(run_dir: Path) -> list[int]:
     return sorted(found)
 
 
-def _new_rows_of_rank(run_dir: Path, rank: int, position: ReadPosition) -> Iterator[Item]:
-    own = ReadPosition(**position.others.get(str(rank), {}))
-    for item in _new_rows(_rows(run_dir, rank), own):
-        yield item._replace(rank=rank)
-    fields = attrs.asdict(own)
-    position.others = {
-        **position.others,
-        str(rank): {name: fields[name] for name in ("values", "crc32", "step", "epoch", "names")},
-    }
+def _new_rows(folder: Path, rank: int, position: ReadPosition) -> Iterator[Item]:
+    known = position.rows.get(str(rank))
+    reader = RankReader(folder, rank, None if known is None else Cursor.from_json(known))
+    with reader.look() as look:
+        if look.taken_back:
+            raise RewoundError
+        for row in look.new_rows():
+            if row.metrics:
+                yield Item("metrics", row.time, row.step, row.epoch, row.metrics, (), rank)
+        if look.taken_back:
+            raise RewoundError
+    position.rows = {**position.rows, str(rank): reader.cursor.to_json()}
 
 
 def branches_of(run_dir: Path) -> list[Branch]:
@@ -223,17 +228,52 @@ def branches_of(run_dir: Path) -> list[Branch]:
             found.append(Branch(f"step{step}.{name}", int(of_rank or 0), int(step), path))
     for rank in ranks_of(run_dir):
         csv = run_dir / metrics_name(rank)
-        for session, left in RowChain.read(csv).left():
-            parts = (Part.find(parts_path(csv), part.number, keep) for part, keep in left)
-            there = tuple(part for part in parts if part is not None)
-            branch = Branch("", rank, 0, there[0].path, there) if there else None
-            first = (
-                None if branch is None else next((row for one in branch.files() for row in one.rows()), None)
-            )
-            if branch is not None and first is not None:
-                name = f"step{first.step or 0}.{session}"
-                found.append(attrs.evolve(branch, name=name, from_step=first.step or 0))
+        chain = RowChain.read(csv)
+        for session, left in chain.left():
+            found += _branch(session, rank, csv, left)
+        for folder in own_folders(run_dir, rank).values():
+            found += _branch_beside(folder / csv.name, rank, chain)
     return sorted(found, key=lambda one: (one.rank, one.from_step))
+
+
+def own_folders(run_dir: Path, rank: int = 0) -> dict[str, Path]:
+    """Returns the folder of each session that has one, by its id.
+
+    In the copy of a run in a store, a machine has one that went on when another had continued the run.
+    """
+    folders = sorted((run_dir / LIVE_FOLDER / stream_of(rank)).glob("*"))
+    found = {RowChain.read(folder / metrics_name(rank)).newest: folder for folder in folders}
+    return {session: folder for session, folder in found.items() if session}
+
+
+def _branch(
+    session: str,
+    rank: int,
+    csv: Path,
+    left: Iterable[tuple[SealedPart, Keep]],
+    open_rows: tuple[Path, int] | None = None,
+) -> list[Branch]:
+    """Returns the branch of a session, of the rows that its parts do not keep; none if there are no rows."""
+    parts = (Part.find(parts_path(csv), part.number, keep) for part, keep in left)
+    there = tuple(part for part in parts if part is not None)
+    if not there and open_rows is None:
+        return []
+    branch = Branch("", rank, 0, there[0].path if there else csv, there, open_rows)
+    first = next((row for one in branch.files() for row in one.rows()), None)
+    if first is None:
+        return []
+    return [attrs.evolve(branch, name=f"step{first.step or 0}.{session}", from_step=first.step or 0)]
+
+
+def _branch_beside(csv: Path, rank: int, chain: RowChain) -> list[Branch]:
+    """Returns the rows of a session with a folder of its own, without those that the run itself has."""
+    own = RowChain.read(csv)
+    before, left = chain.sealed_rows(own.newest), []
+    for part in own.parts.get(own.newest, ()):
+        left.append((part, Keep(min(before, part.rows))))
+        before = max(0, before - part.rows)
+    open_rows = (csv, (own.view or 0) + before) if csv.is_file() else None
+    return _branch(own.newest, rank, csv, left, open_rows)
 
 
 def _abandoned_rows(branch: Branch, position: ReadPosition) -> Iterator[Item]:
@@ -246,60 +286,6 @@ def _abandoned_rows(branch: Branch, position: ReadPosition) -> Iterator[Item]:
         if row.metrics:
             yield Item("metrics", row.time, row.step, row.epoch, row.metrics, (), branch.rank, branch.name)
     position.lines[key] = count
-
-
-def _rows(run_dir: Path, rank: int) -> Iterator[MetricRow]:
-    def rows() -> Iterator[MetricRow]:
-        with RankReader(run_dir, rank).look() as look:
-            yield from look.snapshot.rows()
-
-    return retried_items(rows)
-
-
-def _new_rows(rows: Iterable[MetricRow], position: ReadPosition) -> Iterator[Item]:
-    values = crc32 = 0
-    is_found = not position.values and not position.names
-    last: tuple[tuple[int | None, float | None], list[MetricRow], int, int] | None = None
-    for key, group in itertools.groupby(rows, key=_group_of):
-        held = list(group)
-        size = sum(len(row.metrics) for row in held)
-        if not size:
-            continue
-        last = key, held, values, crc32
-        if is_found:
-            for row in held:
-                if row.metrics:
-                    yield Item("metrics", row.time, row.step, row.epoch, row.metrics, ())
-        elif values == position.values:
-            if crc32 != position.crc32 or key != (position.step, position.epoch):
-                raise RewoundError
-            is_found = True
-            yield from _new_in_group(held, Counter(position.names))
-        values += size
-        crc32 = zlib.crc32(repr((key, size)).encode(), crc32)
-    if not is_found:
-        raise RewoundError
-    if last is not None:
-        (position.step, position.epoch), held, position.values, position.crc32 = last
-        position.names = dict(Counter(name for row in held for name in row.metrics))
-
-
-def _new_in_group(rows: list[MetricRow], already: Counter[str]) -> Iterator[Item]:
-    """Yields rows without the values of their group that were yielded before."""
-    for row in rows:
-        new = {}
-        for name, value in row.metrics.items():
-            if already[name] > 0:
-                already[name] -= 1
-            else:
-                new[name] = value
-        if new:
-            yield Item("metrics", row.time, row.step, row.epoch, new, ())
-
-
-def _group_of(row: MetricRow) -> tuple[int | None, float | None]:
-    # The journal has integers where the CSV has floats.
-    return row.step, None if row.epoch is None or math.isnan(row.epoch) else float(row.epoch)
 
 
 # Indexes.

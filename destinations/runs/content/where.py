@@ -4,7 +4,6 @@ The index of a part tells which of its rows may fulfil it, so that the others ar
 module imports numpy.
 """
 
-import functools
 import operator
 import re
 from collections.abc import Callable, Iterator
@@ -20,20 +19,16 @@ from destinations.run_directory.blocks import (
     Floats,
     block_of_rows,
     blocks_of,
-    without_abandoned,
 )
 from destinations.run_directory.layout import column_of, parse_header
 from destinations.run_directory.parquet import OF_COLUMN
 from destinations.run_directory.part_index import PartIndex, indexed_files
 from destinations.run_directory.reader import (
-    merge_journal,
     metric_columns,
-    retried,
-    retried_items,
     take_snapshot,
 )
 from destinations.runs.errors import FilterError, MetricNotFoundError
-from destinations.runs.streams import reported, streams_of
+from destinations.runs.streams import Stream, reported, streams_of
 
 from .series import Series, joined, merged_by_step
 
@@ -118,7 +113,9 @@ class Where:
         return np.asarray(found)
 
 
-def values_where(run_dir: Path, name: str, where: Where, rank: int = 0) -> Iterator[Series]:
+def values_where(
+    run_dir: Path, name: str, where: Where, rank: int = 0, end: str | None = None
+) -> Iterator[Series]:
     """Yields the values of a metric that fulfil a condition, oldest first, some at a time.
 
     Those of several writers are merged by step, as in `Run.series`, and come at once.
@@ -128,21 +125,22 @@ def values_where(run_dir: Path, name: str, where: Where, rank: int = 0) -> Itera
         name: of the metric, as logged or as in the CSV; "epoch" is the epoch of each row.
         where: the condition.
         rank: of the rows.
+        end: as for `streams_of`.
 
     Raises:
         MetricNotFoundError: the run has no such metric; the message suggests the closest.
     """
-    streams = streams_of(run_dir)
+    streams = streams_of(run_dir, end=end)
     found: list[tuple[str, Series]] = []
     known: list[str] = []
     for stream in streams:
         with reported(stream):
-            names = retried(functools.partial(_names_of, stream.folder, rank))
+            names = _names_of(stream, rank)
             known += names
             column = next((one for one in (column_of(name), name) if one in names or one == "epoch"), None)
             if column is None:
                 continue
-            values = retried_items(functools.partial(_values_of, stream.folder, rank, name, column, where))
+            values = _values_of(stream, rank, name, column, where)
             if len(streams) == 1:
                 yield from values
                 return
@@ -152,20 +150,20 @@ def values_where(run_dir: Path, name: str, where: Where, rank: int = 0) -> Itera
     yield merged_by_step(found)
 
 
-def _names_of(folder: Path, rank: int) -> list[str]:
-    with take_snapshot(folder, rank) as snapshot:
+def _names_of(stream: Stream, rank: int) -> list[str]:
+    with take_snapshot(stream.folder, rank, end=stream.row_end) as snapshot:
         return metric_columns(snapshot)
 
 
-def _values_of(folder: Path, rank: int, name: str, column: str, where: Where) -> Iterator[Series]:
-    with take_snapshot(folder, rank) as snapshot:
+def _values_of(stream: Stream, rank: int, name: str, column: str, where: Where) -> Iterator[Series]:
+    with take_snapshot(stream.folder, rank, end=stream.row_end) as snapshot:
         for file, index in indexed_files(snapshot, [column]):
             if column in parse_header(file.header):
                 spans = [(None, None)] if index is None else index.spans(where.may_hold(index, column))
                 for start, end in spans:
                     for block in blocks_of(file, [column], start=start, end=end):
-                        yield _chosen(name, without_abandoned(block, snapshot.resumes), column, where)
-        rows = merge_journal([], snapshot.records)
+                        yield _chosen(name, block, column, where)
+        rows = snapshot.journal_rows()
         if rows:
             yield _chosen(name, block_of_rows(rows, [column]), column, where)
 

@@ -20,14 +20,22 @@ from .comet import COMET
 from .loggers import LOGGERS
 from .mlflow import MLFLOW
 from .neptune import NEPTUNE
-from .source import ColumnsError, ImportReport, Progress, Source, SourceError
+from .source import ColumnsError, ImportReport, Progress, Source, SourceError, UnreadableError
 from .tables import CHART, TABLE
 from .tensorboard import TENSORBOARD
 from .trackio import TRACKIO
 from .wandb import WANDB
 from .writing import Writer
 
-__all__ = ["SOURCES", "ColumnsError", "ImportReport", "SendingError", "SourceError", "import_runs"]
+__all__ = [
+    "SOURCES",
+    "ColumnsError",
+    "ImportReport",
+    "SendingError",
+    "SourceError",
+    "UnreadableError",
+    "import_runs",
+]
 
 SOURCES = (TENSORBOARD, WANDB, CHART, MLFLOW, TRACKIO, COMET, AIM, NEPTUNE, TABLE, LOGGERS)
 """Every source, in the order of the help."""
@@ -40,6 +48,7 @@ def import_runs(
     source: str | None = None,
     columns: Mapping[str, str] | None = None,
     progress: Progress = lambda _done, _runs, _items: None,
+    dry_run: bool = False,
 ) -> ImportReport:
     r"""Writes the runs of another logger as run folders, and blocks until they are on disk.
 
@@ -62,9 +71,11 @@ def import_runs(
         columns: for a table, the names of its columns by what they hold: "step", "time", "epoch", "run".
         progress: called with how many runs are done, how many there are, and how many values and records were
             written since the last call.
+        dry_run: read everything and report what would be written; nothing is.
 
     Raises:
-        SourceError: nothing at `place` is recognised, several sources recognise it, or it cannot be read.
+        SourceError: nothing at `place` is recognised, or several sources recognise it.
+        UnreadableError: what is there is damaged, so that no run can be told.
         ColumnsError: a table needs `columns`.
         ImportError: the package of the source is not installed.
     """
@@ -74,7 +85,10 @@ def import_runs(
     found = _source_of(place, source)
     report = ImportReport()
     root = Path(root).absolute()
-    root.mkdir(parents=True, exist_ok=True)
+    if found.copy is not None and dry_run:
+        raise SourceError(f"runs of {found.name} are copied as they are: there is no dry run.")
+    if not dry_run:
+        root.mkdir(parents=True, exist_ok=True)
     if found.copy is not None:
         found.copy(place, root, report, progress)
         return report
@@ -82,7 +96,7 @@ def import_runs(
     if not runs:
         raise SourceError(f"there are no runs of {found.name} in {place!r}.")
     done = 0
-    writer = Writer(root, found.name, report, lambda items: progress(done, len(runs), items))
+    writer = Writer(root, found.name, report, lambda items: progress(done, len(runs), items), is_dry=dry_run)
     for done, run in enumerate(runs):  # `progress` is told
         progress(done, len(runs), 0)
         try:

@@ -13,15 +13,27 @@ from typing import Any
 from urllib.parse import quote, unquote, urlparse
 
 from destinations.kinds.images import IMAGE, open_image
-from destinations.kinds.line import file_inside
 from destinations.kinds.texts import TEXT
 from destinations.trackers.names import short_hash
 
-from .source import File, Item, Logged, Source, SourceError, SourceRun, Values
+from .databases import damage_of, has_tables
+from .source import (
+    File,
+    Item,
+    Logged,
+    Source,
+    SourceError,
+    SourceRun,
+    UnreadableError,
+    Values,
+    unreadable_run,
+)
 
-__all__ = ["MLFLOW", "has_tables"]
+__all__ = ["MLFLOW"]
 
 _SCHEMES = re.compile(r"(sqlite|postgresql|mysql|mssql|https?|file|databricks)(\+\w+)?:")
+_READ_ONLY = "sqlite+pysqlite:///file:"
+_RUN_ID = re.compile("[0-9a-f]{32}")
 _DATABASE, _FILES = "mlflow.db", "mlruns"
 _STATUSES = {"FINISHED": "completed", "FAILED": "failed", "KILLED": "interrupted"}
 # The files that `log_image` writes beside a smaller copy of each.
@@ -31,17 +43,8 @@ _OWN_FOLDER, _NOTE = "mlflow.", "mlflow.note.content"
 # What our `MLflow` writes: texts, hyperparameters as they were, names that MLflow does not take, and tags.
 _TEXT = re.compile(r"texts/(?P<key>.+)/(?P<step>\d+)_(?P<ms>\d+)_\d+\.txt")
 _HPARAMS, _NAME, _TAG, _EXCEPTION = "hparams.yaml", "metric_name.", "tag.", "exception"
+_LINKS, _OUTSIDE = "links", "folders of artifacts that are none of MLflow's"
 _OURS = (_NAME, "changed_param.", "training_destinations.", _EXCEPTION)
-
-
-def has_tables(path: Path, *names: str) -> bool:
-    """Says whether a file is an SQLite database with these tables."""
-    try:
-        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as database:
-            found = {name for (name,) in database.execute("select name from sqlite_master")}
-    except sqlite3.Error:
-        return False
-    return found >= set(names)
 
 
 def _uri_of(place: str) -> str:
@@ -54,9 +57,10 @@ def _uri_of(place: str) -> str:
     elif path.is_dir() and (path / _FILES).is_dir():
         path /= _FILES
     if path.is_file() and path.suffix in {".db", ".sqlite", ".sqlite3"}:
-        # Opened for reading alone.
+        # Opened for reading alone: quoted for SQLAlchemy and for SQLite. With a driver, MLflow makes no
+        # folder called "file:" in the working directory.
         is_ours = has_tables(path, "experiments", "runs")
-        return f"sqlite:///file:{quote(str(path))}?mode=ro&uri=true" if is_ours else ""
+        return f"{_READ_ONLY}{quote(quote(str(path)))}?mode=ro&uri=true" if is_ours else ""
     is_store = path.is_dir() and any("experiment_id" in _start_of(one) for one in path.glob("*/meta.yaml"))
     return path.as_uri() if is_store else ""
 
@@ -95,15 +99,34 @@ def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
             ) from error
         try:
             client = MlflowClient(tracking_uri=uri)
-            return [
-                _run_of(client, experiment.name, run)
-                for experiment in _pages(lambda token: client.search_experiments(page_token=token))
-                for run in _pages(
-                    lambda token, of=experiment.experiment_id: client.search_runs([of], page_token=token)
-                )
-            ]
+            found = list(_found_in(client, Path(unquote(urlparse(uri).path))))
         except (MlflowException, sqlite3.Error) as error:
-            raise SourceError(f"MLflow cannot read {place!r}: {error}") from error
+            raise UnreadableError(f"MLflow cannot read {place!r}: {error}") from error
+    database = Path(place) / _DATABASE if Path(place).is_dir() else Path(place)
+    if uri.startswith(_READ_ONLY) and (damage := damage_of(database)):
+        found.append(unreadable_run(database, damage))
+    return found
+
+
+def _found_in(client: Any, folder: Path) -> Iterator[SourceRun]:
+    """Yields the runs of a database or server; those of a folder one by one, as some may be damaged."""
+    names: dict[str, str] = {}
+    if not client.tracking_uri.startswith("file:"):
+        for experiment in _pages(lambda token: client.search_experiments(page_token=token)):
+            ids = [experiment.experiment_id]
+            for run in _pages(lambda token, ids=ids: client.search_runs(ids, page_token=token)):
+                yield _run_of(client, experiment.name, run)
+        return
+    for path in sorted(path for path in folder.glob("[!.]*/*") if _RUN_ID.fullmatch(path.name)):
+        try:
+            run = client.get_run(path.name)
+            of = run.info.experiment_id
+            names[of] = names.get(of) or client.get_experiment(of).name
+        except Exception as error:  # noqa: BLE001  # of MLflow's readers of YAML and of metrics
+            yield unreadable_run(path, f"MLflow cannot read it: {error}")
+            continue
+        if run.info.lifecycle_stage == "active":
+            yield _run_of(client, names[of], run)
 
 
 def _pages(search: Any) -> Iterator[Any]:
@@ -123,12 +146,17 @@ def _run_of(client: Any, experiment: str, run: Any) -> SourceRun:
     own = {
         name.removeprefix(_OWN_FOLDER): text for name, text in tags.items() if name.startswith(_OWN_FOLDER)
     }
-    state = (info.status, info.end_time, sorted(tags.items()), sorted(run.data.params.items()))
+    about = (info.run_name, info.status, info.end_time, sorted(tags.items()), sorted(run.data.params.items()))
+
+    def stamp() -> str:
+        # MLflow itself has only the last value of a metric, and no word of artifacts.
+        return short_hash(repr((about, _points_of(client, run), list(_files_of(client, run, "")))), 16)
+
     return SourceRun(
         info.run_id,
         info.run_name or info.run_id,
         f"mlflow {info.run_id}",
-        short_hash(repr((state, sorted(run.data.metrics.items()))), 16),
+        stamp,
         lambda found: _read(client, run, found),
         created_at=(info.start_time or 0) / 1000,
         ended_at=info.end_time / 1000 if info.end_time else None,
@@ -156,43 +184,45 @@ def _typed(text: str) -> Any:
     return value if isinstance(value, int | float) else text
 
 
-def _read(client: Any, run: Any, found: SourceRun) -> Iterator[Item]:
+def _points_of(client: Any, run: Any) -> list[tuple[int, int, str, float]]:
+    """Returns the values of all metrics by time, so that what was logged together comes together."""
     with _quiet():
-        points = [
-            (point.timestamp / 1000, point.step, point.key, point.value)
+        return sorted(
+            (point.timestamp, point.step, point.key, point.value)
             for name in run.data.metrics
             for point in client.get_metric_history(run.info.run_id, name)
-        ]
-    # By time, so that what was logged together comes together.
-    for time, step, name, value in sorted(points, key=lambda point: point[:2]):
-        yield Values({run.data.tags.get(f"{_NAME}{name}", name): float(value)}, step, time)
-    local = Path(unquote(urlparse(run.info.artifact_uri).path))
+        )
+
+
+def _read(client: Any, run: Any, found: SourceRun) -> Iterator[Item]:
+    for time, step, name, value in _points_of(client, run):
+        yield Values({run.data.tags.get(f"{_NAME}{name}", name): float(value)}, step, time / 1000)
     with tempfile.TemporaryDirectory() as folder:
-        for name in _files_of(client, run.info.run_id, "", found):
+        for name, kind, _ in _files_of(client, run, ""):
+            if kind != "file":
+                (found.left_out if kind in {_LINKS, _OUTSIDE} else found.lost)[kind] += 1
+                continue
             if _COPY.fullmatch(name):
                 continue
             try:
-                if local.is_dir():
-                    # MLflow would follow a link, which may lead anywhere.
-                    file_inside(local, name)
                 with _quiet():
                     path = Path(client.download_artifacts(run.info.run_id, name, folder))
+                yield from _read_file(path, name, found)
             except Exception:  # noqa: BLE001  # of any store, whose packages raise what they like
-                found.left_out["artifacts that are missing"] += 1
-                continue
-            record = _IMAGE.fullmatch(name) or _TEXT.fullmatch(name)
-            if record is None:
-                if name != _HPARAMS or not _read_hparams(path, found):
-                    yield File(name, path)
-                continue
-            key, step, time = record["key"], int(record["step"]), int(record["ms"]) / 1000
-            if record.re is _TEXT:
-                yield Logged(TEXT, key, step, time, {"text": path.read_bytes().decode("utf-8", "replace")})
-                continue
-            with open_image(path) as pixels:
-                # The file is gone when the record is written.
-                pixels.load()
-                yield Logged(IMAGE, re.sub("[#~]", "/", key), step, time, {"images": [pixels]})
+                found.lost["artifacts that cannot be read"] += 1
+
+
+def _read_file(path: Path, name: str, found: SourceRun) -> list[Item]:
+    record = _IMAGE.fullmatch(name) or _TEXT.fullmatch(name)
+    if record is None:
+        return [] if name == _HPARAMS and _read_hparams(path, found) else [File(name, path)]
+    key, step, time = record["key"], int(record["step"]), int(record["ms"]) / 1000
+    if record.re is _TEXT:
+        return [Logged(TEXT, key, step, time, {"text": path.read_bytes().decode("utf-8", "replace")})]
+    with open_image(path) as pixels:
+        # The file is gone when the record is written.
+        pixels.load()
+        return [Logged(IMAGE, re.sub("[#~]", "/", key), step, time, {"images": [pixels]})]
 
 
 def _read_hparams(path: Path, found: SourceRun) -> bool:
@@ -209,18 +239,29 @@ def _read_hparams(path: Path, found: SourceRun) -> bool:
     return is_same
 
 
-def _files_of(client: Any, run_id: str, folder: str, found: SourceRun) -> Iterator[str]:
+def _files_of(client: Any, run: Any, folder: str) -> Iterator[tuple[str, str, Any]]:
+    """Yields the name of each artifact, what it is, and what changes when it is written to."""
+    local = Path(unquote(urlparse(run.info.artifact_uri).path))
+    own = (run.info.run_id, "artifacts")
+    if local.is_dir() and (local.parts[-2:] != own or local.is_symlink() or local.parent.is_symlink()):
+        # A stranger's run may name any folder of this machine; MLflow gives each run one of this name.
+        yield folder, _OUTSIDE, None
+        return
     try:
         with _quiet():
-            entries = client.list_artifacts(run_id, folder)
-    except Exception:  # noqa: BLE001  # as above
-        found.left_out["folders of artifacts that are missing"] += 1
+            entries = client.list_artifacts(run.info.run_id, folder)
+    except Exception:  # noqa: BLE001  # of any store, as above
+        yield folder, "folders of artifacts that are missing", None
         return
     for entry in entries:
-        if entry.is_dir:
-            yield from _files_of(client, run_id, entry.path, found)
+        # MLflow would follow a link, which may lead anywhere.
+        if (local / entry.path).is_symlink():
+            yield entry.path, _LINKS, None
+        elif entry.is_dir:
+            yield from _files_of(client, run, entry.path)
         else:
-            yield entry.path
+            path = local / entry.path
+            yield entry.path, "file", (entry.file_size, path.stat().st_mtime_ns if path.is_file() else 0)
 
 
 MLFLOW = Source(

@@ -3,8 +3,10 @@
 https://github.com/neptune-ai/neptune-exporter
 """
 
+import contextlib
 import functools
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,14 @@ from destinations.kinds.images import IMAGE
 from destinations.kinds.line import path_inside
 from destinations.kinds.texts import TEXT
 
-from .source import File, Item, Logged, Source, SourceRun, Values
+from .source import File, Item, Logged, Source, SourceRun, UnreadableError, Values, unreadable_run
 from .tables import parquet_batches, seconds_of, stamp_of
 
 __all__ = ["NEPTUNE"]
 
 _PART = re.compile(r"(?P<run>.+)_part_(?P<number>\d+)\.parquet")
 _DATA, _FILES = "data", "files"
+_COLUMNS = {"project_id", "run_id", "attribute_path", "attribute_type", "step", "timestamp"}
 _SINGLE = {"float", "int", "string", "bool", "datetime", "string_set"}
 _WHOLE = {"file", "artifact", "file_set"}
 _OWN = "sys/"
@@ -40,8 +43,10 @@ def _parts_of(place: str) -> dict[tuple[Path, str], list[Path]]:
 def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
     found = []
     for (folder, name), parts in _parts_of(place).items():
-        first = next(_rows_of(parts[:1]), None)
+        damaged: Counter[str] = Counter()
+        first = next(_rows_of(parts, damaged), None)
         if first is None:
+            found += [unreadable_run(parts[0], "its parts are damaged.")] if damaged else []
             continue
         run_id, project = str(first["run_id"]), str(first["project_id"])
         # The exporter has both folders side by side by default.
@@ -50,22 +55,37 @@ def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
         facts = functools.partial(_read_facts, parts)
         identity = f"neptune {project} {run_id} {name}"
         environment = {"project": project}
-        found.append(
-            SourceRun(run_id, run_id, identity, stamp_of(*parts), read, facts=facts, environment=environment)
-        )
+        stamp = stamp_of(*parts)
+        with contextlib.suppress(ValueError):
+            # Rows name files below the id of their run.
+            stamp = stamp_of(*parts, _inside(files / folder.name, run_id))
+        made = SourceRun(run_id, run_id, identity, stamp, read, facts=facts, environment=environment)
+        # Parts are numbered from 0.
+        if missing := int(parts[-1].stem.rpartition("_")[2]) + 1 - len(parts):
+            made.lost["missing parts"] += missing
+        found.append(made)
     return found
 
 
-def _rows_of(parts: list[Path]) -> Iterator[dict[str, Any]]:
+def _inside(files: Path, relative: str) -> Path:
+    """Returns a path in the folder of a project's files, where that folder and the one above are no links."""
+    top = files.parent.parent
+    return path_inside(top, f"{files.relative_to(top)}/{relative}")
+
+
+def _rows_of(parts: list[Path], lost: Counter[str]) -> Iterator[dict[str, Any]]:
     for part in parts:
-        for batch in parquet_batches(part):
-            yield from batch.to_pylist()
+        try:
+            for batch in parquet_batches(part, _COLUMNS):
+                yield from batch.to_pylist()
+        except UnreadableError:
+            lost["damaged parts"] += 1
 
 
 def _read_facts(parts: list[Path], run: SourceRun) -> None:
     """Reads the values that have no steps: what Neptune says about the run, and hyperparameters."""
     own: dict[str, Any] = {}
-    for row in _rows_of(parts):
+    for row in _rows_of(parts, Counter()):
         kind, name = row["attribute_type"], row["attribute_path"]
         if kind not in _SINGLE:
             continue
@@ -87,7 +107,7 @@ def _read_facts(parts: list[Path], run: SourceRun) -> None:
 
 def _read(parts: list[Path], files: Path, run: SourceRun) -> Iterator[Item]:
     points: list[tuple[float, int, str, float]] = []
-    for row in _rows_of(parts):
+    for row in _rows_of(parts, run.lost):
         kind, name, time = row["attribute_type"], row["attribute_path"], seconds_of(row["timestamp"])
         step = int(row["step"] or 0)
         if row["step"] is not None and row["step"] != step:
@@ -115,7 +135,7 @@ def _histogram(run: SourceRun, row: dict[str, Any], step: int, time: float | Non
     try:
         values = BinnedValues(row["histogram_value"]["values"], row["histogram_value"]["edges"])
     except (ValueError, TypeError):
-        run.left_out["unreadable histograms"] += 1
+        run.lost["unreadable histograms"] += 1
         return
     yield Logged(HISTOGRAM, row["attribute_path"], step, time, {"values": values})
 
@@ -124,11 +144,12 @@ def _files(
     run: SourceRun, files: Path, row: dict[str, Any], name: str, step: int, time: float | None
 ) -> Iterator[Item]:
     try:
-        path = path_inside(files, (row["file_value"] or {}).get("path") or "")
+        path = _inside(files, (row["file_value"] or {}).get("path") or "")
     except ValueError:
-        path = files / "."
+        run.left_out["paths out of the folder"] += 1
+        return
     if path.is_symlink() or not path.exists() or path == files:
-        run.left_out["files that are missing"] += 1
+        run.lost["files that are missing"] += 1
     elif path.is_dir():
         for one in sorted(path.rglob("*")):
             if one.is_file() and not one.is_symlink():

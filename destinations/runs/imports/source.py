@@ -11,6 +11,8 @@ from destinations.kinds.kind import Kind
 from destinations.runs.errors import RunsError
 from destinations.trackers.names import short_hash
 
+from .frames import Bytes
+
 __all__ = [
     "ColumnsError",
     "File",
@@ -22,8 +24,10 @@ __all__ = [
     "Source",
     "SourceError",
     "SourceRun",
+    "UnreadableError",
     "Values",
     "unique_id",
+    "unreadable_run",
 ]
 
 _MAX_FAILURES = 100
@@ -34,6 +38,10 @@ Progress = Callable[[int, int, int], object]
 
 class SourceError(RunsError):
     """No runs can be read from this place."""
+
+
+class UnreadableError(SourceError):
+    """What is there is damaged."""
 
 
 class ColumnsError(SourceError):
@@ -111,7 +119,8 @@ class SourceRun:
         run_id: its id; see `unique_id`.
         name: its name there, from which that of the folder is made.
         identity: tells it from every other run of any place, so that it is found again.
-        stamp: another one whenever the run has changed, such as the sizes of its files.
+        stamp: another one whenever anything in the run has changed, such as the sizes of its files; or what
+            returns it, where that takes long.
         read: returns what is in it, in the order of time within a step; takes this object.
         created_at: in seconds since 1970.
         ended_at: the same; None for the last time that was handed over.
@@ -124,13 +133,15 @@ class SourceRun:
         environment: host, program and the like, as the source has them.
         facts: takes this object, and sets what `read` need not go through everything for; called first, where
             the run is to be written.
-        left_out: what the folder cannot hold, by a few words that say what it is.
+        left_out: how much there is that a run folder does not hold, by what it is.
+        lost: how much could not be read, by what it is ("unreadable images"): each is a failure.
+        seen: how many bytes there are, and how many were read, where the source is made of files.
     """
 
     run_id: str
     name: str
     identity: str
-    stamp: str
+    stamp: str | Callable[[], str]
     read: "Callable[[SourceRun], Iterator[Item]]" = attrs.field(repr=False)
     created_at: float = 0.0
     ended_at: float | None = None
@@ -142,6 +153,8 @@ class SourceRun:
     environment: dict[str, Any] = attrs.field(factory=dict)
     facts: "Callable[[SourceRun], object]" = attrs.field(default=lambda _run: None, repr=False)
     left_out: Counter[str] = attrs.field(factory=Counter)
+    lost: Counter[str] = attrs.field(factory=Counter)
+    seen: Bytes = attrs.field(factory=Bytes)
 
 
 def unique_id(name: str, identity: str) -> str:
@@ -158,6 +171,15 @@ def unique_id(name: str, identity: str) -> str:
     by the same rule.
     """
     return f"{name}-{short_hash(identity, 8)}"
+
+
+def unreadable_run(path: Path, error: object) -> SourceRun:
+    """Returns what stands for a run that is too damaged to be told from others: importing it fails."""
+
+    def fail(_run: SourceRun) -> None:
+        raise UnreadableError(str(error))
+
+    return SourceRun(path.name, path.name, f"unreadable {path}", "", lambda _run: iter(()), facts=fail)
 
 
 @attrs.define
@@ -180,7 +202,8 @@ class ImportReport:
         values: values in these rows.
         records: other records and files, by kind.
         left_out: what a run folder does not hold, by what it is.
-        failures: a message for each run or record that could not be written; at most 100.
+        seen: how many bytes the files of these runs have, and how many of them were read.
+        failures: a message for each run or record that could not be read or written; at most 100.
         failure_count: how many there were.
     """
 
@@ -191,8 +214,19 @@ class ImportReport:
     values: int = 0
     records: Counter[str] = attrs.field(factory=Counter)
     left_out: Counter[str] = attrs.field(factory=Counter)
+    seen: Bytes = attrs.field(factory=Bytes)
     failures: list[str] = attrs.field(factory=list)
     failure_count: int = 0
+
+    def count(self, item: Item) -> int:
+        """Adds an item that was written; returns how many values or records it is."""
+        if isinstance(item, Values):
+            self.rows += 1
+            self.values += len(item.metrics)
+            return len(item.metrics)
+        if not isinstance(item, Restart):
+            self.records["artifact" if isinstance(item, File) else item.kind.name] += 1
+        return 1
 
     def fail(self, text: str, count: int = 1) -> None:
         """Adds a failure."""

@@ -3,12 +3,16 @@
 import csv
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from .source import ColumnsError, Item, Source, SourceError, SourceRun, Values, unique_id
+from destinations.run_directory.layout import parse_number, whole_number
+from destinations.trackers.names import short_hash
+
+from .source import ColumnsError, Item, Source, SourceError, SourceRun, UnreadableError, Values, unique_id
 
 __all__ = ["CHART", "STEPS", "TABLE", "parquet_batches", "seconds_of", "stamp_of"]
 
@@ -25,6 +29,11 @@ _DEFAULTS = {
     "run": (),
 }
 
+_EMPTY = ("", None)
+_ODD = "rows with other cells than the first line"
+# What programs write for no value.
+_NO_VALUE = {"na", "n/a", "null", "none", "-"}
+
 
 def _claims(place: str) -> bool:
     path = Path(place)
@@ -32,18 +41,12 @@ def _claims(place: str) -> bool:
 
 
 def stamp_of(*paths: Path) -> str:
-    """Returns what changes when files are written to."""
-    return " ".join(f"{path.name}:{path.stat().st_size}:{path.stat().st_mtime_ns}" for path in paths)
-
-
-def _read_rows(path: Path) -> tuple[list[str], list[list[Any]]]:
-    """Returns the names of the columns of a table, and its rows.
-
-    Raises:
-        SourceError: it cannot be read.
-    """
-    lines = _lines_of(path)
-    return next(lines, []), list(lines)
+    """Returns what changes when files are written to, or files are added to folders."""
+    folders = (path for path in paths if path.is_dir() and not path.is_symlink())
+    inside = (one for path in folders for one in sorted(path.rglob("*")))
+    files = [path for path in (*paths, *inside) if path.is_file()]
+    stamps = [f"{path.name}:{path.stat().st_size}:{path.stat().st_mtime_ns}" for path in files]
+    return " ".join(stamps) if len(files) == len(paths) else short_hash(" ".join(stamps), 16)
 
 
 def _lines_of(path: Path) -> Iterator[list[Any]]:
@@ -56,31 +59,52 @@ def _lines_of(path: Path) -> Iterator[list[Any]]:
                 yield list(columns)
             yield from map(list, zip(*(column.to_pylist() for column in batch.columns), strict=True))
         return
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         try:
-            yield from csv.reader(file, delimiter=_SUFFIXES.get(path.suffix, ","))
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise SourceError(f"{path} is not a table of texts and numbers: {error}.") from error
+            lines = csv.reader(file, delimiter=_SUFFIXES.get(path.suffix, ","))
+            names = next(lines, [])
+            if any("\N{REPLACEMENT CHARACTER}" in name for name in names):
+                raise UnreadableError(f"{path} is not a table of texts and numbers: it is not in UTF-8.")
+            yield names
+            yield from lines
+        except csv.Error as error:
+            raise UnreadableError(f"{path} is not a table of texts and numbers: {error}.") from error
 
 
-def parquet_batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
-    """Yields the record batches of a Parquet file.
+def _with_end(path: Path, runs: list[SourceRun]) -> list[SourceRun]:
+    """Says of runs whose table has no line end at its end that its last number may have lost digits."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 1))
+        is_whole = path.suffix == ".parquet" or file.read() in {b"\n", b"\r", b'"'}
+    if not is_whole:
+        for run in runs[-1:]:
+            run.lost["last rows without a line end, which may be cut off"] += 1
+    return runs
+
+
+def parquet_batches(path: Path, needed: Collection[str] = ()) -> Iterator[Any]:
+    """Yields the record batches of a Parquet file with these columns, and maybe more.
 
     Raises:
-        SourceError: it is none.
+        UnreadableError: it is none.
     """
     import pyarrow as pa
     import pyarrow.parquet
 
     try:
-        with pa.parquet.ParquetFile(path) as file:
-            yield from file.iter_batches(columns=columns)
-    except pa.ArrowException as error:
-        raise SourceError(f"{path} is not a Parquet file: {error}.") from error
+        with pa.parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            missing = {*needed} - {*file.schema_arrow.names}
+            yield from () if missing else file.iter_batches()
+    except Exception as error:  # whatever pyarrow finds wrong
+        raise UnreadableError(f"{path} is not a Parquet file: {error}.") from error
+    if missing:
+        raise UnreadableError(f"{path} has no column {min(missing)!r}.")
 
 
 def _runs(place: str, columns: Mapping[str, str]) -> list[SourceRun]:
     path = Path(place).absolute()
+    # Before it is read: it may grow meanwhile.
+    stamp, written_at = stamp_of(path), path.stat().st_mtime
     lines = _lines_of(path)
     names = next(lines, [])
     if unknown := columns.keys() - set(_ROLES):
@@ -95,7 +119,7 @@ def _runs(place: str, columns: Mapping[str, str]) -> list[SourceRun]:
                 roles.setdefault(role, names.index(name))
     if "step" not in roles and columns.get("step") is None:
         raise ColumnsError(place, names)
-    stamp, written_at = f"{stamp_of(path)} {roles}", path.stat().st_mtime
+    stamp = f"{stamp} {roles}"
     of_run = roles.get("run")
     if of_run is None:
         # Read when it is written: a table may be larger than the memory.
@@ -106,75 +130,117 @@ def _runs(place: str, columns: Mapping[str, str]) -> list[SourceRun]:
             name = str(line[of_run]) if of_run < len(line) else ""
             by_run.setdefault(name or path.stem, []).append(line)
         rows_of = {name: rows.copy for name, rows in by_run.items()}
-    return [
-        _run_of_rows(f"table {path} {run}", run, stamp, names, rows, roles, written_at)
-        for run, rows in rows_of.items()
-    ]
-
-
-def _run_of_rows(
-    identity: str,
-    name: str,
-    stamp: str,
-    names: Sequence[str],
-    rows: _Rows,
-    roles: Mapping[str, int],
-    created_at: float,
-) -> SourceRun:
-    """Returns the run of the rows of a table.
-
-    Args:
-        identity: see `SourceRun`.
-        name: likewise.
-        stamp: likewise.
-        names: of the columns.
-        rows: returns them, a list of cells each; texts are read as numbers.
-        roles: the index of the column that holds "step", "time", "epoch" and "run", as far as there is one;
-            without a step, rows are counted.
-        created_at: when the run began, where the first row has no time.
-    """
     # In W&B's own history, rows that a trainer did not log lack its step.
     is_history = "_step" in names and names.index("_step") != roles.get("step")
     taken = {*roles.values(), *([names.index("_step")] if is_history else ())}
-    metrics = {index: name for index, name in enumerate(names) if name and index not in taken}
+    metrics = {index: name for index, name in enumerate(_unlike(names)) if index not in taken}
+    found = []
+    for run, rows in rows_of.items():
+        table = _Table(rows, len(names), metrics, roles, fills_steps=is_history)
+        found.append(table.run_of(f"table {path} {run}", run, stamp, written_at))
+    return _with_end(path, found)
 
-    def cell(row: list[Any], role: str) -> Any:
-        index = roles.get(role)
+
+class _Table:
+    """The rows of a run.
+
+    Args:
+        rows: returns them, a list of cells each; texts are read as numbers.
+        width: how many cells each has.
+        metrics: the names of columns, by index.
+        roles: the index of the column that holds "step", "time", "epoch" and "run", as far as there is one;
+            without a step, rows are counted.
+        fills_steps: a row without a step has the one before it.
+    """
+
+    def __init__(
+        self,
+        rows: _Rows,
+        width: int,
+        metrics: Mapping[int, str],
+        roles: Mapping[str, int],
+        *,
+        fills_steps: bool = False,
+    ) -> None:
+        self._rows = rows
+        self._width = width
+        self._metrics = metrics
+        self._roles = roles
+        self._fills_steps = fills_steps
+        self._last_step: float | None = None
+        # Columns with numbers, and how many texts each column has.
+        self._with_numbers: set[int] = set()
+        self._texts: Counter[int] = Counter()
+
+    def run_of(self, identity: str, name: str, stamp: str, written_at: float) -> SourceRun:
+        """Returns the run; it began at its first time, else when the table was written."""
+        began_at = seconds_of(self.cell(next(filter(None, self._rows()), []), "time"))
+        run_id = unique_id(name, identity)
+        return SourceRun(run_id, name, identity, stamp, self.read, created_at=began_at or written_at)
+
+    def cell(self, row: Sequence[Any], role: str) -> Any:
+        """Returns the cell that holds a step, time, epoch or run; None if there is none."""
+        index = self._roles.get(role)
         return None if index is None or index >= len(row) else row[index]
 
-    def read(run: SourceRun) -> Iterator[Item]:
-        last: float | None = None
-        for number, row in enumerate(filter(None, rows())):
-            step = number if "step" not in roles else _number(cell(row, "step"))
-            if is_history and (step is None or math.isnan(step)):
-                step = last
-            last = step
-            if step is None or not float(step).is_integer():
-                run.left_out["rows without a whole step"] += 1
+    def read(self, run: SourceRun) -> Iterator[Item]:
+        """Yields the values of each row."""
+        for number, row in enumerate(filter(None, self._rows())):
+            if len(row) < self._width or any(cell not in _EMPTY for cell in row[self._width :]):
+                run.lost[_ODD] += 1
+            step = self._step_of(row, number)
+            if step is None:
+                run.lost["rows without a whole step"] += 1
                 continue
-            values = {}
-            for index, metric in metrics.items():
-                given = row[index] if index < len(row) else None
-                value = _number(given)
-                if value is not None:
-                    values[metric] = value
-                elif given not in {None, ""}:
-                    run.left_out["cells that are no numbers"] += 1
-            epoch = _number(cell(row, "epoch"))
-            yield Values(values, int(step), seconds_of(cell(row, "time")), epoch)
+            time, epoch = seconds_of(self.cell(row, "time")), _number(self.cell(row, "epoch"))
+            for role, found in (("time", time), ("epoch", epoch)):
+                if found is None and self.cell(row, role) not in _EMPTY:
+                    run.lost[f"unreadable {role}s"] += 1
+            yield Values(self._values_of(row, run), step, time, epoch)
+        # A column of texts is no metric; in one of numbers, a text is a damaged value.
+        for index, count in self._texts.items():
+            where = run.lost if index in self._with_numbers else run.left_out
+            where["cells that are no numbers"] += count
 
-    began_at = seconds_of(cell(next(filter(None, rows()), []), "time"))
-    run_id = unique_id(name, identity)
-    return SourceRun(run_id, name, identity, stamp, read, created_at=began_at or created_at)
+    def _step_of(self, row: Sequence[Any], number: int) -> int | None:
+        step = number if "step" not in self._roles else _number(self.cell(row, "step"))
+        if self._fills_steps and (step is None or math.isnan(step)):
+            step = self._last_step
+        self._last_step = step
+        return whole_number(step) if step is not None and float(step).is_integer() else None
+
+    def _values_of(self, row: Sequence[Any], run: SourceRun) -> dict[str, float]:
+        values = {}
+        for index, metric in self._metrics.items():
+            cell = row[index] if index < len(row) else None
+            if not metric:
+                run.left_out["cells of a column without a name"] += cell not in _EMPTY
+            elif (value := _number(cell)) is not None:
+                values[metric] = value
+                self._with_numbers.add(index)
+            elif isinstance(cell, str) and cell.strip().lower() in _NO_VALUE:
+                run.left_out["cells that are no numbers"] += 1
+            elif cell not in _EMPTY:
+                self._texts[index] += 1
+        return values
+
+
+def _unlike(names: Sequence[str]) -> list[str]:
+    """Returns names of which each is there once: a second "loss" is "loss.1"."""
+    found: list[str] = []
+    for name in names:
+        others = {*names, *found}
+        numbered = (f"{name}.{number}" for number in itertools.count(1))
+        is_new = not name or name not in found
+        found.append(name if is_new else next(one for one in numbered if one not in others))
+    return found
 
 
 def _number(cell: Any) -> float | None:
+    """Returns a number, an integer as it is."""
     if isinstance(cell, str):
-        try:
-            return float(cell)
-        except ValueError:
-            return None
-    return float(cell) if isinstance(cell, int | float) else None
+        return parse_number(cell)
+    return cell if isinstance(cell, int | float) else None
 
 
 def seconds_of(cell: Any) -> float | None:
@@ -209,26 +275,21 @@ def _is_chart(path: Path) -> bool:
 
 def _exported_runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
     path = Path(place).absolute()
-    (first, *names), rows = _read_rows(path)
+    # Before it is read: it may grow meanwhile.
+    stamp, written_at = stamp_of(path), path.stat().st_mtime
+    names = next(_lines_of(path), [])
     by_run: dict[str, dict[int, str]] = {}
-    for index, name in enumerate(names, 1):
+    for index, name in enumerate(names[1:], 1):
         run, _separator, metric = name.rpartition(" - ")
-        by_run.setdefault(run, {})[index] = metric
+        # The page adds the smallest and the largest of the values that it shows as one point, and its steps.
+        if not metric.endswith(("__MIN", "__MAX")) and metric != "_step":
+            by_run.setdefault(run, {})[index] = metric
     found = []
     for run, metrics in by_run.items():
-        # The page adds the smallest and the largest of the values that it shows as one point, and its steps.
-        left = ("__MIN", "__MAX")
-        kept = {index: name for index, name in metrics.items() if not name.endswith(left) and name != "_step"}
-        of_run = [
-            [row[0], *(row[index] for index in kept)] for row in rows if len(row) > max(kept, default=0)
-        ]
-        of_run = [row for row in of_run if any(cell not in {None, ""} for cell in row[1:])]
-        identity, written_at = f"wandb-export {path} {run}", path.stat().st_mtime
-        made = _run_of_rows(
-            identity, run, stamp_of(path), [first, *kept.values()], of_run.copy, {"step": 0}, written_at
-        )
-        found.append(made)
-    return found
+        unlike = dict(zip(metrics, _unlike([*metrics.values()]), strict=True))
+        table = _Table(lambda: itertools.islice(_lines_of(path), 1, None), len(names), unlike, {"step": 0})
+        found.append(table.run_of(f"wandb-export {path} {run}", run, stamp, written_at))
+    return _with_end(path, found)
 
 
 TABLE = Source("table", "a .csv, .tsv or .parquet file with a column of steps", _claims, _runs)

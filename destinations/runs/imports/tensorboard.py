@@ -1,9 +1,9 @@
-"""TensorBoard's event files, by TensorBoard's own loader, which brings old formats to the present one."""
+"""TensorBoard's event files; TensorBoard itself brings old formats to the present one."""
 
 import functools
 import io
 import wave
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from destinations.kinds.histograms import HISTOGRAM
 from destinations.kinds.images import IMAGE
 from destinations.kinds.texts import TEXT
 
+from .frames import Bytes, event_records
 from .source import Item, Logged, Restart, Source, SourceRun, Values, unique_id
 
 __all__ = ["TENSORBOARD"]
@@ -26,7 +27,6 @@ def _claims(place: str) -> bool:
 
 def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
     """Returns a run for each folder with event files; its name is its path, as in TensorBoard."""
-    loader = _loader()
     top = Path(place).absolute()
     files: dict[Path, list[Path]] = {}
     for path in [top] if top.is_file() else sorted(top.rglob(_FILES)):
@@ -37,38 +37,38 @@ def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
         name = folder.relative_to(top).as_posix() if top.is_dir() and folder != top else folder.name
         # The name of an event file has a time, a host and a process: it tells a run from others.
         identity = f"tensorboard {name} {paths[0].name}"
-        first = next(iter(loader(str(paths[0])).Load()), None)
-        found.append(
-            SourceRun(
-                unique_id(name, identity),
-                name,
-                identity,
-                " ".join(f"{path.name}:{path.stat().st_size}" for path in paths),
-                functools.partial(_read, paths),
-                created_at=paths[0].stat().st_mtime if first is None else first.wall_time,
-            )
-        )
+        stamp = " ".join(f"{path.name}:{path.stat().st_size}" for path in paths)
+        read = functools.partial(_read, paths)
+        made = SourceRun(unique_id(name, identity), name, identity, stamp, read)
+        first = next(_events(paths[0], made, Bytes()), None)
+        made.created_at = paths[0].stat().st_mtime if first is None else first.wall_time
+        found.append(made)
     return found
 
 
-def _loader() -> Callable[[str], Any]:
+def _events(path: Path, run: SourceRun, seen: Bytes) -> Iterator[Any]:
     try:
-        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+        from tensorboard import data_compat, dataclass_compat
+        from tensorboard.compat.proto.event_pb2 import Event
     except ImportError as error:
         raise ImportError(
             'event files need TensorBoard: pip install "training-destinations[tensorboard]"'
         ) from error
-    loader: Callable[[str], Any] = EventFileLoader
-    return loader
+    metadata: dict[str, Any] = {}
+    for record in event_records(path, seen):
+        try:
+            event = data_compat.migrate_event(Event.FromString(record))
+            yield from dataclass_compat.migrate_event(event, metadata)
+        except Exception:  # noqa: BLE001  # whatever TensorBoard finds wrong with it
+            run.lost["unreadable events"] += 1
 
 
 def _read(paths: list[Path], run: SourceRun) -> Iterator[Item]:
     from tensorboard.compat.proto.event_pb2 import SessionLog
 
-    loader = _loader()
     plugins: dict[str, str] = {}
     for path in paths:
-        for event in loader(str(path)).Load():
+        for event in _events(path, run, run.seen):
             what = event.WhichOneof("what")
             if what == "summary":
                 for value in event.summary.value:
@@ -84,7 +84,7 @@ def _items_of(run: SourceRun, plugin: str, value: Any, step: int, time: float) -
     try:
         yield from list(_read_value(run, plugin, value, step, time))
     except Exception:  # noqa: BLE001  # of any decoder, for bytes that are damaged: they cost themselves
-        run.left_out[f"damaged {plugin}"] += 1
+        run.lost[f"unreadable {plugin or 'values'}"] += 1
 
 
 def _read_value(run: SourceRun, plugin: str, value: Any, step: int, time: float) -> Iterator[Item]:

@@ -1,13 +1,13 @@
-"""W&B's local runs, by its own `leet inspect`, which prints the records of a log."""
+"""W&B's local runs: the records of its logs, in W&B's own schema."""
 
 import base64
 import hashlib
 import html
+import importlib
 import json
 import math
 import re
-import subprocess
-import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,18 +18,19 @@ from destinations.kinds.line import file_inside, number_of, whole_of
 from destinations.kinds.texts import TEXT
 from uploads.disk import read_regular
 
+from .frames import Bytes, log_records
 from .media import READERS, UNREADABLE
 from .source import File, Item, Logged, Source, SourceError, SourceRun, Values
-from .tables import seconds_of, stamp_of
+from .tables import stamp_of
 
 __all__ = ["WANDB"]
 
 _LOGS = "run-*.wandb"
 _FOLDER = re.compile(r"run-(\d{8}_\d{6})-")
-_SUMMARY_FIELDS = ("entity", "project")
 _STEPS = 1 << 63
 _PRE = re.compile(r'<pre style="white-space: pre-wrap">(.*)</pre>', re.DOTALL)
-_RUN_FIELDS = ("host", "run_group", "job_type", "git", "sweep_id")
+_ABOUT = ("entity", "project", "host", "run_group", "job_type", "git", "sweep_id")
+_OWN = {"_step", "_timestamp", "_runtime"}
 
 
 def _claims(place: str) -> bool:
@@ -43,16 +44,8 @@ def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
     logs: dict[str, list[Path]] = {}
     for path in [top] if top.is_file() else top.rglob(_LOGS):
         logs.setdefault(path.stem.removeprefix("run-"), []).append(path)
-    found = []
-    for run_id, paths in sorted(logs.items(), key=lambda pair: min(map(_begun, pair[1]))):
-        paths.sort(key=_begun)
-        # The folder of the first log has its time and the id.
-        identity = f"wandb {run_id} {paths[0].parent.name}"
-        logs_of = _Logs(paths)
-        found.append(
-            SourceRun(run_id, run_id, identity, stamp_of(*paths), logs_of.read, facts=logs_of.read_facts)
-        )
-    return found
+    found = [_Log(run_id, sorted(paths, key=_begun)) for run_id, paths in logs.items()]
+    return [log.run for log in sorted(found, key=lambda log: _begun(log.paths[0]))]
 
 
 def _begun(log: Path) -> str:
@@ -60,101 +53,40 @@ def _begun(log: Path) -> str:
     return match[1] if match else log.parent.name
 
 
-def _inspect(log: Path, *options: str) -> Iterator[bytes]:
-    """Yields the lines that W&B's own reader prints.
-
-    Raises:
-        ImportError: W&B is not installed.
-        SourceError: it cannot read the log.
-    """
+def _records(path: Path, lost: Counter[str], seen: Bytes) -> Iterator[tuple[str, Any]]:
+    """Yields kind and fields of each record of a log."""
     try:
-        from wandb.util import get_core_path
+        from wandb.proto.wandb_internal_pb2 import Record
     except ImportError as error:
         raise ImportError('W&B\'s logs need W&B: pip install "training-destinations[wandb]"') from error
-    command = [get_core_path(), "leet", "inspect", "-json", "-no-observability", *options]
-    with tempfile.TemporaryFile() as errors:
-        with subprocess.Popen(  # noqa: S603  # W&B's own program
-            [*command, "-run-file", str(log)], stdout=subprocess.PIPE, stderr=errors
-        ) as process:
-            try:
-                yield from process.stdout or ()
-            except BaseException:
-                process.kill()
-                raise
-        if process.returncode > 0:
-            errors.seek(0)
-            said = errors.read(10_000).decode(errors="replace").strip().splitlines() or [""]
-            raise SourceError(
-                f"W&B's reader failed on {log} ({said[0]}). If it does not know `wandb leet inspect`, update "
-                "wandb."
-            )
-
-
-class _Logs:
-    """The logs of one run.
-
-    Args:
-        paths: of them, in order.
-    """
-
-    def __init__(self, paths: list[Path]) -> None:
-        self._paths = paths
-        self._summary: dict[str, Any] = {}
-
-    def read_facts(self, run: SourceRun) -> None:
-        """Reads what W&B says about the run; the last log has the newest config, tags and notes."""
-        for path in self._paths:
-            facts = json.loads(b"".join(_inspect(path, "-summary")))
-            if not facts.get("run_id"):
-                raise SourceError(f"W&B's reader finds no run in {path}.")
-            begun_at = seconds_of(facts.get("start_time"))
-            if begun_at is not None:
-                run.created_at = min(run.created_at or begun_at, begun_at)
-            run.name = facts.get("name") or run.name
-            run.tags = tuple(facts.get("tags") or ())
-            run.notes = facts.get("notes") or ""
-            run.hyperparameters |= facts.get("config") or {}
-            run.environment |= {name: facts[name] for name in _SUMMARY_FIELDS if facts.get(name)}
-            self._summary |= facts.get("summary") or {}
-
-    def read(self, run: SourceRun) -> Iterator[Item]:
-        """Yields what is in the logs, then what only the summary has, at the last step."""
-        step, names, axes = 0, set(), _Axes(run)
-        # First, because a program may define a metric after it has logged some.
-        for line in (line for path in self._paths for line in self._lines(path)):
-            if b'"type":"metric"' in line:
-                axes.define(json.loads(line).get("metric") or {})
-        for path in self._paths:
-            log = _Log(run, path.parent / "files", axes)
-            for line in self._lines(path, run):
-                yield from log.items_of(json.loads(line))
-            yield from log.files()
-            step = max(step, log.step)
-            names |= log.names
-        only = {name: value for name, value in _flat(self._summary) if name not in names}
-        yield Values(only, step)
-
-    def _lines(self, path: Path, run: SourceRun | None = None) -> Iterator[bytes]:
-        """Yields the records of a log; counts one that was cut off, unless nothing of it can be read."""
-        count = 0
+    for data in log_records(path, seen):
         try:
-            for count, line in enumerate(_inspect(path), 1):  # noqa: B007  # looked at where it fails
-                yield line
-        except SourceError:
-            if not count:
-                raise
-            if run is not None:
-                run.left_out["damaged logs"] += 1
+            record = Record.FromString(data)
+        except Exception:  # noqa: BLE001  # an error of protobuf, which has no types
+            lost["unreadable records"] += 1
+            continue
+        if kind := record.WhichOneof("record_type"):
+            yield kind, getattr(record, kind)
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yields the numbers of a summary, but for W&B's own and those of media."""
+def _plain(fields: Any) -> dict[str, Any]:
+    as_dict = importlib.import_module("google.protobuf.json_format").MessageToDict
+    plain: dict[str, Any] = as_dict(fields, preserving_proto_field_name=True)
+    return plain
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields names and values; names of nested ones are joined with dots, and a medium is one value."""
     for name, value in values.items():
-        if isinstance(value, Mapping):
-            if "_type" not in value:
-                yield from _flat(value, f"{prefix}{name}.")
-        elif not name.startswith("_") and (number := number_of(value)) is not None:
-            yield prefix + name, float(number)
+        if isinstance(value, dict) and "_type" not in value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    numbers = ((name, metric_of(value)) for name, value in _leaves(values, prefix))
+    return {name: number for name, number in numbers if number is not None}
 
 
 class _Axes:
@@ -168,16 +100,15 @@ class _Axes:
 
     def __init__(self, run: SourceRun) -> None:
         self._run = run
-        self._axis_of: dict[str, str | None] = {}
+        self._axis_of: dict[str, str] = {}
         self._axes: set[str] = set()
         self._found: dict[str, str | None] = {}
         # The last value of each axis: a row may lack it.
         self._last: dict[str, Any] = {}
 
-    def define(self, metric: Mapping[str, Any]) -> None:
-        """Takes a definition of a metric, or of all whose names begin so ("val/*")."""
-        axis = metric.get("step_metric")
-        self._axis_of[str(metric.get("glob_name") or metric.get("name"))] = axis
+    def define(self, name: str, axis: str) -> None:
+        """Sets the x axis, "" for none, of a metric, or of all whose names begin so ("val/*")."""
+        self._axis_of[name] = axis
         self._axes |= {axis} if axis else set()
 
     def of(self, name: str) -> str | None:
@@ -216,101 +147,132 @@ class _Axes:
 
 
 class _Log:
-    """Reads the records of one log.
+    """The logs of one run.
 
     Args:
-        run: its run.
-        folder: that of the files that the records name.
-        axes: the steps of its values; default: W&B's own.
+        run_id: its id.
+        paths: of the logs, in order; each has its files beside it.
     """
 
-    def __init__(self, run: SourceRun, folder: Path, axes: _Axes | None = None) -> None:
-        self._run = run
-        self._folder = folder
-        self._axes = axes or _Axes(run)
-        self.step = 0
-        self.names: set[str] = set()
-        self._labels: dict[str, dict[int, str]] = {}
-        self._staged: dict[str, tuple[Any, Any]] = {}
+    def __init__(self, run_id: str, paths: list[Path]) -> None:
+        self.paths = paths
+        # The folder of the first log has its time and the id.
+        identity = f"wandb {run_id} {paths[0].parent.name}"
+        self.run = SourceRun(
+            run_id,
+            run_id,
+            identity,
+            stamp_of(*(one for path in paths for one in (path, path.parent / "files"))),
+            lambda _run: self._read(),
+            facts=lambda _run: self._read_facts(),
+        )
+        self._folder = Path()
+        self._own: dict[str, Any] = {}
+        self._summary: dict[str, Any] = {}
+        self._axes = _Axes(self.run)
+        self._step = 0
+        self._names: set[str] = set()
+        # Files of tables: only their artifacts say where W&B has them.
+        self._staged: dict[str, tuple[str, str]] = {}
 
-    def items_of(self, record: dict[str, Any]) -> Iterator[Item]:
-        kind = record.get("type", "")
-        fields = record.get(kind) or {}
-        if kind == "history":
-            yield from self._history(fields.get("item") or {})
-        elif kind == "stats":
-            values = {f"system/{name}": number_of(value) for name, value in fields.get("item", {}).items()}
-            numbers = {name: float(value) for name, value in values.items() if value is not None}
-            yield Values(numbers, self.step, seconds_of(fields.get("timestamp")))
-        elif kind in {"config", "run"}:
-            update = (fields.get("config", fields) if kind == "run" else fields).get("update") or {}
-            self._read_labels(update.get("_wandb") or {})
-            self._run.environment |= {name: fields[name] for name in _RUN_FIELDS if fields.get(name)}
+    def _read_facts(self) -> None:
+        """Reads what W&B says about the run; the last log has the newest config, tags and notes.
+
+        Reads the definitions of metrics, too: a program may define one after it has logged it.
+        """
+        kinds = set()
+        for path in self.paths:
+            self.run.status = self.run.exception = ""
+            for kind, fields in _records(path, Counter(), Bytes()):
+                kinds.add(kind)
+                self._read_fact(kind, fields)
+        if not kinds - {"header"}:
+            raise SourceError(f"there is no run of W&B in {self.paths[0]}.")
+        self._own = self.run.hyperparameters.pop("_wandb", {})
+        self.run.created_at = self.run.created_at or self.paths[0].stat().st_mtime
+
+    def _read_fact(self, kind: str, fields: Any) -> None:
+        run = self.run
+        if kind == "run":
+            run.created_at = run.created_at or fields.start_time.ToMicroseconds() / 1e6
+            run.name = fields.display_name or run.name
+            run.tags, run.notes = tuple(fields.tags), fields.notes
+            about = _plain(fields)
+            run.environment |= {name: about[name] for name in _ABOUT if about.get(name)}
+        if kind in {"run", "config"}:
+            config = fields.config if kind == "run" else fields
+            self._update(run.hyperparameters, config.update)
+            for item in config.remove:
+                run.hyperparameters.pop(item.key, None)
+        elif kind == "summary":
+            self._update(self._summary, fields.update)
+        elif kind == "metric":
+            self._axes.define(fields.glob_name or fields.name, fields.step_metric)
         elif kind == "environment":
-            self._run.environment |= {name: value for name, value in fields.items() if name != "writer_id"}
+            run.environment |= {name: value for name, value in _plain(fields).items() if name != "writer_id"}
         elif kind == "exit":
-            code = fields.get("exit_code") or 0
-            self._run.status = {0: "completed", 255: "interrupted"}.get(code, "failed")
-            self._run.exception = f"Exit: code {code}" if code else ""
-            self._run.ended_at = None
-        elif kind == "artifact" and fields.get("type") == "run_table":
-            self._read_table((fields.get("manifest") or {}).get("contents") or ())
-        elif kind == "artifact":
-            self._run.left_out["W&B artifacts"] += 1
+            code = fields.exit_code
+            run.status = {0: "completed", 255: "interrupted"}.get(code, "failed")
+            run.exception = f"Exit: code {code}" if code else ""
 
-    def _read_table(self, contents: Iterable[dict[str, Any]]) -> None:
-        """Takes note of where the files of a table are, which only its artifact has."""
+    def _update(self, values: dict[str, Any], items: Iterable[Any]) -> dict[str, Any]:
+        """Sets values, each of which has a path of names and is JSON; returns them all."""
+        for item in items:
+            *outer, name = list(getattr(item, "nested_key", ())) or [item.key]
+            inner = values
+            for part in outer:
+                found = inner.get(part)
+                inner[part] = inner = found if isinstance(found, dict) else {}
+            try:
+                inner[name] = json.loads(item.value_json)
+            except (ValueError, RecursionError):
+                self.run.lost["unreadable values"] += 1
+        return values
+
+    def _read(self) -> Iterator[Item]:
+        """Yields what is in the logs, then what only the summary has, at the last step."""
+        for path in self.paths:
+            self._folder = path.parent / "files"
+            for kind, fields in _records(path, self.run.lost, self.run.seen):
+                if kind == "history":
+                    yield from self._history(self._update({}, fields.item))
+                elif kind == "stats":
+                    numbers = _numbers(self._update({}, fields.item), "system/")
+                    yield Values(numbers, self._step, fields.timestamp.ToMicroseconds() / 1e6)
+                elif kind == "artifact" and fields.type == "run_table":
+                    self._read_table(fields.manifest.contents)
+                elif kind == "artifact":
+                    self.run.left_out["W&B artifacts"] += 1
+            yield from self._files()
+        numbers = _numbers({name: value for name, value in self._summary.items() if name[:1] != "_"})
+        yield Values({name: numbers[name] for name in numbers if name not in self._names}, self._step)
+
+    def _read_table(self, contents: Iterable[Any]) -> None:
         for one in contents:
-            if Path(one.get("local_path") or "").is_file():
-                self._staged[one["path"]] = (one["local_path"], one.get("digest"))
-            elif one["path"].startswith("media/"):
-                self._run.left_out["files of tables, which W&B keeps elsewhere"] += 1
+            if one.local_path and Path(one.local_path).is_file():
+                self._staged[one.path] = (one.local_path, one.digest)
+            elif one.path.startswith("media/"):
+                self.run.left_out["files of tables, which W&B keeps elsewhere"] += 1
 
-    def _read_labels(self, about: dict[str, Any]) -> None:
-        for key, label in (about.get("mask/class_labels") or {}).items():
-            self._labels[key] = {int(number): str(text) for number, text in label["value"].items()}
-
-    def _history(self, item: dict[str, Any]) -> Iterator[Item]:
-        time = number_of(item.get("_timestamp"))
-        values, texts, typed = self._parts_of(item)
-        self.names |= values.keys()
-        own_step = whole_of(item.get("_step")) or 0
-        steps = self._axes.steps_of([*values, *texts, *typed], values, own_step)
-        self.step = max(steps.values(), default=self.step)
-        for name, text in texts.items():
-            yield Logged(TEXT, name, steps[name], time, {"text": text})
+    def _history(self, row: dict[str, Any]) -> Iterator[Item]:
+        time, own_step = number_of(row.get("_timestamp")), whole_of(row.get("_step")) or 0
+        leaves = {name: value for name, value in _leaves(row) if name not in _OWN and value is not None}
+        for name in [name for name, value in leaves.items() if isinstance(value, list)]:
+            del leaves[name]
+            self.run.left_out["lists"] += 1
+        numbers = _numbers(leaves)
+        self._names |= numbers.keys()
+        steps = self._axes.steps_of(leaves, numbers, own_step)
+        self._step = max(steps.values(), default=self._step)
+        for name, value in leaves.items():
+            if isinstance(value, str) and name not in numbers:
+                yield Logged(TEXT, name, steps[name], time, {"text": value})
         for step in dict.fromkeys(steps.values()):
-            here = {self._axes.own(name): values[name] for name in values if steps.get(name) == step}
+            here = {self._axes.own(name): numbers[name] for name in numbers if steps.get(name) == step}
             yield Values(here, step, time)
-        for name, fields in typed.items():
-            yield from self._medium(name, fields, steps[name], time)
-
-    def _parts_of(
-        self, item: dict[str, Any]
-    ) -> tuple[dict[str, float], dict[str, str], dict[str, dict[str, Any]]]:
-        """Returns the numbers, texts and typed values of a row, by name."""
-        values: dict[str, float] = {}
-        texts: dict[str, str] = {}
-        # What is nested is flat here, its names joined with dots.
-        owners = sorted(key.removesuffix("._type") for key in item if key.endswith("._type"))
-        typed: dict[str, dict[str, Any]] = {}
-        for key in owners:
-            if not any(key.startswith(f"{other}.") for other in typed):
-                typed[key] = {}
-        for name, value in item.items():
-            owner = next((key for key in typed if name.startswith(f"{key}.")), None)
-            number = metric_of(value)
-            if owner is not None:
-                typed[owner][name[len(owner) + 1 :]] = value
-            elif name in {"_step", "_timestamp", "_runtime"} or value is None:
-                pass
-            elif number is not None:
-                values[name] = float(number)
-            elif isinstance(value, str):
-                texts[name] = value
-            else:
-                self._run.left_out["lists"] += 1
-        return values, texts, typed
+        for name, value in leaves.items():
+            if isinstance(value, dict):
+                yield from self._medium(name, value, steps[name], time)
 
     def _medium(self, name: str, fields: dict[str, Any], step: int, time: float | None) -> Iterator[Item]:
         what = str(fields.get("_type"))
@@ -325,18 +287,16 @@ class _Log:
             elif kind is not None and read is not None:
                 arguments = read(self._path, fields)
                 if what == "image-file":
-                    parts = (re.fullmatch(r"masks\.(.+)\.path", key) for key in fields)
-                    masks = {part[1]: {"path": fields[part[0]]} for part in parts if part}
-                    arguments |= self._masks(name, [masks])
+                    arguments |= self._masks(name, [fields.get("masks")])
             elif "path" in fields:
                 # Nothing else is lost: it is kept as a file.
                 yield File(str(fields["path"]), self._path(fields["path"]), time)
                 return
             else:
-                self._run.left_out[what] += 1
+                self.run.left_out[what] += 1
                 return
         except UNREADABLE:
-            self._run.left_out[f"unreadable {what}"] += 1
+            self.run.lost[f"unreadable {what}"] += 1
             return
         yield Logged(kind, name, step, time, arguments)
 
@@ -347,7 +307,8 @@ class _Log:
             data = hashlib.md5(read_regular(staged), usedforsecurity=False).digest()
             if base64.b64encode(data).decode() == digest:
                 return Path(staged)
-        return file_inside(self._folder, relative)
+        # From above, because the folder itself may be a link.
+        return file_inside(self._folder.parent, f"{self._folder.name}/{relative}")
 
     def _pictures(self, name: str) -> dict[str, Any]:
         """Returns the images of a table that has nothing else, as those of a list are described."""
@@ -377,18 +338,22 @@ class _Log:
         if not any(masks):
             return {}
         if not all(one is not None and list(one) == names for one in masks):
-            self._run.left_out["masks that not every image has"] += 1
+            self.run.left_out["masks that not every image has"] += 1
             return {}
         read = {mask: [read_pixels(self._path(one[mask]["path"])) for one in masks if one] for mask in names}
-        labels = self._labels.get(f"{name}_wandb_delimeter_{names[0]}")
-        return {"masks": read} | ({"mask_class_labels": labels} if labels else {})
+        labels = self._own.get("mask/class_labels", {}).get(f"{name}_wandb_delimeter_{names[0]}", {})
+        given = {int(number): str(text) for number, text in labels.get("value", {}).items()}
+        return {"masks": read} | ({"mask_class_labels": given} if given else {})
 
-    def files(self) -> Iterator[Item]:
+    def _files(self) -> Iterator[Item]:
         """Yields the files beside the log, but for media, which their records have named."""
+        if self._folder.is_symlink():
+            self.run.left_out["links"] += 1
+            return
         for path in sorted(self._folder.rglob("*")):
             name = path.relative_to(self._folder).as_posix()
             if path.is_symlink():
-                self._run.left_out["links"] += 1
+                self.run.left_out["links"] += 1
             elif path.is_file() and not name.startswith("media/"):
                 yield File(name, path)
 

@@ -19,7 +19,7 @@ from destinations.trackers.names import short_hash
 from destinations.trackers.target import SentRun
 from uploads.disk import read_json, replace_file
 
-from .source import File, ImportReport, Item, Logged, Restart, SourceRun, Values, unique_id
+from .source import File, ImportReport, Item, Restart, SourceRun, Values, unique_id
 
 __all__ = ["Writer"]
 
@@ -64,11 +64,19 @@ class Writer:
         source: the name of the source.
         report: what was written is added to it.
         on_items: called with a number of values and records that were written.
+        is_dry: read the runs, and write nothing.
     """
 
     def __init__(
-        self, root: Path, source: str, report: ImportReport, on_items: Callable[[int], object]
+        self,
+        root: Path,
+        source: str,
+        report: ImportReport,
+        on_items: Callable[[int], object],
+        *,
+        is_dry: bool = False,
     ) -> None:
+        self._is_dry = is_dry
         self._root = root
         self._source = source
         self._report = report
@@ -87,18 +95,24 @@ class Writer:
         Raises:
             SendingError: its folder holds something else, or was written to since.
         """
-        stamp = {"stamp": run.stamp, "version": _VERSION}
+        stamp = {"stamp": run.stamp if isinstance(run.stamp, str) else run.stamp(), "version": _VERSION}
         folder = self._folders.get(run.identity, self._root)
         known = read_ledger(folder / LEDGER)
         facts = known.get("facts") or {}
         # A run that was continued here is not replaced for the sake of a new version.
-        is_same = facts.get("stamp") == run.stamp and (folder / SESSIONS).exists()
+        is_same = facts.get("stamp") == stamp["stamp"] and "failed" not in facts
+        is_same = is_same and (folder / SESSIONS).exists()
         if known.get("state") == "done" and (facts == stamp or is_same):
             self._report.unchanged += 1
             return
         run.facts(run)
         if self._owners.setdefault(run.run_id, run.identity) != run.identity:
             run.run_id = unique_id(run.run_id, run.identity)
+        if self._is_dry:
+            for item in _rows_of(run.read(run)):
+                self._on_items(self._report.count(item))
+            self._tell(run)
+            return
         # Braces would be placeholders.
         name = re.sub(r"[{}]", "_", label_name(run.name)[:200]) or "run"
         sent = SentRun(run.identity, name, Path(name))
@@ -118,9 +132,10 @@ class Writer:
             SendingError: its folder holds something else.
         """
         give_up_at = time.monotonic() + _CLAIM_SECONDS
+        place_class = type("_PlaceHere", (_Place,), {"folders": self._folders})
         with contextlib.ExitStack() as held:
             while True:
-                place = folder_place(self._place_class(), _Directory, self._root, sent, given)
+                place = folder_place(place_class, _Directory, self._root, sent, given)
                 place.check()
                 try:
                     ledger = held.enter_context(SentLedger(place.ledger_path, sent.run_id, self._source))
@@ -148,44 +163,26 @@ class Writer:
         place.restart()
         clock = RecordClock()
         failures = self._report.failure_count
-        self._log(run, place.make(clock), clock)
+        _Sink(run, place.make(clock), clock, self._report, self._on_items).log_all()
         self._finish(run, place.folder)
-        if failures == self._report.failure_count:
-            ledger.finish(ReadPosition(), stamp)
+        self._tell(run)
+        # With these facts the run has changed: the next import tries again what could not be read or written.
+        failed = self._report.failure_count - failures
+        ledger.finish(ReadPosition(), {**stamp, "failed": failed} if failed else stamp)
         self._folders[run.identity] = place.folder
-        self._report.runs += 1
-        self._report.left_out += run.left_out
 
-    def _place_class(self) -> type[_Place]:
-        return type("_PlaceHere", (_Place,), {"folders": self._folders})
-
-    def _log(self, run: SourceRun, destination: Any, clock: RecordClock) -> None:
-        """Logs everything, from `init` to `post_close`; reads the source to its end."""
-        from events import Engine, Logger, RunStatus, State
-
-        # Set explicitly: the environment of this process says nothing about the run.
-        state = State(run.name, rank=0, local_rank=0, world_size=1, local_world_size=1, node_rank=0)
-        logger = Logger(state, [destination], raise_errors=True, strict=True)
-        engine = Engine(state, logger)
-        clock.now = run.created_at
-        error: BaseException | None = None
-        engine.run_event("init")
-        # A restart of the source then replaces rows of this training.
-        engine.run_event("fit_start")
-        try:
-            _Items(run, destination, clock, logger, engine, self._report, self._on_items).log_all()
-            if run.hyperparameters:
-                logger.log_hyperparameters(run.hyperparameters)
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            if run.ended_at is not None:
-                clock.now = run.ended_at
-            state.status = RunStatus(run.status or "preempted")
-            if run.exception and run.status == "failed":
-                state.exception = exception_of(run.exception)
-            engine.close(error)
+    def _tell(self, run: SourceRun) -> None:
+        """Adds to the report what the source saw."""
+        report = self._report
+        report.runs += 1
+        report.left_out += run.left_out
+        report.seen.there += run.seen.there
+        report.seen.read += run.seen.read
+        for what, count in run.lost.items():
+            report.fail(f"{run.run_id}: {count} {what}", count)
+        if unread := run.seen.there - run.seen.read:
+            of_all = f"{unread} of {run.seen.there} bytes"
+            report.fail(f"{run.run_id}: {of_all} are damaged or cut off, and could not be read")
 
     def _finish(self, run: SourceRun, folder: Path) -> None:
         """Replaces what `RunDirectory` says about this process by what the source says about the run's."""
@@ -201,41 +198,86 @@ class Writer:
             self._report.fail(f"{run.run_id}: {count} {what} could not be written", int(count))
 
 
-class _Items:
-    """Logs the items of one run."""
+class _Sink:
+    """Logs the items of one run to its folder, from `init` to `post_close`."""
 
     def __init__(
         self,
         run: SourceRun,
         destination: Any,
         clock: RecordClock,
-        logger: Any,
-        engine: Any,
         report: ImportReport,
         on_items: Callable[[int], object],
     ) -> None:
+        from events import Engine, Logger, State
+
+        # Set explicitly: the environment of this process says nothing about the run.
+        state = State(run.name, rank=0, local_rank=0, world_size=1, local_world_size=1, node_rank=0)
         self._run = run
         self._destination = destination
         self._clock = clock
-        self._logger = logger
-        self._engine = engine
+        self._logger = Logger(state, [destination], raise_errors=True, strict=True)
+        self._engine = Engine(state, self._logger)
         self._report = report
         self._on_items = on_items
         self._last_step: int | None = None
         self._unflushed = 0
 
     def log_all(self) -> None:
-        for item in _rows_of(self._run.read(self._run)):
-            if item_time := getattr(item, "time", None):
-                self._clock.now = item_time if math.isfinite(item_time) else self._clock.now
-            if isinstance(item, Values):
-                self._log_row(item)
-            elif isinstance(item, Restart):
-                self._restart(item.step)
-            else:
-                self._log_record(item)
+        """Reads the source to its end."""
+        run, error = self._run, None
+        self._clock.now = run.created_at
+        self._engine.run_event("init")
+        # A restart of the source then replaces rows of this training.
+        self._engine.run_event("fit_start")
+        try:
+            for item in _rows_of(run.read(run)):
+                self._log(item)
+            if run.hyperparameters:
+                self._attempt(
+                    "hyperparameters", lambda: self._logger.log_hyperparameters(run.hyperparameters)
+                )
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self._close(error)
 
-    def _log_row(self, row: Values) -> None:
+    def _close(self, error: BaseException | None) -> None:
+        from events import RunStatus
+
+        run, state = self._run, self._logger.state
+        if run.ended_at is not None:
+            self._clock.now = run.ended_at
+        state.status = RunStatus(run.status or "preempted")
+        if run.exception and run.status == "failed":
+            state.exception = exception_of(run.exception)
+        self._engine.close(error)
+
+    def _log(self, item: Item) -> None:
+        if isinstance(item, Restart):
+            self._restart(item.step)
+            return
+        if item.time is not None and math.isfinite(item.time):
+            self._clock.now = item.time
+        if isinstance(item, Values):
+            kind, call = "metrics", lambda: self._logger.log_metrics(item.metrics, item.step)
+            self._prepare(item)
+        elif isinstance(item, File):
+            # Not through the logger, which fills in placeholders: somebody else chose these names.
+            upload, state = self._destination.upload_file, self._logger.state
+            kind, call = "artifact", lambda: upload(state, item.name, item.path, overwrite=True)
+        else:
+            method, about = getattr(self._logger, item.kind.method), {"name": item.name, "step": item.step}
+            kind, call = item.kind.name, lambda: method(**about, **item.arguments)
+        if self._attempt(kind, call):
+            self._on_items(self._report.count(item))
+        if not isinstance(item, Values):
+            self._unflushed = (self._unflushed + 1) % _RECORDS_BETWEEN_FLUSHES
+            if not self._unflushed:
+                self._destination.flush()
+
+    def _prepare(self, row: Values) -> None:
         from events import Time, Timestamp
 
         if row.epoch is not None and math.isfinite(row.epoch):
@@ -244,28 +286,6 @@ class _Items:
             # Keeps the rows apart; `RunDirectory` merges the calls of a step.
             self._destination.state_dict()
         self._last_step = row.step
-        if self._attempt("metrics", lambda: self._logger.log_metrics(row.metrics, row.step)):
-            self._report.rows += 1
-            self._report.values += len(row.metrics)
-        self._on_items(len(row.metrics))
-
-    def _log_record(self, item: Logged | File) -> None:
-        if isinstance(item, File):
-            kind = "artifact"
-            # Not through the logger, which fills in placeholders: somebody else chose these names.
-            upload = self._destination.upload_file
-            state = self._logger.state
-            done = self._attempt(kind, lambda: upload(state, item.name, item.path, overwrite=True))
-        else:
-            kind = item.kind.name
-            method = getattr(self._logger, item.kind.method)
-            done = self._attempt(kind, lambda: method(name=item.name, step=item.step, **item.arguments))
-        self._report.records[kind] += done
-        self._on_items(1)
-        self._unflushed += 1
-        if self._unflushed >= _RECORDS_BETWEEN_FLUSHES:
-            self._unflushed = 0
-            self._destination.flush()
 
     def _restart(self, step: int) -> None:
         from events import Time, Timestamp

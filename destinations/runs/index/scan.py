@@ -241,6 +241,8 @@ class Scanner:
         self._prefix = "/" if root == "/" else f"{root}/"
         self._known = known
         self._full = full
+        # Whether one run is read alone: then its rows are read, and compared with their checksums.
+        self._is_single = False
         self._disk = disk or FileSystem()
         self._clock_ns = clock_ns
         self._now = clock_ns() / 1e9 if now is None else now
@@ -306,6 +308,7 @@ class Scanner:
             state = self._disk.stat(self._prefix + path)
         except ABSENT:
             return None
+        self._is_single = True
         return self._read(path, state, self._has_writers) or self._classify(path, state)
 
     def own_tags(self, path: str) -> tuple[str, ...]:
@@ -529,7 +532,9 @@ class Scanner:
                 return f"{METRICS} cannot be read: {error.strerror}"
             return f"{METRICS} is missing: its rows are lost"
         parts = _PARTS.search(raw)
-        return _damage_of_parts(base, int(parts[1]), is_ended=is_ended) if parts else None
+        if parts or (is_ended and self._is_single):
+            return _damage_of_rows(base, int(parts[1]) if parts else 0, is_ended=is_ended)
+        return None
 
     # Writers.
 
@@ -786,14 +791,15 @@ def _damage_of_pieces(run_dir: str) -> str | None:
     return "; ".join(lost[:_MOST_DAMAGES]) or None
 
 
-def _damage_of_parts(run_dir: str, parts: int, *, is_ended: bool) -> str | None:
-    from destinations.run_directory.reader import damage_of_parts
+def _damage_of_rows(run_dir: str, parts: int, *, is_ended: bool) -> str | None:
+    from destinations.run_directory.reader import damage_of_csvs, damage_of_parts
 
+    folder = Path(run_dir)
     try:
-        found = damage_of_parts(Path(run_dir), parts, pages=is_ended)
+        found = damage_of_parts(folder, parts, pages=is_ended) if parts else damage_of_csvs(folder)
         return "; ".join(found[:_MOST_DAMAGES]) or None
     except (OSError, ValueError) as error:
-        return f"{PARTS_FOLDER} cannot be read: {error}"
+        return f"{PARTS_FOLDER if parts else METRICS} cannot be read: {error}"
 
 
 def _last_values(run_dir: str, problems: list[str] | None = None) -> dict[str, float]:

@@ -232,7 +232,7 @@ def test_files_are_readable_by_whom_the_umask_lets(drive, tmp_path):
 
 
 def test_the_folder_holds_what_was_logged_and_nothing_else(drive, tmp_path):
-    """A run of metrics and hyperparameters leaves seven files and two of its session, none hidden, none half written."""
+    """A run of metrics and hyperparameters leaves eight files and two of its session, none hidden, none half written."""
     run = drive().fit()
     run.logger.log_hyperparameters({"lr": 0.1})
     run.log({"a": 1.0}, 0)
@@ -244,6 +244,7 @@ def test_the_folder_holds_what_was_logged_and_nothing_else(drive, tmp_path):
         "hparams.yaml",
         "metrics.csv",
         "metrics.history.jsonl",
+        "metrics.sums.jsonl",
         "sessions",
         "sessions.jsonl",
         "sidecar.json",
@@ -301,6 +302,8 @@ def test_each_rank_has_a_csv_of_its_own_where_asked(drive, tmp_path):
         "metrics.history.jsonl",
         "metrics.rank1.csv",
         "metrics.rank1.history.jsonl",
+        "metrics.rank1.sums.jsonl",
+        "metrics.sums.jsonl",
         "summary.json",
         "summary.rank1.json",
     ]

@@ -20,12 +20,15 @@ from destinations.run_directory.pieces import PieceError
 from destinations.run_directory.place import local_folder
 from destinations.run_directory.reader import damage_of_parts, read_series
 from destinations.run_directory.stored_run import StoredRun, session_text
+from destinations.runs import Run as RunReader
+from destinations.runs.content.sources import branches_of
+from destinations.runs.index.bucket import BucketCopy
 from events import Run
 from tests.servers import s3_servers
 from tests.test_destinations.run_directory.conftest import steps_left
 from tests.test_destinations.runs.written import Written
 from uploads import LocalStore, UploadQueue, open_store, put_new
-from uploads.errors import RejectedByStoreError
+from uploads.errors import InvalidSourceError, RejectedByStoreError
 
 LIMIT_SECONDS = 60
 OWN = {".mirror.json", ".pieces.json", "heartbeat"}
@@ -95,6 +98,17 @@ def fetched(store, folder, stream="rank0"):
     return folder
 
 
+def left_rows(store, folder, metric):
+    """The rows of each branch that a reader of the store finds."""
+    copy = BucketCopy(open_store(str(store)), folder)
+    copy.refresh()
+    copy.bring(folder)
+    return [
+        [(row.step, row.metrics[metric]) for file in branch.files() for row in file.rows()]
+        for branch in branches_of(folder)
+    ]
+
+
 def pieces_of(store):
     """The names of the pieces in a store."""
     return sorted(path.relative_to(store).as_posix() for path in store.rglob("*.zip"))
@@ -152,7 +166,7 @@ class Folder:
 
     def send(self):
         self.now += 20.0
-        self.mirror.tick("running")
+        self.mirror.tick()
         self.queue.drain(LIMIT_SECONDS)
 
 
@@ -345,7 +359,7 @@ def test_another_machine_continues_the_run(tmp_path):
 
 
 def test_a_machine_that_comes_back_changes_nothing_of_its_successor(tmp_path, caplog):
-    """Its rows are an abandoned branch, and it says so; also what it does at its end."""
+    """Its rows are a branch, which readers have, and it says so; also what it does at its end."""
     zombie = Mirrored(tmp_path / "one" / "run", tmp_path / "store")
     for step in range(5):
         zombie.log({"loss": float(step)}, step)
@@ -368,15 +382,35 @@ def test_a_machine_that_comes_back_changes_nothing_of_its_successor(tmp_path, ca
     changed = {
         name: content for name, content in files_of(tmp_path / "store").items() if after.get(name) != content
     }
-    (branch,) = changed
-    assert branch.startswith("abandoned/metrics.step5.")
-    rows = [line.split(b",") for line in changed[branch].splitlines()]
-    assert [(int(row[0]), float(row[3])) for row in rows[1:]] == [
-        (step, step + 0.25) for step in range(5, 10)
-    ]
+    assert changed == {}
+    branch = left_rows(tmp_path / "store", tmp_path / "cache", "loss")
+    assert branch == [[(step, step + 0.25) for step in range(5, 10)]]
+    (branch,) = RunReader.open(tmp_path / "cache").branches()
+    assert branch.series("loss").value.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.25, 6.25, 7.25, 8.25, 9.25]
     expected = [(step, step + (0.5 if step > 4 else 0.0)) for step in range(8)]
     assert read_series(fetched(tmp_path / "store", tmp_path / "copy"), "loss") == expected
     assert read_series(tmp_path / "store", "loss") == expected
+
+
+def test_a_branch_of_several_parts_is_whole(tmp_path):
+    """Also where the machine closed parts before and after it was taken over from, and was so at its end."""
+    zombie = Mirrored(tmp_path / "one" / "run", tmp_path / "store")
+    zombie.destination._writer._drain._part_bytes = 500
+    for step in range(30):
+        zombie.log({"loss": float(step)}, step)
+    zombie.stop_sending()
+    with Mirrored(tmp_path / "two" / "run", tmp_path / "store", batch=20) as successor:
+        successor.log({"loss": 20.5}, 20)
+    for step in range(30, 60):
+        zombie.log({"loss": float(step)}, step)
+        if step % 8 == 0:
+            zombie.flush()
+    zombie.close()
+
+    branches = left_rows(tmp_path / "store", tmp_path / "cache", "loss")
+    assert branches == [[(step, float(step)) for step in steps] for steps in (range(20, 30), range(30, 60))]
+    expected = [*((step, float(step)) for step in range(20)), (20, 20.5)]
+    assert read_series(tmp_path / "cache", "loss") == expected
 
 
 def test_a_run_that_another_machine_writes_is_refused(tmp_path):
@@ -651,7 +685,7 @@ def test_while_the_store_is_away_one_piece_waits_and_nothing_is_lost(tmp_path):
     for number in range(50):
         folder.append("metrics.csv", f"{number}\n")
         folder.now += 20.0
-        folder.mirror.tick("running")
+        folder.mirror.tick()
     waiting = folder.queue.unsettled()
     gate.set()
     folder.queue.drain(LIMIT_SECONDS)
@@ -660,6 +694,36 @@ def test_while_the_store_is_away_one_piece_waits_and_nothing_is_lost(tmp_path):
     assert waiting == 2
     assert len(pieces_of(folder.store)) == 2
     assert files_of(fetched(folder.store, tmp_path / "copy")) == files_of(folder.path)
+    folder.queue.close(LIMIT_SECONDS)
+
+
+class OnAnotherDisk:
+    """A queue whose spool cannot link files of the run."""
+
+    def __init__(self, queue):
+        self.queue = queue
+
+    def submit(self, *arguments, link=False, **options):
+        if link:
+            raise InvalidSourceError("a source to link must be on the spool's file system")
+        return self.queue.submit(*arguments, **options)
+
+    def __getattr__(self, name):
+        return getattr(self.queue, name)
+
+
+def test_a_folder_on_another_disk_than_the_spool_is_sent(tmp_path):
+    """Its media are copied into the spool, and pieces come as usual."""
+    folder = Folder(tmp_path)
+    folder.mirror._queue = OnAnotherDisk(folder.queue)
+    (folder.path / "media").mkdir()
+    folder.append("media/one.png", "pixels")
+    folder.append("metrics.csv", "step\n")
+    folder.mirror.add("media/one.png")
+    folder.send()
+
+    assert (folder.store / "media" / "one.png").read_text() == "pixels"
+    assert len(pieces_of(folder.store)) == 1
     folder.queue.close(LIMIT_SECONDS)
 
 

@@ -392,6 +392,24 @@ def test_a_file_that_grows_is_sent_as_long_as_it_was(page, run_id, root):
     connection.close()
 
 
+def test_a_probe_needs_no_token_and_learns_nothing(page):
+    """Kubernetes asks without one, by any name; figures need it."""
+    probe = page.request("GET", "/healthz", headers={"Host": "pod.example"}, token=False)
+    figures = page.request("GET", "/metrics", token=False)
+
+    assert (probe.status, probe.content) == (200, b"ok\n")
+    assert figures.status == 401
+
+
+def test_a_monitor_is_told_of_the_runs(page):
+    """By status; the heartbeat only of those that have not ended."""
+    answer = page.request("GET", "/metrics")
+
+    assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert b'destinations_runs{status="completed"} 1.0\n' in answer.content
+    assert b"destinations_run_heartbeat_seconds" not in answer.content
+
+
 # A page for a team.
 
 

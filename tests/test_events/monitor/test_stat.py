@@ -5,13 +5,12 @@ import threading
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 
-import attrs
 import numpy as np
 import pytest
 import torch
 
 from events import Aggregation, MonitorEvent, Stat, monitor
-from events.monitor.stat import Summary, Window, WindowCloser
+from events.monitor.stat import Summary, Window, WindowCloser, _ClosedWindow
 
 HOUR = timedelta(hours=1)
 
@@ -174,6 +173,106 @@ def test_a_window_that_ends_late_does_not_move_the_next():
 
     assert waits == [10.0, 0.1, 10.0, 3.0, 0.1, 10.0]
     assert [event.data["x.sum"] for event in events] == [3.0, 1.0, 2.0]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Gives a clock that is set, also for `add`, which has no room for one of its own."""
+    clock = Clock()
+    monkeypatch.setattr("events.monitor.stat.monotonic", clock)
+    return clock
+
+
+@pytest.fixture
+def closer(clock):
+    """Gives what closes windows by that clock, when it is asked to."""
+    return CloserWithoutThread(clock)
+
+
+def a_stat(closer, log, max_samples=None):
+    """Returns a Stat whose windows are of ten seconds, closed by the test."""
+    stat = Stat("x", [Aggregation.SUM], HOUR)
+    window = Window("x", (Aggregation.SUM,), 10.0, max_samples, log)
+    closer.open(window)
+    stat._window, stat._samples = window, window.samples
+    return stat
+
+
+def test_a_sample_belongs_to_the_window_of_its_time(clock, closer):
+    """It does where nothing closes windows for long, and each window has the time of its end."""
+    events = []
+    stat = a_stat(closer, events.append)
+    for clock.now, value in ((0.0, 1.0), (9.9, 2.0), (10.0, 4.0), (35.0, 8.0), (39.0, 16.0), (41.0, 32.0)):
+        stat.add(value)
+    before = list(events)
+
+    closer.close_due()
+
+    assert before == []
+    assert [event.data["x.sum"] for event in events] == [3.0, 4.0, 24.0]
+    first, second, third = (event.timestamp.timestamp() for event in events)
+    assert (second - first, third - second) == (pytest.approx(10, abs=5), pytest.approx(20, abs=5))
+    assert (stat.count, stat.get()) == (1, {Aggregation.SUM: 32.0})
+
+
+def test_a_slow_handler_does_not_merge_the_windows_of_others(clock, closer):
+    """Their windows are logged when it returns."""
+    events = []
+
+    def slow(_):
+        for clock.now in (12.0, 22.0, 32.0):
+            other.add(clock.now)
+
+    stat = a_stat(closer, slow)
+    other = a_stat(closer, events.append)
+    stat.add(1.0)
+    other.add(1.0)
+    clock.now = 10.0
+
+    closer.close_due()
+    closer.close_due()
+
+    assert [event.data["x.sum"] for event in events] == [1.0, 12.0, 22.0]
+
+
+def test_windows_of_many_samples_are_apart_and_call_no_handler_in_add(clock, closer):
+    """Samples are folded in on the way."""
+    events = []
+    stat = a_stat(closer, events.append)
+    for clock.now in (1.0, 11.0, 21.0):
+        for _ in range(5000):
+            stat.add(clock.now)
+    before = list(events)
+
+    stat.flush()
+
+    assert before == []
+    assert [event.data["x.sum"] for event in events] == [5000.0, 55_000.0, 105_000.0]
+
+
+def test_a_cap_is_of_each_window(clock, closer):
+    """The `add` that reaches it logs earlier windows first."""
+    events = []
+    stat = a_stat(closer, events.append, max_samples=2)
+    for clock.now in (1.0, 12.0, 13.0, 14.0, 25.0):
+        stat.add(clock.now)
+
+    assert [event.data["x.sum"] for event in events] == [1.0, 25.0]
+    assert (stat.count, stat.discarded) == (1, 1)
+
+
+def test_windows_that_nobody_logs_are_merged_in_the_end(clock, closer):
+    """A handler that hangs costs bounded memory, and no sample."""
+    events = []
+    stat = a_stat(closer, events.append)
+    for index in range(6000):
+        clock.now = 10.0 * index
+        stat.add(1.0)
+
+    stat.flush()
+
+    assert sum(event.data["x.sum"] for event in events) == 6000.0
+    assert len(events) <= 1001
 
 
 def test_many_windows_each_at_their_time():
@@ -550,9 +649,7 @@ def test_what_ctrl_c_cut_short_is_not_waited_for():
         window.close()
     in_a_handler = list(window.being_logged)
     # Between the lock and the handler.
-    window.samples.append(1.0)
-    window._fold()
-    window.being_logged = [attrs.evolve(window._take(), is_logged=NotAwaited())]
+    window.being_logged = [_ClosedWindow(MonitorEvent("x", datetime.now(UTC), {}), is_logged=NotAwaited())]
 
     window.wait_until_logged()
 

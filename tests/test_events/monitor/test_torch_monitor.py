@@ -297,3 +297,40 @@ def test_torchs_tensorboard_handler_sees_our_windows(in_torch_child):
             """
         )
     )
+
+
+def test_windows_and_values_are_those_of_torch(in_torch_child):
+    """Samples of different times are in different windows, one time is one window, and a cap discards the rest."""
+    in_torch_child(
+        with_prelude(
+            """
+            NAMES = ("MEAN", "COUNT", "SUM", "MAX", "MIN")
+            events = []
+            theirs = torch.monitor.register_event_handler(events.append)
+            ours = monitor.register_event_handler(events.append)
+
+            def windows(make, aggregation, *arguments, gap_seconds=0.0):
+                events.clear()
+                stat = make("x", [getattr(aggregation, name) for name in NAMES], *arguments)
+                for sample in (3.0, -1.0, 4.0, 1.0, 5.0, 9.0, -2.0):
+                    stat.add(sample)
+                    end = time.monotonic() + gap_seconds
+                    while time.monotonic() < end:
+                        pass
+                if isinstance(stat, Stat):
+                    stat.flush()
+                del stat
+                return [dict(event.data) for event in events]
+
+            for arguments, gap_seconds in (
+                ((timedelta(milliseconds=1),), 0.003), ((timedelta(days=36500),), 0.0), ((HOUR, 3), 0.0)
+            ):
+                expected = windows(torch.monitor.Stat, T, *arguments, gap_seconds=gap_seconds)
+                found = windows(Stat, Aggregation, *arguments, gap_seconds=gap_seconds)
+                assert found == expected, (found, expected)
+                assert len(found) == (7 if gap_seconds else 1), found
+            torch.monitor.unregister_event_handler(theirs)
+            monitor.unregister_event_handler(ours)
+            """
+        )
+    )

@@ -6,25 +6,14 @@ import time
 
 import pytest
 
-from tests.servers.careless_sftp import IgnoresExclusiveFlag, RenameReplaces, careless_sftp
-from uploads.errors import RejectedByStoreError, RemoteExistsError, TransientStoreError
-from uploads.names import name_key
+from tests.servers.careless_sftp import careless_sftp
+from tests.servers.sshd import over_ssh
+from uploads.errors import RejectedByStoreError, RemoteExistsError
 from uploads.stores import Body
-from uploads.stores.sftp import SftpStore
 
 WRITERS = 4
 HOUR_AGO = 2 * 3600
 LIMIT_SECONDS = 120
-
-
-@pytest.fixture(params=["openssh", "rename replaces"])
-def login(request, tmp_path):
-    """A real sshd, and a server whose RENAME replaces the target."""
-    if request.param == "openssh":
-        yield request.getfixturevalue("sshd_login")
-        return
-    with careless_sftp(tmp_path, RenameReplaces) as login:
-        yield login
 
 
 @pytest.fixture
@@ -33,7 +22,7 @@ def connect(tmp_path):
     stores = []
 
     def make(login, **options):
-        stores.append(SftpStore(root=str(tmp_path / "there"), **login, **options))
+        stores.append(over_ssh(tmp_path / "there", **login, **options))
         return stores[-1]
 
     yield make
@@ -41,18 +30,14 @@ def connect(tmp_path):
         store.renew()
 
 
-def _claim(folder, name):
-    return folder / f".uploads-claim-{name_key(name)}"
-
-
-def test_of_two_create_only_writers_one_wins(login, connect, make_file, tmp_path):
-    """Of writers that race for a name exactly one is done, its bytes are there, and no claim stays."""
+def test_of_two_create_only_writers_one_wins(sshd_login, connect, make_file, tmp_path):
+    """Of writers that race for a name exactly one is done, its bytes are there, and nothing else."""
     outcomes = {}
     barrier = threading.Barrier(WRITERS)
 
     def write(number):
         with Body(make_file(f"from-{number}", b"bytes of %d" % number), f"entry-{number}") as body:
-            store = connect(login)
+            store = connect(sshd_login)
             barrier.wait(LIMIT_SECONDS)
             try:
                 store.put("folder/name", body, overwrite=False)
@@ -72,9 +57,9 @@ def test_of_two_create_only_writers_one_wins(login, connect, make_file, tmp_path
     assert sorted(path.name for path in (tmp_path / "there").rglob("*")) == ["folder", "name"]
 
 
-def test_a_taken_name_is_refused(login, connect, make_file, tmp_path):
-    """RENAME alone would replace it."""
-    store = connect(login)
+def test_a_taken_name_is_refused(sshd_login, connect, make_file, tmp_path):
+    """The object stays as it is."""
+    store = connect(sshd_login)
     with Body(make_file("one", b"1"), "a") as one, Body(make_file("two", b"2"), "b") as two:
         store.put("name", one, overwrite=False)
         with pytest.raises(RemoteExistsError):
@@ -83,14 +68,12 @@ def test_a_taken_name_is_refused(login, connect, make_file, tmp_path):
     assert (tmp_path / "there/name").read_bytes() == b"1"
 
 
-def test_a_server_that_ignores_the_exclusive_flag_is_detected(tmp_path, connect, make_file):
+def test_a_server_whose_rename_replaces_is_detected(tmp_path, connect, make_file):
     """Nothing is put there create-only, and no probe stays behind."""
-    with careless_sftp(tmp_path, IgnoresExclusiveFlag) as login:
+    with careless_sftp(tmp_path) as login:
         store = connect(login, create_only="require")
         with Body(make_file(), "id") as body:
-            with pytest.raises(
-                RejectedByStoreError, match=r"ignores SFTP's exclusive flag.*create_only=auto"
-            ):
+            with pytest.raises(RejectedByStoreError, match=r"ignores no-replace renames.*create_only=auto"):
                 store.put("name", body, overwrite=False)
             store.put("name", body, overwrite=True)
 
@@ -100,7 +83,7 @@ def test_a_server_that_ignores_the_exclusive_flag_is_detected(tmp_path, connect,
 @pytest.mark.parametrize("policy", [{}, {"create_only": "head"}], ids=["default", "head"])
 def test_such_a_server_is_asked_for_the_name(tmp_path, connect, make_file, caplog, policy):
     """By default, and by the earlier name, the target is checked for, and the log says what may happen."""
-    with careless_sftp(tmp_path, IgnoresExclusiveFlag) as login:
+    with careless_sftp(tmp_path) as login:
         store = connect(login, **policy)
         with Body(make_file(), "id") as body:
             store.put("name", body, overwrite=False)
@@ -111,43 +94,13 @@ def test_such_a_server_is_asked_for_the_name(tmp_path, connect, make_file, caplo
     assert ("create_only=head" in store.uri()) is bool(policy)
 
 
-def test_the_claim_of_a_live_writer_is_respected(sshd_login, connect, make_file, tmp_path):
-    """The upload is tried again later."""
-    folder = tmp_path / "there"
-    folder.mkdir()
-    _claim(folder, "name").write_text("another entry")
-
-    with Body(make_file(), "id") as body, pytest.raises(TransientStoreError, match="claim"):
-        connect(sshd_login).put("name", body, overwrite=False)
-
-    assert [path.name for path in folder.iterdir()] == [_claim(folder, "name").name]
-
-
-@pytest.mark.parametrize("owner", ["this entry", "another entry"])
-def test_the_claim_of_a_killed_writer_does_not_block_for_ever(
-    sshd_login, connect, make_file, tmp_path, owner
-):
-    """The same entry takes it over at once; another one removes it when it is an hour old."""
-    folder = tmp_path / "there"
-    folder.mkdir()
-    _claim(folder, "name").write_text(owner)
-    if owner == "another entry":
-        past = time.time() - HOUR_AGO
-        os.utime(_claim(folder, "name"), (past, past))
-
-    with Body(make_file(), "this entry") as body:
-        connect(sshd_login).put("name", body, overwrite=False)
-
-    assert [path.name for path in folder.iterdir()] == ["name"]
-
-
 def test_what_killed_writers_left_is_swept(sshd_login, connect, make_file, tmp_path):
-    """Partial files and claims that are an hour old; newer ones stay. None of them is listed."""
+    """Partial files that are an hour old; newer ones stay. None of them is listed."""
     folder = tmp_path / "there"
     folder.mkdir()
     past = time.time() - HOUR_AGO
-    old = [".uploads-partial-dead", _claim(folder, "dead").name]
-    new = [".uploads-partial-live", _claim(folder, "live").name]
+    old = [".uploads-partial-dead"]
+    new = [".uploads-partial-live"]
     for name in (*old, *new):
         (folder / name).write_bytes(b"half")
     for name in old:

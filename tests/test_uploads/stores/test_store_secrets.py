@@ -78,7 +78,7 @@ def test_a_uri_with_credentials_is_refused_without_showing_them(uri, tmp_path, m
 def test_a_uri_of_no_store_is_refused_without_its_secrets():
     """What is wrong with it is its scheme."""
     with pytest.raises(ValueError, match="no store for") as raised:
-        open_store(f"ftp://host/bucket?aws_secret_access_key={HUSH}")
+        open_store(f"fpt://host/bucket?aws_secret_access_key={HUSH}")
 
     assert HUSH not in str(raised.value)
 

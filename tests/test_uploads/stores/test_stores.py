@@ -4,7 +4,6 @@ import contextlib
 import errno
 import importlib.metadata
 import inspect
-import io
 import os
 import pkgutil
 import re
@@ -15,8 +14,10 @@ from pathlib import Path
 
 import obstore.store
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.servers.s3_servers import refusing_port
+from tests.servers.sshd import over_ssh
 from tests.servers.stores import MemoryStore
 from uploads import (
     LocalStore,
@@ -37,12 +38,12 @@ from uploads.errors import (
 )
 from uploads.stores import Body, registry, uri
 from uploads.stores.cloud import CloudStore
+from uploads.stores.file_system import FileSystemStore
 from uploads.stores.registry import ENTRY_POINT_GROUP
-from uploads.stores.sftp import SftpStore
 from uploads.stores.uri import SCHEMES, kept_options
 from uploads.testing import StoreContract
 
-KINDS = ["local", "s3-moto", "s3-rclone", "obstore-s3", "obstore-memory", "sftp"]
+KINDS = ["local", "s3-moto", "s3-rclone", "obstore-s3", "obstore-memory", "fsspec-memory", "sftp"]
 
 
 @pytest.fixture(params=KINDS)
@@ -59,8 +60,10 @@ def store(request, tmp_path, prefix):
             yield open_store(request.getfixturevalue("moto").uri(prefix) + "&client=obstore")
         case "obstore-memory":
             yield CloudStore("gs", "bucket", prefix, part_bytes=1 << 20, backend=obstore.store.MemoryStore())
+        case "fsspec-memory":
+            yield open_store(f"memory://bucket/{prefix}")
         case _:
-            store = SftpStore(root=str(tmp_path / "there"), **request.getfixturevalue("sshd_login"))
+            store = over_ssh(tmp_path / "there", **request.getfixturevalue("sshd_login"))
             yield store
             store.renew()  # Closes the connection, and so ends its thread.
 
@@ -74,7 +77,7 @@ class TestEveryStore(StoreContract):
     """The contract of Store, for ours."""
 
     def supports_create_only(self, store):
-        return not store.uri().endswith("create_only=head")
+        return not (store.uri().endswith("create_only=head") or store.uri().startswith("memory://"))
 
     def is_opened_by_uri(self, store):
         return not store.uri().startswith("gs://")  # In the memory of this process.
@@ -243,17 +246,12 @@ class TestSftpStore:
         login = {**sshd_login, "known_hosts": None}
 
         with pytest.raises(StoreParkedError, match="known_hosts"):
-            _put(SftpStore(root=str(tmp_path), **login), make_file, "a", b"x")
-
-    def test_a_relative_folder_is_refused(self):
-        """It is relative to the home of the user there, which its URI cannot say: another process would open /runs."""
-        with pytest.raises(ValueError, match="must be absolute, as in its URI; got 'runs'"):
-            SftpStore("host", "runs")
+            _put(over_ssh(tmp_path, **login), make_file, "a", b"x")
 
     def test_a_server_that_does_not_listen_is_retried(self, sshd_login, tmp_path, make_file):
         """A refused connection is tried again."""
         with refusing_port() as port, pytest.raises(TransientStoreError):
-            _put(SftpStore(root=str(tmp_path), **{**sshd_login, "port": port}), make_file, "a", b"x")
+            _put(over_ssh(tmp_path, **{**sshd_login, "port": port}), make_file, "a", b"x")
 
 
 class TestCloudStore:
@@ -289,7 +287,8 @@ class TestCloudStore:
     ("uri", "message"),
     [
         ("s4://bucket", "did you mean 's3'"),
-        ("ftp://host/folder", r"Known schemes: az, file, gs, .*s3, sftp"),
+        ("http://host/folder", r"Known schemes: az, file, gs, .*s3, sftp, and those of fsspec"),
+        ("hdsf://host/folder", r"Known schemes"),
         ("s3:/bucket", "'://' is missing"),
         ("", "empty string"),
     ],
@@ -442,27 +441,32 @@ def test_the_store_double_keeps_the_contract(make_file):
     assert store.head("b") is None
 
 
-class DiskThatLies:
-    """Of an sftp session: what is written to a file comes back with its first byte changed."""
+class DiskThatLies(MemoryFileSystem):
+    """Gives back another first byte than was written."""
 
-    def __init__(self, sftp):
-        self._sftp = sftp
+    def cat_file(self, path, **options):
+        return b"X" + super().cat_file(path, **options)[1:]
 
-    def __getattr__(self, name):
-        return getattr(self._sftp, name)
 
-    def open(self, path, mode):
-        if mode == "rb":
-            return io.BytesIO(b"X" + self._sftp.open(path, mode).read()[1:])
-        return self._sftp.open(path, mode)
+class RenameRefuses(MemoryFileSystem):
+    """Renames nothing over another file, as HDFS."""
+
+    def mv(self, old, new, **_):
+        if self.exists(new):
+            raise OSError(errno.EIO, "rename failed")
+        super().mv(old, new)
+
+
+def _store_in(kind, scheme, prefix, **options):
+    return FileSystemStore(
+        StoreLocation(scheme, "host", f"/{prefix}"), kind, {}, {}, root=f"/{prefix}", **options
+    )
 
 
 @pytest.mark.parametrize("read_back_bytes", [0, 100])
-def test_sftp_reads_small_files_back(sshd_login, make_file, tmp_path, read_back_bytes):
+def test_small_files_are_read_back(make_file, prefix, read_back_bytes):
     """Bytes that are others on the server's disk are noticed before the name appears, where files of that size are read back."""
-    store = SftpStore(root=str(tmp_path / "there"), read_back_bytes=read_back_bytes, **sshd_login)
-    with store._session("warm") as sftp:
-        store._sessions.sftp = DiskThatLies(sftp)
+    store = _store_in(DiskThatLies, "memory", prefix, read_back_bytes=read_back_bytes)
 
     with Body(make_file(content=b"content"), "id") as body:
         refused = (
@@ -474,7 +478,32 @@ def test_sftp_reads_small_files_back(sshd_login, make_file, tmp_path, read_back_
             store.put("a", body, overwrite=True)
 
     assert [found.name for found in store.list()] == (["a"] if read_back_bytes == 0 else [])
-    store.renew()
+
+
+def test_a_file_system_whose_rename_refuses_a_taken_name(make_file, prefix, caplog):
+    """Create-only is its rename, which replaces nothing; what is to be replaced is removed first."""
+    store = _store_in(RenameRefuses, "hdfs", prefix, create_only="require")
+    _put(store, make_file, "a", b"first", overwrite=False)
+
+    with pytest.raises(RemoteExistsError):
+        _put(store, make_file, "a", b"second", overwrite=False)
+    _put(store, make_file, "a", b"third")
+
+    assert b"".join(store.get("a")) == b"third"
+    assert MemoryFileSystem().ls(f"/{prefix}", detail=False) == [f"/{prefix}/a"]
+    assert caplog.text == ""
+
+
+def test_a_file_system_that_promises_no_create_only(make_file, prefix, caplog):
+    """The log says once what may happen, or nothing is put."""
+    for _ in range(2):
+        with contextlib.suppress(RemoteExistsError):
+            _put(open_store(f"memory://{prefix}"), make_file, "a", b"x", overwrite=False)
+    with pytest.raises(RejectedByStoreError, match="cannot be guaranteed"):
+        _put(open_store(f"memory://{prefix}?create_only=require"), make_file, "b", b"x", overwrite=False)
+
+    assert caplog.text.count("may overwrite each other") == 2
+    assert [found.name for found in open_store(f"memory://{prefix}").list()] == ["a"]
 
 
 @pytest.mark.parametrize("is_final", [False, True])

@@ -273,6 +273,37 @@ def test_show_tells_what_is_known(root):
     assert re.fullmatch(r"  time +\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", lines[lines.index("environment") + 1])
 
 
+def test_show_lists_sessions_and_reads_branches(tmp_path, runs):
+    """A run that went back has a line for each session; `--branch` shows, prints and exports what one of them had."""
+    place, saved = tmp_path / "mine", None
+    for lr in (0.125, 0.25):
+        ours = RunDirectory(place)
+        with WritingRun(loggers=[ours], run_name="mine") as run:
+            if saved is not None:
+                run.state.continues_run = True
+                ours.load_state_dict(saved)
+                run.run_event("after_load")
+            run.log_hyperparameters({"lr": lr, "width": 8})
+            run.fit_start()
+            saved = ours.state_dict()
+            run.log_metrics({"loss": lr}, step=0)
+    session = Run.open(place).sessions[0]["session"]
+
+    def output(*arguments):
+        code, out, _ = runs(*arguments)
+        assert code == 0
+        return out
+
+    assert f"  1  {session}  completed, left a branch; lr=0.125\n" in output("show", place)
+    assert "  lr     0.125\n" in output("show", place, "--branch", "1")
+    assert json.loads(output("show", place, "--json"))["branches"] == [session]
+    assert output("series", place, "loss") == "step 0  0.25\n"
+    assert output("series", place, "loss", "--branch", session) == "step 0  0.125\n"
+    rows = output("export", place, "--rows", "--branch", "1").splitlines()
+    assert [row.rpartition(",")[2] for row in rows] == ["loss", "0.125"]
+    assert runs("show", place, "--branch", "3")[0] == 1
+
+
 def test_show_of_a_run_that_failed_says_by_what(runs):
     """The exception stands with it."""
     assert "ended by ValueError: out of luck" in runs("show", "gamma")[1]
@@ -1120,6 +1151,8 @@ def test_import_copies_the_runs_of_other_loggers(runs, tmp_path):
         "values": 0,
         "records": {},
         "left_out": {},
+        "bytes_there": 0,
+        "bytes_read": 0,
         "failures": 0,
         "failed": [],
         "root": str(tmp_path / "ours"),
@@ -1167,7 +1200,7 @@ def test_a_run_that_cannot_be_imported_costs_itself(runs, tmp_path):
 
     code, out, err = runs("import", theirs, "--root", tmp_path / "ours")
 
-    assert code == 1
+    assert code == 3
     assert out.startswith(f"imported 1 runs into {tmp_path / 'ours'}: 1 rows, ")
     assert err.startswith(f"skipped run taken in {theirs / 'taken'}: ")
     assert (tmp_path / "ours/taken").read_text() == "a file in its place"

@@ -1,6 +1,9 @@
 """Runs of MLflow: what is imported is what MLflow's own client finds, in a database and in files."""
 
+import contextlib
 import os
+import shutil
+import sqlite3
 from collections import Counter
 from pathlib import Path
 
@@ -55,7 +58,10 @@ def imported(store, tmp_path_factory):
     """The report, and the runs by id."""
     root = tmp_path_factory.mktemp("imported")
     before = dict(os.environ)
-    report = import_runs(store[0], root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("here"))
+        report = import_runs(store[0], root)
+        assert list(Path.cwd().iterdir()) == []
     assert dict(os.environ) == before
     return report, {run.run_id: run for run in map(Run.open, root.iterdir())}
 
@@ -75,7 +81,7 @@ def test_a_run_has_the_facts_of_mlflow(store, imported):
     assert (report.runs, report.failures, report.left_out) == (
         2,
         [],
-        Counter({"artifacts that are missing": 1}),
+        Counter({"links": 1}),
     )
     assert not list(run.path.rglob("key.txt"))
 
@@ -105,8 +111,8 @@ def test_files_and_images_are_those_of_mlflow(store, imported):
 
 
 def test_the_store_stays_as_it_is(store, tmp_path):
-    """What did not change is not imported again; a metric more is."""
-    path, client, _, running = store
+    """What did not change is not imported again; a value of an earlier step is, and a file."""
+    path, client, first, running = store
     files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
     before = {file: file.read_bytes() for file in files}
 
@@ -117,10 +123,65 @@ def test_the_store_stays_as_it_is(store, tmp_path):
     assert (again.runs, again.unchanged) == (0, 2)
     client.log_metric(running, "loss", 1.0, step=0)
     assert import_runs(path, tmp_path / "runs").runs == 1
+    client.log_metric(first, "loss", 9.0, timestamp=1000_000, step=1)
+    assert import_runs(path, tmp_path / "runs").runs == 1
+    client.log_text(first, "later", "later.txt")
+    assert import_runs(path, tmp_path / "runs").runs == 1
+    assert import_runs(path, tmp_path / "runs").unchanged == 2
+
+
+def test_a_damaged_store_is_said(store, tmp_path):
+    """The runs that MLflow can read of it are there; what is wrong has a message."""
+    path, _, first, running = store
+    copy = tmp_path / "store" / path.name
+    if path.is_dir():
+        shutil.copytree(path, copy)
+        (metric,) = copy.glob(f"*/{first}/metrics/loss")
+        metric.write_text(metric.read_text()[:-20] + "\nnonsense\n")
+        (copy / metric.parents[2].name / ("0" * 32)).mkdir()
+    else:
+        copy.parent.mkdir()
+        # A page of one of its tables, as a disk loses it.
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            (page,) = database.execute("select rootpage from sqlite_master where name = 'metrics'").fetchone()
+            (size,) = database.execute("pragma page_size").fetchone()
+        data = bytearray(path.read_bytes())
+        data[(page - 1) * size : page * size] = b"\xff" * size
+        copy.write_bytes(data)
+
+    report = import_runs(copy, tmp_path / "runs")
+
+    if path.is_dir():
+        assert [text.partition(":")[0] for text in report.failures] == ["0" * 32, first]
+        assert [Run.open(folder).run_id for folder in (tmp_path / "runs").iterdir()] == [running]
+    else:
+        assert report.failures[-1].startswith("mlflow.db: SQLite finds damage in ")
+
+
+def test_artifacts_of_no_run_are_not_read(tmp_path):
+    """A stranger's database may name any folder of this machine as the one of a run."""
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private/key.txt").write_text("private")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+        from mlflow import MlflowClient
+
+        client = MlflowClient((tmp_path / "mlruns").as_uri())
+        client.log_metric(client.create_run("0").info.run_id, "loss", 1.0)
+    (about,) = (tmp_path / "mlruns/0").glob("*/meta.yaml")
+    lines = about.read_text().splitlines()
+    own = f"artifact_uri: {(tmp_path / 'private').as_uri()}"
+    about.write_text("\n".join(own if "artifact_uri" in line else line for line in lines))
+
+    report = import_runs(tmp_path, tmp_path / "runs")
+
+    assert (report.runs, report.failures) == (1, [])
+    assert dict(report.left_out) == {"folders of artifacts that are none of MLflow's": 1}
+    assert not list((tmp_path / "runs").rglob("key.txt"))
 
 
 def test_artifacts_that_are_gone_are_counted(tmp_path):
-    """The rest is imported: a store is often moved without them."""
+    """The rest is imported: a store is often moved without them, and the next import looks again."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
         patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -132,8 +193,9 @@ def test_artifacts_that_are_gone_are_counted(tmp_path):
 
     report = import_runs(tmp_path, tmp_path / "runs")
 
-    assert (report.runs, report.rows, report.failures) == (1, 1, [])
-    assert dict(report.left_out) == {"folders of artifacts that are missing": 1}
+    assert (report.runs, report.rows, dict(report.left_out)) == (1, 1, {})
+    (failure,) = report.failures
+    assert failure.endswith(": 1 folders of artifacts that are missing")
 
 
 def test_a_database_of_another_kind_is_no_store(tmp_path):

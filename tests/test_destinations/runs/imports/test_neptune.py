@@ -112,8 +112,11 @@ def test_a_run_is_that_of_the_export(exported, tmp_path, place):
     assert [(one.name, one.path.read_bytes()) for one in run.artifacts()] == [
         ("model/weights.bin", b"weights")
     ]
-    assert dict(report.left_out) == {"files that are missing": 2, "parts of steps, which are whole here": 1}
-    assert report.failures == []
+    assert dict(report.left_out) == {
+        "paths out of the folder": 1,
+        "parts of steps, which are whole here": 1,
+    }
+    assert report.failures == ["DIG-1: 1 files that are missing"]
 
 
 @pytest.mark.parametrize("name", ["metrics/loss", "metrics/acc"])
@@ -133,8 +136,10 @@ def test_metrics_are_those_that_pyarrow_reads(exported, tmp_path, name):
 
 
 def test_again_nothing_is_new(exported, tmp_path):
-    """Until a part is added."""
+    """Until a part is added; a file that was missing is looked for again."""
     import_runs(exported, tmp_path / "runs")
+    next((exported / "files").rglob("weights.bin")).with_name("gone").write_bytes(b"found")
+    found = import_runs(exported, tmp_path / "runs")
 
     again = import_runs(exported, tmp_path / "runs")
     rows = [row("float_series", "metrics/acc", 1.0, 3)]
@@ -142,5 +147,19 @@ def test_again_nothing_is_new(exported, tmp_path):
     pq.write_table(pa.Table.from_pylist(rows, SCHEMA), folder / "DIG-1-00ff_part_2.parquet")
     more = import_runs(exported, tmp_path / "runs")
 
+    assert (found.runs, found.failures) == (1, [])
     assert (again.runs, again.unchanged, more.runs) == (0, 1, 1)
     assert [one.step for one in read_rows(tmp_path / "runs/The first")] == [0, 1, 2, 2, 3]
+
+
+def test_folders_of_files_that_are_links_are_not_followed(exported, tmp_path):
+    """An export of a stranger may link them to any folder of this machine."""
+    (files,) = (exported / "files").iterdir()
+    files.rename(tmp_path / "private")
+    files.symlink_to(tmp_path / "private")
+
+    report = import_runs(exported, tmp_path / "runs")
+
+    assert not report.records["artifact"]
+    assert not report.records["image"]
+    assert (report.runs, report.left_out["paths out of the folder"]) == (1, 4)

@@ -75,16 +75,41 @@ def test_the_columns_of_a_history_of_wandb_need_no_names(tmp_path):
     assert Run.open(tmp_path / "runs/history").created_at == 1000.0
 
 
-def test_rows_without_a_whole_step_are_counted(tmp_path):
-    """Short rows have what they have."""
-    (tmp_path / "history.csv").write_text("step,loss,acc\n0.5,1,1\n,1,1\n2,3\n")
+def test_what_cannot_be_read_of_a_row_is_a_failure(tmp_path):
+    """Short rows have what they have; a text among numbers is damaged, and a column of texts is left out."""
+    (tmp_path / "history.csv").write_text(
+        "step,loss,acc,name,time\n0.5,1,1,a,\n,1,1,a,\n1,0.x5,n/a,a,soon\n2,3\n3,4,5,a,,more\n4,5,6,a,0"
+    )
 
     report = import_runs(tmp_path / "history.csv", tmp_path / "runs")
 
     assert [(row.step, dict(row.metrics)) for row in read_rows(tmp_path / "runs/history")] == [
-        (2, {"loss": 3})
+        (2, {"loss": 3}),
+        (3, {"loss": 4, "acc": 5}),
+        (4, {"loss": 5, "acc": 6}),
     ]
-    assert dict(report.left_out) == {"rows without a whole step": 2}
+    assert dict(report.left_out) == {"cells that are no numbers": 4}
+    assert [text.partition(": ")[2] for text in report.failures] == [
+        "1 last rows without a line end, which may be cut off",
+        "2 rows without a whole step",
+        "1 unreadable times",
+        "2 rows with other cells than the first line",
+        "1 cells that are no numbers",
+    ]
+
+
+def test_columns_of_one_name_are_both_there(tmp_path):
+    """As pandas names them; integers are exact."""
+    (tmp_path / "history.csv").write_text(f"step,loss,loss,loss.1,,\n{2**53 + 1},1,2,{2**53 + 3},4,5\n")
+
+    report = import_runs(tmp_path / "history.csv", tmp_path / "runs")
+
+    (row,) = read_rows(tmp_path / "runs/history")
+    assert (row.step, dict(row.metrics)) == (
+        2**53 + 1,
+        {"loss": 1, "loss.2": 2, "loss.1": 2**53 + 3},
+    )
+    assert (report.failures, dict(report.left_out)) == ([], {"cells of a column without a name": 2})
 
 
 @pytest.mark.parametrize(

@@ -164,14 +164,14 @@ def test_damaged_values_cost_themselves(tmp_path):
 
     report = import_runs(tmp_path / "logs", tmp_path / "runs")
 
-    assert (report.runs, report.values, report.failures) == (1, 1, [])
-    assert dict(report.left_out) == {
-        f"damaged {plugin}": 1 for plugin in ("images", "audio", "histograms", "scalars", "hparams")
-    }
+    assert (report.runs, report.values, report.failure_count, dict(report.left_out)) == (1, 1, 5, {})
+    assert [text.partition(": ")[2] for text in report.failures] == [
+        f"1 unreadable {plugin}" for plugin in ("images", "audio", "histograms", "scalars", "hparams")
+    ]
 
 
 def test_a_log_that_grew_is_imported_again(tmp_path):
-    """A file whose end is torn costs only that end."""
+    """A file whose end is torn costs only that end, and is read again."""
     with SummaryWriter(tmp_path / "logs") as writer:
         writer.add_scalar("loss", 1.0, 0)
         writer.flush()
@@ -182,7 +182,7 @@ def test_a_log_that_grew_is_imported_again(tmp_path):
     file.write_bytes(file.read_bytes()[:-3])
 
     again = import_runs(tmp_path / "logs", tmp_path / "runs")
-    unchanged = import_runs(tmp_path / "logs", tmp_path / "runs")
+    retried = import_runs(tmp_path / "logs", tmp_path / "runs")
 
     assert len(list(EventFileLoader(str(file)).Load())) == 3
-    assert (first.values, again.values, unchanged.unchanged) == (1, 2, 1)
+    assert [(one.values, one.failure_count) for one in (first, again, retried)] == [(1, 0), (2, 1), (2, 1)]

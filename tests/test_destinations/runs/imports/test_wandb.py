@@ -17,8 +17,8 @@ import pytest
 from destinations.run_directory import read_rows
 from destinations.runs import Run
 from destinations.runs.imports import SourceError, import_runs
-from destinations.runs.imports.source import SourceRun
-from destinations.runs.imports.wandb import _Axes, _Log
+from destinations.runs.imports.wandb import WANDB
+from tests.test_destinations.runs.imports.wandb_logs import artifact, history, log_bytes, metric
 
 PROGRAM = """
 import wave
@@ -170,8 +170,11 @@ def test_a_log_that_was_cut_off_costs_its_end(log, tmp_path):
 
     assert Run.open(folder).status == "preempted"
     assert Run.open(folder).run_id == "cut"
-    assert (report.runs, report.failure_count) == (1, 1)
-    assert report.failures[0].startswith("bad: W&B's reader ")
+    assert (report.runs, report.failure_count) == (1, 2)
+    cut, bad = report.failures
+    assert cut.startswith("cut: ")
+    assert cut.endswith("of 2000 bytes are damaged or cut off, and could not be read")
+    assert bad.startswith("bad: there is no run of W&B in ")
 
 
 def test_a_run_that_was_resumed_is_one_run(log, tmp_path):
@@ -188,38 +191,72 @@ def test_a_run_that_was_resumed_is_one_run(log, tmp_path):
     assert (report.runs, steps) == (1, [0, 1, 2, 7, 0, 1, 2, 7])
 
 
-def test_a_path_out_of_the_folder_is_not_followed(imported, run):
+def read(folder, *records):
+    """Returns what is read of a log with these records, and its run."""
+    (folder / "run-mine.wandb").write_bytes(log_bytes(records))
+    (run,) = WANDB.runs(str(folder), {})
+    run.facts(run)
+    return list(run.read(run)), run
+
+
+def test_a_file_that_is_added_later_is_imported(tmp_path):
+    """What lies beside the log belongs to the run."""
+    folder = tmp_path / "wandb/run-20250101_000000-mine"
+    (folder / "files").mkdir(parents=True)
+    (folder / "run-mine.wandb").write_bytes(log_bytes([history(_step=0, loss=0.5)]))
+    first, again = (import_runs(tmp_path / "wandb", tmp_path / "runs") for _ in range(2))
+    (folder / "files/notes.txt").write_text("later")
+
+    more = import_runs(tmp_path / "wandb", tmp_path / "runs")
+
+    assert (first.runs, again.unchanged, more.runs, dict(more.records)) == (1, 1, 1, {"artifact": 1})
+
+
+def test_a_path_out_of_the_folder_is_not_followed(tmp_path):
     """A record that names one costs itself."""
-    source = SourceRun("mine", "mine", "mine", "", lambda run: iter(()))
-    item = {"_step": 0, "x._type": "image-file", "x.path": "../../secret.png"}
+    (tmp_path / "run").mkdir()
+    PIL.Image.new("RGB", (2, 2)).save(tmp_path / "secret.png")
+    medium = {"_type": "image-file", "path": "../../secret.png"}
 
-    found = list(_Log(source, run.path).items_of({"type": "history", "history": {"item": item}}))
+    found, run = read(tmp_path / "run", history(_step=0, x=medium, loss=0.5))
 
-    assert [item.metrics for item in found] == [{}]
-    assert source.left_out == Counter({"unreadable image-file": 1})
+    assert [item.metrics for item in found] == [{"loss": 0.5}, {}]
+    assert run.lost == Counter({"unreadable image-file": 1})
+
+
+def test_a_folder_of_files_that_is_a_link_is_not_followed(tmp_path):
+    """Neither for media, which records name, nor for what lies in it."""
+    (tmp_path / "private").mkdir()
+    PIL.Image.new("RGB", (2, 2)).save(tmp_path / "private/secret.png")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/files").symlink_to(tmp_path / "private")
+
+    found, run = read(
+        tmp_path / "run", history(_step=0, x={"_type": "image-file", "path": "secret.png"}, loss=0.5)
+    )
+
+    assert [item.metrics for item in found] == [{"loss": 0.5}, {}]
+    assert (dict(run.lost), dict(run.left_out)) == ({"unreadable image-file": 1}, {"links": 1})
 
 
 def test_a_file_that_w_and_b_keeps_elsewhere_is_read_if_the_log_knows_its_content(tmp_path):
     """The log of a stranger may name any file of this machine, but not its digest."""
     picture, folder = tmp_path / "picture.png", tmp_path / "run"
+    folder.mkdir()
     PIL.Image.new("RGB", (2, 2)).save(picture)
-    source = SourceRun("mine", "mine", "mine", "", lambda run: iter(()))
-    item = {"_step": 0, "x._type": "image-file", "x.path": "media/images/a.png"}
+    name = "media/images/a.png"
 
     def found(digest, local=picture):
-        contents = [{"path": "media/images/a.png", "local_path": str(local), "digest": digest}]
-        artifact = {"type": "run_table", "manifest": {"contents": contents}}
-        log = _Log(source, folder)
-        list(log.items_of({"type": "artifact", "artifact": artifact}))
-        return list(log.items_of({"type": "history", "history": {"item": item}}))
+        staged = artifact(path=name, local_path=str(local), digest=digest)
+        items, run = read(folder, staged, history(_step=0, x={"_type": "image-file", "path": name}))
+        pictures = [item.arguments["images"] for item in items if not hasattr(item, "metrics")]
+        return pictures, dict(run.lost), dict(run.left_out)
 
     digest = base64.b64encode(hashlib.md5(picture.read_bytes(), usedforsecurity=False).digest()).decode()
-    assert found(digest)[-1].arguments == {"images": [picture]}
-    assert [len(found(wrong)) for wrong in (None, "", digest[::-1])] == [1, 1, 1]
-    assert len(found(digest, tmp_path / "gone")) == 1
-    assert source.left_out == Counter(
-        {"unreadable image-file": 4, "files of tables, which W&B keeps elsewhere": 1}
-    )
+    assert found(digest) == ([[picture]], {}, {})
+    assert [found(wrong) for wrong in ("", digest[::-1])] == [([], {"unreadable image-file": 1}, {})] * 2
+    elsewhere = {"files of tables, which W&B keeps elsewhere": 1}
+    assert found(digest, tmp_path / "gone") == ([], {"unreadable image-file": 1}, elsewhere)
 
 
 STAR = {"glob_name": "*", "step_metric": "trainer/global_step"}
@@ -228,7 +265,7 @@ STAND_IN = "x values that are no steps, for which W&B's own step stands"
 
 
 @pytest.mark.parametrize(
-    ("metrics", "history", "found", "left_out"),
+    ("metrics", "rows", "found", "left_out"),
     [
         # Lightning's logger: the axis only says where the others stand.
         ([STAR], [{"loss": 0.5, "trainer/global_step": 49}], [(49, {"loss": 0.5})], {}),
@@ -254,24 +291,18 @@ STAND_IN = "x values that are no steps, for which W&B's own step stands"
         ([VAL], [{"epoch": -1, "val/y": 1}], [(0, {"epoch": -1, "val/y": 1})], {STAND_IN: 1}),
         ([VAL], [{"val/y": 1}], [(0, {"val/y": 1})], {STAND_IN: 1}),
         ([], [{"loss": 1, "global_step": 7}], [(0, {"loss": 1, "global_step": 7})], {}),
+        # Beyond 2^53, where floats have gaps.
+        ([STAR], [{"n": 2**53 + 1, "trainer/global_step": 2**53 + 1}], [(2**53 + 1, {"n": 2**53 + 1})], {}),
     ],
 )
-def test_values_stand_at_the_axis_that_the_run_declares(tmp_path, metrics, history, found, left_out):
+def test_values_stand_at_the_axis_that_the_run_declares(tmp_path, metrics, rows, found, left_out):
     """`define_metric` says which metric is the x axis of which; without it, W&B's own step is."""
-    run = SourceRun("mine", "mine", "mine", "", lambda run: iter(()))
-    axes = _Axes(run)
-    for metric in metrics:
-        axes.define(metric)
-    log = _Log(run, tmp_path, axes)
+    logged = [history(_step=number, **row) for number, row in enumerate(rows)]
 
-    items = [
-        item
-        for number, row in enumerate(history)
-        for item in log.items_of({"type": "history", "history": {"item": {"_step": number, **row}}})
-    ]
+    items, run = read(tmp_path, *logged, *(metric(**one) for one in metrics))
 
-    rows = [(item.step, dict(item.metrics)) for item in items if item.metrics]
-    assert sorted(rows, key=str) == sorted(found, key=str)
+    read_back = [(item.step, dict(item.metrics)) for item in items if item.metrics]
+    assert sorted(read_back, key=str) == sorted(found, key=str)
     assert run.left_out == Counter(left_out)
 
 

@@ -309,6 +309,63 @@ def test_a_record_that_cannot_be_written_is_a_failure_and_is_tried_again(tmp_pat
     assert (again.runs, again.unchanged, again.failure_count) == (1, 0, 0)
 
 
+def lossy_run(**given):
+    """Returns a run of which three pictures cannot be read."""
+
+    def read(run):
+        yield Values({"a": 1}, 0, NOW)
+        run.lost["unreadable pictures"] += 3
+        run.seen.there, run.seen.read = 100, 90
+
+    return attrs.evolve(source_run(**given), read=read)
+
+
+def test_what_cannot_be_read_is_a_failure_and_is_tried_again(tmp_path):
+    """The rest is there; the report has the bytes that were there and that were read."""
+    reports = [write(tmp_path / "runs", lossy_run()) for _ in range(2)]
+    mended = write(tmp_path / "runs", source_run(Values({"a": 1}, 0, NOW)))
+
+    for report in reports:
+        assert (report.runs, report.rows, report.failure_count) == (1, 1, 4)
+        assert (report.seen.there, report.seen.read) == (100, 90)
+        assert report.failures == [
+            "mine: 3 unreadable pictures",
+            "mine: 10 of 100 bytes are damaged or cut off, and could not be read",
+        ]
+    assert (mended.runs, mended.failures) == (1, [])
+    assert write(tmp_path / "runs", source_run()).unchanged == 1
+
+
+def test_a_damaged_run_that_was_trained_in_since_is_kept(tmp_path):
+    """An import that tries again what it could not read does not take what the user added."""
+    runs = tmp_path / "runs"
+    write(runs, lossy_run())
+    with WritingRun(loggers=[RunDirectory(runs / "mine", if_exists="resume")], run_name="mine") as run:
+        run.log_metrics({"a": 9.0}, step=7)
+
+    with pytest.raises(SendingError, match="was written to after it was imported"):
+        write(runs, lossy_run())
+
+    assert [values for *_, values in rows_of(runs / "mine")] == [{"a": 1}, {"a": 9}]
+
+
+def test_a_dry_run_reports_the_same_and_writes_nothing(tmp_path):
+    """Rows, records, what is left out, and what cannot be read."""
+    text = Logged(TEXT, "words", 3, NOW + 4, {"text": "hello"})
+    (tmp_path / "table.csv").write_text("step,a,b\n0,1,x\n1,2\n")
+    reports = []
+    for is_dry in (True, False):
+        report = ImportReport()
+        writer = Writer(tmp_path, "test", report, lambda items: None, is_dry=is_dry)
+        writer.write(source_run(Values({"a": 1}, 0, NOW), text))
+        writer.write(lossy_run(identity="test lossy"))
+        reports += [report, import_runs(tmp_path / "table.csv", tmp_path / "runs", dry_run=is_dry)]
+        if is_dry:
+            assert [path.name for path in tmp_path.iterdir()] == ["table.csv"]
+
+    assert reports[:2] == reports[2:]
+
+
 @pytest.mark.parametrize(
     ("place", "given", "message"),
     [

@@ -1,0 +1,342 @@
+"""`metrics.sums.jsonl`: checksums of the rows of `metrics.csv`, block by block, so that damage costs a block.
+
+The writer adds a line for each 64 KiB of whole rows once the disk has them. `position.json` has the checksum
+of the rows behind the last block; when the run ends, they become a block too. A reader compares the blocks
+that it reads. The rows of one that differs become blank lines, so that every other row keeps its number and
+its place.
+
+A file without sums is read as it is, and so is one of another size than was written: another program has
+changed it, which is a problem that readers name.
+"""
+
+import bisect
+import functools
+import json
+import logging
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import attrs
+
+from uploads.disk import read_regular
+
+__all__ = [
+    "Block",
+    "BlockSums",
+    "CheckedBlocks",
+    "Section",
+    "Sums",
+    "parse_line",
+    "read_sums",
+    "summed_line",
+    "sums_path",
+]
+
+BLOCK_BYTES = 64 << 10
+_MAX_BYTES = 64 << 20
+_SUM = b', "sum": '
+_log = logging.getLogger("destinations")
+
+Read = Callable[[int, int], bytes]
+"""Returns so many bytes of the file from an offset on; fewer at its end."""
+
+
+def sums_path(csv: Path) -> Path:
+    """Returns the path of the checksums of a CSV: `metrics.sums.jsonl` for `metrics.csv`."""
+    return csv.with_suffix(".sums.jsonl")
+
+
+# Lines with a checksum.
+
+
+def summed_line(text: str) -> bytes:
+    """Returns a JSON object as a line, with the CRC-32 of what precedes it as its last field, `sum`."""
+    data = text.encode().removesuffix(b"}")
+    return b"%b%b%d}\n" % (data, _SUM, zlib.crc32(data))
+
+
+def parse_line(line: bytes) -> Any:
+    """Returns the value of a line, without its `sum`; a line without one is taken as it is.
+
+    Raises:
+        ValueError: it is no JSON, or the sum is another one.
+    """
+    data, mark, rest = line.rpartition(_SUM)
+    digits = rest.strip().removesuffix(b"}")
+    if mark and digits.isdigit():
+        if int(digits) != zlib.crc32(data):
+            raise ValueError("its checksum is another one")
+        line = data + b"}"
+    try:
+        return json.loads(line)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+# Writing.
+
+
+@attrs.frozen
+class Block:
+    """Whole rows of a CSV, from one offset to another, and their CRC-32."""
+
+    start: int
+    end: int
+    rows: int
+    crc32: int
+
+
+@attrs.define
+class BlockSums:
+    """The checksums of a CSV that is written.
+
+    Attributes:
+        header: the CRC-32 of its first line.
+        end: up to where it is summed.
+        blocks: the complete ones.
+    """
+
+    header: int
+    end: int
+    blocks: list[Block] = attrs.field(factory=list)
+    _start: int = attrs.field(init=False, default=attrs.Factory(lambda self: self.end, takes_self=True))
+    _rows: int = attrs.field(init=False, default=0)
+    _crc32: int = attrs.field(init=False, default=0)
+
+    @classmethod
+    def begin(cls, header: bytes) -> Self:
+        """Returns the sums of a file that has only a header."""
+        return cls(zlib.crc32(header), len(header))
+
+    @property
+    def tail(self) -> Block:
+        """What follows the last block."""
+        return Block(self._start, self.end, self._rows, self._crc32)
+
+    def add(self, data: bytes) -> int:
+        """Adds bytes at the end, and returns how many rows end in them."""
+        at = rows = 0
+        while at < len(data):
+            room = max(1, BLOCK_BYTES - (self.end - self._start))
+            until = data.find(b"\n", at + room - 1) + 1 or len(data)
+            piece = data[at:until]
+            count = piece.count(b"\n")
+            self._crc32 = zlib.crc32(piece, self._crc32)
+            self.end, at = self.end + len(piece), until
+            self._rows, rows = self._rows + count, rows + count
+            if self.end - self._start >= BLOCK_BYTES and piece.endswith(b"\n"):
+                self.close_block()
+        return rows
+
+    def close_block(self) -> None:
+        """Makes a block of what follows the last one."""
+        if self.end > self._start:
+            self.blocks.append(self.tail)
+        self._start, self._rows, self._crc32 = self.end, 0, 0
+
+    def rewind(self, size: int, read: Read) -> None:
+        """Goes back to a smaller size of the file."""
+        while self.blocks and self.blocks[-1].end > size:
+            self._start = self.blocks.pop().start
+        self.end, self._rows, self._crc32 = self._start, 0, 0
+        self.add(read(self._start, size - self._start))
+
+    def content(self) -> bytes:
+        """Returns the lines of the file and of all blocks."""
+        return summed_line(json.dumps({"header_crc32": self.header})) + self.lines(0)
+
+    def lines(self, first: int) -> bytes:
+        """Returns a line for each block from this one on."""
+        return b"".join(summed_line(json.dumps(attrs.asdict(block))) for block in self.blocks[first:])
+
+
+# Reading.
+
+
+@attrs.frozen
+class Section:
+    """What the file of the sums has of one version of a CSV.
+
+    Attributes:
+        header: the CRC-32 of its first line.
+        blocks: in order; what is between them has no sum.
+    """
+
+    header: int
+    blocks: tuple[Block, ...] = ()
+
+
+@attrs.frozen
+class Sums:
+    """What the file of the sums says: of one version of a CSV, or of two while it is replaced.
+
+    Attributes:
+        sections: of each version; none without a file.
+        damaged_lines: how many lines say nothing: what they were of is not compared.
+    """
+
+    sections: tuple[Section, ...] = ()
+    damaged_lines: int = 0
+
+
+def read_sums(csv: Path) -> Sums:
+    """Returns the sums of a CSV; none, with a warning, if their file cannot be read."""
+    try:
+        return _parsed(read_regular(sums_path(csv), _MAX_BYTES))
+    except (FileNotFoundError, NotADirectoryError):
+        return Sums()
+    except OSError as error:
+        _log.warning("the checksums of %s cannot be read (%s): damage is not found", csv, error)
+        return Sums()
+
+
+# Who follows a run looks at the same sums again and again.
+@functools.lru_cache(maxsize=8)
+def _parsed(data: bytes) -> Sums:
+    sections: list[tuple[int, list[Block]]] = []
+    damaged = 0
+    for line in data[: data.rfind(b"\n") + 1].splitlines():
+        try:
+            match parse_line(line):
+                case {"header_crc32": int(header)}:
+                    sections.append((header, []))
+                case {"start": int(start), "end": int(end), "rows": int(rows), "crc32": int(crc32)}:
+                    blocks = sections[-1][1]
+                    if (blocks[-1].end if blocks else 0) <= start < start + rows <= end:
+                        blocks.append(Block(start, end, rows, crc32))
+        except (ValueError, IndexError):
+            damaged += 1
+    return Sums(tuple(Section(header, tuple(blocks)) for header, blocks in sections), damaged)
+
+
+class CheckedBlocks:
+    """Compares what is read of an open CSV with its checksums.
+
+    Args:
+        csv: its path, for messages.
+        sums: read before the size of the CSV was asked for.
+        header: its first line.
+        size: its size in bytes.
+        end: where its rows end.
+        read: reads it.
+        tail: what `position.json` says of the rows behind the last block; None without one.
+
+    Attributes:
+        blocks: those that are compared.
+        damaged: those found damaged so far, by where they begin.
+        problem: what is wrong with the file as a whole; None if nothing is known to be.
+        lost: how many rows it lacks at its end.
+    """
+
+    def __init__(
+        self,
+        csv: Path,
+        sums: Sums,
+        header: bytes,
+        size: int,
+        end: int,
+        read: Read,
+        tail: Block | None = None,
+    ) -> None:
+        self._csv = csv
+        self._commas = header.count(b",")
+        self.blocks: list[Block] = []
+        self.damaged: dict[int, Block] = {}
+        self.problem: str | None = None
+        self.lost = 0
+        self._sound: set[int] = set()
+        fitting = [one.blocks for one in sums.sections if one.header == zlib.crc32(header)]
+        if not fitting:
+            if sums.sections and tail is None:
+                self.problem = f"{csv.name} has another header than its checksums are of"
+            return
+        # Of two, the one whose blocks are there.
+        found = (
+            [*max(fitting, key=lambda blocks: sum(_is_sound(one, read) for one in blocks))]
+            if fitting[1:]
+            else [*fitting[0]]
+        )
+        if tail is not None and tail.rows and tail.start >= (found[-1].end if found else 0):
+            found.append(tail)
+        if not found:
+            return
+        last = found[-1]
+        if size < last.end:
+            rows, at, there = sum(block.rows for block in found), found[0].start, 0
+            while at < size and (piece := read(at, BLOCK_BYTES)):
+                at, there = at + len(piece), there + piece.count(b"\n")
+            self.lost = max(0, rows - there)
+            self.problem = f"{csv.name} is cut: {self.lost:,} of {rows:,} rows are lost"
+        elif tail is None and size > last.end and not _is_sound(last, read):
+            self.problem = f"{csv.name} was changed by another program: its checksums are of another file"
+        else:
+            self.blocks = [block for block in found if block.end <= end]
+
+    def damage(self) -> str | None:
+        """Returns what is wrong, as far as it is known; None if nothing is."""
+        if not self.damaged:
+            return self.problem
+        lost, rows = (sum(one.rows for one in blocks) for blocks in (self.damaged.values(), self.blocks))
+        first = self.damaged[min(self.damaged)]
+        return (
+            f"{self._csv.name} is damaged: {lost:,} of {rows:,} rows cannot be read (the first are in bytes "
+            f"{first.start:,} to {first.end:,})"
+        )
+
+    def verify(self, read: Read) -> None:
+        """Compares all blocks."""
+        for block in self.blocks:
+            self._check(block, read)
+
+    def checked(self, piece: bytes, at: int, read: Read) -> bytes:
+        """Returns bytes of the file, with blank lines where a block is damaged.
+
+        Args:
+            piece: the bytes.
+            at: where they begin.
+            read: reads what the piece has not of its first and its last block.
+        """
+        end = at + len(piece)
+        first = bisect.bisect_right(self.blocks, at, key=lambda block: block.end)
+        last = bisect.bisect_left(self.blocks, end, key=lambda block: block.start)
+        for block in self.blocks[first:last]:
+            if not self._check(block, read, piece, at):
+                start, until = max(at, block.start), min(end, block.end)
+                blank = self._blank(block)[start - block.start : until - block.start]
+                piece = piece[: start - at] + blank + piece[until - at :]
+        return piece
+
+    def _check(self, block: Block, read: Read, piece: bytes = b"", at: int = 0) -> bool:
+        """Returns whether a block is what was written; says once that it is not."""
+        if block.start in self.damaged:
+            return False
+        if block.start in self._sound:
+            return True
+        if at <= block.start and block.end <= at + len(piece):
+            is_sound = zlib.crc32(memoryview(piece)[block.start - at : block.end - at]) == block.crc32
+        else:
+            is_sound = _is_sound(block, read)
+        if is_sound:
+            self._sound.add(block.start)
+            return True
+        self.damaged[block.start] = block
+        _log.warning(
+            "%s is damaged: the checksum of %d rows, in bytes %d to %d, is another one, and they are left "
+            "out. If you have changed them, delete %s.",
+            *(self._csv, block.rows, block.start, block.end, sums_path(self._csv).name),
+        )
+        return False
+
+    def _blank(self, block: Block) -> bytes:
+        """Returns as many bytes and lines as a block has, all of whose cells are empty."""
+        length, longer = divmod(block.end - block.start, block.rows)
+        line = b"," * min(self._commas, length - 1) + b"\n"
+        return line.rjust(length + 1) * longer + line.rjust(length) * (block.rows - longer)
+
+
+def _is_sound(block: Block, read: Read) -> bool:
+    data = read(block.start, block.end - block.start)
+    # Fewer bytes: it was cut meanwhile, which is found otherwise.
+    return len(data) < block.end - block.start or zlib.crc32(data) == block.crc32

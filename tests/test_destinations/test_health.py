@@ -1,0 +1,86 @@
+"""`Health`: what a monitor on the same machine is told."""
+
+import re
+import socket
+import urllib.error
+import urllib.request
+
+import pytest
+
+from destinations import Artifacts, Health, RunDirectory
+from destinations.testing import DestinationContract
+from events import Run
+
+
+def ask(health, path):
+    """Returns the answer of the server."""
+    with urllib.request.urlopen(health.address + path, timeout=30) as answer:  # noqa: S310
+        return answer.read().decode()
+
+
+def figures(text):
+    """Returns the values by name and labels; each line of the format is well formed."""
+    found = {}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            match = re.fullmatch(r'([a-z_]+)(\{(?:[a-z_]+="(?:[^"\\\n]|\\.)*",?)*\})? (\S+)', line)
+            found[match[1], match[2] or ""] = float(match[3])
+    return found
+
+
+def test_a_monitor_sees_the_run_and_its_uploads(tmp_path):
+    """While it lasts: the batch, what waits, and when an upload succeeded last."""
+    health = Health(0)
+    (tmp_path / "file").write_bytes(b"12345")
+    loggers = [
+        RunDirectory(tmp_path / "run"),
+        Artifacts(tmp_path / "store", spool=tmp_path / "spool"),
+        health,
+    ]
+    with Run(loggers=loggers, run_name="digits") as run:
+        run.batch_start()
+        run.batch_end()
+        run.upload_file("file", tmp_path / "file")
+        loggers[1].queue.drain(60)
+
+        assert ask(health, "/healthz") == "ok\n"
+        found = figures(ask(health, "/metrics"))
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            ask(health, "/etc/passwd")
+
+    spool = f'{{spool="{tmp_path / "spool"}",store="{(tmp_path / "store").as_uri()}"}}'
+    assert found["destinations_batch", '{run="digits"}'] == 1
+    assert found["destinations_last_batch_seconds", '{run="digits"}'] >= 0
+    assert found["destinations_upload_waiting_bytes", spool] == 0
+    assert found["destinations_upload_uploader_up", spool] == 1
+    assert found["destinations_upload_last_success_timestamp_seconds", spool] > 1e9
+    assert found["destinations_upload_free_bytes", spool] > 0
+    assert health.address == ""
+
+
+def test_a_port_that_is_taken_is_said_and_training_goes_on(tmp_path, caplog):
+    """As for any destination that cannot be set up."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with Run(loggers=[Health(taken.getsockname()[1])]) as run:
+            run.batch_start()
+            run.batch_end()
+
+    assert "Health" in caplog.text
+
+
+@pytest.mark.parametrize("port", [-1, 65536])
+def test_a_port_is_in_range(port):
+    """Anything else raises at once."""
+    with pytest.raises(ValueError, match="from 0 to 65535"):
+        Health(port)
+
+
+class TestHealth(DestinationContract):
+    """It keeps the contract of every destination."""
+
+    @pytest.fixture
+    def destination(self):
+        """Serves at any free port."""
+        return Health(0)
