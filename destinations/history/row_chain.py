@@ -20,9 +20,6 @@ from .sums import parse_line, summed_line
 __all__ = ["ALL", "Keep", "Kept", "Limit", "RowChain", "RowPlace", "SealedPart", "drops", "history_path"]
 
 _MAX_BYTES = 256 << 20
-# The last bytes that were parsed: they name a session or the checksum of a part, which no other file has.
-_COMPARED_BYTES = 256
-_MOST_HELD = 64
 
 
 def history_path(csv: Path) -> Path:
@@ -125,12 +122,13 @@ class RowChain:
     _marks: dict[tuple[str, int], int] = attrs.field(factory=dict)
 
     @classmethod
-    def read(cls, csv: Path, limit: int | None = None) -> Self:
+    def read(cls, csv: Path, limit: int | None = None, before: Self | None = None) -> Self:
         """Reads the history of a CSV; empty if there is none.
 
         Args:
             csv: its path.
             limit: how many bytes count. Default: all complete lines.
+            before: what was read earlier: only what was appended is parsed. It does not change.
 
         Raises:
             OSError: the file cannot be read, has fewer bytes than count, or has a line that is damaged: it
@@ -145,12 +143,27 @@ class RowChain:
             text = f"{len(data)} of {limit} bytes are there, so that nothing says which rows belong"
             raise OSError(errno.EIO, text, str(path))
         data = data[:limit]
-        for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
+        data = data[: data.rfind(b"\n") + 1]
+        if before is not None and data[: before.size] == before.content:
+            if len(data) == before.size:
+                return before
+            found = before._copy()  # noqa: SLF001  # of this class
+        for line in data[found.size :].splitlines(keepends=True):
             try:
                 found.add(line)
             except ValueError as error:
                 raise OSError(errno.EIO, f"a line is damaged: {error}", str(path)) from error
         return found
+
+    def _copy(self) -> Self:
+        return attrs.evolve(
+            self,
+            content=self.content[:],
+            parts={session: [*parts] for session, parts in self.parts.items()},
+            follows={**self._follows},
+            view={**self._view},
+            marks={**self._marks},
+        )
 
     def add(self, line: bytes) -> None:
         """Takes a line; one of an unknown kind says nothing.

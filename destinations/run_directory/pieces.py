@@ -10,7 +10,7 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -329,12 +329,20 @@ class FolderState:
         replace_json(folder / PIECES_STATE, {**read_json(folder / PIECES_STATE), stream: own})
 
 
-def apply_piece(folder: Path, state: FolderState, piece: OpenPiece) -> None:
+def apply_piece(
+    folder: Path, state: FolderState, piece: OpenPiece, only: Collection[str] | None = None
+) -> None:
     """Brings a folder to the state of a piece; `state` is changed, and not saved.
 
     A piece that begins within what is there already continues it; applied again, it changes nothing. Files
     that are appended to keep their inode. Where earlier pieces are lost (`FolderState.lost`), rows end before
     them, an index lacks their lines, and a document that they brought is unreadable.
+
+    Args:
+        folder: of the run.
+        state: of the folder.
+        piece: what comes next.
+        only: the files to bring of a piece that has everything. Default: all.
 
     Raises:
         PieceError: it does not continue what is there, or is damaged: begin again from nothing.
@@ -346,6 +354,8 @@ def apply_piece(folder: Path, state: FolderState, piece: OpenPiece) -> None:
             f"piece {about.name} does not continue interval {state.last} of session {state.session}"
         )
     for path, (start, end) in piece.data.items():
+        if only is not None and path not in only:
+            continue
         wanted = about.files.get(path)
         if wanted is None or wanted.size != end:
             raise PieceError(f"piece {about.name} brings bytes of {path} that its file has not")

@@ -96,6 +96,9 @@ _TAIL_ROWS = 1000
 # Times are rounded to microseconds.
 _SAME_SECONDS = 1e-5
 _SUFFIXES = (".csv", ".parquet")
+# Histories that were read last; they are never changed, so any thread may use them.
+_chains: dict[Path, RowChain] = {}
+_MOST_HELD = 64
 _MAX_CACHED_BYTES = 64 << 20
 _PACKED_BYTES = 8 << 20
 # Of the parts of a run that has ended, so many are read whole when it is scanned.
@@ -545,7 +548,12 @@ class MetricsSnapshot:
     def journal_by_session(self) -> "Iterator[tuple[str, list[MetricRow]]]":
         """Yields the rows of the journal that each session has."""
         for session, limits, records in self.journal:
-            yield session, [row for row in merge_journal(records) if keeps(limits, row)]
+            yield session, self.rows_of(limits, records)
+
+    @staticmethod
+    def rows_of(limits: Sequence[Limit], records: Sequence[JournalRecord]) -> "list[MetricRow]":
+        """Returns the rows of some records of a session."""
+        return [row for row in merge_journal(records) if keeps(limits, row)]
 
     def __enter__(self) -> Self:
         return self
@@ -792,8 +800,13 @@ def _read(  # noqa: C901  # one look, step by step
 
 def _chain(path: Path, state: CsvState | None) -> RowChain:
     """Returns the history of a CSV; of one of format 2, the parts that are there."""
-    chain = RowChain.read(path, None if state is None else state.history)
-    if not chain.size:
+    limit = None if state is None else state.history
+    chain = RowChain.read(path, limit, _chains.get(path))
+    if chain.size:
+        if len(_chains) > _MOST_HELD:
+            _chains.clear()
+        _chains[path] = chain
+    else:
         folder = parts_path(path)
         numbers = [one for one in part_numbers(folder) if state is None or one <= state.parts]
         chain.add_format2(numbers, functools.partial(_rows_in, folder))

@@ -24,7 +24,7 @@ from events import redact_text
 from uploads import RemoteObject, Store, UploadError, download_file
 from uploads.disk import closing, crc32_of, mark_unreadable, open_regular
 
-from .layout import WRITERS_FOLDER, metrics_name, parts_path, strict_json
+from .layout import SIDECAR, SUMMARY, WRITERS_FOLDER, metrics_name, parts_path, strict_json
 from .pieces import (
     FolderState,
     OpenPiece,
@@ -57,6 +57,8 @@ SESSION_FILE = "session.json"
 SIGN_FILE = "sign.json"
 SUCCESSOR_FILE = "successor.json"
 _TRIES = 3
+# What a table of runs shows is in these.
+_LISTED = {SIDECAR, SUMMARY}
 _MAX_SESSION_BYTES = 1 << 20
 _IN_MEMORY_BYTES = 4 << 20
 _LIVE = re.compile(rf"{LIVE_FOLDER}/([^/]+)/(\d{{4,}})/([^/]+)")
@@ -244,7 +246,7 @@ class StoredRun:
         """Brings the files that pieces hold, and the closed parts, to the newest state; call `look` before.
 
         Args:
-            with_plain: whether to bring what is an object of its own, too, once the run has ended: its rows.
+            with_plain: whether to bring more of a run that has ended than what a table of runs shows.
             is_partial: whether to do without what is lost or damaged in the store, once it was asked for
                 again. `FolderState.lost` says what that is.
 
@@ -373,7 +375,7 @@ class StoredRun:
         if about.has_ended and not about.needs:
             # It has everything, or names the objects that do.
             state.last = max(state.last, about.first - 1)
-        apply_piece(self.folder, state, piece)
+        apply_piece(self.folder, state, piece, None if with_plain or not about.has_ended else _LISTED)
         for path, crc32 in (about.plain or {}).items():
             if state.files.get(path) == about.files.get(path) and path not in state.skipped:
                 continue

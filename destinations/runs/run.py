@@ -130,7 +130,11 @@ class Run(RecordAccess):
     def path(self) -> Path:
         """The folder of the run; of one in a store, that of its copy, with what is new."""
         if self._copy is not None:
+            from destinations.history.fork import find_parents
+
             self._copy.bring(self.record.path)
+            for parent in find_parents(self.record.path):
+                self._copy.bring(parent.path)
         return self.record.path
 
     @property

@@ -5,6 +5,7 @@ repeatedly, and each call is yielded once.
 """
 
 import contextlib
+import functools
 import itertools
 import operator
 import re
@@ -14,8 +15,9 @@ from typing import Any, NamedTuple
 
 import attrs
 
-from destinations.history.chain import chain_of
+from destinations.history.chain import Chain
 from destinations.history.cursor import Cursor
+from destinations.history.fork import lineage
 from destinations.history.row_chain import Keep, RowChain, SealedPart
 from destinations.kinds import KINDS, indexes, kind_of_line
 from destinations.kinds.artifacts import ARTIFACTS_INDEX
@@ -120,6 +122,7 @@ class Item(NamedTuple):
         rank: of the metrics.
         branch: the name of the abandoned branch of the metrics, if any.
         writer: whose call it is; "" for the trainer.
+        parent: of the records that a fork has of its parent, the folder of that.
     """
 
     kind: str
@@ -131,6 +134,7 @@ class Item(NamedTuple):
     rank: int = 0
     branch: str = ""
     writer: str = ""
+    parent: Path | None = None
 
 
 def items_of(
@@ -177,7 +181,11 @@ def _sources(
     ]
     if abandoned:
         sources += [_abandoned_rows(branch, position) for branch in branches_of(folder)]
-    return sources + [_new_lines(folder / name, name, position, settled_at) for name in indexes()]
+    *parents, (_, chain) = lineage(folder)
+    for path, of_parent in parents:
+        lines = (_new_lines(path, name, of_parent, position, None, f"{path.name}/") for name in indexes())
+        sources += [map(functools.partial(Item._replace, parent=path), items) for items in lines]
+    return sources + [_new_lines(folder, name, chain, position, settled_at) for name in indexes()]
 
 
 def _of_writer(items: Iterator[Item], stream: Stream, problems: list[str] | None) -> Iterator[Item]:
@@ -291,21 +299,29 @@ def _abandoned_rows(branch: Branch, position: ReadPosition) -> Iterator[Item]:
 # Indexes.
 
 
-def _new_lines(path: Path, name: str, position: ReadPosition, settled_at: float | None) -> Iterator[Item]:
-    lines = itertools.islice(json_lines(path), position.lines.get(name, 0), None)
+def _new_lines(
+    folder: Path,
+    name: str,
+    chain: Chain,
+    position: ReadPosition,
+    settled_at: float | None,
+    prefix: str = "",
+) -> Iterator[Item]:
+    path, key = folder / name, prefix + name
+    lines = itertools.islice(json_lines(path), position.lines.get(key, 0), None)
     last = _last_of_each(path) if name == ARTIFACTS_INDEX else {}
-    belongs = chain_of(path.parents[name.count("/")]).belongs(lambda: json_lines(path))
+    belongs = chain.belongs(lambda: json_lines(path))
     pending: list[dict[str, Any]] = []
     count = 0
 
     def item() -> Item:
-        position.lines[name] = position.lines.get(name, 0) + count
+        position.lines[key] = position.lines.get(key, 0) + count
         first = pending[0]
         kind = kind_of_line(name, first)
         named = str(first.get("type")) if kind is None else kind.name
         return Item(named, _time_of(first), whole_of(first.get("step")), None, {}, tuple(pending))
 
-    for number, line in enumerate(lines, position.lines.get(name, 0)):
+    for number, line in enumerate(lines, position.lines.get(key, 0)):
         if pending and not _is_of_same_call(pending[-1], line):
             yield item()
             pending, count = [], 0
@@ -320,7 +336,7 @@ def _new_lines(path: Path, name: str, position: ReadPosition, settled_at: float 
         if is_settled or name != MEDIA_INDEX:
             yield item()
     elif count:
-        position.lines[name] = position.lines.get(name, 0) + count
+        position.lines[key] = position.lines.get(key, 0) + count
 
 
 def _last_of_each(path: Path) -> dict[str, int]:

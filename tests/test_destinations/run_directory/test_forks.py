@@ -8,13 +8,14 @@ import shutil
 import numpy as np
 import pytest
 
-from destinations import RunDirectory, cli
+from destinations import InMemory, RunDirectory, cli
 from destinations.history.fork import find_parents
 from destinations.history.sessions import read_sessions
 from destinations.run_directory import RunPathError, read_rows
 from destinations.runs import Run as Opened
 from destinations.runs import open_runs
 from destinations.runs.export import export_metrics
+from destinations.runs.send.replay import replay
 from events import Event, Run, Timestamp
 from tests.effort import times
 from tests.test_destinations.viewer.served import served
@@ -303,3 +304,29 @@ def test_run_that_was_forked_is_deleted_with_its_forks_or_by_force(digits, tmp_p
     assert digits.exists()
     assert cli.main(["runs", "rm", str(digits), str(digits.parent / "fork"), "--yes"]) == 0
     assert not digits.exists()
+
+
+def test_send_passes_on_what_a_fork_has_of_its_parent(digits):
+    """Rows and records of both, each once, in the order of logging."""
+    run = write_fork(digits.parent / "fork", "digits@ba2", loss=0.5)
+    seen = InMemory()
+
+    replay(run, seen)
+
+    assert seen.get_timeseries("loss")["loss"].tolist() == [4.0, 3.0, 0.5]
+    assert [one.value for one in seen.records if one.kind == "text"] == ["text 0", "text 1"]
+
+
+def test_fork_in_a_store_has_the_rows_of_a_parent_beside_it(digits, tmp_path):
+    """Both are below one root there; a reader has the parent's rows with those of the fork."""
+    store = (tmp_path / "store").as_uri()
+    for name, options in (("digits", {"if_exists": "resume"}), ("fork", {"fork_from": "digits@ba2"})):
+        ours = RunDirectory(digits.parent / name, mirror=f"{store}/{name}", **options)
+        with Run(ours, run_name=name, raise_errors=True) as run:
+            run.log_metrics({"loss": 0.5}, step=9)
+
+    with open_runs(store, cache=tmp_path / "cache") as runs:
+        fork = runs["fork"]
+        assert fork.series("loss").value.tolist() == [4.0, 3.0, 0.5]
+        assert [one.text for one in fork.texts()] == ["text 0", "text 1"]
+        assert str(fork.parent) == "digits at ba2"

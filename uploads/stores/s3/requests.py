@@ -35,8 +35,8 @@ _CRC32_BYTES = 4
 class PartBody:
     """A request body: a part of a file, which is read while it is sent.
 
-    Gives larger pieces than urllib3's 16 KiB, of which each takes the interpreter's lock, and up to a deadline,
-    so that a server which reads too slowly is given up.
+    Gives larger pieces than urllib3's 16 KiB, since each takes the interpreter's lock. It gives none after a
+    deadline, so that a server that reads too slowly is given up.
 
     Args:
         body: The file.
