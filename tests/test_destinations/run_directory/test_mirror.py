@@ -44,7 +44,7 @@ class Patient(RunDirectory):
     """Waits for a sign of another machine without letting time pass."""
 
     def _claim_of(self, uri, state):
-        return Claim(uri, state.rank, self._mirror_seconds, wait=self.wait)
+        return Claim(uri, state.rank, self._options.mirror_seconds, wait=self.wait)
 
     def wait(self, _seconds):
         pass
@@ -59,7 +59,7 @@ class Mirrored(Written):
         super().__init__(run_dir, mirror=str(store), mirror_seconds=10.0, **options)
         assert self.destination.run_dir is not None  # which decides between the run there and one beside it
         self.mirror = self.destination._writer._mirror
-        self.queue = self.destination._files.queue
+        self.queue = self.destination._run.files.store.queue
 
     def send(self):
         """Sends what is new as one piece, and waits until it is there."""

@@ -267,7 +267,7 @@ def live(moto, tmp_path, monkeypatch, request):
 
 def send(run):
     """Sends what is new as one piece, and waits until it is there."""
-    queue = run.destination._files.queue
+    queue = run.destination._run.files.store.queue
     run.flush()
     queue.drain(60)
     run.destination._writer._mirror._due_at = 0.0
