@@ -32,7 +32,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 fcntl: ModuleType | None
 try:
@@ -76,11 +76,13 @@ __all__ = [
     "link_open",
     "list_names",
     "lock",
+    "look_twice",
     "mark_unreadable",
     "mkdir",
     "open_regular",
     "open_temporary",
     "process_identity",
+    "read_at",
     "read_json",
     "read_regular",
     "read_with_status",
@@ -148,6 +150,8 @@ _NETWORK_FILE_SYSTEMS = frozenset(
     }
 )
 
+Result = TypeVar("Result")
+
 # macOS and Windows have no fdatasync(2).
 _fdatasync: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
 _temporary_numbers = itertools.count()
@@ -174,6 +178,32 @@ class UnreadableError(OSError):
 
 
 # Reading.
+
+
+def look_twice(path: str | Path, look: Callable[[], Result]) -> Result:
+    """Returns what a call finds at a path; asks again where it finds nothing, and a file is there.
+
+    Network and FUSE file systems may say for a moment that a file is not there which is being replaced. Who
+    believed it would begin anew, and lose what the file has.
+
+    Raises:
+        FileNotFoundError: Nothing is there.
+        OSError: As of the call.
+    """
+    try:
+        return look()
+    except FileNotFoundError:
+        if not os.path.lexists(path):
+            raise
+        return look()
+
+
+def read_at(descriptor: int, length: int, offset: int) -> bytes:
+    """Returns bytes of a file from an offset on; fewer only at its end. A single pread(2) may return fewer."""
+    data = os.pread(descriptor, length, offset)
+    while len(data) < length and (more := os.pread(descriptor, length - len(data), offset + len(data))):
+        data += more
+    return data
 
 
 def open_regular(
@@ -207,7 +237,7 @@ def closing(descriptor: int) -> Iterator[int]:
 
 def _opened(path: str | Path, flags: int, mode: int = PRIVATE_MODE) -> tuple[int, os.stat_result]:
     try:
-        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+        descriptor = look_twice(path, lambda: os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode))
     except OSError as error:
         if error.errno == errno.ELOOP:
             require_readable(path)
@@ -270,8 +300,8 @@ def read_with_status(path: str | Path, max_bytes: int = MAX_DOCUMENT_BYTES) -> t
     try:
         size = status.st_size
         data = os.read(descriptor, size + 1) if size <= max_bytes else b""
-        # A read returns less than it was asked for above 2 GiB, and more than `size` where the file grew.
-        while size < len(data) <= max_bytes and (more := os.read(descriptor, _CHUNK_BYTES)):
+        # A read returns less than it was asked for above 2 GiB, or on a network disk; more where the file grew.
+        while size != len(data) <= max_bytes and (more := os.read(descriptor, _CHUNK_BYTES)):
             data += more
     finally:
         os.close(descriptor)
@@ -294,7 +324,7 @@ def end_of_last_line(descriptor: int, size: int) -> int:
     end = size
     while end > 0:
         start = max(0, end - _CHUNK_BYTES)
-        found = os.pread(descriptor, end - start, start).rfind(b"\n")
+        found = read_at(descriptor, end - start, start).rfind(b"\n")
         if found >= 0:
             return start + found + 1
         end = start
@@ -309,7 +339,7 @@ class Disk:
 
     def open(self, path: Path | str, flags: int, mode: int = _PUBLIC_MODE) -> int:
         """Opens a file; a new one gets `mode`, less the umask."""
-        return os.open(path, flags, mode)
+        return look_twice(path, lambda: os.open(path, flags, mode))
 
     def write(self, fd: int, data: bytes, offset: int) -> None:
         """Writes all of the data at an offset."""

@@ -32,7 +32,7 @@ from zlib import adler32
 import attrs
 
 from events import RecordError
-from uploads.disk import DISK, Disk
+from uploads.disk import DISK, Disk, look_twice, read_at
 
 from .folder import remove_temporaries
 from .frames import (
@@ -130,7 +130,7 @@ class SegmentReader:
                 self._fd = self._owned = os.dup(self._fd)
         if self._fd < 0:
             with contextlib.suppress(FileNotFoundError):
-                self._fd = self._owned = os.open(path, os.O_RDONLY)
+                self._fd = self._owned = look_twice(path, lambda: os.open(path, os.O_RDONLY))
 
     def read(self, offset: int, length: int) -> bytes:
         """Returns up to `length` bytes from an offset."""
@@ -138,7 +138,7 @@ class SegmentReader:
             return b""
         if self._segment is not None and self._segment.size:
             length = min(length, self._segment.end() - offset)
-        return os.pread(self._fd, max(0, length), offset)
+        return read_at(self._fd, max(0, length), offset)
 
     def size(self) -> int:
         """Returns the size of the file in bytes."""

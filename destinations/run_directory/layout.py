@@ -22,7 +22,7 @@ import attrs
 import orjson
 
 from destinations.history.sums import Block
-from uploads.disk import append_line, is_locked, read_json, read_regular
+from uploads.disk import append_line, is_locked, look_twice, read_at, read_json, read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -206,7 +206,7 @@ def part_numbers(parts: Path, suffixes: Collection[str] = (".csv", ".parquet")) 
     Opening one that is no regular file is an error, and so is reading the rows.
     """
     try:
-        with os.scandir(parts) as entries:
+        with look_twice(parts, lambda: os.scandir(parts)) as entries:
             found = [(match, entry) for entry in entries if (match := _PART.fullmatch(entry.name))]
             return sorted(
                 {
@@ -309,7 +309,8 @@ def segment_number(path: Path) -> int:
 def segment_paths(journal: Path) -> list[Path]:
     """Returns the existing segments, oldest first."""
     try:
-        paths = [path for path in journal.iterdir() if _SEGMENT.fullmatch(path.name)]
+        found = look_twice(journal, lambda: [*journal.iterdir()])
+        paths = [path for path in found if _SEGMENT.fullmatch(path.name)]
     except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(paths, key=segment_number)
@@ -387,7 +388,7 @@ def read_header(fd: int, size: int) -> bytes:
     """
     length = _HEADER_BYTES
     while True:
-        data = os.pread(fd, length, 0)
+        data = read_at(fd, length, 0)
         if (end := header_end(data)) or length >= size:
             return data[:end]
         if length >= MAX_LINE_BYTES:

@@ -24,6 +24,7 @@ from uploads.disk import (
     end_of_last_line,
     is_open_file,
     open_temporary,
+    read_at,
     replacement,
 )
 
@@ -307,7 +308,7 @@ class MetricsCsv:
         Where it was cut and written on, at least one is missing.
         """
         start = len(self._header)
-        is_whole = os.pread(self._fd, start, 0) == self._header and os.fstat(self._fd).st_size >= limit
+        is_whole = self.read(0, start) == self._header and os.fstat(self._fd).st_size >= limit
         return is_whole and self.count_rows(limit) == rows
 
     def count_rows(self, limit: int) -> int:
@@ -321,7 +322,7 @@ class MetricsCsv:
         header there are none.
         """
         start = len(self._header)
-        if os.pread(self._fd, start, 0) != self._header:
+        if self.read(0, start) != self._header:
             return start, 0
         end, rows = start, 0
         for chunk in self._chunks(start, limit):
@@ -339,7 +340,7 @@ class MetricsCsv:
 
     def foreign_bytes(self) -> Iterator[bytes]:
         """Yields what another program put in: what it appended, or all if the header is not ours."""
-        is_ours = os.pread(self._fd, len(self._header), 0) == self._header
+        is_ours = self.read(0, len(self._header)) == self._header
         yield from self._chunks(self.size if is_ours else 0, os.fstat(self._fd).st_size)
 
     def sync(self) -> None:
@@ -560,7 +561,7 @@ class MetricsCsv:
 
     def read(self, start: int, length: int) -> bytes:
         """Returns bytes of the file."""
-        return os.pread(self._fd, length, start)
+        return read_at(self._fd, length, start)
 
     def blocks(self, start: int) -> Iterator[bytes]:
         """Yields the file from an offset on, in blocks of complete lines."""

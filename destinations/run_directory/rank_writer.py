@@ -7,6 +7,7 @@ import contextlib
 import functools
 import logging
 import math
+import os
 import threading
 import time
 import uuid
@@ -244,7 +245,7 @@ class RankWriter:
         first_part = 1 if self._mirror is None else self._mirror.first_part
         self._csv = MetricsCsv(self._root / metrics_name(self._rank), first_part=first_part)
         remove_temporaries(self._csv.folder)
-        self.had_rows = self._csv.path.exists() or bool(segment_paths(self._folder))
+        self.had_rows = os.path.lexists(self._csv.path) or bool(segment_paths(self._folder))
         """Whether earlier sessions left rows."""
         self.journal = self._open_journal()
         self.begin_session()

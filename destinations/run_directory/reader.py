@@ -24,7 +24,7 @@ from destinations.history.fork import parents_of
 from destinations.history.row_chain import ALL, Keep, Kept, Limit, RowChain, RowPlace, drops
 from destinations.history.rows import Call
 from destinations.history.sums import CheckedBlocks, Sums, read_sums
-from uploads.disk import end_of_last_line, open_regular, read_regular
+from uploads.disk import end_of_last_line, open_regular, read_at, read_regular
 
 from .frames import MAGIC, Begin, Boundary, Resume, Rewind
 from .layout import (
@@ -231,11 +231,7 @@ class CsvSnapshot:
         """Returns bytes of the file as they are; fewer at its end."""
         if self._held is not None:
             return self._held[at : at + length]
-        pieces = []
-        while length > 0 and (piece := os.pread(self._fd, length, at)):
-            pieces.append(piece)
-            at, length = at + len(piece), length - len(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return read_at(self._fd, length, at) if length > 0 else b""
 
     def rows(self, start: int | None = None) -> "Iterator[MetricRow]":
         """Yields the rows one chunk at a time; see `chunks` and `parse_rows`."""
@@ -769,7 +765,7 @@ def _read(  # noqa: C901  # one look, step by step
         # is read at once unless it is too large; reading ends if it is truncated meanwhile.
         end = end_of_last_line(fd, size)
     elif state is None:
-        held = b"" if fd < 0 else os.pread(fd, size, 0)
+        held = b"" if fd < 0 else read_at(fd, size, 0)
         size, header = len(held), held[: header_end(held)]
         end = held.rfind(b"\n") + 1
     records: list[JournalRecord] = []

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from destinations.history.rows import Call
-from uploads.disk import DISK, Disk, open_regular, read_regular
+from uploads.disk import DISK, Disk, open_regular, read_at, read_regular
 
 from .frames import (
     HEADER,
@@ -167,7 +167,7 @@ class MappedSegment(Segment):
             # Between the two calls another thread or a signal handler may have written a row: found by
             # scanning.
             end = self._boundary
-            data = b"" if self._fd < 0 else os.pread(self._fd, self.size - end, end)
+            data = b"" if self._fd < 0 else read_at(self._fd, self.size - end, end)
             for offset, _ in iter_frames(data):
                 end = self._boundary + offset
             self._sealed_at = end
@@ -318,7 +318,7 @@ def journal_extent(folder: Path, place: JournalPlace | None) -> JournalPlace:
     except (FileNotFoundError, NotADirectoryError):
         return number, 0
     try:
-        data = os.pread(fd, max(0, min(os.fstat(fd).st_size, _MAX_SEGMENT_BYTES) - offset), offset)
+        data = read_at(fd, max(0, min(os.fstat(fd).st_size, _MAX_SEGMENT_BYTES) - offset), offset)
     finally:
         os.close(fd)
     at, head, end = 0, HEADER.size, len(data)

@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from uploads.disk import closing, crc32_of_both, is_open_file, remove_if, rename_new
+from uploads.disk import (
+    closing,
+    crc32_of_both,
+    end_of_last_line,
+    is_open_file,
+    look_twice,
+    read_at,
+    read_regular,
+    remove_if,
+    rename_new,
+)
 
 
 def _names_in(folder):
@@ -143,3 +153,38 @@ def test_the_crc32_of_a_whole_follows_from_those_of_its_parts(size):
     first, second = os.urandom(1000), os.urandom(size)
 
     assert crc32_of_both(zlib.crc32(first), zlib.crc32(second), size) == zlib.crc32(first + second)
+
+
+def test_a_file_that_is_not_found_once_is_looked_for_again(tmp_path):
+    """Where nothing is, it is asked for once; a file that is there is found at the second look."""
+    path = tmp_path / "file"
+    asked = []
+
+    def look():
+        asked.append(path)
+        if len(asked) < 2:
+            raise FileNotFoundError(str(path))
+        return "found"
+
+    with pytest.raises(FileNotFoundError):
+        look_twice(path, look)
+    assert len(asked) == 1
+    asked.clear()
+    path.write_bytes(b"")
+    assert look_twice(path, look) == "found"
+
+
+def test_reads_that_return_less_are_continued(tmp_path, monkeypatch):
+    """What is read of a file is all of it, though each system call returns seven bytes at most."""
+    path = tmp_path / "file"
+    content = b"".join(b"%d\n" % number for number in range(100)) + b"torn"
+    path.write_bytes(content)
+    for name in ("read", "pread"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda fd, length, *at, real=real: real(fd, min(length, 7), *at))
+
+    assert read_regular(path) == content
+    with closing(os.open(path, os.O_RDONLY)) as descriptor:
+        assert read_at(descriptor, 50, 3) == content[3:53]
+        assert read_at(descriptor, 50, len(content) - 2) == b"rn"
+        assert end_of_last_line(descriptor, len(content)) == len(content) - 4
