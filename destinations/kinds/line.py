@@ -49,17 +49,30 @@ def path_inside(run_dir: Path, relative: Any) -> Path:
     # A link in place of the file itself is refused on open.
     for part in parts[:-1]:
         folder = f"{folder}/{part}"
-        try:
-            is_link = stat.S_ISLNK(os.lstat(folder).st_mode)
-        except ABSENT:
+        is_link = _is_link(folder)
+        if is_link is None:
+            # Nothing is there. The whole may be too long all the same.
+            _is_link(str(run_dir.joinpath(*parts)))
             break
-        except OSError as error:
-            if error.errno != errno.ENAMETOOLONG:
-                raise
-            raise ValueError(f"path {text[:100]!r}… of a record is too long.") from error
         if is_link:
             raise ValueError(f"path {relative!r} of a record passes through a link.")
     return run_dir.joinpath(*parts)
+
+
+def _is_link(path: str) -> bool | None:
+    """Returns whether a path is a link; None if nothing is there.
+
+    Raises:
+        ValueError: the path is too long for the system.
+    """
+    try:
+        return stat.S_ISLNK(os.lstat(path).st_mode)
+    except ABSENT:
+        return None
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        raise ValueError(f"path {path[:100]!r}… of a record is too long.") from error
 
 
 def file_inside(run_dir: Path, relative: Any) -> Path:
