@@ -473,11 +473,7 @@ def histogram_record(values: Any, bins: "int | Sequence[float]" = 64) -> dict[st
             **record,
             "counts": [],
             "edges": [],
-            "min": None,
-            "max": None,
-            "mean": None,
-            "std": None,
-            "sum": None,
+            **dict.fromkeys(("min", "max", "mean", "std", "sum")),
         }
     counts, edges = np.histogram(finite, bins=bins if isinstance(bins, int) else np.asarray(bins, np.float64))
     return {

@@ -598,7 +598,6 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
         _run_status,
         "show what is pending and what failed, and which process uploads it",
         "SPOOL",
-        "SPOOL --json",
         "SPOOL --prometheus > /var/lib/node_exporter/uploads.prom",
     ),
     "resume": (_run_resume, "upload what is pending", "SPOOL", "SPOOL --workers 8 --timeout 10m"),

@@ -657,14 +657,18 @@ def rename_new(source: str, target: str) -> None:
     """
     if rename_without_replacing(source, target):
         return
-    # NFS, and systems other than Linux. A folder can replace only an empty one; a file gets its second name
-    # first.
-    if stat.S_ISDIR(os.lstat(source).st_mode):
-        if os.path.lexists(target):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), source, None, target)
-        rename(source, target)
+    try:  # NFS, and systems other than Linux.
+        os.link(source, target, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
     else:
-        _rename_file_new(source, target)
+        unlink(source)
+        return
+    # A folder, which can replace only an empty one, or FUSE without links.
+    if os.path.lexists(target):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), source, None, target)
+    rename(source, target)
 
 
 def rename_without_replacing(source: str, target: str, folder: int = _AT_FDCWD) -> bool:
@@ -688,26 +692,6 @@ def rename_without_replacing(source: str, target: str, folder: int = _AT_FDCWD) 
     if code in _NO_NOREPLACE:
         return False
     raise OSError(code, os.strerror(code), source, None, target)
-
-
-def _rename_file_new(source: str, target: str) -> None:
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError as error:
-        if error.errno not in NO_LINKS:
-            raise
-    else:
-        unlink(source)
-        return
-    # FUSE: an empty file takes the name, which no other program can have then, and is replaced at once.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    with closing(os.open(target, flags, PRIVATE_MODE)) as held:
-        try:
-            rename(source, target)
-        except OSError:
-            if is_open_file(held)(target):
-                unlink(target)
-            raise
 
 
 # Copying.

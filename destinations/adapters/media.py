@@ -89,8 +89,9 @@ def log_table(
     ```
     """
     if dataframe is not None:
-        columns, data = [str(column) for column in dataframe.columns], dataframe.to_numpy().tolist()
-    logger.log_table(list(columns or ()), list(data or ()), name=name, step=step)
+        logger.log_table(dataframe, None, name, step)
+    else:
+        logger.log_table(() if columns is None else columns, () if data is None else data, name, step)
 
 
 def _channels_first(image: Any) -> Any:

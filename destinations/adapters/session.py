@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from destinations.run_directory import RunDirectory
 from destinations.run_directory.place import extended
+from destinations.text.formatting import flattened
 from events import (
     Callback,
     Destination,
@@ -41,7 +42,6 @@ __all__ = [
     "SessionContext",
     "SessionMixin",
     "as_tuple",
-    "flat_values",
     "length_of",
     "log_metrics_and_traces",
     "log_values",
@@ -54,7 +54,6 @@ __all__ = [
 _log = logging.getLogger("destinations")
 
 _NUMBERS = frozenset({bool, int, float})
-_MAX_DEPTH = 20
 
 # The sessions that have been opened, and not collected since.
 _opened: "weakref.WeakSet[Session]" = weakref.WeakSet()
@@ -102,25 +101,6 @@ def samples_in(batch: Any) -> int:
     return next((count for count in map(samples_in, parts) if count), 0)
 
 
-def flat_values(values: Mapping[Any, Any], separator: str = "/") -> dict[str, Any]:
-    """Returns nested mappings as one, the names joined with a separator.
-
-    Names that are not strings become strings. Of a name that comes twice, the last value is kept; mappings
-    nested more than 20 levels deep stay mappings.
-    """
-    flat: dict[str, Any] = {}
-
-    def collect(values: Mapping[Any, Any], prefix: str, depth: int) -> None:
-        for name, value in values.items():
-            if isinstance(value, Mapping) and depth < _MAX_DEPTH:
-                collect(value, f"{prefix}{name}{separator}", depth + 1)
-            else:
-                flat[f"{prefix}{name}"] = value
-
-    collect(values, "", 1)
-    return flat
-
-
 def log_metrics_and_traces(logger: Logger, values: Mapping[Any, Any], step: int | None) -> None:
     """Logs scalars as one record of metrics, and all other values as one record of traces.
 
@@ -140,7 +120,7 @@ def plain_values(values: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, A
     """Splits logged values, nested mappings flattened, into scalars and others, such as strings and lists."""
     metrics: dict[str, Any] = {}
     others: dict[str, Any] = {}
-    for name, value in flat_values(values).items():
+    for name, value in flattened(values, "/", keeps_empty=False).items():
         (metrics if _is_scalar(value) else others)[name] = value
     return metrics, others
 

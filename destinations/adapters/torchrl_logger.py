@@ -19,10 +19,11 @@ from typing import Any
 from destinations.base import LoggerDestination
 from destinations.registry import create_destination
 from destinations.run_directory import RunDirectory
+from destinations.text.formatting import flattened
 from events import Callback, Destination, Logger
 
 from .media import log_images, log_videos
-from .session import Session, SessionContext, flat_values, log_values, missing_package_error
+from .session import Session, SessionContext, log_values, missing_package_error
 
 try:
     from tensordict import TensorDictBase, is_non_tensor
@@ -149,7 +150,7 @@ class TorchRLLogger(SessionContext, TorchRLBase):
                 for name, value in metrics.flatten_keys(keys_sep).items()
             }
         else:
-            flat = flat_values(metrics, keys_sep)
+            flat = flattened(metrics, keys_sep, keeps_empty=False)
         host = HostMetrics(flat)
         if type(self).log_scalar is not TorchRLLogger.log_scalar:
             for name, value in host.items():

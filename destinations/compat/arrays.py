@@ -7,7 +7,7 @@ import numpy as np
 from destinations.media import to_numpy
 from events import RecordError
 
-__all__ = ["as_bytes", "curve_rows", "figure_pixels", "grid_of", "pixels_of", "videos_side_by_side"]
+__all__ = ["as_bytes", "curve_rows", "grid_of", "pixels_of", "videos_side_by_side"]
 
 Array = np.ndarray[Any, Any]
 
@@ -58,15 +58,6 @@ def videos_side_by_side(videos: Array) -> Array:
     """Returns videos `(N, T, C, H, W)` as one `(T, C, H, W)`, each frame a grid."""
     grids = [grid_of(np.moveaxis(frame, 1, -1)) for frame in np.moveaxis(videos, 1, 0)]
     return np.moveaxis(np.stack(grids), -1, 1)
-
-
-def figure_pixels(figure: Any) -> Array:
-    """Returns a figure of matplotlib as `(H, W, 3)` uint8."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    return np.asarray(canvas.buffer_rgba())[..., :_COLORS].copy()
 
 
 def curve_rows(*columns: Array) -> list[list[float]]:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from destinations.media import to_numpy
-from events import BinnedValues
+from events import BinnedValues, as_picture
 
-from .arrays import as_bytes, curve_rows, figure_pixels, grid_of, pixels_of, videos_side_by_side
+from .arrays import as_bytes, curve_rows, grid_of, pixels_of, videos_side_by_side
 
 __all__ = ["Seconds", "Step", "SummaryCalls"]
 
@@ -225,7 +225,7 @@ class SummaryCalls:
         figures = figure if isinstance(figure, list) else [figure]
 
         def drawn() -> Array:
-            return grid_of(np.stack([figure_pixels(one) for one in figures]))
+            return grid_of(np.stack([np.asarray(as_picture(one).convert("RGB")) for one in figures]))
 
         self._put_pixels(tag, drawn, global_step, walltime)
         if close and (pyplot := sys.modules.get("matplotlib.pyplot")) is not None:

@@ -32,23 +32,48 @@ class Follows:
         session: the id of the session before it.
         records: how many records of that session count; None for as many as `step` says, or all.
         step: the step from which training goes on; None if that is not known.
+        run: of a fork, the folder of the run that the session is of, relative to the folder of this one.
+        run_id: of a fork, the id of that run.
+        mark: of a fork, the number of the checkpoint among those of the session; None for no checkpoint.
+        time: of a fork, when the checkpoint was saved, in seconds since 1970.
+        before: of a fork at a step: what has this step or a later one does not count.
     """
 
     session: str
     records: int | None = None
     step: int | None = None
+    run: str | None = None
+    run_id: str | None = None
+    mark: int | None = None
+    time: float | None = None
+    before: int | None = None
 
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> Self | None:
         """Returns what the session of a line continues; None for the first one, or if the line is damaged."""
         match line.get("follows"):
-            case {"session": str(session), "records": int() | None as records, "step": int() | None as step}:
+            case {
+                "session": str(session),
+                "records": int() | None as records,
+                "step": int() | None as step,
+                **more,
+            }:
+                match more:
+                    case {"run": str(run), "run_id": str(run_id)}:
+                        mark, before = (
+                            found if isinstance(found, int) else None
+                            for found in (more.get("mark"), more.get("before"))
+                        )
+                        time = more.get("time")
+                        time = float(time) if isinstance(time, int | float) else None
+                        return cls(session, records, step, run, run_id, mark, time, before)
                 return cls(session, records, step)
         return None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the field `follows` of a line."""
-        return attrs.asdict(self)
+        own = attrs.fields(Follows)[:3]
+        return attrs.asdict(self, filter=lambda field, value: field in own or value is not None)
 
 
 @attrs.define
@@ -58,10 +83,12 @@ class _Kept:
     records: int | None = None
     # The step of each session that only named a batch, and the ids of the sessions from it on.
     steps: list[tuple[int, frozenset[str]]] = attrs.field(factory=list)
+    # Of a fork at a step: what is of that step or a later one does not belong.
+    before: int | None = None
 
     @property
     def is_whole(self) -> bool:
-        return self.records is None and not self.steps
+        return self.records is None and not self.steps and self.before is None
 
 
 class Chain:
@@ -69,22 +96,28 @@ class Chain:
 
     Args:
         lines: those of `sessions.jsonl`, oldest first.
-        end: the id of the last session. Default: the newest one.
+        end: the id of the last session, or where a fork follows it. Default: the newest one.
 
     Raises:
         ValueError: there is no such session.
     """
 
-    def __init__(self, lines: Sequence[Mapping[str, Any]], end: str | None = None) -> None:
+    def __init__(self, lines: Sequence[Mapping[str, Any]], end: str | Follows | None = None) -> None:
         known = {_id_of(line): line for line in lines}
+        kept = _Kept()
+        if isinstance(end, Follows):
+            kept = _Kept(end.records, before=end.before)
+            end = end.session
         if end is not None and end not in known:
             raise ValueError(f"session must be one of {', '.join(known)}, got {end!r}.")
         # Sessions of the format before share one history, and their records name none.
         self._known = {_owner(line) for line in known.values()}
         self.sessions: list[str] = []
         """The ids, newest first."""
+        self.origin: Follows | None = None
+        """Where the first of them follows another run."""
         self._kept: dict[str, _Kept] = {}
-        kept, session = _Kept(), end if end is not None else next(reversed(known), None)
+        session = end if end is not None else next(reversed(known), None)
         while session is not None and session not in self.sessions and (line := known.get(session)):
             self.sessions.append(session)
             self._kept.setdefault(_owner(line), kept)
@@ -93,8 +126,12 @@ class Chain:
                 before = list(known)[: list(known).index(session)]
                 session = before[-1] if "follows" not in line and before else None
                 continue
+            if follows.run is not None:
+                named = (step + 1 for step, _ in kept.steps)
+                self.origin = attrs.evolve(follows, before=_least(follows.before, kept.before, *named))
+                break
             newer = frozenset(map(_owner, (known[one] for one in self.sessions)))
-            kept = _Kept(follows.records, list(kept.steps))
+            kept = _Kept(follows.records, list(kept.steps), kept.before)
             if follows.records is None and follows.step is not None:
                 kept.steps.append((follows.step, newer))
             session = follows.session
@@ -142,6 +179,8 @@ class Chain:
             step = None
         if kept.records is not None and isinstance(number, int) and number >= kept.records:
             return False
+        if kept.before is not None and step is not None and step >= kept.before:
+            return False
         return step is None or not any(
             step > limit or (step == limit and any((one, *_what(line)[1:]) in again for one in newer))
             for limit, newer in kept.steps
@@ -164,6 +203,10 @@ def _id_of(line: Mapping[str, Any]) -> str:
 def _owner(line: Mapping[str, Any]) -> str:
     """Returns what records of a session say that they are of; empty for a session of the format before."""
     return _id_of(line) if "follows" in line else ""
+
+
+def _least(*steps: int | None) -> int | None:
+    return min((step for step in steps if step is not None), default=None)
 
 
 def _what(line: Mapping[str, Any]) -> tuple[str, str, str, Any]:

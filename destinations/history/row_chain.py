@@ -7,7 +7,7 @@ its beginning, in the order in which it wrote them; a place is a number of rows.
 
 import errno
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,7 +17,7 @@ from uploads.disk import read_regular
 
 from .sums import parse_line, summed_line
 
-__all__ = ["ALL", "Keep", "Limit", "RowChain", "RowPlace", "SealedPart", "history_path"]
+__all__ = ["ALL", "Keep", "Kept", "Limit", "RowChain", "RowPlace", "SealedPart", "drops", "history_path"]
 
 _MAX_BYTES = 256 << 20
 
@@ -29,6 +29,20 @@ def history_path(csv: Path) -> Path:
 
 Limit = tuple[int, float | None]
 """A step, and a time in seconds since 1970: see `Keep`."""
+
+
+def drops(limit: Limit, step: Any, time: Any) -> Any:
+    """Returns whether a row does not count beyond a limit; of arrays, for each row.
+
+    Args:
+        limit: the limit.
+        step: of the row; NaN, or the lowest integer, if it has none.
+        time: of the row, NaN if it has none.
+    """
+    last, at = limit
+    # Not `>`: a row without a time is late.
+    is_late = True if at is None else (time <= at) ^ True
+    return (step > last) | ((step == last) & is_late)
 
 
 @attrs.frozen
@@ -61,6 +75,10 @@ class RowPlace:
     session: str
     rows: int | None = None
     limit: Limit | None = None
+
+
+Kept = tuple[RowPlace, tuple[Limit, ...]]
+"""How many rows of a session count, and the limits of their steps."""
 
 
 @attrs.frozen
@@ -104,12 +122,13 @@ class RowChain:
     _marks: dict[tuple[str, int], int] = attrs.field(factory=dict)
 
     @classmethod
-    def read(cls, csv: Path, limit: int | None = None) -> Self:
+    def read(cls, csv: Path, limit: int | None = None, before: Self | None = None) -> Self:
         """Reads the history of a CSV; empty if there is none.
 
         Args:
             csv: its path.
             limit: how many bytes count. Default: all complete lines.
+            before: what was read earlier: only what was appended is parsed. It does not change.
 
         Raises:
             OSError: the file cannot be read, has fewer bytes than count, or has a line that is damaged: it
@@ -124,12 +143,27 @@ class RowChain:
             text = f"{len(data)} of {limit} bytes are there, so that nothing says which rows belong"
             raise OSError(errno.EIO, text, str(path))
         data = data[:limit]
-        for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
+        data = data[: data.rfind(b"\n") + 1]
+        if before is not None and data[: before.size] == before.content:
+            if len(data) == before.size:
+                return before
+            found = before._copy()  # noqa: SLF001  # of this class
+        for line in data[found.size :].splitlines(keepends=True):
             try:
                 found.add(line)
             except ValueError as error:
                 raise OSError(errno.EIO, f"a line is damaged: {error}", str(path)) from error
         return found
+
+    def _copy(self) -> Self:
+        return attrs.evolve(
+            self,
+            content=self.content[:],
+            parts={session: [*parts] for session, parts in self.parts.items()},
+            follows={**self._follows},
+            view={**self._view},
+            marks={**self._marks},
+        )
 
     def add(self, line: bytes) -> None:
         """Takes a line; one of an unknown kind says nothing.
@@ -158,9 +192,9 @@ class RowChain:
         """The number of bytes that count."""
         return len(self.content)
 
-    def add_format2(self, numbers: Iterable[int]) -> None:
-        """Takes the parts of a folder of format 2, which has no history: all belong, and none is counted."""
-        if parts := [SealedPart(number, "", 0, 0, 0, 0) for number in numbers]:
+    def add_format2(self, numbers: Iterable[int], rows_in: Callable[[int], int] = lambda _: 0) -> None:
+        """Takes the parts of a folder of format 2, which has no history: all belong."""
+        if parts := [SealedPart(number, "", rows_in(number), 0, 0, 0) for number in numbers]:
             self.parts[""] = parts
 
     # Lines.
@@ -209,11 +243,10 @@ class RowChain:
         """Returns how many rows of a session are in closed parts."""
         return sum(part.rows for part in self.parts.get(session, ()))
 
-    def chain(self, end: RowPlace | None) -> list[tuple[RowPlace, tuple[Limit, ...]]]:
+    def chain(self, end: RowPlace | None, limits: tuple[Limit, ...] = ()) -> "list[Kept]":
         """Returns the sessions that lead to a place, oldest first, each with the limits of its rows."""
-        found: list[tuple[RowPlace, tuple[Limit, ...]]] = []
+        found: list[Kept] = []
         seen: set[str] = set()
-        limits: tuple[Limit, ...] = ()
         while end is not None and end.session not in seen:
             seen.add(end.session)
             limits = limits if end.limit is None else (*limits, end.limit)
@@ -228,7 +261,11 @@ class RowChain:
 
     def kept(self, end: RowPlace | None) -> Iterator[tuple[SealedPart, Keep]]:
         """Yields the closed parts up to a place, oldest first, each with which of its rows count."""
-        for place, limits in self.chain(end):
+        return self.parts_of(self.chain(end))
+
+    def parts_of(self, chain: "Iterable[Kept]") -> Iterator[tuple[SealedPart, Keep]]:
+        """Yields the closed parts of sessions, each with which of its rows count."""
+        for place, limits in chain:
             left = place.rows
             for part in self.parts.get(place.session, ()):
                 if left is not None and left <= 0:

@@ -10,7 +10,7 @@ from uploads.disk import read_regular
 
 from .sums import parse_line
 
-__all__ = ["SESSIONS", "SESSIONS_FOLDER", "read_lines", "read_sessions", "session_path"]
+__all__ = ["CHECKPOINTS", "SESSIONS", "SESSIONS_FOLDER", "read_lines", "read_sessions", "session_path"]
 
 _log = logging.getLogger("destinations")
 
@@ -18,7 +18,10 @@ SESSIONS = "sessions.jsonl"
 """One line per session, oldest first; the last is that of the process that writes."""
 
 SESSIONS_FOLDER = "sessions"
-"""What each session was started with: its own hyperparameters and environment."""
+"""What each session was started with, its own hyperparameters and environment, and its checkpoints."""
+
+CHECKPOINTS = "checkpoints.jsonl"
+"""The document of a session that has a line for each checkpoint: how much it had logged then."""
 
 
 def read_sessions(run_dir: Path) -> list[dict[str, Any]]:
@@ -30,10 +33,10 @@ def read_sessions(run_dir: Path) -> list[dict[str, Any]]:
     return read_lines(run_dir)[0]
 
 
-def read_lines(run_dir: Path) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """Returns the lines of `sessions.jsonl`, and those that are damaged; see `read_sessions`."""
+def read_lines(folder: Path, name: str = SESSIONS) -> tuple[list[dict[str, Any]], list[bytes]]:
+    """Returns the lines of `sessions.jsonl`, or another such file, and those that are damaged."""
     try:
-        data = read_regular(run_dir / SESSIONS).removeprefix(codecs.BOM_UTF8)
+        data = read_regular(folder / name).removeprefix(codecs.BOM_UTF8)
     except (FileNotFoundError, NotADirectoryError):
         return [], []
     lines: list[dict[str, Any]] = []
@@ -47,7 +50,7 @@ def read_lines(run_dir: Path) -> tuple[list[dict[str, Any]], list[bytes]]:
             lines.append(found)
         else:
             damaged.append(line)
-            _log.warning("%s has a damaged line, which is left out: %s", run_dir / SESSIONS, found)
+            _log.warning("%s has a damaged line, which is left out: %s", folder / name, found)
     return lines, damaged
 
 

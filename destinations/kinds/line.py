@@ -2,12 +2,15 @@
 
 import errno
 import math
-from pathlib import Path, PurePosixPath
+import os
+import stat
+from pathlib import Path
 from typing import Any
 
 import attrs
 
 from destinations.run_directory.layout import number_of_int, whole_number
+from uploads.disk import ABSENT
 
 __all__ = ["Line", "file_inside", "number_of", "path_inside", "whole_of"]
 
@@ -38,23 +41,38 @@ def path_inside(run_dir: Path, relative: Any) -> Path:
         ValueError: the path leads out of the folder of the run, possibly through a link, or is too long for
             the system.
     """
-    parts = PurePosixPath(str(relative))
-    if not parts.parts or parts.is_absolute() or ".." in parts.parts or "\0" in str(relative):
+    text = str(relative)
+    parts = [part for part in text.split("/") if part not in {"", "."}]
+    if not parts or text.startswith("/") or ".." in parts or "\0" in text:
         raise ValueError(f"path {relative!r} of a record is outside the folder of its run.")
-    path = run_dir / parts
+    folder = str(run_dir)
     # A link in place of the file itself is refused on open.
-    folder = path.parent
-    while folder != run_dir:
-        try:
-            is_link = folder.is_symlink()
-        except OSError as error:
-            if error.errno != errno.ENAMETOOLONG:
-                raise
-            raise ValueError(f"path {str(relative)[:100]!r}… of a record is too long.") from error
+    for part in parts[:-1]:
+        folder = f"{folder}/{part}"
+        is_link = _is_link(folder)
+        if is_link is None:
+            # Nothing is there. The whole may be too long all the same.
+            _is_link(str(run_dir.joinpath(*parts)))
+            break
         if is_link:
             raise ValueError(f"path {relative!r} of a record passes through a link.")
-        folder = folder.parent
-    return path
+    return run_dir.joinpath(*parts)
+
+
+def _is_link(path: str) -> bool | None:
+    """Returns whether a path is a link; None if nothing is there.
+
+    Raises:
+        ValueError: the path is too long for the system.
+    """
+    try:
+        return stat.S_ISLNK(os.lstat(path).st_mode)
+    except ABSENT:
+        return None
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        raise ValueError(f"path {path[:100]!r}… of a record is too long.") from error
 
 
 def file_inside(run_dir: Path, relative: Any) -> Path:

@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 
 from destinations.run_directory.layout import TABLES_FOLDER
+from destinations.text.formatting import describe
 
 from .kind import FileOf, Kind, RecordOutput, Work
 from .line import Line, whole_of
@@ -148,7 +149,7 @@ def _write(
         text = io.StringIO(newline="")
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(columns)
-        writer.writerows([_cell(value) for value in row] for row in rows)
+        writer.writerows(map(describe, row) for row in rows)
         data = text.getvalue().encode("utf-8", "backslashreplace")
         fields = {
             "path": output.add_file(".csv", data),
@@ -162,17 +163,6 @@ def _write(
         output.add_line(fields if caption is None else {**fields, "caption": caption})
 
     return 64 * len(rows) * (len(columns) + 1), work
-
-
-def _cell(value: Any) -> Any:
-    """Returns a value for the CSV module: numbers and strings unchanged, other types as text."""
-    if hasattr(value, "getbands"):  # An image of PIL.
-        return f"{value.mode} image {value.size[0]}x{value.size[1]}"
-    if value is None or isinstance(value, str | int | float):
-        return value
-    from events import safe_text
-
-    return safe_text(value)
 
 
 def _column_type(values: Iterable[Any]) -> str:

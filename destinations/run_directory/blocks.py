@@ -14,8 +14,8 @@ import attrs
 import numpy as np
 
 from destinations.history.aggregate import MISSING_STEP, Aggregate, Floats
+from destinations.history.row_chain import Limit, drops
 
-from .frames import Resume
 from .layout import OWN_COLUMNS, PLAIN, parse_header
 from .reader import CsvSnapshot, MetricRow, ParquetSnapshot, parse_rows
 
@@ -24,12 +24,10 @@ __all__ = [
     "Block",
     "Floats",
     "Steps",
-    "abandoned_by",
     "block_of_rows",
     "blocks_of",
     "read_blocks",
     "read_by_arrow",
-    "without_abandoned",
 ]
 
 _Bools = np.ndarray[Any, np.dtype[np.bool_]]
@@ -101,7 +99,9 @@ def blocks_of(
         OSError: the file cannot be read.
     """
     if not isinstance(file, ParquetSnapshot):
-        yield from read_blocks(file.header, file.chunks(start, end=end), wanted, with_time=with_time)
+        with_time = with_time or bool(file.limits)
+        blocks = read_blocks(file.header, file.chunks(start, end=end), wanted, with_time=with_time)
+        yield from (_within(file.limits, block) for block in blocks)
         return
     columns = parse_header(file.header)
     names, places = _places_of(columns, wanted, with_time=with_time)
@@ -277,21 +277,12 @@ def _from_arrow(column: Any) -> tuple[Floats, _Bools]:
     return np.where(present, values, np.nan), present
 
 
-def abandoned_by(block: Block, resume: Resume) -> _Bools:
-    """Returns which rows a resume abandoned; for those without a step in 64 bits, which is not known, no."""
-    at, until = resume.time, resume.until
-    is_later = np.True_ if at is None else ~(block.time <= at)
-    is_own = np.False_ if until is None else block.time >= until
-    drops = (block.step > resume.step) | ((block.step == resume.step) & is_later & ~is_own)
-    return np.asarray(drops & (block.step != MISSING_STEP))
-
-
-def without_abandoned(block: Block, resumes: Sequence[Resume]) -> Block:
-    """Drops the rows that a resume abandoned, which the CSV still has."""
-    for resume in resumes:
-        drops = abandoned_by(block, resume)
-        if drops.any():
-            keep = ~drops
-            columns = {name: (values[keep], there[keep]) for name, (values, there) in block.columns.items()}
-            block = Block(block.step[keep], block.time[keep], columns)
-    return block
+def _within(limits: Sequence[Limit], block: Block) -> Block:
+    """Returns the rows that count."""
+    keep = np.ones(len(block), np.bool_)
+    for limit in limits:
+        keep &= ~drops(limit, block.step, block.time)
+    if keep.all():
+        return block
+    columns = {name: (values[keep], there[keep]) for name, (values, there) in block.columns.items()}
+    return Block(block.step[keep], block.time[keep], columns)

@@ -22,7 +22,7 @@ from uploads import Fence, RemoteObject, Store, TransientStoreError, UploadError
 from uploads.disk import read_json, replace_json
 
 from .folder import RunInUseError, RunPathError, holds_run
-from .layout import PARTS_FOLDER
+from .layout import PARTS_FOLDER, WRITERS_FOLDER
 from .pieces import PieceError, piece_name
 from .stored_run import (
     LIVE_FOLDER,
@@ -69,6 +69,7 @@ class Claim:
         there: the sizes of the objects that are plain files of the run, by path, when it was opened.
         sign_seconds: in which a live session gives a sign.
         follows: the last interval that the run continues of each session of another folder, by its number.
+        run: as of `Piece`.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Claim:
         self._run = StoredRun(self.store, "", Path(), self.stream)
         self._nonce = uuid.uuid4().hex
         self.follows: dict[str, int] = {}
+        self.run = self._nonce
         # What the folder says of the session that was its last; nothing where the store has a newer one.
         self._own: dict[str, Any] = {}
         # The sessions of ended processes of this folder, as it noted them.
@@ -116,14 +118,22 @@ class Claim:
         self._nonces_here = {own.get("nonce"), own.get("next")} - {None}
         newest = run.newest_session
         if newest is None:
-            if self.there and not holds_run(run_dir, self._rank):
+            is_of_another = run_dir.parent.name == WRITERS_FOLDER and "session" in own
+            if is_of_another and holds_run(run_dir, self._rank):
+                _log.warning(
+                    "run folder %s has rows of a run that is not in %s any more. It is kept as %s.",
+                    run_dir,
+                    redact_text(self.uri),
+                    empty(),
+                )
+            elif self.there and not holds_run(run_dir, self._rank):
                 self._patiently(lambda: self._take_plain(run))
             return
         about = self._about(newest.number)
         if about.get("nonce") in self._nonces_here and own.get("uri") == self.store.uri():
             # The lock of the folder is held, so that the process of that session has ended.
             self._own = {**own, "nonce": about["nonce"]}
-            self.follows = dict(own.get("follows", {}))
+            self.follows, self.run = dict(own.get("follows", {})), own.get("run", self.run)
             self._before = newest.number, set()
             return
         self._before = newest.number, self._signs(newest.number)
@@ -142,6 +152,7 @@ class Claim:
         self._patiently(run.fetch)
         if run.read_session is not None and run.newest is not None:
             self.follows = {str(run.read_session.number): run.newest.last, **run.newest.follows}
+            self.run = run.newest.run or self.run
 
     def take(self, run_dir: Path) -> None:
         """Numbers this session, and raises the fence of those that it takes over from.
@@ -160,7 +171,7 @@ class Claim:
         # still goes to its place.
         self._since = self._own.get("since", self._own.get("session", newest)) if self._own else newest + 1
         own = {"uri": self.store.uri(), "inode": run_dir.stat().st_ino, "since": self._since}
-        own["follows"] = self.follows
+        own |= {"follows": self.follows, "run": self.run}
         # Noted first: a process that is killed right after the put knows its own session again.
         replace_json(self._own_path(run_dir), {**own, "nonce": self._own.get("nonce"), "next": self._nonce})
         about = self._take_number(newest + 1)

@@ -30,7 +30,7 @@ def convert_parts(run_dir: Path, rank: int) -> Iterator[tuple[Part, str]]:
     lock = WriterLock(run_dir / lock_name(rank))
     lock.acquire()
     try:
-        with take_snapshot(run_dir, rank, with_records=False) as snapshot:
+        with take_snapshot(run_dir, rank, with_records=False, with_parents=False) as snapshot:
             parts = snapshot.parts
         for part in parts:
             with contextlib.closing(part.open()) as file:

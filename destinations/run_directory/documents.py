@@ -21,11 +21,20 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import yaml
 
 from destinations.copies import merged
 from destinations.history.chain import Chain, Follows
-from destinations.history.sessions import SESSIONS, SESSIONS_FOLDER, read_lines, session_path
+from destinations.history.fork import Parent, find_parents
+from destinations.history.sessions import (
+    CHECKPOINTS,
+    SESSIONS,
+    SESSIONS_FOLDER,
+    read_lines,
+    read_sessions,
+    session_path,
+)
 from destinations.history.sums import summed_line
 from events import plain_config, redact_text
 from uploads.disk import DISK, Disk, read_json, read_regular, replace_file
@@ -35,6 +44,7 @@ from .layout import (
     HEARTBEAT,
     HPARAMS,
     SIDECAR,
+    append_record,
     is_shallow,
     strict_json,
     summary_name,
@@ -101,6 +111,7 @@ class Documents:
         now: the start time of a new run, in seconds since 1970.
         writer: the name of the writer; "" for the trainer.
         disk: the disk operations.
+        fork: where a new run follows another one.
     """
 
     def __init__(
@@ -112,6 +123,7 @@ class Documents:
         now: float,
         writer: str = "",
         disk: Disk = DISK,
+        fork: Follows | None = None,
     ) -> None:
         self._run_dir = run_dir
         self._disk = disk
@@ -142,7 +154,9 @@ class Documents:
         self._are_hparams_safe = False
         # Reentrant: a signal handler may log.
         self._writing_hparams = threading.RLock()
-        self.sessions = SessionLog(run_dir, now, disk)
+        self.sessions = SessionLog(run_dir, now, disk, fork)
+        if fork is not None and not self.sessions.before:
+            self._follow()
         self.is_new = not existing and not self.hyperparameters
         """Whether there were no documents that a power loss could destroy."""
         # Status and end time while the run is open; `close` sets those below instead.
@@ -169,9 +183,14 @@ class Documents:
         if tag not in self._tags:
             self._tags = [*self._tags, tag]
 
-    def note_checkpoint(self) -> None:
-        """A checkpoint is saved: hyperparameters that come later are not part of it."""
+    def note_checkpoint(self, place: Mapping[str, Any]) -> None:
+        """Notes how much the session had logged at a checkpoint, which later hyperparameters are not in.
+
+        Raises:
+            OSError: it cannot be written.
+        """
         self._is_saved = True
+        append_record(session_path(self._run_dir, self.sessions.current, CHECKPOINTS), dict(place))
 
     def add_hyperparameters(self, hyperparameters: dict[str, Any], place: int = 0) -> None:
         """Adds hyperparameters to those of earlier calls.
@@ -192,16 +211,22 @@ class Documents:
         own = self._own_hyperparameters.values()
         self.hyperparameters = functools.reduce(merged, own, self._earlier_hyperparameters)
 
-    def continue_from(self, step: int, session: str | None = None, records: int | None = None) -> None:
+    def continue_from(self, step: int, checkpoint: Follows | None = None) -> bool:
         """Notes from where training goes on, once that is known.
 
         Args:
             step: the number of batches before it.
-            session: the id of the session that saved the checkpoint. Default: the one before this, up to the
-                step.
-            records: how many records that session had by then.
+            checkpoint: what the session that saved it had. Default: the session before this, up to the step.
+
+        Returns:
+            Whether that is a place of another run, which this one is a fork of.
         """
-        self.sessions.continue_from(step, session, records)
+        follows = self.sessions.continue_from(step, checkpoint)
+        self._follow()
+        return follows is not None and follows.run is not None
+
+    def _follow(self) -> None:
+        """Takes the hyperparameters of what the session follows."""
         found = hyperparameters_of(self._run_dir, self.sessions.before, self.sessions.chain())
         if found is not None:
             self._earlier_hyperparameters = found
@@ -347,11 +372,13 @@ class SessionLog:
         run_dir: the folder of the run.
         now: the start time of this session, in seconds since 1970.
         disk: the disk operations.
+        fork: where the first session of a new run follows another run.
     """
 
-    def __init__(self, run_dir: Path, now: float, disk: Disk = DISK) -> None:
+    def __init__(self, run_dir: Path, now: float, disk: Disk = DISK, fork: Follows | None = None) -> None:
         self._run_dir = run_dir
         self._disk = disk
+        self._fork = fork
         # Any thread may write, one after the other. Reentrant: a signal handler may log.
         self._writing = threading.RLock()
         self._lines, self._damaged = read_lines(run_dir)
@@ -372,7 +399,7 @@ class SessionLog:
         if before is not None and before.get("end") is None and before.get("status") == "running":
             before.update(status="stopped", end=now, stop_reason=_REWOUND)
         numbers = [line["number"] for line in self._lines if type(line.get("number")) is int]
-        follows = None if before is None else Follows(str(before.get("session", "")))
+        follows = self._fork if before is None else Follows(str(before.get("session", "")))
         self.current: dict[str, Any] = {
             "number": max([*numbers, len(self._lines)]) + 1,
             "session": uuid.uuid4().hex[:12],
@@ -387,15 +414,28 @@ class SessionLog:
         }
         self._lines.append(self.current)
 
-    def continue_from(self, step: int, session: str | None, records: int | None) -> None:
-        """Notes from where this session goes on; see `Documents.continue_from`."""
+    def continue_from(self, step: int, checkpoint: Follows | None) -> Follows | None:
+        """Notes and returns from where this session goes on; see `Documents.continue_from`."""
         self.current["resume_step"] = step
         known = {line.get("session") for line in self.before}
-        if session in known and records is not None:
-            follows: Follows | None = Follows(str(session), records, step)
-        else:
-            follows = Follows(str(self.before[-1].get("session", "")), None, step) if self.before else None
+        parent = None if checkpoint is None or checkpoint.session in known else self._parent_of(checkpoint)
+        follows = Follows.of(self.current)
+        if checkpoint is not None and checkpoint.session in known and checkpoint.records is not None:
+            follows = Follows(checkpoint.session, checkpoint.records, step)
+        elif checkpoint is not None and parent is not None:
+            run = os.path.relpath(parent.path, os.path.realpath(self._run_dir))
+            follows = attrs.evolve(checkpoint, run=run, run_id=parent.run_id)
+        elif self.before:
+            follows = Follows(str(self.before[-1].get("session", "")), None, step)
         self.current["follows"] = None if follows is None else follows.to_json()
+        return follows
+
+    def _parent_of(self, checkpoint: Follows) -> Parent | None:
+        """Returns the parent of this fork that has saved a checkpoint."""
+        for parent in find_parents(self._run_dir):
+            if any(line.get("session") == checkpoint.session for line in read_sessions(parent.path)):
+                return parent
+        return None
 
     def chain(self) -> Chain:
         """Returns the sessions that lead to this one."""
@@ -461,7 +501,7 @@ def hyperparameters_of(
 
     Args:
         run_dir: the folder of the run.
-        lines: those of the sessions; others of the chain are left out.
+        lines: those of the sessions; others are left out. A fork begins with what its parent had.
         chain: the sessions.
 
     Returns:
@@ -469,6 +509,14 @@ def hyperparameters_of(
     """
     by_id: dict[str, Mapping[str, Any]] = {str(line.get("session")): line for line in lines}
     found: dict[str, Any] = {}
+    if chain.origin is not None:
+        parent = find_parents(run_dir, of=chain)[0]
+        own = None
+        if not parent.problem:
+            own = hyperparameters_of(parent.path, read_sessions(parent.path), parent.chain)
+        if own is None:
+            return None
+        found = own
     for one in reversed(chain.sessions):
         if one in by_id:
             if "follows" not in by_id[one]:

@@ -12,7 +12,6 @@ import contextlib
 import errno
 import itertools
 import logging
-import math
 import os
 import time
 import uuid
@@ -756,9 +755,7 @@ class JournalDrain:
         before = csv.chain.before
         if not csv.exists or before is None:
             return
-        # An infinite time: of the step itself, none was logged later.
-        limit = (resume.step + 1, None) if resume.time == math.inf else (resume.step, resume.time)
-        self._follow(attrs.evolve(before, limit=limit))
+        self._follow(attrs.evolve(before, limit=resume.limit))
 
     def _follow(self, place: RowPlace) -> None:
         """Makes this session follow a place of an earlier one, and writes the CSV anew."""

@@ -18,6 +18,7 @@ time of the file system, which set it. A process is told from a later one with t
 
 import contextlib
 import itertools
+import logging
 import os
 import re
 import socket
@@ -57,6 +58,8 @@ __all__ = [
     "set_aside",
     "with_user_paths",
 ]
+
+_log = logging.getLogger("destinations")
 
 _THROUGH = re.compile(r"^/proc/self/fd/\d+")
 # Written by a command that takes no lock.
@@ -182,6 +185,7 @@ class HeldFolder:
         """The path at the time of opening."""
         self.renewals = 0
         """How often the folder was deleted and made again."""
+        self._is_moved = False
         self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._fd).atexit = False
         through = Path(f"/proc/self/fd/{self._fd}")
@@ -191,6 +195,50 @@ class HeldFolder:
     def is_deleted(self) -> bool:
         """Whether the folder was deleted."""
         return os.fstat(self._fd).st_nlink == 0
+
+    def hold(self, lock: "WriterLock", rank: int) -> bool:
+        """Follows the folder if it was moved, makes it again if it was deleted, and takes a lost lock again.
+
+        Args:
+            lock: of the folder.
+            rank: that the lock is of.
+
+        Returns:
+            Whether the folder was not as it was left: its documents may be gone.
+
+        Raises:
+            RunInUseError: the folder was deleted, and another run has its path.
+        """
+        if lock.is_in_place():
+            self._report_move()
+            return False
+        if not self.is_deleted and self.path.is_dir():
+            lock.renew()
+            return True
+        if holds_run(self.where, rank):
+            raise RunInUseError(
+                f"run folder {str(self.where)!r} was deleted, and another run has taken its place."
+            )
+        self.where.mkdir(parents=True, exist_ok=True)
+        self.renew(lock.renew)
+        _log.warning(
+            "run folder %s was deleted; recreated with the metrics that this process still has. "
+            "Media and other files are lost.",
+            self.where,
+        )
+        return True
+
+    def _report_move(self) -> None:
+        if self._is_moved:
+            return
+        try:
+            self._is_moved = not self.where.samefile(self.path)
+        except OSError:
+            self._is_moved = True
+        if self._is_moved:
+            _log.warning(
+                "run folder %s was moved to %s; continuing there.", self.where, os.path.realpath(self.path)
+            )
 
     def renew(self, claim: Callable[[Path], object]) -> None:
         """Reopens the folder that is at the original path now; `path` stays valid.

@@ -30,6 +30,7 @@ from __future__ import annotations
 import functools
 import json
 import marshal
+import math
 import struct
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import numpy as np
+
+    from destinations.history.row_chain import Limit
 
 __all__ = [
     "FLOAT_BYTES",
@@ -122,11 +125,11 @@ class Resume:
     time: float | None
     until: float | None = None
 
-    def drops(self, step: int | None, time: float) -> bool:
-        """Returns whether a row does not count any more."""
-        if step is None or (self.until is not None and time >= self.until):
-            return False
-        return step > self.step or (step == self.step and (self.time is None or not time <= self.time))
+    @property
+    def limit(self) -> Limit:
+        """The limit of earlier sessions."""
+        # An infinite time: of the step itself, none was logged later.
+        return (self.step + 1, None) if self.time == math.inf else (self.step, self.time)
 
 
 @attrs.frozen

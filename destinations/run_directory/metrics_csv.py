@@ -457,8 +457,8 @@ class MetricsCsv:
         lines = []
         for part in self.parts():
             with contextlib.closing(part.open()) as file:
-                rows, size = file.packed.count, part.identity[2] if part.identity else 0
-                lines.append(self.chain.part(SealedPart(part.number, "", rows, size, 0, file.end)))
+                rows = file.packed.count
+                lines.append(self.chain.part(SealedPart(part.number, "", rows, part.size, 0, file.end)))
         return lines
 
     def lines_of(self, kept: Iterable[tuple[SealedPart, Keep]], columns: Sequence[str]) -> Iterator[bytes]:
@@ -536,7 +536,7 @@ class MetricsCsv:
     @property
     def part_bytes(self) -> int:
         """The size of all closed parts that are there."""
-        return sum(part.identity[2] for part in self.parts() if part.identity)
+        return sum(part.size for part in self.parts())
 
     def parts(self) -> list[Part]:
         """Returns the closed parts before this file that are there."""

@@ -127,7 +127,6 @@ class Mirror:
         # Names of pieces of this folder that no piece needs, deleted when the next ones are.
         self._unneeded = claim.earlier_pieces()
         self._new: deque[str] = deque()
-        self._objects: list[str] = []
         # What the session that has taken over says of itself: this one is a branch then.
         self._successor: dict[str, Any] | None = None
         self._signs = 0
@@ -153,34 +152,29 @@ class Mirror:
 
     # In the writer thread.
 
-    def tick(self, status: str) -> None:
-        """Sends what is new, if it is time and nothing waits; what goes wrong is reported once.
-
-        Args:
-            status: of the run.
-        """
+    def tick(self) -> None:
+        """Sends what is new, if it is time and nothing waits; what goes wrong is reported once."""
         if self._clock() >= self._due_at:
             self._due_at = max(self._due_at + self._seconds, self._clock() + self._seconds / 2)
-            self._safely(lambda: self._send(status))
+            self._safely(self._send)
         if self._clock() - self._sent_at >= self._claim.sign_seconds * _SIGN_IS_DUE:
             self._safely(self._send_sign)
 
-    def finish(self, status: str, seconds: float) -> None:
+    def finish(self, seconds: float) -> None:
         """Puts all files there as they are in the folder, then closes the queue.
 
         Args:
-            status: of the run.
             seconds: the timeout. What is left stays in the spool, and the log says how it is finished.
         """
         deadline = time.monotonic() + seconds
         try:
             self._note_settled()
             if self._successor is None:
-                self._safely(lambda: self._end(status))
+                self._safely(self._end)
                 self._queue.drain(max(0.0, deadline - time.monotonic()))
                 self._note_settled()
             if self._successor is not None:
-                self._safely(lambda: self._send_new(status))
+                self._safely(self._send_new)
         finally:
             self._queue.close(max(0.0, deadline - time.monotonic()))
 
@@ -199,16 +193,16 @@ class Mirror:
                     redact_text(str(error)),
                 )
 
-    def _send(self, status: str) -> None:
+    def _send(self) -> None:
         self._note_settled()
         if not self._waiting:
-            self._send_new(status)
+            self._send_new()
             self._has_failed = False
 
-    def _send_new(self, status: str) -> None:
+    def _send_new(self) -> None:
         self._send_objects()
         with _Opened() as opened:
-            self._send_piece(status, opened, self._send_parts())
+            self._send_piece(opened, self._send_parts())
 
     def _note_settled(self) -> None:
         """Forgets what was sent; finds out whether another session took over, and what will never arrive."""
@@ -269,7 +263,6 @@ class Mirror:
                 if self._submit(self._new[0]).state is UploadState.REFUSED:
                     # No room in the spool: at the next interval.
                     break
-                self._objects.append(self._new[0])
             self._new.popleft()
 
     def _send_parts(self) -> "list[UploadHandle]":
@@ -299,7 +292,7 @@ class Mirror:
 
     # Pieces.
 
-    def _send_piece(self, status: str, opened: "_Opened", parts: "list[UploadHandle]") -> None:
+    def _send_piece(self, opened: "_Opened", parts: "list[UploadHandle]") -> None:
         """Sends the piece of this interval, and a larger one where it completes a group."""
         states = self._states()
         for size in _group_sizes(self._interval):
@@ -316,16 +309,15 @@ class Mirror:
         self._waiting = [*parts]
         covered: list[tuple[int, int]] = []
         for first, start in begins:
-            piece = self._piece(status, first, now)
+            piece = self._piece(first, now)
             self._waiting.append(self._put(piece, opened.changes(start, now), parts))
             covered = [one for one in self._pieces if one[0] >= first]
             self._pieces = [one for one in self._pieces if one[0] < first] + [(first, self._interval)]
         if group or self._is_whole_due:
             self._delete([self._claim.name_of(piece_name(*one)) for one in covered], self._waiting[-1])
-        self._objects = []
         self._is_whole_due = False
 
-    def _piece(self, status: str, first: int, files: dict[str, FileState]) -> Piece:
+    def _piece(self, first: int, files: dict[str, FileState]) -> Piece:
         return Piece(
             session=self._claim.session,
             first=first,
@@ -333,11 +325,10 @@ class Mirror:
             needs=tuple(piece_name(*one) for one in self._pieces if one[1] < first),
             files=files,
             parts=tuple(self._parts.values()),
-            objects=tuple(self._objects),
-            status=status,
             written_at=time.time(),
             seconds=self._seconds,
             follows=self._claim.follows,
+            run=self._claim.run,
         )
 
     def _put(
@@ -420,7 +411,7 @@ class Mirror:
 
     # The end.
 
-    def _end(self, status: str) -> None:
+    def _end(self) -> None:
         """Puts every file there under its own path, then a piece that says so; then no other is needed."""
         self._send_objects()
         handles = self._send_parts()
@@ -439,7 +430,7 @@ class Mirror:
             ]
             earlier, self._pieces = self._pieces, []
             plain = {path: crc32 for path, (_, crc32) in zip(now, copies, strict=True)}
-            piece = attrs.evolve(self._piece(status, self._interval, now), plain=plain)
+            piece = attrs.evolve(self._piece(self._interval, now), plain=plain)
             last = self._put(piece, documents, handles)
         self._waiting = [*self._waiting, last]
         self._unneeded += [self._claim.name_of(piece_name(*one)) for one in earlier]

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from destinations.history.aggregate import Aggregate
-from destinations.history.row_chain import Keep
+from destinations.history.row_chain import Keep, drops
 
 from .layout import PLAIN, format_cell_rows, header_line, parse_header
 
@@ -117,7 +117,6 @@ def pack(
     rows: Callable[[], _Cells],
     *,
     csv_bytes: int,
-    inode: int = 0,
 ) -> bytes:
     """Returns the rows of a CSV as a Parquet file.
 
@@ -126,7 +125,6 @@ def pack(
         chunks: the other lines, in pieces of whole lines of some MiB.
         rows: returns the cells of each row, by column: asked where lines are not all plain numbers.
         csv_bytes: the size of the CSV.
-        inode: of the CSV, by which a reader that has read it continues here.
     """
     pa = _pyarrow(is_writing=True)
     names = parse_header(header)
@@ -145,7 +143,6 @@ def pack(
         "header": header.decode("utf-8", "replace"),
         "csv_bytes": csv_bytes,
         "integers": integers,
-        "inode": inode,
     }
     encodings = {
         field.name: "BYTE_STREAM_SPLIT" if field.type == pa.float64() else "DELTA_BINARY_PACKED"
@@ -332,7 +329,6 @@ class ParquetRows:
     Attributes:
         header: the first line of the CSV that it was.
         csv_bytes: the size of that.
-        inode: of that.
         version: of the file.
         content: its bytes, where these were given.
         count: the number of rows.
@@ -408,10 +404,8 @@ class ParquetRows:
             # Those of a damaged group are left out in any case.
             for step, time in self.arrays([own["step"], own["time"]], first, min(last, self.count), last):
                 steps, times = (np.where(there, values, np.nan) for values, there in (step, time))
-                for limit, at in keep.limits:
-                    is_late = np.full(len(steps), fill_value=True) if at is None else ~(times <= at)
-                    drops = (steps > limit) | ((steps == limit) & is_late)
-                    kept[first : first + len(steps)] &= ~drops
+                for limit in keep.limits:
+                    kept[first : first + len(steps)] &= ~drops(limit, steps, times)
         if not kept.all():
             self._places = np.flatnonzero(kept)
             self.count = len(self._places)
@@ -444,21 +438,9 @@ class ParquetRows:
         times = self.index(())[1][OF_ROWS.index("first_time")]
         return float(times[0]) if len(times) else float("nan")
 
-    def row_after(self, last: tuple[bytes, bytes] | None) -> int | None:
-        """Returns the number of the row after the one with this step and time, as texts.
-
-        Returns:
-            None if there is no such row, or more than one.
-        """
-        if last is None or not {"step", "time"} <= {*self._columns}:
-            return None
-        places = [self._columns.index("step"), self._columns.index("time")]
-        found, before = [], 0
-        for (steps, has_step), (times, _) in self.arrays(places):
-            is_step = steps == float(last[0]) if last[0] else ~has_step
-            found += (before + np.flatnonzero(is_step & (times == float(last[1] or "nan")))).tolist()
-            before += len(steps)
-        return found[0] + 1 if len(found) == 1 and not self.lost else None
+    def place_of(self, row: int) -> int:
+        """Returns how many of the rows before one of the file count, see `keep`."""
+        return row if self._places is None else int(np.searchsorted(self._places, row))
 
     def arrays(
         self,
@@ -575,7 +557,6 @@ class ParquetRows:
         about = json.loads(self._metadata[_METADATA.encode()])
         self.header = str(about["header"]).encode()
         self.csv_bytes = int(about["csv_bytes"])
-        self.inode = int(about.get("inode", 0))
         self.version = int(about["version"])
         self._columns = parse_header(self.header)
         self._integers = [int(index) for index in about["integers"]]

@@ -9,11 +9,10 @@ import numpy as np
 from destinations.history.aggregate import Aggregate
 
 from .blocks import Floats
-from .frames import Resume
 from .parquet import ENTRY_ROWS, OF_COLUMN, OF_ROWS
 from .reader import CsvSnapshot, MetricsSnapshot, ParquetSnapshot
 
-__all__ = ["PartIndex", "indexed_files", "is_cut"]
+__all__ = ["PartIndex", "indexed_files"]
 
 
 @attrs.frozen(eq=False)
@@ -79,8 +78,3 @@ def indexed_files(
     """
     for file in snapshot.files():
         yield file, PartIndex.read(file, wanted) if isinstance(file, ParquetSnapshot) else None
-
-
-def is_cut(index: PartIndex, resume: Resume) -> bool:
-    """Returns whether a resume may have abandoned rows of a part."""
-    return bool((index.of_rows("max_step") >= resume.step).any())

@@ -83,12 +83,11 @@ class Piece:
             order; none where this one has everything.
         files: each file that pieces hold, at the end of `last`, by its path.
         parts: the paths of the closed parts, which are objects of their own, and there before the piece.
-        objects: paths of other objects that came since `first`; where `first` is not `last`, not all.
         plain: once the run has ended, the files that are objects of their own now: their CRC-32 by path.
-        status: of the run, as in its sidecar.
         written_at: by the clock of the writer, in seconds since 1970.
         seconds: the interval at which pieces come.
         follows: the last interval that the run continues of each session of another machine, by its number.
+        run: what tells the run from others that are or were in the store under its name.
     """
 
     session: int
@@ -97,12 +96,11 @@ class Piece:
     needs: tuple[str, ...] = ()
     files: Mapping[str, FileState] = attrs.field(factory=dict)
     parts: tuple[str, ...] = ()
-    objects: tuple[str, ...] = ()
     plain: Mapping[str, int] | None = None
-    status: str = "running"
     written_at: float = 0.0
     seconds: float = 10.0
     follows: Mapping[str, int] = attrs.field(factory=dict)
+    run: str = ""
 
     @property
     def name(self) -> str:
@@ -216,7 +214,7 @@ class OpenPiece:
                 # Reads the end too, where the checksum is compared.
                 if left or member.read(1):
                     raise PieceError(f"{path} has another size than the piece says")
-        except (KeyError, *_DAMAGED) as error:
+        except (KeyError, OSError, *_DAMAGED) as error:
             raise PieceError(f"the bytes of {path} are damaged: {error}") from error
 
 
@@ -230,15 +228,16 @@ def open_piece(name: str, raw: IO[bytes]) -> Iterator[OpenPiece]:
 
     Raises:
         PieceError: it is damaged, too large, or of a newer format.
-        OSError: it cannot be read.
     """
     if raw.seek(0, os.SEEK_END) > _MAX_PIECE_BYTES:
         raise PieceError(f"a piece has at most {_MAX_PIECE_BYTES >> 20} MiB")
-    try:
-        with zipfile.ZipFile(raw) as archive:
-            yield OpenPiece(*_parsed(archive), archive)
-    except _DAMAGED as error:
-        raise PieceError(f"{name} is damaged: {error}") from error
+    with contextlib.ExitStack() as opened:
+        try:
+            archive = opened.enter_context(zipfile.ZipFile(raw))
+            found = OpenPiece(*_parsed(archive), archive)
+        except (OSError, *_DAMAGED) as error:
+            raise PieceError(f"{name} is damaged: {error}") from error
+        yield found
 
 
 def _parsed(archive: zipfile.ZipFile) -> tuple[Piece, dict[str, tuple[int, int]]]:
@@ -255,7 +254,7 @@ def _parsed(archive: zipfile.ZipFile) -> tuple[Piece, dict[str, tuple[int, int]]
         fields["follows"] = {str(one): int(last) for one, last in fields.get("follows", {}).items()}
         data = {str(path): (int(start), int(end)) for path, (start, end) in fields.pop("data").items()}
         fields["files"] = {str(path): FileState(*map(int, state)) for path, state in fields["files"].items()}
-        for name in ("needs", "parts", "objects"):
+        for name in ("needs", "parts"):
             fields[name] = tuple(map(str, fields[name]))
         known = {field.name: fields[field.name] for field in attrs.fields(Piece) if field.name in fields}
         piece = Piece(**known)
@@ -283,6 +282,8 @@ class FolderState:
         files: the files that pieces hold, by path.
         lost: the pieces and files that are lost or damaged in the store, each with the reason.
         skipped: how many bytes of lost pieces a file lacks, by path; `_ENDED` where it ends before them.
+        run: as the pieces say.
+        version: of the newest piece that a listing told of; empty where pieces came since.
     """
 
     session: int = 0
@@ -291,6 +292,8 @@ class FolderState:
     files: dict[str, FileState] = attrs.field(factory=dict)
     lost: dict[str, str] = attrs.field(factory=dict)
     skipped: dict[str, int] = attrs.field(factory=dict)
+    run: str = ""
+    version: str | None = ""
 
     @classmethod
     def read(cls, folder: Path, stream: str) -> "FolderState":
@@ -300,8 +303,8 @@ class FolderState:
             files = {str(path): FileState(*map(int, state)) for path, state in found["files"].items()}
             lost = {str(name): str(reason) for name, reason in found.get("lost", {}).items()}
             skipped = {str(path): int(count) for path, count in found.get("skipped", {}).items()}
-            has_ended = found["has_ended"] is True
-            return cls(int(found["session"]), int(found["last"]), has_ended, files, lost, skipped)
+            has_ended, own = found["has_ended"] is True, (found.get("run", ""), found.get("version", ""))
+            return cls(int(found["session"]), int(found["last"]), has_ended, files, lost, skipped, *own)
         except (KeyError, TypeError, ValueError, AttributeError):
             return cls()
 
@@ -320,6 +323,8 @@ class FolderState:
             "files": {path: [state.version, state.size] for path, state in self.files.items()},
             "lost": self.lost,
             "skipped": self.skipped,
+            "run": self.run,
+            "version": self.version,
         }
         replace_json(folder / PIECES_STATE, {**read_json(folder / PIECES_STATE), stream: own})
 
@@ -336,7 +341,7 @@ def apply_piece(folder: Path, state: FolderState, piece: OpenPiece) -> None:
         OSError: the folder cannot be written.
     """
     about = piece.about
-    if about.session != state.session or about.first > state.last + 1:
+    if (about.session, about.run) != (state.session, state.run) or about.first > state.last + 1:
         raise PieceError(
             f"piece {about.name} does not continue interval {state.last} of session {state.session}"
         )
@@ -383,7 +388,6 @@ def _apply_file(
     chunks: Callable[[str, int], Iterator[bytes]],
     path: str,
 ) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
     known = state.files.get(path)
     if start == 0 and (path in state.skipped or known is None or known.version != wanted.version):
         state.skipped.pop(path, None)

@@ -14,13 +14,14 @@ import logging
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 import attrs
 
-from destinations.history.row_chain import ALL, Keep, RowChain, RowPlace, SealedPart
+from destinations.history.fork import parents_of
+from destinations.history.row_chain import ALL, Keep, Kept, Limit, RowChain, RowPlace, drops
 from destinations.history.rows import Call
 from destinations.history.sums import CheckedBlocks, Sums, read_sums
 from uploads.disk import end_of_last_line, open_regular, read_at, read_regular
@@ -37,6 +38,7 @@ from .layout import (
     check_format,
     column_of,
     csv_mark,
+    format_cells,
     header_end,
     header_line,
     journal_path,
@@ -62,12 +64,13 @@ __all__ = [
     "MetricsSnapshot",
     "ParquetSnapshot",
     "Part",
-    "PartChangedError",
     "damage_of_csvs",
     "damage_of_parts",
     "has_any_metric",
-    "last_file_rows",
+    "is_sound",
+    "keeps",
     "last_rows",
+    "last_rows_of",
     "merge_journal",
     "metric_columns",
     "open_existing",
@@ -76,29 +79,28 @@ __all__ = [
     "read_rows",
     "read_series",
     "read_whole",
-    "retried",
-    "retried_items",
     "row_of",
     "take_snapshot",
 ]
-
-Result = TypeVar("Result")
 
 End = tuple[str, int | None]
 """The id of a session, and the mark of its checkpoint where rows end; None for all of its rows."""
 
 _TRIES = 100
-# Descriptors of parts. A GiB of rows: what training that resumes abandons is mostly less.
-_MOST_HELD = 16
 _MOST_MISSING = 100
+# Open files of parents that are kept as closed parts.
+_MOST_HELD = 16
 _CHUNK_BYTES = 1 << 20
 _TAIL_BYTES = 256 << 10
 _TAIL_ROWS = 1000
 # Times are rounded to microseconds.
 _SAME_SECONDS = 1e-5
+_SUFFIXES = (".csv", ".parquet")
+# Histories that were read last; they are never changed, so any thread may use them.
+_chains: dict[Path, RowChain] = {}
+_MOST_HELD = 64
 _MAX_CACHED_BYTES = 64 << 20
 _PACKED_BYTES = 8 << 20
-_LINE_BYTES = 512
 # Of the parts of a run that has ended, so many are read whole when it is scanned.
 _MOST_VERIFIED = 16
 _RANK = re.compile(r"metrics(?:\.rank([0-9]{1,9}))?")
@@ -118,6 +120,7 @@ class CsvSnapshot:
         end: the end of the valid rows.
         held: the file up to there, if it was read already.
         begin: the offset of the first row. Default: after the header.
+        limits: which of its rows do not count, until the writer has written them anew; see `Keep`.
         checks: the checksums of its rows: those of a damaged block are blank.
     """
 
@@ -126,6 +129,7 @@ class CsvSnapshot:
     end: int
     _held: bytes | None = None
     begin: int | None = None
+    limits: tuple[Limit, ...] = ()
     checks: CheckedBlocks | None = None
 
     @classmethod
@@ -157,14 +161,18 @@ class CsvSnapshot:
         """The place of the first row."""
         return len(self.header) if self.begin is None else self.begin
 
-    def offset_of(self, row: int) -> int:
-        """Returns the offset of a row, counted from 0; the end if there are fewer."""
-        at = self.first
-        for chunk in self.chunks():
+    def offset_of(self, row: int, start: int | None = None) -> int:
+        """Returns the offset of a row, counted from 0 at an offset; the end if there are fewer."""
+        at = self.first if start is None else start
+        for chunk in self.chunks(at):
             if (count := chunk.count(b"\n")) >= row:
                 return at + sum(map(len, chunk.splitlines(keepends=True)[:row]))
             row, at = row - count, at + len(chunk)
         return at
+
+    def count(self, start: int) -> int:
+        """Returns the number of rows from an offset on."""
+        return sum(chunk.count(b"\n") for chunk in self.chunks(start))
 
     def fileno(self) -> int:
         """Returns the descriptor; -1 if there is no CSV."""
@@ -229,15 +237,8 @@ class CsvSnapshot:
         """Yields the rows one chunk at a time; see `chunks` and `parse_rows`."""
         columns = parse_header(self.header)
         for chunk in self.chunks(start):
-            yield from parse_rows(columns, [chunk])
-
-    def last_row(self) -> tuple[bytes, bytes] | None:
-        """Returns step and time of the last row of a file of our writer, as texts; None if there is none."""
-        line, length = b"", _LINE_BYTES
-        while self.is_own and len(line) < self.size and b"\n" not in line[:-1]:
-            line, length = self.before(self.end, length), length * 16
-        step, _, time, *_ = [*line[:-1].rpartition(b"\n")[2].split(b",", 3), b"", b"", b""]
-        return (step, time) if line else None
+            rows = parse_rows(columns, [chunk])
+            yield from (row for row in rows if keeps(self.limits, row)) if self.limits else rows
 
     def before(self, end: int, length: int) -> bytes:
         """Returns up to `length` bytes before an offset, without the first line."""
@@ -266,8 +267,7 @@ class CsvSnapshot:
                 cells = itertools.chain(own, row.metrics.items())
                 yield {name: cell for name, cell in cells if cell is not None}
 
-        inode = os.fstat(self._fd).st_ino if self._fd >= 0 else 0
-        return pack(self.header, chunks(), cells, csv_bytes=self.end, inode=inode)
+        return pack(self.header, chunks(), cells, csv_bytes=self.end)
 
     def take(self) -> int:
         """Hands the descriptor over to the caller; this object cannot read any more."""
@@ -323,7 +323,7 @@ class ParquetSnapshot(CsvSnapshot):
         if repr(next(csv.rows(), None)) != repr(next(self.rows(), None)):
             return False
         count = sum(chunk.count(b"\n") for chunk in csv.chunks())
-        last = _last_csv_rows(csv, 1, (), ())
+        last = _last_csv_rows(csv, 1, ())
         # Number by number, as texts: NaN is itself.
         return repr(last) == repr(list(itertools.islice(self.rows(count - 1), 1)))
 
@@ -331,58 +331,43 @@ class ParquetSnapshot(CsvSnapshot):
         self.packed.close()
 
 
-class PartChangedError(OSError):
-    """A part is not the file that the snapshot found: another program has put one in its place. Try again."""
-
-
 @attrs.frozen
 class Part:
     """A closed part of the rows of a rank: Parquet, or the CSV of an earlier version of this package.
 
-    Only a resume gives it other rows. Where both files are there, the CSV counts.
+    Its rows never change. Where both files are there, the CSV counts.
 
     Attributes:
         folder: of the parts of the rank.
         number: of the part, from 1 on.
-        identity: inode, time and size of the file that a snapshot found; numbers of parts, and of inodes, are
-            used again.
-        is_csv: whether that was a CSV.
+        is_csv: whether it is a CSV, until `runs pack` makes it Parquet.
         keep: which of its rows count.
     """
 
     folder: Path
     number: int
-    identity: tuple[int, int, int] | None = None
     is_csv: bool = False
     keep: Keep = ALL
 
     @classmethod
     def find(cls, folder: Path, number: int, keep: Keep = ALL) -> Self | None:
-        """Returns the part that is there now; None if there is none."""
-        for is_csv in (True, False):
-            part = cls(folder, number, is_csv=is_csv, keep=keep)
-            with contextlib.suppress(FileNotFoundError):
-                return attrs.evolve(part, identity=_identity_of(part.path.lstat()))
-        return None
+        """Returns the part that is there; None if there is none."""
+        found = (cls(folder, number, is_csv, keep) for is_csv in (True, False))
+        return next((part for part in found if os.path.lexists(part.path)), None)
 
     def open(self) -> "ParquetSnapshot":
         """Opens the part; the caller closes it. One whose footer is damaged has no rows, see `damage`.
 
         Raises:
-            PartChangedError: it is not the file that was found.
             OSError: it cannot be read, or is not there.
         """
         from .parquet import DamagedParquetError, ParquetRows  # imports numpy, and pyarrow
 
         fd = open_existing(self.path)
-        if fd < 0 and self.identity is None:
+        if fd < 0:
+            if self.is_csv:
+                return attrs.evolve(self, is_csv=False).open()
             raise FileNotFoundError(errno.ENOENT, "it is not there", str(self.path))
-        if fd < 0 or (self.identity is not None and _identity_of(os.fstat(fd)) != self.identity):
-            if fd >= 0:
-                os.close(fd)
-            raise PartChangedError(
-                errno.ESTALE, "it was replaced while it was read. Try again", str(self.path)
-            )
         try:
             found = CsvSnapshot.of(fd) if self.is_csv else ParquetSnapshot(ParquetRows(fd, str(self.path)))
         except DamagedParquetError:
@@ -399,6 +384,19 @@ class Part:
         if self.keep != ALL:
             found.packed.keep(self.keep)
         return found
+
+    @contextlib.contextmanager
+    def opened(self) -> "Iterator[ParquetSnapshot]":
+        """Opens the part for the duration of a `with` block; logs what cannot be read of it."""
+        with contextlib.closing(self.open()) as file:
+            if (damage := self.damage(file)) is not None:
+                self.warn(damage)
+            yield file
+
+    @property
+    def size(self) -> int:
+        """The size of its file."""
+        return self.path.stat().st_size
 
     @property
     def path(self) -> Path:
@@ -429,7 +427,6 @@ class Part:
         """Returns what cannot be read of the part, see `damage`; with `pages`, reads all of it.
 
         Raises:
-            PartChangedError: see `open`.
             OSError: see `open`.
         """
         with contextlib.closing(self.open()) as file:
@@ -442,8 +439,8 @@ def _shown(path: Path) -> str:
     return "/".join(path.parts[-3:])
 
 
-def _identity_of(state: os.stat_result) -> tuple[int, int, int]:
-    return state.st_ino, state.st_mtime_ns, state.st_size
+JournalOf = tuple[str, tuple[Limit, ...], tuple[JournalRecord, ...]]
+"""The id of a session, the limits of its rows, and its records in the journal."""
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -451,62 +448,68 @@ class MetricsSnapshot:
     """The metrics of a rank at one moment: the closed parts, then the CSV, then the journal.
 
     Attributes:
-        parts: the closed parts, oldest first.
-        csv: the rows of the CSV, which begins after the parts.
-        records: the records of the journal beyond it, see `segments.journal_records`.
+        chain: the sessions whose rows count, oldest first, and how many of them; also those that the history
+            does not have yet.
+        parts: the closed parts before the CSV, oldest first; none where it begins with their rows.
+        csv: the rows of the CSV.
+        has_view: whether it begins with all rows of earlier sessions that count.
+        journal: what the journal has beyond the files, see `segments.journal_records`, by session.
         place: segment and offset where the journal continues; None without a position.
-        closed: the number of the last closed part; 0 if there is none.
+        closed: the number of the last part before the CSV; 0 if there is none.
         missing: parts that should be there, the first hundred.
-        history: how many bytes of the history count.
+        history: all sessions and closed parts.
         path: of the CSV.
-        lost: how many rows were found damaged by a session that went on.
+        inherited: of a fork, the rows of its parents, which come before the parts.
     """
 
+    chain: tuple[Kept, ...]
     parts: tuple[Part, ...]
     csv: CsvSnapshot
-    records: tuple[JournalRecord, ...]
+    has_view: bool
+    journal: tuple[JournalOf, ...]
     place: tuple[int, int] | None
     closed: int
     missing: tuple[Part, ...]
-    history: int = 0
-    path: Path = Path()
-    lost: int = 0
+    history: RowChain
+    path: Path
+    inherited: tuple[Part, ...] = ()
 
-    @property
-    def resumes(self) -> "list[Resume]":
-        """The resumes whose abandoned rows the files still have."""
-        return [record for record in self.records if isinstance(record, Resume)]
+    def sealed(self, place: RowPlace, start: int) -> Iterator[tuple[Part, int]]:
+        """Yields the closed parts of a session, each with the number of its first row.
 
-    def files(self, first: int = 0) -> "Iterator[CsvSnapshot]":
-        """Yields the parts of at least this number, each open until the next one, then the CSV.
-
-        The last parts are held open from the beginning: these are what a resume removes. What is missing or
-        cut is logged.
-
-        Raises:
-            PartChangedError: a resume has replaced a part; before the first file, unless there are many.
+        Args:
+            place: the session, and how many of its rows count.
+            start: the number of the first row that is needed.
         """
+        first = 0
+        for sealed in self.history.parts.get(place.session, ()):
+            end = first + sealed.rows
+            if place.rows is not None and first >= place.rows:
+                return
+            if end > start:
+                keep = ALL if place.rows is None or end <= place.rows else Keep(place.rows - first)
+                part = Part.find(parts_path(self.path), sealed.number, keep)
+                if part is None:
+                    part = Part(parts_path(self.path), sealed.number, keep=keep)
+                    part.warn(part.absence)
+                else:
+                    yield part, first
+            first = end
+
+    def files(self) -> "Iterator[CsvSnapshot]":
+        """Yields the parts, each open until the next one, then the CSV. What is missing or cut is logged."""
         for part in self.missing:
-            if part.number >= first:
-                part.warn(part.absence)
-        wanted = [part for part in self.parts if part.number >= first]
-        with contextlib.ExitStack() as opened:
-            held = {
-                part.number: opened.enter_context(contextlib.closing(part.open()))
-                for part in wanted[-_MOST_HELD:]
-            }
-            for part in wanted:
-                with contextlib.closing(held[part.number] if part.number in held else part.open()) as piece:
-                    if (damage := part.damage(piece)) is not None:
-                        part.warn(damage)
-                    yield piece
+            part.warn(part.absence)
+        for part in (*self.inherited, *self.parts):
+            with part.opened() as file:
+                yield file
         for problem in self._problems():
             _log.warning("%s: %s.", self.path, problem)
         yield self.csv
 
     def _problems(self) -> list[str]:
         """Returns what is wrong with the CSV, as far as it is known without reading its rows."""
-        checks, lost = self.csv.checks, self.lost
+        checks, lost = self.csv.checks, self.history.lost
         found = [f"{lost:,} rows of {self.path.name} were damaged, and are lost"] if lost else []
         return found + ([checks.problem] if checks is not None and checks.problem else [])
 
@@ -530,14 +533,22 @@ class MetricsSnapshot:
     def rows(self) -> "Iterator[MetricRow]":
         """Yields all rows but those of damaged blocks; holds none of the files."""
         for file in self.files():
-            rows = self.without_abandoned(file.rows())
-            yield from (row for row in rows if row.metrics or (row.step, row.time) != (None, None))
-        yield from merge_journal([], self.records)
+            yield from filter(is_sound, file.rows())
+        yield from self.journal_rows()
 
-    def without_abandoned(self, rows: "Iterable[MetricRow]") -> "Iterator[MetricRow]":
-        """Yields those rows of the files that no resume in the journal has abandoned."""
-        resumes = self.resumes
-        return (row for row in rows if not _is_dropped(row, resumes))
+    def journal_rows(self) -> "list[MetricRow]":
+        """Returns the rows of the journal."""
+        return [row for _, rows in self.journal_by_session() for row in rows]
+
+    def journal_by_session(self) -> "Iterator[tuple[str, list[MetricRow]]]":
+        """Yields the rows of the journal that each session has."""
+        for session, limits, records in self.journal:
+            yield session, self.rows_of(limits, records)
+
+    @staticmethod
+    def rows_of(limits: Sequence[Limit], records: Sequence[JournalRecord]) -> "list[MetricRow]":
+        """Returns the rows of some records of a session."""
+        return [row for row in merge_journal(records) if keeps(limits, row)]
 
     def __enter__(self) -> Self:
         return self
@@ -559,7 +570,7 @@ def damage_of_parts(run_dir: Path, count: int, *, pages: bool = False) -> list[s
     """
 
     def damage(rank: int) -> list[str]:
-        with take_snapshot(run_dir, rank, with_records=False) as snapshot:
+        with take_snapshot(run_dir, rank, with_records=False, with_parents=False) as snapshot:
             found = snapshot.damage(pages=pages)
             if rank == 0 and snapshot.place is None and snapshot.closed < count:
                 last = sum(gap.stop - gap.start for gap in missing_parts([snapshot.closed], count))
@@ -569,7 +580,7 @@ def damage_of_parts(run_dir: Path, count: int, *, pages: bool = False) -> list[s
     with os.scandir(run_dir / PARTS_FOLDER) as entries:
         found = [match for entry in entries if (match := _RANK.fullmatch(entry.name))]
     ranks = sorted({0, *(int(match[1] or 0) for match in found)})
-    return [one for rank in ranks for one in retried(functools.partial(damage, rank))]
+    return [one for rank in ranks for one in damage(rank)]
 
 
 def damage_of_csvs(run_dir: Path) -> list[str]:
@@ -581,7 +592,9 @@ def damage_of_csvs(run_dir: Path) -> list[str]:
     found = []
     for path in sorted(run_dir.glob("metrics*.csv")):
         if match := _RANK.fullmatch(path.stem):
-            with take_snapshot(run_dir, int(match[1] or 0), with_records=False) as snapshot:
+            with take_snapshot(
+                run_dir, int(match[1] or 0), with_records=False, with_parents=False
+            ) as snapshot:
                 found += snapshot.damage_of_csv()
     return found
 
@@ -595,7 +608,7 @@ def metric_columns(snapshot: MetricsSnapshot) -> list[str]:
             header = file.header
             names += [name for name in parse_header(header) if name not in OWN_COLUMNS]
     before = None
-    for record in snapshot.records:
+    for record in itertools.chain.from_iterable(records for _, _, records in snapshot.journal):
         match record:
             case (logged, *_) if logged is not before:
                 before = logged
@@ -604,7 +617,12 @@ def metric_columns(snapshot: MetricsSnapshot) -> list[str]:
 
 
 def take_snapshot(
-    run_dir: Path, rank: int, *, with_records: bool = True, end: End | None = None
+    run_dir: Path,
+    rank: int,
+    *,
+    with_records: bool = True,
+    end: End | None = None,
+    with_parents: bool = True,
 ) -> MetricsSnapshot:
     """Returns a consistent snapshot of a rank's metrics, a context manager.
 
@@ -613,6 +631,7 @@ def take_snapshot(
         rank: the rank that logged the rows.
         with_records: whether to read the journal as well.
         end: where the rows end. Default: with those of the newest session.
+        with_parents: whether a fork begins with the rows of its parents.
 
     Raises:
         NewerFormatError: a newer release wrote the run.
@@ -622,28 +641,81 @@ def take_snapshot(
     check_format(run_dir)
     for _ in range(_TRIES):
         snapshot = _try(run_dir, rank, with_records, end)
+        if snapshot is not None and with_parents:
+            with contextlib.ExitStack() as opened:
+                opened.callback(snapshot.csv.close)
+                snapshot = attrs.evolve(snapshot, inherited=_inherited(run_dir, rank, end, snapshot.chain))
+                opened.pop_all()
         if snapshot is not None:
             return snapshot
     raise OSError(f"metrics in {run_dir} changed during each of {_TRIES} attempts to read them. Try again.")
 
 
-def retried(read: Callable[[], Result]) -> Result:
-    """Returns what reading returns, which is repeated where a resume has replaced parts meanwhile."""
-    for _ in range(_TRIES - 1):
-        with contextlib.suppress(PartChangedError):
-            return read()
-    return read()
+@attrs.frozen
+class _HeldPart(Part):
+    """Rows of a parent that are in no closed part, as if they were in one."""
+
+    content: bytes = attrs.field(default=b"", eq=False, repr=False)
+
+    def open(self) -> ParquetSnapshot:
+        from .parquet import ParquetRows  # imports numpy, and pyarrow
+
+        found = ParquetSnapshot(ParquetRows(self.content, str(self.path)))
+        if self.keep != ALL:
+            found.packed.keep(self.keep)
+        return found
 
 
-def retried_items(read: Callable[[], Iterator[Result]]) -> Iterator[Result]:
-    """Yields what reading yields, which begins again where parts were replaced before the first item."""
+def _inherited(run_dir: Path, rank: int, end: End | None, chain: Sequence[Kept]) -> tuple[Part, ...]:
+    """Returns the rows of the parents of a fork, within the limits of the oldest of its own sessions."""
+    own = chain[0][1] if chain else ()
+    found: list[Part] = []
+    for parent in reversed(parents_of(run_dir, None if end is None else end[0])):
+        follows = parent.follows
+        limits = own if follows.before is None else (*own, (follows.before, None))
+        if rank and follows.step is not None:
+            # The sessions of other ranks are others: their rows are compared by step.
+            limits = (*limits, (follows.step, follows.time))
+        to = None if rank else (follows.session, follows.mark)
+        with take_snapshot(parent.path, rank, end=to, with_parents=False) as snapshot:
+            for part in snapshot.missing:
+                part.warn(part.absence)
+            parts = [*snapshot.parts, *_held_parts(snapshot, parts_path(parent.path / metrics_name(rank)))]
+            keeps = (attrs.evolve(part.keep, limits=(*part.keep.limits, *limits)) for part in parts)
+            found += [attrs.evolve(part, keep=keep) for part, keep in zip(parts, keeps, strict=True)]
+    return tuple(found)
 
-    def begun() -> Iterator[Result]:
-        items = read()
-        first = list(itertools.islice(items, 1))
-        return itertools.chain(first, items)
 
-    yield from retried(begun)
+def _held_parts(snapshot: MetricsSnapshot, folder: Path) -> Iterator[_HeldPart]:
+    """Yields the rows of a snapshot that are in no closed part."""
+    csv, number = snapshot.csv, snapshot.closed + 1
+    if csv.size:
+        state = os.fstat(csv.fileno()) if csv.fileno() >= 0 else None
+        known = None if state is None else (state.st_ino, state.st_mtime_ns, state.st_size)
+        content = _packed((folder, known, csv.first, csv.end), csv)
+        yield _HeldPart(folder, number, keep=Keep(limits=csv.limits), content=content)
+        number += 1
+    if rows := snapshot.journal_rows():
+        names = list(dict.fromkeys(name for row in rows for name in row.metrics))
+        header = header_line([*OWN_COLUMNS, *names])
+        cells = ([row.step, row.epoch, row.time, *map(row.metrics.get, names)] for row in rows)
+        lines = (",".join("" if cell is None else format_cells([cell]) for cell in one) for one in cells)
+        text = header + "".join(f"{line}\n" for line in lines).encode()
+        yield _HeldPart(folder, number, content=CsvSnapshot(-1, header, len(text), text).to_parquet())
+
+
+# Of the files that were packed last, which do not change where their runs have ended.
+_held: dict[Hashable, bytes] = {}
+
+
+def _packed(key: Hashable, csv: CsvSnapshot) -> bytes:
+    content = _held.pop(key, None)
+    if content is None:
+        content = csv.to_parquet()
+    _held[key] = content
+    while len(_held) > _MOST_HELD:
+        _held.pop(next(iter(_held)), None)
+    return content
 
 
 def _try(run_dir: Path, rank: int, with_records: bool, to: End | None) -> MetricsSnapshot | None:
@@ -654,8 +726,6 @@ def _try(run_dir: Path, rank: int, with_records: bool, to: End | None) -> Metric
     fd = open_existing(path)
     try:
         snapshot = _read(folder, path, fd, position, sums, to, with_records=with_records)
-    except PartChangedError:
-        snapshot = None
     except BaseException:
         if fd >= 0:
             os.close(fd)
@@ -711,8 +781,8 @@ def _read(  # noqa: C901  # one look, step by step
         # A new CSV, or one of another program; unless a whole session took place meanwhile.
         if _size(path) != size or _chain(path, None) != chain:
             return None
-        parts = [part for part in _found(path, chain.preceding()) if part.identity is not None]
-        if chain.view is None and part_begun_by(parts, csv) is not None:
+        found = (Part.find(parts_path(path), one.number, keep) for one, keep in chain.preceding())
+        if part_begun_by([part for part in found if part is not None], csv) is not None:
             csv.end = len(header)  # They were being closed when the position was lost.
         return _snapshot(path, chain, csv, records, None, to)
     if after is None or position is None or after.generation != position.generation:
@@ -725,48 +795,68 @@ def _read(  # noqa: C901  # one look, step by step
 
 def _chain(path: Path, state: CsvState | None) -> RowChain:
     """Returns the history of a CSV; of one of format 2, the parts that are there."""
-    chain = RowChain.read(path, None if state is None else state.history)
-    if not chain.size:
-        numbers = part_numbers(parts_path(path))
-        chain.add_format2(one for one in numbers if state is None or one <= state.parts)
+    limit = None if state is None else state.history
+    chain = RowChain.read(path, limit, _chains.get(path))
+    if chain.size:
+        if len(_chains) > _MOST_HELD:
+            _chains.clear()
+        _chains[path] = chain
+    else:
+        folder = parts_path(path)
+        numbers = [one for one in part_numbers(folder) if state is None or one <= state.parts]
+        chain.add_format2(numbers, functools.partial(_rows_in, folder))
     return chain
 
 
-def _found(path: Path, kept: Iterable[tuple[SealedPart, Keep]]) -> list[Part]:
-    """Returns closed parts, also those that are missing: these have no identity."""
-    folder = parts_path(path)
-    return [Part.find(folder, one.number, keep) or Part(folder, one.number) for one, keep in kept]
+def _rows_in(folder: Path, number: int) -> int:
+    """Returns how many rows a part of format 2 has; 0 if it is damaged."""
+    part = Part.find(folder, number)
+    try:
+        return 0 if part is None else _count(part, part.path.stat())
+    except OSError:
+        return 0
+
+
+@functools.lru_cache(maxsize=4096)
+def _count(part: Part, _: os.stat_result) -> int:
+    with contextlib.closing(part.open()) as file:
+        return int(file.packed.count)
 
 
 def _snapshot(
     path: Path,
-    chain: RowChain,
+    history: RowChain,
     csv: CsvSnapshot,
     records: list[JournalRecord],
     place: tuple[int, int] | None,
     to: End | None,
 ) -> MetricsSnapshot:
     """Returns the snapshot; what the journal says of sessions is applied as the writer will."""
-    kept, csv, records = _settled(chain, csv, records, to)
-    parts = _found(path, kept)
+    chain, csv, has_view, journal = _settled(history, csv, records, to)
+    folder = parts_path(path)
+    sealed = [] if has_view else [*history.parts_of(chain)]
+    there, csvs = ({*part_numbers(folder, one)} if sealed else set() for one in (_SUFFIXES, (".csv",)))
+    parts = [Part(folder, one.number, one.number in csvs, keep) for one, keep in sealed]
     return MetricsSnapshot(
-        tuple(part for part in parts if part.identity is not None),
+        tuple(chain),
+        tuple(part for part in parts if part.number in there),
         csv,
-        tuple(records),
+        has_view,
+        tuple(journal),
         place,
         max((part.number for part in parts), default=0),
-        tuple(part for part in parts if part.identity is None)[:_MOST_MISSING],
-        chain.size,
+        tuple(part for part in parts if part.number not in there)[:_MOST_MISSING],
+        history,
         path,
-        chain.lost,
     )
 
 
 @attrs.define
 class _Pending:
-    """What the journal has of a session: what it follows, up to which mark, and its records."""
+    """What the journal has of a session: what it follows, up to which mark and which step; its records."""
 
     follows: tuple[str, int | None] | None = None
+    limit: Limit | None = None
     records: list[JournalRecord] = attrs.field(factory=list)
 
     def until(self, mark: int | None) -> list[JournalRecord] | None:
@@ -778,45 +868,77 @@ class _Pending:
         return None if at is None else self.records[:at]
 
 
-def _settled(  # noqa: C901  # one rule, case by case
-    chain: RowChain, csv: CsvSnapshot, records: list[JournalRecord], wanted: End | None
-) -> tuple[Iterator[tuple[SealedPart, Keep]], CsvSnapshot, list[JournalRecord]]:
-    """Returns the parts, the CSV and the records that count once the journal is drained."""
-    current, pending = chain.newest, {chain.newest: _Pending()}
+def _pending(history: RowChain, records: Iterable[JournalRecord]) -> tuple[str, dict[str, _Pending]]:
+    """Returns the id of the newest session, and what the journal has of each."""
+    current = history.newest
+    pending = {current: _Pending()}
     for record in records:
         match record:
+            case Begin() if history.knows(record.session):
+                current = record.session  # Before there is a position, the journal begins anew.
             case Begin():
-                pending[record.session] = _Pending((current, None), [record])
+                pending[record.session] = _Pending((current, None))
                 current = record.session
-            case Rewind(to, at) if to != current and (to in pending or chain.knows(to)):
-                pending[current].follows = to, at
-            case Rewind():
-                pending[current].records.append(record.resume)
+            case _ if current not in pending:
+                pass  # The session ended without a row.
+            case Rewind(to, mark) if to != current and (to in pending or history.knows(to)):
+                pending[current].follows, pending[current].limit = (to, mark), None
+            case Rewind() | Resume():
+                if not current:
+                    # As an earlier version logged it, in a session without a name.
+                    current = "resumed"
+                    pending[current] = _Pending(("", None))
+                resume = record if isinstance(record, Resume) else record.resume
+                pending[current].limit = resume.limit
             case _:
                 pending[current].records.append(record)
-    end = (current, None) if wanted is None else wanted
-    found: list[JournalRecord] = []
-    while end[0] in pending:
-        session, mark = end
-        one = pending.pop(session)
-        own = one.until(mark)
-        found = [*(own or ()), *found]
-        if session == chain.newest:
-            place = chain.place(session, mark) if own is None and mark is not None else None
-            if place is not None and (place.rows or 0) < chain.sealed_rows(session):
-                return chain.kept(place), attrs.evolve(csv, begin=csv.end), found
-            view = chain.view or 0
-            begin = csv.offset_of(view) if one.follows is not None else csv.begin
-            if place is not None and place.rows is not None:
-                csv = attrs.evolve(csv, end=csv.offset_of(view + place.rows - chain.sealed_rows(session)))
-            csv = attrs.evolve(csv, begin=begin)
+    return current, pending
+
+
+def _settled(
+    history: RowChain, csv: CsvSnapshot, records: list[JournalRecord], to: End | None
+) -> tuple[list[Kept], CsvSnapshot, bool, list[JournalOf]]:
+    """Returns what counts once the journal is drained, up to an end.
+
+    Returns:
+        The sessions, the rows of the CSV, whether it begins with all rows of earlier sessions, and the
+        records of the journal by session.
+    """
+    newest, pending = _pending(history, records)
+    session, mark = (newest, None) if to is None else to
+    limits: tuple[Limit, ...] = ()
+    chain: list[Kept] = []
+    journal: list[JournalOf] = []
+    rows, has_view = attrs.evolve(csv, begin=csv.end), False
+    while True:
+        one = pending.pop(session, None)
+        if one is None:
+            before = RowPlace(session) if mark is None else history.place(session, mark)
+            break
+        own, place = one.until(mark), RowPlace(session)
+        if session == history.newest:
+            if own is None and mark is not None:
+                place = history.place(session, mark)
+            has_view = history.view is not None and one.follows is None and one.limit is None
+            rows = attrs.evolve(_rows_of(place, history, csv, has_view=has_view), limits=limits)
+        chain.append((place, limits))
+        if own:
+            journal.append((session, limits, tuple(own)))
+        limits = limits if one.limit is None else (*limits, one.limit)
         if one.follows is None:
-            return chain.preceding(), csv, found
-        end = one.follows
-    if chain.newest in pending:
-        csv = attrs.evolve(csv, begin=csv.end)
-    session, mark = end
-    return chain.kept(RowPlace(session) if mark is None else chain.place(session, mark)), csv, found
+            earlier = history.before
+            return [*history.chain(earlier, limits), *chain[::-1]], rows, has_view, journal[::-1]
+        session, mark = one.follows
+    return [*history.chain(before, limits), *chain[::-1]], rows, has_view, journal[::-1]
+
+
+def _rows_of(place: RowPlace, history: RowChain, csv: CsvSnapshot, *, has_view: bool) -> CsvSnapshot:
+    """Returns the rows of the CSV that the newest session has up to a place, after those of earlier ones."""
+    view, sealed = history.view or 0, history.sealed_rows(place.session)
+    begin = csv.begin if has_view or not view else csv.offset_of(view)
+    if place.rows is not None:
+        csv = attrs.evolve(csv, end=csv.offset_of(view + max(0, place.rows - sealed)))
+    return attrs.evolve(csv, begin=begin)
 
 
 def part_begun_by(parts: Sequence[Part], csv: CsvSnapshot) -> Part | None:
@@ -825,7 +947,6 @@ def part_begun_by(parts: Sequence[Part], csv: CsvSnapshot) -> Part | None:
     Of a run that was closed in order this opens the last part alone: its rows are older.
 
     Raises:
-        PartChangedError: see `Part.open`.
         OSError: see `Part.open`.
     """
     first = next(csv.rows(), None) if parts and csv.size else None
@@ -896,12 +1017,8 @@ def read_rows(run_dir: Path | str, rank: int = 0) -> list[MetricRow]:
         run_dir: the folder of the run.
         rank: whose rows; others than rank 0 have some only where the run was made with `all_ranks=True`.
     """
-
-    def read() -> list[MetricRow]:
-        with take_snapshot(Path(run_dir), rank) as snapshot:
-            return list(snapshot.rows())
-
-    return retried(read)
+    with take_snapshot(Path(run_dir), rank) as snapshot:
+        return list(snapshot.rows())
 
 
 def read_series(run_dir: Path | str, name: str, rank: int = 0) -> list[tuple[int | None, float]]:
@@ -929,30 +1046,24 @@ def last_rows(
         rank: whose rows.
         wanted: columns; rows that have none of them do not count. All rows where empty.
     """
-
-    def read() -> list[MetricRow]:
-        with take_snapshot(Path(run_dir), rank) as snapshot:
-            found = deque(_wanted(merge_journal([], snapshot.records), wanted, ()), maxlen=count)
-            return [*last_file_rows(snapshot, count - len(found), wanted), *found]
-
-    return retried(read)
+    with take_snapshot(Path(run_dir), rank) as snapshot:
+        return last_rows_of(snapshot, count, wanted)
 
 
-def last_file_rows(snapshot: MetricsSnapshot, count: int, wanted: Collection[str] = ()) -> list[MetricRow]:
-    """Returns the last rows of the CSV and of the parts, without abandoned ones; see `last_rows`."""
-    found = _last_csv_rows(snapshot.csv, count, wanted, snapshot.resumes)
-    for part in reversed(snapshot.parts):
+def last_rows_of(snapshot: MetricsSnapshot, count: int, wanted: Collection[str] = ()) -> list[MetricRow]:
+    """Returns the last rows of a snapshot, oldest first; see `last_rows`."""
+    found = [*deque(_wanted(snapshot.journal_rows(), wanted), maxlen=count)]
+    found = [*_last_csv_rows(snapshot.csv, count - len(found), wanted), *found]
+    for part in reversed((*snapshot.inherited, *snapshot.parts)):
         if len(found) >= count:
             break
         with contextlib.closing(part.open()) as piece:
             if not wanted or not frozenset(wanted).isdisjoint(parse_header(piece.header)):
-                found = [*_last_csv_rows(piece, count - len(found), wanted, snapshot.resumes), *found]
+                found = [*_last_csv_rows(piece, count - len(found), wanted), *found]
     return found
 
 
-def _last_csv_rows(
-    csv_part: CsvSnapshot, count: int, wanted: Collection[str], resumes: Sequence[Resume]
-) -> list[MetricRow]:
+def _last_csv_rows(csv_part: CsvSnapshot, count: int, wanted: Collection[str]) -> list[MetricRow]:
     if count <= 0:
         return []
     columns = parse_header(csv_part.header)
@@ -961,19 +1072,19 @@ def _last_csv_rows(
         for chunk in csv_part.chunks_from_end():
             if b'"' in chunk:
                 break  # A quoted cell may hold the end of a line.
-            pieces.append(list(_wanted(parse_rows(list(columns), [chunk]), wanted, resumes)))
+            pieces.append(list(_wanted(parse_rows(list(columns), [chunk]), wanted, csv_part.limits)))
             if sum(map(len, pieces)) >= count:
                 return [row for piece in reversed(pieces) for row in piece][-count:]
         else:
             return [row for piece in reversed(pieces) for row in piece]
-    return list(deque(_wanted(csv_part.rows(), wanted, resumes), maxlen=count))
+    return list(deque(_wanted(csv_part.rows(), wanted), maxlen=count))
 
 
 def _wanted(
-    rows: Iterable[MetricRow], wanted: Collection[str], resumes: Sequence[Resume]
+    rows: Iterable[MetricRow], wanted: Collection[str], limits: Sequence[Limit] = ()
 ) -> Iterator[MetricRow]:
     for row in rows:
-        if has_any_metric(row, wanted) and not _is_dropped(row, resumes):
+        if has_any_metric(row, wanted) and keeps(limits, row):
             yield row
 
 
@@ -1033,19 +1144,26 @@ def row_of(
     return MetricRow(step, metrics.pop("epoch", epoch), time, metrics)
 
 
-def merge_journal(rows: list[MetricRow], records: Iterable[JournalRecord]) -> list[MetricRow]:
-    """Applies the records of the journal to the rows of the CSV, as the writer would."""
+def merge_journal(records: Iterable[JournalRecord]) -> list[MetricRow]:
+    """Returns the rows that the writer will make of the records of a session."""
+    rows: list[MetricRow] = []
     pending: Call | None = None
     for record in records:
         both = pending.joined(record) if pending and isinstance(record, Call) else None
         if pending and both is None:
             rows.append(row_of(*pending))
         pending = both or (record if isinstance(record, Call) else None)
-        if isinstance(record, Resume):
-            rows = [row for row in rows if not _is_dropped(row, [record])]
     return [*rows, row_of(*pending)] if pending else rows
 
 
-def _is_dropped(row: MetricRow, resumes: Iterable[Resume]) -> bool:
-    time = float("nan") if row.time is None else row.time
-    return any(resume.drops(row.step, time) for resume in resumes)
+def is_sound(row: MetricRow) -> bool:
+    """Returns whether a row was read; a line of a damaged block is blank."""
+    return bool(row.metrics) or (row.step, row.time) != (None, None)
+
+
+def keeps(limits: Sequence[Limit], row: MetricRow) -> bool:
+    """Returns whether a row counts within limits."""
+    if not limits:
+        return True
+    step, time = (float("nan") if one is None else one for one in (row.step, row.time))
+    return not any(drops(limit, step, time) for limit in limits)

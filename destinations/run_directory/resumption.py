@@ -19,21 +19,26 @@ from typing import Any, Self
 
 import attrs
 
+from destinations.history.chain import Follows
+from events import State
+
+from .documents import Documents
 from .journal import Journal
 from .layout import column_of, parse_header
+from .media_writer import MediaWriter
 from .part_index import indexed_files
+from .rank_writer import RankWriter
 from .reader import (
     CsvSnapshot,
     MetricRow,
     ParquetSnapshot,
+    keeps,
     last_rows,
-    merge_journal,
     parse_rows,
-    retried,
     take_snapshot,
 )
 
-__all__ = ["Checkpoint", "Resumption", "rows_of_step"]
+__all__ = ["Checkpoint", "Continuation", "Resumption", "rows_of_step"]
 
 _log = logging.getLogger("destinations")
 
@@ -169,7 +174,7 @@ class Resumption:
             self._looks_left = 0 if self.has_begun else self._looks_left
             return
         self._looks_left -= 1
-        earlier = retried(lambda: rows_of_step(self._run_dir, self._rank, step))
+        earlier = rows_of_step(self._run_dir, self._rank, step)
         known = {name for one in earlier if (one.time or 0) < self._began_at for name in one.metrics}
         if again := known & set(map(column_of, row)):
             self._looks_left = 0
@@ -219,9 +224,174 @@ class Resumption:
         if self._earlier is None:
             found: list[MetricRow] = []
             with contextlib.suppress(OSError):
-                found = retried(lambda: rows_of_step(self._run_dir, self._rank, step))
+                found = rows_of_step(self._run_dir, self._rank, step)
             self._earlier = [row for row in found if row.time is None or row.time < self._began_at]
         return self._earlier
+
+
+class Continuation:
+    """What the sessions of a run follow: its end, a checkpoint that is loaded, or a batch that a loop names.
+
+    It is told of the events of training, and writes what it learns to journal, documents and media.
+
+    Args:
+        clock: the current time in seconds since 1970.
+        is_trainer: whether it is the trainer's run: steps of a named writer do not tell where it goes on.
+        warns: whether rows that repeat earlier ones are reported, where nothing says where training begins.
+    """
+
+    def __init__(self, clock: Callable[[], float], *, is_trainer: bool, warns: bool) -> None:
+        self._clock = clock
+        self._is_trainer = is_trainer
+        self._warns = warns
+        self._checkpoint = Checkpoint()
+        # Whether training has begun, and whether a checkpoint is loaded by a session that has trained.
+        self._has_trained = self._goes_back = False
+        self.leave()
+
+    def leave(self) -> None:
+        """Forgets the folder: the run is not open any more, or goes to another one."""
+        self._run_dir: Path | None = None
+        self._state: State | None = None
+        self._writer: RankWriter | None = None
+        self._documents: Documents | None = None
+        self._media: MediaWriter | None = None
+        # None where this session continues nothing, or what it replaces is marked.
+        self._resumption: Resumption | None = None
+
+    def enter(
+        self,
+        run_dir: Path,
+        state: State,
+        writer: RankWriter,
+        documents: Documents | None,
+        media: MediaWriter | None,
+    ) -> None:
+        """Takes the folder that is written from here on."""
+        self._run_dir, self._state = run_dir, state
+        self._writer, self._documents, self._media = writer, documents, media
+        if writer.had_rows and self._is_trainer:
+            self._watch()
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether `before` is to be called with each row."""
+        return self._resumption is not None
+
+    def before(self, row: Mapping[str, float], step: int | None) -> None:
+        """Takes note of a row that will be written next."""
+        if self._resumption is not None and step is not None:
+            self._resumption.before(row, step)
+            self._forget_if_done()
+
+    def before_load(self) -> None:
+        """A checkpoint may be loaded: rows from here on are of the training that begins."""
+        self._checkpoint = Checkpoint()
+        # Otherwise what it follows is not known yet, and its own rows stay.
+        self._goes_back = self._has_trained and (self._resumption is None or self._resumption.is_decided)
+        if self._has_trained:
+            self._watch()
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Takes what `checkpoint` returned."""
+        self._checkpoint = Checkpoint.of(state)
+
+    def after_load(self, batch: int) -> None:
+        """A checkpoint is loaded, which may be older than what was logged so far."""
+        writer = self._writer
+        is_own = writer is not None and self._checkpoint.session == writer.session
+        if self._goes_back or is_own:
+            self.begin_session()
+        if self._has_trained or is_own or (writer is not None and writer.had_rows):
+            self._watch()
+        if batch > 0 or self._checkpoint.session is not None:
+            self._continue_from(batch)
+
+    def begin_session(self) -> None:
+        """Begins a session of this process again, which goes back to an earlier place."""
+        if self._writer is not None:
+            if self._documents is not None:
+                self._documents.begin_session(self._clock())
+            session = self._writer.begin_session()
+            if self._media is not None:
+                self._media.begin_session(session)
+
+    def fit_start(self, *, continues: bool) -> None:
+        """Training begins: decides what it follows, or that the rows of its first step do.
+
+        Args:
+            continues: whether the trainer has said that the run continues.
+        """
+        is_first, self._has_trained = not self._has_trained, True
+        state, documents = self._state, self._documents
+        if state is None:
+            return
+        is_named = self._checkpoint != Checkpoint() or state.timestamp.batch > 0
+        # An epoch alone names no step.
+        is_named |= continues and self._is_trainer and state.timestamp.epoch == 0
+        if self._resumption is not None:
+            if is_named:
+                self._resumption.begin(self._checkpoint)
+            else:
+                self._resumption.follow_end()
+            self._forget_if_done()
+        elif (
+            is_named and is_first and self._is_trainer and documents is not None and documents.sessions.before
+        ):
+            # Without rows, but maybe with other records.
+            self._continue_from(int(state.timestamp.batch))
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Returns the place of a checkpoint: what this session had logged by now belongs to it."""
+        place: dict[str, Any] = {"time": self._clock()}
+        if self._writer is not None:
+            place |= {"session": self._writer.session, "mark": self._writer.journal.mark_boundary()}
+        if self._media is not None:
+            place["records"] = self._media.note_checkpoint()
+        if self._documents is not None and self._writer is not None and self._state is not None:
+            documents, line = self._documents, {"step": int(self._state.timestamp.batch), **place}
+            self._writer.write_now(lambda: documents.note_checkpoint(line))
+        return place
+
+    def end(self) -> None:
+        """Decides now: no more rows will come."""
+        if self._resumption is not None:
+            self._resumption.end()
+            self._forget_if_done()
+
+    def _watch(self) -> None:
+        writer, state, resumption = self._writer, self._state, self._resumption
+        if writer is None or state is None or self._run_dir is None:
+            return
+        if resumption is not None:
+            if not resumption.has_begun:
+                return
+            resumption.end()
+        self._resumption = Resumption(
+            self._run_dir,
+            state.rank,
+            writer.journal,
+            batches_done=lambda: int(state.timestamp.batch),
+            on_step=self._continue_from,
+            began_at=self._clock(),
+            warns=self._warns and state.continues_run is None,
+        )
+
+    def _continue_from(self, step: int) -> None:
+        documents, saved = self._documents, self._checkpoint
+        if documents is None or self._writer is None or saved.session == "":
+            return
+        follows = None
+        if saved.session is not None:
+            follows = Follows(saved.session, saved.records, step, mark=saved.mark, time=saved.time)
+        if documents.continue_from(step, follows):
+            # None of the rows here.
+            self._checkpoint = attrs.evolve(saved, session="", mark=0)
+        self._writer.write_now(lambda: documents.write_history(durable=False))
+
+    def _forget_if_done(self) -> None:
+        if self._resumption is not None and self._resumption.is_done:
+            self._resumption = None
 
 
 def rows_of_step(run_dir: Path, rank: int, step: int) -> list[MetricRow]:
@@ -233,8 +403,9 @@ def rows_of_step(run_dir: Path, rank: int, step: int) -> list[MetricRow]:
                 may = (index.of_rows("min_step") <= step) & (step <= index.of_rows("max_step"))
                 found += itertools.chain.from_iterable(file.rows(*span) for span in index.spans(may))
             else:
-                found += _lines_of(file, step) if file.is_own else file.rows()
-        found = [*snapshot.without_abandoned(found), *merge_journal([], snapshot.records)]
+                rows = _lines_of(file, step) if file.is_own else file.rows()
+                found += (row for row in rows if keeps(file.limits, row))
+        found += snapshot.journal_rows()
     return [row for row in found if row.step == step]
 
 

@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import re
+import shutil
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,11 +19,12 @@ from urllib.parse import quote
 
 import attrs
 
+from destinations.kinds import record_folders
 from events import redact_text
 from uploads import RemoteObject, Store, UploadError, download_file
 from uploads.disk import closing, crc32_of, mark_unreadable, open_regular
 
-from .layout import strict_json
+from .layout import SIDECAR, SUMMARY, WRITERS_FOLDER, metrics_name, parts_path, strict_json
 from .pieces import (
     FolderState,
     OpenPiece,
@@ -55,6 +57,8 @@ SESSION_FILE = "session.json"
 SIGN_FILE = "sign.json"
 SUCCESSOR_FILE = "successor.json"
 _TRIES = 3
+# What a table of runs shows is in these.
+_LISTED = {SIDECAR, SUMMARY}
 _MAX_SESSION_BYTES = 1 << 20
 _IN_MEMORY_BYTES = 4 << 20
 _LIVE = re.compile(rf"{LIVE_FOLDER}/([^/]+)/(\d{{4,}})/([^/]+)")
@@ -95,6 +99,7 @@ class StoredSession:
         is_claimed: whether it has its `session.json`.
         is_over: whether it has its `successor.json`.
         moved: the names of files that it sent when it had a successor, each the quoted path of one.
+        versions: those of the pieces, by name.
     """
 
     number: int
@@ -102,6 +107,13 @@ class StoredSession:
     is_claimed: bool = False
     is_over: bool = False
     moved: set[str] = attrs.field(factory=set)
+    versions: dict[str, str | None] = attrs.field(factory=dict)
+
+    @property
+    def newest_piece(self) -> str:
+        """The name of the newest piece: of those that end last, the one that covers least."""
+        last = self.last
+        return piece_name(max(first for first, end in self.pieces if end == last), last)
 
     @property
     def last(self) -> int:
@@ -165,6 +177,7 @@ class StoredRun:
                 session = self.sessions.setdefault(int(found[2]), StoredSession(int(found[2])))
                 if numbers := numbers_of(found[3]):
                     session.pieces.append(numbers)
+                    session.versions[found[3]] = one.version
                 elif not found[3].endswith(".json"):
                     session.moved.add(found[3])
                 session.is_claimed |= found[3] == SESSION_FILE
@@ -223,7 +236,7 @@ class StoredRun:
         session = self.read_session
         if session is None:
             return None
-        with contextlib.suppress(PieceError), self._piece(session.number, _newest_of(session)) as piece:
+        with contextlib.suppress(PieceError), self._piece(session.number, session.newest_piece) as piece:
             return None if piece is None else piece.about
         return None
 
@@ -233,7 +246,7 @@ class StoredRun:
         """Brings the files that pieces hold, and the closed parts, to the newest state; call `look` before.
 
         Args:
-            with_plain: whether to bring what is an object of its own, too, once the run has ended: its rows.
+            with_plain: whether to bring more of a run that has ended than what a table of runs shows.
             is_partial: whether to do without what is lost or damaged in the store, once it was asked for
                 again. `FolderState.lost` says what that is.
 
@@ -269,7 +282,7 @@ class StoredRun:
                     FolderState(session.number).save(self.folder, self.stream)
                     if not isinstance(error, _LostBytesError):
                         _log.warning("%s: the newest piece is left out: %s", redact_text(self.place), error)
-                        late[self.name_of(session.number, _newest_of(session))] = str(error)
+                        late[self.name_of(session.number, session.newest_piece)] = str(error)
                         session.pieces = [one for one in session.pieces if one[1] < session.last]
                 failure = error
             else:
@@ -290,6 +303,7 @@ class StoredRun:
         with self._piece(state.session, name) as piece:
             if piece is None:
                 return None
+            state.version = ""
             self._apply(state, piece, with_plain=True)
             self.newest = piece.about
             return piece.about
@@ -297,14 +311,18 @@ class StoredRun:
     def _fetch(self, session: StoredSession, *, with_plain: bool) -> Piece:
         state = FolderState.read(self.folder, self.stream)
         before, known = dict(state.files), state.session
-        if state.session != session.number or state.lost:
-            # What was lost may have been put again.
-            state = FolderState(session.number)
-        state.lost |= self._lost or {}
-        with self._piece(session.number, _newest_of(session)) as piece:
+        with self._piece(session.number, session.newest_piece) as piece:
             if piece is None:
                 raise _GoneError
             about = piece.about
+            if state.session and state.run != about.run:
+                self._forget(before)
+                before.clear()
+            if (state.session, state.run) != (session.number, about.run) or state.lost:
+                # What was lost may have been put again.
+                state = FolderState(session.number, run=about.run)
+            state.lost |= self._lost or {}
+            state.version = session.versions.get(about.name)
             for name in about.needs:
                 _, end = numbers_of(name) or (0, 0)
                 if end <= state.last:
@@ -321,10 +339,23 @@ class StoredRun:
                     # Who is interrupted goes on from here.
                     state.save(self.folder, self.stream)
             self._apply(state, piece, with_plain=with_plain)
-        for path in before.keys() - about.files.keys():
+        self._remove(before.keys() - about.files.keys())
+        return about
+
+    def _remove(self, paths: Iterable[str]) -> None:
+        for path in paths:
             with contextlib.suppress(PieceError):
                 place_inside(self.folder, path).unlink(missing_ok=True)
-        return about
+
+    def _forget(self, files: Iterable[str]) -> None:
+        """Removes these files, parts and media: they are of another run, which was deleted and begun anew."""
+        self._remove(files)
+        _, _, rank = self.stream.partition("rank")
+        names = [parts_path(Path(metrics_name(int(rank))))]
+        if self.stream == stream_of(0):
+            names += [Path(name) for name in (*record_folders(), LIVE_FOLDER, WRITERS_FOLDER)]
+        for name in names:
+            shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def _apply_earlier(self, session: int, name: str, state: FolderState) -> None:
         try:
@@ -344,6 +375,9 @@ class StoredRun:
         if about.has_ended and not about.needs:
             # It has everything, or names the objects that do.
             state.last = max(state.last, about.first - 1)
+        if about.has_ended and not with_plain:
+            listed = {path: span for path, span in piece.data.items() if path in _LISTED}
+            piece = attrs.evolve(piece, data=listed)
         apply_piece(self.folder, state, piece)
         for path, crc32 in (about.plain or {}).items():
             if state.files.get(path) == about.files.get(path) and path not in state.skipped:
@@ -405,9 +439,3 @@ class StoredRun:
             if len(data) > most:
                 raise ValueError(f"{name} is too large")
         return data
-
-
-def _newest_of(session: StoredSession) -> str:
-    """Returns the name of the newest piece: of those that end last, the one that covers least."""
-    last = session.last
-    return piece_name(max(first for first, end in session.pieces if end == last), last)

@@ -7,7 +7,6 @@ temporary name and renamed when it is complete.
 import contextlib
 import csv
 import io
-import itertools
 import json
 import logging
 import math
@@ -220,20 +219,16 @@ def export_rows(
 
 def _rows_of(stream: Stream, rank: int, *, in_blocks: bool) -> tuple[list[str], Iterator[Any]]:
     """Returns the columns of the metrics, and the rows or their blocks, of one moment."""
-    from destinations.run_directory.reader import metric_columns, retried_items
+    from destinations.run_directory.reader import metric_columns, take_snapshot
 
-    from .content.rank_reader import RankReader
-    from .content.series import blocks_of_look
+    from .content.series import blocks_in
 
     def items() -> Iterator[Any]:
-        with RankReader(stream.folder, rank, stream.row_end).look() as look:
-            names = metric_columns(look.snapshot)
-            rows = blocks_of_look(look, ["epoch", *names]) if in_blocks else look.snapshot.rows()
-            first = list(itertools.islice(rows, 1))
-            yield names
-            yield from itertools.chain(first, rows)
+        with take_snapshot(stream.folder, rank, end=stream.row_end) as snapshot:
+            yield (names := metric_columns(snapshot))
+            yield from blocks_in(snapshot, ["epoch", *names]) if in_blocks else snapshot.rows()
 
-    found = retried_items(items)
+    found = items()
     return next(found), found
 
 

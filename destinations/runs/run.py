@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Collection, Iterator, Mapping
 
+    from destinations.history.fork import Parent
     from destinations.kinds.tables import Table
     from destinations.run_directory.blocks import Block
     from destinations.run_directory.reader import MetricRow
@@ -54,6 +55,10 @@ if TYPE_CHECKING:
     from .verify import Finding
 
 __all__ = ["Branch", "MetricSummary", "Run"]
+
+
+# No file of a run is called so.
+_OF_PARENTS = "@parents/"
 
 
 class Run(RecordAccess):
@@ -125,7 +130,11 @@ class Run(RecordAccess):
     def path(self) -> Path:
         """The folder of the run; of one in a store, that of its copy, with what is new."""
         if self._copy is not None:
+            from destinations.history.fork import find_parents
+
             self._copy.bring(self.record.path)
+            for parent in find_parents(self.record.path):
+                self._copy.bring(parent.path)
         return self.record.path
 
     @property
@@ -143,15 +152,34 @@ class Run(RecordAccess):
         """Returns a file of the run, which need not exist; of one in a store it is brought here.
 
         Args:
-            relative: its path in the folder of the run.
+            relative: its path in the folder of the run; or what `name_of` returned.
 
         Raises:
             ValueError: it leads out of the folder.
         """
-        path = path_inside(self.record.path, relative)
+        path = path_inside(*self.place_of(relative))
         if self._copy is not None:
             self._copy.bring_files([path])
         return path
+
+    def place_of(self, name: str) -> tuple[Path, str]:
+        """Returns the folder of the run, or of the parent that `name_of` has named, and the path in it."""
+        from destinations.history.fork import parents_of
+
+        start, _, rest = name.removeprefix(_OF_PARENTS).partition("/")
+        for parent in parents_of(self.record.path) if name.startswith(_OF_PARENTS) else ():
+            if parent.run_id == start:
+                return parent.path, rest
+        return self.record.path, name
+
+    def name_of(self, path: Path) -> str:
+        """Returns the path of a file in the folder of the run; of a file of a parent, a name for `file`."""
+        from destinations.history.fork import parents_of
+
+        for parent in () if path.is_relative_to(self.record.path) else parents_of(self.record.path):
+            if path.is_relative_to(parent.path):
+                return f"{_OF_PARENTS}{parent.run_id}/{path.relative_to(parent.path).as_posix()}"
+        return str(path.relative_to(self.record.path))
 
     @property
     def run_id(self) -> str:
@@ -313,6 +341,16 @@ class Run(RecordAccess):
             raise ValueError(f"session must be one of {known}, got {session!r}.")
         return wanted[-1]
 
+    @property
+    def parent(self) -> Parent | None:
+        """The run that this one was forked from, whose rows and records come first; None if it was not.
+
+        Its `problem` says why it cannot be read, where that is so.
+        """
+        from destinations.history.fork import find_parents
+
+        return next(iter(find_parents(self.path, self.end)), None)
+
     # Branches.
 
     def branch(self, session: str | int) -> Branch:
@@ -343,11 +381,14 @@ class Run(RecordAccess):
         from destinations.history.row_chain import RowChain
         from destinations.run_directory.documents import session_hyperparameters
 
+        from .content.sources import own_folders
+
         path, lines = self.path, self.sessions
         if len(lines) == 1:
             return []
         chain = Chain(lines)
         left = {session for session, _ in RowChain.read(path / metrics_name(0)).left()} | self._records.left()
+        left |= own_folders(path).keys()
         # What is still in the journal may leave rows of any of them.
         is_drained = not journal_path(path, 0).exists()
 
@@ -467,7 +508,7 @@ class Run(RecordAccess):
 
     def metric_names(self, rank: int = 0) -> list[str]:
         """Returns the names of all metrics of a rank, in order of first appearance, the trainer's first."""
-        from destinations.run_directory.reader import metric_columns, retried, take_snapshot
+        from destinations.run_directory.reader import metric_columns, take_snapshot
 
         def names_in(stream: Stream) -> list[str]:
             with take_snapshot(stream.folder, rank, end=stream.row_end) as snapshot:
@@ -476,7 +517,7 @@ class Run(RecordAccess):
         names: list[str] = []
         for stream in streams_of(self.path, end=self.end):
             with reported(stream):
-                names += retried(functools.partial(names_in, stream))
+                names += names_in(stream)
         return list(dict.fromkeys(names))
 
     def series(self, name: str, rank: int = 0, writer: str | None = None) -> Series:
@@ -735,11 +776,16 @@ class Branch(Run):
     def __init__(self, run: Run, line: Mapping[str, Any]) -> None:
         from destinations.run_directory.documents import flat_hyperparameters
 
+        from .content.sources import own_folders
+
         super().__init__(run.record, clock=run._clock, copy=run.copy)  # noqa: SLF001  # same module
         self._run, self._session_id = run, str(line.get("session"))
         self.end = self._session_id
+        folder = own_folders(run.path).get(self._session_id, run.record.path)
+        # What comes next is read from there.
+        self.record = attrs.evolve(run.record, path=folder)
         self.record = attrs.evolve(
-            run.record,
+            self.record,
             status=str(line.get("status")),
             created_at=number_of(line.get("start")),
             ended_at=number_of(line.get("end")),

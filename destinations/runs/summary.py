@@ -172,19 +172,17 @@ def _with_later_rows(
 ) -> dict[str, Any]:
     from destinations.history.aggregate import Aggregate
     from destinations.run_directory.blocks import block_of_rows, blocks_of
-    from destinations.run_directory.reader import merge_journal
+    from destinations.run_directory.reader import take_snapshot
 
-    from .content.rank_reader import RankReader
-
-    with RankReader(run_dir, rank).look() as look:
-        snapshot = look.snapshot
-        now = snapshot.csv.mark(mark["bytes"], snapshot.closed)
-        if snapshot.resumes or now is None or any(mark[name] != now[name] for name in now):
+    with take_snapshot(run_dir, rank, with_parents=False) as snapshot:
+        csv = snapshot.csv
+        now = None if csv.begin or csv.limits else csv.mark(mark["bytes"], snapshot.closed)
+        if now is None or any(mark[name] != now[name] for name in now):
             return {}
         statistics = Aggregate.from_json(document, by_step=by_step)
-        for block in blocks_of(snapshot.csv, start=mark["bytes"]):
+        for block in blocks_of(csv, start=mark["bytes"]):
             block.add_to(statistics)
-        block_of_rows(merge_journal([], snapshot.records)).add_to(statistics)
+        block_of_rows(snapshot.journal_rows()).add_to(statistics)
     return statistics.to_json()
 
 
@@ -204,26 +202,19 @@ def last_values(run_dir: Path, problems: list[str] | None = None) -> dict[str, f
 
 def _computed_records(stream: Stream, rank: int) -> _Records:
     """Computes what is known of each metric of a stream from its rows."""
-    from destinations.run_directory.reader import retried
-
-    return retried(lambda: _read_records(stream, rank))
-
-
-def _read_records(stream: Stream, rank: int) -> _Records:
     from destinations.history.aggregate import Aggregate
-    from destinations.run_directory.blocks import block_of_rows, blocks_of, without_abandoned
-    from destinations.run_directory.part_index import indexed_files, is_cut
-    from destinations.run_directory.reader import merge_journal, take_snapshot
+    from destinations.run_directory.blocks import block_of_rows, blocks_of
+    from destinations.run_directory.part_index import indexed_files
+    from destinations.run_directory.reader import take_snapshot
 
     statistics = Aggregate(by_step=bool(stream.writer))
-    with take_snapshot(stream.folder, rank, end=stream.row_end) as snapshot:
-        resumes = snapshot.resumes
+    with take_snapshot(stream.folder, rank, end=stream.row_end, with_parents=False) as snapshot:
         for file, index in indexed_files(snapshot):
             # An index does not tell the steps of last values.
-            if index and not stream.writer and not any(is_cut(index, resume) for resume in resumes):
+            if index and not stream.writer:
                 index.add_to(statistics)
                 continue
             for block in blocks_of(file):
-                without_abandoned(block, resumes).add_to(statistics)
-        block_of_rows(merge_journal([], snapshot.records)).add_to(statistics)
+                block.add_to(statistics)
+        block_of_rows(snapshot.journal_rows()).add_to(statistics)
     return statistics.to_json()

@@ -133,7 +133,7 @@ def _parts(csv: Path) -> Iterator[Finding]:
 
 def _damage_of(part: Any, sealed: SealedPart) -> str | None:
     """Returns what is wrong with a closed part; None if it is the one that was listed."""
-    if part.identity is None:
+    if not os.path.lexists(part.path):
         return f"is missing: its {sealed.rows:,} rows are lost"
     with closing(open_regular(part.path)) as fd:
         size, crc32 = os.fstat(fd).st_size, crc32_of(fd) if sealed.crc32 else 0

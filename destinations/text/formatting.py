@@ -138,14 +138,24 @@ def exact(value: Any) -> str:
     return one_line(str(describe(value)))
 
 
-def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested mappings as one, with names joined by dots; empty ones are kept as values."""
+def flattened(
+    values: Mapping[Any, Any], separator: str = ".", *, keeps_empty: bool = True, depth: int = 20
+) -> dict[str, Any]:
+    """Returns nested mappings as one, with their names joined; of a name that comes twice, the last value.
+
+    Args:
+        values: by name; names become strings.
+        separator: between the names.
+        keeps_empty: whether empty mappings are values; otherwise they are left out.
+        depth: how deep mappings are nested at most; deeper ones are values.
+    """
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flattened(value, f"{prefix}{name}.")
+        if isinstance(value, Mapping) and depth > 1 and (not keeps_empty or len(value)):
+            inner = flattened(value, separator, keeps_empty=keeps_empty, depth=depth - 1)
+            flat |= {f"{name}{separator}{key}": one for key, one in inner.items()}
         else:
-            flat[f"{prefix}{name}"] = value
+            flat[f"{name}"] = value
     return flat
 
 

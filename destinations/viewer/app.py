@@ -217,7 +217,7 @@ class App:
         run, path = self._run(request), request.path_params["path"]
         with contextlib.suppress(ValueError):
             run.file(path)
-        return run_file(run.record.path, path)
+        return run_file(*run.place_of(path))
 
     # Curves.
 

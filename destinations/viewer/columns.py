@@ -18,21 +18,15 @@ from typing import Any
 import attrs
 import numpy as np
 
-from destinations.run_directory.blocks import Block, block_of_rows, blocks_of, read_blocks, without_abandoned
+from destinations.history.cursor import Cursor, Look
+from destinations.run_directory.blocks import Block, block_of_rows, blocks_of, read_blocks
 from destinations.run_directory.layout import OWN_COLUMNS, column_of, parse_header, writer_path
 from destinations.run_directory.parquet import ENTRY_ROWS, indexed_columns
-from destinations.run_directory.part_index import PartIndex, is_cut
-from destinations.run_directory.reader import (
-    CsvSnapshot,
-    MetricsSnapshot,
-    Part,
-    merge_journal,
-    metric_columns,
-    retried,
-)
+from destinations.run_directory.part_index import PartIndex
+from destinations.run_directory.reader import CsvSnapshot, MetricsSnapshot, Part, metric_columns
 from destinations.runs import BudgetError
 from destinations.runs.budget import seconds_left, spend
-from destinations.runs.content.rank_reader import Look, RankReader
+from destinations.runs.content.rank_reader import RankReader
 from destinations.runs.content.sources import Branch
 
 __all__ = ["MAX_HELD_BYTES", "ClosedPart", "ColumnCache", "MetricRows", "joined", "read_branch"]
@@ -164,7 +158,7 @@ class ColumnCache:
             OSError: a file cannot be read.
         """
         key = run_dir, writer, rank
-        frame = retried(lambda: self._held(key).read(names, with_time=with_time))
+        frame = self._held(key).read(names, with_time=with_time)
         self._trim(key, frame)
         return frame
 
@@ -261,8 +255,6 @@ class _RankColumns:
         self._stamp: Hashable = None
         self._known: list[str] = []
         self._shown_closed: tuple[ClosedPart, ...] = ()
-        # The number of the part where the rows begin that are held.
-        self._first = 1
         self._clear()
 
     def _clear(self) -> None:
@@ -270,6 +262,9 @@ class _RankColumns:
         self._drop_rows()
 
     def _drop_rows(self) -> None:
+        self._reader.cursor = Cursor()
+        # Of the file of another program.
+        self._csv_bytes = 0
         self._step = _Growing(np.int64)
         # None until it is needed.
         self._time: _Growing | None = None
@@ -318,49 +313,39 @@ class _RankColumns:
             self._stamp = stamp
             return found
 
-    def _rows(self, block: Block, resumes: int = 0) -> MetricRows:
-        return MetricRows(block, self._known, f"{self._token}.{resumes}", self._shown_closed)
+    def _rows(self, block: Block) -> MetricRows:
+        return MetricRows(block, self._known, str(self._token), self._shown_closed)
 
     def _read(self, names: Sequence[str], *, with_time: bool) -> MetricRows:
         with self._reader.look() as look:
             snapshot = look.snapshot
             closed = self._update_closed(snapshot)
-            open_part = attrs.evolve(snapshot, parts=(), missing=()) if closed else snapshot
+            open_part = attrs.evolve(snapshot, parts=(), missing=(), inherited=()) if closed else snapshot
             known = self._known = list(
                 dict.fromkeys([*(n for one in closed for n in one.names), *metric_columns(open_part)])
             )
             wanted = _columns_of(names, known)
             # One that is announced between these two lines is read when it is asked for.
             announced, self._announced = self._announced, frozenset()
-            resumes = snapshot.resumes
-            with_time = with_time or bool(resumes)
             try:
                 is_small = not snapshot.parts and snapshot.csv.end <= _WHOLE_BYTES
                 every = _columns_of([*names, *(known if is_small else announced)], known)
-                closed = self._index_closed(closed, every)
-                self._shown_closed = closed
-                self._update(look, every, with_time=with_time, has_closed=bool(closed))
+                self._update(look, every, with_time=with_time, closed=self._index_closed(closed, every))
             except BaseException:
                 self._clear()  # Some columns may have rows that others do not have.
                 raise
-            self._reader.note(look)
-            block = without_abandoned(self._block(wanted), resumes)
-            rows = merge_journal([], snapshot.records)
-            if rows:
+            block = self._block(wanted)
+            if rows := snapshot.journal_rows():
                 block = joined(block, block_of_rows(rows, wanted))
-            return self._rows(block, len(resumes))
+            return self._rows(block)
 
     def _update_closed(self, snapshot: MetricsSnapshot) -> tuple[ClosedPart, ...]:
         """Returns the closed parts if there are so many that their rows are not held, else none."""
         held, self._closed, before = self._closed, {}, None
-        for part in snapshot.parts:
+        for part in (*snapshot.inherited, *snapshot.parts):
             self._closed[part] = before = held.get(part) or ClosedPart.of(part, before)
         closed = tuple(self._closed.values())
-        if sum(one.nbytes for one in closed) <= MAX_HELD_BYTES:
-            return ()
-        # Until the writer has cut them, which takes it a second, the indexes have rows that were abandoned.
-        is_cut_now = any(is_cut(one.index, resume) for resume in snapshot.resumes for one in closed)
-        return () if is_cut_now else closed
+        return () if sum(one.nbytes for one in closed) <= MAX_HELD_BYTES else closed
 
     def _index_closed(self, closed: tuple[ClosedPart, ...], columns: Sequence[str]) -> tuple[ClosedPart, ...]:
         """Returns the parts with the indexes of some columns."""
@@ -369,28 +354,33 @@ class _RankColumns:
         self._closed = {part: one.indexing(columns) for part, one in self._closed.items()}
         return tuple(self._closed.values())
 
-    def _update(self, look: Look, wanted: Sequence[str], *, with_time: bool, has_closed: bool) -> None:
+    def _update(
+        self, look: Look, wanted: Sequence[str], *, with_time: bool, closed: tuple[ClosedPart, ...]
+    ) -> None:
         """Reads new rows, for all columns that are held; all rows, for the others."""
         csv = look.snapshot.csv
-        first = look.snapshot.closed + 1 if has_closed else 1
-        if first != self._first:
-            wanted = [*dict.fromkeys([*self._columns, *wanted])]
-            with_time = with_time or self._time is not None
-            self._first = first
-            self._drop_rows()
-        is_grown = look.first <= look.snapshot.closed or csv.end > max(look.start, len(csv.header))
+        before, self._shown_closed = self._shown_closed, closed
+        is_same = [one.part for one in before] == [one.part for one in closed]
         # Another program may change what it has written, or rename the columns in the middle.
-        if not look.is_continued or (is_grown and not csv.is_own):
+        is_foreign = not csv.is_own and csv.size != self._csv_bytes
+        self._csv_bytes = csv.size
+        if not (is_same and look.is_continued) or is_foreign:
             wanted = [*dict.fromkeys([*self._columns, *wanted])]
             with_time = with_time or self._time is not None
-            self._clear()
-        elif is_grown and self._columns:
+            if look.is_continued and not is_foreign:
+                self._drop_rows()  # They are in a part that was closed.
+            else:
+                self._clear()
+            look = Look(look.snapshot, self._reader.cursor)
+        elif self._columns:
             _read_into(look.pieces(), self._columns, self._step, self._time)
+        look.pass_files()
         missing = [name for name in wanted if name not in self._columns]
         if missing or (with_time and self._time is None and wanted):
-            self._add_columns(look.snapshot, missing, with_time=with_time and self._time is None)
+            files = [csv] if closed else look.snapshot.files()
+            self._add_columns(files, missing, with_time=with_time and self._time is None)
 
-    def _add_columns(self, snapshot: MetricsSnapshot, names: Sequence[str], *, with_time: bool) -> None:
+    def _add_columns(self, files: Iterable[CsvSnapshot], names: Sequence[str], *, with_time: bool) -> None:
         """Reads columns of all rows; other columns are up to date."""
         added = {name: (_Growing(np.float64), _Growing(np.bool_)) for name in names}
         step: _Growing | None = None
@@ -399,7 +389,7 @@ class _RankColumns:
             with_time = with_time or self._time is not None
             step = self._step = _Growing(np.int64)
         time = _Growing(np.float64) if with_time else None
-        _read_into(((file, file.first) for file in snapshot.files(self._first)), added, step, time)
+        _read_into(((file, file.first) for file in files), added, step, time)
         self._time = self._time if time is None else time
         self._columns |= added
 

@@ -91,6 +91,7 @@ def details(catalog: Catalog, run: Run) -> dict[str, Any]:
         "environment": plain(environment),
         "git": plain(environment.get("git")),
         "sessions": plain(sessions),
+        "parent": read("parent", lambda: None if run.parent is None else str(run.parent), None),
         "branches": read("branches", lambda: _branches(run), []),
         "checkpoints": read("checkpoints", lambda: _checkpoints(run), []),
         "artifacts": read("artifacts", lambda: _artifacts(run), []),
@@ -176,7 +177,7 @@ def _artifacts(run: Run) -> list[dict[str, Any]]:
             "step": one.step,
             "time": one.time,
             "size": one.size,
-            "file": str(one.path.relative_to(run.path)),
+            "file": run.name_of(one.path),
             "uri": None,
             "arrived": one.path.is_file(),
         }
@@ -387,7 +388,7 @@ def plain_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _item(run: Run, kind: Kind, one: Any) -> dict[str, Any]:
     def file_of(path: Path) -> str:
-        return str(path.relative_to(run.path))
+        return run.name_of(path)
 
     fields = attrs.asdict(one, recurse=False)
     fields.pop("name", None)

@@ -211,7 +211,7 @@ def plain_cell(value: Any, depth: int = 0) -> Any:
                 return f"<{type(value).__name__} of {value.dtype}, shape {tuple(value.shape)}>"
             return value if is_on_device(value) else _leaf(value, ())
         picture = as_picture(value)
-        return _plain(value) if picture is value else picture
+        return picture if hasattr(picture, "getbands") else _plain(picture)
     except Exception:  # noqa: BLE001  # a value's own methods
         return safe_text(value)
 
@@ -225,25 +225,34 @@ def as_picture(value: Any) -> Any:
     print(as_picture(Figure(figsize=(2, 1), dpi=50)).size)  # (100, 50)
     ```
 
-    Takes the axes of a figure too, `pyplot`, and whatever else has `savefig`.
+    Takes the axes of a figure too, `pyplot`, and whatever else has `savefig`. What has no shape, but converts
+    to an array of numpy, becomes one.
 
     Raises:
         RecordError: the figure cannot be drawn.
     """
-    figure = value.get_figure() if hasattr(value, "get_figure") else value
-    if not hasattr(figure, "savefig"):
+    if hasattr(value, "shape") or hasattr(value, "getbands"):
         return value
+    try:
+        if hasattr(value, "__array__"):
+            import numpy as np
+
+            return np.asarray(value)
+        figure = value.get_figure() if hasattr(value, "get_figure") else value
+        return _drawn(figure) if hasattr(figure, "savefig") else value
+    except Exception as error:
+        reason = f"{type(error).__name__}: {safe_text(error)}"
+        raise RecordError(f"image must be an array or a figure that can be drawn, got {reason}.") from error
+
+
+def _drawn(figure: Any) -> Any:
     import PIL.Image
 
     file = io.BytesIO()
-    try:
-        figure.savefig(file, format="png", dpi="figure", pil_kwargs={"compress_level": 0})
-        with PIL.Image.open(file) as image:
-            is_opaque = image.getextrema()[-1] == (255, 255)
-            return image.convert("RGB" if is_opaque else "RGBA")
-    except Exception as error:
-        reason = f"{type(error).__name__}: {safe_text(error)}"
-        raise RecordError(f"figure must be one that savefig can draw, got {reason}.") from error
+    figure.savefig(file, format="png", dpi="figure", pil_kwargs={"compress_level": 0})
+    with PIL.Image.open(file) as image:
+        is_opaque = image.getextrema()[-1] == (255, 255)
+        return image.convert("RGB" if is_opaque else "RGBA")
 
 
 def as_table(columns: Any, rows: Any) -> tuple[Any, Any]:
@@ -262,29 +271,43 @@ def as_table(columns: Any, rows: Any) -> tuple[Any, Any]:
     Raises:
         RecordError: the columns have different lengths, or one is unknown.
     """
-    table = _parts_of_table(columns if rows is None else rows)
-    if table is None:
+    given, wanted = (columns if rows is None else rows), None
+    if columns is not None and rows is not None:
+        if isinstance(columns, str) or not hasattr(columns, "__iter__"):
+            return columns, rows
+        wanted = list(columns)
+    if isinstance(given, list | tuple) and any(isinstance(row, Mapping) for row in given):
+        names = list(dict.fromkeys(name for row in given if isinstance(row, Mapping) for name in row))
+        kept = _kept(names, wanted)
+        # A row that is no mapping is refused by itself.
+        given = [[row.get(name) for name in kept] if isinstance(row, Mapping) else row for row in given]
+        return list(map(_name_of, kept)), given
+    parts = _names_and_rows(given)
+    if parts is None:
         return columns, rows
-    names = [name if isinstance(name, str) else safe_text(name) for name in table[0]]
-    if columns is None or rows is None:
-        return names, table[1]
-    wanted = [name if isinstance(name, str) else safe_text(name) for name in columns]
-    unknown = [name for name in wanted if name not in names]
+    names = list(map(_name_of, parts[0]))
+    if wanted is None:
+        return names, parts[1]
+    kept = _kept(names, list(map(_name_of, wanted)))
+    places = [names.index(name) for name in kept]
+    return kept, [[row[place] for place in places] for row in parts[1]]
+
+
+def _name_of(column: Any) -> str:
+    return column if isinstance(column, str) else safe_text(column)
+
+
+def _kept(names: list[Any], wanted: list[Any] | None) -> list[Any]:
+    """Returns the columns that are asked for, by default all."""
+    unknown = [name for name in wanted or () if name not in names]
     if unknown:
-        raise RecordError(f"table must have the column {unknown[0]!r}, got {', '.join(map(repr, names))}.")
-    places = [names.index(name) for name in wanted]
-    return wanted, [
-        [row[place] for place in places] if isinstance(row, list | tuple) else row for row in table[1]
-    ]
+        known = ", ".join(map(repr, map(_name_of, names)))
+        raise RecordError(f"table must have the column {_name_of(unknown[0])!r}, got {known}.")
+    return names if wanted is None else wanted
 
 
-def _parts_of_table(table: Any) -> tuple[list[Any], list[Any]] | None:
+def _names_and_rows(table: Any) -> tuple[list[Any], list[Any]] | None:
     """Returns the names of the columns and the rows, or None if a value is no table."""
-    if isinstance(table, list | tuple) and any(isinstance(row, Mapping) for row in table):
-        names = list(dict.fromkeys(name for row in table if isinstance(row, Mapping) for name in row))
-        return names, [
-            [row.get(name) for name in names] if isinstance(row, Mapping) else row for row in table
-        ]
     if hasattr(table, "to_frame"):  # A series of pandas or polars.
         table = table.to_frame()
     if isinstance(table, Mapping):
@@ -296,7 +319,7 @@ def _parts_of_table(table: Any) -> tuple[list[Any], list[Any]] | None:
         names, columns = list(table.columns), [table.iloc[:, place] for place in range(table.shape[1])]
     elif hasattr(table, "column_names") and hasattr(table, "to_pylist"):
         names, columns = table.column_names, table.columns
-    elif hasattr(table, "iter_rows") and hasattr(table, "columns"):
+    elif hasattr(table, "iter_rows"):
         return list(table.columns), table.rows()
     else:
         return None

@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 _log = logging.getLogger("events")
+_Read = TypeVar("_Read")
 
 # Percentiles are exact up to this many samples.
 RESERVOIR_SAMPLES = 10_000
@@ -395,8 +396,6 @@ class Window:
     # The closer sets these.
     clock: Callable[[], float] = attrs.field(default=monotonic, init=False)
     opened_at: float = attrs.field(default=0.0, init=False)
-    # When the closer looks next; by then an `add` may have begun the next window.
-    closes_at: float = attrs.field(default=0.0, init=False)
     # When samples belong to a later window than the last one that has begun.
     deadline: float = attrs.field(default=0.0, init=False)
     discarded: int = attrs.field(default=0, init=False)
@@ -431,8 +430,15 @@ class Window:
         if self.max_samples is not None and not self.is_full:
             self.max_pending = min(self.max_samples - self.summary.count, MAX_PENDING_SAMPLES)
 
+    def is_due(self) -> bool:
+        """Returns whether a window has ended and is not logged; an `add` may have begun the next one."""
+        return self.clock() >= self.deadline or bool(self._begun or self._ended)
+
     def begin_next(self) -> None:
-        """Begins the window of this time: samples that are appended from now on belong to it."""
+        """Begins the window of this time: samples that are appended from now on belong to it.
+
+        One that begins late does not delay the next.
+        """
         number = math.floor((self.clock() - self.opened_at) / self.seconds)
         self._begun.append(number)
         self.samples.append(number)
@@ -481,23 +487,20 @@ class Window:
 
     def count(self) -> int:
         """Returns the number of samples in the open window."""
-        if not self._acquire():
-            return 0
-        try:
-            self._fold()
-            self._update_max_pending()
-            return self.summary.count
-        finally:
-            self._release()
+        return self._read(lambda: self.summary.count, 0)
 
     def values(self) -> dict[Aggregation, float]:
         """Returns the aggregates of the open window."""
+        empty = Summary(()).values(self.aggregations)
+        return self._read(lambda: (self._full or self.summary).values(self.aggregations), empty)
+
+    def _read(self, read: Callable[[], _Read], otherwise: _Read) -> _Read:
         if not self._acquire():
-            return Summary(()).values(self.aggregations)
+            return otherwise
         try:
             self._fold()
             self._update_max_pending()
-            return (self._full or self.summary).values(self.aggregations)
+            return read()
         finally:
             self._release()
 
@@ -639,7 +642,7 @@ class WindowCloser:
     def _add(self, window: Window) -> int:
         key = next(self._keys)
         window.clock, window.opened_at = self._clock, self._clock()
-        window.closes_at = window.deadline = window.opened_at + window.seconds
+        window.deadline = window.opened_at + window.seconds
         self._windows[key] = window
         return key
 
@@ -658,15 +661,11 @@ class WindowCloser:
 
     def close_due(self) -> float:
         """Closes the windows whose time is over; returns the seconds until the next one is due."""
-        now = self._clock()
         # `copy` is atomic; during a loop, another thread may open a window.
         for window in self._windows.copy().values():
-            if now >= window.closes_at:
-                passed = math.floor((now - window.opened_at) / window.seconds)
-                # A window that is closed late does not delay the next one.
-                window.closes_at = window.opened_at + (passed + 1) * window.seconds
+            if window.is_due():
                 window.close(open_too=False)
-        deadlines = [window.closes_at for window in self._windows.copy().values()]
+        deadlines = [window.deadline for window in self._windows.copy().values()]
         return min(deadlines, default=math.inf) - self._clock()
 
     def _run(self, wake_ups: "SimpleQueue[int]") -> None:

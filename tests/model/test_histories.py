@@ -30,15 +30,6 @@ from tests.model.session import Processes, SessionError
 from tests.servers.fork_server import ForkServer
 from tests.waiting import until
 
-NOT_YET = {
-    "a run that is deleted in the store and begun anew": "machines and readers that have a copy show rows of the old one, "
-    "such as those of a named writer",
-}
-"""What the product does not do yet, with the shortest history that shows it; each of these is left out.
-
-It becomes empty, and goes. `MODEL_HELD="files of a branch;…"` tries some of them before.
-"""
-
 EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "0"))
 STEPS = st.integers(0, 6)
 ACTIONS = st.one_of(
@@ -47,11 +38,6 @@ ACTIONS = st.one_of(
     st.tuples(st.sampled_from(readers.KINDS), st.sampled_from(["note", "sample"]), STEPS),
 )
 WITHOUT_STEP = {"traces", "files", "hyperparameters"}
-
-
-def is_held(promise):
-    """Returns whether the product keeps a promise already."""
-    return promise not in NOT_YET or promise in os.environ.get("MODEL_HELD", "").split(";")
 
 
 def has_all(seen, expected, doubtful):
@@ -174,10 +160,6 @@ class Folder(RuleBasedStateMachine):
             if self.has_own_steps:
                 return []
             found = [one for one in found if not any(two.step >= one.saved["batch"] for two in one.records)]
-        if not is_held("the exact place of a checkpoint"):
-            found = [one for one in found if one.saved["batch"] and not self.has_own_steps]
-        if not is_held("a checkpoint of an earlier session"):
-            found = [one for one in found if one.session == run.sessions]
         return found
 
     @precondition(lambda self: self.is_live)
@@ -489,10 +471,6 @@ class Bucket(Folder):
         self.check(run)
 
     def remove(self, run):
-        if not is_held("a run that is deleted in the store and begun anew"):
-            for folder in ("here", "there", "machine", "cache"):
-                shutil.rmtree(self.base / folder, ignore_errors=True)
-            shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
         shutil.rmtree(self.store / run.place.rpartition("/")[2])
 
 

@@ -320,7 +320,7 @@ def test_a_file_without_a_destination_is_not_found(make_artifacts, tmp_path):
 @pytest.mark.parametrize(
     ("store", "options", "message"),
     [
-        ("ftp://host/x", {}, "no store for"),
+        ("s4://host/x", {}, "no store for"),
         ("store", {"wait": "maybe"}, "wait must be 'spooled' or 'uploaded'"),
         ("store", {"remote_file_name": "fixed"}, "remote_file_name must contain"),
         ("store", {"log_interval": "10"}, "time must be a number with a unit"),

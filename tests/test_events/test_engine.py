@@ -687,7 +687,7 @@ def test_an_engine_that_is_collected_in_a_thread_of_a_destination_is_closed_in_a
         run = Run(loggers=[folder], run_name="forgotten")
         run.log_metrics({"loss": 1.0}, step=1)
         run.itself = run  # only the collector finds it
-        return folder._writer.timer, folder._lane
+        return folder._writer.timer, folder._run._lane
 
     gc.disable()
     try:

@@ -147,7 +147,7 @@ def test_a_rename_replaces_nothing(tmp_path, monkeypatch, make, has_renameat2):
     assert _names_in(tmp_path) == ["free", "taken"]
 
 
-@pytest.mark.parametrize("size", [0, 1, 255, 65_537, 1 << 20])
+@pytest.mark.parametrize("size", [0, 1, 65_537])
 def test_the_crc32_of_a_whole_follows_from_those_of_its_parts(size):
     """No byte is read again, whatever the length of the second piece."""
     first, second = os.urandom(1000), os.urandom(size)

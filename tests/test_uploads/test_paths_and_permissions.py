@@ -20,8 +20,11 @@ def _mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
-@pytest.mark.parametrize("how", [{}, {"move": True}, {"link": True}], ids=["copy", "move", "link"])
-@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444])
+@pytest.mark.parametrize(
+    ("how", "mode"),
+    [({}, 0o600), ({"move": True}, 0o640), ({"link": True}, 0o444)],
+    ids=["copy", "move", "link"],
+)
 def test_a_file_that_its_owner_kept_to_themselves_stays_so(make_queue, make_file, tmp_path, how, mode):
     """A store of files gives an object the permissions of its source, less the umask."""
     source = make_file(content=b"x" * 100)

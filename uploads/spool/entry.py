@@ -180,8 +180,6 @@ class Entry:
                     f"a manifest must have version {_VERSION}, got {version!r}. "
                     "Use the release that wrote it."
                 )
-            if isinstance(record["after"], list):  # Development versions wrote the names beside it.
-                record["after"] = dict(zip(record["after"], record.pop("after_names", ()), strict=True))
             entry = cls(**record)
             _check(entry)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

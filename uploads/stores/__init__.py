@@ -1,4 +1,4 @@
-"""Stores: the protocol, the table of URI schemes, and ours: a folder, S3, other clouds, file systems of fsspec."""
+"""Stores: the protocol, the table of URI schemes, and ours: a folder, S3, other clouds, and fsspec's."""
 
 from .create_only import put_new
 from .local import LocalStore

@@ -162,7 +162,7 @@ class FileSystemStore:
 
     @contextlib.contextmanager
     def _translated(self, what: str) -> Iterator[Any]:
-        """Yields this thread's file system; translates errors, and drops one whose connection may be broken."""
+        """Yields this thread's file system; translates errors, and drops a connection that may be broken."""
         local = self._local
         try:
             if not hasattr(local, "files"):
@@ -308,7 +308,9 @@ def open_at(location: StoreLocation, **options: Any) -> FileSystemStore:
 
     own = {name: options.pop(name) for name in ("create_only", "read_back_bytes") if name in options}
     kind = fsspec.get_filesystem_class(location.scheme)
-    server = kind._get_kwargs_from_urls(f"{location.scheme}://{location.authority}/")  # noqa: SLF001  # for subclasses
+    # These two are made for subclasses.
+    server = kind._get_kwargs_from_urls(f"{location.scheme}://{location.authority}/")  # noqa: SLF001
     # Where there is no server, the first part of the URI is a folder.
-    root = kind._strip_protocol(location.path if server else f"{location.authority}{location.path}")  # noqa: SLF001
+    path = location.path if server else f"{location.authority}{location.path}"
+    root = kind._strip_protocol(path)  # noqa: SLF001
     return FileSystemStore(location, kind, server | options, options, root=root, **own)

@@ -173,7 +173,7 @@ class LocalStore:
         except OSError as error:
             if error.errno not in NO_LINKS:
                 raise
-            # Not by a placeholder, as `rename_new` would: a kill would leave it as an empty object.
+            # Not by `rename_new`, which looks first where the file system has neither.
             if not rename_without_replacing(partial, leaf, folder):
                 raise RejectedByStoreError(
                     f"overwrite=False is not supported for {leaf!r}: its file system has neither hard links "

@@ -74,7 +74,7 @@ def register_store(scheme: str, factory: StoreFactory) -> None:
 
 
 def open_store(uri: str | Path, **options: Any) -> Store:
-    """Returns the store at a path or a URI: `file`, `s3`, `gs`, `az`, `sftp`, a registered scheme, or one of fsspec's.
+    """Returns the store at a path or a URI: `file`, `s3`, `gs`, `az`, `sftp`, one registered, or fsspec's.
 
     ```python
     store = open_store("s3://bucket/digits?region=eu-west-1")
@@ -150,8 +150,8 @@ def _factory_of(scheme: str, uri: str) -> StoreFactory:
     near = difflib.get_close_matches(scheme, known, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     raise ValueError(
-        f"no store for {redact(uri)!r}{hint} Known schemes: {', '.join(known)}, and those of fsspec that can be "
-        "written to; a folder is given as a path. A package or uploads.register_store can add others."
+        f"no store for {redact(uri)!r}{hint} Known schemes: {', '.join(known)}, and those of fsspec that can "
+        "be written to; a folder is given as a path. A package or uploads.register_store can add others."
     )
 
 

@@ -17,10 +17,11 @@ from typing import Any, Self
 
 import events
 from destinations.run_directory import RunDirectory, read_rows
+from destinations.text.formatting import flattened
 
 from .data_types import Artifact, Image, Table, Value
 from .elsewhere import NOTHING, Error, missing, say_not_kept
-from .items import Items, flat
+from .items import Items
 
 __all__ = ["ACTIVE", "METHODS", "Run"]
 
@@ -118,7 +119,7 @@ class Run:
                 run.logger.faults.refuse("step", events.RecordError(f"step must be a whole number: {error}."))
             if self._earlier and 0 <= at < self.step and isinstance(data, Mapping):
                 # A program that continues from a checkpoint logs again what came after it.
-                names = [name for name, _ in flat(data)]
+                names = flattened(data, keeps_empty=False)
                 if any(self._earlier.get(name, -1) >= at for name in names):
                     self.continue_from(at)
             self._earlier = {}
@@ -132,7 +133,7 @@ class Run:
                 run.log_metrics(data, self.step)  # which reports what it is
                 return
             is_plain = _NUMBERS.issuperset(map(type, data.values()))
-            numbers = data if is_plain else self._put(run, dict(flat(data)))
+            numbers = data if is_plain else self._put(run, flattened(data, keeps_empty=False))
             self._advance(run, numbers.get("epoch"))
             if numbers:
                 run.log_metrics(numbers, self.step)
@@ -222,7 +223,10 @@ class Run:
     def _set_summary(self, values: dict[str, Any]) -> None:
         with self._lock:
             run = self._opened("summary")
-            if numbers := self._put(run, {f"summary/{name}": value for name, value in flat(values)}):
+            if numbers := self._put(
+                run,
+                {f"summary/{name}": value for name, value in flattened(values, keeps_empty=False).items()},
+            ):
                 run.log_metrics(numbers, self.step)
 
     def alert(self, title: str, text: str = "", level: Any = None, wait_duration: Any = None) -> None:
@@ -390,13 +394,11 @@ class Run:
 
 def _records_of(value: Any) -> list[Value]:
     """Returns the records in a value; empty if it has none."""
-    several = value if isinstance(value, list | tuple) else [value]
-    records = [
-        Table(dataframe=one)
-        if hasattr(one, "to_numpy") and hasattr(one, "columns")
-        else Image(one)
-        if hasattr(one, "savefig") or hasattr(one, "getbands")
-        else one
-        for one in several
-    ]
+    records = []
+    for one in value if isinstance(value, list | tuple) else [value]:
+        picture = events.as_picture(one)
+        is_table = hasattr(one, "columns") and not isinstance(one, Value)
+        records.append(
+            Table(dataframe=one) if is_table else Image(picture) if hasattr(picture, "getbands") else one
+        )
     return records if records and all(isinstance(one, Value) for one in records) else []

@@ -15,9 +15,9 @@ from typing import Any, Self
 import numpy as np
 from PIL import Image as Pictures
 
-from destinations.compat.arrays import figure_pixels, videos_side_by_side
+from destinations.compat.arrays import videos_side_by_side
 from destinations.media import class_color, to_numpy
-from events import BinnedValues, LiteralName, Run
+from events import BinnedValues, LiteralName, Run, as_picture, as_table
 
 from .elsewhere import missing, say_not_kept
 
@@ -122,16 +122,11 @@ class Image(Value):
 
 def _picture(data: Any, mode: str | None, normalize: bool) -> Any:
     """Returns what an image is made of as a picture of PIL."""
-    if isinstance(data, Image):
-        return data.image
-    if isinstance(data, str | PurePath):
-        with Pictures.open(data) as picture:
-            picture.load()
-            return picture
-    if isinstance(data, Pictures.Image):
-        return data.copy()
-    if hasattr(data, "savefig"):  # pyplot, or a figure
-        return Pictures.fromarray(figure_pixels(data.gcf() if hasattr(data, "gcf") else data))
+    if isinstance(data, Image | str | PurePath):
+        return data.image if isinstance(data, Image) else Pictures.open(data).copy()
+    picture = as_picture(data)
+    if isinstance(picture, Pictures.Image):
+        return picture.copy()
     array = to_numpy(data)
     if hasattr(data, "permute") and array.ndim == _DIMENSIONS_OF_COLOR:
         array = np.moveaxis(array, 0, -1)
@@ -299,8 +294,8 @@ class Table(Value):
         **more: Any,
     ) -> None:
         given: Any = next((one for one in (dataframe, data, rows) if one is not None), [])
-        if hasattr(given, "columns"):
-            columns, given = list(given.columns), given.to_numpy().tolist()
+        own_columns, given = as_table(None, given)
+        columns = columns if own_columns is None else own_columns
         self.columns = list(("Input", "Output", "Expected") if columns is None else columns)
         self.data = [list(row) for row in given]
 

@@ -1,16 +1,18 @@
 """`Items`: the configuration and the summary of a run, as W&B has them."""
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path, PurePath
 from typing import Any
 
 import yaml
 
-__all__ = ["Items", "as_dict", "flat"]
+from events import plain_config
+
+__all__ = ["Items", "as_dict"]
 
 
 def as_dict(config: Any) -> dict[str, Any]:
-    """Returns a configuration as a dict: of a mapping, a namespace, flags of absl, or a path of YAML."""
+    """Returns a configuration of any kind, or a path of YAML, as a dict."""
     if isinstance(config, str | PurePath):
         read = yaml.safe_load(Path(config).read_text(encoding="utf-8")) or {}
         values = {key: value for key, value in read.items() if key != "wandb_version"}
@@ -18,11 +20,7 @@ def as_dict(config: Any) -> dict[str, Any]:
             key: one["value"] if isinstance(one, dict) and "value" in one else one
             for key, one in values.items()
         }
-    if hasattr(config, "flag_values_dict"):
-        return dict(config.flag_values_dict())
-    return (
-        dict(config) if isinstance(config, Mapping) or not hasattr(config, "__dict__") else dict(vars(config))
-    )
+    return dict(config) if isinstance(config, dict | list | tuple) else plain_config(config)
 
 
 class Items(MutableMapping[str, Any]):
@@ -70,12 +68,3 @@ class Items(MutableMapping[str, Any]):
 
     def __repr__(self) -> str:
         return repr(dict(self))
-
-
-def flat(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields values by name; names of nested mappings are joined with a "."."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

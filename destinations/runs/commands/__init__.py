@@ -343,6 +343,7 @@ def _add_upkeep(commands: _Commands) -> None:
     parser = commands.add("rm", "gc.rm", "delete runs with everything in their folders")
     _add_run(parser, nargs="+")
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
+    parser.add_argument("--force", action="store_true", help="also runs that others beside them are forks of")
     parser = commands.add(
         "gc",
         "gc.gc",

@@ -21,6 +21,7 @@ from typing import Any
 
 import attrs
 
+from destinations.history.fork import forks_of
 from destinations.kinds import indexes, record_folders
 from destinations.run_directory.layout import (
     EDITS,
@@ -192,7 +193,7 @@ def _candidates(records: list[RunRecord], older_than: float, now: float) -> Iter
             yield Candidate(record, reason or "unknown", 0.0, 0, f"it cannot be read: {error}")
             continue
         if now - touched_at >= older_than:
-            yield Candidate(record, reason, now - touched_at, size, _why_kept(record.path))
+            yield Candidate(record, reason, now - touched_at, size, _why_kept(record))
 
 
 def _why_deletable(record: RunRecord) -> str | None:
@@ -258,9 +259,10 @@ def _content(folder: Path) -> Iterator[tuple[str, bool]]:
                     waiting.append(f"{base}{one.name}/")
 
 
-def _why_kept(folder: Path) -> str | None:
+def _why_kept(record: RunRecord) -> str | None:
     try:
-        _names_to_delete(folder)
+        _require_unforked(record.path, record.run_id)
+        _names_to_delete(record.path)
     except _KeptError as error:
         return str(error)
     except OSError as error:
@@ -334,8 +336,15 @@ def _require_ended(run: Run, now: float) -> None:
         raise _WrittenError
 
 
+def _require_unforked(folder: Path, run_id: str, others: Collection[str] = ()) -> None:
+    """Raises `_KeptError` for a run whose rows a fork beside it needs; `others` go with it."""
+    if forks := [name for name in forks_of(folder, run_id) if name not in others]:
+        raise _KeptError(f"{', '.join(forks)} was forked from it, and has its rows from there")
+
+
 def _collect(record: RunRecord, now: float) -> None:
     """Deletes a run and its folder, after checking everything again; raises `_KeptError`."""
+    _require_unforked(record.path, record.run_id)
 
     def what_goes(folder: Path) -> Collection[str]:
         found = _run_in(folder)
@@ -366,6 +375,8 @@ def rm(options: argparse.Namespace, session: CommandContext) -> int:
             with _refusing(run):
                 if run.path.is_symlink():
                     raise _KeptError(f"{str(run.path)!r} is no folder of its own")
+                if not options.force:
+                    _require_unforked(path, run.run_id, {other.name for other, _ in runs})
                 record = attrs.evolve(run.record, path=path)
                 held.append(stack.enter_context(_opened(record)))
                 what_goes(held[-1][1])

@@ -53,8 +53,9 @@ def import_(options: argparse.Namespace, session: CommandContext) -> int:
         )
     else:
         records = "".join(f", {_counted(kind, count)}" for kind, count in sorted(report.records.items()))
+        done = "would import" if options.dry_run else "imported"
         session.screen.line(
-            f"{'would import' if options.dry_run else 'imported'} {report.runs} runs into {root}: {report.rows} rows, {report.values} values{records}; "
+            f"{done} {report.runs} runs into {root}: {report.rows} rows, {report.values} values{records}; "
             f"{report.unchanged} were there already"
         )
     if report.busy:

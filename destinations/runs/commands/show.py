@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from destinations.history.fork import Parent
 from destinations.runs import MetricNotFoundError, Run
 from destinations.runs.content.flight import FLIGHT_FOLDER, describe_flights
 from destinations.runs.order import MISSING
@@ -83,6 +84,7 @@ def _as_json(run: Run, now: float) -> dict[str, Any]:
         "environment": run.environment,
         "sessions": run.sessions,
         "branches": [one.session for one in run.branches()],
+        "parent": None if run.parent is None else _parent(run.parent),
         "receipt": run.receipt,
         **({"writers": [attrs.asdict(one) for one in _states(run, now)]} if run.writers else {}),
     }
@@ -120,6 +122,7 @@ def _show_head(run: Run, session: CommandContext) -> int:
         "" if spent is None else value_text(spent.slow_steps_text or spent.slow_text),
         f"tags: {', '.join(record.tags)}" if record.tags else "",
         f"notes: {value_text(record.notes)}" if record.notes else "",
+        "" if run.parent is None else f"forked from {value_text(str(run.parent))}",
         "archived" if record.archived else "",
         f"checkpoint: {record.checkpoint_path}" if record.checkpoint_path else "",
         *(f"problem: {problem}" for problem in problems),
@@ -215,6 +218,16 @@ def _session_texts(run: Run) -> dict[str, str]:
             f"{value_text(before.status)}{is_left}{f'; {named}' if named else ''}"
         )
     return texts
+
+
+def _parent(parent: Parent) -> dict[str, Any]:
+    return {
+        "path": str(parent.path),
+        "run_id": parent.run_id,
+        "session": parent.follows.session,
+        "step": parent.follows.step,
+        "problem": parent.problem or None,
+    }
 
 
 def _counts(run: Run) -> dict[str, int]:

@@ -1,107 +1,45 @@
-"""`RankReader`: what is new in the metrics of a rank since the last look.
+"""`RankReader`: looks at the metrics of a rank again and again, and tells what is new.
 
-This is the one place that tells whether a CSV is still the file that was read: the same inode, with the same
-first line and the same bytes before the place where reading ended. Otherwise the file was cut, replaced, or
-rewritten in place, and none of its rows counts as known.
-
-Series and compaction look once. The page, `follow` and `tail` look again and again. A process cannot hold a
-file beyond its own end, so `send` counts the values that it passed on; see `sources.ReadPosition`.
+Follow, the page and `send` have one each. What was read is known by its `Cursor` alone.
 """
 
 import contextlib
 import os
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from pathlib import Path
-from typing import Self
 
-import attrs
-
-from destinations.run_directory.layout import JOURNAL_FOLDER, journal_path, metrics_name
-from destinations.run_directory.reader import CsvSnapshot, End, MetricsSnapshot, Part, take_snapshot
+from destinations.history.cursor import Cursor, Look
+from destinations.history.row_chain import history_path
+from destinations.run_directory.layout import POSITION, journal_path, metrics_name
+from destinations.run_directory.reader import take_snapshot
 from destinations.run_directory.segments import journal_extent
-from destinations.runs.streams import streams_of
-from uploads.disk import ABSENT, require_readable
+from uploads.disk import ABSENT
 
-__all__ = ["Look", "RankReader", "stamps_of"]
-
-_TAIL_BYTES = 256
-
-
-@attrs.frozen
-class _SeenCsv:
-    """A CSV up to where it was read: `tail` are the bytes before that, `closed` is the part before it."""
-
-    closed: int
-    device: int
-    inode: int
-    header: bytes
-    end: int
-    tail: bytes
-
-    @classmethod
-    def of(cls, csv: CsvSnapshot, end: int, closed: int) -> Self:
-        """Returns what tells a CSV from others up to an offset."""
-        state = os.fstat(csv.fileno())
-        return cls(closed, state.st_dev, state.st_ino, csv.header, end, csv.before(end, _TAIL_BYTES))
-
-
-@attrs.frozen(eq=False)
-class Look:
-    """What one look found; a context manager that closes the CSV.
-
-    Attributes:
-        snapshot: the metrics at this moment.
-        is_same_file: whether the CSV is the file of the last look.
-        is_continued: whether all that the last look saw is still there; also where it saw nothing.
-        first: the number of the part, or of the one that the CSV will become, where the rows begin that the
-            last look did not see.
-        start: the place there, see `CsvSnapshot`; 0 for all rows.
-    """
-
-    snapshot: MetricsSnapshot
-    is_same_file: bool
-    is_continued: bool
-    first: int = 1
-    start: int = 0
-
-    def pieces(self) -> Iterator[tuple[CsvSnapshot, int]]:
-        """Yields each file with rows that the last look did not see, and the place where these begin."""
-        start = self.start
-        for file in self.snapshot.files(self.first):
-            yield file, start or file.first
-            start = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.snapshot.csv.close()
+__all__ = ["RankReader"]
 
 
 class RankReader:
     """Looks at the metrics of a rank, and tells what is new.
 
-    **Threading.** Any thread may call `extent`; `look` and `note` belong to one thread at a time.
+    **Threading.** Any thread may call `extent`; `look` belongs to one thread at a time.
 
     Args:
         run_dir: the folder of the run.
         rank: of the rows.
-        end: as for `take_snapshot`.
+        cursor: what was read. Default: nothing.
     """
 
-    def __init__(self, run_dir: Path, rank: int, end: End | None = None) -> None:
+    def __init__(self, run_dir: Path, rank: int, cursor: Cursor | None = None) -> None:
+        self.cursor = Cursor() if cursor is None else cursor
         self._run_dir = run_dir
         self._rank = rank
-        self._end = end
         self._journal = journal_path(run_dir, rank)
         self._csv = run_dir / metrics_name(rank)
-        self._seen: _SeenCsv | None = None
-        self._seen_parts: tuple[Part, ...] = ()
-        # Step and time of the last row that was seen of the CSV, as texts; None where it had none.
-        self._seen_row: tuple[bytes, bytes] | None = None
+        # Where the journal began at the last look.
+        self._place: tuple[int, int] | None = None
 
     def look(self, *, with_records: bool = True) -> Look:
-        """Returns what there is, and since where it is new.
+        """Returns what there is now, a context manager.
 
         Args:
             with_records: whether to read the journal as well.
@@ -109,74 +47,32 @@ class RankReader:
         Raises:
             OSError: as of `take_snapshot`.
         """
-        snapshot = take_snapshot(self._run_dir, self._rank, with_records=with_records, end=self._end)
-        csv, seen = snapshot.csv, self._seen
+        snapshot = take_snapshot(self._run_dir, self._rank, with_records=with_records)
+        self._place = snapshot.place
         try:
-            if seen is None:
-                return Look(snapshot, is_same_file=False, is_continued=True)
-            now, start = None, seen.end
-            is_in_place = snapshot.closed == seen.closed
-            # The CSV of the last look, or the part that it has become.
-            number = seen.closed + 1
-            part = next((part for part in snapshot.parts if part.number == number), None)
-            if part is not None:
-                with contextlib.closing(part.open()) as piece:
-                    is_it = (piece.packed.inode, piece.header) == (seen.inode, seen.header)
-                    found = 0 if seen.end <= len(seen.header) else piece.packed.row_after(self._seen_row)
-                    if is_it and seen.end <= piece.end and found is not None:
-                        now, start = seen, found
-            elif csv.fileno() >= 0 and is_in_place:
-                now = _SeenCsv.of(csv, min(seen.end, csv.end), seen.closed)
+            return Look(snapshot, self.cursor)
         except BaseException:
-            csv.close()
+            snapshot.csv.close()
             raise
-        is_same = now is not None and (now.device, now.inode) == (seen.device, seen.inode)
-        # A resume may have cut one of them, and left those after it.
-        are_same = tuple(one for one in snapshot.parts if one.number < number) == self._seen_parts
-        if now != seen or not are_same:
-            return Look(snapshot, is_same and is_in_place, is_continued=False)
-        return Look(snapshot, is_in_place, is_continued=True, first=seen.closed + 1, start=start)
-
-    def note(self, look: Look) -> None:
-        """Remembers that all rows of a look were read; before its end, as the CSV must be open."""
-        csv = look.snapshot.csv
-        self._seen_row = csv.last_row()
-        self._seen = None if csv.fileno() < 0 else _SeenCsv.of(csv, csv.end, look.snapshot.closed)
-        self._seen_parts = look.snapshot.parts
 
     def stamp(self) -> Hashable:
         """Returns what tells the CSV of a run that nobody writes from another; None if there is a journal."""
-        if not os.path.lexists(self._journal):
-            with contextlib.suppress(*ABSENT):
-                state = os.stat(self._csv)  # noqa: PTH116  # called for each run of each chart
-                return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
-        return None
+        return None if os.path.lexists(self._journal) else _stamp(self._csv)
 
     def extent(self) -> Hashable:
         """Returns a value that changes with the rows; reads none of them.
 
         Raises:
-            OSError: as of `take_snapshot`.
+            OSError: the journal cannot be read.
         """
         if (stamp := self.stamp()) is not None:
             return stamp
-        with take_snapshot(self._run_dir, self._rank, with_records=False) as snapshot:
-            csv = snapshot.csv
-            seen = None if csv.fileno() < 0 else _SeenCsv.of(csv, csv.end, snapshot.closed)
-            return seen, journal_extent(self._journal, snapshot.place)
+        files = self._csv, self._journal / POSITION, history_path(self._csv)
+        return *map(_stamp, files), journal_extent(self._journal, self._place)
 
 
-def stamps_of(run_dir: Path) -> dict[str, tuple[int, int]]:
-    """Returns size and mtime in nanoseconds of each file with rows of a run, by its path in the folder.
-
-    Raises:
-        OSError: a file that is there cannot be read.
-    """
-    stamps = {}
-    for folder in (stream.folder for stream in streams_of(run_dir)):
-        for path in sorted([*folder.glob("metrics*.csv"), *(folder / JOURNAL_FOLDER).glob("*/*.journal")]):
-            require_readable(path)
-            with contextlib.suppress(*ABSENT):
-                state = path.stat()
-                stamps[path.relative_to(run_dir).as_posix()] = state.st_size, state.st_mtime_ns
-    return stamps
+def _stamp(path: Path) -> Hashable:
+    with contextlib.suppress(*ABSENT):
+        state = os.stat(path)  # noqa: PTH116  # called for each run of each chart
+        return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
+    return None

@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 
 from destinations.history.chain import chain_of
+from destinations.history.fork import lineage
 from destinations.kinds import KINDS, indexes, kind_of, kind_of_line
 from destinations.kinds.artifacts import Deletion
 from destinations.kinds.kind import Kind
@@ -144,17 +145,18 @@ class Records:
     def _parsed(self, stream: Stream, index: str) -> Iterator[tuple[Kind | None, Any]]:
         """Yields the kind and the record of each line of an index; the record is None for a damaged line."""
         check_format(stream.folder)
-        lines = functools.partial(json_lines, stream.folder / index, with_torn=True)
-        for fields in chain_of(stream.folder, stream.end).records(lines):
-            kind = found = None
-            if fields is not None:
-                try:
-                    kind = kind_of_line(index, fields)
-                    parse = parse_medium if kind is None else kind.parse
-                    found = parse(Line(stream.folder, fields))
-                except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
-                    found = None
-            yield kind, found
+        for folder, chain in lineage(stream.folder, stream.end):
+            lines = functools.partial(json_lines, folder / index, with_torn=True)
+            for fields in chain.records(lines):
+                kind = found = None
+                if fields is not None:
+                    try:
+                        kind = kind_of_line(index, fields)
+                        parse = parse_medium if kind is None else kind.parse
+                        found = parse(Line(folder, fields))
+                    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
+                        found = None
+                yield kind, found
 
 
 def _count(records: Iterable[tuple[Kind | None, Any]], found: dict[str, RecordCount]) -> None:

@@ -4,7 +4,6 @@ Never writes; may read a run that is being written, see `run_directory.reader`. 
 numpy.
 """
 
-import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,23 +11,13 @@ from typing import Any
 import attrs
 import numpy as np
 
-from destinations.run_directory.blocks import (
-    MISSING_STEP,
-    Block,
-    Floats,
-    Steps,
-    block_of_rows,
-    blocks_of,
-    without_abandoned,
-)
+from destinations.run_directory.blocks import MISSING_STEP, Block, Floats, Steps, block_of_rows, blocks_of
 from destinations.run_directory.layout import column_of, parse_header
-from destinations.run_directory.reader import merge_journal, metric_columns, retried, retried_items
+from destinations.run_directory.reader import MetricsSnapshot, metric_columns, take_snapshot
 from destinations.runs.errors import MetricNotFoundError
 from destinations.runs.streams import Stream, reported, streams_of
 
-from .rank_reader import Look, RankReader
-
-__all__ = ["Series", "blocks_of_look", "count_rows", "joined", "merged_by_step", "read_series", "run_blocks"]
+__all__ = ["Series", "blocks_in", "count_rows", "joined", "merged_by_step", "read_series", "run_blocks"]
 
 _FIRST_ROWS = 1024
 
@@ -105,7 +94,7 @@ def read_series(
     known: list[str] = []
     for stream in streams_of(run_dir, writer, end):
         with reported(stream, writer):
-            names, series = retried(functools.partial(_read, stream, name, rank))
+            names, series = _read(stream, name, rank)
             known += names
             if series is not None:
                 found.append((stream.writer, series))
@@ -116,14 +105,14 @@ def read_series(
 
 def _read(stream: Stream, name: str, rank: int) -> tuple[list[str], Series | None]:
     """Returns the metrics of one stream, and the values of one in the order of logging; None without it."""
-    with RankReader(stream.folder, rank, stream.row_end).look() as look:
-        known = metric_columns(look.snapshot)
+    with take_snapshot(stream.folder, rank, end=stream.row_end) as snapshot:
+        known = metric_columns(snapshot)
         column = next((one for one in (column_of(name), name) if one in known or one == "epoch"), None)
         if column is None:
             return known, None
         step, time, value = np.empty(0, np.int64), np.empty(0), np.empty(0)
         size = 0
-        for block in blocks_of_look(look, [column]):
+        for block in blocks_in(snapshot, [column]):
             values, present = block.columns[column]
             chosen = slice(None) if present.all() else present
             size, _, _ = (
@@ -195,35 +184,25 @@ def run_blocks(
         end: as for `streams_of`.
     """
     for stream in streams_of(run_dir, writer, end):
-        with reported(stream, writer):
-            for block in retried_items(functools.partial(_all_blocks, stream, rank)):
+        with (
+            reported(stream, writer),
+            take_snapshot(stream.folder, rank, end=stream.row_end) as snapshot,
+        ):
+            for block in blocks_in(snapshot, None):
                 yield attrs.evolve(block, writer=stream.writer) if stream.writer else block
-
-
-def _all_blocks(stream: Stream, rank: int) -> Iterator[Block]:
-    with RankReader(stream.folder, rank, stream.row_end).look() as look:
-        yield from blocks_of_look(look, None)
 
 
 def count_rows(folder: Path, rank: int = 0) -> int:
     """Returns how many rows a stream has, without reading their values."""
-    with RankReader(folder, rank).look() as look:
-        later = merge_journal([], look.snapshot.records)
-        return len(later) + sum(
-            len(without_abandoned(block, look.snapshot.resumes))
-            for file in look.snapshot.files()
-            for block in blocks_of(file, (), with_time=False)
-        )
+    with take_snapshot(folder, rank) as snapshot:
+        blocks = (block for file in snapshot.files() for block in blocks_of(file, (), with_time=False))
+        return len(snapshot.journal_rows()) + sum(map(len, blocks))
 
 
-def blocks_of_look(look: Look, wanted: Sequence[str] | None) -> Iterator[Block]:
-    """Yields the rows that a look found, in blocks of the wanted columns, or of the metrics that occur."""
-    resumes = look.snapshot.resumes
-    for csv, start in look.pieces():
-        if wanted is not None and not set(wanted).intersection(parse_header(csv.header)):
-            continue
-        for block in blocks_of(csv, wanted, start=start):
-            yield without_abandoned(block, resumes)
-    rows = merge_journal([], look.snapshot.records)
-    if rows:
+def blocks_in(snapshot: MetricsSnapshot, wanted: Sequence[str] | None) -> Iterator[Block]:
+    """Yields the rows of a snapshot in blocks of the wanted columns, or of the metrics that occur."""
+    for file in snapshot.files():
+        if wanted is None or not set(wanted).isdisjoint(parse_header(file.header)):
+            yield from blocks_of(file, wanted)
+    if rows := snapshot.journal_rows():
         yield block_of_rows(rows, wanted)

@@ -5,19 +5,19 @@ repeatedly, and each call is yielded once.
 """
 
 import contextlib
+import functools
 import itertools
-import math
 import operator
 import re
-import zlib
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import attrs
 
-from destinations.history.chain import chain_of
+from destinations.history.chain import Chain
+from destinations.history.cursor import Cursor
+from destinations.history.fork import lineage
 from destinations.history.row_chain import Keep, RowChain, SealedPart
 from destinations.kinds import KINDS, indexes, kind_of_line
 from destinations.kinds.artifacts import ARTIFACTS_INDEX
@@ -28,14 +28,23 @@ from destinations.run_directory.layout import (
     metrics_name,
     parts_path,
 )
-from destinations.run_directory.reader import CsvSnapshot, MetricRow, Part, read_whole, retried_items
+from destinations.run_directory.reader import CsvSnapshot, Part, read_whole
 from destinations.run_directory.stored_run import LIVE_FOLDER, stream_of
 from destinations.runs.files import json_lines, number_of, whole_of
 from destinations.runs.streams import Stream, by_time, reported, streams_of
 
 from .rank_reader import RankReader
 
-__all__ = ["Branch", "Item", "ReadPosition", "RewoundError", "branches_of", "items_of", "ranks_of"]
+__all__ = [
+    "Branch",
+    "Item",
+    "ReadPosition",
+    "RewoundError",
+    "branches_of",
+    "items_of",
+    "own_folders",
+    "ranks_of",
+]
 
 # The lines of one call are written one by one; the last call of a live run may be incomplete.
 _SETTLED_SECONDS = 5.0
@@ -51,27 +60,14 @@ class RewoundError(Exception):
 class ReadPosition:
     """The position up to which a run was yielded.
 
-    Rows of one step may be merged when they move from the journal to the CSV. What is stable is the number of
-    values in a group of consecutive rows of the same step and epoch.
-
     Attributes:
-        values: number of values in all groups before the last.
-        crc32: of step, epoch and number of values of these groups.
-        step: of the last group.
-        epoch: of the last group.
-        names: number of values yielded of the last group, by metric.
+        rows: the `Cursor` of each rank, as JSON.
         lines: number of lines yielded, by index file and file of abandoned rows.
-        others: the first five attributes for other ranks, by rank.
-        writers: all attributes for named writers, by name.
+        writers: the same for named writers, by name.
     """
 
-    values: int = 0
-    crc32: int = 0
-    step: int | None = None
-    epoch: float | None = None
-    names: dict[str, int] = attrs.field(factory=dict)
+    rows: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     lines: dict[str, int] = attrs.field(factory=dict)
-    others: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     writers: dict[str, dict[str, Any]] = attrs.field(factory=dict)
 
 
@@ -126,6 +122,7 @@ class Item(NamedTuple):
         rank: of the metrics.
         branch: the name of the abandoned branch of the metrics, if any.
         writer: whose call it is; "" for the trainer.
+        parent: of the records that a fork has of its parent, the folder of that.
     """
 
     kind: str
@@ -137,6 +134,7 @@ class Item(NamedTuple):
     rank: int = 0
     branch: str = ""
     writer: str = ""
+    parent: Path | None = None
 
 
 def items_of(
@@ -178,11 +176,16 @@ def _sources(
     folder: Path, position: ReadPosition, settled_at: float | None, *, abandoned: bool
 ) -> list[Iterator[Item]]:
     """Returns the calls of one writer, by where they are read."""
-    sources: list[Iterator[Item]] = [_new_rows(_rows(folder, 0), position)]
-    sources += [_new_rows_of_rank(folder, rank, position) for rank in ranks_of(folder) if rank]
+    sources: list[Iterator[Item]] = [
+        _new_rows(folder, rank, position) for rank in dict.fromkeys([0, *ranks_of(folder)])
+    ]
     if abandoned:
         sources += [_abandoned_rows(branch, position) for branch in branches_of(folder)]
-    return sources + [_new_lines(folder / name, name, position, settled_at) for name in indexes()]
+    *parents, (_, chain) = lineage(folder)
+    for path, of_parent in parents:
+        lines = (_new_lines(path, name, of_parent, position, None, f"{path.name}/") for name in indexes())
+        sources += [map(functools.partial(Item._replace, parent=path), items) for items in lines]
+    return sources + [_new_lines(folder, name, chain, position, settled_at) for name in indexes()]
 
 
 def _of_writer(items: Iterator[Item], stream: Stream, problems: list[str] | None) -> Iterator[Item]:
@@ -208,15 +211,18 @@ def ranks_of(run_dir: Path) -> list[int]:
     return sorted(found)
 
 
-def _new_rows_of_rank(run_dir: Path, rank: int, position: ReadPosition) -> Iterator[Item]:
-    own = ReadPosition(**position.others.get(str(rank), {}))
-    for item in _new_rows(_rows(run_dir, rank), own):
-        yield item._replace(rank=rank)
-    fields = attrs.asdict(own)
-    position.others = {
-        **position.others,
-        str(rank): {name: fields[name] for name in ("values", "crc32", "step", "epoch", "names")},
-    }
+def _new_rows(folder: Path, rank: int, position: ReadPosition) -> Iterator[Item]:
+    known = position.rows.get(str(rank))
+    reader = RankReader(folder, rank, None if known is None else Cursor.from_json(known))
+    with reader.look() as look:
+        if look.taken_back:
+            raise RewoundError
+        for row in look.new_rows():
+            if row.metrics:
+                yield Item("metrics", row.time, row.step, row.epoch, row.metrics, (), rank)
+        if look.taken_back:
+            raise RewoundError
+    position.rows = {**position.rows, str(rank): reader.cursor.to_json()}
 
 
 def branches_of(run_dir: Path) -> list[Branch]:
@@ -233,10 +239,19 @@ def branches_of(run_dir: Path) -> list[Branch]:
         chain = RowChain.read(csv)
         for session, left in chain.left():
             found += _branch(session, rank, csv, left)
-        # In the copy of a run in a store, what a machine sent that had been continued by another.
-        for folder in sorted((run_dir / LIVE_FOLDER / stream_of(rank)).glob("*")):
+        for folder in own_folders(run_dir, rank).values():
             found += _branch_beside(folder / csv.name, rank, chain)
     return sorted(found, key=lambda one: (one.rank, one.from_step))
+
+
+def own_folders(run_dir: Path, rank: int = 0) -> dict[str, Path]:
+    """Returns the folder of each session that has one, by its id.
+
+    In the copy of a run in a store, a machine has one that went on when another had continued the run.
+    """
+    folders = sorted((run_dir / LIVE_FOLDER / stream_of(rank)).glob("*"))
+    found = {RowChain.read(folder / metrics_name(rank)).newest: folder for folder in folders}
+    return {session: folder for session, folder in found.items() if session}
 
 
 def _branch(
@@ -281,78 +296,32 @@ def _abandoned_rows(branch: Branch, position: ReadPosition) -> Iterator[Item]:
     position.lines[key] = count
 
 
-def _rows(run_dir: Path, rank: int) -> Iterator[MetricRow]:
-    def rows() -> Iterator[MetricRow]:
-        with RankReader(run_dir, rank).look() as look:
-            yield from look.snapshot.rows()
-
-    return retried_items(rows)
-
-
-def _new_rows(rows: Iterable[MetricRow], position: ReadPosition) -> Iterator[Item]:
-    values = crc32 = 0
-    is_found = not position.values and not position.names
-    last: tuple[tuple[int | None, float | None], list[MetricRow], int, int] | None = None
-    for key, group in itertools.groupby(rows, key=_group_of):
-        held = list(group)
-        size = sum(len(row.metrics) for row in held)
-        if not size:
-            continue
-        last = key, held, values, crc32
-        if is_found:
-            for row in held:
-                if row.metrics:
-                    yield Item("metrics", row.time, row.step, row.epoch, row.metrics, ())
-        elif values == position.values:
-            if crc32 != position.crc32 or key != (position.step, position.epoch):
-                raise RewoundError
-            is_found = True
-            yield from _new_in_group(held, Counter(position.names))
-        values += size
-        crc32 = zlib.crc32(repr((key, size)).encode(), crc32)
-    if not is_found:
-        raise RewoundError
-    if last is not None:
-        (position.step, position.epoch), held, position.values, position.crc32 = last
-        position.names = dict(Counter(name for row in held for name in row.metrics))
-
-
-def _new_in_group(rows: list[MetricRow], already: Counter[str]) -> Iterator[Item]:
-    """Yields rows without the values of their group that were yielded before."""
-    for row in rows:
-        new = {}
-        for name, value in row.metrics.items():
-            if already[name] > 0:
-                already[name] -= 1
-            else:
-                new[name] = value
-        if new:
-            yield Item("metrics", row.time, row.step, row.epoch, new, ())
-
-
-def _group_of(row: MetricRow) -> tuple[int | None, float | None]:
-    # The journal has integers where the CSV has floats.
-    return row.step, None if row.epoch is None or math.isnan(row.epoch) else float(row.epoch)
-
-
 # Indexes.
 
 
-def _new_lines(path: Path, name: str, position: ReadPosition, settled_at: float | None) -> Iterator[Item]:
-    lines = itertools.islice(json_lines(path), position.lines.get(name, 0), None)
+def _new_lines(
+    folder: Path,
+    name: str,
+    chain: Chain,
+    position: ReadPosition,
+    settled_at: float | None,
+    prefix: str = "",
+) -> Iterator[Item]:
+    path, key = folder / name, prefix + name
+    lines = itertools.islice(json_lines(path), position.lines.get(key, 0), None)
     last = _last_of_each(path) if name == ARTIFACTS_INDEX else {}
-    belongs = chain_of(path.parents[name.count("/")]).belongs(lambda: json_lines(path))
+    belongs = chain.belongs(lambda: json_lines(path))
     pending: list[dict[str, Any]] = []
     count = 0
 
     def item() -> Item:
-        position.lines[name] = position.lines.get(name, 0) + count
+        position.lines[key] = position.lines.get(key, 0) + count
         first = pending[0]
         kind = kind_of_line(name, first)
         named = str(first.get("type")) if kind is None else kind.name
         return Item(named, _time_of(first), whole_of(first.get("step")), None, {}, tuple(pending))
 
-    for number, line in enumerate(lines, position.lines.get(name, 0)):
+    for number, line in enumerate(lines, position.lines.get(key, 0)):
         if pending and not _is_of_same_call(pending[-1], line):
             yield item()
             pending, count = [], 0
@@ -367,7 +336,7 @@ def _new_lines(path: Path, name: str, position: ReadPosition, settled_at: float 
         if is_settled or name != MEDIA_INDEX:
             yield item()
     elif count:
-        position.lines[name] = position.lines.get(name, 0) + count
+        position.lines[key] = position.lines.get(key, 0) + count
 
 
 def _last_of_each(path: Path) -> dict[str, int]:

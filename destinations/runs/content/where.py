@@ -4,7 +4,6 @@ The index of a part tells which of its rows may fulfil it, so that the others ar
 module imports numpy.
 """
 
-import functools
 import operator
 import re
 from collections.abc import Callable, Iterator
@@ -20,16 +19,12 @@ from destinations.run_directory.blocks import (
     Floats,
     block_of_rows,
     blocks_of,
-    without_abandoned,
 )
 from destinations.run_directory.layout import column_of, parse_header
 from destinations.run_directory.parquet import OF_COLUMN
 from destinations.run_directory.part_index import PartIndex, indexed_files
 from destinations.run_directory.reader import (
-    merge_journal,
     metric_columns,
-    retried,
-    retried_items,
     take_snapshot,
 )
 from destinations.runs.errors import FilterError, MetricNotFoundError
@@ -140,12 +135,12 @@ def values_where(
     known: list[str] = []
     for stream in streams:
         with reported(stream):
-            names = retried(functools.partial(_names_of, stream, rank))
+            names = _names_of(stream, rank)
             known += names
             column = next((one for one in (column_of(name), name) if one in names or one == "epoch"), None)
             if column is None:
                 continue
-            values = retried_items(functools.partial(_values_of, stream, rank, name, column, where))
+            values = _values_of(stream, rank, name, column, where)
             if len(streams) == 1:
                 yield from values
                 return
@@ -167,8 +162,8 @@ def _values_of(stream: Stream, rank: int, name: str, column: str, where: Where) 
                 spans = [(None, None)] if index is None else index.spans(where.may_hold(index, column))
                 for start, end in spans:
                     for block in blocks_of(file, [column], start=start, end=end):
-                        yield _chosen(name, without_abandoned(block, snapshot.resumes), column, where)
-        rows = merge_journal([], snapshot.records)
+                        yield _chosen(name, block, column, where)
+        rows = snapshot.journal_rows()
         if rows:
             yield _chosen(name, block_of_rows(rows, [column]), column, where)
 

@@ -6,6 +6,7 @@ group are streamed to each table in one transaction, and replace what the table 
 commits first, this one starts over with what is left to do.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -22,7 +23,8 @@ import attrs
 import numpy as np
 
 from destinations.run_directory.blocks import MISSING_STEP, Block
-from destinations.runs.content.rank_reader import stamps_of
+from destinations.run_directory.layout import JOURNAL_FOLDER, PIECES_STATE
+from destinations.run_directory.pieces import FolderState
 from destinations.runs.content.series import run_blocks
 from destinations.runs.content.sources import ranks_of
 from destinations.runs.errors import DatasetError, RunsError
@@ -32,6 +34,7 @@ from destinations.runs.run import MetricSummary, Run
 from destinations.runs.streams import streams_of
 from destinations.runs.summary import computed_summary
 from uploads import Store, one_line, open_store
+from uploads.disk import ABSENT, read_json, require_readable
 
 from .reading import DatasetRun
 from .tables import (
@@ -651,9 +654,25 @@ def _text_of(path: Path) -> str:
 
 
 def _metrics_state(run_dir: Path) -> str:
-    """Returns a text that changes when the metrics do; empty if there are none."""
-    stamps = stamps_of(run_dir)
-    return _digest("\n".join(f"{name}:{size}:{at}" for name, (size, at) in stamps.items())) if stamps else ""
+    """Returns a text that changes when the metrics do; empty if there are none.
+
+    Rows that were copied from a store are known by the place in their run, on every machine.
+
+    Raises:
+        OSError: a file that is there cannot be read.
+    """
+    stamps: list[object] = []
+    for stream in streams_of(run_dir):
+        folder, pieces = stream.folder, read_json(stream.folder / PIECES_STATE)
+        for path in sorted([*folder.glob("metrics*.csv"), *(folder / JOURNAL_FOLDER).glob("*/*.journal")]):
+            require_readable(path)
+            with contextlib.suppress(*ABSENT):
+                at, size = path.stat().st_mtime_ns, path.stat().st_size
+                stamps.append((stream.prefix, path.relative_to(folder).as_posix(), size, not pieces and at))
+        if stamps:
+            states = ((name, FolderState.read(folder, name)) for name in sorted(pieces))
+            stamps += [(stream.prefix, name, one.run, one.session, one.last) for name, one in states]
+    return _digest(json.dumps(stamps)) if stamps else ""
 
 
 def _record_state(record: RunRecord) -> str:

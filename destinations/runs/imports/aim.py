@@ -16,6 +16,7 @@ from destinations.kinds.kind import Kind
 from destinations.kinds.texts import TEXT
 from destinations.trackers.names import short_hash
 
+from .media import UNREADABLE
 from .source import Item, Logged, Source, SourceError, SourceRun, Values
 
 __all__ = ["AIM"]
@@ -56,7 +57,10 @@ def _run_of(run: Any) -> SourceRun:
         run.hash,
         run.name or run.hash,
         f"aim {run.hash}",
-        short_hash(repr((run.end_time, hparams, run.tags, ends, sorted(map(str, steps)))), 16),
+        short_hash(
+            repr((run.name, run.description, run.end_time, hparams, run.tags, ends, sorted(map(str, steps)))),
+            16,
+        ),
         lambda found: _read(run, series, found),
         created_at=run.creation_time,
         ended_at=run.end_time,
@@ -97,7 +101,7 @@ def _records(run: Any, series: Mapping[str, list[Any]], found: SourceRun) -> Ite
                 try:
                     for arguments in read(values):
                         yield Logged(kind, name, int(step), float(time), arguments)
-                except (OSError, ValueError, EOFError, wave.Error):
+                except UNREADABLE:
                     found.lost[f"unreadable {what}"] += 1
 
 

@@ -1,10 +1,12 @@
 """Comet's offline experiments: archives of messages, a line each, with the files that they name."""
 
+import contextlib
 import functools
 import json
 import shutil
 import tempfile
 import zipfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from destinations.kinds.line import number_of, whole_of
 from destinations.kinds.texts import TEXT
 
 from .media import UNREADABLE
-from .source import File, Item, Logged, Source, SourceRun, Values
+from .source import File, Item, Logged, Source, SourceRun, Values, unreadable_run
 from .tables import stamp_of
 
 __all__ = ["COMET"]
@@ -28,30 +30,47 @@ _OWN_OTHERS = {"offline_experiment", "hasNestedParams"}
 
 def _archives(place: str) -> list[Path]:
     path = Path(place).absolute()
-    paths = [path] if path.is_file() else sorted(path.glob("*.zip"))
-    return [one for one in paths if one.suffix == ".zip" and _has_experiment(one)]
+    return [one for one in ([path] if path.is_file() else sorted(path.glob("*.zip"))) if one.suffix == ".zip"]
 
 
-def _has_experiment(path: Path) -> bool:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return {_ABOUT, _MESSAGES} <= set(archive.namelist())
-    except (OSError, zipfile.BadZipFile):
-        return False
+def _about(path: Path) -> dict[str, Any] | None:
+    """Returns what an archive says about its experiment; None if it has none.
+
+    Raises:
+        BadZipFile, and others of `UNREADABLE`: it is damaged.
+    """
+    with zipfile.ZipFile(path) as archive:
+        if not {_ABOUT, _MESSAGES} <= set(archive.namelist()):
+            return None
+        about: dict[str, Any] = json.loads(archive.read(_ABOUT))
+        return {**about, "offline_id": str(about["offline_id"])}
+
+
+def _claims(place: str) -> bool:
+    for path in _archives(place):
+        with contextlib.suppress(*UNREADABLE):
+            if _about(path) is not None:
+                return True
+    return False
 
 
 def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
     """Returns a run for each experiment; one that was continued has several archives."""
-    found: dict[str, list[tuple[dict[str, Any], Path]]] = {}
+    experiments: dict[str, list[tuple[dict[str, Any], Path]]] = {}
+    damaged = []
     for path in _archives(place):
-        with zipfile.ZipFile(path) as archive:
-            about = json.loads(archive.read(_ABOUT))
-        found.setdefault(str(about["offline_id"]), []).append((about, path))
-    return [_run_of(key, sorted(parts, key=_began)) for key, parts in found.items()]
+        try:
+            about = _about(path)
+        except UNREADABLE as error:
+            damaged.append(unreadable_run(path, f"the archive is damaged: {error}"))
+            continue
+        if about is not None:
+            experiments.setdefault(about["offline_id"], []).append((about, path))
+    return [*(_run_of(key, sorted(parts, key=_began)) for key, parts in experiments.items()), *damaged]
 
 
 def _began(part: tuple[dict[str, Any], Path]) -> float:
-    return float(part[0].get("start_time") or 0)
+    return number_of(part[0].get("start_time")) or 0.0
 
 
 def _run_of(key: str, parts: list[tuple[dict[str, Any], Path]]) -> SourceRun:
@@ -70,16 +89,26 @@ def _run_of(key: str, parts: list[tuple[dict[str, Any], Path]]) -> SourceRun:
     )
 
 
-def _messages(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    with zipfile.ZipFile(path) as archive, archive.open(_MESSAGES) as lines:
-        for line in lines:
-            message = json.loads(line)
-            yield message["type"], message["payload"]
+def _messages(path: Path, lost: Counter[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open(_MESSAGES) as lines:
+            count = 0
+            for count, line in enumerate(lines, 1):  # noqa: B007  # looked at below
+                try:
+                    message = json.loads(line)
+                    yield str(message["type"]), {**message["payload"]}
+                except UNREADABLE:
+                    lost["unreadable messages"] += 1
+            if not count:
+                lost["archives without messages"] += 1
+    except UNREADABLE:
+        # A checksum comes after the messages that it is for.
+        lost["archives with damaged messages"] += 1
 
 
 def _read_facts(paths: list[Path], run: SourceRun) -> None:
     """Takes the name, the parameters, and how the run ended."""
-    for kind, payload in (message for path in paths for message in _messages(path)):
+    for kind, payload in (message for path in paths for message in _messages(path, Counter())):
         param = payload.get("param") or payload.get("params") or {}
         if param.get("source") == "manual":
             # Names of nested ones are joined with "|".
@@ -98,7 +127,7 @@ def _read_facts(paths: list[Path], run: SourceRun) -> None:
 def _read(path: Path, run: SourceRun) -> Iterator[Item]:
     step = 0
     with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory() as folder:
-        for kind, payload in _messages(path):
+        for kind, payload in _messages(path, run.lost):
             time = (number_of(payload.get("local_timestamp")) or 0) / 1000 or None
             metric = payload.get("metric") or {}
             if kind == "file_upload":
@@ -110,7 +139,10 @@ def _read(path: Path, run: SourceRun) -> Iterator[Item]:
                 given = whole_of(metric.get("step"))
                 step = step if given is None else given
                 value = number_of(metric["metricValue"])
-                yield Values({} if value is None else {metric["metricName"]: float(value)}, step, time)
+                if value is None:
+                    run.lost["unreadable values"] += 1
+                else:
+                    yield Values({metric["metricName"]: value}, step, time)
             elif kind not in {"metric_msg", "parameter_msg", "log_other"}:
                 run.left_out[kind.removesuffix("_msg").replace("_", " ")] += 1
 
@@ -141,6 +173,6 @@ def _file(
 COMET = Source(
     "comet",
     "the folder of Comet's offline experiments, or the archive of one",
-    lambda place: bool(_archives(place)),
+    _claims,
     _runs,
 )

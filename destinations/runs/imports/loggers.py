@@ -14,6 +14,7 @@ from destinations.runs.send.ledger import BusyError, read_ledger
 from destinations.runs.send.targets import LEDGER
 
 from .source import ImportReport, Progress, Source, SourceError, unique_id
+from .tables import TABLE
 
 __all__ = ["LOGGERS"]
 
@@ -52,7 +53,7 @@ def _copy(place: str, root: Path, report: ImportReport, progress: Progress) -> N
             continue
         if sent.missing:
             report.left_out["files that are missing"] += len(sent.missing)
-        for text in sent.failed:
+        for text in (*sent.failed, *_damage_in(run.path / METRICS)):
             report.fail(f"{run.run_id}: {text}")
         report.failure_count += sent.failures - len(sent.failed)
         is_new = bool(sent.rows or sent.records)
@@ -63,6 +64,19 @@ def _copy(place: str, root: Path, report: ImportReport, progress: Progress) -> N
         report.records += sent.records
         progress(done, len(found), sent.values + sent.records.total())
     progress(len(found), len(found), 0)
+
+
+def _damage_in(path: Path) -> list[str]:
+    """Returns what cannot be read in a file of metrics: readers of runs take what they can."""
+    try:
+        (table,) = TABLE.runs(str(path), {"step": "step"})
+        for _ in table.read(table):
+            pass
+    except FileNotFoundError:
+        return []
+    except SourceError as error:
+        return [str(error)]
+    return [f"{count} {what}" for what, count in table.lost.items()]
 
 
 def _id_of(run: Run, ledgers: Sequence[Mapping[str, Any]]) -> str:

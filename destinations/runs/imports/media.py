@@ -2,6 +2,8 @@
 
 import json
 import wave
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,10 @@ from destinations.kinds.videos import VIDEO
 
 __all__ = ["READERS", "UNREADABLE", "ReadArguments"]
 
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, RecursionError, AttributeError, wave.Error)
+UNREADABLE = (
+    *(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, EOFError, RuntimeError),
+    *(wave.Error, zipfile.BadZipFile, zlib.error),
+)
 """What a reader raises for a record that is damaged, or whose file is missing."""
 
 _XYZ, _XYZ_RGB = 3, 6

@@ -16,11 +16,24 @@ from destinations.kinds.images import IMAGE, open_image
 from destinations.kinds.texts import TEXT
 from destinations.trackers.names import short_hash
 
-from .source import File, Item, Logged, Source, SourceError, SourceRun, UnreadableError, Values
+from .databases import damage_of, has_tables
+from .source import (
+    File,
+    Item,
+    Logged,
+    Source,
+    SourceError,
+    SourceRun,
+    UnreadableError,
+    Values,
+    unreadable_run,
+)
 
-__all__ = ["MLFLOW", "has_tables"]
+__all__ = ["MLFLOW"]
 
 _SCHEMES = re.compile(r"(sqlite|postgresql|mysql|mssql|https?|file|databricks)(\+\w+)?:")
+_READ_ONLY = "sqlite+pysqlite:///file:"
+_RUN_ID = re.compile("[0-9a-f]{32}")
 _DATABASE, _FILES = "mlflow.db", "mlruns"
 _STATUSES = {"FINISHED": "completed", "FAILED": "failed", "KILLED": "interrupted"}
 # The files that `log_image` writes beside a smaller copy of each.
@@ -32,16 +45,6 @@ _TEXT = re.compile(r"texts/(?P<key>.+)/(?P<step>\d+)_(?P<ms>\d+)_\d+\.txt")
 _HPARAMS, _NAME, _TAG, _EXCEPTION = "hparams.yaml", "metric_name.", "tag.", "exception"
 _LINKS, _OUTSIDE = "links", "folders of artifacts that are none of MLflow's"
 _OURS = (_NAME, "changed_param.", "training_destinations.", _EXCEPTION)
-
-
-def has_tables(path: Path, *names: str) -> bool:
-    """Says whether a file is an SQLite database with these tables."""
-    try:
-        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as database:
-            found = {name for (name,) in database.execute("select name from sqlite_master")}
-    except sqlite3.Error:
-        return False
-    return found >= set(names)
 
 
 def _uri_of(place: str) -> str:
@@ -57,7 +60,7 @@ def _uri_of(place: str) -> str:
         # Opened for reading alone: quoted for SQLAlchemy and for SQLite. With a driver, MLflow makes no
         # folder called "file:" in the working directory.
         is_ours = has_tables(path, "experiments", "runs")
-        return f"sqlite+pysqlite:///file:{quote(quote(str(path)))}?mode=ro&uri=true" if is_ours else ""
+        return f"{_READ_ONLY}{quote(quote(str(path)))}?mode=ro&uri=true" if is_ours else ""
     is_store = path.is_dir() and any("experiment_id" in _start_of(one) for one in path.glob("*/meta.yaml"))
     return path.as_uri() if is_store else ""
 
@@ -96,15 +99,34 @@ def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
             ) from error
         try:
             client = MlflowClient(tracking_uri=uri)
-            return [
-                _run_of(client, experiment.name, run)
-                for experiment in _pages(lambda token: client.search_experiments(page_token=token))
-                for run in _pages(
-                    lambda token, of=experiment.experiment_id: client.search_runs([of], page_token=token)
-                )
-            ]
+            found = list(_found_in(client, Path(unquote(urlparse(uri).path))))
         except (MlflowException, sqlite3.Error) as error:
             raise UnreadableError(f"MLflow cannot read {place!r}: {error}") from error
+    database = Path(place) / _DATABASE if Path(place).is_dir() else Path(place)
+    if uri.startswith(_READ_ONLY) and (damage := damage_of(database)):
+        found.append(unreadable_run(database, damage))
+    return found
+
+
+def _found_in(client: Any, folder: Path) -> Iterator[SourceRun]:
+    """Yields the runs of a database or server; those of a folder one by one, as some may be damaged."""
+    names: dict[str, str] = {}
+    if not client.tracking_uri.startswith("file:"):
+        for experiment in _pages(lambda token: client.search_experiments(page_token=token)):
+            ids = [experiment.experiment_id]
+            for run in _pages(lambda token, ids=ids: client.search_runs(ids, page_token=token)):
+                yield _run_of(client, experiment.name, run)
+        return
+    for path in sorted(path for path in folder.glob("[!.]*/*") if _RUN_ID.fullmatch(path.name)):
+        try:
+            run = client.get_run(path.name)
+            of = run.info.experiment_id
+            names[of] = names.get(of) or client.get_experiment(of).name
+        except Exception as error:  # noqa: BLE001  # of MLflow's readers of YAML and of metrics
+            yield unreadable_run(path, f"MLflow cannot read it: {error}")
+            continue
+        if run.info.lifecycle_stage == "active":
+            yield _run_of(client, names[of], run)
 
 
 def _pages(search: Any) -> Iterator[Any]:

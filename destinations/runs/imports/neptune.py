@@ -3,6 +3,7 @@
 https://github.com/neptune-ai/neptune-exporter
 """
 
+import contextlib
 import functools
 import re
 from collections import Counter
@@ -22,6 +23,7 @@ __all__ = ["NEPTUNE"]
 
 _PART = re.compile(r"(?P<run>.+)_part_(?P<number>\d+)\.parquet")
 _DATA, _FILES = "data", "files"
+_COLUMNS = {"project_id", "run_id", "attribute_path", "attribute_type", "step", "timestamp"}
 _SINGLE = {"float", "int", "string", "bool", "datetime", "string_set"}
 _WHOLE = {"file", "artifact", "file_set"}
 _OWN = "sys/"
@@ -53,9 +55,11 @@ def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
         facts = functools.partial(_read_facts, parts)
         identity = f"neptune {project} {run_id} {name}"
         environment = {"project": project}
-        made = SourceRun(
-            run_id, run_id, identity, stamp_of(*parts), read, facts=facts, environment=environment
-        )
+        stamp = stamp_of(*parts)
+        with contextlib.suppress(ValueError):
+            # Rows name files below the id of their run.
+            stamp = stamp_of(*parts, _inside(files / folder.name, run_id))
+        made = SourceRun(run_id, run_id, identity, stamp, read, facts=facts, environment=environment)
         # Parts are numbered from 0.
         if missing := int(parts[-1].stem.rpartition("_")[2]) + 1 - len(parts):
             made.lost["missing parts"] += missing
@@ -63,10 +67,16 @@ def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
     return found
 
 
+def _inside(files: Path, relative: str) -> Path:
+    """Returns a path in the folder of a project's files, where that folder and the one above are no links."""
+    top = files.parent.parent
+    return path_inside(top, f"{files.relative_to(top)}/{relative}")
+
+
 def _rows_of(parts: list[Path], lost: Counter[str]) -> Iterator[dict[str, Any]]:
     for part in parts:
         try:
-            for batch in parquet_batches(part):
+            for batch in parquet_batches(part, _COLUMNS):
                 yield from batch.to_pylist()
         except UnreadableError:
             lost["damaged parts"] += 1
@@ -134,7 +144,7 @@ def _files(
     run: SourceRun, files: Path, row: dict[str, Any], name: str, step: int, time: float | None
 ) -> Iterator[Item]:
     try:
-        path = path_inside(files, (row["file_value"] or {}).get("path") or "")
+        path = _inside(files, (row["file_value"] or {}).get("path") or "")
     except ValueError:
         run.left_out["paths out of the folder"] += 1
         return

@@ -4,12 +4,13 @@ import csv
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from destinations.run_directory.layout import parse_number, whole_number
+from destinations.trackers.names import short_hash
 
 from .source import ColumnsError, Item, Source, SourceError, SourceRun, UnreadableError, Values, unique_id
 
@@ -29,6 +30,7 @@ _DEFAULTS = {
 }
 
 _EMPTY = ("", None)
+_ODD = "rows with other cells than the first line"
 # What programs write for no value.
 _NO_VALUE = {"na", "n/a", "null", "none", "-"}
 
@@ -39,18 +41,12 @@ def _claims(place: str) -> bool:
 
 
 def stamp_of(*paths: Path) -> str:
-    """Returns what changes when files are written to."""
-    return " ".join(f"{path.name}:{path.stat().st_size}:{path.stat().st_mtime_ns}" for path in paths)
-
-
-def _read_rows(path: Path) -> tuple[list[str], list[list[Any]]]:
-    """Returns the names of the columns of a table, and its rows.
-
-    Raises:
-        UnreadableError: it cannot be read.
-    """
-    lines = _lines_of(path)
-    return next(lines, []), list(lines)
+    """Returns what changes when files are written to, or files are added to folders."""
+    folders = (path for path in paths if path.is_dir() and not path.is_symlink())
+    inside = (one for path in folders for one in sorted(path.rglob("*")))
+    files = [path for path in (*paths, *inside) if path.is_file()]
+    stamps = [f"{path.name}:{path.stat().st_size}:{path.stat().st_mtime_ns}" for path in files]
+    return " ".join(stamps) if len(files) == len(paths) else short_hash(" ".join(stamps), 16)
 
 
 def _lines_of(path: Path) -> Iterator[list[Any]]:
@@ -86,8 +82,8 @@ def _with_end(path: Path, runs: list[SourceRun]) -> list[SourceRun]:
     return runs
 
 
-def parquet_batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
-    """Yields the record batches of a Parquet file.
+def parquet_batches(path: Path, needed: Collection[str] = ()) -> Iterator[Any]:
+    """Yields the record batches of a Parquet file with these columns, and maybe more.
 
     Raises:
         UnreadableError: it is none.
@@ -97,9 +93,12 @@ def parquet_batches(path: Path, columns: Sequence[str] | None = None) -> Iterato
 
     try:
         with pa.parquet.ParquetFile(path, page_checksum_verification=True) as file:
-            yield from file.iter_batches(columns=columns)
-    except (pa.ArrowException, OSError) as error:
+            missing = {*needed} - {*file.schema_arrow.names}
+            yield from () if missing else file.iter_batches()
+    except Exception as error:  # whatever pyarrow finds wrong
         raise UnreadableError(f"{path} is not a Parquet file: {error}.") from error
+    if missing:
+        raise UnreadableError(f"{path} has no column {min(missing)!r}.")
 
 
 def _runs(place: str, columns: Mapping[str, str]) -> list[SourceRun]:
@@ -131,56 +130,53 @@ def _runs(place: str, columns: Mapping[str, str]) -> list[SourceRun]:
             name = str(line[of_run]) if of_run < len(line) else ""
             by_run.setdefault(name or path.stem, []).append(line)
         rows_of = {name: rows.copy for name, rows in by_run.items()}
-    found = [
-        _run_of_rows(f"table {path} {run}", run, stamp, names, rows, roles, written_at)
-        for run, rows in rows_of.items()
-    ]
+    # In W&B's own history, rows that a trainer did not log lack its step.
+    is_history = "_step" in names and names.index("_step") != roles.get("step")
+    taken = {*roles.values(), *([names.index("_step")] if is_history else ())}
+    metrics = {index: name for index, name in enumerate(_unlike(names)) if index not in taken}
+    found = []
+    for run, rows in rows_of.items():
+        table = _Table(rows, len(names), metrics, roles, fills_steps=is_history)
+        found.append(table.run_of(f"table {path} {run}", run, stamp, written_at))
     return _with_end(path, found)
 
 
-def _run_of_rows(
-    identity: str,
-    name: str,
-    stamp: str,
-    names: Sequence[str],
-    rows: _Rows,
-    roles: Mapping[str, int],
-    created_at: float,
-) -> SourceRun:
-    """Returns the run of the rows of a table.
+class _Table:
+    """The rows of a run.
 
     Args:
-        identity: see `SourceRun`.
-        name: likewise.
-        stamp: likewise.
-        names: of the columns.
         rows: returns them, a list of cells each; texts are read as numbers.
+        width: how many cells each has.
+        metrics: the names of columns, by index.
         roles: the index of the column that holds "step", "time", "epoch" and "run", as far as there is one;
             without a step, rows are counted.
-        created_at: when the run began, where the first row has no time.
+        fills_steps: a row without a step has the one before it.
     """
-    table = _Table(names, rows, roles)
-    began_at = seconds_of(table.cell(next(filter(None, rows()), []), "time"))
-    run_id = unique_id(name, identity)
-    return SourceRun(run_id, name, identity, stamp, table.read, created_at=began_at or created_at)
 
-
-class _Table:
-    """The rows of one run; see `_run_of_rows`."""
-
-    def __init__(self, names: Sequence[str], rows: _Rows, roles: Mapping[str, int]) -> None:
-        self._width = len(names)
+    def __init__(
+        self,
+        rows: _Rows,
+        width: int,
+        metrics: Mapping[int, str],
+        roles: Mapping[str, int],
+        *,
+        fills_steps: bool = False,
+    ) -> None:
         self._rows = rows
+        self._width = width
+        self._metrics = metrics
         self._roles = roles
-        # In W&B's own history, rows that a trainer did not log lack its step.
-        self._is_history = "_step" in names and names.index("_step") != roles.get("step")
-        taken = {*roles.values(), *([names.index("_step")] if self._is_history else ())}
-        unlike = enumerate(_unlike(names))
-        self._metrics = {index: name for index, name in unlike if names[index] and index not in taken}
+        self._fills_steps = fills_steps
         self._last_step: float | None = None
         # Columns with numbers, and how many texts each column has.
         self._with_numbers: set[int] = set()
         self._texts: Counter[int] = Counter()
+
+    def run_of(self, identity: str, name: str, stamp: str, written_at: float) -> SourceRun:
+        """Returns the run; it began at its first time, else when the table was written."""
+        began_at = seconds_of(self.cell(next(filter(None, self._rows()), []), "time"))
+        run_id = unique_id(name, identity)
+        return SourceRun(run_id, name, identity, stamp, self.read, created_at=began_at or written_at)
 
     def cell(self, row: Sequence[Any], role: str) -> Any:
         """Returns the cell that holds a step, time, epoch or run; None if there is none."""
@@ -191,7 +187,7 @@ class _Table:
         """Yields the values of each row."""
         for number, row in enumerate(filter(None, self._rows())):
             if len(row) < self._width or any(cell not in _EMPTY for cell in row[self._width :]):
-                run.lost["rows with other cells than the first line"] += 1
+                run.lost[_ODD] += 1
             step = self._step_of(row, number)
             if step is None:
                 run.lost["rows without a whole step"] += 1
@@ -208,7 +204,7 @@ class _Table:
 
     def _step_of(self, row: Sequence[Any], number: int) -> int | None:
         step = number if "step" not in self._roles else _number(self.cell(row, "step"))
-        if self._is_history and (step is None or math.isnan(step)):
+        if self._fills_steps and (step is None or math.isnan(step)):
             step = self._last_step
         self._last_step = step
         return whole_number(step) if step is not None and float(step).is_integer() else None
@@ -217,7 +213,9 @@ class _Table:
         values = {}
         for index, metric in self._metrics.items():
             cell = row[index] if index < len(row) else None
-            if (value := _number(cell)) is not None:
+            if not metric:
+                run.left_out["cells of a column without a name"] += cell not in _EMPTY
+            elif (value := _number(cell)) is not None:
                 values[metric] = value
                 self._with_numbers.add(index)
             elif isinstance(cell, str) and cell.strip().lower() in _NO_VALUE:
@@ -229,13 +227,13 @@ class _Table:
 
 def _unlike(names: Sequence[str]) -> list[str]:
     """Returns names of which each is there once: a second "loss" is "loss.1"."""
-    found: dict[str, None] = {}
+    found: list[str] = []
     for name in names:
+        others = {*names, *found}
         numbered = (f"{name}.{number}" for number in itertools.count(1))
-        found[name if name not in found else next(one for one in numbered if one not in {*names, *found})] = (
-            None
-        )
-    return list(found)
+        is_new = not name or name not in found
+        found.append(name if is_new else next(one for one in numbered if one not in others))
+    return found
 
 
 def _number(cell: Any) -> float | None:
@@ -278,24 +276,19 @@ def _is_chart(path: Path) -> bool:
 def _exported_runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
     path = Path(place).absolute()
     # Before it is read: it may grow meanwhile.
-    stamp = stamp_of(path)
-    (first, *names), rows = _read_rows(path)
+    stamp, written_at = stamp_of(path), path.stat().st_mtime
+    names = next(_lines_of(path), [])
     by_run: dict[str, dict[int, str]] = {}
-    for index, name in enumerate(names, 1):
+    for index, name in enumerate(names[1:], 1):
         run, _separator, metric = name.rpartition(" - ")
-        by_run.setdefault(run, {})[index] = metric
+        # The page adds the smallest and the largest of the values that it shows as one point, and its steps.
+        if not metric.endswith(("__MIN", "__MAX")) and metric != "_step":
+            by_run.setdefault(run, {})[index] = metric
     found = []
     for run, metrics in by_run.items():
-        # The page adds the smallest and the largest of the values that it shows as one point, and its steps.
-        left = ("__MIN", "__MAX")
-        kept = {index: name for index, name in metrics.items() if not name.endswith(left) and name != "_step"}
-        of_run = [[row[0], *(row[index] for index in kept if index < len(row))] for row in filter(None, rows)]
-        of_run = [row for row in of_run if any(cell not in _EMPTY for cell in row[1:])]
-        identity, written_at = f"wandb-export {path} {run}", path.stat().st_mtime
-        made = _run_of_rows(
-            identity, run, stamp, [first, *kept.values()], of_run.copy, {"step": 0}, written_at
-        )
-        found.append(made)
+        unlike = dict(zip(metrics, _unlike([*metrics.values()]), strict=True))
+        table = _Table(lambda: itertools.islice(_lines_of(path), 1, None), len(names), unlike, {"step": 0})
+        found.append(table.run_of(f"wandb-export {path} {run}", run, stamp, written_at))
     return _with_end(path, found)
 
 

@@ -6,14 +6,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from destinations.kinds.line import file_inside, number_of
+from destinations.history.metric_summary import metric_of
+from destinations.kinds.line import file_inside
 from destinations.kinds.tables import TABLE
 from destinations.kinds.texts import TEXT
 from destinations.trackers.names import short_hash
 
+from .databases import damage_of, has_tables
 from .media import READERS, UNREADABLE
-from .mlflow import has_tables
-from .source import File, Item, Logged, Source, SourceRun, Values, unique_id
+from .source import File, Item, Logged, Source, SourceRun, Values, unique_id, unreadable_run
 from .tables import STEPS, seconds_of
 
 __all__ = ["TRACKIO"]
@@ -32,25 +33,32 @@ _TEXTS = {"trackio.markdown"}
 def _databases(place: str) -> list[Path]:
     path = Path(place).absolute()
     paths = [path] if path.is_file() else sorted(path.glob("*.db"))
-    return [one for one in paths if one.suffix == ".db" and has_tables(one, "metrics", "configs")]
+    return [one for one in paths if one.suffix == ".db"]
+
+
+def _claims(place: str) -> bool:
+    return any(has_tables(path, "metrics", "configs") for path in _databases(place))
 
 
 def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
     found = []
     for database in _databases(place):
+        if damage := damage_of(database):
+            found.append(unreadable_run(database, damage))
+        if not has_tables(database, "metrics", "configs"):
+            continue
         folder, project = database.parent, database.stem
         with _storage(folder) as storage:
             for record in storage.get_run_records(project):
                 name, run_id = str(record["name"]), record["id"]
                 config = dict(storage.get_run_config(project, name, run_id=run_id) or {})
                 reader = _Reader(folder, project, name, run_id)
-                rows = storage.get_log_count(project, name, run_id=run_id)
                 identity = f"trackio {project} {run_id or name}"
                 made = SourceRun(
                     str(run_id or unique_id(name, identity)),
                     name,
                     identity,
-                    f"{rows} {short_hash(repr(sorted(map(str, config.items()))), 16)}",
+                    reader.stamp,
                     reader.read,
                     created_at=seconds_of(record.get("created_at")) or database.stat().st_mtime,
                     environment={"project": project}
@@ -92,15 +100,23 @@ class _Reader:
         self._folder = folder
         self._run = {"project": project, "run": name, "run_id": run_id}
 
-    def read(self, run: SourceRun) -> Iterator[Item]:
+    def _stored(self) -> tuple[list[Any], list[Any], list[Any], Mapping[str, Any]]:
+        """Returns rows, rows of the machine, alerts and configuration."""
+        about = (self._run["project"], self._run["run"])
         with _storage(self._folder) as storage:
-            logs = storage.get_logs(**self._run)
-            system = storage.get_system_logs(**self._run)
-            run.left_out["alerts"] += len(
-                storage.get_alerts(self._run["project"], self._run["run"], run_id=self._run["run_id"])
-            )
-        if not run.left_out["alerts"]:
-            del run.left_out["alerts"]
+            alerts = storage.get_alerts(*about, run_id=self._run["run_id"])
+            config = storage.get_run_config(*about, run_id=self._run["run_id"])
+            return storage.get_logs(**self._run), storage.get_system_logs(**self._run), alerts, config or {}
+
+    def stamp(self) -> str:
+        """Returns what changes with anything that Trackio has of the run."""
+        return short_hash(repr(self._stored()), 16)
+
+    def read(self, run: SourceRun) -> Iterator[Item]:
+        """Yields rows and media by time."""
+        logs, system, alerts, _ = self._stored()
+        if alerts:
+            run.left_out["alerts"] += len(alerts)
         by_time = [(seconds_of(log.pop("timestamp", None)) or 0.0, 1, log) for log in logs]
         by_time += [(seconds_of(log.pop("timestamp", None)) or 0.0, 0, log) for log in system]
         # Trackio counts the rows that were logged without a step; a trainer's may have its own among them.
@@ -122,9 +138,9 @@ class _Reader:
         numbers: dict[str, float] = {}
         for key, value in values.items():
             name = prefix + key
-            number = float(value) if isinstance(value, bool) else number_of(value)
+            number = metric_of(value)
             if number is not None:
-                numbers[name] = float(number)
+                numbers[name] = number
             elif isinstance(value, str):
                 yield Logged(TEXT, name, step, time, {"text": value})
             elif isinstance(value, dict) and "_type" in value:
@@ -156,7 +172,7 @@ class _Reader:
             run.lost[f"unreadable {what}"] += 1
 
     def _path(self, relative: Any) -> Path:
-        return file_inside(self._folder / "media", relative)
+        return file_inside(self._folder, f"media/{relative}")
 
 
 def _table(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -167,6 +183,6 @@ def _table(rows: list[dict[str, Any]]) -> dict[str, Any]:
 TRACKIO = Source(
     "trackio",
     "Trackio's folder, or the .db of a project in it",
-    lambda place: bool(_databases(place)),
+    _claims,
     _runs,
 )

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import html
+import importlib
 import json
 import math
 import re
@@ -28,7 +29,7 @@ _LOGS = "run-*.wandb"
 _FOLDER = re.compile(r"run-(\d{8}_\d{6})-")
 _STEPS = 1 << 63
 _PRE = re.compile(r'<pre style="white-space: pre-wrap">(.*)</pre>', re.DOTALL)
-_ABOUT = ("entity", "project", "host", "run_group", "job_type", "sweep_id")
+_ABOUT = ("entity", "project", "host", "run_group", "job_type", "git", "sweep_id")
 _OWN = {"_step", "_timestamp", "_runtime"}
 
 
@@ -66,6 +67,12 @@ def _records(path: Path, lost: Counter[str], seen: Bytes) -> Iterator[tuple[str,
             continue
         if kind := record.WhichOneof("record_type"):
             yield kind, getattr(record, kind)
+
+
+def _plain(fields: Any) -> dict[str, Any]:
+    as_dict = importlib.import_module("google.protobuf.json_format").MessageToDict
+    plain: dict[str, Any] = as_dict(fields, preserving_proto_field_name=True)
+    return plain
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -155,7 +162,7 @@ class _Log:
             run_id,
             run_id,
             identity,
-            stamp_of(*paths),
+            stamp_of(*(one for path in paths for one in (path, path.parent / "files"))),
             lambda _run: self._read(),
             facts=lambda _run: self._read_facts(),
         )
@@ -182,17 +189,16 @@ class _Log:
         if not kinds - {"header"}:
             raise SourceError(f"there is no run of W&B in {self.paths[0]}.")
         self._own = self.run.hyperparameters.pop("_wandb", {})
+        self.run.created_at = self.run.created_at or self.paths[0].stat().st_mtime
 
     def _read_fact(self, kind: str, fields: Any) -> None:
         run = self.run
         if kind == "run":
-            begun_at = fields.start_time.ToMicroseconds() / 1e6
-            run.created_at = min(run.created_at or begun_at, begun_at)
+            run.created_at = run.created_at or fields.start_time.ToMicroseconds() / 1e6
             run.name = fields.display_name or run.name
             run.tags, run.notes = tuple(fields.tags), fields.notes
-            run.environment |= {name: getattr(fields, name) for name in _ABOUT if getattr(fields, name)}
-            if fields.git.commit:
-                run.environment["git"] = {"remote_url": fields.git.remote_url, "commit": fields.git.commit}
+            about = _plain(fields)
+            run.environment |= {name: about[name] for name in _ABOUT if about.get(name)}
         if kind in {"run", "config"}:
             config = fields.config if kind == "run" else fields
             self._update(run.hyperparameters, config.update)
@@ -203,8 +209,7 @@ class _Log:
         elif kind == "metric":
             self._axes.define(fields.glob_name or fields.name, fields.step_metric)
         elif kind == "environment":
-            texts = {one.name: text for one, text in fields.ListFields() if isinstance(text, str)}
-            run.environment |= {name: text for name, text in texts.items() if name != "writer_id"}
+            run.environment |= {name: value for name, value in _plain(fields).items() if name != "writer_id"}
         elif kind == "exit":
             code = fields.exit_code
             run.status = {0: "completed", 255: "interrupted"}.get(code, "failed")
@@ -302,7 +307,8 @@ class _Log:
             data = hashlib.md5(read_regular(staged), usedforsecurity=False).digest()
             if base64.b64encode(data).decode() == digest:
                 return Path(staged)
-        return file_inside(self._folder, relative)
+        # From above, because the folder itself may be a link.
+        return file_inside(self._folder.parent, f"{self._folder.name}/{relative}")
 
     def _pictures(self, name: str) -> dict[str, Any]:
         """Returns the images of a table that has nothing else, as those of a list are described."""
@@ -341,6 +347,9 @@ class _Log:
 
     def _files(self) -> Iterator[Item]:
         """Yields the files beside the log, but for media, which their records have named."""
+        if self._folder.is_symlink():
+            self.run.left_out["links"] += 1
+            return
         for path in sorted(self._folder.rglob("*")):
             name = path.relative_to(self._folder).as_posix()
             if path.is_symlink():

@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -35,6 +35,7 @@ from destinations.run_directory.layout import (
     ARTIFACTS_FOLDER,
     HEARTBEAT,
     PARTS_FOLDER,
+    PIECES_STATE,
     SIDECAR,
     WRITERS_FOLDER,
     is_writer_name,
@@ -282,10 +283,13 @@ class BucketCopy:
             if _is_document(path)
         ]
         changed = [one for one in documents if self._has_changed(known, *one)]
-        streams = [one for run in runs.values() for one in run.live.values()]
+        writers = {id(writer) for run in runs.values() for writer in run.writers}
         with ThreadPoolExecutor(_WORKERS, "bucket") as pool:
             list(pool.map(lambda one: self._copy(one[0], one[1]), changed))
-            list(pool.map(self._fetch, streams))
+            # A run that was begun anew drops what the copy has of its writers.
+            for is_writer in (False, True):
+                found = [run for run in runs.values() if (id(run) in writers) is is_writer]
+                list(pool.map(self._fetch, (one for run in found for one in run.live.values())))
         for run in runs.values():
             if not run.live:
                 # What was brought before is brought again where it has changed.
@@ -302,7 +306,11 @@ class BucketCopy:
         live: dict[str, list[RemoteObject]] = {}
         count, cut_at, unlisted = 0, "", ""
         for one in self._store.list():
-            if not self._is_inside(one.name) or _NOT_COPIED & {*_parts(one.name)[:-1]}:
+            folders = one.name.split("/")
+            # None leads out of the copy; links there are found when a file is written.
+            if not all(folders) or any(name[0] == "." or "\0" in name for name in folders):
+                continue
+            if not _NOT_COPIED.isdisjoint(folders[:-1]):
                 continue
             count += 1
             if count > _MAX_OBJECTS:
@@ -317,8 +325,8 @@ class BucketCopy:
             else:
                 live.setdefault(place, []).append(one)
         self.unreadable, self.unlisted = {}, unlisted
-        marked = (one.name.rpartition("/") for one in plain if _parts(one.name)[-1] in _MARKS)
-        places = [*live, *(f"{folder}{slash}" for folder, slash, _ in marked)]
+        named = (one.name.rpartition("/") for one in plain)
+        places = [*live, *(f"{folder}{slash}" for folder, slash, name in named if name in _MARKS)]
         runs = {place: _Copied(place) for place in places}
         # Of a run that the limit cuts, the rows may be among the others.
         self.unreadable |= {place: unlisted for place in runs if cut_at.startswith(place) and unlisted}
@@ -340,7 +348,7 @@ class BucketCopy:
         total = 0
         for one in sorted(listed, key=lambda one: one.size):
             run = _run_of(one.name, runs)
-            if run is None or _parts(one.name)[-1] == HEARTBEAT:
+            if run is None or one.name.rpartition("/")[2] == HEARTBEAT:
                 continue
             total += one.size
             if total > self._max_bytes:
@@ -365,7 +373,10 @@ class BucketCopy:
             return
         here = FolderState.read(live.run.folder, live.run.stream)
         is_here = (here.session, here.last) == (session.number, session.last)
-        if is_here and (live.run.newest is not None or (here.has_ended and not here.lost)):
+        is_same = here.version == session.versions[session.newest_piece]
+        is_known = live.run.newest is not None or (here.has_ended and not here.lost)
+        # Of one that is written, each piece says of which run it is.
+        if is_here and ((is_same and is_known) or live.is_written):
             self._note_lost(live, here)
         elif self._fetched(live, with_plain=False):
             self._note_piece(live, is_whole=False)
@@ -473,15 +484,6 @@ class BucketCopy:
             return _run_of(f"{folder.relative_to(self.folder).as_posix()}/x".removeprefix("./"), self._runs)
         return None
 
-    def _is_inside(self, name: str) -> bool:
-        if any(part.startswith(".") for part in _parts(name)):
-            return False
-        try:
-            path_inside(self.folder, name)
-        except ValueError:
-            return False
-        return True
-
     def _copy(self, prefix: str, path: str) -> None:
         name = prefix + path
         try:
@@ -540,6 +542,7 @@ class BucketCopy:
             for path, one in run.plain.items()
             if os.path.lexists(self.folder / run.prefix / path)
         }
+        copied |= {run.prefix + PIECES_STATE: [0, None] for run in self._runs.values() if run.live}
         replace_file(self.folder / _STATE, json.dumps(copied).encode())
 
     def _remove_unlisted(self, runs: dict[str, _Copied]) -> None:
@@ -547,6 +550,8 @@ class BucketCopy:
         listed = {run.prefix + path for run in runs.values() for path in run.plain}
         for name in self._known().keys() - listed:
             run = _run_of(name, runs)
+            if name.endswith(PIECES_STATE) and name.removesuffix(PIECES_STATE) not in runs:
+                self._remove(name.removesuffix(PIECES_STATE))
             if run is not None and run.live:
                 continue
             with contextlib.suppress(OSError, ValueError):
@@ -571,10 +576,6 @@ class BucketCopy:
         with contextlib.suppress(OSError):
             (folder / HEARTBEAT).touch()
             os.utime(folder / HEARTBEAT, (at, at))
-
-
-def _parts(name: str) -> tuple[str, ...]:
-    return PurePosixPath(name).parts or ("",)
 
 
 def _run_of(name: str, runs: dict[str, _Copied]) -> _Copied | None:

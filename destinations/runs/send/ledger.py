@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import attrs
 
+from destinations.history.cursor import Cursor
 from destinations.runs.content.sources import ReadPosition
 from destinations.runs.errors import RunsError
 from uploads.disk import is_open_file, open_regular, read_regular, replace_file, try_lock
@@ -120,15 +121,14 @@ class SentLedger:
         try:
             position = ReadPosition(**found["position"]) if found["state"] == "done" else ReadPosition()
             self.facts = dict(found.get("facts") or {})
-            # A position of other types is none.
-            if any(
-                not isinstance(one, dict)
-                for one in (position.names, position.lines, position.others, position.writers)
-            ):
-                raise TypeError  # noqa: TRY301  # as what is missing
+            # A position of other types is none, and neither is one of an earlier version.
+            for rows in (position.rows, *(one["rows"] for one in position.writers.values())):
+                for cursor in rows.values():
+                    Cursor.from_json(cursor)
+            dict(position.lines).values()
             self.position = position
             self.state = "done" if found["state"] == "done" else "open"
-        except (KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, TypeError, ValueError):
             self.state = "open"
 
 

@@ -341,7 +341,8 @@ class _Replay:
             self._send_metrics(item)
             return
         step = self._move_to(item, self._main)
-        folder, prefix = writer_path(self._path, item.writer), self._prefix_of_writer(item)
+        folder = item.parent or writer_path(self._path, item.writer)
+        prefix = self._prefix_of_writer(item)
         try:
             call = _call(folder, item, step, self._destination, self._state, prefix)
         except FileNotFoundError as error:

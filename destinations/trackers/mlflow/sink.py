@@ -35,7 +35,6 @@ from .values import (
     artifact_path,
     batches,
     call_service,
-    cell_of,
     cut,
     entity_key,
     is_transient,
@@ -307,9 +306,7 @@ class MLflowSink(Sink):
 
     def log_table(self, stamp: Stamp, columns: list[str], rows: list[list[Any]]) -> None:
         # The format of MLflow's log_table and load_table.
-        document = clean_texts(
-            {"columns": columns, "data": [[plain(cell_of(cell)) for cell in row] for row in rows]}
-        )
+        document = clean_texts({"columns": columns, "data": [[plain(cell) for cell in row] for row in rows]})
         path = self._log_medium("tables", stamp, ".json", json_bytes(document))
         entry = {"path": path, "type": "table"}
         if len(json.dumps([*self._tables, entry])) < _MAX_LIST_OF_TABLES:

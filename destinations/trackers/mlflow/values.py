@@ -13,7 +13,6 @@ __all__ = [
     "artifact_path",
     "batches",
     "call_service",
-    "cell_of",
     "cut",
     "entity_key",
     "is_transient",
@@ -108,13 +107,6 @@ def batches(metrics: list[Any]) -> Iterator[list[Any]]:
         size += more
     if batch:
         yield batch
-
-
-def cell_of(value: Any) -> Any:
-    """Returns a small array as lists; other values unchanged."""
-    if hasattr(value, "tolist") and getattr(value, "size", 0) <= _METRICS_AT_ONCE:
-        return value.tolist()
-    return value
 
 
 def json_bytes(value: Any) -> bytes:

@@ -53,6 +53,7 @@ function factsOf(detail) {
     fact("Duration", formatDuration(detail.duration)),
     fact("Id", detail.run_id),
     fact("Folder", detail.path),
+    fact("Forked from", detail.parent),
     fact("Host", detail.environment?.host ?? detail.environment?.hostname),
     fact("Commit", shorten(detail.git?.commit ?? detail.git?.sha ?? "", 12)),
   );

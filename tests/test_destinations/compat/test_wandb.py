@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import dataclasses
 import importlib
 import json
 import logging
@@ -11,8 +12,10 @@ import sys
 import textwrap
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
+from omegaconf import OmegaConf
 from packaging import version
 from PIL import Image as Pictures
 
@@ -324,6 +327,42 @@ def test_each_kind_of_value_is_a_record_of_its_kind():
     assert [points.name for points in read.records("point_clouds")] == ["cube", "classes"]
     assert [image.name for image in read.records("images")] == ["figure"]
     assert _points(read) == {"number": {0: 1}}
+
+
+@dataclasses.dataclass(slots=True)
+class Settings:
+    """Has no `__dict__`."""
+
+    lr: float = 0.1
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"lr": 0.1},
+        Settings(),
+        argparse.Namespace(lr=0.1),
+        OmegaConf.create({"lr": 0.1, "gone": "${nowhere}"}),
+    ],
+    ids=lambda config: type(config).__name__,
+)
+def test_a_configuration_may_be_of_any_kind(config):
+    """A value of it that cannot be resolved costs itself."""
+    with wandb.init(project="p", name="run", config=config) as run:
+        assert run.config.lr == 0.1
+
+    assert Run.open("runs/p/run").hyperparameters["lr"] == 0.1
+
+
+def test_tables_of_other_libraries_are_tables():
+    """They may be logged as they are, or made a `Table`; integers stay integers."""
+    frame = pl.DataFrame({"class": ["cat", "dog"], "count": [1, 2], "rate": [0.5, 0.25]})
+    with wandb.init(project="p", name="run") as run:
+        run.log({"frame": frame, "table": wandb.Table(dataframe=frame)})
+
+    read = Run.open("runs/p/run")
+    rows = {name: read.table(name).rows for name in ("frame", "table")}
+    assert rows == dict.fromkeys(("frame", "table"), (("cat", 1, 0.5), ("dog", 2, 0.25)))
 
 
 def test_a_table_has_its_rows_and_images_beside_it():

@@ -1,10 +1,11 @@
 """What a history says of rows, and what happens where it cannot say it."""
 
 import logging
+import math
 
 import pytest
 
-from destinations.history.row_chain import ALL, Keep, RowChain, RowPlace, SealedPart
+from destinations.history.row_chain import ALL, Keep, RowChain, RowPlace, SealedPart, drops
 from destinations.run_directory import RunDirectory, read_rows
 from events import Run
 
@@ -90,3 +91,12 @@ def test_history_that_is_shorter_than_its_position_is_no_empty_one(tmp_path):
     with pytest.raises(OSError, match="0 of 5 bytes are there"):
         RowChain.read(csv, 5)
     assert RowChain.read(csv).size == 0
+
+
+@pytest.mark.parametrize(
+    ("step", "time", "dropped"),
+    [(4, 9.0, False), (5, 1.0, False), (5, 2.5, True), (6, 0.0, True), (math.nan, 9.0, False)],
+)
+def test_a_limit_drops_what_was_logged_after_it(step, time, dropped):
+    """Larger steps are dropped, and the step itself from the time of the checkpoint on."""
+    assert drops((5, 2.0), step, time) is dropped

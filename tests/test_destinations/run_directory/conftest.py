@@ -48,7 +48,7 @@ class Driven:
         With long `flush_seconds`, none will be until it is told to.
         """
         self.flush()
-        self.destination._writer._environment.join(60)
+        self.destination._writer._papers.environment.join(60)
 
     def close(self, exception: BaseException | None = None) -> None:
         self.engine.close(exception)

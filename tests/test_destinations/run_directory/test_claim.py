@@ -302,7 +302,7 @@ def test_a_sign_is_sent_where_no_piece_is(tmp_path):
     sign = folder.store / "live" / "rank0" / "0001" / "sign.json"
     for _ in range(5):
         folder.now += 10.0
-        folder.mirror.tick("running")
+        folder.mirror.tick()
         folder.queue.drain(LIMIT_SECONDS)
     assert not sign.exists()
 
@@ -310,7 +310,7 @@ def test_a_sign_is_sent_where_no_piece_is(tmp_path):
     seen = []
     for _ in range(10):
         folder.now += 10.0
-        folder.mirror.tick("running")
+        folder.mirror.tick()
         folder.queue.drain(LIMIT_SECONDS)
         seen.append(sign.read_text() if sign.exists() else "")
     folder.queue.close(LIMIT_SECONDS)

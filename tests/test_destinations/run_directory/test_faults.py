@@ -26,7 +26,7 @@ from destinations.run_directory.folder import HeldFolder, WriterLock
 from destinations.run_directory.journal import Journal
 from destinations.run_directory.layout import journal_path, metrics_name, segment_paths, summary_name
 from destinations.run_directory.metrics_csv import MetricsCsv
-from destinations.run_directory.rank_writer import RankWriter
+from destinations.run_directory.rank_writer import RankWriter, RunOptions
 from destinations.run_directory.segments import MappedSegment
 from events import State
 from uploads.disk import Disk, file_system_of, is_network_file_system
@@ -525,7 +525,7 @@ logging.getLogger("destinations").addHandler(Reports())
 destination = RunDirectory(Path(sys.argv[1]), flush_seconds=0.02)
 state = State("x"); logger = Logger(state, [destination], raise_errors=True); engine = Engine(state, logger)
 engine.run_event("init"); engine.run_event("fit_start"); logger.flush()
-destination._writer._environment.join(60)  # It opens files too; those that it gives back would do to recover for a moment.
+destination._writer._papers.environment.join(60)  # It opens files too; those that it gives back would do to recover for a moment.
 held, step, deadline = [], 0, time.monotonic() + 120
 # Again and again: what a thread was just using comes free a moment later, and would be enough to write with.
 while step < 20_000 or not Reports.texts and time.monotonic() < deadline:
@@ -592,8 +592,7 @@ def test_an_error_in_the_middle_of_a_turn_is_not_mended_by_that_turn(tmp_path, c
         state=State("x"),
         lock=lock,
         documents=Documents(tmp_path / "run", "id", (), "", 0.0),
-        flush_seconds=1000,
-        journal_kind="mapped",
+        options=RunOptions(flush_seconds=1000, journal="mapped"),
         media_stats=fails_once,
         run_folder=HeldFolder(tmp_path / "run"),
     )
@@ -647,7 +646,7 @@ def log(steps):
     for step in steps: logger.log_metrics({"a": float(step)}, step)
     logger.flush()
 log(range(100))
-destination._writer._environment.join(60)  # What it cannot write is an error of its own, which passes by itself.
+destination._writer._papers.environment.join(60)  # What it cannot write is an error of its own, which passes by itself.
 for folder in folders: folder.chmod(0o500)
 for start in range(100, 40_000, 4000): log(range(start, min(40_000, start + 4000)))
 for folder in folders: folder.chmod(0o700)

@@ -4,7 +4,6 @@ import math
 import struct
 import zlib
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -147,12 +146,3 @@ def test_a_negative_length_is_no_length():
 
     assert payloads(_framed(row)) == [(0, 1, None, 0.0, ())]
     assert payloads(_framed(row[:-4] + b"\xff\xff\xff\xff")) == [UnknownFrame()]
-
-
-@pytest.mark.parametrize(
-    ("step", "time", "dropped"),
-    [(4, 9.0, False), (5, 1.0, False), (5, 2.5, True), (6, 0.0, True), (None, 9.0, False)],
-)
-def test_a_resume_drops_what_was_logged_after_its_checkpoint(step, time, dropped):
-    """Larger steps are dropped, and the step itself from the time of the checkpoint on."""
-    assert Resume(5, 2.0).drops(step, time) is dropped

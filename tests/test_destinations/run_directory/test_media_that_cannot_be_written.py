@@ -227,14 +227,14 @@ image = np.zeros((2, 2), np.uint8)
 with Run(RunDirectory(path, flush_seconds=1000), run_name="r") as run:
     run.log_images(image, "a")
     run.flush()
-    run.logger.destinations[0]._writer._environment.join(60)
+    run.logger.destinations[0]._writer._papers.environment.join(60)
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
     held = []
     try:
         while True: held.append(os.open("/dev/null", os.O_RDONLY))
     except OSError: pass
     for step in range(3): run.log_images(image, "b", step=step)
-    run.logger.destinations[0]._lane.flush(60)
+    run.logger.destinations[0]._run._lane.flush(60)
     for fd in held: os.close(fd)
     run.log_images(image, "c")
 sidecar = json.loads((path / "sidecar.json").read_text())

@@ -20,6 +20,7 @@ from destinations.run_directory.pieces import PieceError
 from destinations.run_directory.place import local_folder
 from destinations.run_directory.reader import damage_of_parts, read_series
 from destinations.run_directory.stored_run import StoredRun, session_text
+from destinations.runs import Run as RunReader
 from destinations.runs.content.sources import branches_of
 from destinations.runs.index.bucket import BucketCopy
 from events import Run
@@ -43,7 +44,7 @@ class Patient(RunDirectory):
     """Waits for a sign of another machine without letting time pass."""
 
     def _claim_of(self, uri, state):
-        return Claim(uri, state.rank, self._mirror_seconds, wait=self.wait)
+        return Claim(uri, state.rank, self._options.mirror_seconds, wait=self.wait)
 
     def wait(self, _seconds):
         pass
@@ -58,7 +59,7 @@ class Mirrored(Written):
         super().__init__(run_dir, mirror=str(store), mirror_seconds=10.0, **options)
         assert self.destination.run_dir is not None  # which decides between the run there and one beside it
         self.mirror = self.destination._writer._mirror
-        self.queue = self.destination._files.queue
+        self.queue = self.destination._run.files.store.queue
 
     def send(self):
         """Sends what is new as one piece, and waits until it is there."""
@@ -165,7 +166,7 @@ class Folder:
 
     def send(self):
         self.now += 20.0
-        self.mirror.tick("running")
+        self.mirror.tick()
         self.queue.drain(LIMIT_SECONDS)
 
 
@@ -384,6 +385,8 @@ def test_a_machine_that_comes_back_changes_nothing_of_its_successor(tmp_path, ca
     assert changed == {}
     branch = left_rows(tmp_path / "store", tmp_path / "cache", "loss")
     assert branch == [[(step, step + 0.25) for step in range(5, 10)]]
+    (branch,) = RunReader.open(tmp_path / "cache").branches()
+    assert branch.series("loss").value.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.25, 6.25, 7.25, 8.25, 9.25]
     expected = [(step, step + (0.5 if step > 4 else 0.0)) for step in range(8)]
     assert read_series(fetched(tmp_path / "store", tmp_path / "copy"), "loss") == expected
     assert read_series(tmp_path / "store", "loss") == expected
@@ -682,7 +685,7 @@ def test_while_the_store_is_away_one_piece_waits_and_nothing_is_lost(tmp_path):
     for number in range(50):
         folder.append("metrics.csv", f"{number}\n")
         folder.now += 20.0
-        folder.mirror.tick("running")
+        folder.mirror.tick()
     waiting = folder.queue.unsettled()
     gate.set()
     folder.queue.drain(LIMIT_SECONDS)

@@ -13,7 +13,6 @@ from destinations.run_directory.layout import part_path, parts_path
 from destinations.run_directory.reader import last_rows, take_snapshot
 from destinations.runs import Run
 from destinations.runs.content.follow import Follower
-from destinations.runs.content.rank_reader import RankReader
 from destinations.runs.content.series import run_blocks
 from destinations.runs.content.sources import ReadPosition, items_of
 from destinations.runs.content.where import Where, values_where
@@ -221,20 +220,3 @@ def test_a_reader_sees_what_was_there_where_a_resume_comes_between(tmp_path, mon
     assert seen
     # Who looks twice sees the second time what is there then.
     assert found in (list(range(300)), list(range(405)))
-
-
-def test_a_look_notices_that_an_earlier_part_was_cut(tmp_path):
-    """What a reader holds of a part is not continued where a resume has taken rows out of it."""
-    writer = Writer(tmp_path)
-    writer.log([10_000])
-    writer.log_and_drain(range(1, 200))
-    reader = RankReader(tmp_path, 0)
-    with reader.look() as look:
-        reader.note(look)
-    part = file_of(tmp_path, 1)
-    part.write_bytes(part.read_bytes())
-    os.utime(part, ns=(1, 1))
-
-    with reader.look() as look:
-        assert (look.is_continued, look.is_same_file) == (False, True)
-    writer.die()

@@ -472,10 +472,10 @@ def test_only_rows_of_a_new_part_are_new_to_a_look(tmp_path):
     reader = RankReader(tmp_path, 0)
     writer.log_and_drain(range(25))
     with reader.look() as look:
-        reader.note(look)
+        look.pass_files()
     writer.log_and_drain(range(25, 35))
     with reader.look() as look:
-        reader.note(look)
+        look.pass_files()
 
     writer.log_and_drain(range(35, 225))
 

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import struct
 import zipfile
 import zlib
 
@@ -200,6 +201,18 @@ def test_a_damaged_piece_is_an_error_of_ours(tmp_path):
             assert (folder / "metrics.csv").read_bytes() == content
 
     assert refused > 150
+
+
+def test_a_piece_whose_places_are_wrong_is_damaged(tmp_path):
+    """Its directory says that it begins later than it does, so that its members begin before the file."""
+    path = put_piece(tmp_path / "piece", {"a.json": b"{}"})
+    damaged = bytearray(path.read_bytes())
+    (offset,) = struct.unpack_from("<I", damaged, len(damaged) - 6)
+    struct.pack_into("<I", damaged, len(damaged) - 6, offset + 1000)
+    path.write_bytes(damaged)
+
+    with pytest.raises(PieceError, match="is damaged"):
+        take(tmp_path / "copy", FolderState(1), path)
 
 
 def test_a_piece_that_would_fill_the_memory_or_the_disk_is_refused(tmp_path):

@@ -543,7 +543,7 @@ def test_run_that_lost_records_is_not_completed(tmp_path, monkeypatch):
     """A text that cannot be written costs the status, and the sidecar says what was lost."""
     with Run(RunDirectory(tmp_path / "run"), run_name="mine") as run:
         run.log_metrics({"loss": 1.0}, 0)
-        run.logger.destinations[0]._early_lost = 8  # as many as did not fit before `init`
+        run.logger.destinations[0]._early.lost = 8  # as many as did not fit before `init`
 
     found = sidecar(tmp_path)
     assert (found["status"], found["exception"]) == ("failed to write", "lost 8 records logged before init")

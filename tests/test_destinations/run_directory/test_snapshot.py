@@ -37,7 +37,7 @@ def read_with(run_dir, position):
     """Reads everything once, with a position that was read before; None where that must be done again."""
     folder, path = journal_path(run_dir, 0), run_dir / "metrics.csv"
     fd = os.open(path, os.O_RDONLY)
-    found = module._read(folder, path, fd, position, with_records=True)
+    found = module._read(folder, path, fd, position, module.read_sums(path), None, with_records=True)
     os.close(fd)
     return found
 

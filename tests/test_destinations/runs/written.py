@@ -32,15 +32,15 @@ class Written:
 
     def wait_for_environment(self):
         """After a flush: waits until the file is there that a thread of its own writes."""
-        self.destination._writer._environment.join(300)
+        self.destination._writer._papers.environment.join(300)
 
     def close(self):
         writer = self.destination._writer
         self.engine.close(None)
-        if writer is not None and writer._environment is not None:
+        if writer is not None and writer._papers.environment is not None:
             # A close waits ten seconds for what git and others say of the environment; a busy machine may
             # take longer.
-            writer._environment.join(300)
+            writer._papers.environment.join(300)
 
     def __enter__(self):
         return self

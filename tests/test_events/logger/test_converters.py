@@ -79,10 +79,10 @@ def test_a_table_may_stand_for_columns_or_rows(logger, memory, arguments):
 def test_columns_choose_among_those_of_a_table(logger, memory):
     """They come in the order that was asked for; what a row lacks is None."""
     logger.log_table(["flag", "count"], pd.DataFrame(COLUMNS), "frame")
-    logger.log_table(["b", "a"], [{"a": 1}, {"a": 2, "b": 3}], "dicts")
+    logger.log_table(["b", "a"], [{"a": 1}, {"a": 2, "b": 3}, [4, 5]], "dicts")
 
     assert memory.tables["frame"][0].rows == [[True, 1], [False, 2]]
-    assert memory.tables["dicts"][0].rows == [[None, 1], [3, 2]]
+    assert memory.tables["dicts"][0].rows == [[None, 1], [3, 2], [4, 5]]
 
 
 def test_a_row_that_is_no_dict_costs_itself(memory):
@@ -209,7 +209,23 @@ def test_a_figure_that_cannot_be_drawn_costs_itself(memory, figure, caplog):
 
     (record,) = memory.records
     assert len(record.value["images"]) == 1
-    assert "figure must be one that savefig can draw, got RuntimeError: no renderer." in caplog.text
+    assert (
+        "image must be an array or a figure that can be drawn, got RuntimeError: no renderer." in caplog.text
+    )
+
+
+def test_what_only_converts_to_an_array_is_one(logger, memory):
+    """It needs no shape of its own."""
+
+    class Numbers:
+        def __array__(self, dtype=None, copy=None):
+            return np.full((2, 3), 7, np.uint8)
+
+    logger.log_images([Numbers()], "numbers")
+    logger.log_table(["numbers"], [[Numbers()]])
+
+    assert np.array_equal(memory.records[0].value["images"][0], np.full((2, 3), 7))
+    assert memory.tables["Table"][0].rows == [[[[7, 7, 7], [7, 7, 7]]]]
 
 
 def test_what_is_no_figure_stays_as_it_is():
@@ -219,6 +235,8 @@ def test_what_is_no_figure_stays_as_it_is():
 
 
 def test_an_unknown_column_is_named(logger):
-    """The message has the columns that there are."""
+    """The message has the columns that there are; a name in their place is no table."""
+    with pytest.raises(RecordError, match="must have a list of strings as its columns, got 'scores'"):
+        logger.log_table("scores", pd.DataFrame(COLUMNS))
     with pytest.raises(RecordError, match="must have the column 'loss', got 'count', 'rate', 'text'"):
         logger.log_table(["count", "loss"], pd.DataFrame(COLUMNS))

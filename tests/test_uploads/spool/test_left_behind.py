@@ -15,11 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.servers.stores import MemoryStore
-from uploads.command_line import resume
 from uploads.drain.drain import Drain
 from uploads.errors import SpoolOwnedError, TransientStoreError
 from uploads.handle import UploadState
-from uploads.spool.entry import Entry, read_attempts
+from uploads.spool.entry import read_attempts
 from uploads.spool.ownership import OwnerLock, owner_of
 from uploads.spool.spool import Spool
 from uploads.spool.staging import DiskQuota, Stager, Submission
@@ -380,43 +379,3 @@ def test_a_process_id_that_was_given_again_holds_no_lock(make_queue, make_file):
     handle = make_queue(MemoryStore()).submit(make_file(), "a")
 
     assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
-
-
-@pytest.mark.parametrize(
-    "older",
-    [
-        {"after": [], "after_names": []},
-        {"after": ["2" * 16], "after_names": ["target"]},
-        {"after": [], "boot": None, "store": None},
-    ],
-    ids=["names", "dependency", "first"],
-)
-def test_an_entry_of_a_development_version_is_delivered(tmp_path, older):
-    """Its manifest listed the dependencies, and their names beside them; the first had neither boot nor store."""
-    spool = Spool(tmp_path / "spool")
-    spool.create()
-    staged = spool.tmp / f"host-123-{'a' * 32}"
-    staged.mkdir()
-    (staged / "data").write_bytes(b"moved")
-    entry = Entry(
-        "1" * 16,
-        1,
-        "a",
-        overwrite=False,
-        size=5,
-        crc32=None,
-        staging="moved",
-        source="",
-        after={},
-        submitted_at="",
-    )
-    record = json.loads(entry.to_text()) | older
-    (staged / "entry.json").write_text(
-        json.dumps({key: value for key, value in record.items() if value is not None or key == "crc32"})
-    )
-    store = MemoryStore()
-    store.objects["target"] = b""
-
-    code = resume(spool.path, store=store)
-
-    assert (code, store.objects) == (0, {"a": b"moved", "target": b""})

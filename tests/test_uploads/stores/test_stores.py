@@ -287,7 +287,7 @@ class TestCloudStore:
     ("uri", "message"),
     [
         ("s4://bucket", "did you mean 's3'"),
-        ("http://host/folder", r"Known schemes: az, file, gs, .*s3, sftp, and those of fsspec"),
+        ("http://host/folder", r"Known schemes: az, file, gs, .*s3, sftp, .*and those of fsspec"),
         ("hdsf://host/folder", r"Known schemes"),
         ("s3:/bucket", "'://' is missing"),
         ("", "empty string"),

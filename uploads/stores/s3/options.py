@@ -49,8 +49,7 @@ class S3Options:
         part_threads: Parts in flight at the same time, over all uploads. They are read in pieces while they
             are sent; in memory is one file up to `part_bytes` per worker.
         connect_timeout_seconds: For a connection, and for each piece sent over it.
-        read_timeout_seconds: For each piece of an answer; five times as long for all of it, and a second more
-            for each 32 KiB.
+        read_timeout_seconds: For each piece of an answer.
     """
 
     # Also from the environment, so that the store's URI works in another shell.
@@ -72,7 +71,7 @@ class S3Options:
         """Returns what stands in the URIs of objects."""
         return {name: value for name in _IN_URIS if (value := getattr(self, name)) not in {None, "auto"}}
 
-    def of_session(self) -> dict[str, str]:
+    def of_session(self) -> dict[str, Any]:
         """Returns the arguments of `boto3.Session`."""
         options = {
             "profile_name": self.profile,

@@ -3,12 +3,10 @@
 import base64
 import contextlib
 import hashlib
-import io
 import re
-import socket
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import attrs
 
@@ -19,12 +17,9 @@ from .errors import check_page, check_removed, check_sender, required
 
 __all__ = [
     "Checksum",
-    "DeadlineBody",
     "Part",
     "PartBody",
-    "PatientSocket",
     "Requests",
-    "limit_waits",
     "whole_crc32",
 ]
 
@@ -35,39 +30,13 @@ _MIN_BYTES_PER_SECOND = 32 << 10
 _PATIENCE_SECONDS = 60.0
 _SEND_BYTES = 256 << 10
 _CRC32_BYTES = 4
-_ENDS = 100  # More than any reader asks for after the end, but one that never stops.
-
-
-class _Deadline:
-    """Until when a body is to be read, by its size: a server that reads too slowly is given up."""
-
-    def __init__(self, size: int, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._at = clock() + _PATIENCE_SECONDS + size / _MIN_BYTES_PER_SECOND
-
-    def check(self) -> None:
-        if self._clock() > self._at:
-            raise TransientStoreError(f"the server read less than {_MIN_BYTES_PER_SECOND} bytes per second")
-
-
-class DeadlineBody(io.BytesIO):
-    """A request body with a deadline.
-
-    Gives more than it is asked for: urllib3 asks for 16 KiB at a time, and each piece takes the interpreter's
-        lock.
-    """
-
-    def __init__(self, data: bytes, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(data)
-        self._deadline = _Deadline(len(data), clock)
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        self._deadline.check()
-        return super().read(size if size is None or size < 0 else max(size, _SEND_BYTES))
 
 
 class PartBody:
-    """A request body with a deadline: a part of a file, which is read while it is sent.
+    """A request body: a part of a file, which is read while it is sent.
+
+    Gives larger pieces than urllib3's 16 KiB, since each takes the interpreter's lock. It gives none after a
+    deadline, so that a server that reads too slowly is given up.
 
     Args:
         body: The file.
@@ -82,7 +51,8 @@ class PartBody:
         self._body = body
         self._offset = offset
         self._size = size
-        self._deadline = _Deadline(size, clock)
+        self._clock = clock
+        self._deadline = clock() + _PATIENCE_SECONDS + size / _MIN_BYTES_PER_SECOND
         self.seek(0)
 
     def __len__(self) -> int:
@@ -90,7 +60,8 @@ class PartBody:
 
     def read(self, _size: int = -1, /) -> bytes:
         """Returns the next piece, of whatever size; empty at the end."""
-        self._deadline.check()
+        if self._clock() > self._deadline:
+            raise TransientStoreError(f"the server read less than {_MIN_BYTES_PER_SECOND} bytes per second")
         return next(self._pieces, b"")
 
     def seek(self, position: int, _whence: int = 0, /) -> int:
@@ -101,113 +72,6 @@ class PartBody:
     def tell(self) -> int:
         """Returns where signing begins."""
         return 0
-
-
-class PatientSocket:
-    """A socket with a time limit for a whole answer: a server that sends a byte now and then is given up.
-
-    The socket's own time limit is for each piece. Only waiting is counted, and what was received allows for
-    more, so that a large object may take as long as it takes. A stream that has ended is an error when it is
-    read again and again, as botocore does after a torn "100 Continue".
-
-    Args:
-        connected: The socket.
-        patience_seconds: How long a request may wait in all, besides a second for each 32 KiB that were
-            received.
-        clock: Seconds, monotonic.
-    """
-
-    def __init__(
-        self, connected: Any, patience_seconds: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._socket = connected
-        self._patience_seconds = patience_seconds
-        self._clock = clock
-        self.begin()
-
-    def begin(self) -> None:
-        """Resets the limits for a new request."""
-        self._waited_seconds = 0.0
-        self._received = 0
-        self._ends = 0
-
-    def recv_into(self, buffer: Any, count: int = 0, flags: int = 0) -> int:
-        """As of a socket.
-
-        Raises:
-            TimeoutError: The request has waited too long.
-            ConnectionError: The stream ended long ago.
-        """
-        left = self._patience_seconds + self._received / _MIN_BYTES_PER_SECOND - self._waited_seconds
-        limit = self._socket.gettimeout()
-        started = self._clock()
-        try:
-            if left <= 0:
-                raise TimeoutError(
-                    f"the answer was incomplete at the time limit of {self._patience_seconds:.0f} s"
-                )
-            if limit is None or left < limit:
-                self._socket.settimeout(left)
-            received = int(self._socket.recv_into(buffer, count, flags))
-        finally:
-            self._waited_seconds += self._clock() - started
-            if limit is None or left < limit:
-                self._socket.settimeout(limit)
-        self._received += received
-        self._ends += received == 0
-        if self._ends > _ENDS:
-            raise ConnectionResetError("the server closed the connection in the middle of an answer")
-        return received
-
-    def makefile(self, mode: str = "rb", buffering: int | None = None) -> Any:
-        """As of a socket, for reading; the socket stays open until this is closed too."""
-        raw = socket.SocketIO(cast("Any", self), "r")
-        self._socket._io_refs += 1  # noqa: SLF001  # as `socket.makefile` does
-        return raw if buffering == 0 else io.BufferedReader(raw)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._socket, name)
-
-
-class _PatientConnection:
-    """Mixed into urllib3's connections."""
-
-    patience_seconds: float
-    sock: Any
-
-    def connect(self) -> None:
-        super().connect()  # type: ignore[misc]
-        self.sock = PatientSocket(self.sock, self.patience_seconds)
-
-    def request(self, *arguments: Any, **options: Any) -> Any:
-        if isinstance(self.sock, PatientSocket):
-            self.sock.begin()
-        return super().request(*arguments, **options)  # type: ignore[misc]
-
-
-def limit_waits(client: Any, patience_seconds: float) -> None:
-    """Gives all requests of a client a time limit; see PatientSocket.
-
-    Args:
-        client: From boto3, before its first request.
-        patience_seconds: See PatientSocket.
-    """
-    session = client._endpoint.http_session  # noqa: SLF001  # no public way to its connections
-    pools = {
-        scheme: type(
-            pool.__name__,
-            (pool,),
-            {
-                "ConnectionCls": type(
-                    pool.ConnectionCls.__name__,
-                    (_PatientConnection, pool.ConnectionCls),
-                    {"patience_seconds": patience_seconds},
-                )
-            },
-        )
-        for scheme, pool in session._pool_classes_by_scheme.items()  # noqa: SLF001  # as above
-    }
-    session._pool_classes_by_scheme = session._manager.pool_classes_by_scheme = pools  # noqa: SLF001
 
 
 @attrs.frozen
@@ -265,7 +129,8 @@ class Requests:
         answer = self._client.put_object(
             Bucket=self._bucket,
             Key=key,
-            Body=_to_send(data),
+            # A small one as a bytearray: botocore wraps `bytes` into a stream, a third of the processor time.
+            Body=PartBody(body, 0, len(data)) if len(data) > _SEND_BYTES else bytearray(data),
             Metadata=_metadata(body),
             **(self._extra("PutObject") | headers),
         )
@@ -502,17 +367,6 @@ def _metadata(body: Body) -> dict[str, str]:
     if body.is_measured and body.digest.sha256 is not None:
         sums = {"sha256": body.digest.sha256}
     return {"entry-id": body.identifier, **sums}
-
-
-def _to_send(data: bytes) -> bytearray | DeadlineBody:
-    """Returns a body with a deadline; small ones need none, since the connection's time limit covers them.
-
-    As a bytearray, since botocore wraps `bytes` into a stream, and asks the server for "100 Continue" before
-    it sends a stream: a third of the processor time of a small put.
-    """
-    if len(data) > _SEND_BYTES:
-        return DeadlineBody(data)
-    return bytearray(data)
 
 
 def _encoded_md5(md5: bytes) -> str:

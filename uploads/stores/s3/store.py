@@ -15,7 +15,6 @@ from urllib.parse import quote
 
 import attrs
 
-from uploads.disk import stamp_of
 from uploads.errors import (
     RejectedByStoreError,
     RemoteExistsError,
@@ -32,14 +31,13 @@ from uploads.stores.uri import StoreLocation, compose_uri
 from .errors import check_page, check_removed, check_sender, code_of, required, translated
 from .options import S3Options
 from .parts import PartsUpload, abandon_parts, part_bytes_for
-from .requests import Checksum, Requests, limit_waits, whole_crc32
+from .requests import Checksum, Requests, whole_crc32
 
 __all__ = ["S3Store", "open_at"]
 
 _CHUNK_BYTES = 1 << 20
 _REPLACE_TRIES = 3
 _NAMES_NOTED = 10_000
-_PATIENCE_LIMITS = 5  # S3 may take minutes to complete an upload in parts, and sends a space now and then.
 # How servers refuse a header that they do not know.
 _NOT_KNOWN = {"400", "501", "InvalidArgument", "InvalidRequest", "MalformedXML", "NotImplemented"}
 # How servers refuse an unsigned payload, see `_leave_unsigned`: some check it as if it were signed.
@@ -89,11 +87,9 @@ class S3Store:
         self._takes_conditions = True  # Until the server refuses If-Match.
         self._signs_payload = False  # Until the server refuses what is not signed.
         self._present: set[str] = set()  # Names that exist, or that a put of ours may create.
-        self._lock = threading.Lock()  # Guards client and session, and what checksums are left to try.
+        self._lock = threading.Lock()  # Guards the client, and what checksums are left to try.
         self._client: Any = None
-        self._core: Any = None  # The client's session in botocore.
         self._unsigned: Any = None  # The client's configuration, see `_leave_unsigned`.
-        self._made_from: object = None
 
     def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
         create_only = not overwrite and self._create_only.check(self, name)
@@ -343,14 +339,12 @@ class S3Store:
         return f"{self._uri}/{quote(name)}{self._uri_options}" if name else self._uri + self._uri_options
 
     def renew(self) -> None:
-        """Drops client and session where credentials or their files are others than they were made from.
+        """Makes client and session anew: a live session never reads the credentials file again.
 
-        A live session never reads the credentials file again (boto/botocore#704), and a new one is 1,900
-        objects in cycles: probes of a store that is away share one.
+        See boto/botocore#704.
         """
         with self._lock:
-            if self._client is not None and self._session_sources(again=True) != self._made_from:
-                self._client = None
+            self._client = None
 
     def credential_files(self) -> tuple[Path, ...]:
         names = {
@@ -382,8 +376,8 @@ class S3Store:
         from botocore.config import Config
         from botocore.session import get_session
 
-        self._core = get_session()
-        session = boto3.Session(botocore_session=self._core, **self._options.of_session())
+        core = get_session()
+        session = boto3.Session(botocore_session=core, **self._options.of_session())
         config = Config(
             retries={"total_max_attempts": 1},  # The queue retries.
             max_pool_connections=64,
@@ -393,33 +387,18 @@ class S3Store:
             response_checksum_validation="when_required",
             **self._options.of_client(),
         )
+        parsers = core.get_component("response_parser_factory")
+        # Nobody reads the times of a listing, and parsing them is half its cost. Those of credentials count.
+        parsers.set_parser_defaults(timestamp_parser=str)
         client = session.client("s3", endpoint_url=self._options.endpoint_url, config=config)
-        limit_waits(client, _PATIENCE_LIMITS * self._options.read_timeout_seconds)
+        parsers.set_parser_defaults(timestamp_parser=None)
         client.meta.events.register("before-call.s3.HeadBucket", _follow_no_redirect)
         for operation in ("PutObject", "UploadPart"):
             client.meta.events.register(f"before-call.s3.{operation}", self._leave_unsigned)
+            client.meta.events.register(f"request-created.s3.{operation}", _send_at_once)
         # Made once: it takes a fiftieth of a small put.
         self._unsigned = client.meta.config.merge(Config(s3={"payload_signing_enabled": False}))
-        self._made_from = self._session_sources()
         return client
-
-    def _session_sources(self, *, again: bool = False) -> object:
-        """Returns what tells whether a new session would be another; `again` reads the credentials again.
-
-        Credentials that expire are left out: botocore refreshes them by itself.
-        """
-        from botocore.credentials import Credentials
-        from botocore.exceptions import BotoCoreError
-
-        try:
-            if again and self._options.aws_access_key_id is None:
-                found = self._core.get_component("credential_provider").load_credentials()
-            else:
-                found = self._core.get_credentials()
-        except BotoCoreError as error:  # The next session says so to who needs it.
-            return error
-        keys = found.get_frozen_credentials() if type(found) is Credentials else type(found)
-        return tuple(map(stamp_of, self.credential_files())), keys
 
     def _leave_unsigned(self, context: dict[str, Any], **_: Any) -> None:
         """Spares the SHA-256 of a payload, whose checksum is in a header, which is signed, or in the answer.
@@ -445,6 +424,14 @@ class S3Store:
             if code_of(error) in _NOT_KNOWN:
                 raise NotImplementedError(str(error)) from error
             raise
+
+
+def _send_at_once(request: Any, **_: Any) -> None:
+    """Asks for no "100 Continue", which costs a round trip, and where it is torn botocore reads for ever.
+
+    https://github.com/boto/botocore/blob/1.44.5/botocore/awsrequest.py#L185
+    """
+    del request.headers["Expect"]
 
 
 def _follow_no_redirect(context: dict[str, Any], **_: Any) -> None:

@@ -67,7 +67,7 @@ def write_run(folder, *, lr=0.25, began=NOW, steps=5, error=None, tags=(), run_i
     writer = destination._writer
     run.__exit__(type(error), error, None) if error else run.__exit__(None, None, None)
     # A close waits ten seconds for it; a busy machine may take longer.
-    writer._environment.join(300)
+    writer._papers.environment.join(300)
     return Run.open(folder)
 
 

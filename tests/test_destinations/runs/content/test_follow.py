@@ -110,7 +110,7 @@ def test_a_resume_before_there_was_a_csv(tmp_path):
         for step in range(6):
             written.log({"loss": step / 2}, step)
         first = follower.poll()
-        written.destination._begin_session(written.destination._writer)
+        written.destination._continuation.begin_session()
         written.destination._writer.journal.mark_resume(2, None)
         for step in range(2, 5):
             written.log({"loss": step / 2}, step)
@@ -315,7 +315,6 @@ def test_a_row_that_is_known_by_half(tmp_path, is_left):
             writer.log({"loss": step / 2}, step)
         writer.drain.run()
         # So that it looks at the CSV: what it had open is gone, and so is what came next.
-        follower._leave_segment()
         second = follower.poll()
 
     assert cells(first) == [(0, "loss", 0.0), (0, "acc", 0.0), (1, "loss", 0.5)]
@@ -332,7 +331,7 @@ def test_what_is_remembered_is_bounded(tmp_path):
             writer.log({"loss": step / 2}, step)
             if step % 10 == 9:
                 found += follower.poll()
-                most = max(most, len(follower._recent))
+                most = max(most, *(tail.total() for tail in follower._reader.cursor.tail.values()))
             if step % 50 == 49:
                 writer.drain.run()
 

@@ -1,6 +1,9 @@
 """Runs of MLflow: what is imported is what MLflow's own client finds, in a database and in files."""
 
+import contextlib
 import os
+import shutil
+import sqlite3
 from collections import Counter
 from pathlib import Path
 
@@ -125,6 +128,34 @@ def test_the_store_stays_as_it_is(store, tmp_path):
     client.log_text(first, "later", "later.txt")
     assert import_runs(path, tmp_path / "runs").runs == 1
     assert import_runs(path, tmp_path / "runs").unchanged == 2
+
+
+def test_a_damaged_store_is_said(store, tmp_path):
+    """The runs that MLflow can read of it are there; what is wrong has a message."""
+    path, _, first, running = store
+    copy = tmp_path / "store" / path.name
+    if path.is_dir():
+        shutil.copytree(path, copy)
+        (metric,) = copy.glob(f"*/{first}/metrics/loss")
+        metric.write_text(metric.read_text()[:-20] + "\nnonsense\n")
+        (copy / metric.parents[2].name / ("0" * 32)).mkdir()
+    else:
+        copy.parent.mkdir()
+        # A page of one of its tables, as a disk loses it.
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            (page,) = database.execute("select rootpage from sqlite_master where name = 'metrics'").fetchone()
+            (size,) = database.execute("pragma page_size").fetchone()
+        data = bytearray(path.read_bytes())
+        data[(page - 1) * size : page * size] = b"\xff" * size
+        copy.write_bytes(data)
+
+    report = import_runs(copy, tmp_path / "runs")
+
+    if path.is_dir():
+        assert [text.partition(":")[0] for text in report.failures] == ["0" * 32, first]
+        assert [Run.open(folder).run_id for folder in (tmp_path / "runs").iterdir()] == [running]
+    else:
+        assert report.failures[-1].startswith("mlflow.db: SQLite finds damage in ")
 
 
 def test_artifacts_of_no_run_are_not_read(tmp_path):

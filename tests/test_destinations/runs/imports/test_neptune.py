@@ -150,3 +150,16 @@ def test_again_nothing_is_new(exported, tmp_path):
     assert (found.runs, found.failures) == (1, [])
     assert (again.runs, again.unchanged, more.runs) == (0, 1, 1)
     assert [one.step for one in read_rows(tmp_path / "runs/The first")] == [0, 1, 2, 2, 3]
+
+
+def test_folders_of_files_that_are_links_are_not_followed(exported, tmp_path):
+    """An export of a stranger may link them to any folder of this machine."""
+    (files,) = (exported / "files").iterdir()
+    files.rename(tmp_path / "private")
+    files.symlink_to(tmp_path / "private")
+
+    report = import_runs(exported, tmp_path / "runs")
+
+    assert not report.records["artifact"]
+    assert not report.records["image"]
+    assert (report.runs, report.left_out["paths out of the folder"]) == (1, 4)

@@ -1,8 +1,11 @@
 """Runs of Trackio: what is imported is what Trackio's own storage finds."""
 
+import contextlib
 import importlib.util
 import json
 import os
+import shutil
+import sqlite3
 import subprocess
 import sys
 
@@ -113,3 +116,21 @@ def test_again_nothing_is_new(logged, tmp_path):
     again = import_runs(logged[0] / "Mydigits.db", tmp_path / "runs")
 
     assert (first.runs, again.runs, again.unchanged) == (1, 0, 1)
+
+
+def test_what_changes_in_a_run_is_imported_again(logged, tmp_path):
+    """Also a value that another one replaced, and a database that is damaged is said."""
+    folder = tmp_path / "trackio"
+    shutil.copytree(logged[0], folder)
+    first = import_runs(folder, tmp_path / "runs")
+    with contextlib.closing(sqlite3.connect(folder / "Mydigits.db")) as database:
+        database.execute("update metrics set metrics = replace(metrics, '0.5', '0.25')")
+        database.commit()
+    (folder / "other.db").write_bytes((folder / "Mydigits.db").read_bytes()[:5000])
+
+    changed = import_runs(folder, tmp_path / "runs")
+
+    assert (first.runs, first.failures, changed.runs) == (1, [], 1)
+    (failure,) = changed.failures
+    assert failure.startswith("other.db: SQLite finds damage in ")
+    assert 0.25 in [row.metrics.get("loss") for row in read_rows(tmp_path / "runs/first")]

@@ -199,6 +199,19 @@ def read(folder, *records):
     return list(run.read(run)), run
 
 
+def test_a_file_that_is_added_later_is_imported(tmp_path):
+    """What lies beside the log belongs to the run."""
+    folder = tmp_path / "wandb/run-20250101_000000-mine"
+    (folder / "files").mkdir(parents=True)
+    (folder / "run-mine.wandb").write_bytes(log_bytes([history(_step=0, loss=0.5)]))
+    first, again = (import_runs(tmp_path / "wandb", tmp_path / "runs") for _ in range(2))
+    (folder / "files/notes.txt").write_text("later")
+
+    more = import_runs(tmp_path / "wandb", tmp_path / "runs")
+
+    assert (first.runs, again.unchanged, more.runs, dict(more.records)) == (1, 1, 1, {"artifact": 1})
+
+
 def test_a_path_out_of_the_folder_is_not_followed(tmp_path):
     """A record that names one costs itself."""
     (tmp_path / "run").mkdir()
@@ -209,6 +222,21 @@ def test_a_path_out_of_the_folder_is_not_followed(tmp_path):
 
     assert [item.metrics for item in found] == [{"loss": 0.5}, {}]
     assert run.lost == Counter({"unreadable image-file": 1})
+
+
+def test_a_folder_of_files_that_is_a_link_is_not_followed(tmp_path):
+    """Neither for media, which records name, nor for what lies in it."""
+    (tmp_path / "private").mkdir()
+    PIL.Image.new("RGB", (2, 2)).save(tmp_path / "private/secret.png")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/files").symlink_to(tmp_path / "private")
+
+    found, run = read(
+        tmp_path / "run", history(_step=0, x={"_type": "image-file", "path": "secret.png"}, loss=0.5)
+    )
+
+    assert [item.metrics for item in found] == [{"loss": 0.5}, {}]
+    assert (dict(run.lost), dict(run.left_out)) == ({"unreadable image-file": 1}, {"links": 1})
 
 
 def test_a_file_that_w_and_b_keeps_elsewhere_is_read_if_the_log_knows_its_content(tmp_path):

@@ -120,8 +120,8 @@ def test_the_help_lists_every_tracker_with_its_options(command):
     assert code == 0
     assert lines[1:] == [
         "  run:FOLDER",
-        "      run_id, tags, notes, flush_seconds, if_exists, writer, all_ranks, keep_files,",
-        "      journal, close_seconds, mirror, mirror_seconds, write_rate, clock",
+        "      run_id, tags, notes, flush_seconds, if_exists, fork_from, writer, all_ranks,",
+        "      keep_files, journal, close_seconds, mirror, mirror_seconds, write_rate, clock",
         "  comet:PROJECT or comet:WORKSPACE/PROJECT",
         "      workspace, name, tags, api_key, offline_dir, experiment_key, resume, log_artifacts",
         "  everywhere",

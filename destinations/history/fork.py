@@ -1,0 +1,143 @@
+"""A fork: a run that begins with what another run, its parent, had logged up to a place.
+
+Its first session `follows` a session of the parent, as `sessions.jsonl` says; nothing is copied. Whoever
+reads the rows or records of a run asks here for its parents, and reads of each what its chain says.
+
+A parent is at a path relative to the folder of the fork. It must be the run that was forked: where it was
+moved, deleted, or replaced by another run, readers say so, and have the fork's own rows and records.
+"""
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+
+import attrs
+
+from destinations.run_directory.layout import SIDECAR, NewerFormatError, check_format
+from uploads.disk import read_json, read_regular
+
+from .chain import Chain, Follows, chain_of
+from .sessions import SESSIONS, read_sessions
+
+__all__ = ["Parent", "find_parents", "forks_of", "lineage", "parents_of"]
+
+_log = logging.getLogger("destinations")
+
+_MOST = 100
+# Each problem is logged once.
+_said: set[str] = set()
+
+
+@attrs.frozen
+class Parent:
+    """A run that another one was forked from.
+
+    Attributes:
+        path: its folder.
+        follows: where the fork continues it.
+        chain: its sessions up to there.
+        problem: why it cannot be read, or "".
+    """
+
+    path: Path
+    follows: Follows
+    chain: Chain = attrs.field(repr=False, eq=False)
+    problem: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return self.path.name
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run."""
+        return self.follows.run_id or ""
+
+    def __str__(self) -> str:
+        step = self.follows.step
+        place = f"{self.name} at {'its end' if step is None else f'ba{step}'}"
+        return f"{place}, which cannot be read: {self.problem}" if self.problem else place
+
+
+def find_parents(run_dir: Path, end: str | None = None, *, of: Chain | None = None) -> list[Parent]:
+    """Returns the parent of a run, the parent of that, and so on; the last one may be unreadable.
+
+    Args:
+        run_dir: the folder of the run.
+        end: the id of the session that it is read up to. Default: the newest.
+        of: its sessions, where they are known.
+
+    Raises:
+        OSError: its sessions cannot be read.
+    """
+    try:
+        # Nearly all runs are none, and this is asked at each look at rows.
+        if of is None and b'"run_id"' not in read_regular(run_dir / SESSIONS):
+            return []
+        follows = (Chain(read_sessions(run_dir), end) if of is None else of).origin
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    found: list[Parent] = []
+    folder = run_dir
+    while follows is not None and not (found and found[-1].problem):
+        # The path in the file is relative to the folder itself, wherever a link to it is.
+        found.append(_read(Path(os.path.realpath(folder), follows.run or ""), follows, len(found)))
+        folder, follows = found[-1].path, found[-1].chain.origin
+    return found
+
+
+def _read(folder: Path, follows: Follows, depth: int) -> Parent:
+    try:
+        folder = folder.resolve()
+        problem = _problem(folder, follows) if depth < _MOST else f"it has more than {_MOST} parents"
+        if not problem:
+            return Parent(folder, follows, Chain(read_sessions(folder), follows))
+    except (OSError, ValueError, NewerFormatError) as error:
+        problem = str(error)
+    return Parent(folder, follows, Chain(()), problem)
+
+
+def _problem(folder: Path, follows: Follows) -> str:
+    run_id = read_json(folder / SIDECAR).get("run_id")
+    if run_id is None:
+        return f"it is not at {folder} any more"
+    if run_id != follows.run_id:
+        return f"another run is at {folder}"
+    check_format(folder)
+    if all(line.get("session") != follows.session for line in read_sessions(folder)):
+        return f"{folder} has no session {follows.session}"
+    return ""
+
+
+def parents_of(run_dir: Path, end: str | None = None) -> list[Parent]:
+    """Returns the parents of a run that can be read, see `find_parents`; logs once that one cannot be."""
+    problem = ""
+    try:
+        found = find_parents(run_dir, end)
+    except OSError as error:
+        found, problem = [], f"sessions of run {run_dir} cannot be read: {error}"
+    if found and found[-1].problem:
+        problem = f"run {run_dir} was forked from {found.pop()}. Its rows and records are left out"
+    if problem and problem not in _said:
+        _said.add(problem)
+        _log.warning("%s.", problem)
+    return found
+
+
+def forks_of(run_dir: Path, run_id: str) -> list[str]:
+    """Returns the names of the runs beside a run that were forked from it."""
+    found = []
+    for path in sorted(run_dir.parent.glob(f"*/{SESSIONS}")):
+        with contextlib.suppress(OSError):
+            if run_id.encode() in read_regular(path):
+                parents = find_parents(path.parent)[:1]
+                found += [path.parent.name for one in parents if one.run_id == run_id and not one.problem]
+    return found
+
+
+def lineage(run_dir: Path, end: str | None = None) -> list[tuple[Path, Chain]]:
+    """Returns the folders that have records of a run, oldest first, each with its sessions that count."""
+    parents = [(one.path, one.chain) for one in reversed(parents_of(run_dir, end))]
+    return [*parents, (run_dir, chain_of(run_dir, end))]

@@ -1,0 +1,379 @@
+"""Where a run is written: at the place that it was given, or, where another run is there, at one beside it.
+
+A place that holds a run is opened with a proof that this is the same run, see `RunDirectory`.
+"""
+
+import contextlib
+import logging
+import mmap
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import attrs
+
+from events import RecordError, State, is_restarted_job, redact_text, safe_text
+from uploads.disk import read_json
+
+from .folder import (
+    RunInUseError,
+    RunPathError,
+    WriterLock,
+    check_known,
+    holds_run,
+    run_exists_error,
+    set_aside,
+)
+from .layout import SIDECAR, lock_name
+from .place import Place
+
+if TYPE_CHECKING:
+    from .claim import Claim
+
+__all__ = ["EarlyRecords", "IfExists", "Opening", "Silence", "TakenPlace", "not_writable", "note_session"]
+
+_log = logging.getLogger("destinations")
+
+IfExists = Literal["auto", "resume", "error", "new"]
+
+_MAX_NAMES_BESIDE = 10_000
+_MAX_EARLY_RECORDS = 1000
+# How a run ended, after "a run that".
+_ENDED = {
+    "completed": "was completed",
+    "stopped": "was stopped",
+    "failed": "failed",
+    "interrupted": "was interrupted",
+    "preempted": "was preempted",
+}
+_TO_CONTINUE = (
+    ' To continue the earlier run, pass if_exists="resume", call run.fit_start(batch=...), or load its '
+    "checkpoint in the trainer (ckpt_path, resume_from_checkpoint, autoresume)."
+)
+
+# The sessions that this process has begun: a job that was restarted does not continue these.
+_sessions_here: set[str] = set()
+
+
+def note_session(session: str) -> None:
+    """Notes that this process has begun a session."""
+    _sessions_here.add(session)
+
+
+@attrs.frozen
+class TakenPlace:
+    """A place that is locked, and to which nothing is written yet."""
+
+    place: Place
+    lock: WriterLock
+    claim: "Claim | None"
+
+    @property
+    def is_completed(self) -> bool:
+        """Whether it holds a completed run."""
+        return self._status == "completed"
+
+    @property
+    def what_it_holds(self) -> str:
+        """What it holds, for messages."""
+        return f"holds a run that {_ENDED.get(self._status, 'did not end')}"
+
+    @property
+    def _status(self) -> str:
+        return str(read_json(self.place.folder / SIDECAR).get("status"))
+
+    def continues(self, proof: bool | str | None) -> bool | None:
+        """Returns whether its run is continued, given `State.continues_run`; None if not known yet."""
+        if proof == "unless completed":
+            return not self.is_completed
+        return None if proof is None else bool(proof)
+
+
+class EarlyRecords:
+    """Records that were logged before their run is open, and while it may have to go to another folder.
+
+    Args:
+        where: the run, for messages.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._calls: list[Callable[[], None]] = []
+        self._files: tempfile.TemporaryDirectory[str] | None = None
+        self.lost = 0
+        """How many were dropped, because there were too many, or could not be written."""
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def keep(self, call: Callable[[], None]) -> bool:
+        """Keeps a call; returns False, and keeps nothing, where there are too many."""
+        has_room = len(self._calls) < _MAX_EARLY_RECORDS
+        if has_room:
+            self._calls.append(call)
+        return has_room
+
+    def drop(self) -> None:
+        """Counts a record that is dropped, and says so once."""
+        if not self.lost:
+            _log.error(
+                "run folder %s is not open: %d records are buffered for init; further ones are dropped.",
+                self._where,
+                _MAX_EARLY_RECORDS,
+            )
+        self.lost += 1
+
+    def copy_of(self, path: Path) -> Path:
+        """Copies a file: the caller may change or delete it meanwhile."""
+        if self._files is None:
+            self._files = tempfile.TemporaryDirectory(prefix="early-files-")
+        copy = Path(self._files.name) / uuid.uuid4().hex
+        shutil.copyfile(path, copy)
+        return copy
+
+    def log(self) -> None:
+        """Makes the calls, in their order."""
+        calls, self._calls = self._calls, []
+        for call in calls:
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001  # a bad record must not cost the run
+                self.lost += 1
+                _log.error(
+                    "run folder %s: could not write a record that was logged before init (%s: %s).",
+                    self._where,
+                    type(error).__name__,
+                    redact_text(safe_text(error)),
+                )
+
+    def clear(self) -> None:
+        """Forgets the calls: the records are written, or not to be."""
+        self._calls = []
+
+    def close(self) -> None:
+        """Removes the copies of files."""
+        if self._files is not None:
+            self._files.cleanup()
+
+
+class Silence:
+    """A process that writes nothing: a rank without files, or a forked child of the one that writes.
+
+    It is made before the fork, so that all children of a process tell once.
+    """
+
+    def __init__(self) -> None:
+        # One byte that forked children share: whether one of them has told.
+        self._told = mmap.mmap(-1, 1)
+        self.is_child = False
+        """Whether it is a forked child."""
+        self.names: set[str] = set()
+        """The metrics that a rank without files was given."""
+
+    def note(self, metrics: Iterable[str]) -> None:
+        """Notes metrics that are not written."""
+        self.names.update(metrics)
+
+    def tell(self, what: str, where: object) -> None:
+        """Says once that a child logs something."""
+        if self.is_child and not self._told[0]:
+            self._told[0] = 1
+            _log.warning(
+                "%s is logged in a forked process, such as a worker of a DataLoader, and is not written: "
+                "only the process that began the run writes to %s. Return it from the worker, and log it "
+                "there. Said once.",
+                what,
+                where,
+            )
+
+
+@attrs.define(kw_only=True)
+class Opening:
+    """Opens one run: at its place, or beside it.
+
+    Where the place holds a run, and it is not known yet whether this one continues it, nothing is written
+    there. With the first record, a folder beside it is opened, and records are kept as calls too: a proof may
+    still come, such as a checkpoint that is loaded after an evaluation, and takes them along into the run.
+
+    Args:
+        place: where the run is asked to be.
+        state: of the run.
+        if_exists: what to do if another run is there.
+        run_id: the id that the run was given, or None.
+        is_trainer: whether it is the trainer's run, and not a named writer's.
+        is_shared: whether several ranks write it, which cannot agree on another place.
+        claim_of: makes the claim on a run in a store, by its URI.
+        start: begins to write a place.
+        leave: closes the folder that is written, and removes it.
+        early: the records that wait.
+
+    Attributes:
+        earlier: the place, taken, while it is not known whether its run is continued.
+        is_reopened: whether the run was completed before.
+    """
+
+    place: Place
+    state: State
+    if_exists: IfExists
+    run_id: str | None
+    is_trainer: bool
+    is_shared: bool
+    claim_of: "Callable[[str, State], Claim]"
+    start: Callable[[TakenPlace], None]
+    leave: Callable[[], None]
+    early: EarlyRecords
+    earlier: TakenPlace | None = attrs.field(default=None, init=False)
+    is_reopened: bool = attrs.field(default=False, init=False)
+
+    def begin(self) -> None:
+        """Opens the place or one beside it; neither where only a later event can tell which of the two."""
+        try:
+            taken = self._take(self.place)
+        except RunInUseError as error:
+            is_again = error.is_same_process and self.if_exists != "error" and not self.is_shared
+            if self.if_exists != "new" and not is_again:
+                raise
+            self._open_beside()
+            return
+        with contextlib.ExitStack() as undo:
+            undo.callback(taken.lock.release)
+            continues = self._continues(taken)
+            if continues is None:
+                self.earlier = taken
+            elif continues:
+                self._reopen(taken)
+                self.start(taken)
+            else:
+                self._open_beside("" if self.if_exists == "new" else taken.what_it_holds)
+                return
+            undo.pop_all()
+
+    def choose(self, *, is_written: bool, for_good: bool = False) -> None:
+        """Opens the earlier run if it is proven by now that this one continues it, else one beside it.
+
+        Args:
+            is_written: whether that one is open already.
+            for_good: whether no proof that comes later counts.
+        """
+        earlier, proof = self.earlier, self.state.continues_run
+        if earlier is None:
+            return
+        if earlier.continues(proof):
+            if is_written:
+                self.leave()
+            self.earlier = None
+            self.start(earlier)
+            self.early.log()
+            return
+        if not is_written:
+            self._open_beside(earlier.what_it_holds)
+            self.early.log()
+        if for_good or proof is not None:
+            self.settle()
+
+    def settle(self) -> None:
+        """Stays beside the earlier run, for good."""
+        earlier, self.earlier = self.earlier, None
+        if earlier is not None:
+            earlier.lock.release()
+            self.early.clear()
+
+    def _take(self, place: Place) -> TakenPlace:
+        """Locks the folder of a place, and fetches what the store has.
+
+        Raises:
+            RunInUseError: another process writes there.
+            RunPathError: it cannot be written, or a newer release wrote the run.
+        """
+        run_dir = place.folder
+        # Before the lock too, so that nothing in the folder changes.
+        check_known(run_dir)
+        lock = WriterLock(
+            run_dir / lock_name(self.state.rank), writer="" if self.is_trainer else run_dir.name
+        )
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+            claim = None if place.uri is None else self.claim_of(place.uri, self.state)
+            if claim is not None:
+                claim.prepare(run_dir, lambda: set_aside(run_dir, lock))
+                check_known(run_dir)
+        except BaseException as error:
+            lock.release()
+            if isinstance(error, OSError) and not isinstance(error, RecordError):
+                raise not_writable(place, error) from error
+            raise
+        return TakenPlace(place, lock, claim)
+
+    def _continues(self, taken: TakenPlace) -> bool | None:
+        """Returns whether the run goes on at the place, also where that is empty; None if not known yet.
+
+        Raises:
+            RunExistsError: a run is there, which `if_exists` refuses, or which is not continued where several
+                ranks write.
+        """
+        run_dir = taken.place.folder
+        if not holds_run(run_dir, self.state.rank):
+            return True
+        if self.if_exists == "error":
+            raise run_exists_error(run_dir, "a run already")
+        if self.if_exists == "new":
+            return False
+        if self.if_exists == "resume" or not self.is_trainer:
+            return True
+        sidecar = read_json(run_dir / SIDECAR)
+        has_id = self.run_id is not None and sidecar.get("run_id") == self.run_id
+        is_restarted = is_restarted_job() and sidecar.get("session") not in _sessions_here
+        if has_id or (is_restarted and not taken.is_completed):
+            return True
+        continues = taken.continues(self.state.continues_run)
+        if not continues and self.is_shared:
+            raise run_exists_error(run_dir, "a run, and several ranks cannot agree on a name beside it")
+        return continues
+
+    def _reopen(self, taken: TakenPlace) -> None:
+        """Notes that a run which is continued was completed; says so unless it was asked for."""
+        self.is_reopened = self.if_exists == "auto" and self.is_trainer and taken.is_completed
+        if self.is_reopened:
+            _log.warning(
+                "run folder %s holds a run that was completed: it is continued. Pass "
+                'if_exists="new" for a folder beside it, or "error" to refuse it.',
+                taken.place.folder,
+            )
+
+    def _open_beside(self, why: str = "") -> None:
+        """Starts at a place with a free name beside the run: `digits-2`.
+
+        Args:
+            why: what is wrong with the place that was asked for; the line that says where the run is tells
+                then how to continue the earlier one.
+        """
+        taken: RecordError = run_exists_error(self.place.folder, "a run already")
+        for number in range(2, _MAX_NAMES_BESIDE):
+            beside = self.place.beside(number)
+            try:
+                free = self._take(beside)
+                if holds_run(beside.folder, self.state.rank):
+                    free.lock.release()
+                    continue
+                self.start(free)
+            except RunInUseError as error:
+                taken = error
+                continue
+            _log.warning(
+                "run folder %s %s: this run is written to %s.%s",
+                self.place,
+                why or "is taken",
+                beside,
+                _TO_CONTINUE if why else "",
+            )
+            return
+        raise taken
+
+
+def not_writable(place: Place, error: OSError) -> RunPathError:
+    """Returns the error for a place that cannot be written."""
+    return RunPathError(f"run folder {str(place.folder)!r} must be writable: {error}.")
