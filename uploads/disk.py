@@ -199,7 +199,7 @@ def look_twice(path: str | Path, look: Callable[[], Result]) -> Result:
 
 
 def read_at(descriptor: int, length: int, offset: int) -> bytes:
-    """Returns bytes of a file from an offset on; fewer only at its end. A single pread(2) may return fewer."""
+    """Returns bytes from an offset on; fewer only at the end of the file, where pread(2) may return fewer."""
     data = os.pread(descriptor, length, offset)
     while len(data) < length and (more := os.pread(descriptor, length - len(data), offset + len(data))):
         data += more
@@ -300,7 +300,7 @@ def read_with_status(path: str | Path, max_bytes: int = MAX_DOCUMENT_BYTES) -> t
     try:
         size = status.st_size
         data = os.read(descriptor, size + 1) if size <= max_bytes else b""
-        # A read returns less than it was asked for above 2 GiB, or on a network disk; more where the file grew.
+        # A read returns less than asked for above 2 GiB or on a network disk, more where the file grew.
         while size != len(data) <= max_bytes and (more := os.read(descriptor, _CHUNK_BYTES)):
             data += more
     finally:
