@@ -41,7 +41,7 @@ _log = logging.getLogger("events")
 
 _PARENT_CHECK_SECONDS = 5.0
 _END_SECONDS = 5.0
-_KILL_SECONDS = 1.0
+_KILL_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
 _TRIES = 2
 # Leaves a processor that both want to training, nine parts of ten.
