@@ -1,6 +1,7 @@
 """`Health`: whether a run and its uploads are well, for monitors on the same machine."""
 
 import http.server
+import socketserver
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -15,10 +16,18 @@ if TYPE_CHECKING:
     from events import Logger, State
     from uploads import Gauge, UploadQueue
 
-__all__ = ["Health", "handler_of"]
+__all__ = ["Health"]
 
 _STOP_SECONDS = 5.0
 _MAX_PORT = 65535
+_OWN_HOSTS = ("127.0.0.1", "localhost")
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    """A server that does not ask for the name of its host, as `http.server`'s does: that may take seconds."""
+
+    allow_reuse_address = True
+    daemon_threads = True
 
 
 class Health(LoggerDestination):
@@ -50,14 +59,14 @@ class Health(LoggerDestination):
             raise ValueError(f"port must be from 0 to 65535, got {port}.")
         super().__init__(require=require)
         self._port = port
-        self._server: http.server.ThreadingHTTPServer | None = None
+        self._server: _Server | None = None
         self._thread: threading.Thread | None = None
         self._beat = 0.0
 
     @property
     def address(self) -> str:
         """The address of the server, such as "http://127.0.0.1:9464"; "" while none runs."""
-        return "" if self._server is None else f"http://127.0.0.1:{self._server.server_port}"
+        return "" if self._server is None else f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def place(self) -> str:
         """Returns the address."""
@@ -67,9 +76,8 @@ class Health(LoggerDestination):
         self._beat = time.monotonic()
         if state.local_rank:
             return
-        handler = handler_of(lambda: list(self._gauges(state, logger)))
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", self._port), handler)
-        self._server.daemon_threads = True
+        handler = _handler_of(lambda: list(self._gauges(state, logger)))
+        self._server = _Server(("127.0.0.1", self._port), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
         self._thread.start()
 
@@ -111,7 +119,7 @@ class Health(LoggerDestination):
                 yield from spool_gauges(queue.backlog().spool)
 
 
-def handler_of(gauges: "Callable[[], list[Gauge]]") -> type[http.server.BaseHTTPRequestHandler]:
+def _handler_of(gauges: "Callable[[], list[Gauge]]") -> type[http.server.BaseHTTPRequestHandler]:
     """Returns a handler that answers `/healthz` and `/metrics`, and nothing else."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -121,7 +129,11 @@ def handler_of(gauges: "Callable[[], list[Gauge]]") -> type[http.server.BaseHTTP
         def do_GET(self) -> None:
             from uploads import exposition
 
+            host = self.headers.get("Host", "").rpartition(":")[0]
             match self.path:
+                case _ if host not in _OWN_HOSTS:
+                    # A page of another site whose name leads here.
+                    self._answer(403, "text/plain", f"ask for {' or '.join(_OWN_HOSTS)}.\n")
                 case "/healthz":
                     self._answer(200, "text/plain", "ok\n")
                 case "/metrics":

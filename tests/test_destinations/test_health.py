@@ -12,9 +12,10 @@ from destinations.testing import DestinationContract
 from events import Run
 
 
-def ask(health, path):
+def ask(health, path, **headers):
     """Returns the answer of the server."""
-    with urllib.request.urlopen(health.address + path, timeout=30) as answer:  # noqa: S310
+    request = urllib.request.Request(health.address + path, headers=headers)  # noqa: S310  # on loopback
+    with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310  # as above
         return answer.read().decode()
 
 
@@ -47,6 +48,8 @@ def test_a_monitor_sees_the_run_and_its_uploads(tmp_path):
         found = figures(ask(health, "/metrics"))
         with pytest.raises(urllib.error.HTTPError, match="404"):
             ask(health, "/etc/passwd")
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            ask(health, "/metrics", Host="evil.example:9464")
 
     spool = f'{{spool="{tmp_path / "spool"}",store="{(tmp_path / "store").as_uri()}"}}'
     assert found["destinations_batch", '{run="digits"}'] == 1
