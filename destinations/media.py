@@ -91,7 +91,7 @@ def to_numpy(value: Any) -> Array:
             value = value.to_dense()
         return np.asarray(value.resolve_conj().resolve_neg().numpy())
     array = np.asarray(value)
-    # Floats of 8 and 16 bits that numpy lacks, as those of jax.
+    # jax has floats of 8 and 16 bits that numpy lacks.
     return array.astype(np.float32) if array.dtype.kind == "V" and array.dtype.names is None else array
 
 

@@ -683,7 +683,7 @@ class Session:
         self._end_stage(Event.PREDICT_END)
 
     def advance_to(self, step: int | None, epoch: float | None = None) -> None:
-        """Advances the timestamp to that of a record, for trainers without loop events; never goes back."""
+        """Advances the timestamp to a record's, for trainers without loop events; never goes back."""
         timestamp = self.state.timestamp
         if step is not None and step > timestamp.batch.value:
             timestamp = timestamp.copy(batch=int(step))

@@ -34,7 +34,7 @@ class Follows:
         step: the step from which training goes on; None if that is not known.
         run: of a fork, the folder of the run that the session is of, relative to the folder of this one.
         run_id: of a fork, the id of that run.
-        mark: of a fork, the number of the checkpoint among those of the session; None for no checkpoint.
+        mark: of a fork, the number of the session's checkpoint; None for no checkpoint.
         time: of a fork, when the checkpoint was saved, in seconds since 1970.
         before: of a fork at a step: what has this step or a later one does not count.
     """

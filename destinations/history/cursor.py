@@ -152,7 +152,7 @@ class Look:
     def __init__(self, snapshot: MetricsSnapshot, cursor: Cursor) -> None:
         self.snapshot = snapshot
         self._cursor = cursor
-        # The session that the rows of the CSV are of, after those of earlier sessions.
+        # The session that wrote the rows of the CSV, after the rows of earlier sessions.
         self._newest = snapshot.history.newest
         csv, place = snapshot.csv, cursor.place
         self._place = place if place is not None and place.is_in(csv) else None
@@ -236,7 +236,7 @@ class Look:
     # Row by row.
 
     def new_rows(self) -> Iterator[MetricRow]:
-        """Yields the rows that were not read, those of the journal too; iterate it to its end."""
+        """Yields the rows that were not read, from the files and the journal; iterate it to its end."""
         snapshot, cursor = self.snapshot, self._cursor
         for file, _ in self._inherited():
             yield from file.rows()

@@ -34,7 +34,7 @@ def read_sessions(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def read_lines(folder: Path, name: str = SESSIONS) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """Returns the lines of `sessions.jsonl`, or another such file, and those that are damaged."""
+    """Returns the lines of `sessions.jsonl`, or of another such file, and the damaged lines."""
     try:
         data = read_regular(folder / name).removeprefix(codecs.BOM_UTF8)
     except (FileNotFoundError, NotADirectoryError):

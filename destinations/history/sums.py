@@ -224,7 +224,7 @@ class CheckedBlocks:
         tail: what `position.json` says of the rows behind the last block; None without one.
 
     Attributes:
-        blocks: those that are compared.
+        blocks: the blocks to compare.
         damaged: those found damaged so far, by where they begin.
         problem: what is wrong with the file as a whole; None if nothing is known to be.
         lost: how many rows it lacks at its end.

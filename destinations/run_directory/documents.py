@@ -193,7 +193,7 @@ class Documents:
         append_record(session_path(self._run_dir, self.sessions.current, CHECKPOINTS), dict(place))
 
     def add_hyperparameters(self, hyperparameters: dict[str, Any], place: int = 0) -> None:
-        """Adds hyperparameters to those of earlier calls.
+        """Adds hyperparameters to what earlier calls gave.
 
         Args:
             hyperparameters: nested.
@@ -501,7 +501,7 @@ def hyperparameters_of(
 
     Args:
         run_dir: the folder of the run.
-        lines: those of the sessions; others are left out. A fork begins with what its parent had.
+        lines: the sessions' lines; others are left out. A fork begins with what its parent had.
         chain: the sessions.
 
     Returns:

@@ -1,7 +1,7 @@
 """Where a new run is forked from another: what `RunDirectory(..., fork_from="digits@ba120")` names.
 
-The place is that of a checkpoint where the parent has saved one at this step, and then exact: it has so many
-rows and records of a session, whatever their steps. Otherwise it is a step: what was logged before it.
+Where the parent saved a checkpoint at this step, the place is exact: so many rows and records of a session,
+whatever their steps. Otherwise the place is the step, and everything logged before it belongs.
 """
 
 import os
@@ -84,7 +84,7 @@ class _Parent:
         self._chain = Chain(lines)
 
     def checkpoints(self) -> list[Mapping[str, Any]]:
-        """Returns the checkpoints, newest first: those that belong to the run, then those of its branches."""
+        """Returns the checkpoints, newest first: the run's own, then its branches'."""
         own: list[Mapping[str, Any]] = []
         left: list[Mapping[str, Any]] = []
         others = [one for one in reversed(self._lines) if one not in self._chain.sessions]

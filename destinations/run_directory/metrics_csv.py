@@ -389,7 +389,7 @@ class MetricsCsv:
         self._written = len(self._sums.blocks), size + len(lines)
 
     def _save_sums(self, *following: BlockSums) -> None:
-        """Replaces the file of the checksums: by those of this file, and of the one that will follow it."""
+        """Replaces the checksums with the sums of this CSV, and of the CSV that will follow it."""
         content = b"".join(one.content() for one in (self._sums, *following))
         # Where only this name is lost in a power loss, what it replaces says the same of this file.
         with replacement(sums_path(self.path), durable=bool(following), disk=self._disk) as fd:

@@ -136,7 +136,7 @@ class OpenRun:
         taken: the place of the run, which is released with it.
         state: the run.
         options: how it is written.
-        early: records that wait for a run to be open, whose losses are counted as those of this one.
+        early: records that wait for a run to be open; this run counts what is lost of them.
 
     Raises:
         RunPathError: the place cannot be written.

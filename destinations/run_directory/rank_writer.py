@@ -109,7 +109,7 @@ class RunOptions:
 
     Attributes:
         run_id: the id of a new run; None for a random one.
-        tags: added to those of the run.
+        tags: added to the run's tags.
         notes: of the run, if it has none.
         is_trainer: whether it is the trainer's run; rows of a named writer come in any order of their steps.
         flush_seconds: the interval at which rows are drained to the CSV.

@@ -121,7 +121,7 @@ class CsvSnapshot:
         held: the file up to there, if it was read already.
         begin: the offset of the first row. Default: after the header.
         limits: which of its rows do not count, until the writer has written them anew; see `Keep`.
-        checks: the checksums of its rows: those of a damaged block are blank.
+        checks: the checksums of its rows; the rows of a damaged block are blank.
     """
 
     _fd: int
@@ -531,7 +531,7 @@ class MetricsSnapshot:
         return found + (self.damage_of_csv() if pages else self._problems())
 
     def rows(self) -> "Iterator[MetricRow]":
-        """Yields all rows but those of damaged blocks; holds none of the files."""
+        """Yields all rows outside damaged blocks; holds no file open."""
         for file in self.files():
             yield from filter(is_sound, file.rows())
         yield from self.journal_rows()
@@ -630,7 +630,7 @@ def take_snapshot(
         run_dir: the folder of the run.
         rank: the rank that logged the rows.
         with_records: whether to read the journal as well.
-        end: where the rows end. Default: with those of the newest session.
+        end: where the rows end. Default: with the newest session.
         with_parents: whether a fork begins with the rows of its parents.
 
     Raises:
@@ -933,7 +933,7 @@ def _settled(
 
 
 def _rows_of(place: RowPlace, history: RowChain, csv: CsvSnapshot, *, has_view: bool) -> CsvSnapshot:
-    """Returns the rows of the CSV that the newest session has up to a place, after those of earlier ones."""
+    """Returns the newest session's rows of the CSV up to a place, which follow the earlier sessions' rows."""
     view, sealed = history.view or 0, history.sealed_rows(place.session)
     begin = csv.begin if has_view or not view else csv.offset_of(view)
     if place.rows is not None:

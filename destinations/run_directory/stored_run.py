@@ -99,7 +99,7 @@ class StoredSession:
         is_claimed: whether it has its `session.json`.
         is_over: whether it has its `successor.json`.
         moved: the names of files that it sent when it had a successor, each the quoted path of one.
-        versions: those of the pieces, by name.
+        versions: the version of each piece, by name.
     """
 
     number: int
@@ -111,7 +111,7 @@ class StoredSession:
 
     @property
     def newest_piece(self) -> str:
-        """The name of the newest piece: of those that end last, the one that covers least."""
+        """The name of the newest piece: among the pieces that end last, the one that covers least."""
         last = self.last
         return piece_name(max(first for first, end in self.pieces if end == last), last)
 
@@ -200,7 +200,7 @@ class StoredRun:
     def branches(self) -> "list[StoredRun]":
         """Returns the sessions that went on when another machine had continued the run, each as a run.
 
-        Their folders are below that of the run, under the same names as in the store. Call `fetch` before.
+        Their folders are below the run's folder, under the same names as in the store. Call `fetch` before.
         """
         found: list[StoredRun] = []
         if (newest := self.newest) is None:

@@ -766,7 +766,7 @@ class Branch(Run):
     """A run as one of its sessions had it; see `Run.branch`.
 
     It has the rows of rank 0 and the records of that session, and of the sessions that it continued; status,
-    hyperparameters and environment are those of the session. Named writers belong to the run alone.
+    hyperparameters and environment are the session's. Named writers belong to the run alone.
 
     Args:
         run: the run.

@@ -80,7 +80,7 @@ def verify_run(run_dir: Path, access: RecordAccess, problems: Callable[[], list[
 
 
 def _found(folder: Path, ask: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """Yields what is found; what cannot be read is found too."""
+    """Yields findings; a file that cannot be read is one of them."""
     try:
         yield from ask()
     except (OSError, ValueError) as error:
@@ -132,7 +132,7 @@ def _parts(csv: Path) -> Iterator[Finding]:
 
 
 def _damage_of(part: Any, sealed: SealedPart) -> str | None:
-    """Returns what is wrong with a closed part; None if it is the one that was listed."""
+    """Returns how a closed part differs from its line in the history; None if it does not."""
     if not os.path.lexists(part.path):
         return f"is missing: its {sealed.rows:,} rows are lost"
     with closing(open_regular(part.path)) as fd:

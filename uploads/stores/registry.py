@@ -1,4 +1,4 @@
-"""Opens stores by URI: ours, those of installed packages, those registered by a call, and those of fsspec.
+"""Opens stores by URI: ours, installed packages', registered ones, and fsspec's.
 
 A package adds a store by an entry point in the group `training_destinations.stores`, whose name is the scheme
 and whose value is a factory.

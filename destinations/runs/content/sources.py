@@ -274,7 +274,7 @@ def _branch(
 
 
 def _branch_beside(csv: Path, rank: int, chain: RowChain) -> list[Branch]:
-    """Returns the rows of a session with a folder of its own, without those that the run itself has."""
+    """Returns the rows of a session with a folder of its own, without the rows that the run itself has."""
     own = RowChain.read(csv)
     before, left = chain.sealed_rows(own.newest), []
     for part in own.parts.get(own.newest, ()):

@@ -109,7 +109,7 @@ def _runs(place: str, _: Mapping[str, str]) -> list[SourceRun]:
 
 
 def _found_in(client: Any, folder: Path) -> Iterator[SourceRun]:
-    """Yields the runs of a database or server; those of a folder one by one, as some may be damaged."""
+    """Yields the runs of a database or server. Reads a folder run by run, since some may be damaged."""
     names: dict[str, str] = {}
     if not client.tracking_uri.startswith("file:"):
         for experiment in _pages(lambda token: client.search_experiments(page_token=token)):

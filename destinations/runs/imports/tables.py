@@ -226,7 +226,7 @@ class _Table:
 
 
 def _unlike(names: Sequence[str]) -> list[str]:
-    """Returns names of which each is there once: a second "loss" is "loss.1"."""
+    """Makes names unique: a second "loss" becomes "loss.1"."""
     found: list[str] = []
     for name in names:
         others = {*names, *found}

@@ -216,7 +216,7 @@ class _Log:
             run.exception = f"Exit: code {code}" if code else ""
 
     def _update(self, values: dict[str, Any], items: Iterable[Any]) -> dict[str, Any]:
-        """Sets values, each of which has a path of names and is JSON; returns them all."""
+        """Sets values, given as JSON with a path of names each; returns them all."""
         for item in items:
             *outer, name = list(getattr(item, "nested_key", ())) or [item.key]
             inner = values

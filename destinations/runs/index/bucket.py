@@ -375,7 +375,7 @@ class BucketCopy:
         is_here = (here.session, here.last) == (session.number, session.last)
         is_same = here.version == session.versions[session.newest_piece]
         is_known = live.run.newest is not None or (here.has_ended and not here.lost)
-        # Of one that is written, each piece says of which run it is.
+        # While a run is being written, each piece names its run.
         if is_here and ((is_same and is_known) or live.is_written):
             self._note_lost(live, here)
         elif self._fetched(live, with_plain=False):
