@@ -118,7 +118,7 @@ class Claim:
         self._nonces_here = {own.get("nonce"), own.get("next")} - {None}
         newest = run.newest_session
         if newest is None:
-            is_of_another = run_dir.parent.name == WRITERS_FOLDER and "session" in own
+            is_of_another = self._is_of_writer and "session" in own
             if is_of_another and holds_run(run_dir, self._rank):
                 _log.warning(
                     "run folder %s has rows of a run that is not in %s any more. It is kept as %s.",
@@ -236,6 +236,11 @@ class Claim:
             for numbers in session.pieces
             if self._since <= session.number < self.session
         ]
+
+    @property
+    def _is_of_writer(self) -> bool:
+        """Whether the rows are a named writer's, which belong to whatever run is at the place above."""
+        return self.uri.partition("?")[0].rstrip("/").split("/")[-2:-1] == [WRITERS_FOLDER]
 
     def _own_path(self, run_dir: Path) -> Path:
         return run_dir / (_OWN if self._rank == 0 else f".mirror.{self.stream}.json")

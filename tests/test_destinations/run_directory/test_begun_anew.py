@@ -11,6 +11,7 @@ from destinations.run_directory.stored_run import StoredRun
 from destinations.runs import Run
 from destinations.runs.index.bucket import BucketCopy
 from tests.test_destinations.run_directory.test_mirror import Mirrored, fetched
+from tests.test_destinations.runs.written import Written
 from uploads import open_store
 
 
@@ -159,3 +160,17 @@ def test_a_named_writer_keeps_its_old_rows_aside(tmp_path, caplog):
     assert read_series(folder / "writers" / "eval.aside-1", "loss") == [
         (step, 20.0 + step) for step in range(3)
     ]
+
+
+def test_a_named_writer_of_a_run_without_a_folder_sends_no_row_of_the_deleted_one(tmp_path, monkeypatch):
+    """The folder that stands for the run on this machine has no name by which it is known as a writer's."""
+    store = tmp_path / "store"
+    for value in (10.0, 20.0):
+        for machine, options in ((f"trainer-{value}", {}), ("machine", {"writer": "eval"})):
+            monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / machine))
+            with Written(f"{store.as_uri()}/run", **options) as run:
+                run.log({"loss": value}, 0)
+                run.flush()
+        values, _ = read(BucketCopy(open_store(str(store)), tmp_path / f"copy-{value}"))
+        assert values == {"": [value], "eval": [value]}
+        shutil.rmtree(store)
