@@ -45,6 +45,7 @@ _FEW_TRIES = 8
 # Between two tries: from the first one on twice as long, up to the other.
 _FIRST_PAUSE_SECONDS = 0.1
 _PAUSE_SECONDS = 1.0
+_ALL_INTERVALS = 1 << 53
 _WATCHED_INTERVALS = 2.5
 _SHORTEST_INTERVAL_SECONDS = 2.0
 # A session that has sent nothing yet may still be starting its worker process.
@@ -133,7 +134,9 @@ class Claim:
         if about.get("nonce") in self._nonces_here and own.get("uri") == self.store.uri():
             # The lock of the folder is held, so that the process of that session has ended.
             self._own = {**own, "nonce": about["nonce"]}
-            self.follows, self.run = dict(own.get("follows", {})), own.get("run", self.run)
+            # All that session has sent was in this folder, whatever its spool still sends.
+            self.follows = {**own.get("follows", {}), str(newest.number): _ALL_INTERVALS}
+            self.run = own.get("run", self.run)
             self._before = newest.number, set()
             return
         self._before = newest.number, self._signs(newest.number)

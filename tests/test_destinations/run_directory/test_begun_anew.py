@@ -142,6 +142,36 @@ def test_a_deleted_run_that_nobody_begins_anew_is_gone(tmp_path):
     run.close()
 
 
+@pytest.mark.parametrize("place", ["run", "."])
+def test_a_reader_that_lists_between_the_two_keeps_nothing_of_the_old_run(tmp_path, place):
+    """The new one has said that it writes there, and has sent nothing yet."""
+    store, other = tmp_path / "store" / place, tmp_path / "other"
+    old = Mirrored(tmp_path / "one" / "run", store)
+    old.logger.log_traces({"sample": 7})
+    old.log({"loss": 1.0}, 0)
+    old.stop_sending()
+    copy = BucketCopy(open_store(str(tmp_path / "store")), tmp_path / "copy")
+    copy.refresh()
+    copy.bring(tmp_path / "copy" / place)
+    assert Run.open(tmp_path / "copy" / place).traces()
+    shutil.rmtree(store)
+    write(tmp_path / "two" / "run", other, 30.0)
+
+    claimed = store / "live" / "rank0" / "0001"
+    claimed.mkdir(parents=True)
+    shutil.copy(other / "live" / "rank0" / "0001" / "session.json", claimed)
+    copy.refresh(at_once=True)
+    shutil.copytree(other, store, dirs_exist_ok=True)
+    copy.refresh(at_once=True)
+    copy.bring(tmp_path / "copy" / place)
+
+    run = Run.open(tmp_path / "copy" / place)
+    assert run.traces() == []
+    assert run.series("loss").value.tolist() == [30.0, 31.0, 32.0]
+    old.mirror.finish = lambda *_: old.queue.close(0.0)
+    old.close()
+
+
 def test_a_named_writer_keeps_its_old_rows_aside(tmp_path, caplog):
     """Its folder here is of a run that is not in the store any more."""
     store, folder = tmp_path / "store", tmp_path / "machine" / "run"
