@@ -454,7 +454,7 @@ def test_an_answer_without_its_listing_is_no_empty_listing(proxy, at_proxy, keys
     page = keys and f"<ListBucketResult>{keys}</ListBucketResult>"
     proxy.plan = lambda request: Answer(200, "", (("x-amz-request-id", "1"),), page=page.encode())
 
-    with pytest.raises(TransientStoreError, match="no listing|lacks some of its 2 names"):
+    with pytest.raises(TransientStoreError, match=r"no listing|lacks some of its 2 names"):
         list(open_store(at_proxy).list())
 
 
