@@ -635,7 +635,12 @@ class Spool:
         """Appends to `delivered.jsonl`, then removes the folder; a crash between the two repeats the line."""
         line = json.dumps({"folder": folder, **outcome.to_json()}, ensure_ascii=False)
         with self._log_lock:
+            is_success = outcome.state is UploadState.DONE
+            last_success = None if is_success else self.delivered_at()
             self._append_delivered(line)
+            if not is_success:
+                with contextlib.suppress(OSError):  # Somebody else's file; monitors then see a wrong time.
+                    os.utime(self._delivered, (last_success or 0.0, last_success or 0.0))
         self._empty(folder)
 
     def _empty(self, folder: str) -> None:
@@ -781,7 +786,7 @@ class Spool:
     def delivered_at(self) -> float | None:
         """Returns when a file was delivered last, in seconds since 1970; None if unknown."""
         try:
-            return self._delivered.stat().st_mtime
+            return self._delivered.stat().st_mtime or None
         except OSError:
             return None
 
