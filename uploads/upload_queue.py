@@ -566,6 +566,15 @@ class UploadQueue:
         known = dict.fromkeys((*self._droppable, tuple(map(check_remote_name, remote_names))))
         self._droppable = tuple(group for group in known if any(map(self._ledger.has_name, group)))
 
+    def status(self) -> dict[str, Any]:
+        """Returns what `destinations uploads status --json` prints, without entries, and "room_bytes".
+
+        "room_bytes" is what the spool still takes, by its limit and by the room on its disk.
+        """
+        from .command_line import status
+
+        return {**status(self.spool.path, entries=0), "room_bytes": self._quota.room_bytes()}
+
     def is_retrying(self, failures: int = 1) -> bool:
         """Returns whether an upload has failed so often and is to be tried again: the store may be away."""
         return any(

@@ -168,6 +168,14 @@ class DiskQuota:
         with self._changed:
             return self._problem(size, adds_to_disk=adds_to_disk) is None
 
+    def room_bytes(self) -> int:
+        """Returns how many more bytes have room, by the limit and on the disk."""
+        disk = os.statvfs(self._spool)
+        on_disk = disk.f_bavail * disk.f_frsize - self._free_bytes
+        with self._changed:
+            limit = on_disk if self._spool_bytes is None else self._spool_bytes - self._held_bytes
+        return max(0, min(limit, on_disk))
+
     @contextlib.contextmanager
     def lent(self, size: int) -> Iterator[None]:
         """Does not count bytes while a file is staged that replaces them."""
