@@ -18,7 +18,6 @@ from .sink import WandBSink
 
 __all__ = ["WandB"]
 
-_END_SECONDS = 2.0
 _MODES = ("online", "offline", "disabled")
 
 
@@ -73,8 +72,7 @@ class WandB(Tracker):
     `resume="allow"`.
 
     **Isolation.** `wandb.run` and the functions of the module are not used: the run of this class is its
-    property `run`. Console output is not captured. The service process of W&B is ended at close, if this run
-    started it and it has no other runs.
+    property `run`. Console output is not captured. W&B's own process, `wandb-core`, ends with the program.
 
     Threading, bounds, failures and close: see `Tracker`.
 
@@ -159,9 +157,7 @@ class WandB(Tracker):
         return WandBSink(arguments, self._step_metric, self._close_seconds, run_id)
 
     def post_close(self) -> None:
-        sink, feed = self._sink, self._feed
+        sink = self._sink
         super().post_close()
-        if sink is not None and sink.abandon() and feed is not None:
-            # Its thread still logs the outcome; doing so during interpreter exit would crash: "could not
-            # acquire lock for ... at interpreter shutdown, possibly due to daemon threads".
-            feed.wait_for_end(_END_SECONDS)
+        if sink is not None:
+            sink.warn_if_unfinished()

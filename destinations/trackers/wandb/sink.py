@@ -31,9 +31,8 @@ from destinations.trackers.tracker import (
     log_each_row,
     number,
 )
-from events import RecordError
+from events import RecordError, redact_arguments
 
-from .service import end_service, has_service, kill_service, require_login, service_lock, settings_for
 from .values import artifact_name, cell_of, few_bins, mask_of, media_key, metric_key, path_in_artifact
 
 __all__ = ["WandBSink"]
@@ -74,8 +73,6 @@ class WandBSink(Sink):
         self._metric_names = Names(self._metric_key)
         self._media_names = Names(media_key)
         self._exit_code: int | None = None
-        self._is_service_ours = False
-        self._hooks: tuple[Any, Any] | None = None
 
     # In the training thread.
 
@@ -85,27 +82,16 @@ class WandBSink(Sink):
             if not self._is_created and self.run_id is None:
                 self.run_id = run_id
 
-    def abandon(self) -> bool:
-        """Kills W&B's service if the run did not finish in time, started the service, and is alone in it.
-
-        The logged data is in the file of the run, which `wandb sync` uploads.
-
-        Returns:
-            Whether the service was killed.
-        """
-        run = self.run
-        if run is None and not self._is_service_ours:
-            return False
-        is_killed = self._is_service_ours and kill_service(self._hooks)
-        if run is not None:
+    def warn_if_unfinished(self) -> None:
+        """Says where the data of a run is that did not finish in time."""
+        if self.run is not None:
             _log.warning(
                 "WandB: run %s did not finish within %g seconds. Its data is in %s; "
                 "upload it with `wandb sync`.",
                 self.run_id,
                 self._finish_seconds,
-                Path(str(run.settings.sync_dir)),
+                Path(str(self.run.settings.sync_dir)),
             )
-        return is_killed
 
     # The run.
 
@@ -137,7 +123,7 @@ class WandBSink(Sink):
         import wandb
 
         try:
-            require_login(wandb, self._arguments(wandb))
+            _require_login(wandb, self._arguments(wandb))
         except Exception as error:
             with self._lock:
                 self._error, self._is_created = error, True
@@ -150,7 +136,7 @@ class WandBSink(Sink):
             arguments["resume"] = "allow"
         settings = arguments.pop("settings", None) or {}
         given = settings if isinstance(settings, Mapping) else settings.model_dump(exclude_unset=True)
-        arguments["settings"] = settings_for(wandb, given, self._finish_seconds)
+        arguments["settings"] = _settings(wandb, given, self._finish_seconds)
         return {name: clean_texts(value) for name, value in arguments.items() if value is not None}
 
     def _create(self) -> None:
@@ -161,12 +147,9 @@ class WandBSink(Sink):
             # W&B would replace a missing folder by that of temporary files.
             Path(arguments["dir"]).mkdir(parents=True, exist_ok=True)
         arguments.setdefault("reinit", "create_new")
-        require_login(wandb, arguments)
-        with service_lock:
-            self._hooks = (sys.exit, sys.excepthook)
-            self._is_service_ours = not has_service()
-            run = wandb.init(**arguments)
-        self.run, self.run_id = run, run.id
+        _require_login(wandb, arguments)
+        self.run = run = wandb.init(**arguments)
+        self.run_id = run.id
         run.define_metric(self._step_metric)
         run.define_metric("*", step_metric=self._step_metric)
 
@@ -179,16 +162,9 @@ class WandBSink(Sink):
         self._exit_code = _EXIT_CODES.get(status, 1)
 
     def close(self) -> None:
-        run = self.run
-        try:
-            if run is not None:
-                run.finish(exit_code=1 if self._exit_code is None else self._exit_code)
-        finally:
+        if self.run is not None:
+            self.run.finish(exit_code=1 if self._exit_code is None else self._exit_code)
             self.run = None
-            if self._is_service_ours:
-                with service_lock:
-                    end_service(self._hooks)
-                self._is_service_ours = False
 
     # Records.
 
@@ -297,3 +273,41 @@ class WandBSink(Sink):
 def _caption(stamp: Stamp, index: int = 0) -> str | None:
     caption = stamp.caption(index)
     return caption and without_surrogates(caption)
+
+
+def _settings(wandb: Any, given: Mapping[str, Any], finish_seconds: float) -> Any:
+    """Returns settings without side effects on the process and without secrets; `given` takes precedence."""
+    known = set(getattr(wandb.Settings, "model_fields", None) or ())
+    own: dict[str, Any] = {"console": "off", "silent": True, "save_code": False}
+    if redact_arguments(sys.argv[1:]) != sys.argv[1:]:
+        # W&B records the command line as metadata.
+        own["x_disable_meta"] = True
+    if finish_seconds > 0:
+        own |= {"finish_timeout": finish_seconds, "finish_timeout_raises": True}
+    own = {name: value for name, value in own.items() if not known or name in known}
+    return wandb.Settings(**{**own, **given})
+
+
+def _require_login(wandb: Any, arguments: Mapping[str, Any]) -> None:
+    """Checks for credentials in online mode: W&B would prompt for them on the terminal, in a thread.
+
+    Raises:
+        RuntimeError: no credentials.
+    """
+    mode = arguments.get("mode")
+    settings = arguments["settings"]
+    if mode != "online" or settings.api_key:
+        return
+    try:
+        from wandb.sdk.lib.wbauth import authenticate_session
+
+        host = wandb.setup().settings.base_url
+        found = authenticate_session(host=host, source="WandB", prompt=False)
+    except (ImportError, TypeError, AttributeError):
+        # Another version of W&B, with other internals.
+        return
+    if found is None:
+        raise RuntimeError(
+            "WandB needs an API key for mode='online'. Set WANDB_API_KEY, run `wandb login`, "
+            "or pass mode='offline'."
+        )
