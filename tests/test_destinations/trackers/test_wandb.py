@@ -27,7 +27,7 @@ from destinations.runs.send import send
 from destinations.testing import DestinationContract, DryRun
 from destinations.testing.samples import WEIRD_NAMES, every_kind_of_record
 from destinations.trackers.names import Names
-from destinations.trackers.wandb.values import artifact_name, few_bins, media_key, metric_key
+from destinations.trackers.wandb import artifact_name, few_bins, media_key, metric_key
 from events import Run
 
 pytestmark = [

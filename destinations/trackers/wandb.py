@@ -1,41 +1,130 @@
-"""`WandBSink`: logs records with the package `wandb`, in the background thread.
+"""`WandB`: logs a run to Weights & Biases, or offline to its files.
 
-`values.py` converts names and values to what W&B accepts. Strings must be valid UTF-8: an invalid one in the
-config or the summary makes every later call fail.
+The package `wandb` is imported and called in the background thread only, so that it cannot block training.
 """
 
 import functools
 import html
 import json
 import logging
+import os
+import re
 import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import attrs
 import numpy as np
 from PIL import Image
 
 from destinations.media import histogram_record, video_file, wav_bytes
-from destinations.text.formatting import plain
-from destinations.trackers.names import Names, clean_texts, without_surrogates
+from destinations.text.formatting import describe, plain
+from destinations.trackers.names import Names, as_text, clean_texts, short_hash, without_surrogates
+from destinations.trackers.target import Target
 from destinations.trackers.tracker import (
     Images,
     Row,
     Sink,
     Stamp,
+    Tracker,
     colored_clouds,
     log_each_row,
     number,
+    require_package,
 )
-from events import RecordError, redact_arguments
+from events import RecordError, State, redact, redact_arguments
 
-from .values import artifact_name, cell_of, few_bins, mask_of, media_key, metric_key, path_in_artifact
+__all__ = ["WandB"]
 
-__all__ = ["WandBSink"]
+# Keys that W&B adds to each row.
+_RESERVED = frozenset({"_step", "_timestamp", "_runtime", "_wandb"})
+_MAX_MEDIA_KEY = 60
+_MAX_ARTIFACT_NAME = 120
+_MAX_BINS = 512
+_MAX_CLASSES = 256
+
+
+# Names.
+
+
+def metric_key(name: str, step_metric: str) -> str:
+    """Returns the key of a metric: its name, if valid in W&B.
+
+    Lone surrogates are escaped; an empty name becomes "unnamed"; reserved names and the step metric get the
+    prefix "metric/".
+    """
+    key = without_surrogates(name)
+    if not key:
+        return "unnamed"
+    return f"metric/{key}" if key in _RESERVED or key == step_metric else key
+
+
+def media_key(name: str) -> str:
+    """Returns the key of media or a table, a relative path of at most 60 bytes in W&B's folder."""
+    parts = [part for part in re.sub(r"[\x00-\x1f\x7f]", "_", without_surrogates(name)).split("/") if part]
+    key = "/".join("_" * len(part) if set(part) == {"."} else part for part in parts)
+    if not key.strip():
+        return "unnamed"
+    if len(key.encode()) > _MAX_MEDIA_KEY or key in _RESERVED:
+        key = f"{key.encode()[: _MAX_MEDIA_KEY - 7].decode(errors='ignore')}-{short_hash(name)}"
+    return key
+
+
+def artifact_name(name: str) -> str:
+    """Returns a valid artifact name: at most 120 letters, digits, "-", "_" and "."."""
+    clean = re.sub(r"[^A-Za-z0-9_.-]", "-", name)
+    return (
+        clean if len(clean) <= _MAX_ARTIFACT_NAME else f"{clean[: _MAX_ARTIFACT_NAME - 7]}-{short_hash(name)}"
+    )
+
+
+def path_in_artifact(name: str) -> str:
+    """Returns a valid relative path of a file in an artifact."""
+    parts = [part for part in without_surrogates(name).replace("\\", "/").split("/") if part]
+    return "/".join("_" if part in {".", ".."} else part for part in parts) or "file"
+
+
+# Values.
+
+
+def cell_of(wandb: Any, value: Any) -> Any:
+    """Returns a table cell: a number, a text, an image, or a description of anything else."""
+    if hasattr(value, "getbands"):
+        return wandb.Image(value)
+    value = describe(value)
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return without_surrogates(as_text(value))
+
+
+def mask_of(mask: Any, labels: Mapping[int, str] | None) -> dict[str, Any]:
+    """Returns a mask in W&B's form; with classes above 255, which W&B lacks, all classes are renumbered."""
+    texts = {int(key): without_surrogates(str(text)) for key, text in (labels or {}).items()}
+    if mask.size and int(mask.max()) >= _MAX_CLASSES:
+        classes, numbers = np.unique(mask, return_inverse=True)
+        texts = {
+            number: f"{one}: {texts[one]}" if one in texts else str(one)
+            for number, one in enumerate(classes.tolist())
+        }
+        if len(classes) > _MAX_CLASSES:
+            raise RecordError(f"W&B supports at most {_MAX_CLASSES} classes in a mask, got {len(classes)}.")
+        mask = numbers.reshape(mask.shape)
+    # Without labels, W&B generates one for each possible byte; only the classes in the mask are wanted.
+    texts = texts or {one: str(one) for one in np.unique(mask).tolist()}
+    return {"mask_data": mask.astype(np.int64), "class_labels": texts}
+
+
+def few_bins(counts: list[int], edges: list[float]) -> tuple[list[int], list[float]]:
+    """Merges neighbouring bins down to the maximum of W&B."""
+    size = -(-len(counts) // _MAX_BINS)
+    if size == 1:
+        return counts, edges
+    joined = [sum(counts[start : start + size]) for start in range(0, len(counts), size)]
+    return joined, [*edges[:-1:size], edges[-1]]
+
 
 _log = logging.getLogger("destinations")
 
@@ -311,3 +400,148 @@ def _require_login(wandb: Any, arguments: Mapping[str, Any]) -> None:
             "WandB needs an API key for mode='online'. Set WANDB_API_KEY, run `wandb login`, "
             "or pass mode='offline'."
         )
+
+
+_MODES = ("online", "offline", "disabled")
+
+
+class _Project(Target):
+    """A W&B project; the remote run id is derived from the local one."""
+
+    places = ("PROJECT", "ENTITY/PROJECT")
+
+    @property
+    def remote_id(self) -> str:
+        """Id of the run in the project: letters, digits and "-"."""
+        run_id = self.run.run_id
+        return re.sub(r"[^A-Za-z0-9-]", "-", run_id)[:40] + f"-{short_hash(run_id, 8)}"
+
+    def make(self, tracker: type, shared: Mapping[str, Any]) -> Any:
+        entity, _, project = self.place.rpartition("/")
+        mode = os.environ.get("WANDB_MODE")
+        given = {
+            "entity": entity or None,
+            "name": self.name,
+            "tags": self.run.tags,
+            "notes": self.run.notes or None,
+            "mode": mode if mode in _MODES else "online",
+            "run_id": self.remote_id,
+            "resume": "allow",
+            "init_kwargs": {"resume": None} if self.starts_over else None,
+            "log_artifacts": True,
+        }
+        return tracker(project, **{**given, **shared, **self.options})
+
+    def restart(self) -> None:
+        """Does nothing: without `resume`, a run takes the place of the one that has its id."""
+
+
+class WandB(Tracker):
+    """Logs all records to Weights & Biases.
+
+    ```python
+    Trainer(..., loggers=[WandB("digits", mode="offline")])
+    ```
+
+    Supports metrics, hyperparameters (as the config), tables, images with masks and class labels, texts,
+    audio, video, histograms, point clouds and traces; with `log_artifacts` also files passed to
+    `upload_file`. See docs/trackers.md.
+
+    **Steps.** W&B drops rows whose step is smaller than the last one. So W&B's own step only counts rows, and
+    the logged step is the metric `step_metric`, the x axis of all charts: no row is lost, whatever the order.
+
+    **Ranks.** Rank 0, or with `all_ranks` every rank as a run of its own, grouped by the name of the run.
+
+    **Resume.** A run resumed from a checkpoint continues the run whose id is in the checkpoint, with
+    `resume="allow"`.
+
+    **Isolation.** `wandb.run` and the functions of the module are not used: the run of this class is its
+    property `run`. Console output is not captured. W&B's own process, `wandb-core`, ends with the program.
+
+    Threading, bounds, failures and close: see `Tracker`.
+
+    Args:
+        project: name of the project.
+        entity: user or team; default: W&B's.
+        name: name in W&B; placeholders as in `events.format_run_name`; default: the name of the run.
+        group: group of the run.
+        tags: tags of the run.
+        notes: notes of the run.
+        mode: "online", "offline" for files that `wandb sync` uploads later, or "disabled".
+        run_id: id of the run, new or existing; default: a generated one.
+        resume: "allow", "must", "never" or "auto", as in `wandb.init`; default: "allow" if there is an id.
+        dir: parent of W&B's folder "wandb"; default: `WANDB_DIR`, or the working directory.
+        log_artifacts: log files passed to `upload_file` as artifacts.
+        step_metric: name of the metric that contains the step.
+        init_kwargs: further arguments of `wandb.init`, which take precedence; `settings` may be a dict.
+        options: arguments of `Tracker`.
+
+    Raises:
+        ImportError: the package wandb is not installed.
+        ValueError: an argument is out of its range.
+    """
+
+    sink_class: ClassVar[type[Sink]] = WandBSink
+    target = _Project
+
+    def __init__(
+        self,
+        project: str,
+        *,
+        entity: str | None = None,
+        name: str | None = None,
+        group: str | None = None,
+        tags: Sequence[str] = (),
+        notes: str | None = None,
+        mode: Literal["online", "offline", "disabled"] = "online",
+        run_id: str | None = None,
+        resume: str | None = None,
+        dir: str | Path | None = None,  # noqa: A002  # the name in wandb.init
+        log_artifacts: bool = False,
+        step_metric: str = "global_step",
+        init_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        require_package("wandb", "wandb", "WandB")
+        if mode not in _MODES:
+            raise ValueError(f'mode must be "online", "offline" or "disabled", got {mode!r}.')
+        if not step_metric or step_metric.startswith("_"):
+            raise ValueError(f'step_metric must be a name that does not begin with "_", got {step_metric!r}.')
+        self._project = project
+        self._options = {
+            "entity": entity,
+            "group": group,
+            "tags": redact(tuple(tags)),
+            "notes": redact(notes),
+            "mode": mode,
+            "resume": resume,
+        }
+        self._name = name
+        self._run_id = run_id
+        self._dir = None if dir is None else str(dir)
+        self._log_artifacts = log_artifacts
+        self._step_metric = step_metric
+        self._init_kwargs = dict(init_kwargs or {})
+        super().__init__(**options)
+
+    @property
+    def run(self) -> Any:
+        """The W&B run, for features without a method here; None until it is created, and after close."""
+        return None if self._sink is None else self._sink.run
+
+    def make_sink(self, state: State) -> WandBSink:
+        # Resolved now: the run is created later, and W&B would use the working directory at its first use.
+        folder = self._dir or os.environ.get("WANDB_DIR") or str(Path.cwd())
+        arguments: dict[str, Any] = {"project": self._project, **self._options, "dir": folder}
+        run_id = self._run_id
+        if self._all_ranks and state.world_size > 1:
+            arguments["group"] = arguments["group"] or state.run_name
+            run_id = None if run_id is None else f"{run_id}-rank{state.rank}"
+        arguments |= {"name": self._name_of(self._name, state), **self._init_kwargs}
+        return WandBSink(arguments, self._step_metric, self._close_seconds, run_id)
+
+    def post_close(self) -> None:
+        sink = self._sink
+        super().post_close()
+        if sink is not None:
+            sink.warn_if_unfinished()
