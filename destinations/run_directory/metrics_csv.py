@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
+from destinations.history.csv_file import CsvSnapshot
 from destinations.history.row_chain import Keep, RowChain, SealedPart, history_path
+from destinations.history.sealed import Part, part_begun_by
 from destinations.history.sums import BlockSums, CheckedBlocks, read_sums, sums_path
 from uploads.disk import (
     DISK,
@@ -42,7 +44,6 @@ from .layout import (
     parts_path,
     read_header,
 )
-from .reader import CsvSnapshot, Part, part_begun_by
 
 if TYPE_CHECKING:
     from .frames import RowBlock

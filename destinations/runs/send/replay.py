@@ -19,11 +19,11 @@ from typing import Any
 import attrs
 
 from destinations.base import LoggerDestination
+from destinations.history.snapshot import metric_columns, take_snapshot
 from destinations.kinds import KINDS, kind_of
 from destinations.kinds.artifacts import ARTIFACT
 from destinations.kinds.line import Line
 from destinations.run_directory.layout import SIDECAR, column_of, label_name, writer_path
-from destinations.run_directory.reader import metric_columns, take_snapshot
 from destinations.runs.content.sources import Item, ReadPosition, RewoundError, items_of, ranks_of
 from destinations.runs.errors import RunNotFoundError
 from destinations.runs.files import read_object_file, whole_of

@@ -29,7 +29,7 @@ def test_places_and_limits_say_which_rows_count():
     kept = [(one.number, keep) for one, keep in chain.kept(chain.before)]
     left = {session: [(one.number, keep) for one, keep in parts] for session, parts in chain.left()}
     limit = (7, None)
-    assert kept == [(1, Keep(None, (limit,))), (2, Keep(5, (limit,))), (3, Keep(None, (limit,)))]
+    assert kept == [(1, Keep(None, limit)), (2, Keep(5, limit)), (3, Keep(None, limit))]
     assert left == {"a": kept[:2], "b": kept[2:]}
     assert [one.number for one, _ in chain.kept(RowPlace("a", 10))] == [1]
     assert [keep for _, keep in chain.kept(RowPlace("a"))] == [ALL, ALL]
