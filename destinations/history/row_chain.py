@@ -16,6 +16,7 @@ import attrs
 
 from uploads.disk import read_regular
 
+from .sessions import read_sessions
 from .sums import parse_line, summed_line
 
 __all__ = [
@@ -210,9 +211,19 @@ class RowChain:
         """The number of bytes that count."""
         return len(self.content)
 
-    def add_format2(self, numbers: Iterable[int], rows_in: Callable[[int], int] = lambda _: 0) -> None:
-        """Takes the parts of a folder of format 2, which has no history: all belong."""
+    def add_format2(
+        self, csv: Path, numbers: Iterable[int], rows_in: Callable[[int], int] = lambda _: 0
+    ) -> None:
+        """Takes the parts of a folder of format 2, which has no history: all belong.
+
+        Raises:
+            OSError: the run began in format 3, so that its history is lost.
+        """
         if parts := [SealedPart(number, "", rows_in(number), 0, 0, 0) for number in numbers]:
+            # Sessions of format 2 do not say what they follow.
+            if any("follows" in line for line in read_sessions(csv.parent)[:1]):
+                text = "it is missing, so that nothing says which rows belong"
+                raise OSError(errno.ENODATA, text, str(history_path(csv)))
             self.parts[""] = parts
 
     # Lines.

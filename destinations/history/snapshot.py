@@ -35,6 +35,7 @@ from destinations.run_directory.layout import (
     part_numbers,
     parts_path,
     read_header,
+    writer_of,
 )
 from destinations.run_directory.segments import DecodedSegment, JournalRecord, journal_records
 from uploads.disk import end_of_last_line, read_at
@@ -277,14 +278,15 @@ def take_snapshot(
 def _inherited(run_dir: Path, rank: int, end: End | None, chain: Sequence[Kept]) -> tuple[Part, ...]:
     """Returns the rows of the parents of a fork, within the limit of the oldest of its own sessions."""
     own = chain[0][1] if chain else None
+    goes_by_step = bool(rank or writer_of(run_dir))
     found: list[Part] = []
     for parent in reversed(parents_of(run_dir, None if end is None else end[0])):
         follows = parent.follows
         limit = own if follows.before is None else tighter(own, (follows.before, None))
-        if rank and follows.step is not None:
-            # The sessions of other ranks are others: their rows are compared by step.
+        if goes_by_step and follows.step is not None:
+            # The sessions of other ranks, and of writers, are others: their rows are compared by step.
             limit = tighter(limit, (follows.step, follows.time))
-        to = None if rank else (follows.session, follows.mark)
+        to = None if goes_by_step else (follows.session, follows.mark)
         with take_snapshot(parent.path, rank, end=to, with_parents=False) as snapshot:
             for part in snapshot.missing:
                 part.warn(part.absence)
@@ -421,7 +423,7 @@ def _chain(path: Path, state: CsvState | None) -> RowChain:
     else:
         folder = parts_path(path)
         numbers = [one for one in part_numbers(folder) if state is None or one <= state.parts]
-        chain.add_format2(numbers, functools.partial(_rows_in, folder))
+        chain.add_format2(path, numbers, functools.partial(_rows_in, folder))
     return chain
 
 

@@ -223,7 +223,8 @@ class MetricsCsv:
         self.chain = RowChain.read(self.path, limit)
         there = part_numbers(self.folder)
         if not self.chain.size:
-            self.chain.add_format2(number for number in there if number <= self.format2_parts)
+            numbers = (number for number in there if number <= self.format2_parts)
+            self.chain.add_format2(self.path, numbers)
         last = max((part.number for parts in self.chain.parts.values() for part in parts), default=0)
         found = (Part.find(self.folder, number) for number in there if number > last)
         for part in [part for part in found if part is not None]:

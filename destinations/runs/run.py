@@ -465,7 +465,7 @@ class Run(_Recorded):
         Their rows and records are those of the run. Status, heartbeat, tags and hyperparameters of the run
         are the trainer's; `writer` has those of one.
         """
-        return [] if self.end is not None else writers_of(self.path)
+        return writers_of(self.path)
 
     def writer(self, name: str) -> Run:
         """Returns what one writer has written, as a run of its own.
@@ -779,8 +779,8 @@ class Run(_Recorded):
 class Branch(Run):
     """A run as one of its sessions had it; see `Run.branch`.
 
-    It has the rows and records of that session, and of the sessions that it continued. Status,
-    hyperparameters and environment are the session's.
+    It has the rows and records of that session, and of the sessions that it continued, and those of all named
+    writers. Status, hyperparameters and environment are the session's.
 
     Args:
         run: the run.
