@@ -478,7 +478,7 @@ class Webhook(LoggerDestination):
     def _looked_at(
         self, alerts: Alerts, state: State, logger: Logger
     ) -> Iterator[tuple[str, str, str, bool, str]]:
-        """Yields each possible trouble: its event, the event of its end, where, whether it is there, a text."""
+        """Yields possible troubles: the event, the event of its end, where, whether it is there, a text."""
         now, batch = self._clock(), int(state.timestamp.batch)
         if batch != self._batch:
             self._batch, self._batch_seen = batch, now
