@@ -482,6 +482,7 @@ class Session:
             if name not in self._gone and not known.is_file():
                 self._gone.add(name)
                 logger.delete_file(LiteralName(name), local=True)
+                logger.may_drop_files(LiteralName(name))
         inner = sorted(path.rglob("*"), key=lambda one: (one.name == last, one)) if path.is_dir() else [path]
         name = ""
         for one in inner:

@@ -803,7 +803,7 @@ def test_a_run_folder_that_is_sent(tmp_path, monkeypatch):
     (path,) = files_of(tmp_path)
     second = send(folder, "wandb:tests", cache=tmp_path / "cache")
 
-    assert (first.failed, first.missing, first.rows, first.is_over) == ([], [], 5, True)
+    assert (first.failures, first.missing, first.rows, first.is_over) == ([], [], 5, True)
     assert (second.rows, second.values, dict(second.records)) == (0, 0, {})
     assert files_of(tmp_path) == [path]
     (about,) = records_of(path, "run")[:1]
