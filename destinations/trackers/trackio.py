@@ -232,7 +232,7 @@ class Trackio(Tracker):
 
 
 def _require_trackio() -> None:
-    require_package("trackio", "trackio", "Trackio")
+    require_package("trackio", "Trackio")
 
 
 def _rgb(pixels: Any) -> Any:
