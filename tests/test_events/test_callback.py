@@ -41,6 +41,7 @@ def test_a_destination_adds_records_and_files():
         "file_uri",
         "has_uploaded",
         "list_files",
+        "may_drop_files",
         "can_upload_files",
         "keeps_files_here",
         "flush",

@@ -27,7 +27,7 @@ from PIL import Image
 from destinations import MLflow
 from destinations.testing import DestinationContract, DryRun
 from destinations.testing.samples import WEIRD_NAMES
-from destinations.trackers.mlflow.values import artifact_key, batches, entity_key, is_transient
+from destinations.trackers.mlflow import artifact_key, batches, entity_key, is_transient
 from destinations.trackers.names import Names
 from events import Run
 
