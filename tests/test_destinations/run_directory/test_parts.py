@@ -393,6 +393,7 @@ def test_folder_of_format_2_is_read_and_continued(tmp_path, batch):
             if step % 50 == 49:
                 run.flush()
     (run_dir / "metrics.history.jsonl").unlink()
+    (run_dir / "sessions.jsonl").unlink()
     as_csv(run_dir, numbers(run_dir)[:2])
     before = [row.step for row in read_rows(run_dir)]
 
