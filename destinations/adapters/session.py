@@ -35,6 +35,7 @@ from events import (
     agree_on_name,
     agreed_run_name,
     new_run_name,
+    state_keys,
 )
 
 __all__ = [
@@ -59,19 +60,15 @@ _NUMBERS = frozenset({bool, int, float})
 _opened: "weakref.WeakSet[Session]" = weakref.WeakSet()
 
 
-def missing_package_error(package: str, extra: str | None, error: ImportError) -> ImportError:
+def missing_package_error(package: str, error: ImportError, note: str = "") -> ImportError:
     """Returns an error that tells how to install a missing package.
 
     Args:
         package: the missing package.
-        extra: the extra of this project that includes it; None if it needs an environment of its own.
         error: the original import error.
+        note: what to say behind the command.
     """
-    hint = (
-        f"pip install 'training-destinations[{extra}]'"
-        if extra
-        else f"pip install {package}, in an environment of its own"
-    )
+    hint = f"pip install {package}{note}"
     return ImportError(f"this adapter needs the package {package!r}: {error}. Run: {hint}", name=package)
 
 
@@ -481,6 +478,7 @@ class Session:
             if name not in self._gone and not known.is_file():
                 self._gone.add(name)
                 logger.delete_file(LiteralName(name), local=True)
+                logger.may_drop_files(LiteralName(name))
         inner = sorted(path.rglob("*"), key=lambda one: (one.name == last, one)) if path.is_dir() else [path]
         name = ""
         for one in inner:
@@ -539,10 +537,9 @@ class Session:
 
     def _for_each_stateful(self, action: str, call: Callable[[str, Any], None]) -> None:
         """Calls `call` with each callback and destination, and a name that is stable across sessions."""
-        for callback in self._callbacks:
-            call(_unique(type(callback).__name__, callback, self._callbacks), callback)
-        for destination in self._destinations:
-            name = _unique(type(destination).__name__, destination, self._destinations)
+        for name, callback in state_keys(self._callbacks).items():
+            call(name, callback)
+        for name, destination in state_keys(self._destinations).items():
             self.logger.faults.guard(destination, action, call)(f"destination:{name}", destination)
 
     # Events that move the timestamp.
@@ -732,10 +729,3 @@ class SessionMixin(SessionContext):
     def close(self) -> None:
         """Ends the run: flushes and closes the destinations. Also done at interpreter exit."""
         self._session.close()
-
-
-def _unique(name: str, one: object, others: Iterable[object]) -> str:
-    """Returns a class name, numbered from the second object of that class on."""
-    alike = [other for other in others if type(other).__name__ == name]
-    place = next(index for index, other in enumerate(alike) if other is one)
-    return f"{name}#{place + 1}" if place else name

@@ -483,6 +483,9 @@ def _group_sizes(interval: int) -> list[int]:
 
 def _rank_of(path: str) -> int:
     """Returns the rank that writes a file; of what has no number, rank 0."""
+    if path.startswith(f"{SESSIONS_FOLDER}/"):
+        # Named by ids, which may be digits alone.
+        return 0
     found = (_OF_RANK_BELOW if "/" in path else _OF_RANK).search(path)
     return int(found[1]) if found else 0
 

@@ -33,8 +33,6 @@ from .tracker import (
     require_package,
 )
 
-__all__ = ["Comet"]
-
 # What Comet collects by itself. Nothing of it is logged: it patches other libraries, or may hold secrets.
 _OFF = dict.fromkeys(
     (
@@ -273,7 +271,7 @@ class Comet(Tracker):
         log_artifacts: bool = False,
         **options: Any,
     ) -> None:
-        require_package("comet_ml", "comet", "Comet")
+        require_package("comet_ml", "Comet")
         if resume and experiment_key is None:
             raise ValueError("resume needs the key of the experiment. Pass experiment_key=...")
         self._name = name

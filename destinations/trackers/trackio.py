@@ -29,8 +29,6 @@ from .tracker import (
     require_package,
 )
 
-__all__ = ["Trackio"]
-
 
 class _TrackioSink(Sink):
     """Writes to a Trackio run with Trackio's own client."""
@@ -234,7 +232,7 @@ class Trackio(Tracker):
 
 
 def _require_trackio() -> None:
-    require_package("trackio", "trackio", "Trackio")
+    require_package("trackio", "Trackio")
 
 
 def _rgb(pixels: Any) -> Any:

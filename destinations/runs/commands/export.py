@@ -93,6 +93,7 @@ def compact(options: argparse.Namespace, session: CommandContext) -> int:
                 optimize=options.optimize,
                 vacuum_days=options.vacuum,
                 remove_gone=options.remove_gone,
+                include_deleted=options.include_deleted,
                 single_writer=options.single_writer,
                 clock=session.clock,
             )
@@ -112,7 +113,13 @@ def compact(options: argparse.Namespace, session: CommandContext) -> int:
         f"{report.uri}: {report.runs} runs, {report.points} points, {bytes_text(report.size)}; "
         f"{report.added} new, {report.changed} changed, {report.updated} with updated metadata, "
         f"{report.unchanged} unchanged, {report.removed} removed, {report.alive} still alive"
+        + (f", {report.deleted} deleted from the dataset before" if report.deleted else "")
     )
+    if report.without_column:
+        session.note(
+            f"{len(report.without_column)} hyperparameters or metrics have no column in the table runs, "
+            f"such as {report.without_column[0]}. The tables hparams and summary have them."
+        )
     for path in report.duplicates:
         session.note(f"left out {path}: a newer run has the same id")
     for path, problem in report.damaged:

@@ -17,9 +17,11 @@ import errno
 import hashlib
 import json
 import logging
+import operator
 import os
 import re
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -30,6 +32,8 @@ from urllib.parse import unquote
 
 import attrs
 
+from destinations.history.fork import find_parents
+from destinations.history.sessions import SESSIONS
 from destinations.kinds import indexes, record_folders
 from destinations.run_directory.layout import (
     ARTIFACTS_FOLDER,
@@ -237,6 +241,68 @@ class BucketCopy:
                     self._poll(one)
                 self._bring_rows(run)
 
+    def versions_of(self, run_dir: Path) -> list[tuple[str, int, str | None]]:
+        """Returns what tells whether the rows or records of a run have changed, as the store lists it.
+
+        Returns:
+            The name, size and version of each object, of pieces the newest one; versions are None where the
+            store has none.
+        """
+        with self._lock:
+            run = self._run_at(run_dir)
+            found: list[tuple[str, int, str | None]] = []
+            for one in () if run is None else (run, *run.writers):
+                for path, listed in one.plain.items():
+                    if not _is_document(path) or path == SESSIONS:
+                        found.append((one.prefix + path, listed.size, listed.version))
+                for live in one.live.values():
+                    if (session := live.run.read_session) is not None:
+                        piece = session.newest_piece
+                        name = live.run.name_of(session.number, piece)
+                        found.append((one.prefix + name, 0, session.versions[piece]))
+            return sorted(found, key=operator.itemgetter(0))
+
+    @contextlib.contextmanager
+    def borrowed(self, run_dir: Path) -> "Iterator[tuple[Path, BucketCopy]]":
+        """Brings a run to a temporary folder, for the duration of a `with` block; this copy stays as it is.
+
+        Args:
+            run_dir: its folder in the copy.
+
+        Returns:
+            Its temporary folder, and the copy that this is in.
+
+        Raises:
+            UnreadableError: the store does not answer, or refuses.
+        """
+        with tempfile.TemporaryDirectory(prefix="runs-") as name:
+            other = BucketCopy(self._store, Path(name).resolve(), clock=self._clock)
+            waiting = [other.folder / run_dir.relative_to(self.folder)]
+            first = waiting[0]
+            while waiting:
+                folder = waiting.pop()
+                with self._lock:
+                    run = self._run_at(self.folder / folder.relative_to(other.folder))
+                    if run is None or run.prefix in other._runs:
+                        continue
+                    other._take(self, run)
+                other.bring(folder)
+                waiting += [parent.path for parent in find_parents(folder)]
+            yield first, other
+
+    def _take(self, other: "BucketCopy", run: _Copied) -> _Copied:
+        """Takes a run from the listing of another copy; nothing of it is here yet."""
+        live = {}
+        for stream, known in run.live.items():
+            stored = StoredRun(self._store, run.prefix, self.folder / run.prefix, stream)
+            stored.sessions = known.run.sessions
+            live[stream] = _Live(stored)
+        writers = [self._take(other, writer) for writer in run.writers]
+        self._runs[run.prefix] = found = _Copied(run.prefix, run.plain, live, writers)
+        if (reason := other.unreadable.get(run.prefix)) is not None:
+            self.unreadable[run.prefix] = reason
+        return found
+
     def has_rows(self, run_dir: str) -> bool:
         """Returns whether the rows of a run are here, as far as they are in the store."""
         run = self._run_at(Path(run_dir))
@@ -265,7 +331,6 @@ class BucketCopy:
     # Listing.
 
     def _list(self) -> None:
-        known = self._known()
         runs = self._found()
         if self.unlisted:
             # What was not listed may be there all the same.
@@ -274,6 +339,7 @@ class BucketCopy:
             for prefix in self._runs.keys() - runs.keys():
                 self._remove(prefix)
             self._remove_unlisted(runs)
+        known = self._known()
         self._runs = runs
         documents = [
             (run.prefix, path, one)
@@ -550,10 +616,11 @@ class BucketCopy:
         listed = {run.prefix + path for run in runs.values() for path in run.plain}
         for name in self._known().keys() - listed:
             run = _run_of(name, runs)
-            if name.endswith(PIECES_STATE) and name.removesuffix(PIECES_STATE) not in runs:
-                self._remove(name.removesuffix(PIECES_STATE))
             if run is not None and run.live:
                 continue
+            if name.rpartition("/")[2] == PIECES_STATE:
+                # Its pieces are gone, and with them what says which files they brought.
+                self._remove(name.removesuffix(PIECES_STATE))
             with contextlib.suppress(OSError, ValueError):
                 path = path_inside(self.folder, name)
                 path.unlink(missing_ok=True)
@@ -565,9 +632,16 @@ class BucketCopy:
                     parent.rmdir()
 
     def _remove(self, prefix: str) -> None:
-        if prefix:
-            with contextlib.suppress(OSError, ValueError):
-                shutil.rmtree(path_inside(self.folder, prefix.rstrip("/")))
+        """Removes the copy of a run; what else there is below it is copied again."""
+        with contextlib.suppress(OSError, ValueError):
+            folder = path_inside(self.folder, prefix.rstrip("/")) if prefix else self.folder
+            for path in folder.iterdir():
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                elif prefix or path.name not in {_LOCK, _STATE}:
+                    path.unlink()
+            if prefix:
+                folder.rmdir()
 
     def _set_heartbeat(self, run: _Copied) -> None:
         """Sets the heartbeat of a run from its sidecar; the copied file has the time of copying."""
