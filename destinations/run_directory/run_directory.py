@@ -351,6 +351,9 @@ class RunDirectory(RecordDestination):
         reason = None if state.stop_reason is None else redact_text(state.stop_reason)
         self._continuation.end()
         self._choose_packer()
+        files = sum(getattr(one, "lost_files", 0) for one in state.callbacks)
+        if files and self._run is not None and self._run.media is not None:
+            self._run.media.lost["uploads"] = files
         if self._run is not None and self._run.documents is not None:
             self._run.documents.close(status, text, reason, self._clock())
 

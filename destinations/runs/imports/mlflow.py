@@ -131,7 +131,7 @@ def _pages(search: Any) -> Iterator[Any]:
 
 
 def _run_of(client: Any, experiment: str, run: Any) -> SourceRun:
-    from destinations.trackers.mlflow.values import entity_key
+    from destinations.trackers.mlflow import entity_key
 
     info, tags = run.info, run.data.tags
     own = {

@@ -346,6 +346,11 @@ class CheckpointSaver(Callback):
         """Waits for the checkpoint that is being written, and hands it on; not for one in shards."""
         self._writing.close(state, logger)
 
+    @property
+    def lost_files(self) -> int:
+        """How many files a `save_folder` in a store will never get; counted while the run is open."""
+        return self._publisher.lost_files
+
     def post_close(self) -> None:
         """Ends the process that writes, gives its memory back, and unlocks the folder."""
         try:
