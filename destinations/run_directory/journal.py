@@ -63,9 +63,8 @@ from .layout import (
 from .segments import MappedSegment, Segment, end_of_journal
 
 if TYPE_CHECKING:
+    from destinations.history.rows import MetricRow
     from events import State
-
-    from .reader import MetricRow
 
 __all__ = [
     "Journal",

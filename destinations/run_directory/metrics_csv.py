@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
+from destinations.history.csv_file import CsvSnapshot
 from destinations.history.row_chain import Keep, RowChain, SealedPart, history_path
+from destinations.history.sealed import Part, part_begun_by
 from destinations.history.sums import BlockSums, CheckedBlocks, read_sums, sums_path
 from uploads.disk import (
     DISK,
@@ -42,7 +44,6 @@ from .layout import (
     parts_path,
     read_header,
 )
-from .reader import CsvSnapshot, Part, part_begun_by
 
 if TYPE_CHECKING:
     from .frames import RowBlock
@@ -222,7 +223,8 @@ class MetricsCsv:
         self.chain = RowChain.read(self.path, limit)
         there = part_numbers(self.folder)
         if not self.chain.size:
-            self.chain.add_format2(number for number in there if number <= self.format2_parts)
+            numbers = (number for number in there if number <= self.format2_parts)
+            self.chain.add_format2(self.path, numbers)
         last = max((part.number for parts in self.chain.parts.values() for part in parts), default=0)
         found = (Part.find(self.folder, number) for number in there if number > last)
         for part in [part for part in found if part is not None]:

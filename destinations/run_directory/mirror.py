@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from destinations.history.sealed import Part
 from destinations.history.sessions import SESSIONS_FOLDER
 from destinations.kinds import indexes, record_folders
 from events import redact_text
@@ -39,7 +40,6 @@ from .layout import (
     parts_path,
 )
 from .pieces import LINES, Change, FileState, Piece, piece_name, write_piece
-from .reader import Part
 from .stored_run import SIGN_FILE
 
 if TYPE_CHECKING:

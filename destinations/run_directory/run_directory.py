@@ -18,6 +18,7 @@ import attrs
 
 from destinations.base import RecordDestination, closed_state
 from destinations.copies import own_copy
+from destinations.history.snapshot import metric_columns, take_snapshot
 from events import RunStatus, State, WriteRate, check_unknown, redact_text, safe_text
 from uploads.disk import call_in_forked_children, stop_calling_in_forked_children
 
@@ -30,7 +31,6 @@ from .open_run import OpenRun
 from .opening import EarlyRecords, IfExists, Opening, Silence, TakenPlace
 from .place import check_template, check_writer, place_of
 from .rank_writer import JournalKind, RankWriter, RunOptions, loss_text
-from .reader import metric_columns, take_snapshot
 from .resumption import Continuation
 from .segments import MappedSegment, Segment
 

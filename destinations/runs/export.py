@@ -28,8 +28,8 @@ from .run import Branch, Run
 from .streams import Stream
 
 if TYPE_CHECKING:
+    from destinations.history.rows import MetricRow
     from destinations.run_directory.blocks import Block
-    from destinations.run_directory.reader import MetricRow
 
     from .record import RunRecord
 
@@ -200,9 +200,9 @@ def export_rows(
         raise ValueError(f"run {run.run_id} is of a dataset, which has no rows. Use export_metrics.")
     import pyarrow as pa
 
+    from destinations.history.snapshot import metric_columns, take_snapshot
     from destinations.run_directory.blocks import MISSING_STEP
     from destinations.run_directory.parquet import distinct_names
-    from destinations.run_directory.reader import metric_columns, take_snapshot
 
     from .content.series import blocks_in
 

@@ -27,23 +27,6 @@ from destinations.text.formatting import one_line, plain, short
 from events import Event, Logger, RunStatus, State, redact_text
 from uploads import parse_retry_after
 
-__all__ = [
-    "FAILURE",
-    "REDACTED",
-    "Alerts",
-    "DeliveryError",
-    "HttpRetry",
-    "JsonPost",
-    "Notice",
-    "Slack",
-    "Webhook",
-    "notice_document",
-    "require_url",
-    "shown",
-    "slack_text",
-    "without_url",
-]
-
 _log = logging.getLogger("destinations")
 
 REDACTED = "[redacted]"
@@ -478,7 +461,7 @@ class Webhook(LoggerDestination):
     def _looked_at(
         self, alerts: Alerts, state: State, logger: Logger
     ) -> Iterator[tuple[str, str, str, bool, str]]:
-        """Yields each possible trouble: its event, the event of its end, where, whether it is there, a text."""
+        """Yields possible troubles: the event, the event of its end, where, whether it is there, a text."""
         now, batch = self._clock(), int(state.timestamp.batch)
         if batch != self._batch:
             self._batch, self._batch_seen = batch, now

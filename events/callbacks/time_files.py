@@ -17,8 +17,6 @@ from events.state import State
 
 from .growing_csv import GrowingCsv, cell_of
 
-__all__ = ["TimeFiles"]
-
 _log = logging.getLogger("events")
 
 # A row is that long, or this share of the session so far, and is written so often while it grows.

@@ -24,8 +24,6 @@ from .device_clock import DeviceClock
 from .folder import run_folder
 from .time_files import TimeFiles
 
-__all__ = ["TimeLedger", "seconds_of_process"]
-
 BUCKETS = (
     "start",
     "restore",

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from destinations.history.snapshot import metric_columns, take_snapshot
 from destinations.kinds import KINDS
 from destinations.kinds.line import Line
 from destinations.run_directory.layout import SIDECAR, column_of, label_name, writer_path
-from destinations.run_directory.reader import metric_columns, take_snapshot
 from destinations.runs.content.sources import Item, ReadPosition, items_of, ranks_of
 from destinations.runs.errors import RunNotFoundError
 from destinations.runs.files import read_object_file, whole_of

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from destinations.run_directory.reader import read_series
+from destinations.history.snapshot import read_series
 from destinations.run_directory.stored_run import StoredRun
 from destinations.runs import Run
 from destinations.runs.index.bucket import BucketCopy

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from destinations import RunDirectory
+from destinations.history.snapshot import damage_of_parts, read_series
 from destinations.run_directory import documents
 from destinations.run_directory.claim import Claim
 from destinations.run_directory.folder import RunExistsError, RunInUseError, RunPathError
@@ -20,7 +21,6 @@ from destinations.run_directory.layout import PARTS_OF_A_SESSION
 from destinations.run_directory.mirror import Mirror
 from destinations.run_directory.pieces import PieceError
 from destinations.run_directory.place import local_folder
-from destinations.run_directory.reader import damage_of_parts, read_series
 from destinations.run_directory.stored_run import StoredRun, session_text
 from destinations.runs import Run as RunReader
 from destinations.runs.content.sources import branches_of
