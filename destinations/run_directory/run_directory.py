@@ -340,7 +340,7 @@ class RunDirectory(RecordDestination):
 
     @property
     def counts(self) -> dict[str, int]:
-        """Rows that wait for the disk, dropped rows, refused values, and all that is lost; of the open run."""
+        """Rows that wait for the disk, dropped rows, refused values and the sum of all losses."""
         if self._run is None:
             return {}
         writer = self._run.writer
