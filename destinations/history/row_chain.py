@@ -220,8 +220,9 @@ class RowChain:
             OSError: the run began in format 3, so that its history is lost.
         """
         if parts := [SealedPart(number, "", rows_in(number), 0, 0, 0) for number in numbers]:
-            # Sessions of format 2 do not say what they follow.
-            if any("follows" in line for line in read_sessions(csv.parent)[:1]):
+            # Sessions of format 2 do not say what they follow. The newest may be the one that continues them; where it
+            # is the only one, no part can be of a branch.
+            if any("follows" in line for line in read_sessions(csv.parent)[:-1][:1]):
                 text = "it is missing, so that nothing says which rows belong"
                 raise OSError(errno.ENODATA, text, str(history_path(csv)))
             self.parts[""] = parts
