@@ -303,6 +303,9 @@ class MetricsCsv:
         self._is_torn = self._is_torn or size < self.size
         self.size, self.rows = size, rows
         self._sums.rewind(size, self.read)
+        # What is written in their place may have other bytes, such as a time that is rounded otherwise.
+        if self._written is not None and self._written[0] > len(self._sums.blocks):
+            self._written = None
 
     def has_rows(self, limit: int, rows: int) -> bool:
         """Reads the file up to a limit, and returns whether it has the header and so many ends of rows.
