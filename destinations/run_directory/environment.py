@@ -55,7 +55,7 @@ def write_environment(
 ) -> threading.Thread | None:
     """Writes `environment.json` in a thread, which it starts and returns.
 
-    At the end of the interpreter Python 3.12 and later start no thread: this call writes it, and returns None.
+    At the end of the interpreter, Python 3.12 starts no thread: this call writes it, and returns None.
 
     Args:
         paths: where to write it; their folders are made if missing.
