@@ -413,7 +413,7 @@ class _Compaction:
             item = _Item(run, content, text_of(run.place), record_state(run.record), known.get(run_id))
             if self._has_changed(item):
                 chosen.append(item)
-        places = Placement(known.values())
+        places = Placement(known.values(), sum(item.content.size for item in chosen))
         for item in sorted(chosen, key=lambda item: item.content.size):
             item.part, item.shelf = places.place(item.content.size, item.before)
         return sorted(chosen, key=lambda item: (item.change, item.part))

@@ -295,15 +295,17 @@ class Placement:
 
     Args:
         known: the columns `part`, `shelf` and `size` of the runs that are there.
+        coming: the size of the runs that will be placed, as far as it is known.
     """
 
-    def __init__(self, known: Iterable[Mapping[str, Any]]) -> None:
-        self._total = 0
+    def __init__(self, known: Iterable[Mapping[str, Any]], coming: int = 0) -> None:
+        self._total = coming
         self._bytes: Counter[int] = Counter()
         self._runs: Counter[int] = Counter()
         self._classes: dict[int, int] = {}
         for row in known:
             self._add(row["part"] or 0, row["shelf"] or 0, row["size"] or 0)
+            self._total += row["size"] or 0
         # The emptiest part of each class.
         self._open = {self._classes[part]: part for part, _ in self._bytes.most_common()}
 
@@ -333,7 +335,6 @@ class Placement:
         self._classes[part] = max(self._classes.get(part, 0), _class_of(size))
         self._bytes[part] += max(size, _LEAST_BYTES)
         self._runs[shelf] += 1
-        self._total += size
 
 
 def _class_of(size: int) -> int:

@@ -651,7 +651,8 @@ def test_export_of_the_rows_of_a_run(runs, tmp_path):
 def test_pack_converts_parts_of_earlier_versions(runs, tmp_path):
     """What is CSV becomes Parquet, once; a part that is damaged stays, and is said."""
     # As a run of format 2.
-    (tmp_path / "runs/alpha/metrics.history.jsonl").unlink(missing_ok=True)
+    for name in ("metrics.history.jsonl", "sessions.jsonl"):
+        (tmp_path / "runs/alpha" / name).unlink(missing_ok=True)
     parts = tmp_path / "runs/alpha/parts/metrics"
     parts.mkdir(parents=True)
     lines = "".join(f"{step},0,{step / 8},{step % 7}\n" for step in range(3000))
