@@ -43,8 +43,8 @@ def _folders(tmp_path, monkeypatch):
 class Patient(RunDirectory):
     """Waits for a sign of another machine without letting time pass."""
 
-    def _claim_of(self, uri, state):
-        return Claim(uri, state.rank, self._options.mirror_seconds, wait=self.wait)
+    def _claim_of(self, uri, rank):
+        return Claim(uri, rank, self._options.mirror_seconds, wait=self.wait)
 
     def wait(self, _seconds):
         pass
