@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from .text.progress_bar import ProgressBar
     from .text.text_file import TextFile
     from .trackers.comet import Comet
-    from .trackers.mlflow.destination import MLflow
-    from .trackers.tensorboard.destination import TensorBoard
+    from .trackers.mlflow import MLflow
+    from .trackers.tensorboard import TensorBoard
     from .trackers.trackio import Trackio
-    from .trackers.wandb.destination import WandB
+    from .trackers.wandb import WandB
     from .trackers.webhook import Slack, Webhook
 
 __all__ = [

@@ -122,7 +122,7 @@ class Artifacts(LoggerDestination):
         self._queue_options = queue_options
         self._forget()
         # What became of the files of the last run.
-        self._outcome = ""
+        self._outcome, self._lost = "", 0
 
     def _forget(self) -> None:
         self._state: State | None = None
@@ -137,12 +137,17 @@ class Artifacts(LoggerDestination):
         """The queue, while the run is open and it has begun."""
         return None if self._folder is None else self._folder.queue
 
+    @property
+    def lost_files(self) -> int:
+        """How many files neither the store nor the spool has, such as those that a full spool refused."""
+        return self._lost if self.queue is None else self.queue.backlog().lost
+
     def place(self) -> str:
         """Returns the store and the number of files, while the run is open, and after it was closed."""
         return self._outcome if self.queue is None else _outcome(self.queue, self._files, ())
 
     def init(self, state: State, logger: Logger) -> None:
-        self._state, self._outcome = state, ""
+        self._state, self._outcome, self._lost = state, "", 0
         # Composer's has none.
         self._begin_span = getattr(logger, "begin_span", _no_span)
         if state.rank == 0:
@@ -198,6 +203,9 @@ class Artifacts(LoggerDestination):
                 raise
             raise OSError(f"could not download {remote_file_name!r}: {error}") from error
 
+    def may_drop_files(self, state: State, *remote_file_names: str) -> None:
+        self._open().may_drop_files(*remote_file_names)
+
     def delete_file(
         self, state: State, remote_file_name: str, *, after: Sequence[str] = (), then: Sequence[str] = ()
     ) -> None:
@@ -249,7 +257,7 @@ class Artifacts(LoggerDestination):
                 self._wait_for_uploads(queue, self._close_seconds)
                 # Pending files stay in the spool, and the queue logs how to finish them.
                 backlog = queue.close(timeout_seconds=0.0)
-                self._outcome = _outcome(queue, self._files, (backlog,))
+                self._outcome, self._lost = _outcome(queue, self._files, (backlog,)), backlog.lost
         finally:
             self._forget()
 
@@ -334,6 +342,8 @@ def _outcome(queue: UploadQueue, files: int, backlogs: tuple[Backlog, ...]) -> s
     for backlog in backlogs:
         if backlog.failures:
             text += f", {len(backlog.failures)} failed"
+        if backlog.lost:
+            text += f", {backlog.lost} lost"
         if backlog.remaining:
             text += f", {len(backlog.remaining)} not uploaded yet; finish with: {backlog.resume_command}"
     return text

@@ -367,6 +367,14 @@ class LoggerDestination(Callback):
         """
         raise NotImplementedError(f"{type(self).__name__} keeps no files to download.")
 
+    def may_drop_files(self, state: State, *remote_file_names: str) -> None:
+        """Notes that files that are not uploaded yet may give way to newer ones, where these have no room.
+
+        Args:
+            state: the run.
+            remote_file_names: the names given to `upload_file`, of files that belong together.
+        """
+
     def delete_file(
         self, state: State, remote_file_name: str, *, after: Sequence[str] = (), then: Sequence[str] = ()
     ) -> None:

@@ -32,14 +32,14 @@ MODULES = {
     "Health": ".health",
     "InMemory": ".in_memory",
     "LoggerDestination": ".base",
-    "MLflow": ".trackers.mlflow.destination",
+    "MLflow": ".trackers.mlflow",
     "ProgressBar": ".text.progress_bar",
     "RunDirectory": ".run_directory",
     "Slack": ".trackers.webhook",
-    "TensorBoard": ".trackers.tensorboard.destination",
+    "TensorBoard": ".trackers.tensorboard",
     "TextFile": ".text.text_file",
     "Trackio": ".trackers.trackio",
-    "WandB": ".trackers.wandb.destination",
+    "WandB": ".trackers.wandb",
     "Webhook": ".trackers.webhook",
 }
 """The modules of our own classes, relative to `destinations`."""

@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import monitor
-from .callback import Callback
+from .callback import Callback, state_keys
 from .engine import Engine
 from .errors import (
     CallbackInUseError,
@@ -186,6 +186,7 @@ __all__ = [
     "redact_arguments",
     "redact_text",
     "safe_text",
+    "state_keys",
 ]
 
 __project__ = "training-destinations"

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from .logger.logger import Logger
     from .state import State
 
-__all__ = ["Callback", "state_keys"]
-
 
 class Callback:
     """The base of callbacks: one hook per event, named as the event's value.
@@ -199,7 +197,12 @@ class Callback:
 
 
 def state_keys(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Returns callbacks by the keys of their states: `state_key`, else the class; the alike are numbered."""
+    """Returns callbacks by the keys of their states: `state_key`, else the class; the alike are numbered.
+
+    ```python
+    print(list(state_keys([Timer(), Timer()])))  # ['Timer', 'Timer#2']
+    ```
+    """
     keyed: dict[str, Any] = {}
     counts: Counter[str] = Counter()
     for callback in callbacks:

@@ -25,8 +25,6 @@ from .state import RunStatus, State
 if TYPE_CHECKING:
     from .logger.logger import Logger
 
-__all__ = ["Engine", "ExitCode"]
-
 _log = logging.getLogger("events")
 
 Hook = Callable[[State, "Logger"], None]

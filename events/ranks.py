@@ -9,8 +9,6 @@ from typing import Any
 
 import attrs
 
-__all__ = ["Ranks", "find_ranks"]
-
 # What tells the fields of `Ranks`, in their order; "-" where nothing does, and "|" between two names for one.
 _VARIABLES = {
     "torchrun": "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK|GROUP_RANK GROUP_WORLD_SIZE",
@@ -71,7 +69,7 @@ def find_ranks() -> Ranks:
     4. Those of MPICH and Intel MPI: `PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID` and `MPI_LOCALNRANKS`.
     5. Slurm's, in a task of `srun`: `SLURM_PROCID`, `SLURM_NTASKS`, `SLURM_LOCALID` and `SLURM_NODEID`.
     6. `PMIX_RANK`, which comes without a world size.
-    7. Accelerate, if the program uses it.
+    7. Accelerate, or Lightning, if the program uses it.
 
     Otherwise this is rank 0, of 1 or of `WORLD_SIZE`. MPI precedes Slurm because `mpirun` starts its daemons
     by `srun`. What the place does not know, such as the local rank, comes from the next one that names the
@@ -106,6 +104,10 @@ def _places() -> Iterator[dict[str, Any]]:
         names = ("process_index", "num_processes", "local_process_index")
         told = zip(_FIELDS, map(shared.get, names), strict=False)
         yield {"source": "Accelerate", **{name: value for name, value in told if value is not None}}
+    # Lightning's own launcher sets no `RANK`.
+    rank_zero: Any = getattr(sys.modules.get("lightning_utilities.core.rank_zero"), "rank_zero_only", None)
+    if rank := getattr(rank_zero, "rank", None):
+        yield {"source": "Lightning", "rank": rank}
 
 
 def _told(launcher: str) -> dict[str, Any]:

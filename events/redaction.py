@@ -10,16 +10,6 @@ from typing import Any
 
 from .logger.converters import safe_text
 
-__all__ = [
-    "REDACTED",
-    "error_text",
-    "error_trace",
-    "redact",
-    "redact_arguments",
-    "redact_table",
-    "redact_text",
-]
-
 REDACTED = "[redacted]"
 
 

@@ -19,8 +19,6 @@ import attrs
 
 from .errors import TimeStringError, TimeUnitError
 
-__all__ = ["TOTAL_IN", "Time", "TimeUnit", "Timestamp"]
-
 
 class TimeUnit(StrEnum):
     """A unit of training time; the value is its suffix in strings such as "10ep".

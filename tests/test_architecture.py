@@ -215,7 +215,13 @@ def _modules_of_path(heading):
 
 @pytest.mark.parametrize(
     ("heading", "most"),
-    [("**A row of metrics**", 8), ("**A file**", 12), ("**A checkpoint**", 8), ("**An event**", 4)],
+    [
+        ("**A row of metrics**", 8),
+        ("**A row back**", 8),
+        ("**A file**", 12),
+        ("**A checkpoint**", 8),
+        ("**An event**", 4),
+    ],
 )
 def test_the_paths_of_the_page_are_short_and_name_modules(heading, most):
     """A row and a checkpoint pass at most eight modules, a file at most twelve; each is there."""

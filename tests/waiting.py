@@ -1,9 +1,11 @@
 """Waiting for what another thread or process does, without taking the processor that it needs."""
 
+import contextlib
 import time
 from collections.abc import Callable
+from pathlib import Path
 
-__all__ = ["until"]
+__all__ = ["open_files", "until"]
 
 _POLL_SECONDS = 0.01
 
@@ -18,3 +20,15 @@ def until(condition: Callable[[], object], seconds: float = 120) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(_POLL_SECONDS)
+
+
+def open_files() -> set[str]:
+    """Returns what the descriptors of this process lead to: paths, and names such as `socket:[123]`.
+
+    Threads of earlier tests may open and close files meanwhile: a file that is closed while this looks is not named.
+    """
+    found = set()
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.add(str(link.readlink()))
+    return found

@@ -14,9 +14,11 @@ import math
 import shutil
 import sys
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
@@ -96,17 +98,25 @@ def status(path: str | Path, *, entries: int = _ENTRIES_SHOWN) -> dict[str, Any]
     entries_waiting = [
         entry for folder in sorted((*inflight, *waiting)) if (entry := _entry_of(spool, folder))
     ]
+    drained_by, said = owner_of(spool.drain_lock), spool.read_status()
+    oldest_seconds = 0.0
+    with contextlib.suppress(IndexError, ValueError):
+        oldest_at = datetime.fromisoformat(entries_waiting[0].submitted_at)
+        oldest_seconds = max(0.0, time.time() - oldest_at.timestamp())
     return {
         "spool": str(spool.path),
         "store": spool.describe().get("store", {}).get("uri"),
-        "drained_by": owner_of(spool.drain_lock),
+        "drained_by": drained_by,
         "submitted_by": owner_of(spool.queue_lock),
         "pending": len(waiting),
         "inflight": len(inflight),
+        "waiting_files": len(waiting) + len(inflight),
         "waiting_bytes": sum(entry.size for entry in entries_waiting),
-        "oldest_submitted_at": entries_waiting[0].submitted_at if entries_waiting else None,
-        "last_delivered_at": spool.delivered_at(),
+        "oldest_waiting_seconds": oldest_seconds,
+        "last_success_timestamp_seconds": spool.delivered_at(),
         "free_bytes": shutil.disk_usage(spool.path).free,
+        "uploader_up": drained_by is not None,
+        "paused": drained_by is not None and bool(said.get("parked_because")),
         "failed": {str(state): len(folders) for state, folders in failed.items()},
         "quarantined": spool.list_quarantined(),
         "entries": [
@@ -119,7 +129,7 @@ def status(path: str | Path, *, entries: int = _ENTRIES_SHOWN) -> dict[str, Any]
             for state, folders in failed.items()
             for folder in folders[:entries]
         ],
-        "last_said": spool.read_status(),
+        "last_said": said,
     }
 
 

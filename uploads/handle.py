@@ -143,17 +143,25 @@ class Backlog:
         remaining: Names of pending uploads; `destinations uploads resume SPOOL` finishes them.
         failures: Outcomes of failed uploads, which are in `failed/` of the spool or were never staged.
         left_behind: Backlogs of earlier processes in other default spools for the same store.
+        dropped: How many uploads gave way to newer ones, see `UploadQueue.may_drop`.
     """
 
     spool: Path
     remaining: tuple[str, ...]
     failures: tuple[Outcome, ...]
     left_behind: "tuple[Backlog, ...]" = ()
+    dropped: int = 0
 
     @property
     def is_empty(self) -> bool:
         """Whether everything was delivered."""
         return not (self.remaining or self.failures or self.left_behind)
+
+    @property
+    def lost(self) -> int:
+        """The number of files of which the spool has no good copy: refused, corrupt, or deleted there."""
+        gone = {UploadState.REFUSED, UploadState.CORRUPT, UploadState.LOST}
+        return sum(one.state in gone for one in self.failures)
 
     @property
     def resume_command(self) -> str:
@@ -166,10 +174,13 @@ class Backlog:
             lines.append(
                 f"{len(self.remaining)} submitted files are not uploaded yet: {_shorten(self.remaining)}"
             )
-            lines.append(f"nothing is lost; finish with: {self.resume_command}")
+            lines.append(f"{'' if self.lost else 'nothing is lost; '}finish with: {self.resume_command}")
+        if self.dropped:
+            lines.append(f"{self.dropped} older files gave way to newer ones while the spool was full")
         if self.failures:
             failures = tuple(f"{one.remote_name} ({one.state}: {one.reason})" for one in self.failures)
-            lines.append(f"{len(failures)} failed: {_shorten(failures)}")
+            lost = f", {self.lost} of which are lost" if self.lost else ""
+            lines.append(f"{len(failures)} failed{lost}: {_shorten(failures)}")
             lines.append(f"for details: destinations uploads status {self.spool}")
         lines += [f"left by an earlier process: {backlog}" for backlog in self.left_behind]
         return "\n".join(lines) or "everything was uploaded"

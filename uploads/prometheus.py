@@ -1,8 +1,6 @@
 """Prometheus' text exposition format, version 0.0.4, and the figures of a spool in it."""
 
-import time
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 from typing import Any
 
 import attrs
@@ -57,43 +55,35 @@ def exposition(gauges: Iterable[Gauge]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def gauges_of_spool(status: Mapping[str, Any], *, now: float | None = None) -> list[Gauge]:
-    """Returns the figures of what `command_line.status` says of a spool.
+_OF_A_SPOOL = {
+    "waiting_files": "Files that wait to be uploaded.",
+    "waiting_bytes": "Bytes of these files.",
+    "oldest_waiting_seconds": "How long the oldest file has waited; 0 if none waits.",
+    "last_success_timestamp_seconds": "When a file was delivered last, in seconds since 1970.",
+    "free_bytes": "Free bytes on the disk of the spool.",
+    "uploader_up": "Whether a process uploads from the spool.",
+    "paused": "Whether uploads are paused, since the store refuses them.",
+}
 
-    Args:
-        status: of the spool.
-        now: seconds since 1970; None for the clock.
-    """
+
+def gauges_of_spool(status: Mapping[str, Any]) -> list[Gauge]:
+    """Returns the figures of what `command_line.status` says of a spool."""
     labels = {"spool": str(status["spool"]), "store": str(status["store"] or "")}
-    now = time.time() if now is None else now
-    oldest, last = status["oldest_submitted_at"], status["last_delivered_at"]
-    said = status["last_said"] if status["drained_by"] else {}
-    found = {
-        "waiting_files": ("Files that wait to be uploaded.", status["pending"] + status["inflight"]),
-        "waiting_bytes": ("Bytes of these files.", status["waiting_bytes"]),
-        "oldest_waiting_seconds": (
-            "How long the oldest file has waited; 0 if none waits.",
-            max(0.0, now - datetime.fromisoformat(oldest).timestamp()) if oldest else 0.0,
+    found = {name: float("nan") if status[name] is None else status[name] for name in _OF_A_SPOOL}
+    return [
+        *(
+            Gauge(f"destinations_upload_{name}", text, found[name], labels)
+            for name, text in _OF_A_SPOOL.items()
         ),
-        "free_bytes": ("Free bytes on the disk of the spool.", status["free_bytes"]),
-        "last_success_timestamp_seconds": (
-            "When a file was delivered last, in seconds since 1970.",
-            float("nan") if last is None else last,
+        *(
+            Gauge(
+                "destinations_upload_failed_files",
+                "Files that were given up.",
+                count,
+                {**labels, "state": state},
+            )
+            for state, count in status["failed"].items()
         ),
-        "uploader_up": ("Whether a process uploads from the spool.", status["drained_by"] is not None),
-        "paused": (
-            "Whether uploads are paused, since the store refuses them.",
-            bool(said.get("parked_because")),
-        ),
-    }
-    gauges = [
-        Gauge(f"destinations_upload_{name}", text, value, labels) for name, (text, value) in found.items()
-    ]
-    return gauges + [
-        Gauge(
-            "destinations_upload_failed_files", "Files that were given up.", count, {**labels, "state": state}
-        )
-        for state, count in status["failed"].items()
     ]
 
 

@@ -108,6 +108,10 @@ class StoreFolder:
         handle = self._handles.get(name)
         return handle is not None and handle.state is UploadState.WITHDRAWN
 
+    def may_drop_files(self, *names: str) -> None:
+        """Lets files give way to newer ones in a full spool, see `UploadQueue.may_drop`."""
+        self.queue.may_drop(*map(self._name_of, names))
+
     def delete_file(self, name: str, *, after: Sequence[str] = (), then: Sequence[str] = ()) -> None:
         """Deletes a file in the background, see `UploadQueue.delete`.
 

@@ -7,6 +7,7 @@ survive the process: they are in the spool.
 import atexit
 import contextlib
 import errno
+import functools
 import hashlib
 import itertools
 import os
@@ -16,7 +17,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Literal, Self, get_args
@@ -50,7 +51,7 @@ from .ledger import Ledger
 from .messages import log_error, log_warning
 from .names import check_remote_name
 from .redaction import redact
-from .spool.entry import Entry, read_attempts, sequence_of
+from .spool.entry import Entry, read_attempts
 from .spool.flush import Flusher
 from .spool.ownership import OwnerLock, owner_of
 from .spool.spool import Spool
@@ -346,6 +347,10 @@ class UploadQueue:
         self._has_ended = False
         self._is_child = False
         self._left_behind: list[Spool] = []
+        self._droppable: tuple[
+            tuple[str, ...], ...
+        ] = ()  # Names that give way together, the first ones first.
+        self._dropped = 0
         self.spool, self._owner = take_spool(spool, store, options)
         self._earlier_status = self.spool.read_status()
         try:
@@ -531,7 +536,7 @@ class UploadQueue:
         except (OSError, InvalidSourceError, SpoolUnusableError) as error:  # The source is in the spool.
             return self._refused(name, 0, _spool_full_error(error, self.spool.path, 0))
         if handle.folder:  # While a store is away, the drain does not come to it.
-            self._end_pending(name, UploadState.SUPERSEDED, newer=handle)
+            self._supersede(handle)
         return handle
 
     def withdraw(self, remote_name: str) -> int:
@@ -546,7 +551,29 @@ class UploadQueue:
         Raises:
             InvalidRemoteNameError: It is no name of an object.
         """
-        return self._end_pending(check_remote_name(remote_name), UploadState.WITHDRAWN)
+        return self._end_waiting(self._waiting(check_remote_name(remote_name)))
+
+    def may_drop(self, *remote_names: str) -> None:
+        """Lets uploads, which belong together, give way to newer files where the spool is full.
+
+        As long as there is room they are uploaded like all others. Where there is none, they are withdrawn in
+        the order of these calls, with those that wait for them (`after=`), also if an attempt is under way:
+        the object may still arrive. One of which a part was sent stays. A forked child drops nothing.
+
+        Raises:
+            InvalidRemoteNameError: One is no name of an object.
+        """
+        known = dict.fromkeys((*self._droppable, tuple(map(check_remote_name, remote_names))))
+        self._droppable = tuple(group for group in known if any(map(self._ledger.has_name, group)))
+
+    def status(self) -> dict[str, Any]:
+        """Returns what `destinations uploads status --json` prints, without entries, and "room_bytes".
+
+        "room_bytes" is what the spool still takes, by its limit and by the room on its disk.
+        """
+        from .command_line import status
+
+        return {**status(self.spool.path, entries=0), "room_bytes": self._quota.room_bytes()}
 
     def is_retrying(self, failures: int = 1) -> bool:
         """Returns whether an upload has failed so often and is to be tried again: the store may be away."""
@@ -556,35 +583,73 @@ class UploadQueue:
             for place in (self.spool.pending, self.spool.inflight)
         )
 
-    def _end_pending(self, name: str, state: UploadState, newer: UploadHandle | None = None) -> int:
-        """Ends the pending entries of a name, those older than a newer one if it is given."""
-        count = 0
+    def _waiting(self, name: str, *, from_drain: bool = False) -> Iterator[Entry]:
+        """Yields the entries of a name of which nothing was sent, oldest first."""
         for folder in () if self._is_child else self._ledger.folders_of(name):
-            if newer is not None and sequence_of(folder) >= sequence_of(newer.folder):
-                break
-            try:
-                entry = Entry.read(self.spool.pending / folder)
-            except (ManifestError, OSError):
+            pending = self.spool.pending / folder
+            place = self.spool.place_of(folder) or pending if from_drain else pending
+            entry = None
+            with contextlib.suppress(ManifestError, OSError):
+                entry = self.spool.entry_of(folder) if from_drain else Entry.read(pending)
+            if entry is None or entry.remote_name != name or (place / "multipart.json").exists():
                 continue
-            is_ours = entry.store in {"", identity_of(self._store.uri())}
-            is_sent = (self.spool.pending / folder / "multipart.json").exists()
-            if entry.remote_name != name or not is_ours or is_sent:
-                continue
-            outcome = Outcome(
-                entry.identifier,
-                name,
-                state,
-                self._store.uri(name),
-                entry.size,
-                superseded_by=None if newer is None else newer.identifier,
-            )
+            if entry.store in {"", identity_of(self._store.uri())}:
+                yield entry
+
+    def _end_waiting(self, entries: Iterable[Entry], newer: str | None = None, **options: Any) -> int:
+        """Ends entries as withdrawn, or as superseded by a newer one; returns how many."""
+        state = UploadState.WITHDRAWN if newer is None else UploadState.SUPERSEDED
+        count = 0
+        for entry in entries:
+            name, identifier = entry.remote_name, entry.identifier
+            uri = self._store.uri(name)
+            outcome = Outcome(identifier, name, state, uri, entry.size, superseded_by=newer)
             try:
-                if self.spool.withdraw(folder, outcome):
-                    self._ledger.settle(folder, outcome)
+                if self.spool.withdraw(entry.folder, outcome, **options):
+                    self._ledger.settle(entry.folder, outcome)
                     count += 1
             except OSError as error:
                 log_warning("cannot withdraw %s: %s", name, error.strerror)
         return count
+
+    def _supersede(self, newer: UploadHandle) -> None:
+        """Ends the older versions of an upload that wait: while a store is away, the drain does not."""
+        older = (entry for entry in self._waiting(newer.remote_name) if entry.folder < newer.folder)
+        self._end_waiting(older, newer.identifier)
+
+    @contextlib.contextmanager
+    def _room_for(self, handle: UploadHandle, file: Submission, size: int) -> Iterator[None]:
+        """Makes room for a file that is staged in the block: what may be dropped or is replaced gives way."""
+        has_room = functools.partial(self._quota.has_room, size, adds_to_disk=file.how == "copy")
+        is_newer = file.overwrite and self._ledger.has_name(file.name)
+        if not (is_newer or self._droppable) or has_room():
+            yield
+            return
+        # One that is being sent counts too: while it is, the spool holds both.
+        replaced = [entry.size for entry in self._waiting(file.name, from_drain=True) if is_newer]
+        with self._quota.lent(sum(replaced)):
+            while self._droppable and not has_room():
+                group, *others = self._droppable
+                self._droppable = tuple(others)
+                self._drop(group, file.name)
+            yield
+        self._supersede(handle)
+
+    def _drop(self, names: Sequence[str], newer: str) -> None:
+        """Withdraws uploads of these names, and first what waits for them, which would fail."""
+        entries = [entry for name in names for entry in self._waiting(name, from_drain=True)]
+        gone = {entry.identifier for entry in entries}
+        for folder in self._ledger.folders() if gone else ():
+            with contextlib.suppress(ManifestError, OSError):
+                entry = self.spool.entry_of(folder)
+                if entry is not None and not gone.isdisjoint(entry.after):
+                    entries.insert(0, entry)
+        count = self._end_waiting(entries, from_drain=True)
+        if count and not self._dropped:
+            log_warning(
+                "the spool %s is full: %s gives way to %s, which is newer", self.spool.path, names[0], newer
+            )
+        self._dropped += count
 
     def delete(
         self,
@@ -669,6 +734,7 @@ class UploadQueue:
             self._ledger.remaining(),
             self._ledger.failures(),
             tuple(one for one in left if one.remaining),
+            self._dropped,
         )
 
     def drain(self, timeout_seconds: float) -> Backlog:
@@ -745,7 +811,8 @@ class UploadQueue:
             with contextlib.suppress(OSError, ValueError):
                 size = file.source.stat().st_size
             self._recreate_spool()
-            entry = self._stage(handle, file, size)
+            with self._room_for(handle, file, size):
+                entry = self._stage(handle, file, size)
         except (SpoolFullError, SpoolUnusableError) as error:
             return self._refused(file.name, size, error)
         except UploadError:

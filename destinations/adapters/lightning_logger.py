@@ -80,7 +80,6 @@ class LightningEvents(_CallbackBase):
 
     # Set by `_join`, before any other hook.
     _session: Session
-    _read_rank: Callable[[], None]
     _answer: Callable[[Any], None]
 
     def __init__(self, logger: "LightningLogger | None" = None) -> None:
@@ -96,7 +95,7 @@ class LightningEvents(_CallbackBase):
         self._dataloader_index = 0
 
     def _join(self, logger: "LightningLogger") -> None:
-        self._session, self._read_rank, self._answer = logger.join(self)
+        self._session, self._answer = logger.join(self)
 
     # The run.
 
@@ -116,7 +115,6 @@ class LightningEvents(_CallbackBase):
             self._join(ours[0])
         self.is_attached = True
         self._saved = None
-        self._read_rank()
         self._session.open()
         self._describe(trainer, pl_module)
         if stage == "fit":
@@ -499,7 +497,6 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
     @property
     def experiment(self) -> Experiment:
         """The `Logger` of the run, which also has `log_dir`, `add_scalar` and others of `SummaryWriter`."""
-        self._read_rank()
         if self._silent_trainer is not None:
             self._begin_fit()
         return cast("Experiment", self._session.logger)
@@ -508,11 +505,11 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
         """Returns the callback that fires our events, always the same object, for the same trainer."""
         return LightningEvents(self) if self._events is None else self._events
 
-    def join(self, events: LightningEvents) -> tuple[Session, Callable[[], None], Callable[[Any], None]]:
+    def join(self, events: LightningEvents) -> tuple[Session, Callable[[Any], None]]:
         """Makes a callback the one that fires the events.
 
         Returns:
-            The run, what reads its rank, and what a trainer is given to before each stage.
+            The run, and what a trainer is given to before each stage.
 
         Raises:
             ValueError: another callback does so.
@@ -523,7 +520,7 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
                 "Pass logger.callback(), or LightningEvents() once for each logger."
             )
         self._events = events
-        return self._session, self._read_rank, self._answer
+        return self._session, self._answer
 
     def _answer(self, trainer: Any) -> None:
         """Says whether a stage continues the run, before its first record, once its checkpoint is loaded.
@@ -551,8 +548,6 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Logs numbers as metrics, strings as texts, and other values as traces."""
         session = self._session
-        if not session.is_open:
-            self._read_rank()
         if self._silent_trainer is not None:
             self._begin_fit(step)
         try:
@@ -757,13 +752,6 @@ class LightningLogger(WandbMedia, SessionContext, _LoggerBase):
     def _end(self, exception: BaseException | None) -> None:
         self._session.close(exception, None if exception is None else _status_after(exception))
 
-    def _read_rank(self) -> None:
-        """Reads the rank from Lightning, whose own launcher does not set environment variables."""
-        if not self._session.is_open:
-            from lightning_utilities.core.rank_zero import rank_zero_only
-
-            self._session.state.rank = getattr(rank_zero_only, "rank", None) or 0
-
 
 def _status_after(exception: BaseException | None) -> RunStatus | None:
     """Returns the run status for an exception; None if the exception itself determines it."""
@@ -837,7 +825,6 @@ class RegistryLogger(LightningLogger):
 
     def _open_first(self) -> None:
         if not self._session.has_begun:
-            self._read_rank()
             self._session.open()
 
     @property

@@ -6,6 +6,8 @@ Everything runs in the thread that trains. The package `ml` is not needed.
 import abc
 import contextlib
 import dataclasses
+import functools
+import inspect
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -108,6 +110,109 @@ _in_use: "weakref.WeakSet[_Shared]" = weakref.WeakSet()
 def _shared_by(given: tuple[Any, ...]) -> _Shared | None:
     """Returns what loggers that are not closed share on these destinations; None if there are none."""
     return next((one for one in _in_use if given and list(map(id, one.given)) == list(map(id, given))), None)
+
+
+# What each method logs once it is written: a function of logger, value, name and step, and of the method's
+# options. Its docstring is that of the method.
+
+
+def _write_text(logger: Logger, text: Any, name: str, step: int) -> None:
+    """Logs a text."""
+    logger.log_text(text, name, step)
+
+
+def _write_image(logger: Logger, image: Any, name: str, step: int, **_: Any) -> None:
+    """Logs an image: `(C, H, W)`, `(H, W, C)` or `(H, W)`, with 1 or 3 channels.
+
+    Floats beyond [0, 1] are scaled into it. `keep_resolution` is ignored: the resolution is always kept.
+    """
+    logger.log_images(_image(image), name, step=step)
+
+
+def _write_images(
+    logger: Logger, images: Any, name: str, step: int, max_images: int | None = None, sep: int = 0, **_: Any
+) -> None:
+    """Logs images as one grid: `(B, C, H, W)`, `(B, H, W, C)` or `(B, H, W)`; see `log_image`.
+
+    Images beyond `max_images` are left out; `sep` is the number of pixels between two.
+    """
+    from destinations.pictures import image_grid
+
+    grid = image_grid([_image(image) for image in images][:max_images], separator_pixels=sep)
+    logger.log_images(grid, name, channels_last=True, step=step)
+
+
+def _write_labeled_image(logger: Logger, labelled: tuple[Any, str], name: str, step: int, **_: Any) -> None:
+    """Logs `(image, label)`, with the label below the image."""
+    image, label = labelled
+    _write_labeled_images(logger, ([image], [label]), name, step)
+
+
+def _write_labeled_images(
+    logger: Logger,
+    labelled: tuple[Any, Any],
+    name: str,
+    step: int,
+    max_images: int | None = None,
+    sep: int = 0,
+    **_: Any,
+) -> None:
+    """Logs `(images, labels)` as one grid, with the labels below the images; see `log_images`."""
+    from destinations.pictures import image_grid, with_captions
+
+    images, labels = labelled
+    ready = with_captions([_image(image) for image in images][:max_images], list(labels)[:max_images])
+    grid = image_grid(ready, separator_pixels=sep, channels_last=True)
+    logger.log_images(grid, name, channels_last=True, step=step)
+
+
+def _write_audio(
+    logger: Logger, audio: Any, name: str, step: int, sample_rate: int = _SAMPLE_RATE, **_: Any
+) -> None:
+    """Logs audio `(samples,)` or `(channels, samples)`; or a pair of it and its sample rate."""
+    sound, rate = audio if isinstance(audio, tuple) else (audio, sample_rate)
+    logger.log_audio(sound, rate, name, step)
+
+
+def _write_video(logger: Logger, video: Any, name: str, step: int, fps: int | None = None, **_: Any) -> None:
+    """Logs a video `(T, C, H, W)`, `(T, H, W, C)` or `(T, H, W)`; `fps` defaults to 30."""
+    logger.log_video(_frames(video), fps or _FPS, name, step)
+
+
+def _write_histogram(logger: Logger, values: Any, name: str, step: int) -> None:
+    """Logs a histogram of values in any shape."""
+    logger.log_histogram(values, name, step)
+
+
+def _write_point_cloud(logger: Logger, points: Any, name: str, step: int, max_points: int = 1000) -> None:
+    """Logs points `(N, 3)` or `(B, ..., 3)`; of more than `max_points`, every k-th is kept."""
+    if len(points.shape) > _CLOUD_DIMENSIONS:
+        points = points.reshape(points.shape[0], -1, 3)
+    stride = -(-points.shape[-2] // max_points)
+    logger.log_point_cloud(points[..., ::stride, :], name, step)
+
+
+def _method(kind: str, write: Callable[..., None]) -> Callable[..., None]:
+    """Returns the method of `MlLogger` that keeps a value until it is written.
+
+    It takes the key, the value or a function that returns it, a state of `ml`, a namespace, and by name the
+    options of `write`.
+    """
+    signature = inspect.signature(write)
+
+    def log(
+        self: "MlLogger",
+        key: str,
+        value: Any,
+        state: Any = None,
+        namespace: str | None = None,
+        **options: Any,
+    ) -> None:
+        signature.bind(None, value, key, 0, **options)  # raises here for an option that is unknown
+        self._keep(kind, key, (functools.partial(write, **options), value), state, namespace)
+
+    log.__doc__ = write.__doc__
+    return log
 
 
 class MlLogger(SessionMixin):
@@ -217,159 +322,15 @@ class MlLogger(SessionMixin):
         """Logs a number, a tensor of one element, or a function that returns one."""
         self._shared.pending.of(state).scalars[self._name(key, namespace)] = value
 
-    def log_string(self, key: str, value: Any, state: Any = None, namespace: str | None = None) -> None:
-        """Logs a text, or a function that returns one."""
-        self._keep("text", key, value, (state, namespace), Logger.log_text)
-
-    def log_image(
-        self,
-        key: str,
-        value: Any,
-        state: Any = None,
-        namespace: str | None = None,
-        *,
-        keep_resolution: bool = False,
-    ) -> None:
-        """Logs an image.
-
-        Args:
-            key: the name.
-            value: `(C, H, W)`, `(H, W, C)` or `(H, W)`, with 1 or 3 channels; floats beyond [0, 1] are scaled
-                into it. Or a function that returns one.
-            state: of `ml`, whose phase the record belongs to.
-            namespace: the namespace.
-            keep_resolution: ignored: the resolution is always kept.
-        """
-
-        def write(logger: Logger, image: Any, name: str, step: int) -> None:
-            logger.log_images(_image(image), name, step=step)
-
-        self._keep("image", key, value, (state, namespace), write)
-
-    def log_images(
-        self,
-        key: str,
-        value: Any,
-        state: Any = None,
-        namespace: str | None = None,
-        *,
-        keep_resolution: bool = False,
-        max_images: int | None = None,
-        sep: int = 0,
-    ) -> None:
-        """Logs images as one grid: `(B, C, H, W)`, `(B, H, W, C)` or `(B, H, W)`; see `log_image`.
-
-        Args:
-            key: the name.
-            value: the images, or a function that returns them.
-            state: of `ml`, whose phase the record belongs to.
-            namespace: the namespace.
-            keep_resolution: ignored.
-            max_images: the largest number of images; further ones are left out.
-            sep: pixels between two images.
-        """
-        self._keep("image", key, value, (state, namespace), _grid(max_images, sep))
-
-    def log_labeled_image(
-        self,
-        key: str,
-        value: Any,
-        state: Any = None,
-        namespace: str | None = None,
-        *,
-        keep_resolution: bool = False,
-        **_: Any,
-    ) -> None:
-        """Logs `(image, label)`, with the label below the image."""
-        write = _grid(None, 0, has_labels=True)
-
-        def write_one(logger: Logger, labelled: tuple[Any, str], name: str, step: int) -> None:
-            image, label = labelled
-            write(logger, ([image], [label]), name, step)
-
-        self._keep("image", key, value, (state, namespace), write_one)
-
-    def log_labeled_images(
-        self,
-        key: str,
-        value: Any,
-        state: Any = None,
-        namespace: str | None = None,
-        *,
-        keep_resolution: bool = False,
-        max_images: int | None = None,
-        sep: int = 0,
-        **_: Any,
-    ) -> None:
-        """Logs `(images, labels)` as one grid, with the labels below the images."""
-        self._keep("image", key, value, (state, namespace), _grid(max_images, sep, has_labels=True))
-
-    def log_audio(
-        self,
-        key: str,
-        value: Any,
-        state: Any = None,
-        namespace: str | None = None,
-        *,
-        sample_rate: int = _SAMPLE_RATE,
-        **_: Any,
-    ) -> None:
-        """Logs audio.
-
-        Args:
-            key: the name.
-            value: `(samples,)` or `(channels, samples)`; or a function that returns it, or it and its sample
-                rate.
-            state: of `ml`, whose phase the record belongs to.
-            namespace: the namespace.
-            sample_rate: samples per second, where the function returns none.
-        """
-
-        def write(logger: Logger, audio: Any, name: str, step: int) -> None:
-            sound, rate = audio if isinstance(audio, tuple) else (audio, sample_rate)
-            logger.log_audio(sound, rate, name, step)
-
-        self._keep("audio", key, value, (state, namespace), write)
-
-    def log_video(
-        self,
-        key: str,
-        value: Any,
-        state: Any = None,
-        namespace: str | None = None,
-        *,
-        fps: int | None = None,
-        **_: Any,
-    ) -> None:
-        """Logs a video `(T, C, H, W)`, `(T, H, W, C)` or `(T, H, W)`, or a function that returns one.
-
-        `fps` defaults to 30.
-        """
-
-        def write(logger: Logger, video: Any, name: str, step: int) -> None:
-            logger.log_video(_frames(video), fps or _FPS, name, step)
-
-        self._keep("video", key, value, (state, namespace), write)
-
-    def log_histogram(self, key: str, value: Any, state: Any = None, namespace: str | None = None) -> None:
-        """Logs a histogram of values in any shape, or of what a function returns."""
-        self._keep("histogram", key, value, (state, namespace), Logger.log_histogram)
-
-    def log_point_cloud(
-        self, key: str, value: Any, state: Any = None, namespace: str | None = None, *, max_points: int = 1000
-    ) -> None:
-        """Logs points `(N, 3)` or `(B, ..., 3)`, or what a function returns.
-
-        Of more than `max_points` points, every k-th is kept.
-        """
-
-        def write(logger: Logger, points: Any, name: str, step: int) -> None:
-            if len(points.shape) > _CLOUD_DIMENSIONS:
-                points = points.reshape(points.shape[0], -1, 3)
-            stride = -(-points.shape[-2] // max_points)
-            logger.log_point_cloud(points[..., ::stride, :], name, step)
-
-        self._keep("points", key, value, (state, namespace), write)
+    log_string = _method("text", _write_text)
+    log_image = _method("image", _write_image)
+    log_images = _method("image", _write_images)
+    log_labeled_image = _method("image", _write_labeled_image)
+    log_labeled_images = _method("image", _write_labeled_images)
+    log_audio = _method("audio", _write_audio)
+    log_video = _method("video", _write_video)
+    log_histogram = _method("histogram", _write_histogram)
+    log_point_cloud = _method("points", _write_point_cloud)
 
     def log_config(self, config: Any, metrics: Mapping[str, Any] | None = None) -> None:
         """Logs hyperparameters at once, and metrics with them at step 0."""
@@ -377,9 +338,10 @@ class MlLogger(SessionMixin):
         if metrics:
             self.logger.log_metrics(metrics, 0)
 
-    def _keep(self, kind: str, key: str, value: Any, place: tuple[Any, str | None], write: Write) -> None:
-        state, namespace = place
-        self._shared.pending.of(state).records[kind, self._name(key, namespace)] = write, value
+    def _keep(
+        self, kind: str, key: str, record: tuple[Write, Any], state: Any, namespace: str | None
+    ) -> None:
+        self._shared.pending.of(state).records[kind, self._name(key, namespace)] = record
 
     # Writing.
 
@@ -410,22 +372,6 @@ class MlLogger(SessionMixin):
                 pending.write(phase, step, self._session.state, logger)
             finally:
                 self._session.advance_to(step)
-
-
-def _grid(max_images: int | None, separator_pixels: int, *, has_labels: bool = False) -> Write:
-    """Returns a function that logs images as one grid; with labels, the value is `(images, labels)`."""
-
-    def write(logger: Logger, value: Any, name: str, step: int) -> None:
-        from destinations.pictures import image_grid, with_captions
-
-        images, labels = value if has_labels else (value, ())
-        ready: Any = [_image(image) for image in images][:max_images]
-        if has_labels:
-            ready = with_captions(ready, list(labels)[:max_images])
-        grid = image_grid(ready, separator_pixels=separator_pixels, channels_last=has_labels)
-        logger.log_images(grid, name, channels_last=True, step=step)
-
-    return write
 
 
 def _as_destination(given: Any) -> Destination:

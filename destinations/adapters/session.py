@@ -35,6 +35,7 @@ from events import (
     agree_on_name,
     agreed_run_name,
     new_run_name,
+    state_keys,
 )
 
 __all__ = [
@@ -481,6 +482,7 @@ class Session:
             if name not in self._gone and not known.is_file():
                 self._gone.add(name)
                 logger.delete_file(LiteralName(name), local=True)
+                logger.may_drop_files(LiteralName(name))
         inner = sorted(path.rglob("*"), key=lambda one: (one.name == last, one)) if path.is_dir() else [path]
         name = ""
         for one in inner:
@@ -539,10 +541,9 @@ class Session:
 
     def _for_each_stateful(self, action: str, call: Callable[[str, Any], None]) -> None:
         """Calls `call` with each callback and destination, and a name that is stable across sessions."""
-        for callback in self._callbacks:
-            call(_unique(type(callback).__name__, callback, self._callbacks), callback)
-        for destination in self._destinations:
-            name = _unique(type(destination).__name__, destination, self._destinations)
+        for name, callback in state_keys(self._callbacks).items():
+            call(name, callback)
+        for name, destination in state_keys(self._destinations).items():
             self.logger.faults.guard(destination, action, call)(f"destination:{name}", destination)
 
     # Events that move the timestamp.
@@ -732,10 +733,3 @@ class SessionMixin(SessionContext):
     def close(self) -> None:
         """Ends the run: flushes and closes the destinations. Also done at interpreter exit."""
         self._session.close()
-
-
-def _unique(name: str, one: object, others: Iterable[object]) -> str:
-    """Returns a class name, numbered from the second object of that class on."""
-    alike = [other for other in others if type(other).__name__ == name]
-    place = next(index for index, other in enumerate(alike) if other is one)
-    return f"{name}#{place + 1}" if place else name

@@ -17,8 +17,6 @@ from events import Destination, Event, Run
 
 from .summary_calls import Seconds, Step, SummaryCalls
 
-__all__ = ["SummaryWriter"]
-
 
 class _Run(Run):
     warns_of_close = False
@@ -182,7 +180,7 @@ class SummaryWriter(SummaryCalls):
         folder = _Folder(self.log_dir, if_exists="resume", clock=self._clock)
         loggers: list[Destination] = [folder]
         if self._event_files:
-            from destinations.trackers.tensorboard.destination import TensorBoard
+            from destinations.trackers.tensorboard import TensorBoard
 
             loggers.append(TensorBoard(self.log_dir, clock=self._clock))
         run = _Run(loggers, run_name=Path(self.log_dir).absolute().name)

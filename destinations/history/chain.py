@@ -10,6 +10,7 @@ logged when its checkpoint was saved (`records`), whatever step it has; of a loo
 backwards.
 """
 
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -81,14 +82,16 @@ class _Kept:
     """How much of a session belongs: each later session that cut it said so."""
 
     records: int | None = None
-    # The step of each session that only named a batch, and the ids of the sessions from it on.
-    steps: list[tuple[int, frozenset[str]]] = attrs.field(factory=list)
+    # The least step of the sessions that only named a batch, and how many sessions there are from the last of
+    # these on.
+    step: int | None = None
+    newer: int = 0
     # Of a fork at a step: what is of that step or a later one does not belong.
     before: int | None = None
 
     @property
     def is_whole(self) -> bool:
-        return self.records is None and not self.steps and self.before is None
+        return self.records is None and self.step is None and self.before is None
 
 
 class Chain:
@@ -116,24 +119,29 @@ class Chain:
         """The ids, newest first."""
         self.origin: Follows | None = None
         """Where the first of them follows another run."""
+        # By what records say of their session; and how many of the sessions are newer.
         self._kept: dict[str, _Kept] = {}
+        self._places: dict[str, int] = {}
         session = end if end is not None else next(reversed(known), None)
-        while session is not None and session not in self.sessions and (line := known.get(session)):
+        seen: set[str] = set()
+        earlier = dict(itertools.pairwise(reversed(known)))
+        while session is not None and session not in seen and (line := known.get(session)):
+            self._places.setdefault(_owner(line), len(self.sessions))
             self.sessions.append(session)
+            seen.add(session)
             self._kept.setdefault(_owner(line), kept)
             follows = Follows.of(line)
             if follows is None:
-                before = list(known)[: list(known).index(session)]
-                session = before[-1] if "follows" not in line and before else None
+                session = earlier.get(session) if "follows" not in line else None
                 continue
             if follows.run is not None:
-                named = (step + 1 for step, _ in kept.steps)
-                self.origin = attrs.evolve(follows, before=_least(follows.before, kept.before, *named))
+                named = None if kept.step is None else kept.step + 1
+                self.origin = attrs.evolve(follows, before=_least(follows.before, kept.before, named))
                 break
-            newer = frozenset(map(_owner, (known[one] for one in self.sessions)))
-            kept = _Kept(follows.records, list(kept.steps), kept.before)
-            if follows.records is None and follows.step is not None:
-                kept.steps.append((follows.step, newer))
+            kept = attrs.evolve(kept, records=follows.records)
+            names_batch = follows.records is None and follows.step is not None
+            if names_batch and follows.step == _least(follows.step, kept.step):
+                kept.step, kept.newer = follows.step, len(self.sessions)
             session = follows.session
 
     @property
@@ -161,12 +169,18 @@ class Chain:
         """
         if self.is_whole:
             return lambda _: True
-        again: set[tuple[str, str, str, Any]] = set()
-        if steps := {step for kept in self._kept.values() for step, _ in kept.steps}:
-            again = {_what(one) for one in read() if one is not None and one.get("step") in steps}
+        # How many sessions are newer than the newest that has logged it.
+        again: dict[tuple[str, str, Any], int] = {}
+        if steps := {kept.step for kept in self._kept.values()} - {None}:
+            for one in read():
+                if one is not None and one.get("step") in steps and (place := self._place(one)) is not None:
+                    again[_what(one)] = min(place, again.get(_what(one), place))
         return lambda line: self._belongs(line, again)
 
-    def _belongs(self, line: Mapping[str, Any], again: set[tuple[str, str, str, Any]]) -> bool:
+    def _place(self, line: Mapping[str, Any]) -> int | None:
+        return self._places.get(_id_of(line))
+
+    def _belongs(self, line: Mapping[str, Any], again: Mapping[tuple[str, str, Any], int]) -> bool:
         if line.get("is_deleted") is True:
             # The file is gone, whichever session deleted it.
             return True
@@ -181,10 +195,9 @@ class Chain:
             return False
         if kept.before is not None and step is not None and step >= kept.before:
             return False
-        return step is None or not any(
-            step > limit or (step == limit and any((one, *_what(line)[1:]) in again for one in newer))
-            for limit, newer in kept.steps
-        )
+        if step is None or kept.step is None or step < kept.step:
+            return True
+        return step == kept.step and again.get(_what(line), kept.newer) >= kept.newer
 
 
 def chain_of(run_dir: Path, end: str | None = None) -> Chain:
@@ -209,6 +222,6 @@ def _least(*steps: int | None) -> int | None:
     return min((step for step in steps if step is not None), default=None)
 
 
-def _what(line: Mapping[str, Any]) -> tuple[str, str, str, Any]:
-    """Returns the session of a record, and what makes it the same as one that is logged again."""
-    return _id_of(line), str(line.get("type")), str(line.get("name")), line.get("step")
+def _what(line: Mapping[str, Any]) -> tuple[str, str, Any]:
+    """Returns what makes a record the same as one that is logged again."""
+    return str(line.get("type")), str(line.get("name")), line.get("step")

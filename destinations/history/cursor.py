@@ -21,18 +21,12 @@ from typing import Any, Self
 import attrs
 
 from destinations.run_directory.layout import parse_header
-from destinations.run_directory.reader import (
-    CsvSnapshot,
-    MetricRow,
-    MetricsSnapshot,
-    is_sound,
-    keeps,
-    parse_rows,
-)
 from destinations.run_directory.segments import JournalRecord
 
+from .csv_file import CsvSnapshot
 from .row_chain import Limit, RowPlace
-from .rows import Call
+from .rows import Call, MetricRow, is_sound, keeps, parse_rows
+from .snapshot import MetricsSnapshot
 
 __all__ = ["Cursor", "Look"]
 
@@ -84,19 +78,19 @@ class Cursor:
     Attributes:
         rows: how many rows of the files were read of each session.
         tail: what was read beyond these, by session: how many values of each step and metric.
-        limits: the limits of each session that has some, see `row_chain.Keep`.
+        limits: the limit of each session that has one, see `row_chain.Keep`.
         first: a checksum of the first row of a CSV without a history.
         place: where reading of the CSV ended.
-        passed: of each session that was read, its limits and how many rows it had in closed parts.
+        passed: of each session that was read, its limit and how many rows it had in closed parts.
         has_parents: whether the rows were read that a fork has of its parents, which never change.
     """
 
     rows: dict[str, int] = attrs.field(factory=dict)
     tail: dict[str, Values] = attrs.field(factory=dict)
-    limits: dict[str, tuple[Limit, ...]] = attrs.field(factory=dict)
+    limits: dict[str, Limit] = attrs.field(factory=dict)
     first: int | None = None
     place: CsvPlace | None = None
-    passed: dict[str, tuple[Sequence[Limit], int]] = attrs.field(factory=dict)
+    passed: dict[str, tuple[Limit | None, int]] = attrs.field(factory=dict)
     has_parents: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -106,7 +100,7 @@ class Cursor:
             for session, values in self.tail.items()
             if values
         }
-        limits = {session: [*map(list, found)] for session, found in self.limits.items() if found}
+        limits = {session: [*limit] for session, limit in self.limits.items()}
         place = None if self.place is None else attrs.asdict(self.place)
         more = {"has_parents": True} if self.has_parents else {}
         return {
@@ -129,10 +123,7 @@ class Cursor:
             str(session): Counter({(step, name): int(count) for step, name, count in values})
             for session, values in found["tail"].items()
         }
-        limits = {
-            str(session): tuple((int(step), at) for step, at in of_session)
-            for session, of_session in found["limits"].items()
-        }
+        limits = {str(session): (int(step), at) for session, (step, at) in found["limits"].items()}
         rows = {str(session): int(count) for session, count in found["rows"].items()}
         place = None if found["place"] is None else CsvPlace(**found["place"])
         return cls(rows, tail, limits, found["first"], place, has_parents=found.get("has_parents") is True)
@@ -165,11 +156,11 @@ class Look:
         # that does not count.
         self._left: dict[str, Values] = {}
         self._ends: dict[str, int] = {}
-        kept = {place.session: limits for place, limits in snapshot.chain}
+        kept = {place.session: limit for place, limit in snapshot.chain}
         self._changed = [
             session
             for session, rows in cursor.rows.items()
-            if rows and kept.get(session) != cursor.limits.get(session, ())
+            if rows and kept.get(session) != cursor.limits.get(session)
         ]
         self.is_continued = not (is_rewritten or self._changed or self.taken_back)
 
@@ -204,10 +195,10 @@ class Look:
         if self.snapshot.has_view and not self._cursor.rows:
             yield self.snapshot.csv, self.snapshot.csv.first
             return
-        for place, limits in self.snapshot.chain:
+        for place, limit in self.snapshot.chain:
             read = self._cursor.rows.get(place.session, 0)
             for part, first in self.snapshot.sealed(place, read):
-                keep = attrs.evolve(part.keep, limits=limits)
+                keep = attrs.evolve(part.keep, limit=limit)
                 with attrs.evolve(part, keep=keep).opened() as file:
                     yield file, file.packed.place_of(max(0, read - first))
             if place.session == self._newest:
@@ -222,7 +213,7 @@ class Look:
         """Notes that all rows of the files were read."""
         cursor, csv = self._cursor, self.snapshot.csv
         cursor.has_parents = cursor.has_parents or bool(self.snapshot.inherited)
-        for place, limits in self.snapshot.chain:
+        for place, limit in self.snapshot.chain:
             rows = self._sealed_rows(place)
             if place.session == self._newest:
                 rows = self._rows_of_csv
@@ -230,7 +221,9 @@ class Look:
                     cursor.place = CsvPlace.of(csv, csv.end, self._newest, rows)
             # A file that another program writes anew may have fewer rows meanwhile.
             cursor.rows[place.session] = max(rows, cursor.rows.get(place.session, 0))
-            cursor.limits[place.session] = limits
+            cursor.limits.pop(place.session, None)
+            if limit is not None:
+                cursor.limits[place.session] = limit
         cursor.first = cursor.first if self._first is None else self._first
 
     # Row by row.
@@ -240,17 +233,17 @@ class Look:
         snapshot, cursor = self.snapshot, self._cursor
         for file, _ in self._inherited():
             yield from file.rows()
-        if snapshot.has_view and not cursor.rows and not any(limits for _, limits in snapshot.chain):
+        if snapshot.has_view and not cursor.rows and not any(limit for _, limit in snapshot.chain):
             yield from filter(is_sound, snapshot.csv.rows())
         else:
-            for place, limits in snapshot.chain:
-                yield from self._new_rows_of(place, limits)
+            for place, limit in snapshot.chain:
+                yield from self._new_rows_of(place, limit)
         self.pass_files()
         cursor.rows |= self._ends
-        for session, limits, records in snapshot.journal:
+        for session, limit, records in snapshot.journal:
             left = self._left.setdefault(session, Counter())
             tail = cursor.tail.setdefault(session, Counter())
-            for row in snapshot.rows_of(limits, records[0 if limits else _known(records, left) :]):
+            for row in snapshot.rows_of(limit, records[0 if limit else _known(records, left) :]):
                 new = _less(row, left)
                 if new is not None:
                     tail.update(_values_of(new))
@@ -262,14 +255,14 @@ class Look:
         for session, rows in self.snapshot.journal_by_session():
             self._cursor.tail[session] = Counter(value for row in rows for value in _values_of(row))
 
-    def _new_rows_of(self, place: RowPlace, limits: Sequence[Limit]) -> Iterator[MetricRow]:
+    def _new_rows_of(self, place: RowPlace, limit: Limit | None) -> Iterator[MetricRow]:
         """Yields new rows that the files have of a session.
 
         Rows that a limit leaves out may count again later. So the cursor stays at the first of them, and what
         is read beyond is known by its values.
         """
         cursor, session = self._cursor, place.session
-        passed = limits, self._sealed_rows(place)
+        passed = limit, self._sealed_rows(place)
         if (
             self.snapshot.history.knows(session)
             and session != self._newest
@@ -280,13 +273,13 @@ class Look:
         left, beyond = Counter(cursor.tail.get(session)), Counter[tuple[int | None, str]]()
         end: int | None = None
         for first, rows in self._rows_of(place):
-            if not limits and not left:
+            if limit is None and not left:
                 yield from filter(is_sound, rows)
                 continue
             for number, row in enumerate(rows, first):
                 if not is_sound(row):
                     continue
-                if not keeps(limits, row):
+                if not keeps(limit, row):
                     end = number if end is None else end
                     continue
                 if end is not None:
@@ -297,7 +290,9 @@ class Look:
         if end is not None:
             self._ends[session] = end
         self._left[session] = left
-        cursor.tail[session] = left + beyond
+        # Not `left + beyond`, which is a loop in Python.
+        cursor.tail[session] = Counter(left)
+        cursor.tail[session].update(beyond)
         cursor.passed[session] = passed
 
     def _rows_of(self, place: RowPlace) -> Iterator[tuple[int, Iterator[MetricRow]]]:
@@ -310,7 +305,7 @@ class Look:
             csv = self.snapshot.csv
             yield (
                 max(read, self._sealed_rows(place)),
-                attrs.evolve(csv, limits=()).rows(self._offset_of(read)),
+                attrs.evolve(csv, limit=None).rows(self._offset_of(read)),
             )
 
     # Places.
@@ -340,10 +335,10 @@ class Look:
 
     def _drops_any(self, place: RowPlace) -> bool:
         """Returns whether rows of a session that were read are beyond a limit now."""
-        limits = next(limits for one, limits in self.snapshot.chain if one == place)
+        limit = next(limit for one, limit in self.snapshot.chain if one == place)
         read = self._cursor.rows[place.session]
         for first, rows in Look(self.snapshot, Cursor())._rows_of(place):  # noqa: SLF001  # of this class
-            if not all(keeps(limits, row) for row in itertools.islice(rows, max(0, read - first))):
+            if not all(keeps(limit, row) for row in itertools.islice(rows, max(0, read - first))):
                 return True
         return False
 
@@ -375,11 +370,10 @@ def _less(row: MetricRow, left: Values) -> MetricRow | None:
         return row
     new = []
     for value in _values_of(row):
-        if count := left.get(value):
+        count = left.pop(value, 0)
+        if count > 1:
             left[value] = count - 1
-            if count == 1:
-                del left[value]
-        else:
+        elif not count:
             new.append(value[1])
     if len(new) == max(1, len(row.metrics)):
         return row

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import attrs
 
-from destinations.run_directory.layout import SIDECAR, NewerFormatError, check_format
+from destinations.run_directory.layout import SIDECAR, NewerFormatError, check_format, writer_of, writer_path
 from uploads.disk import read_json, read_regular
 
 from .chain import Chain, Follows, chain_of
@@ -112,10 +112,15 @@ def _problem(folder: Path, follows: Follows) -> str:
 
 
 def parents_of(run_dir: Path, end: str | None = None) -> list[Parent]:
-    """Returns the parents of a run that can be read, see `find_parents`; logs once that one cannot be."""
+    """Returns the parents of a run that can be read, see `find_parents`; logs once that one cannot be.
+
+    A named writer of a fork follows the writer of that name in each parent, by steps: it has no checkpoints.
+    """
     problem = ""
     try:
         found = find_parents(run_dir, end)
+        if not found and (writer := writer_of(run_dir)):
+            return [_of_writer(parent, writer) for parent in parents_of(run_dir.parents[1])]
     except OSError as error:
         found, problem = [], f"sessions of run {run_dir} cannot be read: {error}"
     if found and found[-1].problem:
@@ -124,6 +129,15 @@ def parents_of(run_dir: Path, end: str | None = None) -> list[Parent]:
         _said.add(problem)
         _log.warning("%s.", problem)
     return found
+
+
+def _of_writer(parent: Parent, writer: str) -> Parent:
+    folder, step = writer_path(parent.path, writer), parent.follows.step
+    lines = read_sessions(folder)
+    ends = (parent.follows.before, None if step is None else step + 1)
+    before = min((one for one in ends if one is not None), default=None)
+    end = Follows(str(lines[-1].get("session")), before=before) if lines else None
+    return attrs.evolve(parent, path=folder, chain=Chain(lines, end))
 
 
 def forks_of(run_dir: Path, run_id: str) -> list[str]:

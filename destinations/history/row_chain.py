@@ -7,6 +7,7 @@ its beginning, in the order in which it wrote them; a place is a number of rows.
 
 import errno
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -15,9 +16,21 @@ import attrs
 
 from uploads.disk import read_regular
 
+from .sessions import read_sessions
 from .sums import parse_line, summed_line
 
-__all__ = ["ALL", "Keep", "Kept", "Limit", "RowChain", "RowPlace", "SealedPart", "drops", "history_path"]
+__all__ = [
+    "ALL",
+    "Keep",
+    "Kept",
+    "Limit",
+    "RowChain",
+    "RowPlace",
+    "SealedPart",
+    "drops",
+    "history_path",
+    "tighter",
+]
 
 _MAX_BYTES = 256 << 20
 
@@ -45,18 +58,24 @@ def drops(limit: Limit, step: Any, time: Any) -> Any:
     return (step > last) | ((step == last) & is_late)
 
 
+def tighter(*limits: Limit | None) -> Limit | None:
+    """Returns the limit that drops what any of these does; None if there is none."""
+    found = (one for one in limits if one is not None)
+    return min(found, key=lambda one: (one[0], -math.inf if one[1] is None else one[1]), default=None)
+
+
 @attrs.frozen
 class Keep:
     """Which rows of a closed part count.
 
     Attributes:
         rows: so many from its beginning; None for all.
-        limits: rows of later steps than each of these do not count, and neither do those of the step itself
-            that were logged after the time; none of the step if the time is None.
+        limit: rows of later steps do not count, and neither do rows of the step itself that were logged after
+            the time; none of the step if the time is None.
     """
 
     rows: int | None = None
-    limits: tuple[Limit, ...] = ()
+    limit: Limit | None = None
 
 
 ALL = Keep()
@@ -77,8 +96,8 @@ class RowPlace:
     limit: Limit | None = None
 
 
-Kept = tuple[RowPlace, tuple[Limit, ...]]
-"""How many rows of a session count, and the limits of their steps."""
+Kept = tuple[RowPlace, Limit | None]
+"""How many rows of a session count, and the limit of their steps."""
 
 
 @attrs.frozen
@@ -192,9 +211,19 @@ class RowChain:
         """The number of bytes that count."""
         return len(self.content)
 
-    def add_format2(self, numbers: Iterable[int], rows_in: Callable[[int], int] = lambda _: 0) -> None:
-        """Takes the parts of a folder of format 2, which has no history: all belong."""
+    def add_format2(
+        self, csv: Path, numbers: Iterable[int], rows_in: Callable[[int], int] = lambda _: 0
+    ) -> None:
+        """Takes the parts of a folder of format 2, which has no history: all belong.
+
+        Raises:
+            OSError: the run began in format 3, so that its history is lost.
+        """
         if parts := [SealedPart(number, "", rows_in(number), 0, 0, 0) for number in numbers]:
+            # Sessions of format 2 do not say what they follow.
+            if any("follows" in line for line in read_sessions(csv.parent)[:1]):
+                text = "it is missing, so that nothing says which rows belong"
+                raise OSError(errno.ENODATA, text, str(history_path(csv)))
             self.parts[""] = parts
 
     # Lines.
@@ -243,14 +272,14 @@ class RowChain:
         """Returns how many rows of a session are in closed parts."""
         return sum(part.rows for part in self.parts.get(session, ()))
 
-    def chain(self, end: RowPlace | None, limits: tuple[Limit, ...] = ()) -> "list[Kept]":
-        """Returns the sessions that lead to a place, oldest first, each with the limits of its rows."""
+    def chain(self, end: RowPlace | None, limit: Limit | None = None) -> "list[Kept]":
+        """Returns the sessions that lead to a place, oldest first, each with the limit of its rows."""
         found: list[Kept] = []
         seen: set[str] = set()
         while end is not None and end.session not in seen:
             seen.add(end.session)
-            limits = limits if end.limit is None else (*limits, end.limit)
-            found.append((end, limits))
+            limit = tighter(limit, end.limit)
+            found.append((end, limit))
             end = self._follows.get(end.session)
         return found[::-1]
 
@@ -265,12 +294,12 @@ class RowChain:
 
     def parts_of(self, chain: "Iterable[Kept]") -> Iterator[tuple[SealedPart, Keep]]:
         """Yields the closed parts of sessions, each with which of its rows count."""
-        for place, limits in chain:
+        for place, limit in chain:
             left = place.rows
             for part in self.parts.get(place.session, ()):
                 if left is not None and left <= 0:
                     break
-                yield part, Keep(left if left is not None and left < part.rows else None, limits)
+                yield part, Keep(left if left is not None and left < part.rows else None, limit)
                 left = None if left is None else left - part.rows
 
     def preceding(self) -> Iterator[tuple[SealedPart, Keep]]:

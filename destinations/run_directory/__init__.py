@@ -7,9 +7,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from destinations.history.rows import MetricRow
+    from destinations.history.snapshot import read_rows, read_series
+
     from .folder import RunDirectoryError, RunExistsError, RunInUseError, RunNotOpenError, RunPathError
     from .layout import NewerFormatError
-    from .reader import MetricRow, read_rows, read_series
     from .run_directory import RunDirectory
 
 __all__ = [
@@ -26,11 +28,11 @@ __all__ = [
 ]
 
 _MODULES = {
-    "MetricRow": ".reader",
+    "MetricRow": "destinations.history.rows",
     "NewerFormatError": ".layout",
     "RunDirectory": ".run_directory",
-    "read_rows": ".reader",
-    "read_series": ".reader",
+    "read_rows": "destinations.history.snapshot",
+    "read_series": "destinations.history.snapshot",
 }
 
 

@@ -14,10 +14,12 @@ import attrs
 import numpy as np
 
 from destinations.history.aggregate import MISSING_STEP, Aggregate, Floats
+from destinations.history.csv_file import CsvSnapshot
 from destinations.history.row_chain import Limit, drops
+from destinations.history.rows import MetricRow, parse_rows
+from destinations.history.sealed import ParquetSnapshot
 
 from .layout import OWN_COLUMNS, PLAIN, parse_header
-from .reader import CsvSnapshot, MetricRow, ParquetSnapshot, parse_rows
 
 __all__ = [
     "MISSING_STEP",
@@ -99,9 +101,9 @@ def blocks_of(
         OSError: the file cannot be read.
     """
     if not isinstance(file, ParquetSnapshot):
-        with_time = with_time or bool(file.limits)
+        with_time = with_time or file.limit is not None
         blocks = read_blocks(file.header, file.chunks(start, end=end), wanted, with_time=with_time)
-        yield from (_within(file.limits, block) for block in blocks)
+        yield from (_within(file.limit, block) for block in blocks)
         return
     columns = parse_header(file.header)
     names, places = _places_of(columns, wanted, with_time=with_time)
@@ -277,12 +279,10 @@ def _from_arrow(column: Any) -> tuple[Floats, _Bools]:
     return np.where(present, values, np.nan), present
 
 
-def _within(limits: Sequence[Limit], block: Block) -> Block:
+def _within(limit: Limit | None, block: Block) -> Block:
     """Returns the rows that count."""
-    keep = np.ones(len(block), np.bool_)
-    for limit in limits:
-        keep &= ~drops(limit, block.step, block.time)
-    if keep.all():
+    if limit is None:
         return block
+    keep = ~drops(limit, block.step, block.time)
     columns = {name: (values[keep], there[keep]) for name, (values, there) in block.columns.items()}
     return Block(block.step[keep], block.time[keep], columns)

@@ -45,6 +45,7 @@ _FEW_TRIES = 8
 # Between two tries: from the first one on twice as long, up to the other.
 _FIRST_PAUSE_SECONDS = 0.1
 _PAUSE_SECONDS = 1.0
+_ALL_INTERVALS = 1 << 53
 _WATCHED_INTERVALS = 2.5
 _SHORTEST_INTERVAL_SECONDS = 2.0
 # A session that has sent nothing yet may still be starting its worker process.
@@ -118,7 +119,7 @@ class Claim:
         self._nonces_here = {own.get("nonce"), own.get("next")} - {None}
         newest = run.newest_session
         if newest is None:
-            is_of_another = run_dir.parent.name == WRITERS_FOLDER and "session" in own
+            is_of_another = self._is_of_writer and "session" in own
             if is_of_another and holds_run(run_dir, self._rank):
                 _log.warning(
                     "run folder %s has rows of a run that is not in %s any more. It is kept as %s.",
@@ -133,7 +134,9 @@ class Claim:
         if about.get("nonce") in self._nonces_here and own.get("uri") == self.store.uri():
             # The lock of the folder is held, so that the process of that session has ended.
             self._own = {**own, "nonce": about["nonce"]}
-            self.follows, self.run = dict(own.get("follows", {})), own.get("run", self.run)
+            # All that session has sent was in this folder, whatever its spool still sends.
+            self.follows = {**own.get("follows", {}), str(newest.number): _ALL_INTERVALS}
+            self.run = own.get("run", self.run)
             self._before = newest.number, set()
             return
         self._before = newest.number, self._signs(newest.number)
@@ -236,6 +239,11 @@ class Claim:
             for numbers in session.pieces
             if self._since <= session.number < self.session
         ]
+
+    @property
+    def _is_of_writer(self) -> bool:
+        """Whether the rows are a named writer's, which belong to whatever run is at the place above."""
+        return self.uri.partition("?")[0].rstrip("/").split("/")[-2:-1] == [WRITERS_FOLDER]
 
     def _own_path(self, run_dir: Path) -> Path:
         return run_dir / (_OWN if self._rank == 0 else f".mirror.{self.stream}.json")

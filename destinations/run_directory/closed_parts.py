@@ -10,11 +10,12 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from destinations.history.csv_file import CsvSnapshot
 from destinations.history.row_chain import Keep, RowChain, SealedPart, history_path
+from destinations.history.sealed import Part
 from uploads.disk import DISK, Disk, replacement
 
 from .layout import parse_header, part_numbers, part_path, parts_path
-from .reader import CsvSnapshot, Part
 
 __all__ = ["ClosedParts", "rearranged"]
 
@@ -50,7 +51,7 @@ class ClosedParts:
         self.chain = RowChain.read(self._csv, limit)
         there = part_numbers(self.folder)
         if not self.chain.size:
-            self.chain.add_format2(number for number in there if number <= self.format2)
+            self.chain.add_format2(self._csv, (number for number in there if number <= self.format2))
         last = max((part.number for parts in self.chain.parts.values() for part in parts), default=0)
         # They were being closed when their writer was killed: their rows are in the CSV, or in the journal.
         # Only a position says so; without one, a history that is cut would look the same.

@@ -4,11 +4,12 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from destinations.history.sealed import Part
+from destinations.history.snapshot import take_snapshot
 from uploads.disk import DISK, replacement
 
 from .folder import WriterLock
 from .layout import lock_name, part_path
-from .reader import Part, take_snapshot
 
 __all__ = ["convert_parts"]
 

@@ -61,6 +61,7 @@ __all__ = [
     "Documents",
     "SessionLog",
     "flat_hyperparameters",
+    "hyperparameter_files",
     "hyperparameters_of",
     "read_hparams",
     "session_hyperparameters",
@@ -483,21 +484,42 @@ def _hparams_name(place: int) -> str:
     return HPARAMS if not place else f"{HPARAMS.removesuffix('.yaml')}.{place}.yaml"
 
 
+def hyperparameter_files(run_dir: Path) -> dict[str, dict[int, Path]]:
+    """Returns what each session has of its hyperparameters, by what the names of its files begin with.
+
+    Returns:
+        Each file, by how many records its session had logged.
+    """
+    found: dict[str, dict[int, Path]] = {}
+    for path in (run_dir / SESSIONS_FOLDER).glob("*.yaml"):
+        match path.name.split("."):
+            case [session, "hparams", "yaml"]:
+                found.setdefault(session, {})[0] = path
+            case [session, "hparams", place, "yaml"] if place.isdecimal():
+                found.setdefault(session, {})[int(place)] = path
+    return found
+
+
 def session_hyperparameters(
-    run_dir: Path, line: Mapping[str, Any], records: int | None = None
+    run_dir: Path,
+    line: Mapping[str, Any],
+    records: int | None = None,
+    files: Mapping[str, Mapping[int, Path]] | None = None,
 ) -> dict[str, Any]:
     """Returns what a session was given; only before it had logged so many records, if that is given.
+
+    Args:
+        run_dir: the folder of the run.
+        line: of the session.
+        records: how many records belong; None for all.
+        files: what `hyperparameter_files` returns, where several sessions are read.
 
     Raises:
         OSError: a file cannot be read.
         ValueError: a file is damaged, or an earlier version wrote the session.
     """
-    start = session_path(run_dir, line, HPARAMS).name.removesuffix("yaml")
-    found: dict[int, Path] = {}
-    for path in (run_dir / SESSIONS_FOLDER).glob(f"{start}*yaml"):
-        place = path.name.removeprefix(start).removesuffix("yaml").removesuffix(".")
-        if not place or place.isdecimal():
-            found[int(place or 0)] = path
+    start = session_path(run_dir, line, HPARAMS).name.partition(".")[0]
+    found = (hyperparameter_files(run_dir) if files is None else files).get(start, {})
     counted = (found[place] for place in sorted(found) if records is None or place < records)
     nothing: dict[str, Any] = {}
     return functools.reduce(merged, map(read_hparams, counted), nothing)
@@ -526,12 +548,14 @@ def hyperparameters_of(
         if own is None:
             return None
         found = own
+    files = hyperparameter_files(run_dir)
     for one in reversed(chain.sessions):
         if one in by_id:
-            if "follows" not in by_id[one]:
+            line, count = by_id[one], chain.records_of(one)
+            if "follows" not in line:
                 return None
             try:
-                found = merged(found, session_hyperparameters(run_dir, by_id[one], chain.records_of(one)))
+                found = merged(found, session_hyperparameters(run_dir, line, count, files))
             except (OSError, ValueError):
                 return None
     return found

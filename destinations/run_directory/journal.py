@@ -48,9 +48,8 @@ from .layout import column_of, number_of_int, whole_number
 from .segments import MappedSegment, Segment
 
 if TYPE_CHECKING:
+    from destinations.history.rows import MetricRow
     from events import State
-
-    from .reader import MetricRow
 
 __all__ = ["Journal"]
 

@@ -90,6 +90,7 @@ __all__ = [
     "summary_name",
     "trusted_heartbeat",
     "whole_number",
+    "writer_of",
     "writer_path",
 ]
 
@@ -264,6 +265,11 @@ def is_writer_name(name: str) -> bool:
 def writer_path(run_dir: Path, writer: str) -> Path:
     """Returns the folder of a named writer, a run folder of its own; for "", the trainer, that of the run."""
     return run_dir / WRITERS_FOLDER / writer if writer else run_dir
+
+
+def writer_of(folder: Path) -> str:
+    """Returns the name of the writer that a folder is of; "" for that of a run."""
+    return folder.name if folder.parent.name == WRITERS_FOLDER else ""
 
 
 def lock_name(rank: int) -> str:

@@ -13,7 +13,9 @@ import attrs
 import numpy as np
 
 from destinations.history.aggregate import Floats
+from destinations.history.csv_file import CsvSnapshot
 from destinations.history.row_chain import Keep, SealedPart
+from destinations.history.sealed import part_begun_by
 from destinations.history.sums import BlockSums, CheckedBlocks, Section, Sums, read_sums, sums_path
 from uploads.disk import (
     DISK,
@@ -39,7 +41,6 @@ from .layout import (
     part_numbers,
     read_header,
 )
-from .reader import CsvSnapshot, part_begun_by
 
 __all__ = [
     "ChangedError",

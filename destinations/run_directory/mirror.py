@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from destinations.history.sealed import Part
 from destinations.history.sessions import SESSIONS_FOLDER
 from destinations.kinds import indexes, record_folders
 from events import redact_text
@@ -39,7 +40,6 @@ from .layout import (
     parts_path,
 )
 from .pieces import LINES, Change, FileState, Piece, piece_name, write_piece
-from .reader import Part
 from .stored_run import SIGN_FILE
 
 if TYPE_CHECKING:
@@ -483,6 +483,9 @@ def _group_sizes(interval: int) -> list[int]:
 
 def _rank_of(path: str) -> int:
     """Returns the rank that writes a file; of what has no number, rank 0."""
+    if path.startswith(f"{SESSIONS_FOLDER}/"):
+        # Named by ids, which may be digits alone.
+        return 0
     found = (_OF_RANK_BELOW if "/" in path else _OF_RANK).search(path)
     return int(found[1]) if found else 0
 

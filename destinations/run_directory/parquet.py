@@ -334,9 +334,9 @@ class ParquetRows:
         Raises:
             OSError: see `ParquetRows`.
         """
-        highest = self.index(())[1][OF_ROWS.index("max_step")] if keep.limits else np.empty(0)
+        highest = self.index(())[1][OF_ROWS.index("max_step")] if keep.limit else np.empty(0)
         self.count = self.count if keep.rows is None else min(self.count, keep.rows)
-        if not any((highest >= step).any() for step, _ in keep.limits):
+        if keep.limit is None or not (highest >= keep.limit[0]).any():
             return
         own = {name: place for place, name in enumerate(self._columns)}
         kept = np.ones(self.count, np.bool_)
@@ -344,8 +344,7 @@ class ParquetRows:
             # Those of a damaged group are left out in any case.
             for step, time in self.arrays([own["step"], own["time"]], first, min(last, self.count), last):
                 steps, times = (np.where(there, values, np.nan) for values, there in (step, time))
-                for limit in keep.limits:
-                    kept[first : first + len(steps)] &= ~drops(limit, steps, times)
+                kept[first : first + len(steps)] &= ~drops(keep.limit, steps, times)
         if not kept.all():
             self._places = np.flatnonzero(kept)
             self.count = len(self._places)

@@ -7,10 +7,12 @@ import attrs
 import numpy as np
 
 from destinations.history.aggregate import Aggregate
+from destinations.history.csv_file import CsvSnapshot
+from destinations.history.sealed import ParquetSnapshot
+from destinations.history.snapshot import MetricsSnapshot
 
 from .blocks import Floats
 from .parquet import ENTRY_ROWS, OF_COLUMN, OF_ROWS
-from .reader import CsvSnapshot, MetricsSnapshot, ParquetSnapshot
 
 __all__ = ["PartIndex", "indexed_files"]
 

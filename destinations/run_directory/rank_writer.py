@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 __all__ = ["JournalKind", "RankWriter", "RunOptions", "loss_text"]
 
-_WORDS = {"early": "records logged before init", "files": "files", "media": "media and texts", "rows": "rows"}
+_WORDS = {"early": "records logged before init", "media": "media and texts", "uploads": "uploads"}
 _log = logging.getLogger("destinations")
 
 _APPENDED = "run folder %s %s: rows are written by system calls, some microseconds slower each."
@@ -69,7 +69,7 @@ def loss_text(lost: Mapping[str, int]) -> str:
     """Returns the counts of lost records as text, such as "2 files, 5 rows"; empty if nothing was lost.
 
     Args:
-        lost: counts by "rows", "media", "files" and "early"; see `RankWriter.lost`.
+        lost: counts by "rows", "media", "files", "uploads" and "early"; see `RankWriter.lost`.
     """
     return ", ".join(f"{count:,} {_WORDS.get(kind, kind)}" for kind, count in sorted(lost.items()) if count)
 
@@ -477,7 +477,7 @@ class RankWriter:
         return self._drain.statistics, mark
 
     def lost(self) -> dict[str, int]:
-        """Returns the counts of accepted records that are lost, by "rows", "media", "files" and "early"."""
+        """Returns the counts of lost records by "rows", "media", "files", "uploads" and "early"."""
         lost = {
             "rows": self._lost_rows or self.journal.counts.dropped + self._drain.missing,
             **self._media_stats().get("lost", {}),

@@ -20,6 +20,10 @@ from typing import Any, Self
 import attrs
 
 from destinations.history.chain import Follows
+from destinations.history.csv_file import CsvSnapshot
+from destinations.history.rows import MetricRow, keeps, parse_rows
+from destinations.history.sealed import ParquetSnapshot
+from destinations.history.snapshot import last_rows, take_snapshot
 from events import State
 
 from .documents import Documents
@@ -28,15 +32,6 @@ from .layout import column_of, parse_header
 from .media_writer import MediaWriter
 from .part_index import indexed_files
 from .rank_writer import RankWriter
-from .reader import (
-    CsvSnapshot,
-    MetricRow,
-    ParquetSnapshot,
-    keeps,
-    last_rows,
-    parse_rows,
-    take_snapshot,
-)
 
 __all__ = ["Checkpoint", "Continuation", "Resumption", "rows_of_step"]
 
@@ -404,7 +399,7 @@ def rows_of_step(run_dir: Path, rank: int, step: int) -> list[MetricRow]:
                 found += itertools.chain.from_iterable(file.rows(*span) for span in index.spans(may))
             else:
                 rows = _lines_of(file, step) if file.is_own else file.rows()
-                found += (row for row in rows if keeps(file.limits, row))
+                found += (row for row in rows if keeps(file.limit, row))
         found += snapshot.journal_rows()
     return [row for row in found if row.step == step]
 

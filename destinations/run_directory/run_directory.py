@@ -18,6 +18,7 @@ import attrs
 
 from destinations.base import RecordDestination, closed_state
 from destinations.copies import own_copy
+from destinations.history.snapshot import metric_columns, take_snapshot
 from events import State, WriteRate, check_unknown, redact_text, safe_text
 from uploads.disk import call_in_forked_children, stop_calling_in_forked_children
 
@@ -30,7 +31,6 @@ from .open_run import OpenRun
 from .opening import EarlyRecords, IfExists, Opening, Silence, TakenPlace, check_ranks
 from .place import check_fork, check_template, check_writer, place_of
 from .rank_writer import JournalKind, RankWriter, RunOptions, loss_text
-from .reader import metric_columns, take_snapshot
 from .resumption import Continuation
 from .segments import MappedSegment
 
@@ -336,8 +336,8 @@ class RunDirectory(RecordDestination):
             self._opening.end()
         self._continuation.end()
         self._choose_packer()
-        if self._run is not None and self._run.documents is not None:
-            self._run.documents.end(state, self._clock())
+        if self._run is not None:
+            self._run.end(state, self._clock())
 
     def post_close(self) -> None:
         """Writes the rest and releases the folder.

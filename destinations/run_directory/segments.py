@@ -3,6 +3,7 @@
 The training thread writes to a segment; the writer thread makes, prepares and removes segments.
 """
 
+import bisect
 import contextlib
 import errno
 import mmap
@@ -10,6 +11,8 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+
+import attrs
 
 from destinations.history.rows import Call
 from uploads.disk import DISK, Disk, open_regular, read_at, read_regular
@@ -31,6 +34,7 @@ from .layout import POSITION, Position, segment_number, segment_paths
 __all__ = [
     "FIRST_BYTES",
     "AppendedSegment",
+    "DecodedSegment",
     "JournalPlace",
     "JournalRecord",
     "MappedSegment",
@@ -238,6 +242,8 @@ FIRST_BYTES = 128
 
 # A segment is as large as its largest row needs.
 _MAX_SEGMENT_BYTES = 1 << 30
+# More are only there while the disk is full or very slow.
+_MOST_DECODED = 32
 # How the payload of each frame of names begins.
 _KEYS_START = keys_frame(0, ()).partition(b"keys")[0][HEADER.size :] + b"keys"
 
@@ -266,10 +272,78 @@ def end_of_journal(folder: Path) -> JournalPlace | None:
     return ends.pop() if len(ends) == 1 else None
 
 
+@attrs.define
+class DecodedSegment:
+    """The records of a segment that were decoded so far; a reader that looks again decodes only new ones.
+
+    Attributes:
+        start: the offset of the first of them.
+        data: the bytes of the segment up to their end, which tell another segment of the same name.
+        names: of each schema.
+        records: what was decoded.
+        ends: the offset after each record.
+    """
+
+    start: int
+    data: bytes
+    names: dict[int, tuple[str, ...]]
+    records: list[JournalRecord] = attrs.field(factory=list)
+    ends: list[int] = attrs.field(factory=list)
+
+    @classmethod
+    def of(cls, data: bytes, start: int, before: "DecodedSegment | None" = None) -> "DecodedSegment":
+        """Decodes a segment from an offset on; continues `before`, what was decoded of it earlier."""
+        if (
+            before is None
+            or not before.start <= start <= len(before.data)
+            or not data.startswith(before.data)
+        ):
+            before = cls(start, data[:start], names_before(data, start))
+        before._add(data)
+        return before
+
+    def _add(self, data: bytes) -> None:
+        end = len(self.data)
+        for after, record in iter_frames(data, end):
+            match record:
+                case Keys():
+                    self.names[record.schema] = record.names
+                case (schema, step, epoch, at, values):
+                    if len(self.names.get(schema, ())) != len(values):
+                        break  # Its names were lost.
+                    self.records.append(Call(self.names[schema], step, epoch, at, values))
+                    self.ends.append(after)
+                case Begin() | Rewind() | Resume() | Boundary():
+                    self.records.append(record)
+                    self.ends.append(after)
+            end = after
+        if end > len(self.data):
+            self.data = data[:end]
+
+    def records_from(self, start: int) -> list[JournalRecord]:
+        """Returns the records from an offset on."""
+        return self.records[bisect.bisect_right(self.ends, start) :]
+
+
 def journal_records(
-    folder: Path, place: JournalPlace, *, are_kept: bool = True
+    folder: Path,
+    place: JournalPlace,
+    decoded: dict[int, DecodedSegment] | None = None,
+    *,
+    are_kept: bool = True,
 ) -> tuple[list[JournalRecord], JournalPlace, bool]:
-    """Returns the records from a place on, the place where they end, and whether no segment was missing."""
+    """Returns the records from a place on, the place where they end, and whether no segment was missing.
+
+    Args:
+        folder: the journal of a rank.
+        place: where to begin.
+        decoded: what earlier calls decoded of each segment; updated. Segments that are gone are dropped,
+            and the oldest of more than 32.
+        are_kept: whether the records are needed.
+    """
+    decoded = {} if decoded is None else decoded
+    for number in [one for one in decoded if one < place[0]]:
+        del decoded[number]
     records: list[JournalRecord] = []
     least, _ = place
     is_whole = True
@@ -285,11 +359,16 @@ def journal_records(
         # Where it does not follow, rows before it are missing: of a power loss, or drained meanwhile, which
         # the caller finds out.
         if data and (number == place[0] or continues_from(data, place)):
-            found, end = _segment_records(data, place[1] if number == place[0] else len(MAGIC))
-            # The writer ends a row where a segment ends.
-            between = [Boundary()] if records and found else []
-            records += [*between, *found] if are_kept else []
-            place = number, end
+            start = place[1] if number == place[0] else len(MAGIC)
+            segment = DecodedSegment.of(data, start, decoded.pop(number, None))
+            if are_kept:
+                decoded[number] = segment
+                if len(decoded) > _MOST_DECODED:
+                    del decoded[min(decoded)]
+                found = segment.records_from(start)
+                # The writer ends a row where a segment ends.
+                records += [*([Boundary()] if records and found else []), *found]
+            place = number, len(segment.data)
         if not has_successor:
             return records, place, is_whole
         least = number + 1
@@ -344,21 +423,3 @@ def names_before(data: bytes, start: int) -> dict[int, tuple[str, ...]]:
             names[record.schema] = record.names
         at = data.find(_KEYS_START, at + 1, start)
     return names
-
-
-def _segment_records(data: bytes, start: int) -> tuple[list[JournalRecord], int]:
-    """Returns the records of a segment from an offset on, and the offset where they end."""
-    records: list[JournalRecord] = []
-    names = names_before(data, start)
-    for end, record in iter_frames(data, start):
-        match record:
-            case Keys():
-                names[record.schema] = record.names
-            case (schema, step, epoch, at, values):
-                if len(names.get(schema, ())) != len(values):
-                    return records, start  # Its names were lost.
-                records.append(Call(names[schema], step, epoch, at, values))
-            case Begin() | Rewind() | Resume() | Boundary():
-                records.append(record)
-        start = end
-    return records, start

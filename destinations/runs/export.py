@@ -32,8 +32,8 @@ from .run import Branch, Run
 from .streams import Stream
 
 if TYPE_CHECKING:
+    from destinations.history.rows import MetricRow
     from destinations.run_directory.blocks import Block
-    from destinations.run_directory.reader import MetricRow
 
     from .record import RunRecord
 
@@ -219,7 +219,7 @@ def export_rows(
 
 def _rows_of(stream: Stream, rank: int, *, in_blocks: bool) -> tuple[list[str], Iterator[Any]]:
     """Returns the columns of the metrics, and the rows or their blocks, of one moment."""
-    from destinations.run_directory.reader import metric_columns, take_snapshot
+    from destinations.history.snapshot import metric_columns, take_snapshot
 
     from .content.series import blocks_in
 

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
     from destinations.history.fork import Parent
+    from destinations.history.rows import MetricRow
     from destinations.kinds.tables import Table
     from destinations.run_directory.blocks import Block
-    from destinations.run_directory.reader import MetricRow
 
     from .content.flight import Flight
     from .content.follow import Point
@@ -61,7 +61,84 @@ __all__ = ["Branch", "MetricSummary", "Run"]
 _OF_PARENTS = "@parents/"
 
 
-class Run(RecordAccess):
+class _Recorded(RecordAccess):
+    """What a run says of itself: its record, as of the last scan."""
+
+    def __init__(self, record: RunRecord) -> None:
+        self._record = record
+
+    @property
+    def record(self) -> RunRecord:
+        """The record of the run."""
+        return self._record
+
+    @property
+    def run_id(self) -> str:
+        """The id that the run gave itself; for a folder without one, its path below the root."""
+        return self._record.run_id
+
+    @property
+    def kind(self) -> RunKind:
+        """The writer: `RunDirectory`, stable-pretraining or Lightning."""
+        return self._record.kind
+
+    @property
+    def name(self) -> str:
+        """The display name, or the name of the folder."""
+        return self._record.name
+
+    @property
+    def status(self) -> str:
+        """As written; a run that was killed says "running" forever, see `shown_status`."""
+        return self._record.status
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """In the order they were given."""
+        return self._record.tags
+
+    @property
+    def notes(self) -> str:
+        """Free text of the user."""
+        return self._record.notes
+
+    @property
+    def display_name(self) -> str | None:
+        """The name the user gave the run."""
+        return self._record.display_name
+
+    @property
+    def archived(self) -> bool:
+        """Whether the user archived the run."""
+        return self._record.archived
+
+    @property
+    def created_at(self) -> float | None:
+        """When the run began, in seconds since 1970."""
+        return self._record.created_at
+
+    @property
+    def ended_at(self) -> float | None:
+        """When the run ended, in seconds since 1970."""
+        return self._record.ended_at
+
+    @property
+    def updated_at(self) -> float | None:
+        """When the metadata of the run was last written, in seconds since 1970."""
+        return self._record.updated_at
+
+    @property
+    def checkpoint_path(self) -> str | None:
+        """The newest checkpoint, as written by the run."""
+        return self._record.checkpoint_path
+
+    @property
+    def hparams(self) -> Mapping[str, Scalar]:
+        """Hyperparameters by dotted name; `hyperparameters` has them nested, as logged."""
+        return self.record.hparams
+
+
+class Run(_Recorded):
     """A run to read from.
 
     ```python
@@ -90,7 +167,7 @@ class Run(RecordAccess):
         clock: Callable[[], float] = time.time,
         copy: BucketCopy | None = None,
     ) -> None:
-        self.record = record
+        super().__init__(record)
         self._clock = clock
         self._copy = copy
 
@@ -124,7 +201,7 @@ class Run(RecordAccess):
     def __repr__(self) -> str:
         return f"Run({self.run_id!r}, {self.shown_status}, {str(self.path)!r})"
 
-    # From the record.
+    # Its files.
 
     @property
     def path(self) -> Path:
@@ -132,15 +209,15 @@ class Run(RecordAccess):
         if self._copy is not None:
             from destinations.history.fork import find_parents
 
-            self._copy.bring(self.record.path)
-            for parent in find_parents(self.record.path):
+            self._copy.bring(self._record.path)
+            for parent in find_parents(self._record.path):
                 self._copy.bring(parent.path)
-        return self.record.path
+        return self._record.path
 
     @property
     def place(self) -> str:
         """The folder of the run, or its URI without options where it is in a store; for people."""
-        path = self.record.path
+        path = self._record.path
         return str(path) if self._copy is None else self._copy.uri_of(path)
 
     @property
@@ -167,96 +244,33 @@ class Run(RecordAccess):
         from destinations.history.fork import parents_of
 
         start, _, rest = name.removeprefix(_OF_PARENTS).partition("/")
-        for parent in parents_of(self.record.path) if name.startswith(_OF_PARENTS) else ():
+        for parent in parents_of(self._record.path) if name.startswith(_OF_PARENTS) else ():
             if parent.run_id == start:
                 return parent.path, rest
-        return self.record.path, name
+        return self._record.path, name
 
     def name_of(self, path: Path) -> str:
         """Returns the path of a file in the folder of the run; of a file of a parent, a name for `file`."""
         from destinations.history.fork import parents_of
 
-        for parent in () if path.is_relative_to(self.record.path) else parents_of(self.record.path):
+        for parent in () if path.is_relative_to(self._record.path) else parents_of(self._record.path):
             if path.is_relative_to(parent.path):
                 return f"{_OF_PARENTS}{parent.run_id}/{path.relative_to(parent.path).as_posix()}"
-        return str(path.relative_to(self.record.path))
-
-    @property
-    def run_id(self) -> str:
-        """The id that the run gave itself; for a folder without one, its path below the root."""
-        return self.record.run_id
-
-    @property
-    def kind(self) -> RunKind:
-        """The writer: `RunDirectory`, stable-pretraining or Lightning."""
-        return self.record.kind
-
-    @property
-    def name(self) -> str:
-        """The display name, or the name of the folder."""
-        return self.record.name
-
-    @property
-    def status(self) -> str:
-        """As written; a run that was killed says "running" forever, see `shown_status`."""
-        return self.record.status
-
-    @property
-    def shown_status(self) -> str:
-        """The status that tables, filters and pages show: "killed" for "running" without a heartbeat."""
-        return shown_status(self.status, self._heartbeat_at(), self._clock())
-
-    @property
-    def tags(self) -> tuple[str, ...]:
-        """In the order they were given."""
-        return self.record.tags
-
-    @property
-    def notes(self) -> str:
-        """Free text of the user."""
-        return self.record.notes
-
-    @property
-    def display_name(self) -> str | None:
-        """The name the user gave the run."""
-        return self.record.display_name
-
-    @property
-    def archived(self) -> bool:
-        """Whether the user archived the run."""
-        return self.record.archived
-
-    @property
-    def created_at(self) -> float | None:
-        """When the run began, in seconds since 1970."""
-        return self.record.created_at
-
-    @property
-    def ended_at(self) -> float | None:
-        """When the run ended, in seconds since 1970."""
-        return self.record.ended_at
-
-    @property
-    def updated_at(self) -> float | None:
-        """When the metadata of the run was last written, in seconds since 1970."""
-        return self.record.updated_at
-
-    @property
-    def checkpoint_path(self) -> str | None:
-        """The newest checkpoint, as written by the run."""
-        return self.record.checkpoint_path
-
-    @property
-    def hparams(self) -> Mapping[str, Scalar]:
-        """Hyperparameters by dotted name; `hyperparameters` has them nested, as logged."""
-        return self.record.hparams
+        return str(path.relative_to(self._record.path))
 
     # From the folder.
 
     @property
+    def shown_status(self) -> str:
+        """The status that tables, filters and pages show: "killed" for "running" without a heartbeat."""
+        if self.end is not None:
+            return self.status
+        return shown_status(self.status, self._heartbeat_at(), self._clock())
+
+    @property
     def alive(self) -> bool:
         """Whether the run is being written now: it has not ended, and its heartbeat is fresh."""
-        return is_alive(self.status, self._heartbeat_at(), self._clock())
+        return self.end is None and is_alive(self.status, self._heartbeat_at(), self._clock())
 
     @property
     def is_written(self) -> bool:
@@ -292,6 +306,8 @@ class Run(RecordAccess):
 
     def summary_of(self, rank: int, writer: str | None = None) -> dict[str, MetricSummary]:
         """Returns the `summary` of a rank: of all writers, or of one; "" is the trainer."""
+        if self.end is not None:
+            return computed_summary(self.path, rank, self.end)
         return summary_of(self.path, rank, writer)
 
     @property
@@ -379,7 +395,7 @@ class Run(RecordAccess):
         """
         from destinations.history.chain import Chain
         from destinations.history.row_chain import RowChain
-        from destinations.run_directory.documents import session_hyperparameters
+        from destinations.run_directory.documents import hyperparameter_files
 
         from .content.sources import own_folders
 
@@ -391,18 +407,13 @@ class Run(RecordAccess):
         left |= own_folders(path).keys()
         # What is still in the journal may leave rows of any of them.
         is_drained = not journal_path(path, 0).exists()
-
-        def has_left(line: Mapping[str, Any]) -> bool:
-            session = str(line.get("session"))
-            count, own = chain.records_of(session), functools.partial(session_hyperparameters, path, line)
-            if session in left or count is None or "follows" not in line:
-                return session in left
-            try:
-                return not is_drained or own() != own(count)
-            except (OSError, ValueError):
-                return True
-
-        return [Branch(self, line) for line in lines if has_left(line)]
+        for start, files in hyperparameter_files(path).items():
+            session = start.rpartition("-")[2]
+            count = chain.records_of(session)
+            left |= {session} if count is not None and max(files) >= count else set()
+        cut = {str(line.get("session")) for line in lines if "follows" in line}
+        left |= {one for one in cut if not is_drained and chain.records_of(one) is not None}
+        return [Branch(self, line) for line in lines if line.get("session") in left]
 
     def problems(self) -> list[str]:
         """Returns what is wrong with the run: what the scan has found, and what cannot be read now.
@@ -412,7 +423,7 @@ class Run(RecordAccess):
         Raises:
             OSError: they cannot be read.
         """
-        from destinations.run_directory.reader import damage_of_csvs
+        from destinations.history.snapshot import damage_of_csvs
 
         found = [self.record.problem] if self.record.problem else []
         for stream in streams_of(self.path):
@@ -508,7 +519,7 @@ class Run(RecordAccess):
 
     def metric_names(self, rank: int = 0) -> list[str]:
         """Returns the names of all metrics of a rank, in order of first appearance, the trainer's first."""
-        from destinations.run_directory.reader import metric_columns, take_snapshot
+        from destinations.history.snapshot import metric_columns, take_snapshot
 
         def names_in(stream: Stream) -> list[str]:
             with take_snapshot(stream.folder, rank, end=stream.row_end) as snapshot:
@@ -606,6 +617,9 @@ class Run(RecordAccess):
             only: columns; rows without any of them are skipped.
         """
         from .content.follow import follow_metric, follow_rows
+
+        if self.end is not None:
+            raise ValueError("a branch does not grow: read its series or blocks, or follow the run.")
 
         def is_over() -> bool:
             return until_end and not self._is_written_now()
@@ -750,7 +764,7 @@ class Run(RecordAccess):
 
     def _heartbeat_at(self) -> float | None:
         # Lightning's CSVLogger has no heartbeat but its rows.
-        path = self.record.path
+        path = self._record.path
         for name in (HEARTBEAT, metrics_name(0)):
             try:
                 at = (path / name).stat().st_mtime
@@ -765,8 +779,8 @@ class Run(RecordAccess):
 class Branch(Run):
     """A run as one of its sessions had it; see `Run.branch`.
 
-    It has the rows of rank 0 and the records of that session, and of the sessions that it continued; status,
-    hyperparameters and environment are the session's. Named writers belong to the run alone.
+    It has the rows and records of that session, and of the sessions that it continued, and those of all named
+    writers. Status, hyperparameters and environment are the session's.
 
     Args:
         run: the run.
@@ -774,47 +788,34 @@ class Branch(Run):
     """
 
     def __init__(self, run: Run, line: Mapping[str, Any]) -> None:
-        from destinations.run_directory.documents import flat_hyperparameters
-
         from .content.sources import own_folders
 
         super().__init__(run.record, clock=run._clock, copy=run.copy)  # noqa: SLF001  # same module
-        self._run, self._session_id = run, str(line.get("session"))
-        self.end = self._session_id
-        folder = own_folders(run.path).get(self._session_id, run.record.path)
-        # What comes next is read from there.
-        self.record = attrs.evolve(run.record, path=folder)
-        self.record = attrs.evolve(
-            self.record,
+        self._run, self.session = run, str(line.get("session"))
+        self.end = self.session
+        self._record = attrs.evolve(
+            run.record,
+            path=own_folders(run.path).get(self.session, run.record.path),
             status=str(line.get("status")),
             created_at=number_of(line.get("start")),
             ended_at=number_of(line.get("end")),
-            hparams=flat_hyperparameters(self.hyperparameters),
             summary={},
         )
 
-    def __repr__(self) -> str:
-        return f"Branch({self.session!r}, {self.status}, {str(self.record.path)!r})"
+    session: str
+    """The id of the session."""
 
-    @property
-    def session(self) -> str:
-        """The id of the session."""
-        return self._session_id
+    def __repr__(self) -> str:
+        return f"Branch({self.session!r}, {self.status}, {str(self._record.path)!r})"
 
     def reload(self) -> Branch:
         return self._run.reload().branch(self.session)
 
-    @property
-    def alive(self) -> bool:
-        return False
+    @functools.cached_property
+    def record(self) -> RunRecord:
+        from destinations.run_directory.documents import flat_hyperparameters
 
-    @property
-    def shown_status(self) -> str:
-        return self.status
-
-    @property
-    def writers(self) -> list[str]:
-        return []
+        return attrs.evolve(self._record, hparams=flat_hyperparameters(self.hyperparameters))
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
@@ -829,11 +830,3 @@ class Branch(Run):
     def environment(self) -> dict[str, Any]:
         found: dict[str, Any] = self.configuration(self.session)["environment"]
         return found
-
-    def summary_of(self, rank: int, writer: str | None = None) -> dict[str, MetricSummary]:
-        del writer
-        return computed_summary(self.path, rank, self.session)
-
-    def follow(self, *_: Any, **__: Any) -> Any:
-        """Raises `ValueError`: a branch does not grow."""
-        raise ValueError("a branch does not grow: read its series or blocks, or follow the run.")

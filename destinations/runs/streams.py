@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 
+from destinations.history.fork import parents_of
 from destinations.run_directory.layout import WRITERS_FOLDER, is_writer_name, writer_path
 from uploads.disk import ABSENT
 
@@ -85,19 +86,20 @@ def streams_of(run_dir: Path, writer: str | None = None, end: str | None = None)
     Args:
         run_dir: the folder of the run.
         writer: only that of this writer; "" for the trainer's.
-        end: only the trainer's, up to this session.
+        end: the trainer's up to this session. Writers follow no session: a branch has all that they wrote.
 
     Raises:
         WriterNotFoundError: the run has no such writer.
     """
-    if writer == TRAINER or end is not None:
+    if writer == TRAINER:
         return [Stream(run_dir, end=end)]
-    names = writers_of(run_dir)
+    folders = [run_dir, *(parent.path for parent in parents_of(run_dir, end))]
+    names = sorted({name for folder in folders for name in writers_of(folder)})
     if writer is not None:
         if writer not in names:
             raise WriterNotFoundError(writer, names)
         return [Stream(run_dir, writer)]
-    return [Stream(run_dir), *(Stream(run_dir, name) for name in names)]
+    return [Stream(run_dir, end=end), *(Stream(run_dir, name) for name in names)]
 
 
 def writers_of(run_dir: str | Path) -> list[str]:

@@ -120,7 +120,7 @@ def _step_of_last(stream: Stream, record: Mapping[str, Any], name: str, rank: in
     """Returns the step of the last value of a metric; the row tells it where the statistics do not."""
     if (known := whole_of(record.get("last_step"))) is not None:
         return known
-    from destinations.run_directory.reader import last_rows
+    from destinations.history.snapshot import last_rows
 
     return next((row.step for row in last_rows(stream.folder, 1, rank, {name})), None)
 
@@ -171,12 +171,12 @@ def _with_later_rows(
     run_dir: Path, rank: int, document: Mapping[str, Any], mark: Mapping[str, Any], *, by_step: bool
 ) -> dict[str, Any]:
     from destinations.history.aggregate import Aggregate
+    from destinations.history.snapshot import take_snapshot
     from destinations.run_directory.blocks import block_of_rows, blocks_of
-    from destinations.run_directory.reader import take_snapshot
 
     with take_snapshot(run_dir, rank, with_parents=False) as snapshot:
         csv = snapshot.csv
-        now = None if csv.begin or csv.limits else csv.mark(mark["bytes"], snapshot.closed)
+        now = None if csv.begin or csv.limit else csv.mark(mark["bytes"], snapshot.closed)
         if now is None or any(mark[name] != now[name] for name in now):
             return {}
         statistics = Aggregate.from_json(document, by_step=by_step)
@@ -203,9 +203,9 @@ def last_values(run_dir: Path, problems: list[str] | None = None) -> dict[str, f
 def _computed_records(stream: Stream, rank: int) -> _Records:
     """Computes what is known of each metric of a stream from its rows."""
     from destinations.history.aggregate import Aggregate
+    from destinations.history.snapshot import take_snapshot
     from destinations.run_directory.blocks import block_of_rows, blocks_of
     from destinations.run_directory.part_index import indexed_files
-    from destinations.run_directory.reader import take_snapshot
 
     statistics = Aggregate(by_step=bool(stream.writer))
     with take_snapshot(stream.folder, rank, end=stream.row_end, with_parents=False) as snapshot:

@@ -123,7 +123,7 @@ def _rows(folder: Path) -> Iterator[Finding]:
 
 def _parts(csv: Path) -> Iterator[Finding]:
     """Compares closed parts with the history; also those that do not belong to the run any more."""
-    from destinations.run_directory.reader import Part
+    from destinations.history.sealed import Part
 
     for sealed in (one for parts in RowChain.read(csv).parts.values() for one in parts):
         part = Part.find(parts_path(csv), sealed.number) or Part(parts_path(csv), sealed.number)
@@ -145,7 +145,7 @@ def _damage_of(part: Any, sealed: SealedPart) -> str | None:
 
 
 def _csv(csv: Path, rank: int) -> Iterator[Finding]:
-    from destinations.run_directory.reader import take_snapshot
+    from destinations.history.snapshot import take_snapshot
 
     with take_snapshot(csv.parent, rank, with_records=False) as snapshot:
         checks = snapshot.csv.checks

@@ -92,6 +92,7 @@ class RunSummary:
         self._seen: set[str] = set()
         self._tracked: dict[str, _Best] = {}
         self._places: dict[int, tuple[str, str]] = {}
+        self._status = ""
 
     def update(self, metrics: Mapping[str, float], step: int | None, *, is_evaluation: bool) -> None:
         """Updates the best and last values with the metrics of one call."""
@@ -139,7 +140,7 @@ class RunSummary:
         self.note_places(logger)
         self._take_all(logger)
         lines = [
-            _headline(state)[:_MAX_HEADLINE],
+            _headline(state, self._status)[:_MAX_HEADLINE],
             *self._metric_lines(),
             *self._place_lines(),
             *_problem_lines(logger),
@@ -151,12 +152,17 @@ class RunSummary:
         return "".join(f"{one_line(line)}\n" for line in lines)
 
     def _take_all(self, logger: Logger) -> None:
-        """Takes the best values from the folder of a `RunDirectory`, which has those of all sessions."""
-        from destinations.run_directory.layout import SUMMARY
+        """Takes the status and the best values, of all sessions, from the folder of a `RunDirectory`."""
+        from destinations.run_directory.layout import SIDECAR, SUMMARY
 
         for destination in logger.destinations:
             name, place = self._places.get(id(destination), ("", ""))
-            summary = read_json(Path(place, SUMMARY)) if name == "RunDirectory" else {}
+            if name != "RunDirectory":
+                continue
+            # Only the folder knows of records that were lost.
+            if read_json(Path(place, SIDECAR)).get("status") == "failed to write":
+                self._status = "failed to write"
+            summary = read_json(Path(place, SUMMARY))
             metrics = summary.get("metrics") or {}
             for metric, best in self._tracked.items():
                 if isinstance(found := metrics.get(metric), dict):
@@ -185,15 +191,15 @@ class RunSummary:
         return ""
 
 
-def _headline(state: State) -> str:
+def _headline(state: State, status: str) -> str:
     timestamp = state.timestamp
     counts = {("epoch", "epochs"): int(timestamp.epoch), ("batch", "batches"): int(timestamp.batch)}
     parts = [f"{count} {many if count > 1 else one}" for (one, many), count in counts.items() if count]
     seconds = timestamp.total_wct.total_seconds()
     if seconds >= 1:
         parts.append(elapsed_text(seconds))
-    status = "completed" if state.status is RunStatus.RUNNING else str(state.status)
-    text = f"{state.run_name} {status}"
+    known = "completed" if state.status is RunStatus.RUNNING else str(state.status)
+    text = f"{state.run_name} {status or known}"
     if parts:
         text += f": {', '.join(parts)}"
     if state.stop_reason is not None:

@@ -504,10 +504,6 @@ class Feed:
             self._drop(len(self.rows))
         return is_done
 
-    def wait_for_end(self, timeout_seconds: float) -> None:
-        """Waits again for a thread that `stop` timed out on, once the cause of its hang is removed."""
-        self._lane.stop(timeout_seconds)
-
     def _make_room(self) -> None:
         """Applies the `when_full` policy, after a row beyond the limit was added."""
         if not self._is_woken:

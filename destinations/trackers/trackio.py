@@ -29,8 +29,6 @@ from .tracker import (
     require_package,
 )
 
-__all__ = ["Trackio"]
-
 
 class _TrackioSink(Sink):
     """Writes to a Trackio run with Trackio's own client."""

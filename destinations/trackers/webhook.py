@@ -16,32 +16,16 @@ import traceback
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
 
-from destinations.background import Lane, LaneCounts
+from destinations.background import Lane, LaneCounts, PeriodicThread
 from destinations.base import LoggerDestination
 from destinations.text.formatting import one_line, plain, short
 from events import Event, Logger, RunStatus, State, redact_text
 from uploads import parse_retry_after
-
-__all__ = [
-    "FAILURE",
-    "REDACTED",
-    "DeliveryError",
-    "HttpRetry",
-    "JsonPost",
-    "Notice",
-    "Slack",
-    "Webhook",
-    "notice_document",
-    "require_url",
-    "shown",
-    "slack_text",
-    "without_url",
-]
 
 _log = logging.getLogger("destinations")
 
@@ -235,7 +219,7 @@ class Notice:
     """An event of a run and the state of the run at that time.
 
     Attributes:
-        event: name of the event, such as "fit_end", or "failure".
+        event: name of the event, such as "fit_end", "failure", or the event of an alert, see `Alerts`.
         run_name: name of the run.
         rank: rank of the sender.
         world_size: number of ranks.
@@ -247,6 +231,7 @@ class Notice:
         metrics: last value of each metric, at most 1000 metrics.
         exception: the exception that ended the run, "ValueError: …", with secrets redacted, or None.
         traceback: last 4000 characters of its traceback, with secrets redacted, or None.
+        message: what an alert has found, or None.
     """
 
     event: str
@@ -261,6 +246,33 @@ class Notice:
     metrics: Mapping[str, float]
     exception: str | None = None
     traceback: str | None = None
+    message: str | None = None
+
+
+@attrs.frozen
+class Alerts:
+    """When a `Webhook` reports trouble; each trouble once, until it is over.
+
+    | event | when |
+    |---|---|
+    | "uploads_away" | files wait, and none was uploaded for `away_seconds` |
+    | "uploads_back" | an upload has succeeded since, or none waits |
+    | "spool_nearly_full" | `full_share` of what the spool may hold, or of the room on its disk, waits |
+    | "run_silent" | no batch has ended for `silent_seconds` |
+
+    A process that was killed reports nothing: `destinations view --webhook-file` reports it.
+
+    Attributes:
+        away_seconds: see above.
+        full_share: see above; up to 1.
+        silent_seconds: see above.
+        look_seconds: how often to look.
+    """
+
+    away_seconds: float = attrs.field(default=600.0, validator=attrs.validators.ge(0))
+    full_share: float = attrs.field(default=0.9, validator=attrs.validators.le(1))
+    silent_seconds: float = attrs.field(default=1800.0, validator=attrs.validators.ge(0))
+    look_seconds: float = attrs.field(default=30.0, validator=attrs.validators.gt(0))
 
 
 def notice_document(notice: Notice) -> dict[str, Any]:
@@ -305,6 +317,7 @@ class Webhook(LoggerDestination):
         close_seconds: max time that closing waits for pending documents.
         all_ranks: send from all ranks, not only from rank 0.
         allow_http: allow unencrypted http to other machines.
+        alerts: report trouble too, from a thread that looks every half minute; None for no alerts.
         clock: returns the time in seconds since 1970.
 
     Raises:
@@ -323,6 +336,7 @@ class Webhook(LoggerDestination):
         close_seconds: float = 10.0,
         all_ranks: bool = False,
         allow_http: bool = False,
+        alerts: Alerts | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__()
@@ -337,6 +351,7 @@ class Webhook(LoggerDestination):
         self._retry = retry
         self._close_seconds = close_seconds
         self._all_ranks = all_ranks
+        self._alerts = alerts
         self._clock = clock
         self._reset()
         self._add_hooks()
@@ -346,6 +361,10 @@ class Webhook(LoggerDestination):
         self._post: JsonPost | None = None
         self._abandoned = threading.Event()
         self._metrics: dict[str, float] = {}
+        self._watch: PeriodicThread | None = None
+        # The troubles that were reported and are not over, and when the last batch was seen to end.
+        self._troubles: set[tuple[str, str]] = set()
+        self._batch, self._batch_seen = -1, 0.0
         self._started = 0.0
         self._counts = LaneCounts()
 
@@ -373,6 +392,10 @@ class Webhook(LoggerDestination):
         self._post = JsonPost(self._url, self._headers, self._retry, self._abandoned.wait)
         if Event.INIT in self._events:
             self._notify(Event.INIT.value, state, logger)
+        if self._alerts is not None:
+            look = functools.partial(self._look, self._alerts, state, logger)
+            self._watch = PeriodicThread(look, self._alerts.look_seconds, self._report_look, "alerts")
+            self._watch.start()
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         latest = self._metrics
@@ -385,6 +408,8 @@ class Webhook(LoggerDestination):
         lane = self._lane
         if lane is None:
             return
+        if self._watch is not None:
+            self._watch.stop(self._close_seconds)
         if self._on_failure and state.status not in {
             RunStatus.RUNNING,
             RunStatus.COMPLETED,
@@ -412,6 +437,7 @@ class Webhook(LoggerDestination):
     def __getstate__(self) -> dict[str, Any]:
         """Returns the constructor arguments only: a copy is closed."""
         own = {"_lane", "_post", "_abandoned", "_metrics", "_started", "_counts"}
+        own |= {"_watch", "_troubles", "_batch", "_batch_seen"}
         hooks = {event.value for event in self._events}
         return {name: value for name, value in self.__dict__.items() if name not in own | hooks}
 
@@ -421,13 +447,48 @@ class Webhook(LoggerDestination):
         self._reset()
         self._add_hooks()
 
-    def _notify(self, event: str, state: State, logger: Logger) -> None:
+    def _look(self, alerts: Alerts, state: State, logger: Logger, _is_last: bool) -> None:
+        """Reports troubles that are new, and those that are over. Called by the thread of alerts."""
+        for event, over, where, is_on, message in self._looked_at(alerts, state, logger):
+            if is_on and (event, where) not in self._troubles:
+                self._troubles.add((event, where))
+                self._notify(event, state, logger, message)
+            elif not is_on and (event, where) in self._troubles:
+                self._troubles.discard((event, where))
+                if over:
+                    self._notify(over, state, logger, message)
+
+    def _looked_at(
+        self, alerts: Alerts, state: State, logger: Logger
+    ) -> Iterator[tuple[str, str, str, bool, str]]:
+        """Yields possible troubles: the event, the event of its end, where, whether it is there, a text."""
+        now, batch = self._clock(), int(state.timestamp.batch)
+        if batch != self._batch:
+            self._batch, self._batch_seen = batch, now
+        silent = now - self._batch_seen
+        text = f"no batch has ended for {_duration(silent)}"
+        yield "run_silent", "", "", silent > alerts.silent_seconds, text
+        for queue in filter(None, (getattr(one, "queue", None) for one in logger.destinations)):
+            found = queue.status()
+            files, size = found["waiting_files"], found["waiting_bytes"]
+            waits = f"waiting in {found['spool']}: {files} file{'s' * (files != 1)}, {size / 1e6:,.0f} MB"
+            # A long queue has old files also where uploads succeed.
+            quiet = min(found["oldest_waiting_seconds"], now - (found["last_success_timestamp_seconds"] or 0))
+            text = f"{found['store']}: last upload {_duration(quiet)} ago; {waits}"
+            yield "uploads_away", "uploads_back", found["spool"], quiet > alerts.away_seconds, text
+            is_full = size > alerts.full_share * (size + found["room_bytes"])
+            yield "spool_nearly_full", "", found["spool"], is_full, waits
+
+    def _report_look(self, error: Exception) -> None:
+        _log.warning("%s: alerts could not look: %s", type(self).__name__, self._clean(str(error)))
+
+    def _notify(self, event: str, state: State, logger: Logger, message: str | None = None) -> None:
         lane, post = self._lane, self._post
         if lane is not None and post is not None:
-            notice = self._notice(event, state)
+            notice = self._notice(event, state, message)
             lane.put(functools.partial(self._send, post, notice), kind=f"message about {event}")
 
-    def _notice(self, event: str, state: State) -> Notice:
+    def _notice(self, event: str, state: State, message: str | None = None) -> Notice:
         now = self._clock()
         exception = state.exception
         summary, lines = None, None
@@ -447,6 +508,7 @@ class Webhook(LoggerDestination):
             dict(self._metrics),
             summary and summary[:_MAX_EXCEPTION_CHARACTERS],
             lines and lines[-_MAX_EXCEPTION_CHARACTERS:],
+            message and self._clean(message),
         )
 
     def _clean(self, text: str) -> str:
@@ -468,6 +530,10 @@ _WORDS = {
     "fit_end": "training is completed",
     "epoch_end": "an epoch is completed",
     "eval_end": "an evaluation is completed",
+    "uploads_away": "the store is away",
+    "uploads_back": "uploads are back",
+    "spool_nearly_full": "the spool is nearly full",
+    "run_silent": "the run is silent",
 }
 
 
@@ -479,6 +545,8 @@ def slack_text(notice: Notice) -> str:
         f"*{_escaped(one_line(notice.run_name))}*{rank}: {words}",
         f"{_duration(notice.duration_seconds)}, epoch {notice.epoch}, batch {notice.batch}",
     ]
+    if notice.message is not None:
+        lines.append(_escaped(one_line(notice.message)))
     shown = list(notice.metrics.items())[:_SLACK_METRICS]
     lines += [f"• {_escaped(one_line(name))}: {short(value)}" for name, value in shown]
     if len(notice.metrics) > len(shown):

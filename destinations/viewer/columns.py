@@ -18,12 +18,14 @@ from typing import Any
 import attrs
 import numpy as np
 
+from destinations.history.csv_file import CsvSnapshot
 from destinations.history.cursor import Cursor, Look
+from destinations.history.sealed import Part
+from destinations.history.snapshot import MetricsSnapshot, metric_columns
 from destinations.run_directory.blocks import Block, block_of_rows, blocks_of, read_blocks
 from destinations.run_directory.layout import OWN_COLUMNS, column_of, parse_header, writer_path
 from destinations.run_directory.parquet import ENTRY_ROWS, indexed_columns
 from destinations.run_directory.part_index import PartIndex
-from destinations.run_directory.reader import CsvSnapshot, MetricsSnapshot, Part, metric_columns
 from destinations.runs import BudgetError
 from destinations.runs.budget import seconds_left, spend
 from destinations.runs.content.rank_reader import RankReader

@@ -11,7 +11,7 @@ __all__ = ["add_options", "page_to"]
 
 _MAX_NOTES = 20
 _MIN_TOKEN = 16
-_MAX_TOKEN = 1024
+_MAX_SECRET = 1024
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +42,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--token-file",
         metavar="FILE",
         help="read the token of the address from FILE, so that it stays the same; written if it is not there",
+    )
+    parser.add_argument(
+        "--webhook-file",
+        metavar="FILE",
+        help="post to the URL in FILE, such as a webhook of Slack, when a run stops beating",
     )
     parser.add_argument("--read-only", action="store_true", help="refuse edits of tags, notes and names")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
@@ -98,6 +103,7 @@ def view(options: argparse.Namespace, session: Any) -> int:
                 host=options.host,
                 port=options.port,
                 token=None if options.token_file is None else _token_of(Path(options.token_file)),
+                webhook=None if options.webhook_file is None else _secret_of(options.webhook_file),
                 allowed_hosts=options.allow_host,
                 source=source,
                 read_only=options.read_only,
@@ -131,13 +137,20 @@ def _token_of(path: Path) -> str:
 
     with contextlib.suppress(FileExistsError), open(path, "x", opener=_private) as file:
         file.write(f"{new_token()}\n")
-    with path.open() as file:
-        if os.fstat(file.fileno()).st_mode & 0o077:
-            raise UsageError(f"--token-file: others can read {path}. Run `chmod 600 {path}`.")
-        token = file.read(_MAX_TOKEN).strip()
+    token = _secret_of(path)
     if len(token) < _MIN_TOKEN or not token.isascii() or not token.isprintable():
         raise UsageError(f"--token-file: {path} must have one line of at least {_MIN_TOKEN} characters.")
     return token
+
+
+def _secret_of(path: str | Path) -> str:
+    """Returns the text of a file that only this user may read."""
+    from destinations.runs.commands.running import UsageError
+
+    with Path(path).open() as file:
+        if os.fstat(file.fileno()).st_mode & 0o077:
+            raise UsageError(f"others can read {path}, which has a secret. Run `chmod 600 {path}`.")
+        return file.read(_MAX_SECRET).strip()
 
 
 def _private(path: str, flags: int) -> int:

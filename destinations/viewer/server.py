@@ -23,6 +23,7 @@ from .changes import Changes
 from .charts import ChartReader
 from .files import plotly_file
 from .security import IS_KNOWN, Guard, new_token
+from .watch import HeartbeatWatch
 
 __all__ = ["DEFAULT_PORT", "Viewer", "view_run"]
 
@@ -92,8 +93,8 @@ class Viewer:
         viewer.wait()
     ```
 
-    **Threading.** `start` starts a thread for the server and, while a page is open, one that looks for
-    changes. `close` ends both.
+    **Threading.** `start` starts a thread for the server, with a webhook one that looks for runs that have
+    stopped, and, while a page is open, one that looks for changes. `close` ends all.
 
     Args:
         runs: open, and stays so.
@@ -105,12 +106,15 @@ class Viewer:
         read_only: refuses all edits.
         base_url: the address at which a proxy serves the page, such as "https://example.org/runs/". The proxy
             strips its path. The host of this address is allowed.
+        webhook: the URL to which `{"text": ...}` is posted when a run has stopped beating; Slack and others
+            take that.
         owns_runs: whether `close` closes the runs.
         limits: what one answer may cost.
         clock: returns the time in seconds since 1970.
 
     Raises:
-        ValueError: the token is empty or short, or `base_url` is not an http or https address.
+        ValueError: the token is empty or short, `base_url` is not an http or https address, or `webhook` is
+            not https.
     """
 
     def __init__(
@@ -124,6 +128,7 @@ class Viewer:
         source: str = "",
         read_only: bool = False,
         base_url: str | None = None,
+        webhook: str | None = None,
         owns_runs: bool = False,
         limits: Limits | None = None,
         clock: Callable[[], float] = time.time,
@@ -131,6 +136,7 @@ class Viewer:
         if token is not None and len(token) < 16:  # noqa: PLR2004  # characters
             raise ValueError(f"token must have at least 16 characters, got {len(token)}.")
         self._base = None if base_url is None else _checked_base(base_url)
+        self._watch = None if webhook is None else HeartbeatWatch(runs, webhook, clock)
         plotly_file()
         self.runs = runs
         self.host = host
@@ -211,6 +217,8 @@ class Viewer:
         if not server.started:
             self.close()
             raise OSError(f"the server of the page did not start on {self.host}:{self.port}.")
+        if self._watch is not None:
+            self._watch.start()
         return self
 
     def wait(self) -> None:
@@ -220,6 +228,8 @@ class Viewer:
 
     def close(self) -> None:
         """Ends the server; idempotent."""
+        if self._watch is not None:
+            self._watch.stop()
         if self._changes is not None:
             self._changes.close()
         if self._server is not None:

@@ -6,8 +6,6 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["DeviceClock"]
-
 # Batches that the device has not done; of more, the oldest are not measured.
 _MAX_PENDING_BATCHES = 1000
 _END = -1

@@ -3,8 +3,6 @@
 import os
 from pathlib import Path
 
-__all__ = ["GrowingCsv", "cell_of"]
-
 
 def cell_of(text: str) -> str:
     """Returns a text as a cell of a CSV, in one line."""

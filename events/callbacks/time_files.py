@@ -15,10 +15,7 @@ from typing import Any
 from events.redaction import error_text
 from events.state import State
 
-from .clock_offset import ClockOffset
 from .growing_csv import GrowingCsv, cell_of
-
-__all__ = ["TimeFiles"]
 
 _log = logging.getLogger("events")
 
@@ -46,6 +43,7 @@ _USUAL_OF, _LEAST_KNOWN = 15, 3
 _MAX_SLOW_STEPS = 1000
 _JOIN_SECONDS = 5.0
 
+# `clock` is empty: earlier versions asked rank 0 for its time, and their files may be continued.
 _HEAD = "session,begin,end,step,clock"
 
 
@@ -88,7 +86,6 @@ class TimeFiles:
         ledger: the `TimeLedger`.
         folder: of the files; created.
         state: the run, for its step.
-        offset: how far the clock of rank 0 is ahead, if that is asked.
         keeps_trace: whether spans of batches are kept.
         asleep: returns for how many nanoseconds the machine has slept, at least and at most.
     """
@@ -98,7 +95,6 @@ class TimeFiles:
         ledger: Any,
         folder: Path,
         state: State,
-        offset: ClockOffset | None = None,
         *,
         keeps_trace: bool,
         asleep: Callable[[], tuple[int, int]] = _asleep,
@@ -106,7 +102,6 @@ class TimeFiles:
         self._ledger: Any = ledger
         self._folder = folder
         self._state = state
-        self._offset = offset
         self._read_asleep = asleep
         self.stride = 1 if keeps_trace else 0
         """One in so many batches is traced; 0 for none."""
@@ -221,9 +216,7 @@ class TimeFiles:
         return float(self._zero + (nanoseconds + self._slept) / 1e9)
 
     def _row(self, begin: float, end: float, step: int, nanoseconds: Sequence[float]) -> str:
-        offset = None if self._offset is None else self._offset.seconds
-        cells = [f"{self._session:.3f}", f"{begin:.3f}", f"{end:.3f}", str(step)]
-        cells.append("" if offset is None else f"{offset:.6f}")
+        cells = [f"{self._session:.3f}", f"{begin:.3f}", f"{end:.3f}", str(step), ""]
         seconds = [one / 1e9 for one in nanoseconds]
         cells += [f"{one:.4f}".rstrip("0").rstrip(".") if round(one, 4) else "" for one in seconds]
         return ",".join(cells)

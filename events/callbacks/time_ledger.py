@@ -20,12 +20,9 @@ from events.event import Event
 from events.logger.logger import Logger
 from events.state import Phase, State
 
-from .clock_offset import ClockOffset
 from .device_clock import DeviceClock
 from .folder import run_folder
 from .time_files import TimeFiles
-
-__all__ = ["TimeLedger", "seconds_of_process"]
 
 BUCKETS = (
     "start",
@@ -175,8 +172,8 @@ class TimeLedger(Callback):
     batches is divided into `batch`, `forward`, `backward`, `optimizer` and `waiting` as events on the device
     divide it, of which nothing waits; spans are those of the host.
 
-    **Ranks.** Each has files of its own. Where ranks are on several machines and have the store of
-    `torchrun`, the first of each machine asks it for the clock of rank 0, in a thread of its own.
+    **Ranks.** Each has files of its own, with the times of its machine. A trace of several machines is as
+    exact as their clocks agree, which NTP keeps within milliseconds.
 
     **Threading.** A daemon thread writes, from `INIT` to the end of the run. Only calls of the training
     thread are charged; spans may be of any thread.
@@ -222,7 +219,6 @@ class TimeLedger(Callback):
 
     def _reset(self) -> None:
         self._files: TimeFiles | None = None
-        self._offset: ClockOffset | None = None
         self._device: DeviceClock | None = None
         self._thread_id = 0
         self._cpu_clock: int | None = None
@@ -546,10 +542,7 @@ class TimeLedger(Callback):
     def _open_files(self, state: State, logger: Logger) -> None:
         folder = None if self._files is not None else run_folder(state)
         if folder is not None:
-            self._offset = ClockOffset.of(state)
-            self._files = TimeFiles(
-                self, folder / self.folder_name, state, self._offset, keeps_trace=self._keeps_trace
-            )
+            self._files = TimeFiles(self, folder / self.folder_name, state, keeps_trace=self._keeps_trace)
             self._files.start()
 
     def _at_fit_start(self, state: State, logger: Logger) -> None:
@@ -713,6 +706,4 @@ class TimeLedger(Callback):
         files, self._files = self._files, None
         if files is not None:
             files.stop()
-        if self._offset is not None:
-            self._offset.stop()
         self._reset()

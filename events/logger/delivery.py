@@ -54,8 +54,6 @@ from .values import (
     to_host,
 )
 
-__all__ = ["Delivery", "LogRow", "without_compile"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -13,8 +13,6 @@ import attrs
 
 from events.state import Phase, State
 
-__all__ = ["Destination", "MetricsPacker", "WriteRate", "WriteSchedule"]
-
 Aggregate = Literal["last", "first", "mean", "min", "max", "sum", "count"]
 
 

@@ -37,8 +37,6 @@ from .values import (
     short_repr,
 )
 
-__all__ = ["Logger"]
-
 _log = logging.getLogger("events")
 
 # The methods whose time a `TimeLedger` charges; those of other records call `log_record`.
@@ -523,6 +521,20 @@ class Logger(RecordMethods):
             return
         names = ", ".join(type(one).__name__ for one in asked) or "no destination, for none stores files"
         raise FileNotFoundError(f"file {name!r} was not found; asked: {names}.")
+
+    def may_drop_files(self, *remote_file_names: str) -> None:
+        """Lets files that belong together give way to newer ones where a bounded spool has no room for these.
+
+        Args:
+            remote_file_names: as in `upload_file`.
+        """
+        names = [self._file_names(name, "")[0] for name in remote_file_names]
+
+        def note(destination: Any) -> None:
+            if hasattr(destination, "may_drop_files"):
+                destination.may_drop_files(self._state, *names)
+
+        self._each("may_drop_files", note)
 
     def delete_file(
         self,

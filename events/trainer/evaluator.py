@@ -15,8 +15,6 @@ from events.timestamp import Time
 
 from .set_up import as_limit
 
-__all__ = ["Evaluator", "apart_from", "as_evaluators"]
-
 _log = logging.getLogger("events")
 
 

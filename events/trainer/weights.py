@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["load_weights_into", "plain_name", "plain_weights", "weights_of"]
-
 _COMPILED = "_orig_mod"
 
 

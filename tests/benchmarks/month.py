@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from destinations import Artifacts, RunDirectory
-from destinations.run_directory.reader import last_rows
+from destinations.history.snapshot import last_rows
 from destinations.runs import open_runs
 from events import Run
 

@@ -38,7 +38,7 @@ def seconds_to_send(run_dir: Path, target: str, cache: Path) -> float:
     start = time.perf_counter()
     report = send(run, target, cache=cache)
     taken = time.perf_counter() - start
-    assert (report.rows, report.failures) == (ROWS, 0), report
+    assert (report.rows, report.failure_count) == (ROWS, 0), report
     return taken
 
 

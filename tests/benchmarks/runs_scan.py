@@ -63,6 +63,7 @@ def make_runs(root, count):
         text = json.dumps(_sidecar(path, number), indent=2)
         (path / "sidecar.json").write_text(text, encoding="utf-8")
         (path / "summary.json").write_text(json.dumps({"metrics": _summary(number)}), encoding="utf-8")
+        (path / "metrics.csv").write_text("step,epoch,time\n", encoding="utf-8")
         if number % 100 == 99:
             (path / "heartbeat").touch()
         paths.append(path)

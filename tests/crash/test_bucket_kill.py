@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from destinations.run_directory.reader import read_rows
+from destinations.history.snapshot import read_rows
 from destinations.run_directory.stored_run import StoredRun
 from destinations.runs.content.sources import branches_of
 from tests.crash.machines import lose, send_signal

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from destinations.history.aggregate import Aggregate
+from destinations.history.sealed import Part
 from destinations.run_directory import read_rows
 from destinations.run_directory.documents import Documents, write_summary
 from destinations.run_directory.drain import PART_BYTES, JournalDrain
@@ -23,7 +24,6 @@ from destinations.run_directory.journal import Journal
 from destinations.run_directory.journal_files import make_journal, remove_journal, sync_journal
 from destinations.run_directory.layout import journal_path, part_numbers, parts_path
 from destinations.run_directory.metrics_csv import MetricsCsv
-from destinations.run_directory.reader import Part
 from destinations.run_directory.segments import AppendedSegment
 from destinations.runs.content.sources import branches_of
 from events import State

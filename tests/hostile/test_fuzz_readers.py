@@ -21,7 +21,7 @@ from destinations.runs.content.follow import Follower
 from destinations.runs.dataset.tables import Location
 from destinations.runs.errors import DatasetError, FilterError
 from destinations.runs.index.filters import parse_filter
-from destinations.trackers.tensorboard.event_file import EventFile, records
+from destinations.trackers.event_file import EventFile, records
 from events import CheckpointError, read_checkpoint
 from tests.hostile.fuzzing import changed, changed_text, damaged, fuzz, limit, little_memory
 from tests.test_destinations.run_directory.test_parts import as_csv

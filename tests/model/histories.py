@@ -55,6 +55,7 @@ class History:
         names_batches: whether a session has continued by a batch.
         branches: what belonged to the run at the end of each session, by its number.
         unsent: the numbers of rows that the store may lack, if the machine is lost.
+        is_completed: whether the last session has closed it.
     """
 
     def __init__(self, place):
@@ -65,18 +66,25 @@ class History:
         self.names_batches = False
         self.unsent = set()
         self.branches = {}
+        self.is_completed = False
         self._unflushed = []
 
     def begin(self, checkpoint=None, batch=None):
         """A session begins: after a checkpoint, at a batch, or at the end."""
         self.branches[self.sessions] = list(self.records)
         self.sessions += 1
+        self.is_completed = False
         if checkpoint is not None:
             self.records = list(checkpoint.records)
         if batch is not None:
             # When exactly a loop that names a batch takes back what is later is not promised.
             self.names_batches = True
             self.doubtful |= {one.number for one in self.records if one.step >= batch}
+
+    def follow(self, checkpoint):
+        """The session, which has not trained, follows a checkpoint: what it has logged goes on from there."""
+        own = [one for one in self.records if self.logged_by[one.number] == self.sessions]
+        self.records = [*checkpoint.records, *own]
 
     def log(self, record):
         """The session has logged a record."""
@@ -90,6 +98,12 @@ class History:
     def flush(self):
         """All that was logged is written."""
         self._unflushed = []
+
+    def complete(self):
+        """The session ends as a program does that has completed."""
+        self.flush()
+        self.unsent.clear()
+        self.is_completed = True
 
     def kill(self):
         """The session is killed; rows and hyperparameters were safe when the call had returned."""

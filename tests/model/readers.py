@@ -72,14 +72,18 @@ def _command(*arguments):
 
 
 def records_of(run, kind):
-    """The records of a kind, in their order, each read as far as its content."""
+    """The records of a kind, in their order, each read as far as its content.
+
+    One whose file never came is left out: its machine was lost before it had sent the file.
+    """
     match kind:
         case "texts":
             return [(one.name, one.step, int(one.text.split()[1])) for one in run.texts()]
         case "images":
-            return [(one.name, one.step, _number_of(one.path)) for one in run.images()]
+            return [(one.name, one.step, _number_of(one.path)) for one in run.images() if one.path.exists()]
         case "tables":
-            return [(one.name, one.step, int(one.path.read_text().split()[-1])) for one in run.tables()]
+            there = (one for one in run.tables() if one.path.exists())
+            return [(one.name, one.step, int(one.path.read_text().split()[-1])) for one in there]
         case "histograms":
             return [(one.name, one.step, round(one.moments["mean"])) for one in run.histograms()]
         case "traces":

@@ -77,6 +77,8 @@ class Folder(RuleBasedStateMachine):
         self.runs, self.now, self.process, self.looker = [], None, None, None
         self.options, self.wrote = {}, {}
         self.has_own_steps = self.is_sound = True
+        # Of the present session: whether it has trained, and whether it continues at a batch.
+        self.has_trained = self.names_batch = False
 
     @initialize(own_steps=st.booleans())
     def choose(self, own_steps):
@@ -139,6 +141,7 @@ class Folder(RuleBasedStateMachine):
             checkpoint.saved["batch"] if proof == "batch" else None,
         )
         self.now = run
+        self.has_trained, self.names_batch = trains or checkpoint is not None, proof == "batch"
         for kind, name, number, step in records:
             run.log(Record(kind, name, step or 0, number))
         self.check(run)
@@ -160,6 +163,9 @@ class Folder(RuleBasedStateMachine):
             if self.has_own_steps:
                 return []
             found = [one for one in found if not any(two.step >= one.saved["batch"] for two in one.records)]
+            if run.is_completed:
+                # Training from the beginning is a new run then.
+                found = [one for one in found if one.saved["batch"]]
         return found
 
     @precondition(lambda self: self.is_live)
@@ -192,8 +198,7 @@ class Folder(RuleBasedStateMachine):
         if way == "close":
             process.call("close")
             process.end()
-            run.flush()
-            run.unsent.clear()
+            run.complete()
         else:
             if way != "kill":
                 self.settle()
@@ -238,11 +243,16 @@ class Folder(RuleBasedStateMachine):
         self.check(run)
 
     def load_again(self, data):
-        found = self.checkpoints(self.now)
+        # Until rows are past the batch that a loop has named, it is open what the session follows.
+        found = [] if self.names_batch else self.checkpoints(self.now)
         if found:
             checkpoint = data.draw(st.sampled_from(found))
             self.process.call("load_again", checkpoint.saved)
-            self.now.begin(checkpoint)
+            if self.has_trained or checkpoint.session == self.now.sessions:
+                self.now.begin(checkpoint)
+            else:
+                self.now.follow(checkpoint)
+            self.has_trained = True
             self.check(self.now)
 
     def begin_twice(self, data):

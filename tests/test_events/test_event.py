@@ -51,7 +51,6 @@ EVENTS = [
     ("PREDICT_BATCH_END", AFTER, "predict_batch"),
     ("PREDICT_END", AFTER, "predict"),
 ]
-each_event = pytest.mark.parametrize(("name", "side", "canonical"), EVENTS, ids=[name for name, *_ in EVENTS])
 
 
 def test_the_events_are_the_forty_of_composer_in_their_order():
@@ -60,40 +59,23 @@ def test_the_events_are_the_forty_of_composer_in_their_order():
     assert len(EVENTS) == 40
 
 
-@each_event
-def test_an_event_is_found_by_its_name_in_any_case(name, side, canonical):
+def test_an_event_is_found_by_its_name_in_any_case():
     """Upper, lower and mixed case all give the one member."""
-    event = Event[name]
+    for event in Event:
+        found = [Event(event.name), Event(event.name.lower()), Event(event.name.title()), Event(event)]
 
-    found = [Event(name), Event(name.lower()), Event(name.title()), Event(event)]
-
-    assert all(one is event for one in found)
-
-
-@each_event
-def test_an_event_knows_its_side_and_its_subject(name, side, canonical):
-    """`is_before_event`, `is_after_event` and `canonical_name` are right for each event."""
-    event = Event[name]
-
-    assert event.is_before_event is (side == BEFORE)
-    assert event.is_after_event is (side == AFTER)
-    assert event.canonical_name == canonical
+        assert all(one is event for one in found)
 
 
-@each_event
-def test_an_event_knows_whose_loop_it_belongs_to(name, side, canonical):
+def test_an_event_knows_its_side_its_subject_and_whose_loop_it_belongs_to():
     """`is_eval` holds for evaluation, standalone too, and `is_predict` for prediction."""
-    event = Event[name]
+    for name, side, canonical in EVENTS:
+        event = Event[name]
 
-    assert event.is_eval is name.startswith("EVAL_")
-    assert event.is_predict is name.startswith("PREDICT_")
-
-
-def test_eighteen_events_open_and_eighteen_end():
-    """Four are neither: INIT and the three places to save."""
-    assert sum(event.is_before_event for event in Event) == 18
-    assert sum(event.is_after_event for event in Event) == 18
-    assert not any(event.is_before_event and event.is_after_event for event in Event)
+        assert (event.is_before_event, event.is_after_event) == (side == BEFORE, side == AFTER)
+        assert event.canonical_name == canonical
+        assert event.is_eval is name.startswith("EVAL_")
+        assert event.is_predict is name.startswith("PREDICT_")
 
 
 def test_an_unknown_name_is_an_error_that_names_the_nearest():

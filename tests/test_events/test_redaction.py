@@ -96,24 +96,23 @@ INNOCENT = {
 
 
 @pytest.mark.parametrize("secret", SECRETS.values(), ids=SECRETS)
-@pytest.mark.parametrize("template", ["{}", "value: {}", "see '{}', then go on", "a={}&b=2", "(x, {})"])
-def test_a_value_that_looks_like_a_secret_is_taken_out_of_any_text(secret, template):
+def test_a_value_that_looks_like_a_secret_is_taken_out_of_any_text(secret):
     """Nothing of it is left, wherever it stands."""
-    redacted = redact_text(template.format(secret))
+    for template in ("{}", "value: {}", "see '{}', then go on", "a={}&b=2", "(x, {})"):
+        redacted = redact_text(template.format(secret))
 
-    assert secret not in redacted
-    assert secret[-8:] not in redacted
-    assert REDACTED in redacted
+        assert secret not in redacted
+        assert secret[-8:] not in redacted
+        assert REDACTED in redacted
 
 
-@pytest.mark.parametrize("key", SECRET_KEYS)
-def test_a_key_that_names_a_secret_hides_its_value(key):
+def test_a_key_that_names_a_secret_hides_its_value():
     """Whatever the value is: a string, or a structure with the secret somewhere in it."""
-    assert redact({key: "hunter2", "lr": 0.1}) == {key: REDACTED, "lr": 0.1}
-    assert redact({key: {"value": ["hunter2"]}}) == {key: REDACTED}
+    for key in SECRET_KEYS:
+        assert redact({key: "hunter2", "lr": 0.1}) == {key: REDACTED, "lr": 0.1}
+        assert redact({key: {"value": ["hunter2"]}}) == {key: REDACTED}
 
 
-@pytest.mark.parametrize("key", SECRET_KEYS)
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
@@ -131,9 +130,11 @@ def test_a_key_that_names_a_secret_hides_its_value(key):
         ("{}=b'hunter2'.", "{}=b'[redacted]'."),
     ],
 )
-def test_an_assigned_secret_is_taken_out_of_text(key, template, expected):
+def test_an_assigned_secret_is_taken_out_of_text(template, expected):
     """Python, JSON, YAML, shell: the value goes, and what stands around it stays."""
-    assert redact_text(template.format(key)) == expected.format(key)
+    redacted = [redact_text(template.format(key)) for key in SECRET_KEYS]
+
+    assert redacted == [expected.format(key) for key in SECRET_KEYS]
 
 
 @pytest.mark.parametrize(("key", "value"), INNOCENT.items(), ids=INNOCENT)

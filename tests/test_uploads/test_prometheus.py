@@ -1,7 +1,11 @@
 """Prometheus' text format, and the figures of a spool in it."""
 
+import json
+import math
+
 import pytest
 
+from tests.waiting import until
 from uploads import Gauge, LocalStore, UploadQueue, exposition, spool_gauges
 from uploads.command_line import main
 from uploads.errors import SpoolError
@@ -44,12 +48,19 @@ def test_a_spool_says_what_waits(tmp_path, capsys):
     queue.close(timeout_seconds=0)
 
     found = {one.name: one.value for one in spool_gauges(tmp_path / "spool")}
+    main(["status", str(tmp_path / "spool"), "--json"])
+    as_json = json.loads(capsys.readouterr().out)
     code = main(["status", str(tmp_path / "spool"), "--prometheus"])
 
     assert found["destinations_upload_waiting_files"] == 1
     assert found["destinations_upload_waiting_bytes"] == 5
     assert found["destinations_upload_oldest_waiting_seconds"] >= 0
     assert found["destinations_upload_uploader_up"] == 0
+    assert math.isnan(found["destinations_upload_last_success_timestamp_seconds"])
+    assert as_json["last_success_timestamp_seconds"] is None
+    for figure in ("waiting_files", "waiting_bytes", "uploader_up", "paused"):
+        assert as_json[figure] == found[f"destinations_upload_{figure}"]
+    assert {"oldest_waiting_seconds", "free_bytes"} <= as_json.keys()
     assert code == 1
     assert "\ndestinations_upload_waiting_bytes{spool=" in capsys.readouterr().out
 
@@ -58,3 +69,20 @@ def test_what_is_no_spool_is_said(tmp_path):
     """As by the other commands."""
     with pytest.raises(SpoolError, match="not a spool"):
         spool_gauges(tmp_path)
+
+
+def test_only_a_delivery_is_a_success(tmp_path):
+    """What is withdrawn or given up while the store is away leaves the spool too."""
+    (tmp_path / "file").write_bytes(b"12345")
+    queue = UploadQueue(Away(), spool=tmp_path / "spool")
+    queue.submit(tmp_path / "file", "file")
+    until(lambda: queue.withdraw("file"))
+    queue.close(timeout_seconds=0)
+
+    withdrawn = {one.name: one.value for one in spool_gauges(tmp_path / "spool")}
+    with UploadQueue(tmp_path / "store", spool=tmp_path / "spool") as queue:
+        queue.submit(tmp_path / "file", "file").result(60)
+    delivered = {one.name: one.value for one in spool_gauges(tmp_path / "spool")}
+
+    assert math.isnan(withdrawn["destinations_upload_last_success_timestamp_seconds"])
+    assert delivered["destinations_upload_last_success_timestamp_seconds"] > 1e9

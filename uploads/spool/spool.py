@@ -601,21 +601,29 @@ class Spool:
             unlink(f"{self.done}/{folder}/{DATA_FILE}")
         self.log_delivered(folder, outcome)
 
-    def withdraw(self, folder: str, outcome: Outcome) -> bool:
+    def withdraw(self, folder: str, outcome: Outcome, *, from_drain: bool = False) -> bool:
         """Pending → done, unlogged as delivered; returns False where it is not pending any more.
 
         It is claimed as a drain does it, by the one rename of the two that finds it. A drain that begins in
         between takes it back.
+
+        Args:
+            folder: The entry.
+            outcome: How it ends.
+            from_drain: Whether to take it from a drain that is sending it, too. The object may still arrive.
         """
-        try:
-            self.claim(folder)
-        except FileNotFoundError:
-            return False
-        # Noted first: after a crash it must not be taken for delivered.
-        note_reason(self.inflight / folder, outcome)
-        try:
-            rename(f"{self.inflight}/{folder}", f"{self.done}/{folder}")
-        except FileNotFoundError:
+        for _ in range(_MAX_LOOKS if from_drain else 1):
+            try:
+                self.claim(folder)
+            except FileNotFoundError:
+                if not (from_drain and exists(f"{self.inflight}/{folder}")):
+                    return False
+            # Noted first: after a crash it must not be taken for delivered.
+            note_reason(self.inflight / folder, outcome)
+            with contextlib.suppress(FileNotFoundError):
+                rename(f"{self.inflight}/{folder}", f"{self.done}/{folder}")
+                break
+        else:
             return False
         with contextlib.suppress(FileNotFoundError):
             unlink(f"{self.done}/{folder}/{DATA_FILE}")
@@ -627,7 +635,12 @@ class Spool:
         """Appends to `delivered.jsonl`, then removes the folder; a crash between the two repeats the line."""
         line = json.dumps({"folder": folder, **outcome.to_json()}, ensure_ascii=False)
         with self._log_lock:
+            is_success = outcome.state is UploadState.DONE
+            last_success = None if is_success else self.delivered_at()
             self._append_delivered(line)
+            if not is_success:
+                with contextlib.suppress(OSError):  # Somebody else's file; monitors then see a wrong time.
+                    os.utime(self._delivered, (last_success or 0.0, last_success or 0.0))
         self._empty(folder)
 
     def _empty(self, folder: str) -> None:
@@ -773,7 +786,7 @@ class Spool:
     def delivered_at(self) -> float | None:
         """Returns when a file was delivered last, in seconds since 1970; None if unknown."""
         try:
-            return self._delivered.stat().st_mtime
+            return self._delivered.stat().st_mtime or None
         except OSError:
             return None
 

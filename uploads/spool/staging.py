@@ -163,6 +163,28 @@ class DiskQuota:
                 self._changed.wait(min(left, _QUOTA_CHECK_SECONDS))
             self._held_bytes += size
 
+    def has_room(self, size: int, *, adds_to_disk: bool) -> bool:
+        """Returns whether `reserve` would succeed now."""
+        with self._changed:
+            return self._problem(size, adds_to_disk=adds_to_disk) is None
+
+    def room_bytes(self) -> int:
+        """Returns how many more bytes have room, by the limit and on the disk."""
+        disk = os.statvfs(self._spool)
+        on_disk = disk.f_bavail * disk.f_frsize - self._free_bytes
+        with self._changed:
+            limit = on_disk if self._spool_bytes is None else self._spool_bytes - self._held_bytes
+        return max(0, min(limit, on_disk))
+
+    @contextlib.contextmanager
+    def lent(self, size: int) -> Iterator[None]:
+        """Does not count bytes while a file is staged that replaces them."""
+        self.release(size)
+        try:
+            yield
+        finally:
+            self.add_existing(size)
+
     def add_existing(self, size: int) -> None:
         """Counts bytes that earlier processes left, also above the limit."""
         with self._changed:

@@ -4,8 +4,8 @@ import argparse
 from collections.abc import Iterable
 from typing import Any
 
+from destinations.history.rows import MetricRow
 from destinations.run_directory.layout import column_of
-from destinations.run_directory.reader import MetricRow
 from destinations.runs import MetricNotFoundError, Run
 from destinations.runs.content.follow import last_rows_of_run
 from destinations.runs.errors import near_names

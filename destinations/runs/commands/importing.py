@@ -1,12 +1,12 @@
 """`import`: writes the runs of another logger as run folders."""
 
 import argparse
-import functools
 from collections.abc import Mapping
 
-from destinations.runs.imports import ColumnsError, ImportReport, SourceError, UnreadableError, import_runs
+from destinations.runs.imports import ColumnsError, MoveReport, SourceError, UnreadableError, import_runs
 
-from .running import EXIT_INCOMPLETE, EXIT_OK, UsageError, given_roots
+from .moving import progress_bar, records_text, say_what_is_wrong
+from .running import EXIT_INCOMPLETE, UsageError, given_roots
 from .screen import CommandContext
 
 __all__ = ["import_"]
@@ -35,41 +35,14 @@ def import_(options: argparse.Namespace, session: CommandContext) -> int:
     except SourceError as error:
         raise UsageError(str(error)) from None
     if options.json:
-        session.screen.json(
-            {
-                "runs": report.runs,
-                "unchanged": report.unchanged,
-                "busy": report.busy,
-                "rows": report.rows,
-                "values": report.values,
-                "records": dict(report.records),
-                "left_out": dict(report.left_out),
-                "bytes_there": report.seen.there,
-                "bytes_read": report.seen.read,
-                "failures": report.failure_count,
-                "failed": report.failures,
-                "root": str(root),
-            }
-        )
+        session.screen.json({**report.to_json(), "root": str(root)})
     else:
-        records = "".join(f", {_counted(kind, count)}" for kind, count in sorted(report.records.items()))
         done = "would import" if options.dry_run else "imported"
         session.screen.line(
-            f"{done} {report.runs} runs into {root}: {report.rows} rows, {report.values} values{records}; "
-            f"{report.unchanged} were there already"
+            f"{done} {report.runs} runs into {root}: {report.rows} rows, {report.values} values"
+            f"{records_text(report)}; {report.unchanged} were there already"
         )
-    if report.busy:
-        session.note(f"another process was importing {report.busy} runs, which were left to it")
-    if left_out := report.left_out:
-        what = ", ".join(_counted(kind, count) for kind, count in sorted(left_out.items()))
-        session.note(f"left out: {what}")
-    for text in report.failures:
-        session.note(text)
-    return EXIT_INCOMPLETE if report.failure_count else EXIT_OK
-
-
-def _counted(kind: str, count: int) -> str:
-    return f"{count} {kind.replace('_', ' ')}"
+    return say_what_is_wrong(report, session)
 
 
 def _column(text: str) -> tuple[str, str]:
@@ -81,21 +54,8 @@ def _column(text: str) -> tuple[str, str]:
 
 def _import(
     options: argparse.Namespace, root: str, columns: Mapping[str, str], session: CommandContext
-) -> ImportReport:
-    from tqdm import tqdm
-
-    # Shown anew also where no run is done in between.
-    bar_of = functools.partial(tqdm, unit=" runs", miniters=0, file=session.errors)
-    with bar_of(disable=not session.errors.isatty()) as bar:
-        items = 0
-
-        def progress(done: int, runs: int, more: int) -> None:
-            nonlocal items
-            items += more
-            bar.total = runs
-            bar.set_postfix_str(f"{items:,} values", refresh=False)
-            bar.update(done - bar.n)
-
+) -> MoveReport:
+    with progress_bar(session) as progress:
         return import_runs(
             options.source,
             root,

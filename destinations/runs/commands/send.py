@@ -5,12 +5,14 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from destinations.runs import Run, RunsError
+from destinations.runs import Run
+from destinations.runs.move.stream import MoveReport, move
 from destinations.runs.send import TargetError
 from destinations.runs.send import send as send_run
 
 from .fields import check_filter
 from .listing import selection_of
+from .moving import progress_bar, records_text, say_what_is_wrong
 from .running import EXIT_FAILED, EXIT_OK, UsageError, find_runs, open_selected
 from .screen import CommandContext
 
@@ -21,31 +23,44 @@ EXIT_INTERRUPTED = 130
 
 def send(options: argparse.Namespace, session: CommandContext) -> int:
     """Sends the new records of runs, one after another, with one bar for all of them."""
-    from tqdm import tqdm
-
     runs = _chosen(options, session)
     if options.follow and len(runs) > 1:
         raise UsageError(f"--follow takes one run, got {len(runs)}. Send the others without it.")
+    given = dict(map(_option, options.tracker_options))
     answers: list[dict[str, Any]] = []
-    code = EXIT_OK
-    is_hidden = len(runs) == 1 or not session.errors.isatty()
-    with tqdm(runs, unit=" run", file=session.errors, disable=is_hidden) as bar:
-        for run in bar:
-            try:
-                code = max(code, _send_one(run, options, session, answers))
-            except TargetError as error:
-                raise UsageError(str(error)) from None
-            except (RunsError, OSError, ValueError) as error:
-                if len(runs) == 1:
-                    raise
-                session.note(f"{run.name}: {error}")
-                code = max(code, EXIT_FAILED)
-            if code == EXIT_INTERRUPTED:
-                break
+    all_runs, codes = MoveReport(), [EXIT_OK]
+
+    def take(run: Run) -> None:
+        report = send_run(
+            run,
+            options.to,
+            follow=options.follow,
+            again=options.again,
+            abandoned=options.abandoned,
+            options=given,
+            wait=session.wait,
+            now=session.clock,
+        )
+        about = {"run_id": run.run_id, "target": options.to}
+        answers.append({**about, **report.to_json(), "is_over": report.is_over})
+        if not options.json:
+            what = f"{report.rows} rows{records_text(report)}"
+            session.screen.line(f"sent {what} of {run.run_id} to {options.to}")
+        codes.append(say_what_is_wrong(report, session))
+        if not report.is_over and not report.was_interrupted and not options.follow:
+            session.note("the run is still running; send it again later, or use --follow")
+        codes.append(EXIT_INTERRUPTED if report.was_interrupted else EXIT_OK)
+
+    try:
+        with progress_bar(session) as progress:
+            move(runs, take, all_runs, progress)
+    except TargetError as error:
+        raise UsageError(str(error)) from None
     if options.json:
         is_one = len(options.run_name) == 1
         session.screen.json(answers[0] if is_one and answers else answers)
-    return code
+    codes.append(say_what_is_wrong(all_runs, session))
+    return max(*codes, EXIT_FAILED if all_runs.busy else EXIT_OK)
 
 
 def _chosen(options: argparse.Namespace, session: CommandContext) -> Sequence[Run]:
@@ -60,55 +75,6 @@ def _chosen(options: argparse.Namespace, session: CommandContext) -> Sequence[Ru
     if not found:
         session.note("no runs match")
     return found
-
-
-def _send_one(
-    run: Run, options: argparse.Namespace, session: CommandContext, answers: list[dict[str, Any]]
-) -> int:
-    report = send_run(
-        run,
-        options.to,
-        follow=options.follow,
-        again=options.again,
-        abandoned=options.abandoned,
-        options=dict(map(_option, options.tracker_options)),
-        wait=session.wait,
-        now=session.clock,
-    )
-    if options.json:
-        answers.append(
-            {
-                "run_id": run.run_id,
-                "target": options.to,
-                "rows": report.rows,
-                "values": report.values,
-                "records": dict(report.records),
-                "unsupported": dict(report.unsupported),
-                "missing": report.missing,
-                "failures": report.failures,
-                "failed": report.failed,
-                "is_over": report.is_over,
-            }
-        )
-    else:
-        records = "".join(
-            f", {count} {kind.replace('_', ' ')}" for kind, count in sorted(report.records.items())
-        )
-        session.screen.line(f"sent {report.rows} rows{records} of {run.run_id} to {options.to}")
-    if report.unsupported:
-        kinds = ", ".join(
-            f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(report.unsupported.items())
-        )
-        session.note(f"not sent, unsupported by this target: {kinds}")
-    for text in report.missing:
-        session.note(text)
-    for text in report.failed:
-        session.note(text)
-    if not report.is_over and not report.was_interrupted and not options.follow:
-        session.note("the run is still running; send it again later, or use --follow")
-    if report.was_interrupted:
-        return EXIT_INTERRUPTED
-    return EXIT_FAILED if report.failures else EXIT_OK
 
 
 def _option(text: str) -> tuple[str, Any]:

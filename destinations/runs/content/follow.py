@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Self
 
 import attrs
 
+from destinations.history.rows import MetricRow, has_any_metric
+from destinations.history.snapshot import last_rows, last_rows_of
 from destinations.run_directory.layout import column_of
-from destinations.run_directory.reader import MetricRow, has_any_metric, last_rows, last_rows_of
 from destinations.runs.streams import Stream, by_time, reported, streams_of
 
 from .rank_reader import RankReader

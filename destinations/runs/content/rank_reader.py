@@ -10,9 +10,9 @@ from pathlib import Path
 
 from destinations.history.cursor import Cursor, Look
 from destinations.history.row_chain import history_path
+from destinations.history.snapshot import take_snapshot
 from destinations.run_directory.layout import POSITION, journal_path, metrics_name
-from destinations.run_directory.reader import take_snapshot
-from destinations.run_directory.segments import journal_extent
+from destinations.run_directory.segments import DecodedSegment, journal_extent
 from uploads.disk import ABSENT
 
 __all__ = ["RankReader"]
@@ -37,6 +37,7 @@ class RankReader:
         self._csv = run_dir / metrics_name(rank)
         # Where the journal began at the last look.
         self._place: tuple[int, int] | None = None
+        self._decoded: dict[int, DecodedSegment] = {}
 
     def look(self, *, with_records: bool = True) -> Look:
         """Returns what there is now, a context manager.
@@ -47,7 +48,7 @@ class RankReader:
         Raises:
             OSError: as of `take_snapshot`.
         """
-        snapshot = take_snapshot(self._run_dir, self._rank, with_records=with_records)
+        snapshot = take_snapshot(self._run_dir, self._rank, with_records=with_records, decoded=self._decoded)
         self._place = snapshot.place
         try:
             return Look(snapshot, self.cursor)

@@ -1,6 +1,6 @@
 """`Series`: a metric of a run as numpy arrays; or all metrics in blocks, including rows in the journal.
 
-Never writes; may read a run that is being written, see `run_directory.reader`. Importing this module imports
+Never writes; may read a run that is being written, see `history.snapshot`. Importing this module imports
 numpy.
 """
 
@@ -11,9 +11,9 @@ from typing import Any
 import attrs
 import numpy as np
 
+from destinations.history.snapshot import MetricsSnapshot, metric_columns, take_snapshot
 from destinations.run_directory.blocks import MISSING_STEP, Block, Floats, Steps, block_of_rows, blocks_of
-from destinations.run_directory.layout import column_of, parse_header
-from destinations.run_directory.reader import MetricsSnapshot, metric_columns, take_snapshot
+from destinations.run_directory.layout import column_of
 from destinations.runs.errors import MetricNotFoundError
 from destinations.runs.streams import Stream, reported, streams_of
 
@@ -201,8 +201,7 @@ def count_rows(folder: Path, rank: int = 0) -> int:
 
 def blocks_in(snapshot: MetricsSnapshot, wanted: Sequence[str] | None) -> Iterator[Block]:
     """Yields the rows of a snapshot in blocks of the wanted columns, or of the metrics that occur."""
-    for file in snapshot.files():
-        if wanted is None or not set(wanted).isdisjoint(parse_header(file.header)):
-            yield from blocks_of(file, wanted)
+    for file in snapshot.files(wanted):
+        yield from blocks_of(file, wanted)
     if rows := snapshot.journal_rows():
         yield block_of_rows(rows, wanted)

@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 import attrs
 
 from destinations.history.chain import Chain
+from destinations.history.csv_file import CsvSnapshot, read_whole
 from destinations.history.cursor import Cursor
 from destinations.history.fork import lineage
 from destinations.history.row_chain import Keep, RowChain, SealedPart
+from destinations.history.sealed import Part
 from destinations.kinds import KINDS, indexes, kind_of_line
 from destinations.kinds.artifacts import ARTIFACTS_INDEX
 from destinations.kinds.media import MEDIA_INDEX
@@ -28,7 +30,6 @@ from destinations.run_directory.layout import (
     metrics_name,
     parts_path,
 )
-from destinations.run_directory.reader import CsvSnapshot, Part, read_whole
 from destinations.run_directory.stored_run import LIVE_FOLDER, stream_of
 from destinations.runs.files import json_lines, number_of, whole_of
 from destinations.runs.streams import Stream, by_time, reported, streams_of

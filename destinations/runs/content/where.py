@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from destinations.history.snapshot import metric_columns, take_snapshot
 from destinations.run_directory.blocks import (
     MISSING_STEP,
     Block,
@@ -23,10 +24,6 @@ from destinations.run_directory.blocks import (
 from destinations.run_directory.layout import column_of, parse_header
 from destinations.run_directory.parquet import OF_COLUMN
 from destinations.run_directory.part_index import PartIndex, indexed_files
-from destinations.run_directory.reader import (
-    metric_columns,
-    take_snapshot,
-)
 from destinations.runs.errors import FilterError, MetricNotFoundError
 from destinations.runs.streams import Stream, reported, streams_of
 

@@ -5,7 +5,7 @@ import attrs
 from destinations.runs.errors import RunsError
 from destinations.runs.record import is_alive, status_of
 from destinations.runs.run import Run
-from destinations.runs.streams import Stream, reported, streams_of
+from destinations.runs.streams import Stream, reported
 
 from .series import count_rows
 
@@ -38,7 +38,7 @@ def writer_states(run: Run, now: float) -> list[WriterState]:
         run: which they add to.
         now: seconds since 1970.
     """
-    return [_state_of(run, stream, now) for stream in streams_of(run.path) if stream.writer]
+    return [_state_of(run, Stream(run.path, name), now) for name in run.writers]
 
 
 def _state_of(run: Run, stream: Stream, now: float) -> WriterState:

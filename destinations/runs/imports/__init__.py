@@ -13,14 +13,15 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from destinations.runs.send.ledger import SendingError
+from destinations.runs.move.ledger import SendingError
+from destinations.runs.move.stream import MoveReport, Progress, move
 
 from .aim import AIM
 from .comet import COMET
 from .loggers import LOGGERS
 from .mlflow import MLFLOW
 from .neptune import NEPTUNE
-from .source import ColumnsError, ImportReport, Progress, Source, SourceError, UnreadableError
+from .source import ColumnsError, Source, SourceError, UnreadableError
 from .tables import CHART, TABLE
 from .tensorboard import TENSORBOARD
 from .trackio import TRACKIO
@@ -30,7 +31,7 @@ from .writing import Writer
 __all__ = [
     "SOURCES",
     "ColumnsError",
-    "ImportReport",
+    "MoveReport",
     "SendingError",
     "SourceError",
     "UnreadableError",
@@ -49,7 +50,7 @@ def import_runs(
     columns: Mapping[str, str] | None = None,
     progress: Progress = lambda _done, _runs, _items: None,
     dry_run: bool = False,
-) -> ImportReport:
+) -> MoveReport:
     r"""Writes the runs of another logger as run folders, and blocks until they are on disk.
 
     ```python
@@ -79,31 +80,16 @@ def import_runs(
         ColumnsError: a table needs `columns`.
         ImportError: the package of the source is not installed.
     """
-    from events import safe_text
-
     place = os.fspath(place)
     found = _source_of(place, source)
-    report = ImportReport()
-    root = Path(root).absolute()
-    if found.copy is not None and dry_run:
-        raise SourceError(f"runs of {found.name} are copied as they are: there is no dry run.")
-    if not dry_run:
-        root.mkdir(parents=True, exist_ok=True)
-    if found.copy is not None:
-        found.copy(place, root, report, progress)
-        return report
     runs = found.runs(place, columns or {})
     if not runs:
         raise SourceError(f"there are no runs of {found.name} in {place!r}.")
-    done = 0
-    writer = Writer(root, found.name, report, lambda items: progress(done, len(runs), items), is_dry=dry_run)
-    for done, run in enumerate(runs):  # `progress` is told
-        progress(done, len(runs), 0)
-        try:
-            writer.write(run)
-        except Exception as error:  # noqa: BLE001  # whatever is wrong with this run, the others are wanted
-            report.fail(f"{run.run_id}: {safe_text(error)}")
-    progress(len(runs), len(runs), 0)
+    root = Path(root).absolute()
+    if not dry_run:
+        root.mkdir(parents=True, exist_ok=True)
+    report = MoveReport()
+    move(runs, Writer(root, found.name, report, is_dry=dry_run).write, report, progress)
     return report
 
 

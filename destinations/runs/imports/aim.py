@@ -14,10 +14,11 @@ from destinations.kinds.histograms import HISTOGRAM
 from destinations.kinds.images import IMAGE
 from destinations.kinds.kind import Kind
 from destinations.kinds.texts import TEXT
+from destinations.runs.move.stream import Logged, Record, SourceRun, Values
 from destinations.trackers.names import short_hash
 
 from .media import UNREADABLE
-from .source import Item, Logged, Source, SourceError, SourceRun, Values
+from .source import Source, SourceError
 
 __all__ = ["AIM"]
 
@@ -72,7 +73,7 @@ def _run_of(run: Any) -> SourceRun:
     )
 
 
-def _read(run: Any, series: Mapping[str, list[Any]], found: SourceRun) -> Iterator[Item]:
+def _read(run: Any, series: Mapping[str, list[Any]], found: SourceRun) -> Iterator[Record]:
     points: list[tuple[float, int, str, float, float | None]] = []
     metrics = list(run.metrics())
     names = _names_of([(metric.name, metric.context.to_dict()) for metric in metrics])
@@ -90,7 +91,7 @@ def _read(run: Any, series: Mapping[str, list[Any]], found: SourceRun) -> Iterat
             found.left_out[f"series of {what}"] += len(series[what])
 
 
-def _records(run: Any, series: Mapping[str, list[Any]], found: SourceRun) -> Iterator[Item]:
+def _records(run: Any, series: Mapping[str, list[Any]], found: SourceRun) -> Iterator[Record]:
     context_of = importlib.import_module("aim.storage.context").Context
     for what, (getter, kind, read) in _READERS.items():
         about = [(one["name"], one["context"]) for one in series.get(what, ())]

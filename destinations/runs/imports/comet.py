@@ -16,9 +16,10 @@ import PIL.Image
 from destinations.kinds.images import IMAGE
 from destinations.kinds.line import number_of, whole_of
 from destinations.kinds.texts import TEXT
+from destinations.runs.move.stream import Logged, Record, SourceRun, Values
 
 from .media import UNREADABLE
-from .source import File, Item, Logged, Source, SourceRun, Values, unreadable_run
+from .source import Source, unreadable_run
 from .tables import stamp_of
 
 __all__ = ["COMET"]
@@ -124,7 +125,7 @@ def _read_facts(paths: list[Path], run: SourceRun) -> None:
     run.exception = str(run.environment.pop("exception", ""))
 
 
-def _read(path: Path, run: SourceRun) -> Iterator[Item]:
+def _read(path: Path, run: SourceRun) -> Iterator[Record]:
     step = 0
     with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory() as folder:
         for kind, payload in _messages(path, run.lost):
@@ -149,7 +150,7 @@ def _read(path: Path, run: SourceRun) -> Iterator[Item]:
 
 def _file(
     archive: zipfile.ZipFile, payload: dict[str, Any], step: int, time: float | None, folder: Path
-) -> Iterator[Item]:
+) -> Iterator[Record]:
     """Yields an image, a text, or a file that is neither."""
     about, what = payload["additional_params"], payload["upload_type"]
     given = whole_of(about.get("step"))
@@ -167,7 +168,7 @@ def _file(
             copy = folder / str(payload["message_id"])
             with copy.open("wb") as file:
                 shutil.copyfileobj(data, file)
-            yield File(str(about.get("fileName") or copy.name), copy, time)
+            yield Logged.file(str(about.get("fileName") or copy.name), copy, time)
 
 
 COMET = Source(

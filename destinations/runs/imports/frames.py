@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import attrs
+from destinations.runs.move.stream import Bytes
 
-__all__ = ["Bytes", "event_records", "log_records"]
+__all__ = ["event_records", "log_records"]
 
 # The length of a record of TensorBoard: not 0, and below 4 GiB.
 _LENGTH = re.compile(rb"(?=(?!\0{4}).{4}\0{4})", re.DOTALL)
@@ -29,14 +29,6 @@ _CHUNK = struct.Struct("<IHB")
 _FULL, _FIRST, _LAST = 1, 2, 4
 # Bytes that are summed to find where a damaged block goes on: some milliseconds, whatever it holds.
 _SEARCH_BYTES = 1 << 22
-
-
-@attrs.define
-class Bytes:
-    """How much of a source was there, and how much of it was read."""
-
-    there: int = 0
-    read: int = 0
 
 
 def event_records(path: Path, seen: Bytes) -> Iterator[bytes]:

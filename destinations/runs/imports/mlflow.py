@@ -14,20 +14,11 @@ from urllib.parse import quote, unquote, urlparse
 
 from destinations.kinds.images import IMAGE, open_image
 from destinations.kinds.texts import TEXT
+from destinations.runs.move.stream import Logged, Record, SourceRun, Values
 from destinations.trackers.names import short_hash
 
 from .databases import damage_of, has_tables
-from .source import (
-    File,
-    Item,
-    Logged,
-    Source,
-    SourceError,
-    SourceRun,
-    UnreadableError,
-    Values,
-    unreadable_run,
-)
+from .source import Source, SourceError, UnreadableError, unreadable_run
 
 __all__ = ["MLFLOW"]
 
@@ -140,7 +131,7 @@ def _pages(search: Any) -> Iterator[Any]:
 
 
 def _run_of(client: Any, experiment: str, run: Any) -> SourceRun:
-    from destinations.trackers.mlflow.values import entity_key
+    from destinations.trackers.mlflow import entity_key
 
     info, tags = run.info, run.data.tags
     own = {
@@ -194,7 +185,7 @@ def _points_of(client: Any, run: Any) -> list[tuple[int, int, str, float]]:
         )
 
 
-def _read(client: Any, run: Any, found: SourceRun) -> Iterator[Item]:
+def _read(client: Any, run: Any, found: SourceRun) -> Iterator[Record]:
     for time, step, name, value in _points_of(client, run):
         yield Values({run.data.tags.get(f"{_NAME}{name}", name): float(value)}, step, time / 1000)
     with tempfile.TemporaryDirectory() as folder:
@@ -212,10 +203,10 @@ def _read(client: Any, run: Any, found: SourceRun) -> Iterator[Item]:
                 found.lost["artifacts that cannot be read"] += 1
 
 
-def _read_file(path: Path, name: str, found: SourceRun) -> list[Item]:
+def _read_file(path: Path, name: str, found: SourceRun) -> list[Record]:
     record = _IMAGE.fullmatch(name) or _TEXT.fullmatch(name)
     if record is None:
-        return [] if name == _HPARAMS and _read_hparams(path, found) else [File(name, path)]
+        return [] if name == _HPARAMS and _read_hparams(path, found) else [Logged.file(name, path)]
     key, step, time = record["key"], int(record["step"]), int(record["ms"]) / 1000
     if record.re is _TEXT:
         return [Logged(TEXT, key, step, time, {"text": path.read_bytes().decode("utf-8", "replace")})]

@@ -15,8 +15,9 @@ from destinations.kinds.histograms import HISTOGRAM
 from destinations.kinds.images import IMAGE
 from destinations.kinds.line import path_inside
 from destinations.kinds.texts import TEXT
+from destinations.runs.move.stream import Logged, Record, SourceRun, Values
 
-from .source import File, Item, Logged, Source, SourceRun, UnreadableError, Values, unreadable_run
+from .source import Source, UnreadableError, unreadable_run
 from .tables import parquet_batches, seconds_of, stamp_of
 
 __all__ = ["NEPTUNE"]
@@ -105,7 +106,7 @@ def _read_facts(parts: list[Path], run: SourceRun) -> None:
     run.environment |= {name: str(value) for name, value in own.items() if value is not None}
 
 
-def _read(parts: list[Path], files: Path, run: SourceRun) -> Iterator[Item]:
+def _read(parts: list[Path], files: Path, run: SourceRun) -> Iterator[Record]:
     points: list[tuple[float, int, str, float]] = []
     for row in _rows_of(parts, run.lost):
         kind, name, time = row["attribute_type"], row["attribute_path"], seconds_of(row["timestamp"])
@@ -129,7 +130,7 @@ def _read(parts: list[Path], files: Path, run: SourceRun) -> Iterator[Item]:
         yield Values({name: value}, step, time)
 
 
-def _histogram(run: SourceRun, row: dict[str, Any], step: int, time: float | None) -> Iterator[Item]:
+def _histogram(run: SourceRun, row: dict[str, Any], step: int, time: float | None) -> Iterator[Record]:
     from events import BinnedValues
 
     try:
@@ -142,7 +143,7 @@ def _histogram(run: SourceRun, row: dict[str, Any], step: int, time: float | Non
 
 def _files(
     run: SourceRun, files: Path, row: dict[str, Any], name: str, step: int, time: float | None
-) -> Iterator[Item]:
+) -> Iterator[Record]:
     try:
         path = _inside(files, (row["file_value"] or {}).get("path") or "")
     except ValueError:
@@ -153,12 +154,12 @@ def _files(
     elif path.is_dir():
         for one in sorted(path.rglob("*")):
             if one.is_file() and not one.is_symlink():
-                yield File(f"{name}/{one.relative_to(path).as_posix()}", one, time)
+                yield Logged.file(f"{name}/{one.relative_to(path).as_posix()}", one, time)
     elif row["attribute_type"] == "file_series" and path.suffix.lower() in _IMAGES:
         yield Logged(IMAGE, row["attribute_path"], step, time, {"images": [path]})
     else:
         has_suffix = name.lower().endswith(path.suffix.lower())
-        yield File(name if has_suffix else f"{name}{path.suffix}", path, time)
+        yield Logged.file(name if has_suffix else f"{name}{path.suffix}", path, time)
 
 
 NEPTUNE = Source(

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from destinations.run_directory.layout import parse_number, whole_number
+from destinations.runs.move.stream import Record, SourceRun, Values
 from destinations.trackers.names import short_hash
 
-from .source import ColumnsError, Item, Source, SourceError, SourceRun, UnreadableError, Values, unique_id
+from .source import ColumnsError, Source, SourceError, UnreadableError, unique_id
 
 __all__ = ["CHART", "STEPS", "TABLE", "parquet_batches", "seconds_of", "stamp_of"]
 
@@ -183,7 +184,7 @@ class _Table:
         index = self._roles.get(role)
         return None if index is None or index >= len(row) else row[index]
 
-    def read(self, run: SourceRun) -> Iterator[Item]:
+    def read(self, run: SourceRun) -> Iterator[Record]:
         """Yields the values of each row."""
         for number, row in enumerate(filter(None, self._rows())):
             if len(row) < self._width or any(cell not in _EMPTY for cell in row[self._width :]):

@@ -11,9 +11,10 @@ from destinations.kinds.audio import AUDIO
 from destinations.kinds.histograms import HISTOGRAM
 from destinations.kinds.images import IMAGE
 from destinations.kinds.texts import TEXT
+from destinations.runs.move.stream import Bytes, Logged, Record, Restart, SourceRun, Values
 
-from .frames import Bytes, event_records
-from .source import Item, Logged, Restart, Source, SourceRun, Values, unique_id
+from .frames import event_records
+from .source import Source, unique_id
 
 __all__ = ["TENSORBOARD"]
 
@@ -63,7 +64,7 @@ def _events(path: Path, run: SourceRun, seen: Bytes) -> Iterator[Any]:
             run.lost["unreadable events"] += 1
 
 
-def _read(paths: list[Path], run: SourceRun) -> Iterator[Item]:
+def _read(paths: list[Path], run: SourceRun) -> Iterator[Record]:
     from tensorboard.compat.proto.event_pb2 import SessionLog
 
     plugins: dict[str, str] = {}
@@ -80,14 +81,14 @@ def _read(paths: list[Path], run: SourceRun) -> Iterator[Item]:
                 yield Restart(event.step)
 
 
-def _items_of(run: SourceRun, plugin: str, value: Any, step: int, time: float) -> Iterator[Item]:
+def _items_of(run: SourceRun, plugin: str, value: Any, step: int, time: float) -> Iterator[Record]:
     try:
         yield from list(_read_value(run, plugin, value, step, time))
     except Exception:  # noqa: BLE001  # of any decoder, for bytes that are damaged: they cost themselves
         run.lost[f"unreadable {plugin or 'values'}"] += 1
 
 
-def _read_value(run: SourceRun, plugin: str, value: Any, step: int, time: float) -> Iterator[Item]:
+def _read_value(run: SourceRun, plugin: str, value: Any, step: int, time: float) -> Iterator[Record]:
     from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_SCALAR
 
     read = _READERS.get(plugin)

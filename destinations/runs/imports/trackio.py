@@ -10,11 +10,12 @@ from destinations.history.metric_summary import metric_of
 from destinations.kinds.line import file_inside
 from destinations.kinds.tables import TABLE
 from destinations.kinds.texts import TEXT
+from destinations.runs.move.stream import Logged, Record, SourceRun, Values
 from destinations.trackers.names import short_hash
 
 from .databases import damage_of, has_tables
 from .media import READERS, UNREADABLE
-from .source import File, Item, Logged, Source, SourceRun, Values, unique_id, unreadable_run
+from .source import Source, unique_id, unreadable_run
 from .tables import STEPS, seconds_of
 
 __all__ = ["TRACKIO"]
@@ -112,7 +113,7 @@ class _Reader:
         """Returns what changes with anything that Trackio has of the run."""
         return short_hash(repr(self._stored()), 16)
 
-    def read(self, run: SourceRun) -> Iterator[Item]:
+    def read(self, run: SourceRun) -> Iterator[Record]:
         """Yields rows and media by time."""
         logs, system, alerts, _ = self._stored()
         if alerts:
@@ -134,7 +135,7 @@ class _Reader:
 
     def _items(
         self, run: SourceRun, prefix: str, values: Mapping[str, Any], step: int, time: float
-    ) -> Iterator[Item]:
+    ) -> Iterator[Record]:
         numbers: dict[str, float] = {}
         for key, value in values.items():
             name = prefix + key
@@ -153,7 +154,7 @@ class _Reader:
 
     def _medium(
         self, run: SourceRun, name: str, fields: dict[str, Any], step: int, time: float
-    ) -> Iterator[Item]:
+    ) -> Iterator[Record]:
         what = str(fields["_type"])
         try:
             if what in _TYPES:
@@ -165,7 +166,7 @@ class _Reader:
             elif what == "trackio.table":
                 yield Logged(TABLE, name, step, time, _table(fields["_value"]))
             elif "file_path" in fields:
-                yield File(str(fields["file_path"]), self._path(fields["file_path"]), time)
+                yield Logged.file(str(fields["file_path"]), self._path(fields["file_path"]), time)
             else:
                 run.left_out[what] += 1
         except UNREADABLE:

@@ -16,11 +16,12 @@ from destinations.history.metric_summary import metric_of
 from destinations.kinds.images import IMAGE, read_pixels
 from destinations.kinds.line import file_inside, number_of, whole_of
 from destinations.kinds.texts import TEXT
+from destinations.runs.move.stream import Bytes, Logged, Record, SourceRun, Values
 from uploads.disk import read_regular
 
-from .frames import Bytes, log_records
+from .frames import log_records
 from .media import READERS, UNREADABLE
-from .source import File, Item, Logged, Source, SourceError, SourceRun, Values
+from .source import Source, SourceError
 from .tables import stamp_of
 
 __all__ = ["WANDB"]
@@ -229,7 +230,7 @@ class _Log:
                 self.run.lost["unreadable values"] += 1
         return values
 
-    def _read(self) -> Iterator[Item]:
+    def _read(self) -> Iterator[Record]:
         """Yields what is in the logs, then what only the summary has, at the last step."""
         for path in self.paths:
             self._folder = path.parent / "files"
@@ -254,7 +255,7 @@ class _Log:
             elif one.path.startswith("media/"):
                 self.run.left_out["files of tables, which W&B keeps elsewhere"] += 1
 
-    def _history(self, row: dict[str, Any]) -> Iterator[Item]:
+    def _history(self, row: dict[str, Any]) -> Iterator[Record]:
         time, own_step = number_of(row.get("_timestamp")), whole_of(row.get("_step")) or 0
         leaves = {name: value for name, value in _leaves(row) if name not in _OWN and value is not None}
         for name in [name for name, value in leaves.items() if isinstance(value, list)]:
@@ -274,7 +275,7 @@ class _Log:
             if isinstance(value, dict):
                 yield from self._medium(name, value, steps[name], time)
 
-    def _medium(self, name: str, fields: dict[str, Any], step: int, time: float | None) -> Iterator[Item]:
+    def _medium(self, name: str, fields: dict[str, Any], step: int, time: float | None) -> Iterator[Record]:
         what = str(fields.get("_type"))
         kind, read = READERS.get(what, (None, None))
         try:
@@ -290,7 +291,7 @@ class _Log:
                     arguments |= self._masks(name, [fields.get("masks")])
             elif "path" in fields:
                 # Nothing else is lost: it is kept as a file.
-                yield File(str(fields["path"]), self._path(fields["path"]), time)
+                yield Logged.file(str(fields["path"]), self._path(fields["path"]), time)
                 return
             else:
                 self.run.left_out[what] += 1
@@ -345,7 +346,7 @@ class _Log:
         given = {int(number): str(text) for number, text in labels.get("value", {}).items()}
         return {"masks": read} | ({"mask_class_labels": given} if given else {})
 
-    def _files(self) -> Iterator[Item]:
+    def _files(self) -> Iterator[Record]:
         """Yields the files beside the log, but for media, which their records have named."""
         if self._folder.is_symlink():
             self.run.left_out["links"] += 1
@@ -355,7 +356,7 @@ class _Log:
             if path.is_symlink():
                 self.run.left_out["links"] += 1
             elif path.is_file() and not name.startswith("media/"):
-                yield File(name, path)
+                yield Logged.file(name, path)
 
 
 WANDB = Source("wandb", "W&B's folder, the folder of a run in it, or a .wandb file", _claims, _runs)

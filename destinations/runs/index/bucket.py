@@ -265,7 +265,6 @@ class BucketCopy:
     # Listing.
 
     def _list(self) -> None:
-        known = self._known()
         runs = self._found()
         if self.unlisted:
             # What was not listed may be there all the same.
@@ -274,6 +273,7 @@ class BucketCopy:
             for prefix in self._runs.keys() - runs.keys():
                 self._remove(prefix)
             self._remove_unlisted(runs)
+        known = self._known()
         self._runs = runs
         documents = [
             (run.prefix, path, one)
@@ -550,10 +550,11 @@ class BucketCopy:
         listed = {run.prefix + path for run in runs.values() for path in run.plain}
         for name in self._known().keys() - listed:
             run = _run_of(name, runs)
-            if name.endswith(PIECES_STATE) and name.removesuffix(PIECES_STATE) not in runs:
-                self._remove(name.removesuffix(PIECES_STATE))
             if run is not None and run.live:
                 continue
+            if name.rpartition("/")[2] == PIECES_STATE:
+                # Its pieces are gone, and with them what says which files they brought.
+                self._remove(name.removesuffix(PIECES_STATE))
             with contextlib.suppress(OSError, ValueError):
                 path = path_inside(self.folder, name)
                 path.unlink(missing_ok=True)
@@ -565,9 +566,16 @@ class BucketCopy:
                     parent.rmdir()
 
     def _remove(self, prefix: str) -> None:
-        if prefix:
-            with contextlib.suppress(OSError, ValueError):
-                shutil.rmtree(path_inside(self.folder, prefix.rstrip("/")))
+        """Removes the copy of a run; what else there is below it is copied again."""
+        with contextlib.suppress(OSError, ValueError):
+            folder = path_inside(self.folder, prefix.rstrip("/")) if prefix else self.folder
+            for path in folder.iterdir():
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                elif prefix or path.name not in {_LOCK, _STATE}:
+                    path.unlink()
+            if prefix:
+                folder.rmdir()
 
     def _set_heartbeat(self, run: _Copied) -> None:
         """Sets the heartbeat of a run from its sidecar; the copied file has the time of copying."""

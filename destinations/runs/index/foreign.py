@@ -79,7 +79,8 @@ def last_values(path: Path) -> dict[str, float]:
         OSError: the file cannot be read.
         ValueError: it is not a CSV in UTF-8.
     """
-    from destinations.run_directory.reader import CsvSnapshot, parse_rows
+    from destinations.history.csv_file import CsvSnapshot
+    from destinations.history.rows import parse_rows
 
     fd = open_regular(path)
     with os.fdopen(fd, "rb") as file:

@@ -792,7 +792,7 @@ def _damage_of_pieces(run_dir: str) -> str | None:
 
 
 def _damage_of_rows(run_dir: str, parts: int, *, is_ended: bool) -> str | None:
-    from destinations.run_directory.reader import damage_of_csvs, damage_of_parts
+    from destinations.history.snapshot import damage_of_csvs, damage_of_parts
 
     folder = Path(run_dir)
     try:

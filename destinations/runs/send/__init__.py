@@ -8,7 +8,6 @@ A ledger records what was sent, so that repeating `send` sends only new records.
 the partial copy is removed and everything is sent again. Runs in the calling thread, and blocks.
 """
 
-import contextlib
 import json
 import os
 import time
@@ -20,17 +19,16 @@ from typing import Any
 
 import attrs
 
-from destinations.kinds import indexes
-from destinations.run_directory.layout import JOURNAL_FOLDER, metrics_name
-from destinations.runs.content.sources import ReadPosition, items_of, ranks_of
+from destinations.runs.content.sources import ReadPosition, RewoundError, items_of
 from destinations.runs.errors import RunNotFoundError
 from destinations.runs.index.index import cache_folder
+from destinations.runs.move.ledger import SendingError, SentLedger
+from destinations.runs.move.sink import RecordClock
+from destinations.runs.move.stream import MoveReport
 from destinations.runs.run import Run
-from destinations.runs.streams import streams_of
 from destinations.text.formatting import plain
 
-from .ledger import SendingError, SentLedger
-from .replay import RecordClock, ReplayReport, RewoundError, replay
+from .replay import replay
 from .targets import TargetError, place_of
 
 __all__ = ["SendingError", "TargetError", "send"]
@@ -47,7 +45,7 @@ def send(
     cache: str | os.PathLike[str] | None = None,
     wait: Callable[[float], None] = time.sleep,
     now: Callable[[], float] = time.time,
-) -> ReplayReport:
+) -> MoveReport:
     """Sends the new records of a run to a target.
 
     ```python
@@ -82,13 +80,12 @@ def send(
     place.with_abandoned = abandoned
     replays_abandoned = abandoned and not place.copies_abandoned
 
-    def attempt(ledger: SentLedger, *, starts_over: bool) -> ReplayReport:
+    def attempt(ledger: SentLedger, *, starts_over: bool) -> MoveReport:
         position = ReadPosition() if starts_over else ledger.position
-        facts = _facts_of(run, abandoned)
-        is_file_missing = abandoned and place.copies_abandoned and not ledger.facts.get("abandoned")
-        may_be_current = not starts_over and not follow and not is_file_missing
-        if may_be_current and _is_up_to_date(run, position, facts, ledger.facts, replays_abandoned):
-            return ReplayReport(position=position, is_over=not facts["is_alive"])
+        facts = _facts_of(run, abandoned=abandoned)
+        may_be_current = not starts_over and not follow
+        if may_be_current and _is_current(run, position, facts, ledger.facts, replays_abandoned):
+            return MoveReport(unchanged=1, position=position, is_over=not facts["is_alive"])
         clock = RecordClock()
         place.target.starts_over, place.target.earlier_id = starts_over, ledger.copy_id
         place.target.copy_id = uuid.uuid4().hex if starts_over else ledger.copy_id
@@ -106,16 +103,15 @@ def send(
             position=position,
             follow=follow,
             abandoned=replays_abandoned,
-            make_rank_destination=place.rank_factory(clock),
-            make_writer_destination=place.writer_factory(clock),
+            make=place.make_beside(clock),
             wait=wait,
             now=now,
         )
-        _count_undelivered(destination, report)
-        if not report.failures:
+        if not report.failure_count:
             place.finish(run)
             # For a live run the earlier facts, so that changes since then are sent next time.
-            ledger.finish(report.position, _facts_of(run, abandoned) if follow and report.is_over else facts)
+            is_known = follow and report.is_over
+            ledger.finish(report.position, _facts_of(run, abandoned=abandoned) if is_known else facts)
         return report
 
     with SentLedger(place.ledger_path, run.record.run_id, place.name) as ledger:
@@ -131,7 +127,7 @@ def send(
                 starts_over = True
 
 
-def _facts_of(run: Run, abandoned: bool) -> dict[str, Any]:
+def _facts_of(run: Run, *, abandoned: bool) -> dict[str, Any]:
     """Returns a fingerprint of everything sent besides rows and records."""
     try:
         now = run.reload()
@@ -142,44 +138,18 @@ def _facts_of(run: Run, abandoned: bool) -> dict[str, Any]:
         "status": now.status,
         "is_alive": now.is_written,
         "hyperparameters": zlib.crc32(given.encode()),
-        "files": _stamps_of(run.path),
         "abandoned": abandoned,
     }
 
 
-def _stamps_of(run_dir: Path) -> dict[str, list[int]] | None:
-    """Returns size and mtime of each file with rows or records; None if a journal may hold newer rows."""
-    stamps = {}
-    for stream in streams_of(run_dir):
-        if (stream.folder / JOURNAL_FOLDER).exists():
-            return None
-        for name in (*map(metrics_name, ranks_of(stream.folder)), *indexes()):
-            with contextlib.suppress(OSError):
-                about = (stream.folder / name).stat()
-                stamps[stream.prefix + name] = [about.st_size, about.st_mtime_ns]
-    return stamps
-
-
-def _is_up_to_date(
+def _is_current(
     run: Run, position: ReadPosition, facts: dict[str, Any], known: dict[str, Any], abandoned: bool
 ) -> bool:
-    """Returns whether the target is up to date: no new rows or records, and the same status."""
-    if not facts["abandoned"]:
-        known = {**known, "abandoned": False}
-    if facts == known and facts["files"] is not None:
-        return True
-    if any(facts[name] != known.get(name) for name in ("status", "is_alive", "hyperparameters")):
+    """Returns whether the target has all rows, records and facts; it may have more branches."""
+    if facts != {name: known.get(name) for name in facts} | (
+        {} if facts["abandoned"] else {"abandoned": False}
+    ):
         return False
-    looked_at = ReadPosition(**attrs.asdict(position))
-    return next(items_of(run.path, looked_at, abandoned=abandoned), None) is None
-
-
-def _count_undelivered(destination: Any, report: ReplayReport) -> None:
-    """Adds what the destination accepted but could not deliver to the failures."""
-    counts = getattr(destination, "counts", None)
-    for what in ("dropped_rows", "failed_rows", "dropped_records", "failed_records"):
-        count = int(getattr(counts, what, 0) or 0)
-        if count:
-            report.failures += count
-            errors = ", ".join(getattr(counts, "errors", {}))
-            report.failed.append(f"{count} {what.replace('_', ' ')}{f': {errors}' if errors else ''}")
+    looked_at, problems = ReadPosition(**attrs.asdict(position)), list[str]()
+    new = items_of(run.path, looked_at, abandoned=abandoned, problems=problems)
+    return next(new, None) is None and not problems

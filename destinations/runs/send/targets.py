@@ -21,6 +21,9 @@ from destinations.run_directory import RunDirectory
 from destinations.run_directory.layout import ABANDONED_FOLDER, EDITS
 from destinations.runs.content.sources import branches_of
 from destinations.runs.files import path_inside
+from destinations.runs.move.ledger import SendingError, TargetError, read_ledger
+from destinations.runs.move.sink import MakeDestination
+from destinations.runs.move.stream import SourceRun
 from destinations.runs.own_files import FOLDERS, KNOWN
 from destinations.runs.record import RunRecord
 from destinations.runs.run import Run
@@ -29,18 +32,15 @@ from destinations.trackers.names import short_hash
 from destinations.trackers.target import SentRun, Target
 from uploads.disk import DISK, closing, copy_all, is_locked, open_regular, replacement
 
-from .ledger import SendingError, read_ledger
-from .replay import WriterFactory
-
 __all__ = [
     "LEDGER",
     "Place",
     "RunPlace",
     "TargetError",
-    "folder_place",
     "has_content",
     "help_text",
     "place_of",
+    "run_place",
 ]
 
 _log = logging.getLogger("destinations")
@@ -49,10 +49,6 @@ LEDGER = ".sent.json"
 """Name of the ledger in a folder that was sent to."""
 # Blocking is fine: no training is running in this process.
 _BLOCKING: dict[str, Any] = {"when_full": "wait", "wait_seconds": 600.0, "close_seconds": 3600.0}
-
-
-class TargetError(SendingError):
-    """Invalid target."""
 
 
 @attrs.frozen
@@ -126,12 +122,8 @@ class Place:
                 f"cannot send to {self.name!r}: {error} Options: {self._kind.options}."
             ) from error
 
-    def rank_factory(self, clock: Callable[[], float]) -> Callable[[int], Any] | None:
-        """Returns a factory of destinations for other ranks; None if their metrics go to that of rank 0."""
-        return None
-
-    def writer_factory(self, clock: Callable[[], float]) -> WriterFactory | None:
-        """Returns a factory of destinations for named writers; None if theirs is that of the trainer."""
+    def make_beside(self, clock: Callable[[], float]) -> MakeDestination | None:
+        """Returns what makes destinations for other ranks and writers; None if they share that of rank 0."""
         return None
 
     def check(self) -> None:
@@ -165,10 +157,10 @@ class FolderPlace(Place):
 
     own_folders = re.compile(r"(?!)")
 
-    def __init__(self, kind: _Kind, target: Target, cache: Path) -> None:
+    def __init__(self, kind: _Kind, target: Target, cache: Path, folder: Path | None = None) -> None:
         target.place = str(Path(target.place).absolute())
         super().__init__(kind, target, cache)
-        self.folder = self._find_folder(Path(target.place))
+        self.folder = folder or self._find_folder(Path(target.place))
         target.place = str(self.folder)
 
     def _find_folder(self, parent: Path) -> Path:
@@ -243,19 +235,26 @@ class RunPlace(FolderPlace):
     copies_abandoned = True
     own_folders = FOLDERS
 
-    def rank_factory(self, clock: Callable[[], float]) -> Callable[[int], Any]:
-        return lambda _: self._writing(clock, all_ranks=True)
-
-    def writer_factory(self, clock: Callable[[], float]) -> WriterFactory:
-        def make(writer: Run, rank: int) -> RunDirectory:
-            about = {"run_id": writer.run_id, "tags": writer.tags, "notes": writer.notes}
-            return self._writing(clock, writer=writer.path.name, all_ranks=bool(rank), **about)
+    def make_beside(self, clock: Callable[[], float]) -> MakeDestination:
+        def make(about: SourceRun, writer: str, rank: int) -> RunDirectory:
+            options: dict[str, Any] = {"all_ranks": bool(rank)}
+            if writer:
+                options |= {
+                    "run_id": about.run_id,
+                    "tags": about.tags,
+                    "notes": about.notes,
+                    "writer": writer,
+                }
+            return RunDirectory(
+                self.folder,
+                clock=clock,
+                if_exists="resume",
+                keep_files="copy",
+                close_seconds=_BLOCKING["close_seconds"],
+                **options,
+            )
 
         return make
-
-    def _writing(self, clock: Callable[[], float], **options: Any) -> RunDirectory:
-        options |= {"if_exists": "resume", "keep_files": "copy", "close_seconds": _BLOCKING["close_seconds"]}
-        return RunDirectory(self.folder, clock=clock, **options)
 
     def _locks(self) -> Iterator[Path]:
         for stream in streams_of(self.folder):
@@ -337,23 +336,25 @@ class _RunFolder(Target):
 _RUN = _Kind("run", RunDirectory, _RunFolder, RunPlace)
 
 
-def folder_place(
-    place: type[RunPlace],
-    tracker: type[RunDirectory],
-    folder: str | os.PathLike[str],
+def run_place(
+    root: Path,
     run: SentRun,
     options: Mapping[str, Any],
+    *,
+    tracker: type[RunDirectory],
+    folder: Path,
 ) -> RunPlace:
     """Returns the place of a run in a folder of run folders.
 
     Args:
-        place: its class.
-        tracker: the class of its destination.
-        folder: with a subfolder for each run.
+        root: with a subfolder for each run.
         run: the run.
         options: further arguments of `RunDirectory`.
+        tracker: the class of its destination.
+        folder: that of the run.
     """
-    return place(attrs.evolve(_RUN, tracker=tracker), _RunFolder(os.fspath(folder), run, options), Path())
+    target = _RunFolder(os.fspath(root), run, options)
+    return RunPlace(attrs.evolve(_RUN, tracker=tracker), target, Path(), folder)
 
 
 def _kinds() -> dict[str, _Kind]:

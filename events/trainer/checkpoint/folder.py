@@ -26,8 +26,6 @@ from .writer import in_thread
 if TYPE_CHECKING:
     from uploads.disk import FileLock
 
-__all__ = ["OwnFolder", "asked"]
-
 _log = logging.getLogger("events")
 
 _ASK_SECONDS = 20.0

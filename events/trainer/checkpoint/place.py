@@ -22,16 +22,6 @@ from .files import MANIFEST, POINTER_SUFFIX, read_pointer
 if TYPE_CHECKING:
     from uploads import Store
 
-__all__ = [
-    "RemoteFolder",
-    "SavePlace",
-    "is_uri",
-    "local_names",
-    "newest_names",
-    "resolve_pointer",
-    "stored_names",
-]
-
 _log = logging.getLogger("events")
 
 _BROKEN_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")

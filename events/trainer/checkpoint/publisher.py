@@ -28,8 +28,6 @@ from .sharded import ShardedCheckpoint
 if TYPE_CHECKING:
     from uploads import StoreFolder
 
-__all__ = ["CheckpointCounts", "Publisher", "Save", "in_folder"]
-
 _log = logging.getLogger("events")
 
 _MAX_UPLOADS = 32
@@ -131,6 +129,20 @@ class _Target:
         """Has destinations that keep files on this machine, those of rank 0, delete checkpoints."""
         for one in removed:
             self._delete(one, min(1, one.shards), local=True)
+
+    def may_drop(self, checkpoints: Iterable[SavedCheckpoint], files: Iterable[str]) -> None:
+        """Lets checkpoints give way to newer ones in a full spool.
+
+        Args:
+            checkpoints: older ones.
+            files: the names that this rank's files have beside a manifest.
+        """
+        for one in checkpoints:
+            with contextlib.suppress(ValueError):
+                if one.remote_name == self._called(one.name):
+                    start = one.name.removesuffix(MANIFEST)
+                    names = [start + file for file in files] if one.shards else [one.name]
+                    self._files.may_drop_files(*map(self._name, names))
 
     def has_uploaded(self, names: Iterable[str]) -> bool:
         """Returns whether all of these files are there.
@@ -261,6 +273,11 @@ class Publisher:
         """Whether there are checkpoints in shards of which not all files are there."""
         return bool(self._uploads)
 
+    @property
+    def lost_files(self) -> int:
+        """How many files the folder in a store will never get, since the spool has no copy."""
+        return 0 if self._store is None else self._store.queue.backlog().lost
+
     def has_arrived(self) -> bool:
         """Returns whether no upload of the newest checkpoint is waited for: it is there, or never will be."""
         if self._newest is not None:
@@ -295,6 +312,7 @@ class Publisher:
         target = self._target(save.remote_name, logger)
         if state.rank == 0:
             target.delete_here(removed)
+        target.may_drop(self._kept.outdated(save.before, save.after), files)
         self._upload(save.path, files, deleted, target, state, overwrite=overwrite)
         self._withdraw(removed, deleted)
         self._kept.trim()

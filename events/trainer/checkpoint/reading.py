@@ -28,8 +28,6 @@ from .files import MANIFEST, POINTER_SUFFIX, read_pointer
 from .place import RemoteFolder, SavePlace, is_uri, local_names, newest_names, resolve_pointer, stored_names
 from .sharded import Fetch, ShardedCheckpoint
 
-__all__ = ["find_checkpoint", "read_checkpoint"]
-
 _log = logging.getLogger("events")
 
 _NONE_THERE = "none"

@@ -14,8 +14,6 @@ from events.state import State
 if TYPE_CHECKING:
     from events.timestamp import Timestamp
 
-__all__ = ["Kept", "KeptCheckpoints", "Retention", "SavedCheckpoint", "rules_of", "values_of_now"]
-
 _log = logging.getLogger("events")
 
 _REMEMBERED = 16
@@ -278,6 +276,21 @@ class KeptCheckpoints:
             [one for one in after.removed if one not in before.removed and one in now.removed],
             [one for one in after.deleted if one not in before.deleted and one in now.deleted],
         )
+
+    def outdated(self, before: Kept, after: Kept) -> list[SavedCheckpoint]:
+        """Returns those that only a rule for the newest keeps, since this save.
+
+        At first also those of earlier saves.
+
+        Args:
+            before: what was kept before it.
+            after: what was kept with it.
+        """
+        rule, part = (self.here, "local") if self.in_store.newest is None else (self.in_store, "stored")
+        rule = attrs.evolve(rule, newest=1)
+        older = getattr(before, part)
+        known = rule.surplus(older) if self.has_repeated else []
+        return [one for one in rule.surplus((*older, *getattr(after, part)[-1:])) if one not in known]
 
     def trim(self) -> None:
         """Forgets what is gone but for the last: all that earlier sessions had left is removed by now."""

@@ -35,8 +35,6 @@ from .retention import KeptCheckpoints, Retention, SavedCheckpoint, rules_of
 from .schedule import AutoInterval, AutoSchedule
 from .writing import CheckpointWriting, ShardedWriting, WholeWriting, WritingOptions
 
-__all__ = ["CheckpointCounts", "CheckpointSaver"]
-
 _log = logging.getLogger("events")
 
 _LOOK_SECONDS = 0.1
@@ -345,6 +343,11 @@ class CheckpointSaver(Callback):
     def close(self, state: State, logger: Logger) -> None:
         """Waits for the checkpoint that is being written, and hands it on; not for one in shards."""
         self._writing.close(state, logger)
+
+    @property
+    def lost_files(self) -> int:
+        """How many files a `save_folder` in a store will never get; counted while the run is open."""
+        return self._publisher.lost_files
 
     def post_close(self) -> None:
         """Ends the process that writes, gives its memory back, and unlocks the folder."""

@@ -8,10 +8,12 @@ import sys
 import pytest
 from torch.distributed import TCPStore
 
-from destinations import InMemory, RunDirectory
+from destinations import Artifacts, InMemory, RunDirectory
 from destinations.adapters.session import Session, length_of, plain_values, samples_in
 from destinations.testing import RecordingDestination
 from events import Event, RunStatus, Timestamp
+from tests.servers.stores import StoreThatFails
+from uploads.errors import TransientStoreError
 
 
 def test_nothing_is_opened_or_made_before_it_is_needed(tmp_path):
@@ -278,3 +280,22 @@ def test_the_end_of_the_program_closes_what_was_left_open(
     written = sidecar(tmp_path / "run")
     assert (written["status"], written["exception"]) == (status, exception)
     assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == 2
+
+
+def test_a_checkpoint_that_the_trainer_deleted_gives_way_in_a_full_spool(tmp_path):
+    """The newest waits for the store, as it would in the trainer's own folder."""
+    store = StoreThatFails(*[TransientStoreError("away")] * 1000)
+    artifacts = Artifacts(store, spool=tmp_path / "spool", spool_bytes=150, close_seconds=0, free_bytes=0)
+    session = Session([artifacts], raise_errors=True)
+    paths = [tmp_path / f"{name}.ckpt" for name in "ab"]
+    for index, path in enumerate(paths):
+        path.write_bytes(b"x" * 100)
+        if index:
+            paths[0].unlink()
+        session.upload_checkpoint(path, tmp_path)
+
+    waiting = artifacts.queue.backlog()
+    session.close()
+
+    assert [name.rpartition("/")[2] for name in waiting.remaining] == ["b.ckpt"]
+    assert (waiting.dropped, waiting.failures) == (1, ())

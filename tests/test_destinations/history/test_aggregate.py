@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from destinations.history.aggregate import Aggregate
 from destinations.history.metric_summary import MetricSummary
+from destinations.history.rows import MetricRow
 from destinations.run_directory.blocks import block_of_rows
 from destinations.run_directory.layout import strict_json
-from destinations.run_directory.reader import MetricRow
 
 NAMES = ("a", "b", "c")
 steps = st.one_of(st.none(), st.integers(-3, 3), st.just(2**63 - 1), st.just(-(2**63) + 1))

@@ -7,6 +7,7 @@ import pytest
 
 from destinations.history.row_chain import ALL, Keep, RowChain, RowPlace, SealedPart, drops
 from destinations.run_directory import RunDirectory, read_rows
+from destinations.runs import Run as Opened
 from events import Run
 
 
@@ -29,7 +30,7 @@ def test_places_and_limits_say_which_rows_count():
     kept = [(one.number, keep) for one, keep in chain.kept(chain.before)]
     left = {session: [(one.number, keep) for one, keep in parts] for session, parts in chain.left()}
     limit = (7, None)
-    assert kept == [(1, Keep(None, (limit,))), (2, Keep(5, (limit,))), (3, Keep(None, (limit,)))]
+    assert kept == [(1, Keep(None, limit)), (2, Keep(5, limit)), (3, Keep(None, limit))]
     assert left == {"a": kept[:2], "b": kept[2:]}
     assert [one.number for one, _ in chain.kept(RowPlace("a", 10))] == [1]
     assert [keep for _, keep in chain.kept(RowPlace("a"))] == [ALL, ALL]
@@ -76,6 +77,28 @@ def test_damaged_history_is_said_and_costs_no_part(tmp_path, caplog, damage):
         assert "a line is damaged" in caplog.text
         path.write_bytes(whole)
         assert [row.step for row in read_rows(folder)] == list(range(225))
+
+
+def test_a_history_that_was_deleted_is_no_folder_of_format_2(tmp_path, caplog):
+    """Closed parts may be of sessions that were left, so they are not all read; a writer leaves them alone."""
+    folder = tmp_path / "mine"
+    log(folder, range(200))
+    log(folder, range(100, 120), batch=100)
+    path = folder / "metrics.history.jsonl"
+    whole = path.read_bytes()
+    before = {one: one.read_bytes() for one in (folder / "parts/metrics").iterdir()}
+    path.unlink()
+
+    with pytest.raises(OSError, match="it is missing, so that nothing says which rows belong"):
+        read_rows(folder)
+    assert any("metrics.history.jsonl" in found.file for found in Opened.open(folder).verify())
+    with caplog.at_level(logging.ERROR):
+        log(folder, range(120, 125), batch=120)
+
+    assert "it is missing" in caplog.text
+    assert {one: one.read_bytes() for one in before} == before
+    path.write_bytes(whole)
+    assert [row.step for row in read_rows(folder)] == list(range(125))
 
 
 def test_history_that_is_shorter_than_its_position_is_no_empty_one(tmp_path):

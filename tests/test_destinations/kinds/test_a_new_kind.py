@@ -156,7 +156,7 @@ def test_a_destination_that_does_not_know_it_is_spared(written, tmp_path):
     report = replay(written.run, Functions())
 
     assert seen == []
-    assert report.unsupported["molecule"] == 2
+    assert report.left_out["molecule"] == 2
 
 
 def test_the_page_shows_it(written, tmp_path):

@@ -6,11 +6,12 @@ import shutil
 import numpy as np
 import pytest
 
-from destinations.run_directory.reader import read_series
+from destinations.history.snapshot import read_series
 from destinations.run_directory.stored_run import StoredRun
 from destinations.runs import Run
 from destinations.runs.index.bucket import BucketCopy
 from tests.test_destinations.run_directory.test_mirror import Mirrored, fetched
+from tests.test_destinations.runs.written import Written
 from uploads import open_store
 
 
@@ -141,6 +142,36 @@ def test_a_deleted_run_that_nobody_begins_anew_is_gone(tmp_path):
     run.close()
 
 
+@pytest.mark.parametrize("place", ["run", "."])
+def test_a_reader_that_lists_between_the_two_keeps_nothing_of_the_old_run(tmp_path, place):
+    """The new one has said that it writes there, and has sent nothing yet."""
+    store, other = tmp_path / "store" / place, tmp_path / "other"
+    old = Mirrored(tmp_path / "one" / "run", store)
+    old.logger.log_traces({"sample": 7})
+    old.log({"loss": 1.0}, 0)
+    old.stop_sending()
+    copy = BucketCopy(open_store(str(tmp_path / "store")), tmp_path / "copy")
+    copy.refresh()
+    copy.bring(tmp_path / "copy" / place)
+    assert Run.open(tmp_path / "copy" / place).traces()
+    shutil.rmtree(store)
+    write(tmp_path / "two" / "run", other, 30.0)
+
+    claimed = store / "live" / "rank0" / "0001"
+    claimed.mkdir(parents=True)
+    shutil.copy(other / "live" / "rank0" / "0001" / "session.json", claimed)
+    copy.refresh(at_once=True)
+    shutil.copytree(other, store, dirs_exist_ok=True)
+    copy.refresh(at_once=True)
+    copy.bring(tmp_path / "copy" / place)
+
+    run = Run.open(tmp_path / "copy" / place)
+    assert run.traces() == []
+    assert run.series("loss").value.tolist() == [30.0, 31.0, 32.0]
+    old.mirror.finish = lambda *_: old.queue.close(0.0)
+    old.close()
+
+
 def test_a_named_writer_keeps_its_old_rows_aside(tmp_path, caplog):
     """Its folder here is of a run that is not in the store any more."""
     store, folder = tmp_path / "store", tmp_path / "machine" / "run"
@@ -159,3 +190,17 @@ def test_a_named_writer_keeps_its_old_rows_aside(tmp_path, caplog):
     assert read_series(folder / "writers" / "eval.aside-1", "loss") == [
         (step, 20.0 + step) for step in range(3)
     ]
+
+
+def test_a_named_writer_of_a_run_without_a_folder_sends_no_row_of_the_deleted_one(tmp_path, monkeypatch):
+    """The folder that stands for the run on this machine has no name by which it is known as a writer's."""
+    store = tmp_path / "store"
+    for value in (10.0, 20.0):
+        for machine, options in ((f"trainer-{value}", {}), ("machine", {"writer": "eval"})):
+            monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / machine))
+            with Written(f"{store.as_uri()}/run", **options) as run:
+                run.log({"loss": value}, 0)
+                run.flush()
+        values, _ = read(BucketCopy(open_store(str(store)), tmp_path / f"copy-{value}"))
+        assert values == {"": [value], "eval": [value]}
+        shutil.rmtree(store)

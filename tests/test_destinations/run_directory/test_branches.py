@@ -263,3 +263,25 @@ def test_folder_of_an_earlier_version_is_continued(tmp_path):
     second.close()
 
     assert steps_of(folder) == [1, 2]
+
+
+def test_a_branch_has_the_rows_of_named_writers(tmp_path):
+    """They follow no session of the trainer: each branch has all of them, as the run does."""
+    folder = tmp_path / "mine"
+    first = Session(folder)
+    at_2 = first.log(1, 2)
+    first.run.log_metrics({"loss": 3.0}, step=3)
+    first.close()
+    with Run(RunDirectory(folder, writer="eval"), run_name="mine") as run:
+        run.log_metrics({"accuracy": 0.5}, step=3)
+        run.log_text("half", "note", step=3)
+    Session(folder, at_2, 3).close()
+
+    (branch,) = Opened.open(folder).branches()
+
+    assert branch.writers == ["eval"]
+    assert branch.series("accuracy").value.tolist() == [0.5]
+    assert branch.series("loss").value.tolist() == [3.0]
+    assert branch.metric_names() == ["loss", "accuracy"]
+    assert branch.summary["accuracy"].last == 0.5
+    assert "half" in [one.text for one in branch.texts("note")]

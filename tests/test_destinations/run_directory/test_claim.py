@@ -6,10 +6,10 @@ import shutil
 
 import pytest
 
+from destinations.history.snapshot import read_series
 from destinations.run_directory import mirror as mirror_module
 from destinations.run_directory.claim import Claim
 from destinations.run_directory.folder import RunInUseError
-from destinations.run_directory.reader import read_series
 from destinations.run_directory.stored_run import session_text
 from events import Run
 from tests.test_destinations.run_directory.test_mirror import (

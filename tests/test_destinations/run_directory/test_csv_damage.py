@@ -7,9 +7,9 @@ import shutil
 import pytest
 
 from destinations.cli import main
+from destinations.history.snapshot import last_rows
 from destinations.history.sums import read_sums
 from destinations.run_directory import read_rows
-from destinations.run_directory.reader import last_rows
 from destinations.runs import Run, open_runs
 from destinations.runs.content.series import run_blocks
 from destinations.runs.content.sources import ReadPosition, items_of

@@ -337,3 +337,39 @@ def test_fork_in_a_store_has_the_rows_of_a_parent_beside_it(digits, tmp_path):
         assert fork.series("loss").value.tolist() == [4.0, 3.0, 0.5]
         assert [one.text for one in fork.texts()] == ["text 0", "text 1"]
         assert str(fork.parent) == "digits at ba2"
+
+
+def add(folder, writer, steps):
+    """Logs a metric and a text at some steps."""
+    with Run(RunDirectory(folder, writer=writer, if_exists="resume"), run_name="mine") as run:
+        for step in steps:
+            run.log_metrics({"accuracy" if writer else "loss": float(step)}, step=step)
+            run.log_text(f"step {step}", "note" if writer else "own", step=step)
+
+
+@pytest.mark.parametrize(("place", "shown"), [("@3", [0, 1, 2]), ("", [0, 1, 2, 3, 4])])
+def test_a_fork_has_what_named_writers_of_its_parent_logged_by_then(tmp_path, place, shown):
+    """A writer of that name adds to it, and one that the fork has not is the parent's alone."""
+    add(tmp_path / "parent", None, range(5))
+    add(tmp_path / "parent", "eval", range(5))
+    add(tmp_path / "parent", "probe", range(5))
+    with Run(
+        RunDirectory(tmp_path / "fork", fork_from=f"{tmp_path / 'parent'}{place}"), run_name="fork"
+    ) as run:
+        run.log_metrics({"loss": 9.0}, step=9)
+    add(tmp_path / "fork", "eval", [7])
+
+    fork = Opened.open(tmp_path / "fork")
+    found = fork.series("accuracy", writer="eval")
+
+    assert fork.series("loss").step.tolist() == [*shown, 9]
+    assert found.step.tolist() == [*shown, 7]
+    assert fork.series("accuracy", writer="probe").step.tolist() == shown
+    assert fork.series("accuracy").step.tolist() == sorted([*shown, *shown, 7])
+    assert sorted(one.step for one in fork.texts("note")) == sorted([*shown, *shown, 7])
+    assert [
+        row.step for row in itertools.islice(fork.follow(until_end=True), 99) if row.writer == "probe"
+    ] == shown
+    assert fork.writers == ["eval"]
+    assert not fork.problems()
+    assert not list(fork.verify())

@@ -7,18 +7,20 @@ import os
 import random
 import shutil
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from destinations import RunDirectory
+from destinations.history.snapshot import damage_of_parts, read_series
+from destinations.run_directory import documents
 from destinations.run_directory.claim import Claim
 from destinations.run_directory.folder import RunExistsError, RunInUseError, RunPathError
 from destinations.run_directory.layout import PARTS_OF_A_SESSION
 from destinations.run_directory.mirror import Mirror
 from destinations.run_directory.pieces import PieceError
 from destinations.run_directory.place import local_folder
-from destinations.run_directory.reader import damage_of_parts, read_series
 from destinations.run_directory.stored_run import StoredRun, session_text
 from destinations.runs import Run as RunReader
 from destinations.runs.content.sources import branches_of
@@ -125,12 +127,27 @@ def test_at_the_end_the_store_has_the_same_plain_files(tmp_path):
         run.flush()
         run.wait_for_environment()
 
-    assert files_of(tmp_path / "store") == files_of(tmp_path / "run")
+    there, here = files_of(tmp_path / "store"), files_of(tmp_path / "run")
+    assert sorted(there) == sorted(here)
+    assert there == here
     assert len(pieces_of(tmp_path / "store")) == 1
     assert (
         files_of(fetched(tmp_path / "store", tmp_path / "copy")).items() <= files_of(tmp_path / "run").items()
     )
     assert read_series(tmp_path / "copy", "loss") == read_series(tmp_path / "run", "loss")
+
+
+def test_what_a_session_was_given_is_sent_whatever_its_id(tmp_path, monkeypatch):
+    """One in some 300 ids has digits alone, as the number of a rank has."""
+    digits = SimpleNamespace(hex="481205637754" * 3)
+    monkeypatch.setattr(documents, "uuid", SimpleNamespace(uuid4=lambda: digits))
+    with Mirrored(tmp_path / "run", tmp_path / "store") as run:
+        run.logger.log_hyperparameters({"lr": 0.1})
+        run.flush()
+        run.wait_for_environment()
+
+    sent = sorted(path.name for path in (tmp_path / "store" / "sessions").iterdir())
+    assert sent == [f"0001-481205637754.{name}" for name in ("environment.json", "hparams.yaml")]
 
 
 def test_rows_are_there_while_the_run_is_written(tmp_path):
@@ -411,6 +428,26 @@ def test_a_branch_of_several_parts_is_whole(tmp_path):
     assert branches == [[(step, float(step)) for step in steps] for steps in (range(20, 30), range(30, 60))]
     expected = [*((step, float(step)) for step in range(20)), (20, 20.5)]
     assert read_series(tmp_path / "cache", "loss") == expected
+
+
+def test_what_a_killed_session_left_is_no_branch_of_what_its_own_machine_continued(tmp_path):
+    """Its pieces are still there if the next session was killed before it could delete them."""
+    for step in range(2):
+        killed = Mirrored(tmp_path / "one" / "run", tmp_path / "store", if_exists="resume")
+        killed.queue.delete = lambda *_, **__: None
+        killed.log({"loss": float(step)}, step)
+        killed.send()
+        killed.mirror.finish = lambda *_, queue=killed.queue: queue.close(0.0)
+        killed.close()
+    with Mirrored(tmp_path / "two" / "run", tmp_path / "store", if_exists="resume") as last:
+        last.log({"loss": 2.0}, 2)
+    run = StoredRun(open_store(str(tmp_path / "store")), "", tmp_path / "copy")
+    run.look()
+    run.fetch()
+
+    assert sorted(number for number, one in run.sessions.items() if one.pieces) == [1, 2, 3]
+    assert run.branches() == []
+    assert read_series(tmp_path / "copy", "loss") == [(0, 0.0), (1, 1.0), (2, 2.0)]
 
 
 def test_a_run_that_another_machine_writes_is_refused(tmp_path):

@@ -13,17 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet as pq
 
+from destinations.history.csv_file import CsvSnapshot
+from destinations.history.rows import MetricRow, parse_rows
+from destinations.history.sealed import ParquetSnapshot
 from destinations.run_directory import parquet
 from destinations.run_directory.blocks import block_of_rows, blocks_of
 from destinations.run_directory.layout import header_line, number_of_int, parse_header
 from destinations.run_directory.parquet import ParquetRows
 from destinations.run_directory.part_index import PartIndex
-from destinations.run_directory.reader import (
-    CsvSnapshot,
-    MetricRow,
-    ParquetSnapshot,
-    parse_rows,
-)
 from tests.effort import times
 from tests.hostile.fuzzing import fuzz
 

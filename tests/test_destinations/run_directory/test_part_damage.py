@@ -8,9 +8,9 @@ import shutil
 import pytest
 from pyarrow.parquet import ParquetFile
 
+from destinations.history.snapshot import last_rows, take_snapshot
 from destinations.run_directory import read_rows
 from destinations.run_directory.layout import part_path, parts_path
-from destinations.run_directory.reader import last_rows, take_snapshot
 from destinations.runs import Run
 from destinations.runs.content.follow import Follower
 from destinations.runs.content.series import run_blocks

@@ -18,6 +18,9 @@ import pytest
 
 from destinations import RunDirectory
 from destinations.history.aggregate import MISSING_STEP, Aggregate
+from destinations.history.csv_file import CsvSnapshot
+from destinations.history.sealed import Part
+from destinations.history.snapshot import last_rows, take_snapshot
 from destinations.run_directory import read_rows
 from destinations.run_directory.blocks import block_of_rows
 from destinations.run_directory.conversion import convert_parts
@@ -27,7 +30,6 @@ from destinations.run_directory.layout import journal_path, part_numbers, part_p
 from destinations.run_directory.metrics_csv import MetricsCsv, RowFormatter
 from destinations.run_directory.parquet import ENTRY_ROWS, ParquetRows, rows_entry
 from destinations.run_directory.part_index import indexed_files
-from destinations.run_directory.reader import CsvSnapshot, Part, last_rows, take_snapshot
 from destinations.runs import open_runs
 from destinations.runs.content.follow import Follower
 from destinations.runs.content.rank_reader import RankReader

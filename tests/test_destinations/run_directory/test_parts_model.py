@@ -10,12 +10,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from destinations.history.snapshot import last_rows, take_snapshot
 from destinations.run_directory import read_rows
 from destinations.run_directory.drain import JournalDrain
 from destinations.run_directory.journal import Journal
 from destinations.run_directory.layout import column_of, journal_path, part_numbers, parts_path
 from destinations.run_directory.metrics_csv import MetricsCsv
-from destinations.run_directory.reader import last_rows, take_snapshot
 from destinations.runs.content.follow import Follower
 from destinations.runs.content.series import read_series, run_blocks
 from destinations.runs.content.sources import ReadPosition, branches_of, items_of

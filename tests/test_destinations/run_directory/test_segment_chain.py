@@ -147,6 +147,51 @@ def test_the_end_of_a_segment_is_read_without_its_beginning(tmp_path, monkeypatc
     assert len(decoded) == 4
 
 
+def test_a_reader_that_looks_again_decodes_only_new_frames(tmp_path, monkeypatch):
+    """It has all rows each time, whether the writer drained some of them meanwhile or not."""
+    one = segment(*range(1000))
+    write(tmp_path, s1=one)
+    known = {}
+    journal_records(tmp_path, START, known)
+    segment_path(tmp_path, 1).write_bytes(one + row(1000) + bytes(4096))
+    seen = []
+    original = frames._record
+    monkeypatch.setattr(frames, "_record", lambda payload: seen.append(1) or original(payload))
+
+    every, end, _ = journal_records(tmp_path, START, known)
+    last, same_end, _ = journal_records(tmp_path, (1, len(one)), known)
+
+    assert [[record.step for record in found] for found in (every, last)] == [[*range(1001)], [1000]]
+    assert end == same_end == (1, len(one) + len(row(1000)))
+    # The first frame of a segment says what it follows.
+    assert len(seen) == 1 + 1
+
+
+def test_another_segment_of_the_same_name_is_decoded_anew(tmp_path):
+    """A run folder that was deleted and begun again has segments of the same numbers."""
+    known = {}
+    write(tmp_path, s1=segment(1, 2, 3))
+    journal_records(tmp_path, START, known)
+    write(tmp_path, s1=segment(4, 5))
+
+    records, _, _ = journal_records(tmp_path, START, known)
+
+    assert [record.step for record in records] == [4, 5]
+
+
+def test_few_decoded_segments_are_kept(tmp_path):
+    """A reader of a journal that is not drained for long decodes old segments again instead."""
+    write(tmp_path, **{f"s{number}": segment(number) for number in range(1, 50)})
+    known = {}
+
+    found = [len(journal_records(tmp_path, START, known)[0]) for _ in range(2)]
+
+    assert found == [97, 97]
+    assert sorted(known) == [*range(18, 50)]
+    journal_records(tmp_path, (40, len(MAGIC)), known)
+    assert sorted(known) == [*range(40, 50)]
+
+
 def test_the_extent_of_a_journal_changes_with_each_row(tmp_path):
     """Without reading the rows, and without keeping a file open; it is the same for any place before."""
     one = segment(1, 2)

@@ -4,12 +4,12 @@ import os
 
 import pytest
 
-from destinations.run_directory import reader as module
+from destinations.history import snapshot as module
+from destinations.history.snapshot import read_series
 from destinations.run_directory.drain import JournalDrain
 from destinations.run_directory.journal import Journal
 from destinations.run_directory.layout import POSITION, Position, journal_path, segment_paths
 from destinations.run_directory.metrics_csv import MetricsCsv
-from destinations.run_directory.reader import read_series
 from events import State
 
 

@@ -44,9 +44,9 @@ def test_prints_each_batch_under_its_header():
     ]
 
 
-@pytest.mark.parametrize("interval", [1, 2, 3])
+@pytest.mark.parametrize("interval", [1, 3])
 @pytest.mark.parametrize("interval_unit", ["ba", "ep"])
-@pytest.mark.parametrize("length", [8, 9, 10, 11])
+@pytest.mark.parametrize("length", [9, 10])
 @pytest.mark.parametrize("length_unit", ["ba", "ep"])
 def test_prints_the_first_every_nth_and_the_rest(interval, interval_unit, length, length_unit):
     """Blocks come after the first batch or epoch, after each multiple, and at the end of fit for what is left over."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from destinations import TensorBoard
-from destinations.trackers.tensorboard.event_file import records
+from destinations.trackers.event_file import records
 from destinations.trackers.tracker import Tracker
 
 PAGE = (Path(__file__).parents[3] / "docs" / "trackers.md").read_text(encoding="utf-8")

@@ -27,7 +27,7 @@ from PIL import Image
 from destinations import MLflow
 from destinations.testing import DestinationContract, DryRun
 from destinations.testing.samples import WEIRD_NAMES
-from destinations.trackers.mlflow.values import artifact_key, batches, entity_key, is_transient
+from destinations.trackers.mlflow import artifact_key, batches, entity_key, is_transient
 from destinations.trackers.names import Names
 from events import Run
 
@@ -553,19 +553,18 @@ def test_the_monitor_of_the_machine_runs_along(sqlite_uri, tmp_path, monkeypatch
     # It ends when it is told to, and does not write to the store at the same time as we do: SQLite takes one
     # writer.
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", str(SERVER_SECONDS))
-    before = set(threading.enumerate())
     destination = make(sqlite_uri, tmp_path, log_system_metrics=True)
     run = DryRun(destination)
     run.init()
     run.fit()
 
     has_started = destination._feed.flush(SERVER_SECONDS)
-    named = {thread.name for thread in threading.enumerate()}
+    monitors = [thread for thread in threading.enumerate() if thread.name == "SystemMetricsMonitor"]
     run.close()
 
     assert has_started
-    assert "SystemMetricsMonitor" in named
-    assert set(threading.enumerate()) <= before
+    assert len(monitors) == 1
+    assert not monitors[0].is_alive()
     assert destination.counts.errors == {}
 
 

@@ -21,8 +21,8 @@ from PIL import Image
 from destinations import TensorBoard
 from destinations.background import RetryLaterError
 from destinations.testing import DestinationContract, DryRun, RecordingDestination
-from destinations.trackers.tensorboard.event_file import new_event_file, records
-from destinations.trackers.tensorboard.sink import TensorBoardSink
+from destinations.trackers.event_file import new_event_file, records
+from destinations.trackers.tensorboard import TensorBoardSink
 from events import Aggregation, MonitorEvent, Run, Stat, Timestamp, monitor
 
 SECONDS = 60.0
@@ -31,7 +31,7 @@ SECONDS = 60.0
 @pytest.fixture(scope="module", autouse=True)
 def package():
     """Imports what the first lane would import, which takes a part of the time that a close may take."""
-    for name in ("tensorboard.summary.writer.record_writer", "destinations.trackers.tensorboard.summaries"):
+    for name in ("tensorboard.summary.writer.record_writer", "destinations.trackers.tensorboard_summaries"):
         importlib.import_module(name)
 
 

@@ -462,22 +462,6 @@ def test_close_has_a_deadline(caplog):
     assert [call[0] for call in sink.calls] == ["open", "metrics", "close"]
 
 
-def test_a_thread_that_was_given_up_can_be_waited_for():
-    """Where what it hung on is gone; and where it is not, for the time that was given, and no longer."""
-    tracker, sink, run = hanging_run(close_seconds=0.05)
-    feed, thread = tracker._feed, tracker._feed._lane._thread
-    run.close()
-
-    feed.wait_for_end(0.01)
-    hung = thread.is_alive()
-    sink.may_go_on.set()
-    feed.wait_for_end(SECONDS)
-
-    assert hung
-    assert not thread.is_alive()
-    assert feed.counts.dropped_records == len(["end", "flush"])
-
-
 def test_a_second_run_has_nothing_to_do_with_a_sink_that_hangs():
     """The run after it gets what is its own."""
     tracker, sink, run = hanging_run(close_seconds=0.05)

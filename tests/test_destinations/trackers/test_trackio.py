@@ -151,7 +151,7 @@ SENDING = """
                 run.log_metrics({"loss": step / 2}, step=step)
         for again in (False, False, True):
             report = send(FolderRun.open(folder / "run"), "trackio:project", cache=folder / "cache", again=again)
-            print(report.rows, report.failed)
+            print(report.rows, report.failures)
 """
 
 

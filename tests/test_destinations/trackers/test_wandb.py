@@ -17,6 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 
@@ -26,7 +27,7 @@ from destinations.runs.send import send
 from destinations.testing import DestinationContract, DryRun
 from destinations.testing.samples import WEIRD_NAMES, every_kind_of_record
 from destinations.trackers.names import Names
-from destinations.trackers.wandb.values import artifact_name, few_bins, media_key, metric_key
+from destinations.trackers.wandb import artifact_name, few_bins, media_key, metric_key
 from events import Run
 
 pytestmark = [
@@ -615,11 +616,10 @@ def test_it_is_not_the_global_run(tmp_path):
 # What it does to the process.
 
 ALONE = """
-import sys, threading
+import sys
 import psutil
 from destinations import WandB
 from destinations.testing import DryRun
-hooks, before = (sys.exit, sys.excepthook), set(threading.enumerate())
 settings = {"x_disable_stats": True}
 destination = WandB("p", mode="offline", dir=sys.argv[1], init_kwargs={"settings": settings}, close_seconds=300)
 assert "wandb" not in sys.modules
@@ -628,14 +628,13 @@ run.init()
 run.fit()
 run.logger.flush()
 run.close()
-assert (sys.exit, sys.excepthook) == hooks
-assert [one.name for one in threading.enumerate() if one not in before] == []
-print(destination.counts.written_rows, destination.counts.errors, psutil.Process().children())
+print(destination.counts.written_rows, destination.counts.errors)
+print(*(one.pid for one in psutil.Process().children()))
 """
 
 
-def test_alone_it_ends_what_it_started_and_calls_no_other(tmp_path):
-    """No service, thread or hook is left, nothing is asked of the network, and secrets of the command line are not noted."""
+def test_w_and_bs_own_process_ends_with_the_program(tmp_path):
+    """Nothing is asked of the network or printed, and secrets of the command line are not noted."""
     with socket.create_server(("127.0.0.1", 0)) as proxy:
         proxy.settimeout(0.0)
         address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
@@ -658,54 +657,34 @@ def test_alone_it_ends_what_it_started_and_calls_no_other(tmp_path):
 
     # On stderr, others than W&B and we may have something to say: a package that is compiled, or is to be
     # gone one day.
-    assert (done.returncode, done.stdout) == (0, "6 {} []\n"), done.stderr
+    counts, processes = done.stdout.splitlines()
+    assert (done.returncode, counts) == (0, "6 {}"), done.stderr
+    assert [pid for pid in processes.split() if psutil.pid_exists(int(pid))] == []
     assert re.findall(r"(?m)^(?:wandb|WandB|Traceback)\b.*", done.stderr) == []
     assert [
         str(path) for path in tmp_path.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()
     ] == []
 
 
-HANGS = """
-import os, signal, subprocess, sys, threading, time
-import wandb
-from destinations import WandB
-from destinations.testing import DryRun
-destination = WandB("p", mode="offline", dir=sys.argv[1], close_seconds=0.5)
-run = DryRun(destination)
-run.init()
-run.logger.log_metrics({"a": 1.0}, step=0)
-assert destination._feed.flush(300)
-from wandb.sdk import wandb_setup
-process = wandb_setup._singleton._connection._proc._process
-os.kill(process.pid, signal.SIGSTOP)
-for step in range(100):
-    run.logger.log_metrics({"a": 1.0}, step=step)
-run.logger.log_text("text", "text")
-run.close()
-print(process.poll())
-"""
+def test_a_run_that_does_not_finish_in_time_says_how_to_upload_it(tmp_path, monkeypatch, caplog):
+    """The run folder of W&B is named, and the error counted."""
+    destination = make(tmp_path, run_id="mine")
+    run = DryRun(destination)
+    run.init()
+    run.logger.log_metrics({"a": 1.0}, step=0)
+    assert destination._feed.flush(SERVICE_SECONDS)
+    theirs = destination.run
 
+    def finish(**_):
+        raise TimeoutError("Timed out finishing run.")
 
-def test_a_service_that_hangs_is_not_waited_for(tmp_path):
-    """Training, close and the end of the interpreter continue; the service is killed, and what to do is said."""
-    environment = {
-        **os.environ,
-        **{f"WANDB_{name}_DIR": str(tmp_path / name) for name in ("DATA", "CACHE", "CONFIG")},
-        **WANDB,
-    }
-    environment.pop("WANDB_SERVICE", None)
+    with monkeypatch.context() as patch:
+        patch.setattr(theirs, "finish", finish)
+        run.close()
+    theirs.finish()
 
-    done = subprocess.run(
-        [sys.executable, "-c", HANGS, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=SERVICE_SECONDS,
-        env=environment,
-    )
-
-    assert (done.returncode, done.stdout) == (0, "-9\n"), done.stderr
-    assert "upload it with `wandb sync`" in done.stderr
+    assert destination.counts.errors == {"close: TimeoutError": 1}
+    assert f"Its data is in {theirs.settings.sync_dir}; upload it with `wandb sync`" in caplog.text
 
 
 # Arguments and names.
@@ -824,7 +803,7 @@ def test_a_run_folder_that_is_sent(tmp_path, monkeypatch):
     (path,) = files_of(tmp_path)
     second = send(folder, "wandb:tests", cache=tmp_path / "cache")
 
-    assert (first.failed, first.missing, first.rows, first.is_over) == ([], [], 5, True)
+    assert (first.failures, first.missing, first.rows, first.is_over) == ([], [], 5, True)
     assert (second.rows, second.values, dict(second.records)) == (0, 0, {})
     assert files_of(tmp_path) == [path]
     (about,) = records_of(path, "run")[:1]

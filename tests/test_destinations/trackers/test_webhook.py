@@ -11,9 +11,12 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from destinations import Slack, Webhook
+from destinations import Artifacts, Slack, Webhook
 from destinations.testing import DestinationContract, DryRun
-from destinations.trackers.webhook import DeliveryError, HttpRetry, JsonPost, Notice
+from destinations.trackers.webhook import Alerts, DeliveryError, HttpRetry, JsonPost, Notice, slack_text
+from events import Run
+from tests.servers.stores import StoreThatWaits
+from tests.waiting import until
 
 PATIENCE_SECONDS = 60
 AT_ONCE = HttpRetry(attempts=4, first_seconds=0.0, timeout_seconds=PATIENCE_SECONDS)
@@ -175,6 +178,7 @@ def test_a_completed_run_is_reported_once(server):
             "metrics": {"loss/train": 0.5},
             "exception": None,
             "traceback": None,
+            "message": None,
         }
     ]
     assert (webhook.counts.accepted, webhook.counts.done) == (1, 1)
@@ -527,3 +531,46 @@ def test_a_copy_knows_what_the_original_knew(server):
 def text_of(notice: Notice) -> str:
     """Returns a text; at the top of the module, so that it can be pickled."""
     return f"{notice.event} of {notice.run_name}"
+
+
+def test_an_outage_and_its_end_are_reported(server, tmp_path):
+    """Once each, with what waits and where; so are a spool that fills and a run that is silent."""
+    gate = threading.Event()
+    artifacts = Artifacts(
+        StoreThatWaits(gate), spool=tmp_path / "spool", spool_bytes=105, free_bytes=0, close_seconds=0
+    )
+    alerts = Alerts(away_seconds=0, full_share=0.9, silent_seconds=0, look_seconds=0.01)
+    (tmp_path / "file").write_bytes(b"x" * 100)
+    try:
+        with Run(loggers=[artifacts, make_webhook(server.url, events=(), alerts=alerts)]) as run:
+            run.upload_file("file", tmp_path / "file")
+            until(lambda: len(server.documents) == 3)
+            gate.set()
+            until(lambda: len(server.documents) == 4)
+    finally:
+        gate.set()
+
+    found = {one["event"]: one["message"] for one in server.documents}
+    assert found.keys() == {"uploads_away", "uploads_back", "spool_nearly_full", "run_silent"}
+    assert list(found)[-1] == "uploads_back"
+    assert f"waiting in {tmp_path / 'spool'}: 1 file, 0 MB" in found["uploads_away"]
+    assert found["run_silent"].startswith("no batch has ended for 0 min")
+
+
+def test_a_run_that_is_well_reports_nothing(server, tmp_path):
+    """The thread looks, and a last time at the end."""
+    artifacts = Artifacts(tmp_path / "store", spool=tmp_path / "spool", free_bytes=0)
+    (tmp_path / "file").write_bytes(b"x" * 100)
+    webhook = make_webhook(server.url, events=(), alerts=Alerts(look_seconds=0.01))
+    with Run(loggers=[artifacts, webhook]) as run:
+        run.upload_file("file", tmp_path / "file")
+        artifacts.queue.drain(PATIENCE_SECONDS)
+
+    assert server.documents == []
+
+
+def test_slack_says_an_alert_in_words():
+    """What was found follows the state of the run."""
+    notice = Notice("uploads_away", "digits", 0, 1, "running", 0.0, 61.0, 1, 20, {}, message="3 files wait")
+
+    assert slack_text(notice) == "*digits*: the store is away\n1 min 1 s, epoch 1, batch 20\n3 files wait"

@@ -19,7 +19,7 @@ from uploads.handle import Outcome
 from uploads.spool.entry import Entry
 from uploads.spool.spool import Spool
 
-LIMIT_SECONDS = 60
+LIMIT_SECONDS = 600
 HUGE_BYTES = 1 << 40
 CONTENTS = {"victim": b"victim", "failed": b"failed", "moved": b"moved", "later": b"later"}
 PLACES = ["tmp", "pending", "inflight", "done", "failed", "failed/corrupt"]

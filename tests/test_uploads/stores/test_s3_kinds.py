@@ -448,6 +448,16 @@ def test_an_empty_answer_is_no_empty_bucket(proxy, at_proxy, moto, prefix, make_
     assert (moto.open_uploads(prefix), notes.exists()) == (1, True)
 
 
+@pytest.mark.parametrize("keys", ["", "<IsTruncated>false</IsTruncated><KeyCount>2</KeyCount>"])
+def test_an_answer_without_its_listing_is_no_empty_listing(proxy, at_proxy, keys):
+    """Though it is the store's: a connection that is cut or damaged on the way leaves status and headers."""
+    page = keys and f"<ListBucketResult>{keys}</ListBucketResult>"
+    proxy.plan = lambda request: Answer(200, "", (("x-amz-request-id", "1"),), page=page.encode())
+
+    with pytest.raises(TransientStoreError, match=r"no listing|lacks some of its 2 names"):
+        list(open_store(at_proxy).list())
+
+
 @pytest.mark.parametrize(
     ("status", "code"), [(301, "PermanentRedirect"), (307, "TemporaryRedirect"), (302, "Found"), (308, "")]
 )

@@ -19,6 +19,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from tests.servers.s3_servers import refusing_port
 from tests.servers.sshd import over_ssh
 from tests.servers.stores import MemoryStore
+from tests.waiting import open_files
 from uploads import (
     LocalStore,
     StoreLocation,
@@ -156,8 +157,7 @@ class TestLocalStore:
                     list(store.get(name))
             store.delete("a/b/none")
 
-        links = (link for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
-        assert [path for path in map(os.readlink, links) if path.startswith(str(tmp_path))] == []
+        assert [path for path in open_files() if path.startswith(str(tmp_path))] == []
 
     def test_a_folder_is_swept_once(self, tmp_path, make_file, monkeypatch):
         """It may have many files: later puts do not read it."""

@@ -24,6 +24,7 @@ from uploads.messages import parse_retry_after
 from uploads.redaction import redact
 
 __all__ = [
+    "check_names",
     "check_page",
     "check_removed",
     "check_sender",
@@ -151,6 +152,15 @@ def check_page(what: str, answer: dict[str, Any]) -> None:
     """Raises StoreError for a page of a listing that no S3 server sent: it is not an empty one."""
     if "IsTruncated" not in answer:
         check_sender(what, answer)
+
+
+def check_names(what: str, answer: dict[str, Any]) -> None:
+    """Raises StoreError for a page of names that was damaged on its way: it is not an empty one."""
+    check_page(what, answer)
+    if "IsTruncated" not in answer:
+        raise TransientStoreError(f"{what}: the answer is no listing.")
+    if answer.get("KeyCount", 0) > len(answer.get("Contents", ())):
+        raise TransientStoreError(f"{what}: the answer lacks some of its {answer['KeyCount']} names.")
 
 
 def required(what: str, answer: dict[str, Any], field: str) -> Any:

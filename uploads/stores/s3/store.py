@@ -28,7 +28,7 @@ from uploads.stores.create_only import CreateOnlySupport
 from uploads.stores.store import Body, RemoteObject, Store, can_match, check_version, noted_crc32
 from uploads.stores.uri import StoreLocation, compose_uri
 
-from .errors import check_page, check_removed, check_sender, code_of, required, translated
+from .errors import check_names, check_removed, check_sender, code_of, required, translated
 from .options import S3Options
 from .parts import PartsUpload, abandon_parts, part_bytes_for
 from .requests import Checksum, Requests, whole_crc32
@@ -324,7 +324,7 @@ class S3Store:
         )
         with translated(f"list {start}{prefix}"):
             for page in pages:
-                check_page(f"list {start}{prefix}", page)
+                check_names(f"list {start}{prefix}", page)
                 for item in page.get("Contents", ()):
                     yield RemoteObject(
                         item["Key"].removeprefix(start), item["Size"], version=item.get("ETag") or None

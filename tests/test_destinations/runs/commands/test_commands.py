@@ -23,7 +23,6 @@ from destinations.run_directory import read_rows
 from destinations.runs import Run, open_runs
 from destinations.runs.commands import _Runner
 from destinations.runs.commands.screen import NOTHING, CommandContext, Screen
-from destinations.runs.send import send
 from events import Run as WritingRun
 from tests.test_destinations.runs.folders import write_lightning
 from tests.test_destinations.runs.folders import write_run as write_folder
@@ -1098,7 +1097,7 @@ def test_send_takes_several_runs(runs, root, tmp_path):
     both = runs("send", "alpha", "--all", *to)
     every = runs("send", "--all", "--to", f"run:{tmp_path / 'all'}")
 
-    assert (named[0], "id-beta to" in named[1], named[2].startswith("alpha: ")) == (1, True, True)
+    assert (named[0], "id-beta to" in named[1], named[2].startswith("id-alpha: ")) == (3, True, True)
     assert [one["run_id"] for one in json.loads(filtered[1])] == ["id-beta"]
     assert (neither[0], both[0]) == (2, 2)
     assert neither[2] == "give run names, or --where, --tag and --status, or --all.\n"
@@ -1107,7 +1106,7 @@ def test_send_takes_several_runs(runs, root, tmp_path):
 
 
 def test_send_tells_what_did_not_arrive(runs, root, tmp_path):
-    """A file that is gone is a message; what is refused is exit code 1."""
+    """A file that is gone is a message; what is refused is exit code 3."""
     (root / "alpha/artifacts/weights.bin").unlink()
     gone = runs("send", "alpha", "--to", f"run:{tmp_path / 'to'}")
     (root / "beta/media.jsonl").write_text(
@@ -1118,15 +1117,15 @@ def test_send_tells_what_did_not_arrive(runs, root, tmp_path):
 
     assert gone[0] == 0
     assert gone[2] == "file 'artifacts/weights.bin' of a record is not in the folder of its run.\n"
-    assert refused[0] == 1
-    assert refused[2].startswith("audio: RecordError: name '")
+    assert refused[0] == 3
+    assert refused[2].startswith("id-beta: audio: RecordError: name '")
 
 
 # Import.
 
 
 def test_import_copies_the_runs_of_other_loggers(runs, tmp_path):
-    """Rows, times and hyperparameters; repeated, it copies what is new, and the originals stay as they are."""
+    """Rows, times and hyperparameters; repeated, it writes what has changed, and the originals stay as they are."""
     theirs = tmp_path / "theirs"
     lightning = write_lightning(
         theirs / "version_0", csv="loss,step\r\n0.5,1\r\n0.25,2\r\n", hparams="lr: 0.125\n"
@@ -1151,6 +1150,7 @@ def test_import_copies_the_runs_of_other_loggers(runs, tmp_path):
         "values": 0,
         "records": {},
         "left_out": {},
+        "missing": [],
         "bytes_there": 0,
         "bytes_read": 0,
         "failures": 0,
@@ -1172,21 +1172,18 @@ def test_import_copies_the_runs_of_other_loggers(runs, tmp_path):
 
 
 def test_folders_of_one_name_are_imported_as_runs_of_their_own(runs, tmp_path):
-    """Lightning calls each project's first run `version_0`; a copy that an earlier version made is found."""
+    """Lightning calls each project's first run `version_0`."""
     for name, loss in (("one", 0.5), ("two", 0.25)):
         write_lightning(tmp_path / name / "lightning_logs/version_0", f"loss,step\r\n{loss},1\r\n")
-    send(open_runs(tmp_path / "one/lightning_logs")["version_0"], f"run:{tmp_path / 'earlier'}")
 
     places = [tmp_path / name / "lightning_logs" for name in ("one", "two", "one")]
     said = [runs("import", place, "--root", tmp_path / "ours")[1].split(" into ")[0] for place in places]
-    said += [runs("import", place, "--root", tmp_path / "earlier")[1].split(" into ")[0] for place in places]
 
-    assert [text.split()[1] for text in said] == ["1", "1", "0", "0", "1", "0"]
-    for root in ("ours", "earlier"):
-        with open_runs(tmp_path / root) as found:
-            losses = {run.run_id: run.series("loss").value.tolist() for run in found}
-            assert sorted(losses.values()) == [[0.25], [0.5]]
-            assert found["version_0"].series("loss").value.tolist() == [0.5]
+    assert [text.split()[1] for text in said] == ["1", "1", "0"]
+    with open_runs(tmp_path / "ours") as found:
+        losses = {run.run_id: run.series("loss").value.tolist() for run in found}
+        assert sorted(losses.values()) == [[0.25], [0.5]]
+        assert found["version_0"].series("loss").value.tolist() == [0.5]
 
 
 def test_a_run_that_cannot_be_imported_costs_itself(runs, tmp_path):
@@ -1202,7 +1199,7 @@ def test_a_run_that_cannot_be_imported_costs_itself(runs, tmp_path):
 
     assert code == 3
     assert out.startswith(f"imported 1 runs into {tmp_path / 'ours'}: 1 rows, ")
-    assert err.startswith(f"skipped run taken in {theirs / 'taken'}: ")
+    assert err.startswith("taken: [Errno 17] File exists: ")
     assert (tmp_path / "ours/taken").read_text() == "a file in its place"
 
 
@@ -1256,20 +1253,28 @@ def test_import_shows_a_bar_in_a_terminal(terminal, tmp_path):
     [
         (["nowhere"], "there is nothing at 'nowhere'"),
         (["runs"], "no runs were recognised"),
-        (["theirs", "--root", "theirs/ours"], "Choose a folder beside it"),
         (["theirs", "--root", "s3://bucket/runs"], "runs are imported into one folder"),
         (["theirs", "--root", "ours", "--root", "theirs"], "runs are imported into one folder"),
         (["history.csv", "--column", "step"], "--column must be ROLE=NAME"),
     ],
 )
 def test_import_needs_a_place_with_runs(runs, tmp_path, arguments, message):
-    """Copies are not made among the originals, from where they would be copied again."""
+    """There is nothing, nothing that is recognised, no one folder to write to, or no name of a column."""
     write_lightning(tmp_path / "theirs/version_0")
 
     code, _, err = runs("import", *arguments)
 
     assert code == 2
     assert message in err
+
+
+def test_copies_among_the_originals_are_not_imported_again(runs, tmp_path):
+    """The root may be inside of the folder that is imported."""
+    write_lightning(tmp_path / "theirs/version_0", "loss,step\r\n0.5,1\r\n")
+
+    said = [runs("import", "theirs", "--root", "theirs/ours")[1].split(":")[0] for _ in range(2)]
+
+    assert said == ["imported 1 runs into theirs/ours", "imported 0 runs into theirs/ours"]
 
 
 # Completion.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from destinations.run_directory.reader import last_rows, read_rows
+from destinations.history.snapshot import last_rows, read_rows
 from destinations.runs import Run
 from destinations.runs.content.sources import ReadPosition, items_of
 from destinations.runs.files import json_lines

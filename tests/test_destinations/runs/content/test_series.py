@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from destinations.history.rows import parse_rows
 from destinations.run_directory import blocks as blocks_module
 from destinations.run_directory import read_rows, read_series
 from destinations.run_directory.blocks import MISSING_STEP, block_of_rows, read_blocks
 from destinations.run_directory.layout import header_line, parse_header
-from destinations.run_directory.reader import parse_rows
 from destinations.runs import MetricNotFoundError, Run
 from tests.test_destinations.runs.written import Written, write_csv
 

@@ -17,9 +17,10 @@ from destinations.kinds.texts import TEXT
 from destinations.run_directory import read_rows
 from destinations.runs import Run
 from destinations.runs.content.sources import branches_of
-from destinations.runs.imports import ImportReport, SendingError, SourceError, import_runs
-from destinations.runs.imports.source import File, Logged, Restart, SourceRun, Values, unique_id
+from destinations.runs.imports import MoveReport, SendingError, SourceError, import_runs
+from destinations.runs.imports.source import unique_id
 from destinations.runs.imports.writing import Writer
+from destinations.runs.move.stream import Logged, Restart, SourceRun, Values, move
 from destinations.runs.send.targets import LEDGER
 from events import Run as WritingRun
 
@@ -35,9 +36,9 @@ def source_run(*items, **given):
 
 def write(root, *runs):
     """Writes runs; returns the report."""
-    report = ImportReport()
+    report = MoveReport()
     root.mkdir(exist_ok=True)
-    writer = Writer(root, "test", report, lambda items: None)
+    writer = Writer(root, "test", report)
     for run in runs:
         writer.write(run)
     return report
@@ -54,7 +55,7 @@ def test_a_run_has_the_facts_of_its_source(tmp_path):
     run = source_run(
         Values({"loss": 0.5}, 3, NOW + 3, epoch=1.0),
         Logged(TEXT, "words", 3, NOW + 4, {"text": "hello"}),
-        File("best{run_name}.bin", tmp_path / "{run_name}", NOW + 5),
+        Logged.file("best{run_name}.bin", tmp_path / "{run_name}", NOW + 5),
         ended_at=NOW + 9,
         status="failed",
         exception="ValueError: out of luck",
@@ -163,8 +164,7 @@ def test_an_interrupted_import_is_continued(tmp_path):
 
 KILLED = """
 import os, signal, sys
-from destinations.runs.imports import ImportReport
-from destinations.runs.imports.source import SourceRun, Values
+from destinations.runs.move.stream import MoveReport, SourceRun, Values
 from destinations.runs.imports.writing import Writer
 from pathlib import Path
 
@@ -175,7 +175,7 @@ def killed(run):
 
 root = Path(sys.argv[1])
 root.mkdir()
-Writer(root, "test", ImportReport(), lambda items: None).write(
+Writer(root, "test", MoveReport()).write(
     SourceRun("mine", "mine", "test mine", "1", killed, created_at=1.6e9)
 )
 """
@@ -207,7 +207,9 @@ def test_two_imports_at_once_write_a_run_once(tmp_path):
     def read(run):
         yield Values({"a": 1}, 0, NOW)
         namesake = source_run(Values({"a": 2}, 0, NOW), identity="test other")
-        reports.append(write(runs, source_run(Values({"a": 1}, 0, NOW)), namesake))
+        report = MoveReport()
+        move([source_run(Values({"a": 1}, 0, NOW)), namesake], Writer(runs, "test", report).write, report)
+        reports.append(report)
         yield Values({"a": 1}, 1, NOW)
 
     first = write(runs, attrs.evolve(source_run(), read=read))
@@ -220,9 +222,9 @@ def test_two_imports_at_once_write_a_run_once(tmp_path):
 
 def test_a_run_that_another_import_has_written_meanwhile_is_left_alone(tmp_path):
     """An import that knew nothing of the run when it began finds it under the folder's lock."""
-    runs, report = tmp_path / "runs", ImportReport()
+    runs, report = tmp_path / "runs", MoveReport()
     runs.mkdir()
-    late = Writer(runs, "test", report, lambda items: None)
+    late = Writer(runs, "test", report)
     write(runs, source_run(Values({"a": 1}, 0, NOW)))
 
     late.write(source_run(Values({"a": 1}, 0, NOW)))
@@ -355,8 +357,8 @@ def test_a_dry_run_reports_the_same_and_writes_nothing(tmp_path):
     (tmp_path / "table.csv").write_text("step,a,b\n0,1,x\n1,2\n")
     reports = []
     for is_dry in (True, False):
-        report = ImportReport()
-        writer = Writer(tmp_path, "test", report, lambda items: None, is_dry=is_dry)
+        report = MoveReport()
+        writer = Writer(tmp_path, "test", report, is_dry=is_dry)
         writer.write(source_run(Values({"a": 1}, 0, NOW), text))
         writer.write(lossy_run(identity="test lossy"))
         reports += [report, import_runs(tmp_path / "table.csv", tmp_path / "runs", dry_run=is_dry)]

@@ -330,7 +330,7 @@ def test_opening_runs_loads_nothing_heavy(root, cache):
         "import sys\nfrom destinations.runs import open_runs\n"
         f"with open_runs({str(root)!r}, cache={str(cache)!r}) as runs: runs.query(where='alive')\n"
         "heavy = ('torch', 'numpy', 'pandas', 'yaml', 'boto3', 'PIL', 'tqdm', 'asyncio', 'duckdb', 'pyarrow')\n"
-        "ours = ('runs.content', 'run_directory.reader')\n"
+        "ours = ('runs.content', 'history.snapshot')\n"
         "heavy += tuple('destinations.' + name for name in ours)\n"
         "print([name for name in heavy if name in sys.modules])"
     )

@@ -17,8 +17,8 @@ from destinations.run_directory import read_rows
 from destinations.runs import Run
 from destinations.runs.content.sources import branches_of
 from destinations.runs.index.edits import edit_run
+from destinations.runs.move.ledger import SentLedger
 from destinations.runs.send import SendingError, TargetError, send
-from destinations.runs.send.ledger import SentLedger
 from destinations.runs.send.replay import RecordClock, RewoundError, replay
 from destinations.testing import RecordingDestination
 from destinations.testing.samples import every_kind_of_record
@@ -129,7 +129,7 @@ def test_a_copy_is_the_run(everything, tmp_path):
     """
     report = send(everything, f"run:{tmp_path / 'copies'}", cache=tmp_path)
 
-    assert (report.failed, report.missing, dict(report.unsupported)) == ([], [], {})
+    assert (report.failures, report.missing, dict(report.left_out)) == ([], [], {})
     assert len(read_rows(everything.path)) == report.rows == 22
     assert_same_run(tmp_path / "copies" / "run", everything.path)
 
@@ -269,7 +269,7 @@ def test_a_copy_has_all_ranks(ranked, tmp_path):
     for rank in (0, 1):
         assert [row.step for row in read_rows(ranked.path, rank)] == list(range(8))
         assert repr(read_rows(copy, rank)) == repr(read_rows(ranked.path, rank))
-    assert [(one.rows, one.failed) for one in reports] == [(16, []), (0, []), (0, []), (0, [])]
+    assert [(one.rows, one.failures) for one in reports] == [(16, []), (0, []), (0, []), (0, [])]
     left = [[*map(repr, rows_left(folder))] for folder in (ranked.path, copy)]
     assert left[0] == left[1]
     assert len(left[0]) == 4
@@ -427,7 +427,7 @@ def test_what_a_destination_does_not_take_is_counted(everything):
     report = replay(everything, destination)
 
     assert report.rows == destination.rows == 22
-    assert (report.unsupported["artifact"], report.unsupported["text"], dict(report.records)) == (1, 2, {})
+    assert (report.left_out["artifact"], report.left_out["text"], dict(report.records)) == (1, 2, {})
 
 
 def test_what_a_destination_refuses_is_reported_and_tried_again(tmp_path):
@@ -442,8 +442,8 @@ def test_what_a_destination_refuses_is_reported_and_tried_again(tmp_path):
     first = send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
     second = send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
 
-    assert (first.failures, second.failures, second.values) == (1, 1, 6)
-    assert first.failed[0].startswith("audio: RecordError: name '")
+    assert (first.failure_count, second.failure_count, second.values) == (1, 1, 6)
+    assert first.failures[0].startswith(f"{run.run_id}: audio: RecordError: name '")
     assert repr(read_rows(tmp_path / "to/a")) == repr(read_rows(tmp_path / "a"))
     assert len((tmp_path / "to/a/texts.jsonl").read_text().splitlines()) == 1
 
@@ -469,7 +469,7 @@ def test_files_that_are_gone_are_reported(tmp_path):
         "file '../secret.mp4' of a record is not in the folder of its run.",
     ]
     assert destination.of("log_video") == []
-    assert report.failures == 0
+    assert report.failure_count == 0
 
 
 @pytest.mark.parametrize("text", ["tensorboard", "run:", "neptune:x", ""])

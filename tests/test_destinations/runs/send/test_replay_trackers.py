@@ -58,8 +58,8 @@ def test_tensorboard_has_steps_times_and_values_of_the_run(run, tmp_path):
     second = send(run, f"tensorboard:{tmp_path}", cache=tmp_path / "cache")
     third = send(run, f"tensorboard:{tmp_path}", cache=tmp_path / "cache", again=True)
 
-    assert (first.failed, first.rows, second.rows, third.rows) == ([], 10, 0, 10)
-    assert dict(first.unsupported) == {"artifact": 1}
+    assert (first.failures, first.rows, second.rows, third.rows) == ([], 10, 0, 10)
+    assert dict(first.left_out) == {"artifact": 1}
     found = accumulator.EventAccumulator(str(tmp_path / "old"), size_guidance={"scalars": 0, "images": 0})
     found.Reload()
     rows = read_rows(run.path)
@@ -86,7 +86,7 @@ def test_mlflow_has_steps_times_and_values_of_the_run(run, tmp_path):
         send(run, target, cache=tmp_path / "cache", again=True),
     ]
 
-    assert [(one.failed, one.rows) for one in reports] == [([], 10), ([], 0), ([], 10)]
+    assert [(one.failures, one.rows) for one in reports] == [([], 10), ([], 0), ([], 10)]
     experiment = client.get_experiment_by_name("old ones").experiment_id
     (found,) = client.search_runs([experiment])
     rows = read_rows(run.path)

@@ -45,7 +45,7 @@ def test_a_copy_has_each_writer_in_a_folder_of_its_own(run, sent, tmp_path):
 
     copy = tmp_path / "to" / "digits"
     assert rows_of(copy) == rows_of(run.path)
-    assert (report.rows, report.values, report.failed, report.is_over) == (7, 9, [], True)
+    assert (report.rows, report.values, report.failures, report.is_over) == (7, 9, [], True)
     assert (again.rows, again.is_over) == (0, True)
     for name in run.writers:
         there, here = Run.open(copy).writer(name), run.writer(name)
@@ -66,7 +66,7 @@ def test_what_a_writer_has_added_is_sent(run, sent, tmp_path):
     report = sent()
 
     copy = Run.open(tmp_path / "to" / "digits")
-    assert (report.rows, dict(report.records), report.failed) == (2, {"image": 1}, [])
+    assert (report.rows, dict(report.records), report.failures) == (2, {"image": 1}, [])
     assert rows_of(copy.path) == rows_of(run.path)
     assert copy.writer("eval").hyperparameters == {"beams": 4}
     (image,) = copy.images("Inputs")
@@ -147,7 +147,7 @@ def test_a_tracker_gets_the_records_of_writers_under_their_names(tmp_path):
 
     report = replay(Run.open(tmp_path / "digits"), destination)
 
-    assert report.failed == []
+    assert report.failures == []
     assert {name for call in destination.calls for name in map(str, [*call.arguments.values()])} >= {
         "eval/Notes",
         "eval/Table",
@@ -240,8 +240,8 @@ def test_a_writer_that_cannot_be_read_fails_by_itself(run, sent, target):
 
     report = sent() if target == "run" else replay(run, InMemory())
 
-    assert (report.rows, report.failures) == (4, 1)
-    assert report.failed[0].startswith("writer eval cannot be read: ")
+    assert (report.rows, report.failure_count) == (4, 1)
+    assert report.failures[0].startswith(f"{run.run_id}: writer eval cannot be read: ")
 
 
 def test_a_branch_that_a_writer_has_left_is_in_the_copy(run, sent, tmp_path):

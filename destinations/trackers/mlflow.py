@@ -1,16 +1,17 @@
-"""`MLflowSink`: logs records with the MLflow client, in the background thread.
+"""`MLflow`: logs a run to an MLflow tracking server or database.
 
-`values.py` converts names and values to what MLflow accepts.
+The package `mlflow` takes seconds to import; it is imported in the background thread only.
 """
 
 import io
 import itertools
 import json
+import re
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import attrs
 from PIL import Image
@@ -27,24 +28,153 @@ from destinations.media import (
     wav_bytes,
 )
 from destinations.text.formatting import plain, yaml_text
-from destinations.trackers.names import Names, clean_texts, numbered, without_surrogates
-from destinations.trackers.tracker import Images, Row, Sink, Stamp, log_each_row, number
+from destinations.trackers.names import Names, clean_texts, numbered, short_hash, without_surrogates
+from destinations.trackers.target import Target
+from destinations.trackers.tracker import (
+    Images,
+    Row,
+    Sink,
+    Stamp,
+    Tracker,
+    log_each_row,
+    number,
+    require_package,
+)
+from events import State, redact
 
-from .values import (
-    artifact_key,
-    artifact_path,
-    batches,
-    call_service,
-    cut,
-    entity_key,
-    is_transient,
-    json_bytes,
-    json_list,
-    milliseconds,
-    tag_key,
+T = TypeVar("T")
+
+# Limits of a request: MLflow REST API, "Log Batch".
+_METRICS_AT_ONCE = 1000
+_REQUEST_BYTES = 900_000
+_BYTES_OF_A_METRIC = 120
+_MAX_KEY = 250
+_MAX_ARTIFACT_KEY = 80
+_TRANSIENT_STATUSES = frozenset({429, 502, 503, 504})
+_TRANSIENT_MESSAGES = (
+    "failed with exception",
+    "database is locked",
+    "too many 429",
+    "too many 502",
+    "too many 503",
+    "too many 504",
 )
 
-__all__ = ["MLflowSink"]
+
+# Names.
+
+
+def entity_key(name: str) -> str:
+    """Returns the key of a metric, parameter or tag: its name, if valid in MLflow.
+
+    Valid are at most 250 letters, digits, "_", "-", ".", ":", " " and "/", the latter not as in "a//b" or
+    "../a". Other characters become "_".
+    """
+    key = "/".join(_parts(re.sub(r"[^/\w.\- :]", "_", name)))
+    if len(key) > _MAX_KEY:
+        key = f"{key[: _MAX_KEY - 7]}-{short_hash(name)}"
+    return key or "unnamed"
+
+
+def artifact_key(name: str) -> str:
+    """Returns a name as a relative path of at most 80 ASCII letters, digits, "_", "-", ".", " " and "/"."""
+    key = "/".join(_parts(re.sub(r"[^/A-Za-z0-9_.\- ]", "_", name)))
+    if len(key) > _MAX_ARTIFACT_KEY:
+        key = f"{key[: _MAX_ARTIFACT_KEY - 7]}-{short_hash(name)}"
+    return key if key.strip() else "unnamed"
+
+
+def _parts(path: str) -> Iterator[str]:
+    for part in path.split("/"):
+        if part:
+            yield "_" * len(part) if part in {".", ".."} else part
+
+
+def artifact_path(name: str) -> str:
+    """Returns the name of a file as a relative artifact path, without characters that servers reject."""
+    return "/".join(_parts(re.sub(r"[\x00-\x1f\x7f\"':#%?*<>|\\]", "_", without_surrogates(name)))) or "file"
+
+
+def tag_key(prefix: str, key: str) -> str:
+    """Returns the key of a tag that describes another key."""
+    return entity_key(prefix + key)
+
+
+# Values.
+
+
+def milliseconds(seconds: float) -> int:
+    """Returns a time in milliseconds, as in MLflow."""
+    return max(0, round(seconds * 1000))
+
+
+def cut(text: str, longest: int) -> str:
+    """Returns the text truncated to `longest` characters, with an ellipsis."""
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def batches(metrics: list[Any]) -> Iterator[list[Any]]:
+    """Splits metrics into requests, by number and by bytes."""
+    batch: list[Any] = []
+    size = 0
+    for metric in metrics:
+        key = metric.key
+        more = _BYTES_OF_A_METRIC + (len(key) if key.isascii() else 12 * len(key))
+        if batch and (len(batch) == _METRICS_AT_ONCE or size + more > _REQUEST_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(metric)
+        size += more
+    if batch:
+        yield batch
+
+
+def json_bytes(value: Any) -> bytes:
+    """Encodes a value as strict JSON."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+
+
+def json_list(text: str | None) -> list[dict[str, str]]:
+    """Parses a JSON list; returns an empty one if there is none."""
+    try:
+        found = json.loads(text or "[]")
+    except ValueError:
+        return []
+    return found if isinstance(found, list) else []
+
+
+# Errors.
+
+
+def call_service(request: Callable[[], T]) -> T:
+    """Calls `request` and returns its result.
+
+    Raises:
+        RetryLaterError: transient failure: the server is unreachable or busy.
+        Exception: permanent failure.
+    """
+    try:
+        return request()
+    except RetryLaterError:
+        raise
+    except Exception as error:
+        if is_transient(error):
+            raise RetryLaterError from error
+        raise
+
+
+def is_transient(error: Exception) -> bool:
+    """Returns whether a retry may succeed."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    # Errors of Python, requests and urllib3, matched by name to avoid importing the latter two.
+    if kinds & {"ConnectionError", "TimeoutError", "Timeout", "RetryError", "MaxRetryError"}:
+        return True
+    if "MlflowException" not in kinds:
+        return False
+    status = getattr(error, "get_http_status_code", int)()
+    text = str(error)
+    return status in _TRANSIENT_STATUSES or any(words in text for words in _TRANSIENT_MESSAGES)
+
 
 _PARAMS_AT_ONCE = 100
 _MAX_TAG = 5000
@@ -390,3 +520,171 @@ class MLflowSink(Sink):
             file.write_bytes(data)
             self._call("log_artifact", str(file), parent or None)
         return path
+
+
+_RUN_TAG = "training_destinations.run"
+_MAX_TAG_KEY = 250
+
+
+class _Experiment(Target):
+    """An experiment at a tracking URI; by default that of the name of the parent folder.
+
+    MLflow chooses run ids itself, so the run is found by a tag. Sending everything again deletes the earlier
+    run, which MLflow can restore.
+    """
+
+    places = ("URI", "URI#EXPERIMENT")
+
+    def make(self, tracker: type, shared: Mapping[str, Any]) -> Any:
+        run = self.run
+        found = [] if self.starts_over else self._found()
+        tags = {_RUN_TAG: self._tag, "mlflow.note.content": run.notes} if not found else {}
+        tags |= {f"tag.{name}"[:_MAX_TAG_KEY]: name for name in run.tags if not found}
+        given = {
+            "run_name": self.name,
+            "run_id": found[0] if found else None,
+            "tags": {key: text for key, text in tags.items() if text},
+            "log_artifacts": True,
+        }
+        return tracker(self._uri, self._experiment, **{**given, **shared, **self.options})
+
+    @property
+    def _uri(self) -> str:
+        return self.place.partition("#")[0]
+
+    @property
+    def _experiment(self) -> str:
+        return self.place.partition("#")[2] or self.run.path.parent.name or "runs"
+
+    @property
+    def _tag(self) -> str:
+        return short_hash(self.run.run_id, 24)
+
+    @property
+    def _client(self) -> Any:
+        _require_mlflow()
+        import mlflow
+
+        return mlflow.MlflowClient(self._uri)
+
+    def _found(self) -> list[str]:
+        """Returns the ids of the MLflow runs that this run was sent to."""
+        experiment = self._client.get_experiment_by_name(self._experiment)
+        if experiment is None:
+            return []
+        runs = self._client.search_runs([experiment.experiment_id], f"tags.`{_RUN_TAG}` = '{self._tag}'")
+        return [run.info.run_id for run in runs]
+
+    def is_gone(self) -> bool:
+        return not self._found()
+
+    def restart(self) -> None:
+        for run_id in self._found():
+            self._client.delete_run(run_id)
+
+
+class MLflow(Tracker):
+    """Logs all records to MLflow.
+
+    ```python
+    Trainer(..., loggers=[MLflow("sqlite:///mlflow.db", "digits")])
+    ```
+
+    Metrics, hyperparameters and images use the corresponding features of MLflow; tables, texts, audio, video,
+    histograms, point clouds and traces become artifacts, and so do files passed to `upload_file`, with
+    `log_artifacts`. docs/trackers.md describes each, and how names that are invalid in MLflow are mapped.
+
+    **Isolation.** Uses its own `MlflowClient`: no active run is set, and the tracking URI and experiment of
+    the process are not changed.
+
+    **End of the run.** FINISHED, FAILED, or KILLED if interrupted or preempted.
+
+    **Resume.** A run resumed from a checkpoint continues the run whose id is in the checkpoint. MLflow cannot
+    delete values logged after the checkpoint: those steps have two values.
+
+    **An unreachable server** is retried until `close`; pending records wait in memory, within bounds.
+
+    Threading, bounds, failures and close: see `Tracker`.
+
+    Args:
+        tracking_uri: `http(s)://…` of a server, `sqlite:///mlflow.db`, or another MLflow URI; None for
+            MLflow's default.
+        experiment: name of the experiment; created if missing.
+        run_name: name in MLflow; placeholders as in `events.format_run_name`; default: the name of the run.
+        run_id: id of an MLflow run to continue; default: a new run.
+        tags: tags of the run.
+        artifact_location: artifact location of a new experiment; default: MLflow's.
+        log_artifacts: log files passed to `upload_file` as artifacts.
+        log_system_metrics: run MLflow's system metrics monitor; needs psutil.
+        options: arguments of `Tracker`.
+
+    Raises:
+        ImportError: the package mlflow is not installed.
+        ValueError: an argument is out of its range.
+    """
+
+    sink_class: ClassVar[type[Sink]] = MLflowSink
+    target = _Experiment
+
+    def __init__(
+        self,
+        tracking_uri: str | None,
+        experiment: str,
+        *,
+        run_name: str | None = None,
+        run_id: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        artifact_location: str | None = None,
+        log_artifacts: bool = False,
+        log_system_metrics: bool = False,
+        **options: Any,
+    ) -> None:
+        _require_mlflow()
+        if not experiment:
+            raise ValueError("experiment must not be empty.")
+        self._tracking_uri = tracking_uri
+        self._experiment = experiment
+        self._run_name = run_name
+        self._run_id = run_id
+        self._tags = redact(dict(tags or {}))
+        self._artifact_location = artifact_location
+        self._log_artifacts = log_artifacts
+        self._log_system_metrics = log_system_metrics
+        super().__init__(**options)
+
+    @property
+    def run_id(self) -> str | None:
+        """Id of the MLflow run; None until it is created in the background thread, and after close."""
+        return None if self._sink is None else self._sink.run_id
+
+    def make_sink(self, state: State) -> MLflowSink:
+        tags, run_id = dict(self._tags), self._run_id
+        if self._all_ranks and state.world_size > 1:
+            tags |= {"run_group": state.run_name, "rank": str(state.rank)}
+            # A given run belongs to rank 0.
+            run_id = run_id if state.rank == 0 else None
+        return MLflowSink(
+            self._tracking_uri,
+            self._experiment,
+            self._name_of(self._run_name, state),
+            tags,
+            self._artifact_location,
+            self._log_system_metrics,
+            self._clock(),
+            run_id,
+        )
+
+    def download_file(
+        self, remote_file_name: str, destination: str, overwrite: bool = False, progress_bar: bool = True
+    ) -> None:
+        sink, target = self._sink, Path(destination)
+        if target.exists() and not overwrite:
+            raise FileExistsError(f"file {destination!r} already exists. Pass overwrite=True.")
+        self.flush()
+        if sink is None or sink.run_id is None:
+            raise FileNotFoundError(f"cannot download {remote_file_name!r}: no run is open.")
+        sink.download(remote_file_name, target)
+
+
+def _require_mlflow() -> None:
+    require_package("mlflow", "mlflow", "MLflow")

@@ -19,13 +19,17 @@ from destinations.runs.content.sources import ReadPosition
 from destinations.runs.errors import RunsError
 from uploads.disk import is_open_file, open_regular, read_regular, replace_file, try_lock
 
-__all__ = ["BusyError", "SendingError", "SentLedger", "read_ledger"]
+__all__ = ["BusyError", "SendingError", "SentLedger", "TargetError", "read_ledger"]
 
 _VERSION = 1
 
 
 class SendingError(RunsError):
     """The run cannot be sent to this target."""
+
+
+class TargetError(SendingError):
+    """Invalid target."""
 
 
 class BusyError(SendingError):

@@ -1,0 +1,52 @@
+"""What `import` and `send` show: a bar while runs are moved, and what the report says at the end."""
+
+import contextlib
+from collections.abc import Iterator
+
+from destinations.runs.move.stream import MoveReport, Progress
+
+from .running import EXIT_INCOMPLETE, EXIT_OK
+from .screen import CommandContext
+
+__all__ = ["progress_bar", "records_text", "say_what_is_wrong"]
+
+
+@contextlib.contextmanager
+def progress_bar(session: CommandContext) -> Iterator[Progress]:
+    """Yields what shows in a terminal how many runs are done, and how many values and records."""
+    from tqdm import tqdm
+
+    # Shown anew also where no run is done in between.
+    is_hidden = not session.errors.isatty()
+    with tqdm(unit=" runs", miniters=0, file=session.errors, disable=is_hidden) as bar:
+        values = 0
+
+        def progress(done: int, runs: int, more: int) -> None:
+            nonlocal values
+            values += more
+            bar.total = runs
+            bar.set_postfix_str(f"{values:,} values", refresh=False)
+            bar.update(done - bar.n)
+
+        yield progress
+
+
+def records_text(report: MoveReport) -> str:
+    """Returns how many records of each kind a report has, as the rest of a sentence."""
+    return "".join(f", {_counted(kind, count)}" for kind, count in sorted(report.records.items()))
+
+
+def say_what_is_wrong(report: MoveReport, session: CommandContext) -> int:
+    """Says what a report has left out, and what failed; returns the exit code."""
+    if report.busy:
+        session.note(f"another process was writing {report.busy} runs, which were left to it")
+    if report.left_out:
+        what = ", ".join(_counted(kind, count) for kind, count in sorted(report.left_out.items()))
+        session.note(f"left out: {what}")
+    for text in (*report.missing, *report.failures):
+        session.note(text)
+    return EXIT_INCOMPLETE if report.failure_count else EXIT_OK
+
+
+def _counted(kind: str, count: int) -> str:
+    return f"{count} {kind.replace('_', ' ')}"

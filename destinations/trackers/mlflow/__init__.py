@@ -1,5 +1,0 @@
-"""`MLflow`: a tracker for MLflow."""
-
-from .destination import MLflow
-
-__all__ = ["MLflow"]

@@ -1,5 +1,0 @@
-"""`WandB`: a tracker for Weights & Biases."""
-
-from .destination import WandB
-
-__all__ = ["WandB"]
