@@ -4,6 +4,7 @@ import http.server
 import socketserver
 import threading
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -108,7 +109,8 @@ class Health(LoggerDestination):
         for destination in logger.destinations:
             name = type(destination).__name__
             counts: Any = getattr(destination, "counts", None)
-            for what, count in attrs.asdict(counts).items() if attrs.has(type(counts)) else ():
+            found = attrs.asdict(counts) if attrs.has(type(counts)) else counts
+            for what, count in found.items() if isinstance(found, Mapping) else ():
                 if isinstance(count, int):
                     labels = {**run, "destination": name, "what": what}
                     yield Gauge(
@@ -116,7 +118,11 @@ class Health(LoggerDestination):
                     )
             queue: UploadQueue | None = getattr(destination, "queue", None)
             if queue is not None:
-                yield from spool_gauges(queue.backlog().spool)
+                yield from spool_gauges(queue.spool.path)
+                lost = queue.backlog().lost
+                yield Gauge(
+                    "destinations_upload_lost_files", "Files that a spool refused or lost.", lost, run
+                )
 
 
 def _handler_of(gauges: "Callable[[], list[Gauge]]") -> type[http.server.BaseHTTPRequestHandler]:

@@ -87,7 +87,6 @@ TESTS = {
     "events/timestamp.py": ["tests/test_events/test_timestamp.py"],
     "events/trainer/checkpoint/files.py": _CHECKPOINTS,
     "events/trainer/checkpoint/folder.py": _CHECKPOINTS,
-    "events/trainer/checkpoint/place.py": _RETENTION,
     "events/trainer/checkpoint/publisher.py": _RETENTION,
     "events/trainer/checkpoint/retention.py": _RETENTION,
     "events/trainer/checkpoint/saver.py": _CHECKPOINTS,

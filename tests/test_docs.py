@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import inspect
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -283,6 +284,24 @@ def test_every_test_that_reliability_names_is_there():
 
     assert [one for one in named if one not in tests] == []
     assert len(named) > 100
+
+
+def test_the_versions_that_the_page_on_upgrades_lists_are_those_of_the_code():
+    """A format that changes has a row that says so."""
+    text = (ROOT / "docs/upgrades.md").read_text(encoding="utf-8")
+
+    rows = [int(version) for version in re.findall(r"^\| [^|]+ \| (\d+) \|", text, re.MULTILINE)]
+
+    places = [
+        "destinations.run_directory.layout:FORMAT_VERSION",
+        "destinations.run_directory.parquet:_VERSION",
+        "destinations.runs.index.edits:_FORMAT_VERSION",
+        "destinations.run_directory.pieces:_FORMAT",
+        "events.trainer.checkpoint.contents:VERSION",
+        "events.trainer.checkpoint.sharded:_VERSION",
+        "uploads.spool.spool:_VERSION",
+    ]
+    assert rows == [pkgutil.resolve_name(place) for place in places]
 
 
 def test_the_extras_of_the_readme_are_those_of_the_package():

@@ -18,7 +18,7 @@ try:
     from accelerate import Accelerator
     from accelerate.tracking import GeneralTracker, on_main_process
 except ImportError as error:
-    raise missing_package_error("accelerate", "accelerate", error) from error
+    raise missing_package_error("accelerate", error) from error
 
 __all__ = ["AccelerateTracker"]
 

@@ -21,7 +21,7 @@ try:
     from composer.core import Timestamp as TheirTimestamp
     from composer.loggers import LoggerDestination as TheirDestination
 except ImportError as error:
-    raise missing_package_error("mosaicml", None, error) from error
+    raise missing_package_error("mosaicml", error, ", in an environment of its own") from error
 
 __all__ = ["ComposerDestination", "FromComposer", "from_composer"]
 

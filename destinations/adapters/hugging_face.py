@@ -16,7 +16,7 @@ try:
     from transformers import TrainerCallback
     from transformers.trainer_callback import ExportableState
 except ImportError as error:
-    raise missing_package_error("transformers", "transformers", error) from error
+    raise missing_package_error("transformers", error) from error
 
 __all__ = ["TransformersCallback"]
 

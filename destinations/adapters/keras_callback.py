@@ -13,7 +13,7 @@ from .session import Session, SessionMixin, log_metrics_and_traces, missing_pack
 try:
     import keras
 except ImportError as error:
-    raise missing_package_error("keras", "keras", error) from error
+    raise missing_package_error("keras", error) from error
 
 __all__ = ["KerasCallback"]
 

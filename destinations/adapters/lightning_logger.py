@@ -44,7 +44,6 @@ def _class_trees() -> tuple[tuple[type, ...], tuple[type, ...]]:
     if not loggers:
         raise missing_package_error(
             "lightning",
-            "lightning",
             ImportError(error or "neither lightning nor pytorch_lightning is installed"),
         )
     return tuple(loggers), tuple(callbacks)

@@ -60,19 +60,15 @@ _NUMBERS = frozenset({bool, int, float})
 _opened: "weakref.WeakSet[Session]" = weakref.WeakSet()
 
 
-def missing_package_error(package: str, extra: str | None, error: ImportError) -> ImportError:
+def missing_package_error(package: str, error: ImportError, note: str = "") -> ImportError:
     """Returns an error that tells how to install a missing package.
 
     Args:
         package: the missing package.
-        extra: the extra of this project that includes it; None if it needs an environment of its own.
         error: the original import error.
+        note: what to say behind the command.
     """
-    hint = (
-        f"pip install 'training-destinations[{extra}]'"
-        if extra
-        else f"pip install {package}, in an environment of its own"
-    )
+    hint = f"pip install {package}{note}"
     return ImportError(f"this adapter needs the package {package!r}: {error}. Run: {hint}", name=package)
 
 

@@ -29,7 +29,7 @@ try:
     from tensordict import TensorDictBase, is_non_tensor
     from torchrl.record.loggers.common import Logger as TorchRLBase
 except ImportError as error:
-    raise missing_package_error("torchrl", "torchrl", error) from error
+    raise missing_package_error("torchrl", error) from error
 
 __all__ = ["FromTorchRL", "TorchRLLogger", "from_torchrl", "generate_exp_name", "get_logger"]
 

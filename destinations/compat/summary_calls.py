@@ -25,6 +25,16 @@ _COUNTS = "true positives,false positives,true negatives,false negatives"
 _PR_COLUMNS = f"threshold,{_COUNTS},precision,recall".split(",")
 
 
+def _not_kept(what: str) -> Callable[..., None]:
+    """Returns a method that takes any arguments and says once that they are not kept."""
+
+    def add(self: "SummaryCalls", *_: Any, **__: Any) -> None:
+        self._say_not_kept(what)
+
+    add.__doc__ = f"Says once that {what} is not kept."
+    return add
+
+
 class SummaryCalls:
     """The methods of `torch.utils.tensorboard.SummaryWriter` that log; `put` decides where to.
 
@@ -341,39 +351,11 @@ class SummaryCalls:
 
         self.put("log_point_cloud", vertices, global_step, walltime, name=tag, colors=colours)
 
-    def add_graph(
-        self, model: Any, input_to_model: Any = None, verbose: bool = False, use_strict_trace: bool = True
-    ) -> None:
-        """Says once that graphs are not kept; the model is not traced."""
-        self._say_not_kept("a graph")
-
-    def add_onnx_graph(self, prototxt: Any) -> None:
-        """Says once that graphs are not kept."""
-        self._say_not_kept("a graph")
-
-    def add_embedding(
-        self,
-        mat: Any,
-        metadata: Any = None,
-        label_img: Any = None,
-        global_step: Step = None,
-        tag: str = "default",
-        metadata_header: Any = None,
-    ) -> None:
-        """Says once that embeddings are not kept."""
-        self._say_not_kept("an embedding")
-
-    def add_custom_scalars(self, layout: Mapping[str, Any]) -> None:
-        """Says once that layouts are not kept; the page draws any metrics in one chart."""
-        self._say_not_kept("a layout of custom scalars")
-
-    def add_custom_scalars_multilinechart(
-        self, tags: Sequence[str], category: str = "default", title: str = "untitled"
-    ) -> None:
-        """Says once that layouts are not kept, as `add_custom_scalars`."""
-        self._say_not_kept("a layout of custom scalars")
-
-    add_custom_scalars_marginchart = add_custom_scalars_multilinechart
+    add_graph = add_onnx_graph = _not_kept("a graph")
+    add_embedding = _not_kept("an embedding")
+    # The page draws any metrics in one chart.
+    add_custom_scalars = _not_kept("a layout of custom scalars")
+    add_custom_scalars_multilinechart = add_custom_scalars_marginchart = add_custom_scalars
 
     def _put_pixels(self, tag: str, pixels: Callable[[], Array], step: Step, walltime: Seconds) -> None:
         self.put("log_images", pixels, step, walltime, name=tag, channels_last=True)

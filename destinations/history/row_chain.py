@@ -217,11 +217,12 @@ class RowChain:
         """Takes the parts of a folder of format 2, which has no history: all belong.
 
         Raises:
-            OSError: the run began in format 3, so that its history is lost.
+            OSError: the run began in format 3 and has several sessions: its history is lost.
         """
         if parts := [SealedPart(number, "", rows_in(number), 0, 0, 0) for number in numbers]:
-            # Sessions of format 2 do not say what they follow.
-            if any("follows" in line for line in read_sessions(csv.parent)[:1]):
+            # Sessions of format 2 do not say what they follow. Of one session alone, all rows belong.
+            first, *later = read_sessions(csv.parent) or [{}]
+            if later and "follows" in first:
                 text = "it is missing, so that nothing says which rows belong"
                 raise OSError(errno.ENODATA, text, str(history_path(csv)))
             self.parts[""] = parts

@@ -210,7 +210,7 @@ class Part:
 
 @functools.lru_cache(maxsize=4096)
 def _about(part: Part, _: tuple[int, ...]) -> tuple[bytes, int]:
-    with part.opened() as file:
+    with contextlib.closing(part.open()) as file:
         return _shared(file.header), file.packed.count
 
 
@@ -231,7 +231,7 @@ class HeldPart(Part):
     content: bytes = attrs.field(default=b"", eq=False, repr=False)
 
     def about(self) -> tuple[bytes, int]:
-        with self.opened() as file:
+        with contextlib.closing(self.open()) as file:
             return file.header, file.packed.count
 
     def open(self) -> ParquetSnapshot:

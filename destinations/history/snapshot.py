@@ -397,8 +397,9 @@ def _read(  # noqa: C901  # one look, step by step
         tail = None if position is None else position.tail_of(header, size)
         csv.checks = CheckedBlocks(path, sums, header, size, end, csv.raw, tail)
     if after is None and position is None:
-        # A new CSV, or one of another program; unless a whole session took place meanwhile.
-        if _size(path) != size or _chain(path, None) != chain:
+        # A new CSV, or one of another program; unless a whole session took place meanwhile, or what copies
+        # the run brought other rows with other checksums.
+        if _size(path) != size or _chain(path, None) != chain or read_sums(path) != sums:
             return None
         found = (Part.find(parts_path(path), one.number, keep) for one, keep in chain.preceding())
         if part_begun_by([part for part in found if part is not None], csv) is not None:

@@ -28,6 +28,7 @@ __all__ = [
     "CheckedBlocks",
     "Section",
     "Sums",
+    "is_of_sums",
     "parse_line",
     "read_sums",
     "summed_line",
@@ -46,6 +47,11 @@ Read = Callable[[int, int], bytes]
 def sums_path(csv: Path) -> Path:
     """Returns the path of the checksums of a CSV: `metrics.sums.jsonl` for `metrics.csv`."""
     return csv.with_suffix(".sums.jsonl")
+
+
+def is_of_sums(path: str) -> bool:
+    """Returns whether a file of a run has the checksums of a CSV."""
+    return path.endswith(".sums.jsonl")
 
 
 # Lines with a checksum.

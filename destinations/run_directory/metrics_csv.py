@@ -255,6 +255,9 @@ class MetricsCsv:
         self._is_torn = self._is_torn or size < self.size
         self.size, self.rows = size, rows
         self._sums.rewind(size, self.read)
+        # What is written in their place may have other bytes, such as a time that is rounded otherwise.
+        if self._written is not None and self._written[0] > len(self._sums.blocks):
+            self._written = None
 
     def sync(self) -> None:
         """Syncs the file."""

@@ -16,6 +16,7 @@ from typing import IO
 
 import attrs
 
+from destinations.history.sums import is_of_sums
 from destinations.kinds.line import path_inside
 from uploads.disk import mark_unreadable, read_json, replace_json, replacement
 
@@ -345,7 +346,8 @@ def apply_piece(folder: Path, state: FolderState, piece: OpenPiece) -> None:
         raise PieceError(
             f"piece {about.name} does not continue interval {state.last} of session {state.session}"
         )
-    for path, (start, end) in piece.data.items():
+    for path in _in_order(folder, state, piece):
+        start, end = piece.data[path]
         wanted = about.files.get(path)
         if wanted is None or wanted.size != end:
             raise PieceError(f"piece {about.name} brings bytes of {path} that its file has not")
@@ -364,6 +366,18 @@ def apply_piece(folder: Path, state: FolderState, piece: OpenPiece) -> None:
             _skip(place_inside(folder, path), state, wanted, wanted.size, path)
     if about.last >= state.last:
         state.last, state.has_ended = about.last, about.has_ended
+
+
+def _in_order(folder: Path, state: FolderState, piece: OpenPiece) -> list[str]:
+    """Returns the files of a piece, checksums last; removes checksums that it replaces.
+
+    So a reader of the folder never compares rows with the checksums of others.
+    """
+    paths = sorted(piece.data, key=is_of_sums)
+    for path in filter(is_of_sums, paths):
+        if piece.data[path][0] == 0 and state.files.get(path) != piece.about.files.get(path):
+            place_inside(folder, path).unlink(missing_ok=True)
+    return paths
 
 
 def place_inside(folder: Path, path: str) -> Path:

@@ -329,6 +329,16 @@ class RunDirectory(RecordDestination):
         """Restores the place of the checkpoint."""
         self._continuation.load(state)
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Rows that wait for the disk, dropped rows, refused values and the sum of all losses."""
+        if self._run is None:
+            return {}
+        writer = self._run.writer
+        found = attrs.asdict(writer.journal.counts)
+        found["waiting_rows"] = found.pop("pending")
+        return {**found, "lost": sum(writer.lost().values())}
+
     def close(self, state: State, logger: Any) -> None:
         """Records how the run ended; what is logged until `post_close` is still written."""
         self._choose(for_good=True)

@@ -378,7 +378,7 @@ class StoredRun:
         if about.has_ended and not with_plain:
             listed = {path: span for path, span in piece.data.items() if path in _LISTED}
             piece = attrs.evolve(piece, data=listed)
-        apply_piece(self.folder, state, piece)
+        # Before the piece, which may have the checksums of these rows.
         for path, crc32 in (about.plain or {}).items():
             if state.files.get(path) == about.files.get(path) and path not in state.skipped:
                 continue
@@ -390,6 +390,7 @@ class StoredRun:
                 # Rows of before would be taken for all of them.
                 state.files.pop(path, None)
                 place_inside(self.folder, path).unlink(missing_ok=True)
+        apply_piece(self.folder, state, piece)
         state.save(self.folder, self.stream)
 
     def _take(self, path: str, crc32: int | None, state: FolderState) -> None:

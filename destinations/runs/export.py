@@ -7,24 +7,20 @@ temporary name and renamed when it is complete.
 import contextlib
 import csv
 import io
+import itertools
 import json
 import logging
-import math
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 import attrs
+import orjson
 
-from destinations.run_directory.layout import (
-    OWN_COLUMNS,
-    format_cells,
-    header_line,
-    strict_json,
-)
+from destinations.run_directory.layout import OWN_COLUMNS, header_line, strict_json
 
 from .files import clean_text, number_of, written_beside
 from .record import FIELDS, flat_record
@@ -49,10 +45,10 @@ _SUFFIXES: dict[str, ExportFormat] = {
     ".ndjson": "jsonl",
     ".parquet": "parquet",
 }
-_METRIC_COLUMNS = ("run_id", "metric", "step", "time", "value")
 _WRITER = "writer"
 _GROUP_POINTS = 1_000_000
 _GROUP_VALUES = 1 << 22
+_CHUNK_ROWS = 4096
 
 Destination = str | PathLike[str] | IO[str] | IO[bytes]
 
@@ -88,24 +84,22 @@ def export_runs(
         ValueError: the format is unknown.
         FileExistsError: the file exists, and `overwrite` is False.
     """
-    target = _Target.of(destination, format, overwrite=overwrite)
+    import pyarrow as pa
+
+    from destinations.run_directory.parquet import distinct_names
+
     now = clock()
     rows = [flat_record(run.record if isinstance(run, Run) else run, now) for run in runs]
     names = dict.fromkeys(name for name, field in FIELDS.items() if field.is_recorded)
     for group in ("hparams.", "summary."):
         names.update(dict.fromkeys(name for row in rows for name in row if name.startswith(group)))
-    if target.format == "parquet":
-        with target.binary() as opened:
-            _write_parquet_rows(rows, list(names), opened)
-    else:
-        with target.text() as stream:
-            if target.format == "jsonl":
-                stream.writelines(f"{strict_json(row)}\n" for row in rows)
-            else:
-                writer = csv.writer(stream, lineterminator="\n")
-                writer.writerow(names)
-                writer.writerows([_csv_cell(row.get(name)) for name in names] for row in rows)
-    return len(rows)
+
+    def arrow_of(rows: list[dict[str, Any]]) -> Any:
+        columns = [_arrow_column(name, [row.get(name) for row in rows]) for name in names]
+        return pa.table(columns, distinct_names(map(clean_text, names)))
+
+    with _opened(destination, format, overwrite=overwrite) as table:
+        return table.write(list(names), [rows], rows_of=list, arrow_of=arrow_of)
 
 
 def export_metrics(
@@ -145,23 +139,26 @@ def export_metrics(
         ValueError: the format is unknown.
         FileExistsError: the file exists, and `overwrite` is False.
     """
-    target = _Target.of(destination, format, overwrite=overwrite)
+    import pyarrow as pa
+
     runs = list(runs)
-    has_writers = any(run.writers for run in runs)
-    blocks = _blocks_of(runs, metrics, rank, on_damaged or _warn_of)
-    if target.format == "parquet":
-        with target.binary() as opened:
-            return _write_parquet_points(blocks, opened, has_writers=has_writers)
-    lines_of = _csv_lines if target.format == "csv" else _json_lines
-    count = 0
-    with target.text() as stream:
-        if target.format == "csv":
-            stream.write(",".join([*_METRIC_COLUMNS, *([_WRITER] * has_writers)]) + "\n")
-        for run_id, block in blocks:
-            lines = lines_of(run_id, block, has_writers=has_writers)
-            stream.writelines(lines)
-            count += len(lines)
-    return count
+    kinds = {"run_id": "string", "metric": "string", "step": "int64", "time": "double", "value": "double"}
+    if any(run.writers for run in runs):
+        kinds[_WRITER] = "string"
+    schema = pa.schema(list(kinds.items()))
+    # These encodings halve the size of steps, times and values.
+    encodings = {"step": "DELTA_BINARY_PACKED", "time": "BYTE_STREAM_SPLIT", "value": "BYTE_STREAM_SPLIT"}
+    tables = (_points_of(schema, run, block, metrics) for run, block in _blocks_of(runs, rank, on_damaged))
+    with _opened(destination, format, overwrite=overwrite) as table:
+        return table.write(
+            schema.names,
+            itertools.chain([schema.empty_table()], tables),
+            rows_of=lambda points: points.to_pylist(),
+            arrow_of=lambda points: points,
+            csv_of=_csv_of_points,
+            use_dictionary=["run_id", "metric", _WRITER],
+            column_encoding=encodings,
+        )
 
 
 def export_rows(
@@ -201,306 +198,112 @@ def export_rows(
     """
     if type(run) not in {Run, Branch}:
         raise ValueError(f"run {run.run_id} is of a dataset, which has no rows. Use export_metrics.")
-    target = _Target.of(destination, format, overwrite=overwrite)
-    names, rows = _rows_of(Stream(run.path, end=run.end), rank, in_blocks=target.format == "parquet")
-    if target.format == "parquet":
-        with target.binary() as opened:
-            return _write_parquet_blocks(rows, names, opened)
-    line_of = _csv_line if target.format == "csv" else _json_line
-    count = 0
-    with target.text() as stream:
-        if target.format == "csv":
-            stream.write(header_line([*OWN_COLUMNS, *names]).decode())
-        for row in rows:
-            stream.write(line_of(row, names))
-            count += 1
-    return count
+    import pyarrow as pa
 
-
-def _rows_of(stream: Stream, rank: int, *, in_blocks: bool) -> tuple[list[str], Iterator[Any]]:
-    """Returns the columns of the metrics, and the rows or their blocks, of one moment."""
     from destinations.history.snapshot import metric_columns, take_snapshot
+    from destinations.run_directory.blocks import MISSING_STEP
+    from destinations.run_directory.parquet import distinct_names
 
     from .content.series import blocks_in
 
-    def items() -> Iterator[Any]:
-        with take_snapshot(stream.folder, rank, end=stream.row_end) as snapshot:
-            yield (names := metric_columns(snapshot))
-            yield from blocks_in(snapshot, ["epoch", *names]) if in_blocks else snapshot.rows()
+    with (
+        take_snapshot(run.path, rank, end=Stream(run.path, end=run.end).row_end) as snapshot,
+        _opened(destination, format, overwrite=overwrite) as table,
+    ):
+        names = [*OWN_COLUMNS, *metric_columns(snapshot)]
+        columns = distinct_names(map(clean_text, names))
+        schema = pa.schema([(name, pa.float64() if at else pa.int64()) for at, name in enumerate(columns)])
+        rows = snapshot.rows()
+        chunks: Iterator[Any] = iter(lambda: list(itertools.islice(rows, _CHUNK_ROWS)), [])
+        if table.format == "parquet":
+            chunks = blocks_in(snapshot, ["epoch", *names[len(OWN_COLUMNS) :]])
 
-    found = items()
-    return next(found), found
+        def arrow_of(block: Any) -> Any:
+            if not block:
+                return schema.empty_table()
+            values = {name: pa.array(one, mask=~there) for name, (one, there) in block.columns.items()}
+            values["step"] = pa.array(block.step, mask=block.step == MISSING_STEP)
+            values["time"] = pa.array(block.time, mask=block.time != block.time)  # NaN
+            return pa.table([values[name] for name in names], schema)
+
+        encodings = dict.fromkeys(columns[1:], "BYTE_STREAM_SPLIT") | {columns[0]: "DELTA_BINARY_PACKED"}
+        return table.write(
+            names,
+            itertools.chain([[]], chunks),
+            rows_of=lambda rows: map(_cells_of, rows),
+            arrow_of=arrow_of,
+            use_dictionary=False,
+            column_encoding=encodings,
+        )
 
 
-def _csv_line(row: "MetricRow", names: list[str]) -> str:
-    cells = [row.step, row.epoch, row.time, *map(row.metrics.get, names)]
-    return ",".join(["" if cell is None else repr(cell) for cell in cells]) + "\n"
-
-
-def _json_line(row: "MetricRow", names: list[str]) -> str:
-    del names
-    return strict_json({"step": row.step, "epoch": row.epoch, "time": row.time, **row.metrics}) + "\n"
+def _cells_of(row: "MetricRow") -> dict[str, Any]:
+    return {"step": row.step, "epoch": row.epoch, "time": row.time, **row.metrics}
 
 
 def _blocks_of(
-    runs: Iterable[Run],
-    metrics: Collection[str] | None,
-    rank: int,
-    on_damaged: Callable[[Run, Exception], object],
-) -> "Iterator[tuple[str, Block]]":
+    runs: Iterable[Run], rank: int, on_damaged: Callable[[Run, Exception], object] | None
+) -> "Iterator[tuple[Run, Block]]":
+    """Yields the blocks of runs. A writer that cannot be read does not hide the others."""
     for run in runs:
-        try:
-            yield from ((run.run_id, _picked(block, metrics)) for block in run.blocks(rank))
-        except (OSError, ValueError) as error:
-            on_damaged(run, error)
+        for writer in ("", *run.writers):
+            try:
+                yield from ((run, block) for block in run.blocks(rank, writer))
+            except (OSError, ValueError) as error:
+                (on_damaged or _warn_of)(run, error)
 
 
 def _warn_of(run: Run, error: Exception) -> None:
     _log.warning("metrics of run %s in %s cannot be read completely: %s", run.run_id, run.path, error)
 
 
-# Destinations.
-
-
-@attrs.frozen
-class _Target:
-    """What an export is written to: a new file, or a stream, which is not closed."""
-
-    format: ExportFormat
-    path: Path | None
-    stream: Any
-    overwrite: bool
-
-    @classmethod
-    def of(cls, destination: Destination, wanted: ExportFormat | None, *, overwrite: bool) -> "_Target":
-        path = Path(destination) if isinstance(destination, str | PathLike) else None
-        suffix = "" if path is None else path.suffix.lower()
-        found = wanted or _SUFFIXES.get(suffix)
-        if found is None:
-            raise ValueError(
-                f'unknown suffix {suffix!r}. Use .csv, .jsonl or .parquet, or pass format="csv".'
-            )
-        if found not in _SUFFIXES.values():
-            raise ValueError(f"unknown format {wanted!r}. Use csv, jsonl or parquet.")
-        if path is not None and not overwrite and os.path.lexists(path):
-            raise FileExistsError(f"file {os.fspath(path)!r} exists. Choose another, or overwrite it.")
-        return cls(found, path, destination, overwrite)
-
-    @contextlib.contextmanager
-    def text(self) -> Iterator[IO[str]]:
-        """Yields a stream of text."""
-        if self.path is not None:
-            with (
-                written_beside(self.path, overwrite=self.overwrite) as path,
-                path.open("w", encoding="utf-8", newline="", errors="backslashreplace") as file,
-            ):
-                yield file
-        elif isinstance(self.stream, io.TextIOBase) or not hasattr(self.stream, "readinto"):
-            yield self.stream
-        else:
-            wrapper = io.TextIOWrapper(self.stream, encoding="utf-8", newline="", errors="backslashreplace")
-            try:
-                yield wrapper
-                wrapper.flush()
-            finally:
-                with contextlib.suppress(ValueError):
-                    wrapper.detach()
-
-    @contextlib.contextmanager
-    def binary(self) -> Iterator[Any]:
-        """Yields a path, or a stream of bytes."""
-        if self.path is None:
-            yield getattr(self.stream, "buffer", self.stream)  # Of a text stream such as sys.stdout.
-        else:
-            with written_beside(self.path, overwrite=self.overwrite) as path:
-                yield path
-
-
-# Points.
-
-
-def _picked(block: "Block", metrics: Collection[str] | None) -> "Block":
-    if metrics is None:
-        return block
-    return attrs.evolve(
-        block, columns={name: column for name, column in block.columns.items() if name in metrics}
-    )
-
-
-def _points(block: "Block") -> tuple[list[str], Any, Any, Any]:
-    """Returns the metrics of a block, and row, metric (an index) and value of each point, row by row."""
+def _points_of(schema: Any, run: Run, block: "Block", metrics: Collection[str] | None) -> Any:
+    """Returns the values of a block as a table of points, row by row."""
     import numpy as np
-
-    names = list(block.columns)
-    if not names:
-        return [], np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
-    present = np.stack([there for _, there in block.columns.values()], axis=1)
-    values = np.stack([values for values, _ in block.columns.values()], axis=1)
-    rows, columns = np.nonzero(present)
-    return names, rows, columns, values[rows, columns]
-
-
-def _lines(
-    block: "Block", heads: Callable[[list[str]], list[str]], middles: list[str], end: str
-) -> list[str]:
-    names, rows, columns, values = _points(block)
-    if not len(values):
-        return []
-    cells = format_cells(values.tolist()).split(",")
-    starts = heads(names)
-    return [
-        f"{starts[column]}{middles[row]}{cell}{end}"
-        for column, row, cell in zip(columns.tolist(), rows.tolist(), cells, strict=True)
-    ]
-
-
-def _csv_lines(run_id: str, block: "Block", *, has_writers: bool) -> list[str]:
-    from destinations.run_directory.blocks import MISSING_STEP
-
-    def heads(names: list[str]) -> list[str]:
-        run = _csv_text(run_id)
-        return [f"{run},{_csv_text(name)}," for name in names]
-
-    middles = [
-        f"{'' if step == MISSING_STEP else step},{'' if math.isnan(time) else repr(time)},"
-        for step, time in zip(block.step.tolist(), block.time.tolist(), strict=True)
-    ]
-    return _lines(block, heads, middles, f",{block.writer}\n" if has_writers else "\n")
-
-
-def _json_lines(run_id: str, block: "Block", *, has_writers: bool) -> list[str]:
-    from destinations.run_directory.blocks import MISSING_STEP
-
-    def heads(names: list[str]) -> list[str]:
-        run = f'{{"run_id": {json.dumps(run_id)}, '
-        run += f'"{_WRITER}": {json.dumps(block.writer)}, ' if has_writers else ""
-        return [f'{run}"metric": {json.dumps(name)}, ' for name in names]
-
-    middles = [
-        f'"step": {"null" if step == MISSING_STEP else step}, '
-        f'"time": {repr(time) if math.isfinite(time) else "null"}, "value": '
-        for step, time in zip(block.step.tolist(), block.time.tolist(), strict=True)
-    ]
-    lines = _lines(block, heads, middles, "}\n")
-    for mark, text in ((": nan}\n", "NaN"), (": inf}\n", "Infinity"), (": -inf}\n", "-Infinity")):
-        if any(line.endswith(mark) for line in lines):
-            lines = [f'{line[: -len(mark)]}: "{text}"}}\n' if line.endswith(mark) else line for line in lines]
-    return lines
-
-
-def _csv_text(text: str) -> str:
-    return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\n\r') else text
-
-
-def _csv_cell(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, list | dict) else value
-
-
-# Parquet.
-
-
-def _write_parquet_points(blocks: "Iterable[tuple[str, Block]]", target: Any, *, has_writers: bool) -> int:
-    """Writes the points in row groups of a million."""
     import pyarrow as pa
-    import pyarrow.parquet
-
-    schema = pa.schema(
-        [
-            ("run_id", pa.string()),
-            ("metric", pa.string()),
-            ("step", pa.int64()),
-            ("time", pa.float64()),
-            ("value", pa.float64()),
-            *([(_WRITER, pa.string())] if has_writers else ()),
-        ]
-    )
-    count = 0
-    pending: list[Any] = []
-    # These encodings halve the size of steps, times and values.
-    encodings = {"step": "DELTA_BINARY_PACKED", "time": "BYTE_STREAM_SPLIT", "value": "BYTE_STREAM_SPLIT"}
-    with pa.parquet.ParquetWriter(
-        target,
-        schema,
-        compression="zstd",
-        use_dictionary=["run_id", "metric", _WRITER],
-        column_encoding=encodings,
-    ) as writer:
-        for run_id, block in blocks:
-            table = _points_table(pa, schema, run_id, block)
-            pending.append(table)
-            count += len(table)
-            if sum(map(len, pending)) >= _GROUP_POINTS:
-                writer.write_table(pa.concat_tables(pending))
-                pending = []
-        writer.write_table(pa.concat_tables([schema.empty_table(), *pending]))
-    return count
-
-
-def _points_table(pa: Any, schema: Any, run_id: str, block: "Block") -> Any:
-    import numpy as np
 
     from destinations.run_directory.blocks import MISSING_STEP
 
-    names, rows, columns, values = _points(block)
+    columns = {name: found for name, found in block.columns.items() if metrics is None or name in metrics}
+    if not columns:
+        return schema.empty_table()
+    present = np.stack([there for _, there in columns.values()], axis=1)
+    values = np.stack([values for values, _ in columns.values()], axis=1)
+    rows, metric = np.nonzero(present)
     steps, times = block.step[rows], block.time[rows]
-    return pa.table(
-        [
-            pa.repeat(run_id, len(rows)),
-            pa.array(names, pa.string()).take(pa.array(columns)),
-            pa.array(steps, mask=steps == MISSING_STEP),
-            pa.array(times, mask=np.isnan(times)),
-            pa.array(values),
-            *([pa.repeat(block.writer, len(rows))] if _WRITER in schema.names else ()),
-        ],
-        schema,
-    )
+    found = {
+        "run_id": pa.repeat(run.run_id, len(rows)),
+        "metric": pa.array(list(columns), pa.string()).take(pa.array(metric)),
+        "step": pa.array(steps, mask=steps == MISSING_STEP),
+        "time": pa.array(times, mask=np.isnan(times)),
+        "value": pa.array(values[rows, metric]),
+        _WRITER: pa.repeat(block.writer, len(rows)),
+    }
+    return pa.table([found[name] for name in schema.names], schema)
 
 
-def _write_parquet_blocks(blocks: "Iterable[Block]", names: list[str], target: Any) -> int:
-    """Writes rows, which have these metrics and the epoch, in row groups of some million values."""
+def _csv_of_points(points: Any) -> str:
+    """Returns the lines of points; row by row, it would take four times as long."""
     import pyarrow as pa
-    import pyarrow.parquet
+    import pyarrow.compute
 
-    from destinations.run_directory.blocks import MISSING_STEP
-    from destinations.run_directory.parquet import distinct_names
-
-    columns = distinct_names(map(clean_text, (*OWN_COLUMNS, *names)))
-    schema = pa.schema([(name, pa.float64() if at else pa.int64()) for at, name in enumerate(columns)])
-    encodings = dict.fromkeys(columns[1:], "BYTE_STREAM_SPLIT") | {columns[0]: "DELTA_BINARY_PACKED"}
-    group_rows = max(1, _GROUP_VALUES // len(columns))
-    count = 0
-    pending: list[Any] = []
-    with pa.parquet.ParquetWriter(
-        target, schema, compression="zstd", use_dictionary=False, column_encoding=encodings
-    ) as writer:
-        for block in blocks:
-            found = [block.columns[name] for name in ("epoch", *names)]
-            values = [pa.array(one, mask=~there) for one, there in found]
-            step = pa.array(block.step, mask=block.step == MISSING_STEP)
-            time = pa.array(block.time, mask=block.time != block.time)  # NaN
-            pending.append(pa.table([step, values[0], time, *values[1:]], schema=schema))
-            count += len(block)
-            if sum(map(len, pending)) >= group_rows:
-                writer.write_table(pa.concat_tables(pending))
-                pending = []
-        writer.write_table(pa.concat_tables([schema.empty_table(), *pending]))
-    return count
+    compute: Any = pa.compute
+    cells = []
+    for column in points.columns:
+        texts = column.cast(pa.string()).fill_null("")
+        if column.type == pa.string():
+            doubled = compute.replace_substring(texts, '"', '""')
+            quoted = compute.binary_join_element_wise('"', doubled, '"', "")
+            texts = compute.if_else(compute.match_substring_regex(texts, '[",\n\r]'), quoted, texts)
+        cells.append(texts)
+    lines = compute.binary_join_element_wise(*cells, ",").to_pylist()
+    return "".join([f"{line}\n" for line in lines])
 
 
-def _write_parquet_rows(rows: list[dict[str, Any]], names: list[str], target: Any) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet
-
-    from destinations.run_directory.parquet import distinct_names
-
-    columns = [_arrow_column(pa, name, [row.get(name) for row in rows]) for name in names]
-    pa.parquet.write_table(
-        pa.table(columns, distinct_names(map(clean_text, names))), target, compression="zstd"
-    )
-
-
-def _arrow_column(pa: Any, name: str, values: list[Any]) -> Any:
+def _arrow_column(name: str, values: list[Any]) -> Any:
     """Returns a column of the narrowest type that has room for all values, or else of JSON texts."""
+    import pyarrow as pa
+
     if name in FIELDS and FIELDS[name].type == "texts":
         return pa.array(values, pa.list_(pa.string()))
     kinds = {type(value) for value in values if value is not None}
@@ -513,3 +316,126 @@ def _arrow_column(pa: Any, name: str, values: list[Any]) -> Any:
         return pa.array([None if number is None else float(number) for number in numbers], pa.float64())
     texts = [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
     return pa.array([text and clean_text(text) for text in texts], pa.string())
+
+
+# Tables.
+
+
+@contextlib.contextmanager
+def _opened(destination: Destination, wanted: ExportFormat | None, *, overwrite: bool) -> "Iterator[_Table]":
+    """Yields the table to write: a new file, or a stream, which is not closed."""
+    path = Path(destination) if isinstance(destination, str | PathLike) else None
+    suffix = "" if path is None else path.suffix.lower()
+    found = wanted or _SUFFIXES.get(suffix)
+    if found is None:
+        raise ValueError(f'unknown suffix {suffix!r}. Use .csv, .jsonl or .parquet, or pass format="csv".')
+    if found not in _SUFFIXES.values():
+        raise ValueError(f"unknown format {wanted!r}. Use csv, jsonl or parquet.")
+    if path is None:
+        yield _Table(found, destination)
+        return
+    if not overwrite and os.path.lexists(path):
+        raise FileExistsError(f"file {os.fspath(path)!r} exists. Choose another, or overwrite it.")
+    with written_beside(path, overwrite=overwrite) as temporary, temporary.open("wb") as file:
+        yield _Table(found, file)
+
+
+@attrs.frozen
+class _Table:
+    """A table in one of the formats.
+
+    Attributes:
+        format: its format.
+        stream: of bytes or text, open for writing.
+    """
+
+    format: ExportFormat
+    stream: Any
+
+    def write(
+        self,
+        names: Sequence[str],
+        chunks: Iterable[Any],
+        *,
+        rows_of: Callable[[Any], Iterable[Mapping[str, Any]]],
+        arrow_of: Callable[[Any], Any],
+        csv_of: Callable[[Any], str] | None = None,
+        **options: Any,
+    ) -> int:
+        """Writes rows, chunk by chunk, and returns how many.
+
+        Args:
+            names: of the columns.
+            chunks: at least one, which may be empty; each has a length.
+            rows_of: returns the rows of a chunk by column; a column may be missing.
+            arrow_of: returns a chunk as a `pyarrow.Table`.
+            csv_of: returns the lines of a chunk, where that is faster than row by row.
+            options: of `pyarrow.parquet.ParquetWriter`.
+        """
+        if self.format == "parquet":
+            # The buffer is that of a text stream such as sys.stdout.
+            return _write_parquet(map(arrow_of, chunks), getattr(self.stream, "buffer", self.stream), options)
+
+        def csv_of_rows(chunk: Any) -> str:
+            text = io.StringIO()
+            lines = csv.writer(text, lineterminator="\n")
+            lines.writerows([_csv_cell(row.get(name)) for name in names] for row in rows_of(chunk))
+            return text.getvalue()
+
+        count, is_csv = 0, self.format == "csv"
+        with _text_of(self.stream) as stream:
+            stream.write(header_line(map(clean_text, names)).decode() if is_csv else "")
+            for chunk in chunks:
+                stream.write(
+                    (csv_of or csv_of_rows)(chunk) if is_csv else "".join(map(_json_line, rows_of(chunk)))
+                )
+                count += len(chunk)
+        return count
+
+
+def _json_line(row: Mapping[str, Any]) -> str:
+    with contextlib.suppress(TypeError):
+        line: bytes = orjson.dumps(row)
+        # Also for NaN, of which `strict_json` makes a text.
+        if b"null" not in line:
+            return line.decode() + "\n"
+    return strict_json(row) + "\n"
+
+
+def _csv_cell(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list | dict) else value
+
+
+@contextlib.contextmanager
+def _text_of(stream: Any) -> Iterator[IO[str]]:
+    """Yields a stream of text, which writes to a stream of text or bytes."""
+    if isinstance(stream, io.TextIOBase) or not hasattr(stream, "readinto"):
+        yield stream
+        return
+    wrapper = io.TextIOWrapper(stream, encoding="utf-8", newline="", errors="backslashreplace")
+    try:
+        yield wrapper
+        wrapper.flush()
+    finally:
+        with contextlib.suppress(ValueError):
+            wrapper.detach()
+
+
+def _write_parquet(tables: Iterable[Any], stream: Any, options: Mapping[str, Any]) -> int:
+    """Writes tables in row groups of a million rows, or of some million values."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    found = iter(tables)
+    pending = [next(found)]
+    schema, count = pending[0].schema, len(pending[0])
+    group_rows = min(_GROUP_POINTS, max(1, _GROUP_VALUES // len(schema)))
+    with pa.parquet.ParquetWriter(stream, schema, compression="zstd", **options) as writer:
+        for table in found:
+            pending.append(table)
+            count += len(table)
+            if sum(map(len, pending)) >= group_rows:
+                writer.write_table(pa.concat_tables(pending))
+                pending = [schema.empty_table()]
+        writer.write_table(pa.concat_tables(pending))
+    return count

@@ -225,6 +225,11 @@ class Run(_Recorded):
         """What brings the files of a run in a store here; None for one in a folder."""
         return self._copy
 
+    @property
+    def as_listed(self) -> Run:
+        """The run as its documents show it: of one in a bucket, no rows or records are brought here."""
+        return self if self._copy is None else Run(self.record, clock=self._clock)
+
     def file(self, relative: str) -> Path:
         """Returns a file of the run, which need not exist; of one in a store it is brought here.
 

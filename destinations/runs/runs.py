@@ -1,5 +1,6 @@
 """`Runs`: the runs below some roots, to query, compare and edit."""
 
+import contextlib
 import heapq
 import importlib
 import logging
@@ -24,6 +25,7 @@ from .errors import (
     MetricNotFoundError,
     RunNotFoundError,
     RunsError,
+    WriterNotFoundError,
 )
 from .files import clean_text
 from .index.edits import edit_run
@@ -38,6 +40,7 @@ from .run import Run
 from .summary import read_extremes
 
 if TYPE_CHECKING:
+    from .content.series import Series
     from .index.bucket import BucketCopy
 
 __all__ = ["BestRun", "RunLike", "Runs", "differing", "matches"]
@@ -498,6 +501,27 @@ class Runs:
                         columns.setdefault(name, len(columns))
         return pd.DataFrame(rows, columns=list(columns))
 
+    def series(
+        self, name: str, runs: "Iterable[RunLike] | None" = None, rank: int = 0, writer: str | None = None
+    ) -> "dict[str, Series]":
+        """Returns a metric of many runs by run id, without the runs that lack it; a dataset reads it at once.
+
+        Args:
+            name: of the metric.
+            runs: which ones; None for all.
+            rank: as for `Run.series`.
+            writer: as for `Run.series`.
+
+        Raises:
+            RunNotFoundError: no run matches.
+            AmbiguousRunError: several runs match.
+        """
+        found = {}
+        for run in self if runs is None else [self._run(self._find(one)) for one in runs]:
+            with contextlib.suppress(MetricNotFoundError, WriterNotFoundError):
+                found[run.run_id] = run.series(name, rank, writer)
+        return found
+
     def plot(
         self, metric: str, *, x: str = "step", is_logarithmic: bool = False, limit: int = 20, **query: Any
     ) -> Any:
@@ -518,9 +542,11 @@ class Runs:
 
         require_matplotlib()
         lines: list[tuple[str, Any, Any]] = []
-        for run in self.query(**query):
-            if metric in run.record.summary and len(lines) < limit:
-                lines += lines_of(run.record, run.series(metric), x)
+        runs = [run for run in self.query(**query) if metric in run.record.summary]
+        found = self.series(metric, runs[:limit])
+        for run in runs:
+            if run.run_id in found and len(lines) < limit:
+                lines += lines_of(run.record, found[run.run_id], x)
         if not lines:
             raise MetricNotFoundError(metric, self.metric_names())
         return draw({metric: lines}, x=x, is_logarithmic=is_logarithmic)

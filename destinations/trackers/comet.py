@@ -271,7 +271,7 @@ class Comet(Tracker):
         log_artifacts: bool = False,
         **options: Any,
     ) -> None:
-        require_package("comet_ml", "comet", "Comet")
+        require_package("comet_ml", "Comet")
         if resume and experiment_key is None:
             raise ValueError("resume needs the key of the experiment. Pass experiment_key=...")
         self._name = name

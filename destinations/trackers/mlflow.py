@@ -687,4 +687,4 @@ class MLflow(Tracker):
 
 
 def _require_mlflow() -> None:
-    require_package("mlflow", "mlflow", "MLflow")
+    require_package("mlflow", "MLflow")

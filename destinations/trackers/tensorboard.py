@@ -369,7 +369,7 @@ class TensorBoard(Tracker):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        require_package("tensorboard", "tensorboard", "TensorBoard")
+        require_package("tensorboard", "TensorBoard")
         self._template = os.path.expanduser(log_dir)  # noqa: PTH111  # Path raises without a home
         check_placeholders(self._template)
         self._remote_folder = remote_folder

@@ -967,18 +967,17 @@ class Tracker(RecordDestination):
     __getstate__ = closed_state
 
 
-def require_package(package: str, extra: str, what: str) -> None:
+def require_package(package: str, what: str) -> None:
     """Checks that an optional package is installed, without importing it.
 
     Raises:
-        ImportError: it is not installed; the message names the extra.
+        ImportError: it is not installed.
     """
     import importlib.util
 
     if importlib.util.find_spec(package) is None:
         raise ImportError(
-            f"{what} needs the package {package!r}, which is not installed. "
-            f'Run: pip install "training-destinations[{extra}]".',
+            f"{what} needs the package {package!r}, which is not installed. Run: pip install {package}.",
             name=package,
         )
 

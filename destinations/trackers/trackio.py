@@ -6,6 +6,7 @@ Its methods run in the training thread and queue records; a background thread ca
 import functools
 import json
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ from .tracker import (
     require_package,
 )
 
+# At most 30 s.
+_IMPORT_TRIES, _IMPORT_SECONDS = 1000, 0.03
+
 
 class _TrackioSink(Sink):
     """Writes to a Trackio run with Trackio's own client."""
@@ -49,7 +53,23 @@ class _TrackioSink(Sink):
                 **self._options, config=config, embed=False, auto_log_gpu=False, auto_log_cpu=False
             )
         self._last_step = step
+        self._wait_for_figures()
         self._run.log(values, step)
+
+    def _wait_for_figures(self) -> None:
+        """Waits while another thread imports plotly or matplotlib.
+
+        Trackio asks whether each value is a figure of theirs, and drops the value if they cannot answer yet.
+        """
+        # Older versions do not ask.
+        ask: Any = getattr(getattr(self._trackio, "Html", None), "is_loggable_figure", None)
+        for _ in range(_IMPORT_TRIES if ask else 0):
+            try:
+                ask(0.0)
+            except AttributeError:
+                time.sleep(_IMPORT_SECONDS)
+            else:
+                return
 
     def _earlier_config(self) -> dict[str, Any]:
         """Returns the configuration of a continued run, which Trackio would replace."""
@@ -232,7 +252,7 @@ class Trackio(Tracker):
 
 
 def _require_trackio() -> None:
-    require_package("trackio", "trackio", "Trackio")
+    require_package("trackio", "Trackio")
 
 
 def _rgb(pixels: Any) -> Any:

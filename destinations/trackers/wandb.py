@@ -500,7 +500,7 @@ class WandB(Tracker):
         init_kwargs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        require_package("wandb", "wandb", "WandB")
+        require_package("wandb", "WandB")
         if mode not in _MODES:
             raise ValueError(f'mode must be "online", "offline" or "disabled", got {mode!r}.')
         if not step_metric or step_metric.startswith("_"):

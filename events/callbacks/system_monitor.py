@@ -146,8 +146,7 @@ class _Machine:
             import psutil
         except ImportError as error:
             raise ImportError(
-                "SystemMonitor needs psutil, which is not installed. "
-                "Run pip install 'training-destinations[system]'."
+                "SystemMonitor needs psutil, which is not installed. Run: pip install psutil"
             ) from error
         self._psutil: Any = psutil
         self._process: Any = None

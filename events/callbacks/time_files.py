@@ -4,6 +4,7 @@ docs/format.md describes the files. The thread only looks on: the training threa
 """
 
 import logging
+import os
 import statistics
 import threading
 import time
@@ -14,8 +15,6 @@ from typing import Any
 
 from events.redaction import error_text
 from events.state import State
-
-from .growing_csv import GrowingCsv, cell_of
 
 _log = logging.getLogger("events")
 
@@ -73,6 +72,50 @@ def _wakes() -> int | None:
         return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
     except (ImportError, AttributeError):
         return None
+
+
+def _cell(text: str) -> str:
+    """Returns a text as a cell of a CSV, in one line."""
+    text = " ".join(text.split())[:200]
+    return '"' + text.replace('"', '""') + '"' if '"' in text or "," in text else text
+
+
+class GrowingCsv:
+    """A CSV that grows by lines, of which the last one may be written again.
+
+    Args:
+        path: of the file; created with its header if it is empty.
+        header: its first line.
+    """
+
+    def __init__(self, path: Path, header: str) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        self._end = os.fstat(self._fd).st_size
+        self._width = 0
+        if not self._end:
+            self.write(header, is_last=True)
+        elif os.pread(self._fd, 1, self._end - 1) != b"\n":
+            self.write("", is_last=True)
+
+    def write(self, text: str, *, is_last: bool) -> None:
+        """Writes a line in place of one that is not the last; spaces cover the rest of a longer one.
+
+        Args:
+            text: the line.
+            is_last: whether it stays as it is.
+        """
+        data = text.encode("utf-8", "backslashreplace").ljust(self._width) + b"\n"
+        view, at = memoryview(data), self._end
+        while view:
+            done = os.pwrite(self._fd, view, at)
+            view, at = view[done:], at + done
+        self._width = len(data) - 1
+        if is_last:
+            self._end, self._width = self._end + len(data), 0
+
+    def close(self) -> None:
+        """Closes the file."""
+        os.close(self._fd)
 
 
 class TimeFiles:
@@ -270,8 +313,8 @@ class TimeFiles:
         if self._span_bytes > _MAX_SPAN_BYTES:
             self._left_out += 1
             return
-        text = self._ledger.name_of(name) if isinstance(name, int) else cell_of(name)
-        line = f"{self._wall(begin):.6f},{microseconds},{text},{cell_of(track)}\n"
+        text = self._ledger.name_of(name) if isinstance(name, int) else _cell(name)
+        line = f"{self._wall(begin):.6f},{microseconds},{text},{_cell(track)}\n"
         lines.append(line)
         self._span_bytes += len(line)
         if track in {"time", "loop"}:

@@ -5,7 +5,9 @@ The training thread charges each moment to one bucket. A thread of the ledger wr
 """
 
 import contextlib
+import functools
 import gc
+import itertools
 import os
 import sys
 import threading
@@ -20,7 +22,6 @@ from events.event import Event
 from events.logger.logger import Logger
 from events.state import Phase, State
 
-from .device_clock import DeviceClock
 from .folder import run_folder
 from .time_files import TimeFiles
 
@@ -80,6 +81,9 @@ for _one in (_START, _RESTORE, _EVALUATION, _CHECKPOINT, _GARBAGE, _IDLE, _CLOSI
     _LONG_ENOUGH[_one] = _RARE
 _ANY = [0] * (_WHOLE + 1)
 _NEVER = 1 << 62
+# Batches that the device has not done; of more, the oldest are not measured.
+_MAX_PENDING_BATCHES = 1000
+_END_OF_BATCH = -1
 # Of the time from the beginning of the process to `INIT`, no more is the run's.
 _MAX_START = 3600.0
 
@@ -109,6 +113,43 @@ def _take_start() -> float:
     # Python sets `ps1` in a shell, IPython in a notebook's kernel: that was there before, maybe for hours.
     is_begun_for_it = is_first and not hasattr(sys, "ps1")
     return min(seconds_of_process(), _MAX_START) if is_begun_for_it else 0.0
+
+
+class DeviceClock:
+    """Measures the parts of batches on a device, by events that are queued between its kernels.
+
+    Nothing waits for the device: a batch counts once its last event has passed.
+
+    Args:
+        parts: the buckets of a batch.
+    """
+
+    def __init__(self, parts: Iterable[int]) -> None:
+        import torch
+
+        self._make = functools.partial(torch.cuda.Event, enable_timing=True)
+        self._marks: list[tuple[int, Any]] = []
+        self._pending: deque[list[tuple[int, Any]]] = deque(maxlen=_MAX_PENDING_BATCHES)
+        self.nanoseconds = dict.fromkeys(parts, 0.0)
+
+    def mark(self, bucket: int) -> None:
+        """Notes that kernels which are queued from here on are of a bucket."""
+        event = self._make()
+        event.record()
+        self._marks.append((bucket, event))
+
+    def end(self) -> None:
+        """Ends a batch."""
+        self.mark(_END_OF_BATCH)
+        self._pending.append(self._marks)
+        self._marks = []
+        self.collect()
+
+    def collect(self) -> None:
+        """Adds up the batches that the device has done. Training thread, outside of a graph capture."""
+        while self._pending and self._pending[0][-1][1].query():
+            for (bucket, begin), (_, end) in itertools.pairwise(self._pending.popleft()):
+                self.nanoseconds[bucket] += begin.elapsed_time(end) * 1e6
 
 
 class TimeLedger(Callback):

@@ -116,6 +116,7 @@ class DiskThatFailsOnce(RecordingDisk):
         if self.is_failing and self.left >= 0:
             self.left -= 1
             if self.left < 0:
+                self.note("failed")
                 raise OSError(errno.ENOSPC, "no space, once")
 
     def open(self, path: Path | str, flags: int, mode: int = 0o666) -> int:

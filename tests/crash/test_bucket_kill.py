@@ -1,5 +1,6 @@
 """Machines that write one run in a bucket and are lost, again and again, while the store fails in every way."""
 
+import contextlib
 import json
 import os
 import random
@@ -22,7 +23,7 @@ from tests.crash.machines import lose, send_signal
 from tests.effort import times
 from tests.servers import s3_servers
 from tests.servers.fault_proxy import PAGE, Answer, Corrupt, Dribble, Late, Reset, Truncate
-from uploads import UploadError, open_store
+from uploads import TransientStoreError, UploadError, open_store
 
 KILLS = times(8, 200)
 WRITERS = ("-", *(f"eval{number}" for number in range(times(2, 8))))
@@ -120,7 +121,17 @@ class Machine:
 
 
 def rows_in(server, writer, folder):
-    """The numbers of the rows of a writer that a reader of the store has, and of those in branches."""
+    """The numbers of the rows of a writer that a reader of the store has, and of those in branches.
+
+    moto answers 500 at times while nine processes change what it lists.
+    """
+    for _ in range(4):
+        with contextlib.suppress(TransientStoreError):
+            return _rows_in(server, writer, folder)
+    return _rows_in(server, writer, folder)
+
+
+def _rows_in(server, writer, folder):
     shutil.rmtree(folder, ignore_errors=True)
     prefix = "" if writer == "-" else f"writers/{writer}/"
     run = StoredRun(open_store(server), prefix, folder)

@@ -322,8 +322,11 @@ def test_a_kill_at_every_change_loses_no_row(quick_path, scenario):
 
             rows = rows_in(root / "run") if (root / "run").exists() else []
             assert rows in (rows_after(begun[:returned]), rows_after(begun))
-            assert go_on(root / "run") == [*rows, *((step, {"a": step / 2}) for step in (1000, 1001, 1002))]
-            check_left(root / "run", begun)
+            # Each kind of change comes again with each drain: a third of them has a session that continues.
+            if checked % times(3, 1) == 0:
+                later = [(step, {"a": step / 2}) for step in (1000, 1001, 1002)]
+                assert go_on(root / "run") == [*rows, *later]
+                check_left(root / "run", begun)
             shutil.rmtree(root)
             checked += 1
         disk.apply(change)
@@ -331,22 +334,29 @@ def test_a_kill_at_every_change_loses_no_row(quick_path, scenario):
 
 
 def kill_after_an_error(scenario, number, quick_path):
-    """Has one operation of the drains fail, which then go on, and checks a kill at each change since; False if there are fewer."""
+    """Has one operation of the drains fail, which then go on, and checks a kill at each change since; False if there are fewer.
+
+    What a kill before leaves is what it leaves where nothing fails.
+    """
     live, root = quick_path / "live", quick_path / "at"
     live.mkdir()
     recording = model.DiskThatFailsOnce(live, number)
     recording.make_folder(live / "run")
     scenario(recording, live / "run")
-    disk, begun, returned, seen = model.CrashedDisk(), [], 0, set()
+    disk, begun, returned, seen, has_failed = model.CrashedDisk(), [], 0, set(), False
     for change in recording.changes:
         match change:
             case ("note", "begun", step, metrics):
                 begun.append((step, metrics))
             case ("note", "returned"):
                 returned = len(begun)
+            case ("note", "failed"):
+                has_failed = True
         if change[0] == "note":
             continue
         disk.apply(change)
+        if not has_failed:
+            continue
         files = disk.after_kill()
         key = model.digest(files), returned, len(begun)
         if key not in seen:
@@ -354,7 +364,7 @@ def kill_after_an_error(scenario, number, quick_path):
             model.put(files, root)
             rows = rows_in(root / "run") if (root / "run").exists() else []
             assert rows in (rows_after(begun[:returned]), rows_after(begun)), (number, change[:2])
-            if len(seen) % times(3, 1) == 0:
+            if len(seen) % times(6, 1) == 0:
                 assert go_on(root / "run")[: len(rows)] == rows, (number, change[:2])
             shutil.rmtree(root)
     shutil.rmtree(live)
@@ -394,6 +404,9 @@ def test_a_power_loss_at_any_change_costs_the_last_second_at_most(quick_path, sc
             continue
         disk.apply(change)
         for fates, folder_fates in model.fates_to_try(source):
+            # A thousand changes, ninety fates each.
+            if source.randrange(times(8, 1)):
+                continue
             files = disk.files(fates, folder_fates)
             key = model.digest(files), safe, len(begun)
             if key in seen:

@@ -471,8 +471,11 @@ class Bucket(Folder):
         if run.sessions == session:
             self.process, self.now = process, run
             return
-        # It was taken over: what it logs now is a branch.
-        process.call("log", "metrics", "loss", next(self.numbers), 3)
+        # It was taken over: what it logs now is a branch, as far as the machine has sent it.
+        number = next(self.numbers)
+        at = process.call("log", "metrics", "loss", number, 3)
+        run.branches[session].append(Record("metrics", "loss", at, number))
+        run.doubtful.add(number)
         if ends:
             process.call("close")
             process.end()

@@ -54,6 +54,10 @@ def test_a_monitor_sees_the_run_and_its_uploads(tmp_path):
     spool = f'{{spool="{tmp_path / "spool"}",store="{(tmp_path / "store").as_uri()}"}}'
     assert found["destinations_batch", '{run="digits"}'] == 1
     assert found["destinations_last_batch_seconds", '{run="digits"}'] >= 0
+    assert found["destinations_upload_lost_files", '{run="digits"}'] == 0
+    for what in ("waiting_rows", "dropped", "refused", "lost"):
+        labels = f'{{run="digits",destination="RunDirectory",what="{what}"}}'
+        assert found["destinations_records", labels] == 0
     assert found["destinations_upload_waiting_bytes", spool] == 0
     assert found["destinations_upload_uploader_up", spool] == 1
     assert found["destinations_upload_last_success_timestamp_seconds", spool] > 1e9

@@ -1,93 +1,165 @@
-"""Daft on Ray and Spark read a dataset and answer what DuckDB answers: `make test-engines`."""
+"""DuckDB, Polars, Daft on Ray and Spark read a dataset and give equal answers: `make test-engines`.
+
+Daft, Ray and Spark are large, and have an environment of their own; where they are missing, they are skipped.
+"""
 
 import math
+from collections import defaultdict
 
 import pytest
 
-pytest.importorskip(
-    "daft", reason="Ray and Spark are large, and have an environment of their own: make test-engines"
-)
-pytest.importorskip("ray")
-pytest.importorskip("pyspark")
-
-import daft
+pytest.importorskip("deltalake")
 
 from destinations.runs import open_runs
 from destinations.runs.dataset import compact, open_dataset
 
-# The engines warn of much that is theirs.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [
+    # The engines warn of much that is theirs.
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.xdist_group("duckdb"),
+]
 
-RUNS, STEPS = 12, 200
-# For each hyperparameter, the number of values of a metric, their minimum and mean.
-QUERY = """
-SELECT h.json AS width, count(*), min(value), avg(value)
-FROM metrics m JOIN hparams h ON h.run_id = m.run_id AND h.name = 'width'
-WHERE metric = 'loss' AND step >= 50 GROUP BY width ORDER BY width
-"""
+RUNS, STEPS, LATE_RUN, LATE_STEP, DELETED = 12, 200, 6, 150, 4
+TABLES = ("runs", "metrics", "hparams")
+# In SQL that every engine has; Spark quotes names in another way.
+QUESTIONS = {
+    "best of each group": """
+        SELECT "hparams.width" AS width, MIN("min.loss") AS best FROM runs
+        GROUP BY "hparams.width" ORDER BY width""",
+    "mean curve over seeds": """
+        SELECT metrics.step AS step, AVG(metrics.value) AS mean
+        FROM metrics JOIN runs ON metrics.run_id = runs.run_id
+        WHERE metrics.metric = 'loss' AND runs."hparams.width" = 64 GROUP BY metrics.step ORDER BY step""",
+    "runs without a metric": """
+        SELECT runs.run_id AS run_id FROM runs ANTI JOIN
+        (SELECT run_id FROM metrics WHERE metric = 'late') AS found ON runs.run_id = found.run_id
+        ORDER BY run_id""",
+    "percentile": """
+        SELECT value FROM
+        (SELECT value, ROW_NUMBER() OVER (ORDER BY value) AS place FROM metrics WHERE metric = 'loss') AS sorted
+        WHERE place = 1980""",
+    "a metric that came late": """
+        SELECT metrics.run_id AS run_id, MIN(metrics.step) AS first, MAX(runs."summary.late") AS last
+        FROM metrics JOIN runs ON metrics.run_id = runs.run_id
+        WHERE metrics.metric = 'late' GROUP BY metrics.run_id ORDER BY run_id""",
+    "what is left of a deleted run": """
+        SELECT COUNT(*) AS count, MIN(step) AS least FROM metrics WHERE run_id = 'id-04'""",
+}
+
+
+def id_of(number):
+    """The id of a run, in the order of numbers as texts."""
+    return f"id-{number:02}"
+
+
+def loss(number, step):
+    """The loss of a run, no two of which are equal."""
+    return math.sin(number + step / 7) + number / 1000
+
+
+def width(number):
+    """The hyperparameter of a run."""
+    return 64 << number % 3
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A dataset of runs with a hyperparameter, compacted twice and optimized once."""
+    """A dataset of runs with a hyperparameter, compacted twice, from which one is deleted."""
     folder = tmp_path_factory.mktemp("engines")
     for number in range(RUNS):
         run_dir = folder / "runs" / f"run{number}"
         run_dir.mkdir(parents=True)
-        rows = [f"{step},{math.sin(number + step)!r},{step * number}" for step in range(STEPS)]
-        (run_dir / "metrics.csv").write_text("\n".join(["step,loss,seen", *rows]) + "\n")
+        has_late = number >= LATE_RUN
+        rows = []
+        for step in range(STEPS):
+            late = f",{step}" if has_late and step >= LATE_STEP else "," * has_late
+            rows.append(f"{step},{loss(number, step)!r}{late}")
+        (run_dir / "metrics.csv").write_text("\n".join(["step,loss" + ",late" * has_late, *rows]) + "\n")
         (run_dir / "sidecar.json").write_text(
-            f'{{"run_id": "id-{number}", "status": "completed", "format_version": 1, '
-            f'"hparams": {{"width": {64 << number % 3}}}, "summary": {{}}}}'
+            f'{{"run_id": "{id_of(number)}", "status": "completed", "format_version": 1, '
+            f'"hparams": {{"width": {width(number)}}}, "summary": {{}}}}'
         )
-        if number % 6 == 5:
+        if number + 1 in {LATE_RUN, RUNS}:
             with open_runs(folder / "runs", cache=folder / "cache") as runs:
-                compact(runs, folder / "data", optimize=number == RUNS - 1)
+                compact(runs, folder / "data", optimize=number + 1 == RUNS)
+    with open_dataset(folder / "data") as dataset:
+        dataset.delete([id_of(DELETED)])
     return folder / "data"
 
 
 @pytest.fixture(scope="module")
-def dataset(place):
-    """The dataset, open."""
+def answers():
+    """What each question must give, from plain lists."""
+    there = [number for number in range(RUNS) if number != DELETED]
+    best = defaultdict(list)
+    for number in there:
+        best[width(number)] += [loss(number, step) for step in range(STEPS)]
+    seeds = [number for number in there if width(number) == 64]
+    every = sorted(loss(number, step) for number in there for step in range(STEPS))
+    return {
+        "best of each group": [(float(one), min(best[one])) for one in sorted(best)],
+        "mean curve over seeds": [
+            (step, sum(loss(number, step) for number in seeds) / len(seeds)) for step in range(STEPS)
+        ],
+        "runs without a metric": [(id_of(number),) for number in there if number < LATE_RUN],
+        "percentile": [(every[math.ceil(0.9 * len(every)) - 1],)],
+        "a metric that came late": [
+            (id_of(number), LATE_STEP, float(STEPS - 1)) for number in there if number >= LATE_RUN
+        ],
+        "what is left of a deleted run": [(0, None)],
+    }
+
+
+def assert_equal(found, answers):
+    """The answers are equal; means are added up in another order."""
+    assert found.keys() == answers.keys()
+    for question, wanted in answers.items():
+        rows = [tuple(row) for row in found[question]]
+        assert len(rows) == len(wanted), question
+        for row, expected in zip(rows, wanted, strict=True):
+            assert row == pytest.approx(expected, rel=1e-12), question
+
+
+def test_duckdb(place, answers):
+    """DuckDB reads the files of the version that is open."""
     with open_dataset(place) as dataset:
-        yield dataset
+        assert_equal({name: dataset.sql(query).rows for name, query in QUESTIONS.items()}, answers)
 
 
-def assert_same(found, dataset):
-    """The answer is DuckDB's; means are added up in another order."""
-    wanted = dataset.sql(QUERY).rows
-    assert len(wanted) == 3
-    assert [row[:3] for row in found] == [row[:3] for row in wanted]
-    assert [row[3] for row in found] == pytest.approx([row[3] for row in wanted], rel=1e-12)
+def versions_of(place):
+    """The versions of the tables that belong together."""
+    with open_dataset(place) as dataset:
+        return dataset.versions
 
 
-def test_daft_on_a_ray_cluster(place, dataset):
-    """Daft reads the Delta tables, on the workers of a local Ray cluster."""
-    import ray
+def test_polars(place, answers):
+    """Polars reads the tables as Delta Lake."""
+    polars = pytest.importorskip("polars")
+    versions = versions_of(place)
+    tables = {name: polars.scan_delta(str(place / name), version=versions[name]) for name in TABLES}
+    context = polars.SQLContext(tables, eager=True)
 
+    assert_equal({name: context.execute(query).rows() for name, query in QUESTIONS.items()}, answers)
+
+
+def test_daft_on_a_ray_cluster(place, answers):
+    """Daft reads the tables as Delta Lake, on the workers of a local Ray cluster."""
+    daft, ray = pytest.importorskip("daft"), pytest.importorskip("ray")
+    versions = versions_of(place)
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         daft.set_runner_ray()
-        metrics = daft.read_deltalake(str(place / "metrics"), version=dataset.versions["metrics"])
-        hparams = daft.read_deltalake(str(place / "hparams"), version=dataset.versions["hparams"])
-        widths = hparams.where(daft.col("name") == "width").select("run_id", daft.col("json").alias("width"))
-        losses = metrics.where((daft.col("metric") == "loss") & (daft.col("step") >= 50))
-        value = daft.col("value")
-        found = (
-            losses.join(widths, on="run_id")
-            .groupby("width")
-            .agg(value.count().alias("count"), value.min().alias("min"), value.mean().alias("mean"))
-            .sort("width")
-            .to_pydict()
-        )
+        tables = {name: daft.read_deltalake(str(place / name), version=versions[name]) for name in TABLES}
+        found = {name: daft.sql(query, **tables).to_pydict() for name, query in QUESTIONS.items()}
     finally:
         ray.shutdown()
 
-    assert_same(list(zip(*found.values(), strict=True)), dataset)
+    assert_equal({name: list(zip(*one.values(), strict=True)) for name, one in found.items()}, answers)
 
 
-def test_spark(dataset):
+def test_spark(place, answers):
     """Spark reads the Parquet files that the tables name, without the jars of Delta Lake."""
+    pytest.importorskip("pyspark")
     from pyspark.sql import SparkSession
 
     spark = (
@@ -99,10 +171,12 @@ def test_spark(dataset):
         .getOrCreate()
     )
     try:
-        for name in ("metrics", "hparams"):
-            spark.read.parquet(*dataset.files(name)).createOrReplaceTempView(name)
-        found = [tuple(row) for row in spark.sql(QUERY).collect()]
+        with open_dataset(place) as dataset:
+            for name in TABLES:
+                files = spark.read.option("mergeSchema", "true").parquet(*dataset.files(name))
+                files.createOrReplaceTempView(name)
+        found = {name: spark.sql(query.replace('"', "`")).collect() for name, query in QUESTIONS.items()}
     finally:
         spark.stop()
 
-    assert_same(found, dataset)
+    assert_equal(found, answers)

@@ -340,7 +340,7 @@ def _add_editing(commands: _Commands) -> None:
 
 
 def _add_upkeep(commands: _Commands) -> None:
-    parser = commands.add("rm", "gc.rm", "delete runs with everything in their folders")
+    parser = commands.add("rm", "gc.rm", "delete runs with everything in their folders, or from a dataset")
     _add_run(parser, nargs="+")
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
     parser.add_argument("--force", action="store_true", help="also runs that others beside them are forks of")
@@ -374,14 +374,15 @@ def _add_upkeep(commands: _Commands) -> None:
     )
     parser.add_argument("source", metavar="ROOT", help="folder of runs")
     parser.add_argument("target", metavar="DATASET", help="folder, s3://bucket/prefix, gs://… or az://…")
-    parser.add_argument(
-        "--optimize", action="store_true", help="sort the values by metric and run, in few files"
-    )
+    parser.add_argument("--optimize", action="store_true", help="join small files, sorted by metric and run")
     parser.add_argument(
         "--vacuum", type=float, metavar="DAYS", help="remove files that only versions older than this need"
     )
     parser.add_argument(
         "--remove-gone", action="store_true", help="remove runs from DATASET that ROOT no longer has"
+    )
+    parser.add_argument(
+        "--include-deleted", action="store_true", help="also runs that were deleted from DATASET"
     )
     parser.add_argument(
         "--single-writer",

@@ -9,7 +9,7 @@ from destinations.runs import DatasetError, Run
 from destinations.runs.export import ExportFormat, export_metrics, export_rows, export_runs
 
 from .listing import selection_of
-from .running import EXIT_FAILED, EXIT_OK, UsageError, find_runs, open_selected, roots_of
+from .running import EXIT_FAILED, EXIT_INCOMPLETE, EXIT_OK, UsageError, find_runs, open_selected, roots_of
 from .screen import Cell, Column, CommandContext, bytes_text, table_lines, value_text
 
 __all__ = ["compact", "export", "pack", "sql"]
@@ -26,21 +26,28 @@ def export(options: argparse.Namespace, session: CommandContext) -> int:
     on_screen: ExportFormat = "jsonl" if options.json else "csv"
     chosen = None if output is not None else on_screen
     target = session.screen.data_stream() if output is None else output
+    damaged: list[str] = []
+
+    def on_damaged(run: Run, error: Exception) -> None:
+        damaged.append(f"metrics of run {run.run_id} in {run.place} cannot be read completely: {error}")
+
     if options.rows and len(runs) != 1:
         raise UsageError(f"--rows exports one run, got {len(runs)}. Give its name.")
     if options.rows:
         count = export_rows(runs[0], target, format=chosen, rank=options.rank, overwrite=options.overwrite)
     elif options.metrics:
-        count = export_metrics(runs, target, format=chosen, overwrite=options.overwrite)
+        count = export_metrics(
+            runs, target, format=chosen, overwrite=options.overwrite, on_damaged=on_damaged
+        )
     else:
         count = export_runs(runs, target, format=chosen, overwrite=options.overwrite, clock=session.clock)
-    if output is None:
-        return EXIT_OK
-    if options.json:
+    for text in damaged:
+        session.note(text)
+    if output is not None and options.json:
         session.screen.json({"output": output, "runs": len(runs), "rows": count})
-    else:
+    elif output is not None:
         session.screen.line(f"wrote {count} rows of {len(runs)} runs to {output}")
-    return EXIT_OK
+    return EXIT_INCOMPLETE if damaged else EXIT_OK
 
 
 def _selected(options: argparse.Namespace, session: CommandContext) -> Sequence[Run]:
@@ -93,6 +100,7 @@ def compact(options: argparse.Namespace, session: CommandContext) -> int:
                 optimize=options.optimize,
                 vacuum_days=options.vacuum,
                 remove_gone=options.remove_gone,
+                include_deleted=options.include_deleted,
                 single_writer=options.single_writer,
                 clock=session.clock,
             )
@@ -112,7 +120,13 @@ def compact(options: argparse.Namespace, session: CommandContext) -> int:
         f"{report.uri}: {report.runs} runs, {report.points} points, {bytes_text(report.size)}; "
         f"{report.added} new, {report.changed} changed, {report.updated} with updated metadata, "
         f"{report.unchanged} unchanged, {report.removed} removed, {report.alive} still alive"
+        + (f", {report.deleted} deleted from the dataset before" if report.deleted else "")
     )
+    if report.without_column:
+        session.note(
+            f"{len(report.without_column)} hyperparameters or metrics have no column in the table runs, "
+            f"such as {report.without_column[0]}. The tables hparams and summary have them."
+        )
     for path in report.duplicates:
         session.note(f"left out {path}: a newer run has the same id")
     for path, problem in report.damaged:

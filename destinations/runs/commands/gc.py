@@ -17,7 +17,7 @@ import re
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -31,7 +31,7 @@ from destinations.run_directory.layout import (
     lock_name,
     metrics_name,
 )
-from destinations.runs import Run, RunNotFoundError, RunRecord, is_alive
+from destinations.runs import Run, RunNotFoundError, RunRecord, is_alive, open_runs
 from destinations.runs.files import json_lines
 from destinations.runs.index.bucket import BucketCopy
 from destinations.runs.own_files import FOLDERS, KNOWN, LOCK
@@ -49,8 +49,11 @@ from uploads.disk import (
 )
 
 from .fields import status_style
-from .running import EXIT_FAILED, EXIT_OK, UsageError, find_runs, open_selected
+from .running import EXIT_FAILED, EXIT_OK, UsageError, find_runs, given_roots, open_selected
 from .screen import Cell, Column, CommandContext, age_text, bytes_text, table_lines
+
+if TYPE_CHECKING:
+    from destinations.runs.dataset import Dataset
 
 __all__ = ["gc", "rm"]
 
@@ -125,13 +128,10 @@ def gc(options: argparse.Namespace, session: CommandContext) -> int:
     return EXIT_FAILED if failed else EXIT_OK
 
 
-def _check_are_folders(copies: Iterable[BucketCopy | None], *, is_dataset: bool) -> None:
-    """Refuses runs in a store, where only a copy would be deleted, and runs of a dataset."""
+def _check_are_folders(copies: Iterable[BucketCopy | None], *, is_dataset: bool = False) -> None:
+    """Refuses runs in a store, where only a copy would be deleted, and a dataset, which has no folders."""
     if is_dataset:
-        raise UsageError(
-            "runs of a dataset are read-only: deleting their folders would leave them in it. Name the folder "
-            "of the runs with --root, delete them there, then compact again with --remove-gone."
-        )
+        raise UsageError("a dataset has no folders. Delete its runs with `destinations runs rm`.")
     for copy in copies:
         if copy is not None:
             raise UsageError(
@@ -358,9 +358,19 @@ def _collect(record: RunRecord, now: float) -> None:
 
 
 def rm(options: argparse.Namespace, session: CommandContext) -> int:
-    """Deletes runs with everything in their folders, after asking."""
+    """Deletes runs with everything in their folders, or from a dataset, after asking."""
+    if roots := given_roots(options, session):
+        from destinations.runs.dataset.reading import Dataset
+
+        with open_runs(*roots, scan=False, clock=session.clock) as opened:
+            if isinstance(opened, Dataset):
+                return _rm_of_dataset(opened, options, session)
+    return _rm_folders(options, session)
+
+
+def _rm_folders(options: argparse.Namespace, session: CommandContext) -> int:
     found = find_runs(options.run_name, options, session)
-    _check_are_folders((run.copy for run in found), is_dataset=any(map(_is_of_dataset, found)))
+    _check_are_folders(run.copy for run in found)
     runs = list({run.path.resolve(): run for run in found}.items())
     now = session.clock
 
@@ -401,16 +411,29 @@ def rm(options: argparse.Namespace, session: CommandContext) -> int:
 def _is_confirmed(sizes: dict[Path, int], session: CommandContext) -> bool:
     for path, size in sizes.items():
         session.note(f"{path}: {sum(1 for _ in _content(path))} entries, {bytes_text(size)}")
+    what = "this run" if len(sizes) == 1 else f"these {len(sizes)} runs"
+    return _is_agreed(f"Delete {what} permanently? [y/N] ", session)
+
+
+def _is_agreed(question: str, session: CommandContext) -> bool:
     if session.ask is None:
         raise UsageError("cannot ask without a terminal. Add --yes to delete these runs.")
-    what = "this run" if len(sizes) == 1 else f"these {len(sizes)} runs"
-    return session.ask(f"Delete {what} permanently? [y/N] ").strip().lower() in {"y", "yes"}
+    return session.ask(question).strip().lower() in {"y", "yes"}
 
 
-def _is_of_dataset(run: Run) -> bool:
-    from destinations.runs.dataset.reading import DatasetRun
-
-    return isinstance(run, DatasetRun)
+def _rm_of_dataset(dataset: "Dataset", options: argparse.Namespace, session: CommandContext) -> int:
+    """Deletes runs from a dataset; their folders stay."""
+    found = list({run.run_id: run for run in map(dataset.__getitem__, options.run_name)}.values())
+    names = ", ".join(run.name for run in found)
+    if not options.yes and not _is_agreed(f"Delete {names} from {dataset.uri}? [y/N] ", session):
+        session.note("nothing was deleted")
+        return EXIT_FAILED
+    dataset.delete(found)
+    if options.json:
+        session.screen.json([{"run_id": run.run_id, "path": str(run.path)} for run in found])
+    else:
+        session.screen.lines(f"deleted {run.run_id} from {dataset.uri}" for run in found)
+    return EXIT_OK
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from destinations.runs.errors import MetricNotFoundError
 from destinations.runs.files import json_lines
 from destinations.runs.streams import Stream, by_time, reported, streams_of
 
-__all__ = ["RecordCount", "Records"]
+__all__ = ["RecordCount", "Records", "chosen", "count_records"]
 
 _MAX_NAMES = 1000
 # Of a cell in memory, with its text.
@@ -70,7 +70,7 @@ class Records:
             with reported(stream):
                 parsed = self._parsed(stream, wanted.index)
                 found.append(_without_deleted([record for kind, record in parsed if kind is wanted]))
-        return _chosen(_merged(found), name, step)
+        return chosen(_merged(found), name, step)
 
     def table(self, name: str, step: int | None = None) -> Table:
         """Reads a table.
@@ -139,7 +139,7 @@ class Records:
         for stream in streams_of(self._run_dir, end=self._end):
             for index in indexes():
                 with reported(stream):
-                    _count(self._parsed(stream, index), found)
+                    count_records(self._parsed(stream, index), found)
         return {kind.plural: found[kind.plural] for kind in KINDS if kind.plural in found}
 
     def _parsed(self, stream: Stream, index: str) -> Iterator[tuple[Kind | None, Any]]:
@@ -159,7 +159,7 @@ class Records:
                 yield kind, found
 
 
-def _count(records: Iterable[tuple[Kind | None, Any]], found: dict[str, RecordCount]) -> None:
+def count_records(records: Iterable[tuple[Kind | None, Any]], found: dict[str, RecordCount]) -> None:
     """Adds records to the counts by kind."""
     for kind, record in records:
         if kind is None or record is None:
@@ -200,7 +200,8 @@ def _without_deleted(records: list[Any]) -> list[Any]:
     ]
 
 
-def _chosen(records: Iterable[Any], name: str | None, step: int | None) -> list[Any]:
+def chosen(records: Iterable[Any], name: str | None, step: int | None) -> list[Any]:
+    """Returns the records of a name and a step; see `RecordAccess.records`."""
     found: list[Any] = []
     others: dict[str, None] = {}
     is_known = name is None

@@ -14,22 +14,29 @@ a bucket is read with the same options as by `uploads`. A query only reads, and 
 
 import contextlib
 import functools
+import hashlib
+import itertools
+import json
 import logging
 import re
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from destinations.kinds import KINDS, kind_of
+from destinations.kinds.line import Line
+from destinations.kinds.tables import TableEntry
+from destinations.kinds.texts import TEXT
 from destinations.run_directory.layout import column_of
+from destinations.runs.content.records import RecordCount, Records, chosen, count_records
 from destinations.runs.errors import (
     DatasetError,
-    EditError,
     MetricNotFoundError,
     RunNotFoundError,
     RunsError,
@@ -40,9 +47,10 @@ from destinations.runs.index.root import Root
 from destinations.runs.index.scan import ScanChange, ScanReport
 from destinations.runs.record import Extremes, RunRecord, Scalar, sound_value
 from destinations.runs.run import MetricSummary, Run
-from destinations.runs.runs import Result, Runs
+from destinations.runs.runs import Result, RunLike, Runs
 
-from .tables import COLUMNS, WRITER, Location, TableVersions, delta_errors, load, scalar_of
+from .tables import COLUMNS, PARTITIONS, Location, TableVersions, delta_errors, load, scalar_of
+from .writing import DatasetWriter, condition, delete_runs, edited_row
 
 if TYPE_CHECKING:
     from destinations.run_directory.blocks import Block
@@ -52,6 +60,8 @@ __all__ = ["Dataset", "DatasetRun", "SqlResult", "open_dataset", "sql"]
 
 _log = logging.getLogger("destinations")
 
+Parameters = Sequence[Any] | Mapping[str, Any]
+
 _MEMORY = "1GB"
 _INDEX_ROOT = "/dataset"
 _BY_ARROW = "_read_by_arrow"
@@ -59,6 +69,8 @@ _READING = frozenset({"SELECT", "EXPLAIN", "MULTI"})
 # An EXPLAIN, and what DuckDB makes of a PIVOT, hide the statement that they run.
 _HIDING = frozenset({"EXPLAIN", "MULTI"})
 _HIDDEN = re.compile(r"\b(?:analy[sz]e|copy|create|delete|insert|merge|update)\b", re.IGNORECASE)
+# By what a line of a record that somebody else wrote may fail.
+_DAMAGED = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, IndexError)
 _RECORD_FIELDS = frozenset(field.name for field in attrs.fields(RunRecord)) - {"run_id", "path"}
 
 
@@ -97,9 +109,9 @@ class SqlResult:
 
 
 class DatasetRun(Run):
-    """A run of a dataset: its record and its metrics.
+    """A run of a dataset: its record, its metrics, its texts and tables, and links to its other records.
 
-    Its path is the folder that it was read from. Media and all other records are still there, or nowhere.
+    Its path is the folder that it was read from, which need not be there any more; so media may be gone.
     """
 
     def __init__(self, dataset: "Dataset", record: RunRecord) -> None:
@@ -126,7 +138,7 @@ class DatasetRun(Run):
         """The names of its writers that have metrics, sorted."""
         if not self._dataset.has_writers:
             return []
-        query = f"SELECT DISTINCT {WRITER} FROM metrics WHERE run_id = ? AND {WRITER} != '' ORDER BY 1"
+        query = "SELECT DISTINCT writer FROM metrics WHERE run_id = ? AND writer != '' ORDER BY 1"
         return [name for (name,) in self._dataset.sql(query, [self.run_id]).rows]
 
     def writer(self, name: str) -> Run:
@@ -154,7 +166,7 @@ class DatasetRun(Run):
 
     def _ranks_with_metrics(self) -> list[int]:
         """Returns the ranks that have metrics."""
-        query = f"SELECT DISTINCT rank FROM metrics WHERE run_id = ? AND {WRITER} = '' ORDER BY rank"
+        query = "SELECT DISTINCT rank FROM metrics WHERE run_id = ? AND writer = '' ORDER BY rank"
         return [rank for (rank,) in self._dataset.sql(query, [self.run_id]).rows]
 
     def metric_names(self, rank: int = 0) -> list[str]:
@@ -164,28 +176,12 @@ class DatasetRun(Run):
 
     def series(self, name: str, rank: int = 0, writer: str | None = None) -> "Series":
         """Returns all values of a metric; as `Run.series`, but for the epoch."""
-        from destinations.runs.content.series import merged_by_step
-
-        writers = ["", *self.writers]
-        if writer is not None and writer not in writers:
+        if writer is not None and writer not in (writers := ["", *self.writers]):
             raise WriterNotFoundError(writer, writers[1:])
-        every = [(one, self._series_of(one, name, rank)) for one in writers if writer in {None, one}]
-        found = [(one, series) for one, series in every if len(series)]
+        found = self._dataset.series(name, [self], rank, writer)
         if not found:
             raise MetricNotFoundError(name, self.metric_names(rank))
-        return merged_by_step(found)
-
-    def _series_of(self, writer: str, name: str, rank: int) -> "Series":
-        """Returns the values of one writer in the order of logging; none where it has none."""
-        from destinations.run_directory.blocks import MISSING_STEP
-        from destinations.runs.content.series import Series
-
-        arrays = self._dataset.arrays(
-            f"""SELECT coalesce(step, ?) AS step, coalesce(epoch_us(time) / 1e6, 'NaN') AS time, value
-                FROM metrics WHERE metric = ? AND run_id = ? AND rank = ? AND {WRITER} = ? ORDER BY row""",
-            [MISSING_STEP, column_of(name), self.run_id, rank, writer],
-        )
-        return Series(name, **arrays)
+        return found[self.run_id]
 
     def blocks(self, rank: int = 0, writer: str | None = None) -> "Iterator[Block]":
         """Returns the rows of each metric, one metric after the other, of one writer after the other."""
@@ -193,12 +189,61 @@ class DatasetRun(Run):
 
         from destinations.run_directory.blocks import Block
 
-        for one in ["", *self.writers]:
-            for name in self.metric_names(rank) if writer in {None, one} else ():
-                found = self._series_of(one, name, rank)
-                columns = {name: (found.value, np.ones(len(found), np.bool_))}
-                if len(found):
+        for one in ["", *self.writers] if writer is None else [writer]:
+            for name in self.metric_names(rank):
+                for found in self._dataset.series(name, [self], rank, one).values():
+                    columns = {name: (found.value, np.ones(len(found), np.bool_))}
                     yield Block(found.step, found.time, columns, one)
+
+    @property
+    def _records(self) -> Records:
+        return _DatasetRecords(self._dataset, self)
+
+
+class _DatasetRecords(Records):
+    """The records of a run of a dataset."""
+
+    def __init__(self, dataset: "Dataset", run: DatasetRun) -> None:
+        super().__init__(run.path)
+        self._dataset = dataset
+        self._run_id = run.run_id
+
+    def of(self, plural: str, name: str | None = None, step: int | None = None) -> list[Any]:
+        """Returns the records of a kind; their paths are where the files were."""
+        return chosen((record for record, _ in self._with_content(plural)), name, step)
+
+    def _with_content(self, plural: str) -> Iterator[tuple[Any, str | None]]:
+        """Yields each record of a kind with its text or CSV; damaged ones are left out."""
+        kind = kind_of(plural=plural)
+        query = "SELECT path, content, fields FROM records WHERE run_id = ? AND kind = ? ORDER BY row"
+        for link, content, text in self._dataset.sql(query, [self._run_id, kind.name]).rows:
+            with contextlib.suppress(*_DAMAGED):
+                fields = json.loads(text)
+                folder = self._run_dir
+                if link:
+                    parts = [part for part in str(fields.get("path")).split("/") if part not in {"", "."}]
+                    folder = Path(link).parents[len(parts) - 1]
+                given = {"text": content} if kind is TEXT else {}
+                yield kind.parse(Line(folder, fields | given)), content
+
+    def _table(self, name: str, step: int | None) -> TableEntry:
+        """Returns a table; its path is a file with what the dataset has of it."""
+        entry = super()._table(name, step)
+        for one, content in self._with_content("tables"):
+            if one == entry and content is not None:
+                return attrs.evolve(entry, path=self._dataset.file_of(content))
+        return entry
+
+    def overview(self) -> dict[str, RecordCount]:
+        """Returns the number of records by kind."""
+        found: dict[str, RecordCount] = {}
+        for kind in KINDS:
+            count_records(((kind, record) for record in self.of(kind.plural)), found)
+        return found
+
+    def damaged_lines(self) -> dict[str, int]:
+        """Returns none: `compact` leaves them out."""
+        return {}
 
 
 def open_dataset(uri: str | PathLike[str], *, version: int | None = None, **options: Any) -> "Dataset":
@@ -260,6 +305,13 @@ class Dataset(Runs):
     """
 
     def __init__(self, snapshot: TableVersions, *, clock: Callable[[], float] = time.time) -> None:
+        super().__init__([], clock=clock)
+        # Of tables, while they are read.
+        self._files = tempfile.TemporaryDirectory(prefix="dataset-")
+        self._show(snapshot)
+
+    def _show(self, snapshot: TableVersions) -> None:
+        """Opens a version of the tables."""
         try:
             import duckdb
         except ImportError as error:
@@ -270,11 +322,12 @@ class Dataset(Runs):
         spill = Path(tempfile.gettempdir(), f"duckdb-{uuid.uuid4().hex}")
         self._connection = duckdb.connect(config={"memory_limit": _MEMORY, "temp_directory": str(spill)})
         self._index = Index(_INDEX_ROOT, None)
-        super().__init__([Root(_INDEX_ROOT, self._index)], clock=clock)
+        self._roots = (Root(_INDEX_ROOT, self._index),)
         # By the folder in the index: the one that the run was read from, and the id.
         self._folders: dict[Path, tuple[Path, str]] = {}
         self._snapshot = snapshot
         self._paths: list[str] = []
+        vars(self).pop("has_writers", None)
         try:
             self._make_views()
         except BaseException:
@@ -292,9 +345,9 @@ class Dataset(Runs):
         self._connection.execute("SET python_enable_replacements = false")
         self._connection.execute("SET enable_external_access = false")
         for name, (source, _, names) in sources.items():
+            columns = f"* EXCLUDE ({hidden})" if (hidden := PARTITIONS.get(name)) in names else "*"
             # As a timestamp without a zone, which Python reads without another package.
-            columns = "* REPLACE (CAST(time AS TIMESTAMP) AS time)" if name == "metrics" else "*"
-            columns += f", '' AS {WRITER}" if name == "metrics" and WRITER not in names else ""
+            columns += " REPLACE (CAST(time AS TIMESTAMP) AS time)" if name == "metrics" else ""
             with self._query_errors():
                 self._connection.execute(f"CREATE VIEW {name} AS SELECT {columns} FROM {source}")
         self._connection.execute("SET lock_configuration = true")
@@ -319,7 +372,7 @@ class Dataset(Runs):
     @functools.cached_property
     def has_writers(self) -> bool:
         """Whether several writers have added to any of its runs."""
-        return bool(self.sql(f"SELECT 1 FROM metrics WHERE {WRITER} != '' LIMIT 1").rows)
+        return bool(self.sql("SELECT 1 FROM metrics WHERE writer != '' LIMIT 1").rows)
 
     @property
     def roots(self) -> tuple[Path, ...]:
@@ -330,7 +383,7 @@ class Dataset(Runs):
         """Returns the Parquet files of a table, for an engine that does not know Delta Lake.
 
         Args:
-            table: "metrics", "runs", "hparams" or "summary".
+            table: "metrics", "records", "hparams", "summary", "deleted" or "runs".
         """
         # Not `file_uris`, which quotes blanks and the like in the path of a folder.
         paths = self._snapshot.tables[table].get_add_actions().column("path").to_pylist()
@@ -341,7 +394,7 @@ class Dataset(Runs):
         return self._snapshot.arrow(table)
 
     def sql(self, query: str, parameters: Sequence[Any] = ()) -> SqlResult:
-        """Runs a query over the tables `metrics`, `runs`, `hparams` and `summary`.
+        """Runs a query over the tables `metrics`, `records`, `hparams`, `summary` and `runs`.
 
         A query that reads, in all of DuckDB's SQL: `SELECT`, `WITH`, `FROM`, `PIVOT`, `DESCRIBE`,
         `SUMMARIZE`, `EXPLAIN`. It reads the files of the dataset and no others, makes no connection, loads no
@@ -362,7 +415,7 @@ class Dataset(Runs):
 
         return self._execute(query, parameters, fetch)
 
-    def arrays(self, query: str, parameters: Sequence[Any] = ()) -> dict[str, Any]:
+    def arrays(self, query: str, parameters: Parameters = ()) -> dict[str, Any]:
         """Runs a query as `sql` does; returns each column as a numpy array."""
         return self._execute(query, parameters, lambda found: found.fetchnumpy())
 
@@ -370,16 +423,125 @@ class Dataset(Runs):
         """Does nothing: an open dataset does not change; open it again to see what was compacted since."""
         return self.report
 
-    def edit(self, run: Any, **changes: Any) -> Run:
-        """Raises `EditError`: edits are written to the folder of a run, and compacted with it."""
-        raise EditError(
-            f"runs of the dataset {self.uri} are read-only. Edit the run in its folder, then compact again."
+    def series(
+        self, name: str, runs: Iterable[RunLike] | None = None, rank: int = 0, writer: str | None = None
+    ) -> "dict[str, Series]":
+        """Returns a metric of many runs in one read; see `Runs.series`."""
+        import numpy as np
+
+        from destinations.run_directory.blocks import MISSING_STEP
+        from destinations.runs.content.series import Series, merged_by_step
+
+        chosen = None if runs is None else [self._find(run).run_id for run in runs]
+        found = self.arrays(
+            """SELECT run_id, writer, coalesce(step, $missing) AS step,
+                      coalesce(epoch_us(time) / 1e6, 'NaN') AS time, value
+               FROM metrics WHERE metric = $metric AND rank = $rank AND writer = coalesce($writer, writer)
+                 AND ($runs IS NULL OR list_contains($runs, run_id)) ORDER BY run_id, writer, row""",
+            {
+                "missing": MISSING_STEP,
+                "metric": column_of(name),
+                "rank": rank,
+                "writer": writer,
+                "runs": chosen,
+            },
         )
+        ids, writers = (np.asarray(found.pop(key), object) for key in ("run_id", "writer"))
+        starts = np.flatnonzero((ids[1:] != ids[:-1]) | (writers[1:] != writers[:-1])) + 1
+        pieces: dict[str, list[tuple[str, Series]]] = {}
+        for start, end in itertools.pairwise([0, *starts, len(ids)] if len(ids) else []):
+            one = Series(name, **{key: values[start:end] for key, values in found.items()})
+            pieces.setdefault(ids[start], []).append((writers[start], one))
+        return {run_id: merged_by_step(every) for run_id, every in pieces.items()}
+
+    def edit(self, run: RunLike, *, based_on: Mapping[str, Any] | None = None, **changes: Any) -> Run:
+        """Edits a run in the dataset, and returns it; see `Runs.edit`.
+
+        The folder of the run stays as it is, and need not be there. Tags stay added or removed when the run
+        is compacted again; a text holds until the run itself says something else. The dataset shows the
+        newest version afterwards.
+
+        Args:
+            run: the run.
+            based_on: as there.
+            changes: `tags`, `notes`, `display_name` and `archived`, as there.
+
+        Raises:
+            EditError: a text was changed meanwhile.
+            DatasetError: the dataset cannot be written.
+        """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if isinstance(changes.get("tags"), str):
+            raise TypeError(f"tags must be a list of strings, got {changes['tags']!r}.")
+        run_id = self._find(run).run_id
+
+        def write(writer: DatasetWriter) -> None:
+            table = writer.snapshot.arrow("runs").to_table(filter=pc.field("run_id") == run_id)
+            if not table:
+                raise RunNotFoundError(run_id)
+            (row,) = table.to_pylist()
+            edits = edited_row(row, based_on=based_on, **changes)
+            for name, value in edits.items():
+                field = table.schema.field(name)
+                table = table.set_column(
+                    table.schema.get_field_index(name), field, pa.array([value], field.type)
+                )
+            writer.write("runs", table, condition("runs", [row]))
+
+        self._change(write)
+        return self[run_id]
+
+    def delete(self, runs: Iterable[RunLike]) -> None:
+        """Deletes runs from the dataset; their folders stay as they are.
+
+        A compaction does not add them again, unless it is told to (`include_deleted`). Earlier versions have
+        them until they are vacuumed. The dataset shows the newest version afterwards.
+
+        Args:
+            runs: the runs.
+
+        Raises:
+            RunNotFoundError: no run matches.
+            DatasetError: the dataset cannot be written.
+        """
+        import pyarrow.compute as pc
+
+        ids = [self._find(run).run_id for run in runs]
+
+        def write(writer: DatasetWriter) -> None:
+            table = writer.snapshot.arrow("runs")
+            found = table.to_table(["run_id", "part", "shelf"], filter=pc.field("run_id").isin(ids))
+            if found:
+                delete_runs(writer, found.to_pylist(), is_forever=True)
+
+        self._change(write)
+
+    def _change(self, write: Callable[[DatasetWriter], None]) -> None:
+        """Changes the newest version, and shows what came of it."""
+        with self._lock:
+            if self._is_closed:
+                raise RunsError("this dataset is closed. Open it again with open_dataset(...).")
+            writer = DatasetWriter(self._snapshot.location)
+            with delta_errors(self.uri):
+                writer.repeat(lambda: write(writer))
+                snapshot = load(self._snapshot.location)
+            self._connection.close()
+            self._index.close()
+            self._show(snapshot)
+
+    def file_of(self, content: str) -> Path:
+        """Returns a file of some content, which is there until the dataset is closed."""
+        path = Path(self._files.name, hashlib.sha256(content.encode()).hexdigest())
+        path.write_text(content, newline="")
+        return path
 
     def close(self) -> None:
         """Closes the tables."""
         super().close()
         self._connection.close()
+        self._files.cleanup()
 
     def _source(self, name: str) -> tuple[str, list[str], list[str]]:
         """Returns what DuckDB reads a table from, these files, and its columns; Arrow where it cannot."""
@@ -387,8 +549,7 @@ class Dataset(Runs):
             table, files = self.arrow(name), self.files(name)
         names = table.schema.names
         # DuckDB takes the columns of the first file for those of all, and a name for a pattern.
-        wanted = [column for column in COLUMNS[name] if column != WRITER or column in names]
-        are_same = name != "runs" and names == wanted
+        are_same = name != "runs" and names == list(COLUMNS[name])
         if (
             self._snapshot.location.is_remote
             or not files
@@ -398,9 +559,9 @@ class Dataset(Runs):
             self._connection.register(name + _BY_ARROW, table)
             return name + _BY_ARROW, [], names
         # A fifth of the time that it takes through Arrow.
-        return f"read_parquet([{', '.join(map(_quoted, files))}], hive_partitioning = false)", files, names
+        return f"read_parquet([{', '.join(map(_quoted, files))}], hive_partitioning = false)", files, []
 
-    def _execute(self, query: str, parameters: Sequence[Any], fetch: Callable[[Any], Result]) -> Result:
+    def _execute(self, query: str, parameters: Parameters, fetch: Callable[[Any], Result]) -> Result:
         with self._query_errors(), self._lock:
             query.encode()  # Of what has no UTF-8, DuckDB raises a RuntimeError.
             if self._is_closed:
@@ -411,7 +572,7 @@ class Dataset(Runs):
                     raise DatasetError(f"query must only read the dataset, got {kind}.")
                 if kind in _HIDING and (hidden := _HIDDEN.search(query)):
                     raise DatasetError(f"query must only read the dataset, got {kind} {hidden[0].upper()}.")
-            if (result := self._connection.execute(query, list(parameters) or None)) is not None:
+            if (result := self._connection.execute(query, parameters or None)) is not None:
                 return fetch(result)
         raise DatasetError("query must be one that DuckDB understands, got nothing.")
 

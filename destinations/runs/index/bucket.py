@@ -17,9 +17,11 @@ import errno
 import hashlib
 import json
 import logging
+import operator
 import os
 import re
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -30,6 +32,8 @@ from urllib.parse import unquote
 
 import attrs
 
+from destinations.history.fork import find_parents
+from destinations.history.sessions import SESSIONS
 from destinations.kinds import indexes, record_folders
 from destinations.run_directory.layout import (
     ARTIFACTS_FOLDER,
@@ -236,6 +240,68 @@ class BucketCopy:
                 for one in due:
                     self._poll(one)
                 self._bring_rows(run)
+
+    def versions_of(self, run_dir: Path) -> list[tuple[str, int, str | None]]:
+        """Returns what tells whether the rows or records of a run have changed, as the store lists it.
+
+        Returns:
+            The name, size and version of each object, of pieces the newest one; versions are None where the
+            store has none.
+        """
+        with self._lock:
+            run = self._run_at(run_dir)
+            found: list[tuple[str, int, str | None]] = []
+            for one in () if run is None else (run, *run.writers):
+                for path, listed in one.plain.items():
+                    if not _is_document(path) or path == SESSIONS:
+                        found.append((one.prefix + path, listed.size, listed.version))
+                for live in one.live.values():
+                    if (session := live.run.read_session) is not None:
+                        piece = session.newest_piece
+                        name = live.run.name_of(session.number, piece)
+                        found.append((one.prefix + name, 0, session.versions[piece]))
+            return sorted(found, key=operator.itemgetter(0))
+
+    @contextlib.contextmanager
+    def borrowed(self, run_dir: Path) -> "Iterator[tuple[Path, BucketCopy]]":
+        """Brings a run to a temporary folder, for the duration of a `with` block; this copy stays as it is.
+
+        Args:
+            run_dir: its folder in the copy.
+
+        Returns:
+            Its temporary folder, and the copy that this is in.
+
+        Raises:
+            UnreadableError: the store does not answer, or refuses.
+        """
+        with tempfile.TemporaryDirectory(prefix="runs-") as name:
+            other = BucketCopy(self._store, Path(name).resolve(), clock=self._clock)
+            waiting = [other.folder / run_dir.relative_to(self.folder)]
+            first = waiting[0]
+            while waiting:
+                folder = waiting.pop()
+                with self._lock:
+                    run = self._run_at(self.folder / folder.relative_to(other.folder))
+                    if run is None or run.prefix in other._runs:
+                        continue
+                    other._take(self, run)
+                other.bring(folder)
+                waiting += [parent.path for parent in find_parents(folder)]
+            yield first, other
+
+    def _take(self, other: "BucketCopy", run: _Copied) -> _Copied:
+        """Takes a run from the listing of another copy; nothing of it is here yet."""
+        live = {}
+        for stream, known in run.live.items():
+            stored = StoredRun(self._store, run.prefix, self.folder / run.prefix, stream)
+            stored.sessions = known.run.sessions
+            live[stream] = _Live(stored)
+        writers = [self._take(other, writer) for writer in run.writers]
+        self._runs[run.prefix] = found = _Copied(run.prefix, run.plain, live, writers)
+        if (reason := other.unreadable.get(run.prefix)) is not None:
+            self.unreadable[run.prefix] = reason
+        return found
 
     def has_rows(self, run_dir: str) -> bool:
         """Returns whether the rows of a run are here, as far as they are in the store."""

@@ -17,7 +17,7 @@ from destinations.runs.errors import EditError
 from destinations.runs.files import clean_text, read_object
 from uploads.disk import lock, read_regular, replace_file
 
-__all__ = ["apply_edits", "edit_run"]
+__all__ = ["apply_edits", "edit_run", "edited"]
 
 _FORMAT_VERSION = 1
 
@@ -44,7 +44,31 @@ def _edited_tags(own_tags: Sequence[str], edits: Mapping[str, Any]) -> tuple[str
 
 
 def edit_run(
-    run_dir: Path,
+    run_dir: Path, own_tags: Sequence[str], *, clock: Callable[[], float] = time.time, **changes: Any
+) -> None:
+    """Writes edits to the file; see `edited`.
+
+    Args:
+        run_dir: the folder of the run.
+        own_tags: the tags that the run gave itself.
+        clock: returns the time of the edit.
+        changes: the other arguments of `edited`.
+
+    Raises:
+        EditError: the folder is not writable, or a text of `based_on` was changed by another edit since.
+    """
+    try:
+        with _locked(run_dir):
+            data = edited(_content(run_dir / EDITS), own_tags, **changes) | {"updated_at": clock()}
+            # `replace_file` would recreate the folder of a removed run.
+            run_dir.stat()
+            replace_file(run_dir / EDITS, f"{strict_json(data, indent=2)}\n".encode())
+    except OSError as error:
+        raise EditError(f"could not write edits to {str(run_dir)!r}: {error.strerror or error}.") from error
+
+
+def edited(
+    data: Mapping[str, Any],
     own_tags: Sequence[str],
     *,
     tags: Sequence[str] | None = None,
@@ -52,12 +76,11 @@ def edit_run(
     display_name: str | None = None,
     archived: bool | None = None,
     based_on: Mapping[str, Any] | None = None,
-    clock: Callable[[], float] = time.time,
-) -> None:
-    """Writes the edits that are not None to the file; the others stay.
+) -> dict[str, Any]:
+    """Returns edits with those that are not None added; the others stay.
 
     Args:
-        run_dir: the folder of the run.
+        data: the edits that are there.
         own_tags: the tags that the run gave itself.
         tags: all tags of the run.
         notes: the notes; "" for none.
@@ -65,38 +88,28 @@ def edit_run(
         archived: whether the run is archived.
         based_on: what the fields were when the edit was begun, by the names of the arguments. Tags that were
             added or removed since stay so.
-        clock: returns the time of the edit.
 
     Raises:
-        EditError: the folder is not writable, or a text of `based_on` was changed by another edit since.
+        EditError: a text of `based_on` was changed by another edit since.
     """
-    try:
-        with _locked(run_dir):
-            data = _content(run_dir / EDITS)
-            texts = {"notes": notes, "display_name": display_name}
-            based_on = based_on or {}
-            for key, text in texts.items():
-                # What the run itself says of it changes with the run, and is no edit.
-                if text is not None and key in based_on and data.get(key, text) not in {text, based_on[key]}:
-                    raise EditError(f"the {key} of this run were changed meanwhile, to {data[key]!r:.200}.")
-            if tags is not None:
-                wanted = [clean_text(tag) for tag in tags]
-                if "tags" in based_on:
-                    now = _edited_tags(own_tags, data)
-                    dropped = set(based_on["tags"]) - set(wanted)
-                    added = [tag for tag in wanted if tag not in based_on["tags"]]
-                    wanted = [tag for tag in now if tag not in dropped] + added
-                data["added_tags"] = [tag for tag in dict.fromkeys(wanted) if tag not in own_tags]
-                data["removed_tags"] = [tag for tag in own_tags if tag not in wanted]
-            data |= {key: clean_text(text) for key, text in texts.items() if text is not None}
-            if archived is not None:
-                data["archived"] = archived
-            data = {"format_version": _FORMAT_VERSION, **data, "updated_at": clock()}
-            # `replace_file` would recreate the folder of a removed run.
-            run_dir.stat()
-            replace_file(run_dir / EDITS, f"{strict_json(data, indent=2)}\n".encode())
-    except OSError as error:
-        raise EditError(f"could not write edits to {str(run_dir)!r}: {error.strerror or error}.") from error
+    found, texts, based_on = dict(data), {"notes": notes, "display_name": display_name}, based_on or {}
+    for key, text in texts.items():
+        # What the run itself says of it changes with the run, and is no edit.
+        if text is not None and key in based_on and found.get(key, text) not in {text, based_on[key]}:
+            raise EditError(f"the {key} of this run were changed meanwhile, to {found[key]!r:.200}.")
+    if tags is not None:
+        wanted = [clean_text(tag) for tag in tags]
+        if "tags" in based_on:
+            now = _edited_tags(own_tags, found)
+            dropped = set(based_on["tags"]) - set(wanted)
+            added = [tag for tag in wanted if tag not in based_on["tags"]]
+            wanted = [tag for tag in now if tag not in dropped] + added
+        found["added_tags"] = [tag for tag in dict.fromkeys(wanted) if tag not in own_tags]
+        found["removed_tags"] = [tag for tag in own_tags if tag not in wanted]
+    found |= {key: clean_text(text) for key, text in texts.items() if text is not None}
+    if archived is not None:
+        found["archived"] = archived
+    return {"format_version": _FORMAT_VERSION, **found}
 
 
 def _content(path: Path) -> dict[str, Any]:

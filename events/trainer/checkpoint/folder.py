@@ -1,6 +1,8 @@
-"""`OwnFolder`: the folder on this machine into which one saver writes its checkpoints, and nobody else.
+"""The folder of a run's checkpoints, here and in a store: the names in it, the newest first, and its lock.
 
-Everything runs in the training thread of rank 0.
+Checkpoints of a folder in a store, `save_folder="s3://bucket/x"`, are written to a folder of this machine
+beside the spools of the upload queue that brings them there. The newest stays on this machine. One in
+shards has the name of its manifest.
 """
 
 import contextlib
@@ -8,30 +10,235 @@ import errno
 import hashlib
 import itertools
 import logging
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from events.errors import CheckpointError
 from events.logger.logger import Logger
-from events.names import format_name, format_run_name
+from events.names import check_run_name, format_name, format_run_name, format_store
 from events.state import State
+from events.timestamp import Timestamp
 
-from .files import sweep
-from .place import RemoteFolder, SavePlace, local_names
+from .files import MANIFEST, POINTER_SUFFIX, read_pointer, sweep
 from .writer import in_thread
 
 if TYPE_CHECKING:
+    from uploads import Store
     from uploads.disk import FileLock
 
 _log = logging.getLogger("events")
 
+_BROKEN_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
+_COUNTED = "|".join(Timestamp().to_numbers())
+_PLACEHOLDER = re.compile(rf"(\{{(?:{_COUNTED})(?::[^{{}}]*)?\}})")
+_POINTER_BYTES = 1024
 _ASK_SECONDS = 20.0
 _FIRST_NAMES = 1000
 _MAX_LOCKED_BYTES = 200
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def is_uri(folder: str) -> bool:
+    """Returns whether a folder is in a store.
+
+    Raises:
+        ValueError: it was, before it became a path.
+    """
+    if _BROKEN_URI.match(folder):
+        raise ValueError(f"a URI must be given as a text, not as a Path, which makes it {folder!r}.")
+    return "://" in folder
+
+
+class RemoteFolder:
+    """A folder in a store, and its copy on this machine.
+
+    Attributes:
+        uri: its URI.
+        store: the store.
+        local: the folder on this machine.
+
+    Args:
+        template: the URI of the folder; placeholders such as `{run_name}` are filled in.
+        state: the run.
+
+    Raises:
+        ValueError: the URI is none, or the name of the run leads out of it.
+        ImportError: the client of the store is not installed.
+    """
+
+    def __init__(self, template: str, state: State) -> None:
+        from uploads import default_spools, open_store
+
+        check_run_name(template, state)
+        self.uri = format_store(template, state)
+        self.store = open_store(self.uri)
+        spools = next(default_spools(self.store.uri())).parent
+        self.local = spools.with_name(f"{spools.name}.checkpoints")
+
+    def download(self, name: str) -> Path:
+        """Downloads a checkpoint to the folder on this machine, verified by size and checksum.
+
+        Raises:
+            CheckpointError: it could not be downloaded.
+        """
+        from uploads import UploadError, download_file
+
+        try:
+            return download_file(
+                name, self.local / name, store=self.store, overwrite=True, progress_bar=False
+            )
+        except (UploadError, OSError) as error:
+            raise CheckpointError(f"cannot download {self.store.uri(name)}: {error}") from error
+
+
+@attrs.frozen
+class CheckpointFolder:
+    """Where a run saves its checkpoints; each may contain placeholders.
+
+    Attributes:
+        folder: a local folder, or the URI of one in a store.
+        filename: the name of a checkpoint in it.
+        pointer: the name of the pointer to the newest, or None.
+        remote_folder: the folder of the files that destinations upload.
+        is_sharded: whether in shards: ranks agree on the checkpoint that they load.
+    """
+
+    folder: str
+    filename: str
+    pointer: str | None
+    remote_folder: str
+    is_sharded: bool = False
+
+    @property
+    def is_in_store(self) -> bool:
+        """Whether the folder is in a store."""
+        return is_uri(self.folder)
+
+    def name(self, state: State) -> str:
+        """Returns the name in the folder of a checkpoint of now, or of its manifest."""
+        name = format_name(self.filename, state)
+        return f"{name.removesuffix('.pt')}/{MANIFEST}" if self.is_sharded else name
+
+    def pointer_name(self, state: State) -> str | None:
+        """Returns the name of the pointer now, or None."""
+        return None if self.pointer is None else format_name(self.pointer, state)
+
+    def destination_folder(self, state: State) -> str:
+        """Returns the folder of the files that destinations upload now."""
+        return format_name(self.remote_folder, state).rstrip("/")
+
+    def pattern(self, state: State) -> re.Pattern[str]:
+        """Returns what the names of this run's checkpoints match, and those of the files of one in shards."""
+        parts = _PLACEHOLDER.split(format_run_name(self.filename.removesuffix(".pt"), state))
+        # Every other part is a placeholder: a number, or any text where it has a format of its own.
+        texts = [
+            re.escape(part) if number % 2 == 0 else "[^/]+" if ":" in part else "[-+.0-9e]+"
+            for number, part in enumerate(parts)
+        ]
+        return re.compile("".join(texts) + r"(\.pt|/.+)?", re.DOTALL)
+
+    def is_own(self, name: str, state: State) -> bool:
+        """Returns whether a checkpoint of this run, a file of it, or the pointer could have a name."""
+        return name == self.pointer_name(state) or self.pattern(state).fullmatch(name) is not None
+
+
+def local_names(folder: Path, pointer: str | None, pattern: re.Pattern[str] | None = None) -> list[str]:
+    """Returns the names of the checkpoints in a folder, the newest first.
+
+    Args:
+        folder: the folder.
+        pointer: the name of the pointer to the newest; the others follow by the numbers in their names.
+        pattern: of the names of a run's checkpoints; None for all that end in ".pt".
+    """
+    first = []
+    if pointer is not None and (folder / pointer).is_file():
+        try:
+            first = [resolve_pointer(folder / pointer).relative_to(folder).as_posix()]
+        except CheckpointError as error:
+            _log.warning("%s The newest by the numbers in their names is taken.", error)
+    paths = [*folder.glob("[!.]*"), *folder.glob(f"[!.]*/{MANIFEST}")] if folder.is_dir() else []
+    found = [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
+    names = newest_names([name for name in found if _is_checkpoint(name, pattern)], None)
+    return list(dict.fromkeys([*first, *names]))
+
+
+def stored_names(store: "Store", pointer: str | None, pattern: re.Pattern[str] | None = None) -> list[str]:
+    """Returns the names of the checkpoints in a store, the newest first.
+
+    Args:
+        store: the store.
+        pointer: the name of the pointer to the newest, or None.
+        pattern: as for `local_names`.
+
+    Raises:
+        CheckpointError: the store cannot be asked.
+    """
+    from uploads import UploadError
+
+    try:
+        found = [one.name for one in store.list("") if _is_at_top(one.name)]
+        target = None
+        if pointer is not None and store.head(pointer) is not None:
+            content = b""
+            for chunk in store.get(pointer):
+                content += chunk
+                if len(content) > _POINTER_BYTES:
+                    break
+            target = content.decode(errors="replace").strip()
+    except UploadError as error:
+        raise CheckpointError(f"cannot look for checkpoints in {store.uri()}: {error}") from error
+    names = [name for name in found if name == target or _is_checkpoint(name, pattern)]
+    return newest_names(names, target)
+
+
+def _is_at_top(name: str) -> bool:
+    """Returns whether the object of a name may be a checkpoint of a folder, not of one further down."""
+    folder, _, file = name.rpartition("/")
+    is_hidden = name.startswith(".") or name.endswith(POINTER_SUFFIX)
+    return not is_hidden and (not folder or (file == MANIFEST and "/" not in folder))
+
+
+def _is_checkpoint(name: str, pattern: re.Pattern[str] | None) -> bool:
+    if name.endswith(POINTER_SUFFIX):
+        return False
+    if pattern is None:
+        return name.endswith((".pt", f"/{MANIFEST}"))
+    return pattern.fullmatch(name) is not None
+
+
+def newest_names(names: list[str], pointed: str | None) -> list[str]:
+    """Returns names in the order in which they are tried: the one that is pointed to, then by their numbers.
+
+    Args:
+        names: such as "ep1-ba5.pt" and "ep2-ba10.pt"; the latter is newer.
+        pointed: the one that a pointer names, or None.
+    """
+
+    def numbers(name: str) -> list[int]:
+        return [int(digits) for digits in re.findall(r"\d{1,18}", name)]
+
+    ordered = sorted(names, key=lambda name: (numbers(name), name), reverse=True)
+    return [*([pointed] if pointed in names else []), *(name for name in ordered if name != pointed)]
+
+
+def resolve_pointer(pointer: Path) -> Path:
+    """Returns the local checkpoint that a pointer names: the longest suffix of the name that exists.
+
+    Raises:
+        CheckpointError: it names none.
+    """
+    name = read_pointer(pointer)
+    if not name:
+        raise CheckpointError(f"pointer {str(pointer)!r} must hold the name of a checkpoint.")
+    parts = name.split("/")
+    candidates = [pointer.parent.joinpath(*parts[start:]) for start in range(len(parts))]
+    return next((path for path in candidates if path.is_file()), candidates[-1])
 
 
 class OwnFolder:
@@ -41,7 +248,7 @@ class OwnFolder:
         place: where the run saves.
     """
 
-    def __init__(self, place: SavePlace) -> None:
+    def __init__(self, place: CheckpointFolder) -> None:
         self._place = place
         self._remote: RemoteFolder | None = None
         self._held: FileLock | None = None

@@ -20,8 +20,7 @@ from events.state import State
 from events.trainer import distributed
 
 from .files import MANIFEST, METADATA, files_beside_manifest, remove_checkpoints, tensors_of, values_of
-from .folder import OwnFolder, asked
-from .place import SavePlace
+from .folder import CheckpointFolder, OwnFolder, asked
 from .retention import Kept, KeptCheckpoints, SavedCheckpoint
 from .sharded import ShardedCheckpoint
 
@@ -248,7 +247,7 @@ class Publisher:
 
     def __init__(
         self,
-        place: SavePlace,
+        place: CheckpointFolder,
         folder: OwnFolder,
         kept: KeptCheckpoints,
         counts: CheckpointCounts,

@@ -25,7 +25,15 @@ from events.trainer.weights import plain_weights
 
 from .contents import VERSION
 from .files import MANIFEST, POINTER_SUFFIX, read_pointer
-from .place import RemoteFolder, SavePlace, is_uri, local_names, newest_names, resolve_pointer, stored_names
+from .folder import (
+    CheckpointFolder,
+    RemoteFolder,
+    is_uri,
+    local_names,
+    newest_names,
+    resolve_pointer,
+    stored_names,
+)
 from .sharded import Fetch, ShardedCheckpoint
 
 _log = logging.getLogger("events")
@@ -130,7 +138,7 @@ def _check_sums(file: IO[bytes]) -> None:
 
 
 def find_checkpoint(
-    load_path: str | Path | None, place: SavePlace | None, state: State, logger: Logger
+    load_path: str | Path | None, place: CheckpointFolder | None, state: State, logger: Logger
 ) -> tuple[dict[str, Any], str] | None:
     """Reads the checkpoint to start from; returns it and where it is, as a save would say it, or None.
 
@@ -162,7 +170,7 @@ def find_checkpoint(
     return _read(path, state=state, fetch=fetch), _called(str(path))
 
 
-def _newest_whole(place: SavePlace, state: State, logger: Logger) -> tuple[dict[str, Any], str] | None:
+def _newest_whole(place: CheckpointFolder, state: State, logger: Logger) -> tuple[dict[str, Any], str] | None:
     """Reads the newest checkpoint of a run that is whole; every rank the same, which rank 0 chooses.
 
     One in shards must be whole on every rank. Of one in a single file, ranks that do not have it get what
@@ -244,7 +252,7 @@ class _Candidates:
     uri: Callable[[str], str | None] = lambda _: None
 
 
-def _in_folder(place: SavePlace, pointer: str | None, state: State, logger: Logger) -> _Candidates:
+def _in_folder(place: CheckpointFolder, pointer: str | None, state: State, logger: Logger) -> _Candidates:
     """Returns those in a local folder; where there are none, the newest that a destination has."""
     folder = Path(format_name(place.folder, state))
 

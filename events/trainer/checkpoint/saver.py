@@ -28,8 +28,7 @@ from events.trainer import distributed
 
 from .contents import checkpoint_of, summary_of
 from .files import POINTER_SUFFIX
-from .folder import OwnFolder
-from .place import SavePlace, is_uri
+from .folder import CheckpointFolder, OwnFolder, is_uri
 from .publisher import CheckpointCounts, Publisher, Save, in_folder
 from .retention import KeptCheckpoints, Retention, SavedCheckpoint, rules_of
 from .schedule import AutoInterval, AutoSchedule
@@ -171,7 +170,7 @@ class CheckpointSaver(Callback):
         self._overwrite = overwrite
         self._options = WritingOptions(writing, close_seconds)
         self._kept = KeptCheckpoints(*rules_of(keep, keep_in_store, newest))
-        self._place = SavePlace(folder, filename, latest_filename, remote_folder)
+        self._place = CheckpointFolder(folder, filename, latest_filename, remote_folder)
         self._arrange()
 
     def _arrange(self) -> None:
@@ -196,7 +195,7 @@ class CheckpointSaver(Callback):
         return self._writing.writer_pid
 
     @property
-    def place(self) -> SavePlace:
+    def place(self) -> CheckpointFolder:
         """Where it saves."""
         return self._place
 

@@ -52,6 +52,8 @@ def test_a_method_takes_each_parameter_of_theirs(name):
 
     ours = list(inspect.signature(getattr(SummaryWriter, name)).parameters.values())
 
+    if [one.kind for one in ours[1:]] == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]:
+        return  # Takes anything, and says that it is not kept.
     assert [(one.name, one.kind, one.default) for one in ours][: len(theirs)] == [
         (one.name, one.kind, one.default) for one in theirs
     ]

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from destinations.history.row_chain import ALL, Keep, RowChain, RowPlace, SealedPart, drops
+from destinations.history.row_chain import ALL, Keep, RowChain, RowPlace, SealedPart, drops, tighter
 from destinations.run_directory import RunDirectory, read_rows
 from destinations.runs import Run as Opened
 from events import Run
@@ -35,6 +35,21 @@ def test_places_and_limits_say_which_rows_count():
     assert [one.number for one, _ in chain.kept(RowPlace("a", 10))] == [1]
     assert [keep for _, keep in chain.kept(RowPlace("a"))] == [ALL, ALL]
     assert chain.place("a", 2) == RowPlace("a", None)
+
+
+LIMITS = [None, *((step, time) for step in (4, 5) for time in (None, 1.0, 2.0))]
+
+
+@pytest.mark.parametrize("first", LIMITS)
+@pytest.mark.parametrize("second", LIMITS)
+def test_one_limit_drops_what_either_of_two_drops(first, second):
+    """So a session of which many later ones cut something needs one limit."""
+    both = tighter(first, second)
+
+    for step in (3, 4, 5, 6, math.nan):
+        for time in (0.5, 1.0, 1.5, 2.0, 3.0, math.nan):
+            expected = any(drops(one, step, time) for one in (first, second) if one is not None)
+            assert (both is not None and drops(both, step, time)) == expected
 
 
 class Rolling(RunDirectory):

@@ -7,6 +7,7 @@ import pytest
 
 from destinations import RunDirectory
 from destinations.history.sessions import read_sessions
+from destinations.run_directory import documents
 from destinations.runs import Run as Opened
 from events import Event, Run, Timestamp
 
@@ -263,6 +264,27 @@ def test_folder_of_an_earlier_version_is_continued(tmp_path):
     second.close()
 
     assert steps_of(folder) == [1, 2]
+
+
+def test_listing_branches_reads_no_hyperparameters(tmp_path, monkeypatch):
+    """A run may have a thousand sessions; what each was given is read when a branch is asked for it."""
+    folder = tmp_path / "mine"
+    first = Session(folder, lr=0.1)
+    at_2 = first.log(1, 2)
+    first.log(3)
+    first.close()
+    for _ in range(3):
+        later = Session(folder, at_2, 3, lr=0.2)
+        later.log(3)
+        later.close()
+    run, read, original = Opened.open(folder), [], documents.read_hparams
+    monkeypatch.setattr(documents, "read_hparams", lambda path: read.append(path) or original(path))
+
+    branches = run.branches()
+
+    assert [one.status for one in branches] == ["completed"] * 3
+    assert read == []
+    assert [one.hparams["lr"] for one in branches] == [0.1, 0.2, 0.2]
 
 
 def test_a_branch_has_the_rows_of_named_writers(tmp_path):

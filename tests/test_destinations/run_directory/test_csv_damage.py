@@ -10,11 +10,12 @@ from destinations.cli import main
 from destinations.history.snapshot import last_rows
 from destinations.history.sums import read_sums
 from destinations.run_directory import read_rows
+from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.runs import Run, open_runs
 from destinations.runs.content.series import run_blocks
 from destinations.runs.content.sources import ReadPosition, items_of
 from destinations.runs.summary import computed_summary
-from tests.test_destinations.run_directory.test_parts import Writer
+from tests.test_destinations.run_directory.test_parts import Hasty, Writer
 from tests.test_destinations.runs.written import Written
 
 STEPS = 4000
@@ -197,6 +198,23 @@ def test_a_replaced_file_has_new_sums(tmp_path):
     content[-2] ^= 1
     (tmp_path / "metrics.csv").write_bytes(content)
     assert len(read_rows(tmp_path)) < 3000
+
+
+def test_rows_that_are_written_again_after_an_error_have_new_sums(tmp_path):
+    """The last digit of a time may be another one then, and as many rows as before may have been written."""
+    csv = MetricsCsv(tmp_path / "metrics.csv", Hasty())
+    csv.begin(["loss"])
+    size, rows = csv.size, csv.rows
+    for digit in "12":
+        csv.rewind(size, rows)
+        csv.append([f"{step},0,1.{digit},0.5\n".encode() for step in range(10_000)])
+        csv.write_sums()
+    csv.write_sums(is_last=True)
+    csv.close()
+
+    assert [row.step for row in read_rows(tmp_path)] == list(range(10_000))
+    (section,) = read_sums(tmp_path / "metrics.csv").sections
+    assert sum(block.rows for block in section.blocks) == 10_000
 
 
 @pytest.mark.parametrize("name", ["sessions.jsonl", "metrics.history.jsonl"])

@@ -5,11 +5,13 @@ Nor does a reader see whether a part is Parquet, or the CSV that earlier version
 
 import contextlib
 import errno
+import functools
 import itertools
 import json
 import math
 import os
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from destinations import RunDirectory
 from destinations.history.aggregate import MISSING_STEP, Aggregate
 from destinations.history.csv_file import CsvSnapshot
 from destinations.history.sealed import Part
-from destinations.history.snapshot import last_rows, take_snapshot
+from destinations.history.snapshot import last_rows, metric_columns, take_snapshot
 from destinations.run_directory import read_rows
 from destinations.run_directory.blocks import block_of_rows
 from destinations.run_directory.conversion import convert_parts
@@ -33,7 +35,7 @@ from destinations.run_directory.part_index import indexed_files
 from destinations.runs import open_runs
 from destinations.runs.content.follow import Follower
 from destinations.runs.content.rank_reader import RankReader
-from destinations.runs.content.series import run_blocks
+from destinations.runs.content.series import read_series, run_blocks
 from destinations.runs.content.sources import ReadPosition, items_of
 from destinations.runs.content.where import Where, values_where
 from destinations.runs.errors import FilterError
@@ -393,6 +395,9 @@ def test_folder_of_format_2_is_read_and_continued(tmp_path, batch):
             if step % 50 == 49:
                 run.flush()
     (run_dir / "metrics.history.jsonl").unlink()
+    sessions = (run_dir / "sessions.jsonl").read_text()
+    sessions = re.sub(r', "sum": \d+}', "}", sessions).replace('"follows": null, ', "")
+    (run_dir / "sessions.jsonl").write_text(sessions)
     as_csv(run_dir, numbers(run_dir)[:2])
     before = [row.step for row in read_rows(run_dir)]
 
@@ -835,3 +840,38 @@ def test_a_folder_of_the_version_before_is_continued(tmp_path):
     again.drain.run()
     again.die()
     assert [row.step for row in read_rows(tmp_path)] == list(range(9))
+
+
+def test_the_header_of_a_part_is_read_once(tmp_path, monkeypatch):
+    """A run of a month has 440 parts: who asks for its names, or for one metric, does not open all each time."""
+    writer = Writer(tmp_path, part_bytes=1000)
+    writer.log_and_drain(range(400))
+    writer.journal.append({"late": 1.0}, 400)
+    writer.drain.run()
+    writer.die()
+    known, opened, original = len(numbers(tmp_path)), [], ParquetRows.__init__
+    monkeypatch.setattr(
+        ParquetRows, "__init__", lambda rows, *given: opened.append(given) or original(rows, *given)
+    )
+
+    def names():
+        with take_snapshot(tmp_path, 0) as snapshot:
+            return metric_columns(snapshot)
+
+    def opened_by(read):
+        opened.clear()
+        found = read()
+        return found, len(opened)
+
+    first, again = opened_by(names), opened_by(names)
+    late = opened_by(functools.partial(read_series, tmp_path, "late"))
+    shutil.copy(part_path(tmp_path / "parts/metrics", 1), tmp_path / "other")
+    (tmp_path / "other").replace(part_path(tmp_path / "parts/metrics", 1))
+
+    assert known > 2
+    assert first[0] == again[0]
+    assert first[1] == known
+    assert again[1] == 0
+    assert late[0].value.tolist() == [1.0]
+    assert late[1] < known
+    assert opened_by(names)[1] == 1

@@ -6,9 +6,12 @@ import random
 import struct
 import zipfile
 import zlib
+from types import SimpleNamespace
 
 import pytest
 
+from destinations.history.snapshot import damage_of_csvs
+from destinations.history.sums import BlockSums
 from destinations.run_directory.pieces import (
     Change,
     FileState,
@@ -70,6 +73,46 @@ def test_a_file_that_grows_is_appended_to_and_one_that_is_replaced_is_another(tm
     assert (folder / "metrics.csv").stat().st_ino == inode
     assert (folder / "a.json").read_bytes() == b'{"b": 1}'
     assert state.last == 2
+
+
+def summed(header, *rows):
+    """Returns a CSV and the checksums of its rows."""
+    text = "".join(rows).encode()
+    sums = BlockSums.begin(header.encode())
+    sums.add(text)
+    sums.close_block()
+    return {"metrics.csv": header.encode() + text, "metrics.sums.jsonl": sums.content()}
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        summed("step,epoch,time,a,b\n", "0,0,1.0,1.0,\n", "1,0,2.0,2.0,3.0\n"),
+        summed("step,epoch,time,a\n", "2,0,3.0,4.0\n"),
+    ],
+    ids=["a column is added", "the rows before are in a closed part"],
+)
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_reader_never_compares_new_rows_with_old_checksums(tmp_path, later, is_known):
+    """A copy is read while a piece is applied: before each file it has no damage, and so after the last."""
+    folder, state = tmp_path / "copy", FolderState(1)
+    first = summed("step,epoch,time,a\n", "0,0,1.0,1.0\n", "1,0,2.0,2.0\n")
+    take(folder, state, put_piece(tmp_path / "1", first))
+    state = state if is_known else FolderState(1)
+    states = {name: FileState(1, len(content)) for name, content in later.items()}
+    found = []
+
+    def look(name, start):
+        found.extend(damage_of_csvs(folder))
+        yield from opened.chunks(name, start)
+        found.extend(damage_of_csvs(folder))
+
+    path = put_piece(tmp_path / "2", later, first=1, last=2, states=states)
+    with path.open("rb") as file, open_piece("2", file) as opened:
+        apply_piece(folder, state, SimpleNamespace(about=opened.about, data=opened.data, chunks=look))
+
+    assert found == damage_of_csvs(folder) == []
+    assert (folder / "metrics.sums.jsonl").read_bytes() == later["metrics.sums.jsonl"]
 
 
 def test_a_file_that_is_gone_is_removed(tmp_path):

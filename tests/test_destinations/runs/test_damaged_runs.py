@@ -195,7 +195,8 @@ def check_all(root, whole):
         ["scan", "--json"],
     ):
         code, output, _ = command(*arguments, "--root", root, now=LATER)
-        assert code == 0
+        # An export of metrics says that it lacks some.
+        assert code in ({0, 3} if "--metrics" in arguments else {0})
         assert "good" in output or arguments[0] == "scan"
     assert command("gc", "--older-than", "0s", "--root", root, now=LATER)[0] == 0
     for path in sorted(root.iterdir()):

@@ -15,7 +15,6 @@ pytest.importorskip("deltalake")
 
 from destinations.runs import (
     DatasetError,
-    EditError,
     FilterError,
     MetricNotFoundError,
     RootError,
@@ -24,10 +23,9 @@ from destinations.runs import (
     WriterNotFoundError,
     open_runs,
 )
-from destinations.runs.dataset import compact, compaction, open_dataset, reading, sql
+from destinations.runs.dataset import compact, open_dataset, reading, sql, writing
 from destinations.runs.dataset.tables import APPLICATION
 from destinations.runs.record import status_of, value_of
-from destinations.runs.run import MetricSummary
 from tests.servers import s3_servers
 from tests.test_destinations.runs.written import (
     Written,
@@ -148,8 +146,6 @@ def test_a_dataset_is_queried_as_folders_are(root, tmp_path):
             dataset.query(where="hparams.lr >=")
         with pytest.raises(MetricNotFoundError, match=r"'los'.*'loss'"):
             dataset["id-a"].series("los")
-        with pytest.raises(EditError, match="compact again"):
-            dataset.edit("id-a", notes="x")
 
 
 def test_sql_over_all_points(root, tmp_path):
@@ -301,7 +297,7 @@ def test_a_dataset_that_cannot_be_opened_leaves_nothing_open(root, tmp_path, mon
 
     place = tmp_path / "data"
     compact([Run.open(root / "a")], str(place))
-    for file in (place / "runs").glob("*.parquet"):
+    for file in (place / "runs").rglob("*.parquet"):
         file.unlink()
     opened = []
 
@@ -399,17 +395,21 @@ def test_rows_that_come_while_only_the_record_is_written_are_in_no_table(root, t
     change_sidecar(root / "a", tags=["edited"])
 
     class ResumedRun(Run):
-        """Its summary is that of a row more, which came after its files were compared."""
+        """A row comes after its values were read."""
 
         @property
         def summary(self):
-            return {"loss": MetricSummary(7.0, 7.0, 7.0, 60, 60, 1, 0, 7.0)}
+            with (self.path / "metrics.csv").open("a") as file:
+                file.write(
+                    "60" + "," * (self.path / "metrics.csv").read_text().split("\n")[0].count(",") + "\n"
+                )
+            return super().summary
 
     report = compact([ResumedRun(Run.open(root / "a").record)], place)
 
-    assert report.updated == 1
+    assert (report.updated, [path.name for path, _ in report.damaged]) == (0, ["a"])
     with open_dataset(place) as dataset:
-        assert dataset["id-a"].tags == ("edited",)
+        assert dataset["id-a"].tags == ("sweep:7",)
         assert dataset["id-a"].summary["loss"].last == dataset["id-a"].series("loss").value[-1]
 
 
@@ -495,9 +495,10 @@ def test_a_run_without_metrics(tmp_path):
 
 def test_a_dataset_that_is_damaged_or_closed_says_so(root, tmp_path):
     """A file that is cut off, and a query after the end."""
+    compact(runs_of(root)[:2], str(tmp_path / "data"))
     compact(runs_of(root), str(tmp_path / "data"))
     with open_dataset(tmp_path / "data") as dataset:
-        (file,) = map(Path, dataset.files())
+        file = Path(dataset.files()[0])
     content = file.read_bytes()
 
     file.write_bytes(content[:100])
@@ -522,13 +523,13 @@ def test_many_small_files_become_few(tmp_path):
         write_csv(folder, ["step,loss,acc", *(f"{step},{index}.5,{step}" for step in range(5))])
         runs.append(Run.open(folder))
         compact([runs[-1]], str(tmp_path / "data"))
-    assert len(list((tmp_path / "data" / "metrics").glob("*.parquet"))) == 6
+    assert len(list((tmp_path / "data" / "metrics").rglob("*.parquet"))) == 6
 
     report = compact(runs, str(tmp_path / "data"), optimize=True, vacuum_days=0)
 
     assert (report.unchanged, report.points) == (6, 60)
     for name in ("metrics", "summary", "runs"):
-        assert len(list((tmp_path / "data" / name).glob("*.parquet"))) == 1
+        assert len(list((tmp_path / "data" / name).rglob("*.parquet"))) == 1
     with open_dataset(tmp_path / "data") as dataset:
         assert len(dataset.files()) == 1
         assert_same_metrics(dataset, runs)
@@ -570,20 +571,21 @@ def test_a_compaction_while_another_optimizes_loses_nothing(root, tmp_path, monk
     """One that begins and ends between the sorting and its last commit: the sorting starts over."""
     place = str(tmp_path / "data")
     compact([Run.open(root / "a")], place)
-    write, rivals = compaction._Compaction._write, [Run.open(root / "b")]
+    compact([Run.open(root / "c")], place)
+    write, rivals = writing.DatasetWriter.write, [Run.open(root / "b")]
 
     def write_after_a_rival(self, *arguments):
         if rivals:
             compact([rivals.pop()], place)
         write(self, *arguments)
 
-    monkeypatch.setattr(compaction._Compaction, "_write", write_after_a_rival)
+    monkeypatch.setattr(writing.DatasetWriter, "write", write_after_a_rival)
     report = compact([Run.open(root / "a")], place, optimize=True)
 
-    assert (report.runs, report.points) == (2, 2 * 107)
+    assert (report.runs, report.points) == (3, 3 * 107)
     with open_dataset(place) as dataset:
-        assert_same_metrics(dataset, [Run.open(root / name) for name in "ab"])
-        assert dataset.sql("SELECT count(*) FROM metrics").rows == ((2 * 107,),)
+        assert_same_metrics(dataset, [Run.open(root / name) for name in "abc"])
+        assert dataset.sql("SELECT count(*) FROM metrics").rows == ((3 * 107,),)
         assert [len(dataset.files(name)) for name in ("metrics", "runs")] == [1, 1]
 
 
@@ -592,14 +594,14 @@ def test_a_compaction_that_ended_between_two_tables_changes_nothing(root, tmp_pa
     """What it left in a table is not seen, also where its runs are gone when the next one begins."""
     place = tmp_path / "data"
     compact([Run.open(root / "a")], str(place))
-    write = compaction._Compaction._write
+    write = writing.DatasetWriter.write
 
     def write_and_end(self, name, *more):
         write(self, name, *more)
         if name == table:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(compaction._Compaction, "_write", write_and_end)
+    monkeypatch.setattr(writing.DatasetWriter, "write", write_and_end)
     with pytest.raises(KeyboardInterrupt):
         compact([Run.open(root / "b")], str(place))
     monkeypatch.undo()
@@ -656,8 +658,8 @@ def test_a_run_that_is_deleted_meanwhile_keeps_what_the_dataset_has(root, tmp_pa
 
     report = compact(runs, place)
 
-    assert {path.name for path, _ in report.damaged} == {"a", "c", "spt"}
-    assert (report.runs, report.points, report.unchanged) == (2, 2 * 107, 1)
+    assert {path.name for path, _ in report.damaged} == {"a", "b", "c", "spt"}
+    assert (report.runs, report.points, report.unchanged) == (2, 2 * 107, 0)
     with open_dataset(place) as dataset:
         assert [run.run_id for run in dataset.query(sort_by="run_id", descending=False)] == ["id-a", "id-b"]
         assert dataset.sql("SELECT count(*) FROM metrics").rows == ((2 * 107,),)
@@ -770,27 +772,6 @@ def test_a_run_whose_writer_is_alive_is_left_out(root, tmp_path):
 
     assert (report.alive, report.runs) == (1, 0)
     assert (again.alive, again.runs) == (0, 1)
-
-
-def test_a_dataset_without_a_column_of_writers(root, tmp_path):
-    """It is read as before, and takes runs of one writer; one of several is reported, and left out."""
-    from deltalake import DeltaTable, write_deltalake
-
-    place = tmp_path / "data"
-    compact([Run.open(root / "a")], str(place))
-    rows = DeltaTable(place / "metrics").to_pyarrow_table().drop_columns(["writer"])
-    write_deltalake(place / "metrics", rows, mode="overwrite", schema_mode="overwrite")
-    commit_as_compact(place)
-    shared = Run.open(write_shared(root / "shared"))
-
-    report = compact([shared, Run.open(root / "b")], str(place))
-
-    assert (report.added, [path.name for path, _ in report.damaged]) == (1, ["shared"])
-    assert "Make a new dataset" in report.damaged[0][1]
-    with open_dataset(place) as dataset:
-        assert_same_metrics(dataset, [Run.open(root / "a"), Run.open(root / "b")])
-        assert dataset["id-a"].writers == []
-        assert "writer" not in dataset.arrow().schema.names
 
 
 def test_a_table_with_a_feature_that_is_not_read_is_refused(root, tmp_path):

@@ -221,7 +221,7 @@ def test_the_command_says_how_to_replace_a_file(tmp_path):
 
 
 def test_a_run_that_cannot_be_read_does_not_end_an_export(tmp_path):
-    """Its name and the reason are said; the other has all its rows."""
+    """Its name and the reason are said, and the exit code is 3; the other has all its rows."""
     write_full_run(tmp_path / "runs/good")
     bad = write_full_run(tmp_path / "runs/bad")
     (bad / "metrics.csv").unlink()
@@ -229,7 +229,7 @@ def test_a_run_that_cannot_be_read_does_not_end_an_export(tmp_path):
 
     code, output, errors = command("export", "--metrics", "--root", tmp_path / "runs")
 
-    assert code == 0
+    assert code == 3
     assert sum(line.startswith("good,") for line in output.splitlines()) == 10
     assert "metrics of run bad" in errors
     assert "not a regular file" in errors

@@ -9,8 +9,9 @@ import pytest
 pytest.importorskip("deltalake")
 
 from destinations.runs import DatasetError, open_runs
-from destinations.runs.dataset import compact, compaction, open_dataset
+from destinations.runs.dataset import compact, open_dataset
 from destinations.runs.dataset.tables import Location, arrow_schema
+from destinations.runs.dataset.writing import DatasetWriter
 from tests.test_destinations.runs.folders import write_run
 
 LINE = "1,1.0,0.5\n"
@@ -32,7 +33,7 @@ def made(tmp_path_factory):
 def dataset(made, tmp_path):
     """A copy of the dataset, beside a file of another table that has a secret."""
     shutil.copytree(made / "dataset", tmp_path / "dataset")
-    (file,) = (tmp_path / "dataset/metrics").glob("*.parquet")
+    (file,) = (tmp_path / "dataset/metrics").rglob("*.parquet")
     (tmp_path / "secret").mkdir()
     shutil.copy(file, tmp_path / "secret/s.parquet")
     return tmp_path / "dataset"
@@ -100,7 +101,7 @@ def _link_log(dataset):
 
 
 def _link_file(dataset):
-    (file,) = (dataset / "metrics").glob("*.parquet")
+    (file,) = (dataset / "metrics").rglob("*.parquet")
     file.unlink()
     file.symlink_to(dataset.parent / "secret/s.parquet")
 
@@ -187,7 +188,7 @@ def test_a_path_that_would_be_read_as_another_is_refused(made, tmp_path, name):
 )
 def test_a_query_only_reads_the_dataset(dataset, query):
     """No file is written, no other one read, nothing is loaded or changed; the dataset is read after it."""
-    (file,) = (dataset / "metrics").glob("*.parquet")
+    (file,) = (dataset / "metrics").rglob("*.parquet")
     before = files_of(dataset.parent)
 
     with open_dataset(dataset) as opened:
@@ -224,12 +225,12 @@ def write_rows(dataset, table, rows):
     """Writes rows to a table as a compaction does."""
     import pyarrow as pa
 
-    work = compaction._Compaction(Location.of(dataset, {}), [], removes_gone=False, damaged={})
+    work = DatasetWriter(Location.of(dataset, {}))
 
     def write():
         for name in dict.fromkeys((table, "runs")):
             found = pa.RecordBatch.from_pylist(rows if name == table else [], arrow_schema(name))
-            work._write(name, [found])
+            work.write(name, [found])
 
     work.repeat(write)
 

@@ -24,6 +24,8 @@ needs_trackio = pytest.mark.skipif(
 )
 
 EVERYTHING = """
+    import sys
+    import types
     import numpy as np
     from destinations import Trackio
     from events import Run
@@ -48,6 +50,18 @@ EVERYTHING = """
         assert trackio._feed.flush(300)
         counts = trackio.counts
     assert (counts.written_rows, counts.written_records) == (2, counts.records), counts
+
+    class Importing(types.ModuleType):
+        # A module that another thread imports: its class is there at the third look.
+        looks = 0
+
+        def __getattr__(self, name):
+            self.looks += 1
+            if name != "BaseFigure" or self.looks < 3:
+                raise AttributeError(name)
+            return complex
+
+    sys.modules["plotly.basedatatypes"] = Importing("plotly.basedatatypes")
     with Run(Trackio("project", close_seconds=300), run_name="mine") as run:
         run.log_metrics({"loss": 0.5}, step=7)
 """

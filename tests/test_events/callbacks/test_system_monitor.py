@@ -156,8 +156,7 @@ def test_without_psutil_it_says_what_to_install(in_child):
     )
 
     assert printed == (
-        "SystemMonitor needs psutil, which is not installed. "
-        "Run pip install 'training-destinations[system]'. | ModuleNotFoundError"
+        "SystemMonitor needs psutil, which is not installed. Run: pip install psutil | ModuleNotFoundError"
     )
 
 

@@ -16,8 +16,7 @@ from destinations import Artifacts, InMemory, RunDirectory, runs
 from destinations.cli import main
 from events import Callback, CheckpointSaver, Event, Run, TimeLedger
 from events.callbacks import time_ledger
-from events.callbacks.growing_csv import GrowingCsv
-from events.callbacks.time_files import TimeFiles
+from events.callbacks.time_files import GrowingCsv, TimeFiles
 from tests.trace_format import checked_trace
 
 

@@ -651,7 +651,8 @@ def test_export_of_the_rows_of_a_run(runs, tmp_path):
 def test_pack_converts_parts_of_earlier_versions(runs, tmp_path):
     """What is CSV becomes Parquet, once; a part that is damaged stays, and is said."""
     # As a run of format 2.
-    (tmp_path / "runs/alpha/metrics.history.jsonl").unlink(missing_ok=True)
+    for name in ("metrics.history.jsonl", "sessions.jsonl"):
+        (tmp_path / "runs/alpha" / name).unlink(missing_ok=True)
     parts = tmp_path / "runs/alpha/parts/metrics"
     parts.mkdir(parents=True)
     lines = "".join(f"{step},0,{step / 8},{step % 7}\n" for step in range(3000))
@@ -704,7 +705,7 @@ def test_compact_and_sql(runs, tmp_path):
     assert "3 new" in first or "4 new" in first
     assert json.loads(second)["added"] == json.loads(second)["changed"] == 0
     assert json.loads(third)["version"] > json.loads(second)["version"]
-    assert len(list((tmp_path / "dataset" / "metrics").glob("*.parquet"))) == 1
+    assert len(list((tmp_path / "dataset" / "metrics").rglob("*.parquet"))) == 1
     assert table.splitlines()[:2] == ["run_id     least", "id-alpha  0.3125"]
     assert [row["run_id"] for row in json.loads(rows)] == ["id-alpha", "id-beta", "id-gamma"]
     assert wrong[0] == nowhere[0] == 1
@@ -740,6 +741,23 @@ def test_compact_removes_runs_that_are_gone_when_asked(runs, root, tmp_path):
     assert (json.loads(kept)["runs"], json.loads(kept)["removed"], code) == (count, 0, 0)
     assert f"{count - 1} runs" in removed
     assert "1 removed" in removed
+
+
+def test_runs_of_a_dataset_are_tagged_and_noted(runs, root, tmp_path):
+    """Also one whose folder is gone; the folders stay as they are."""
+    pytest.importorskip("deltalake")
+    dataset = tmp_path / "dataset"
+    runs("compact", root, dataset)
+    shutil.rmtree(root / "beta")
+
+    tagged = [runs("tag", name, "+kept", "--root", dataset)[:2] for name in ("alpha", "beta")]
+    noted = runs("note", "beta", "worth it", "--root", dataset)[0]
+
+    assert tagged == [(0, "sweep:7\ngood\nkept\n"), tagged[1]]
+    assert tagged[1][1].splitlines()[-1] == "kept"
+    assert noted == 0
+    assert runs("note", "beta", "--root", dataset)[1] == "worth it\n"
+    assert not (root / "alpha/edits.json").exists()
 
 
 # Editing.

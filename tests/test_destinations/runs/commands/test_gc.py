@@ -131,18 +131,25 @@ def test_links_are_removed_and_never_followed(tmp_path):
     shutil.rmtree(tmp_path / "precious")
 
 
-@pytest.mark.parametrize("arguments", [("rm", "one", "--yes"), ("gc", "--older-than", "0s", "--delete")])
-def test_runs_of_a_dataset_are_not_deleted(tmp_path, arguments):
-    """A dataset is read-only: the folder that a run was read from is often its only copy."""
+def test_runs_are_deleted_from_a_dataset_and_not_from_their_folders(tmp_path):
+    """The folder that a run was read from is often its only copy, and may be named by its path."""
     pytest.importorskip("deltalake")
-    run = write_run(tmp_path / "runs/one", archived=True)
-    assert command("compact", tmp_path / "runs", tmp_path / "dataset")[0] == 0
+    for name in ("one", "two", "three"):
+        write_run(tmp_path / "runs" / name, name)
+    dataset = tmp_path / "dataset"
+    assert command("compact", tmp_path / "runs", dataset)[0] == 0
+    shutil.rmtree(tmp_path / "runs/two")
 
-    code, _, errors = command(*arguments, "--root", tmp_path / "dataset")
+    by_path = command("rm", tmp_path / "runs/one", "--root", dataset, "--yes")
+    code, out, _ = command("rm", "two", "one", "--root", dataset, "--yes")
+    refused = command("rm", "three", "--root", dataset, ask=lambda _: "n")
+    collected = command("gc", "--older-than", "0s", "--delete", "--root", dataset)
 
-    assert code == 2
-    assert "runs of a dataset are read-only" in errors
-    assert (run / "sidecar.json").exists()
+    assert (code, out.splitlines()) == (0, [f"deleted {name} from {dataset}" for name in ("two", "one")])
+    assert (by_path[0], refused[0], collected[0]) == (1, 1, 2)
+    assert (tmp_path / "runs/one/sidecar.json").exists()
+    assert [one["run_id"] for one in json.loads(command("ls", "--root", dataset, "--json")[1])] == ["three"]
+    assert "1 deleted from the dataset before" in command("compact", tmp_path / "runs", dataset)[1]
 
 
 @pytest.mark.parametrize("begins", [True, False])
