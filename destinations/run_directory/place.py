@@ -123,9 +123,9 @@ def check_writer(name: str) -> str:
     return name
 
 
-def check_fork(template: str, writer: str) -> None:
-    """Raises ValueError if a run of this folder or URI, or of this writer, cannot be a fork."""
-    if writer or "://" in template:
+def check_fork(fork_from: object, template: str, writer: str) -> None:
+    """Raises ValueError if a run is to be a fork that has this URI, or is of this writer."""
+    if fork_from is not None and (writer or "://" in template):
         what = "a writer" if writer else f"the URI {template.partition('?')[0]!r}"
         raise ValueError(
             f"fork_from needs a run with a folder of its own, got {what}. "

@@ -476,6 +476,12 @@ class RankWriter:
             mark = {**csv_mark(self._csv.header, tail, size, self._csv.parts.last), "rows": self._csv.rows}
         return self._drain.statistics, mark
 
+    def counts(self) -> dict[str, int]:
+        """Returns the rows that wait for the disk, dropped rows, refused values and the sum of all losses."""
+        found = attrs.asdict(self.journal.counts)
+        waiting = found.pop("pending")
+        return {**found, "waiting_rows": waiting, "lost": sum(self.lost().values())}
+
     def lost(self) -> dict[str, int]:
         """Returns the counts of lost records by "rows", "media", "files", "uploads" and "early"."""
         lost = {

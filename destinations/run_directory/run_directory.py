@@ -161,8 +161,7 @@ class RunDirectory(RecordDestination):
         check_ranks(if_exists, all_ranks=all_ranks)
         self._writer_name = "" if writer is None else check_writer(writer)
         self._template, self._mirror_template = check_template(run_dir, mirror, self._writer_name)
-        if fork_from is not None:
-            check_fork(self._template, self._writer_name)
+        check_fork(fork_from, self._template, self._writer_name)
         self._options = RunOptions(
             run_id=run_id,
             tags=tuple(redact_text(str(tag)) for tag in tags),
@@ -332,12 +331,7 @@ class RunDirectory(RecordDestination):
     @property
     def counts(self) -> dict[str, int]:
         """Rows that wait for the disk, dropped rows, refused values and the sum of all losses."""
-        if self._run is None:
-            return {}
-        writer = self._run.writer
-        found = attrs.asdict(writer.journal.counts)
-        found["waiting_rows"] = found.pop("pending")
-        return {**found, "lost": sum(writer.lost().values())}
+        return {} if self._run is None else self._run.writer.counts()
 
     def close(self, state: State, logger: Any) -> None:
         """Records how the run ended; what is logged until `post_close` is still written."""
@@ -365,8 +359,7 @@ class RunDirectory(RecordDestination):
             if run is not None:
                 run.stop(self._close_seconds)
         finally:
-            lost = {"early": early.lost, **({} if run is None else run.writer.lost())}
-            if text := loss_text(lost):
+            if text := loss_text({"early": early.lost, **({} if run is None else run.writer.lost())}):
                 _log.warning("run folder %s: lost %s.", self._template if run is None else run.run_dir, text)
             if self._opening is not None:
                 self._opening.settle()
@@ -435,15 +428,14 @@ class RunDirectory(RecordDestination):
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
         """Adds hyperparameters to `hparams.yaml` and the sidecar."""
-        run = self._run
         # A completed run keeps its own until it is trained again.
         is_reopened = self._opening is not None and self._opening.is_reopened
-        if run is None or is_reopened or self.is_undecided:
+        if self._run is None or is_reopened or self.is_undecided:
             # They open no folder: what continues the run is often known only after them.
             again = functools.partial(self.log_hyperparameters, own_copy(hyperparameters))
             self._keep_for_init("hyperparameters", again)
-        if run is not None and not is_reopened:
-            run.add_hyperparameters(hyperparameters)
+        if self._run is not None and not is_reopened:
+            self._run.add_hyperparameters(hyperparameters)
 
     def log_record(self, kind: str, arguments: dict[str, Any]) -> None:
         """Writes a record in the background; see `MediaWriter`."""
