@@ -54,7 +54,7 @@ class Program:
     def kill(self):
         """Ends the process as it is."""
         self.journal.close()
-        for segment in list(self.journal.segments):
+        for segment in list(self.journal.files.segments):
             segment.close()
         self.drain._csv.close()
 

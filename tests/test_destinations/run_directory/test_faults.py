@@ -26,6 +26,7 @@ from destinations.run_directory.layout import journal_path, metrics_name, segmen
 from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.run_directory.rank_writer import RankWriter, RunOptions
 from destinations.run_directory.segments import MappedSegment
+from destinations.runs import Run
 from events import State
 from uploads.disk import Disk, file_system_of, is_network_file_system
 
@@ -301,11 +302,14 @@ def rewrite(path):
     path.write_text("step,theirs\n" + "1,2\n" * 1000)
 
 
+CUTS = {cut, empty, rewrite}
+
+
 @pytest.mark.parametrize("change", [cut, empty, append, replace, rewrite, Path.unlink])
 @pytest.mark.parametrize("when", ["before more rows", "at the end"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_rows_that_another_program_takes_out_are_restored(drive, tmp_path, change, when, rank):
-    """Whatever is done to the CSV: the journal has the rows, or the open descriptor of the file."""
+def test_what_another_program_does_to_the_csv_is_undone_or_counted(drive, tmp_path, change, when, rank):
+    """The open file still has the rows of one that was removed; rows that were cut or overwritten are a loss."""
     run = drive(flush_seconds=1000, rank=rank, all_ranks=True).fit()
     for step in range(100):
         run.log({"a": float(step)}, step)
@@ -313,23 +317,49 @@ def test_rows_that_another_program_takes_out_are_restored(drive, tmp_path, chang
     path = tmp_path / "run" / metrics_name(rank)
 
     change(path)
+    left = {cut: path.read_bytes().count(b"\n") - 1, empty: 0, rewrite: 0}[change] if change in CUTS else 100
     more = range(100, 200) if when == "before more rows" else ()
     for step in more:
         run.log({"a": float(step)}, step)
     run.close()
 
-    assert read_series(tmp_path / "run", "a", rank) == [
-        (step, float(step)) for step in range(100 + len(more))
-    ]
+    steps = [*range(left), *more]
+    assert read_series(tmp_path / "run", "a", rank) == [(step, float(step)) for step in steps]
     assert b"theirs" not in path.read_bytes()
     assert b"\0" not in path.read_bytes()
     kept = b"".join(one.read_bytes() for one in tmp_path.glob("run/abandoned/*.foreign*.csv"))
     assert (b"theirs" in kept) == (change in {append, replace, rewrite})
     summary = json.loads((tmp_path / "run" / summary_name(rank)).read_text())
-    assert summary["metrics"]["a"]["count"] == 100 + len(more)
+    assert [one["count"] for one in summary["metrics"].values()] == ([len(steps)] if steps else [])
     if rank == 0:
-        assert sidecar_of(tmp_path)["lost"] == {}
-        assert sidecar_of(tmp_path)["status"] == "completed"
+        assert sidecar_of(tmp_path)["lost"] == ({"rows": 100 - left} if left < 100 else {})
+        assert sidecar_of(tmp_path)["status"] == ("failed to write" if left < 100 else "completed")
+
+
+def test_a_checkpoint_counts_the_rows_that_were_cut(drive, tmp_path):
+    """A row that is lost keeps its number: a later session continues from where the checkpoint was."""
+    first = drive(flush_seconds=1000).fit()
+    for step in range(10):
+        first.log({"a": float(step)}, step)
+    first.flush()
+    with (tmp_path / "run" / "metrics.csv").open("r+b") as file:
+        file.truncate(len(b"".join(file.read().splitlines(keepends=True)[:6])))
+    for step in range(10, 15):
+        first.log({"a": float(step)}, step)
+    saved = first.destination.state_dict()
+    for step in range(15, 20):
+        first.log({"a": float(step)}, step)
+    first.close()
+
+    second = drive(batch=15)
+    second.engine.run_event("before_load")
+    second.destination.load_state_dict(saved)
+    second.engine.run_event("after_load")
+    second.fit().log({"a": -1.0}, 15)
+    second.close()
+
+    assert [step for step, _ in read_series(tmp_path / "run", "a")] == [*range(5), *range(10, 16)]
+    assert "5 rows of metrics.csv were damaged, and are lost" in Run.open(tmp_path / "run").problems()
 
 
 def sidecar_of(tmp_path):
@@ -339,7 +369,7 @@ def sidecar_of(tmp_path):
 
 @pytest.mark.parametrize("when", ["before more rows", "at the end"])
 def test_rows_of_earlier_sessions_are_restored_from_their_parts(drive, tmp_path, caplog, when):
-    """The file is only a view of them."""
+    """The file is only a view of them; a row of its own that was cut is lost."""
     first = drive().fit()
     for step in range(100):
         first.log({"a": float(step)}, step)
@@ -358,10 +388,9 @@ def test_rows_of_earlier_sessions_are_restored_from_their_parts(drive, tmp_path,
     second.log({"a": 102.0}, 102)
     second.close()
 
-    later = [100, 101, 102] if when == "before more rows" else [100, 102]
+    later = [101, 102] if when == "before more rows" else [102]
     assert [step for step, _ in read_series(tmp_path / "run", "a")] == [*range(100), *later]
-    assert sidecar_of(tmp_path)["lost"] == {}
-    assert sidecar_of(tmp_path)["status"] == "completed"
+    assert sidecar_of(tmp_path)["lost"] == {"rows": 1}
     assert "another program has changed metrics.csv" in caplog.text
 
 

@@ -128,9 +128,9 @@ class Model:
             self.disk.full = self.disk.kill = 0.0
             self.drain.run()
         self.journal.close()
-        for segment in list(self.journal.segments):
+        for segment in list(self.journal.files.segments):
             segment.close()
-        if not is_killed and self.drain.is_fully_drained():
+        if not is_killed and self.drain.source.is_drained():
             assert self.drain.lost_rows() == 0
             shutil.rmtree(self.run_dir / "journal")
         self.drain._csv.close()
