@@ -499,11 +499,14 @@ class Run(_Recorded):
         Raises:
             MetricNotFoundError: no rank has the metric; the message suggests the closest.
         """
+        from .content.sources import ranks_of
+
+        ranks = ranks_of(self.path)
         if name is None:
-            return self._ranks_with_metrics()
+            return ranks
         from .content.ranks import read_ranks
 
-        return read_ranks(name, self._ranks_with_metrics(), lambda one, rank: self.series(one, rank, ""))
+        return read_ranks(name, ranks, lambda one, rank: self.series(one, rank, ""))
 
     def flights(self) -> list[Flight]:
         """Returns what the `FlightRecorder` of each rank wrote in the folder of the run, by rank."""
@@ -646,24 +649,9 @@ class Run(_Recorded):
         Raises:
             ImportError: pandas is not installed.
         """
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise ImportError(
-                f"to_dataframe needs pandas ({error}). Install pandas, or use blocks()."
-            ) from error
-        from destinations.run_directory.blocks import MISSING_STEP
+        from .content.series import dataframe_of
 
-        frames = []
-        has_writers = bool(self.writers)
-        for block in self.blocks(rank):
-            columns = {name: values for name, (values, _) in block.columns.items()}
-            steps = pd.Series(block.step, dtype="Int64").mask(block.step == MISSING_STEP)
-            whose = {"writer": block.writer} if has_writers else {}
-            frames.append(pd.DataFrame({"step": steps, "time": block.time, **whose, **columns}))
-        if not frames:
-            return pd.DataFrame({"step": pd.Series(dtype="Int64"), "time": pd.Series(dtype="float64")})
-        return pd.concat(frames, ignore_index=True)
+        return dataframe_of(self.blocks(rank), has_writers=len(streams_of(self.path, end=self.end)) > 1)
 
     def plot(self, *names: str, x: str = "step", is_logarithmic: bool = False) -> Any:
         """Returns a matplotlib figure of metrics, which a notebook shows.
@@ -677,14 +665,9 @@ class Run(_Recorded):
             MetricNotFoundError: the run has no such metric.
             ImportError: matplotlib is not installed.
         """
-        from .notebook import draw, label_of, lines_of, require_matplotlib
+        from .notebook import plot_run
 
-        require_matplotlib()
-        label = label_of(self.record)
-        lines: list[tuple[str, Any, Any]] = []
-        for name in names:
-            lines += lines_of(self.record, self.series(name), x, "" if len(names) == 1 else name)
-        return draw({names[0] if len(names) == 1 else label: lines}, x=x, is_logarithmic=is_logarithmic)
+        return plot_run(self.record, self.series, names, x=x, is_logarithmic=is_logarithmic)
 
     def view(self, *, port: int | None = None) -> Any:
         """Serves the page of this run, and returns the `destinations.viewer.Viewer`; `close` ends it.
@@ -755,11 +738,6 @@ class Run(_Recorded):
         from .content.records import Records
 
         return Records(self.path, self.end)
-
-    def _ranks_with_metrics(self) -> list[int]:
-        from .content.sources import ranks_of
-
-        return ranks_of(self.path)
 
     def _is_written_now(self) -> bool:
         try:
