@@ -499,14 +499,11 @@ class Run(_Recorded):
         Raises:
             MetricNotFoundError: no rank has the metric; the message suggests the closest.
         """
-        from .content.sources import ranks_of
-
-        ranks = ranks_of(self.path)
         if name is None:
-            return ranks
+            return self._ranks_with_metrics()
         from .content.ranks import read_ranks
 
-        return read_ranks(name, ranks, lambda one, rank: self.series(one, rank, ""))
+        return read_ranks(name, self._ranks_with_metrics(), lambda one, rank: self.series(one, rank, ""))
 
     def flights(self) -> list[Flight]:
         """Returns what the `FlightRecorder` of each rank wrote in the folder of the run, by rank."""
@@ -651,7 +648,9 @@ class Run(_Recorded):
         """
         from .content.series import dataframe_of
 
-        return dataframe_of(self.blocks(rank), has_writers=len(streams_of(self.path, end=self.end)) > 1)
+        return dataframe_of(
+            self.blocks(rank), has_writers=bool(self.writers) or len(streams_of(self.path, end=self.end)) > 1
+        )
 
     def plot(self, *names: str, x: str = "step", is_logarithmic: bool = False) -> Any:
         """Returns a matplotlib figure of metrics, which a notebook shows.
@@ -738,6 +737,11 @@ class Run(_Recorded):
         from .content.records import Records
 
         return Records(self.path, self.end)
+
+    def _ranks_with_metrics(self) -> list[int]:
+        from .content.sources import ranks_of
+
+        return ranks_of(self.path)
 
     def _is_written_now(self) -> bool:
         try:
