@@ -5,7 +5,7 @@ What comes from a run is text: it is escaped. Nothing is read from elsewhere, an
 
 import html
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ __all__ = [
     "draw",
     "label_of",
     "lines_of",
+    "plot_run",
     "require_matplotlib",
     "run_html",
     "runs_html",
@@ -270,6 +271,23 @@ def lines_of(record: RunRecord, series: Any, x: str, label: str = "") -> list[tu
         (f"{label} · {writer}" if writer else label, axis_of(record, one, x), one.value)
         for writer, one in series.by_writer().items()
     ]
+
+
+def plot_run(
+    record: RunRecord,
+    read: Callable[[str], Any],
+    names: Sequence[str],
+    *,
+    x: str = "step",
+    is_logarithmic: bool = False,
+) -> Any:
+    """Returns a figure of metrics of a run, see `Run.plot`; `read` returns the `Series` of a name."""
+    require_matplotlib()
+    label = label_of(record)
+    lines: list[tuple[str, Any, Any]] = []
+    for name in names:
+        lines += lines_of(record, read(name), x, "" if len(names) == 1 else name)
+    return draw({names[0] if len(names) == 1 else label: lines}, x=x, is_logarithmic=is_logarithmic)
 
 
 def label_of(record: RunRecord) -> str:

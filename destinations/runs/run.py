@@ -646,24 +646,11 @@ class Run(_Recorded):
         Raises:
             ImportError: pandas is not installed.
         """
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise ImportError(
-                f"to_dataframe needs pandas ({error}). Install pandas, or use blocks()."
-            ) from error
-        from destinations.run_directory.blocks import MISSING_STEP
+        from .content.series import dataframe_of
 
-        frames = []
-        has_writers = bool(self.writers)
-        for block in self.blocks(rank):
-            columns = {name: values for name, (values, _) in block.columns.items()}
-            steps = pd.Series(block.step, dtype="Int64").mask(block.step == MISSING_STEP)
-            whose = {"writer": block.writer} if has_writers else {}
-            frames.append(pd.DataFrame({"step": steps, "time": block.time, **whose, **columns}))
-        if not frames:
-            return pd.DataFrame({"step": pd.Series(dtype="Int64"), "time": pd.Series(dtype="float64")})
-        return pd.concat(frames, ignore_index=True)
+        return dataframe_of(
+            self.blocks(rank), has_writers=bool(self.writers) or len(streams_of(self.path, end=self.end)) > 1
+        )
 
     def plot(self, *names: str, x: str = "step", is_logarithmic: bool = False) -> Any:
         """Returns a matplotlib figure of metrics, which a notebook shows.
@@ -677,14 +664,9 @@ class Run(_Recorded):
             MetricNotFoundError: the run has no such metric.
             ImportError: matplotlib is not installed.
         """
-        from .notebook import draw, label_of, lines_of, require_matplotlib
+        from .notebook import plot_run
 
-        require_matplotlib()
-        label = label_of(self.record)
-        lines: list[tuple[str, Any, Any]] = []
-        for name in names:
-            lines += lines_of(self.record, self.series(name), x, "" if len(names) == 1 else name)
-        return draw({names[0] if len(names) == 1 else label: lines}, x=x, is_logarithmic=is_logarithmic)
+        return plot_run(self.record, self.series, names, x=x, is_logarithmic=is_logarithmic)
 
     def view(self, *, port: int | None = None) -> Any:
         """Serves the page of this run, and returns the `destinations.viewer.Viewer`; `close` ends it.

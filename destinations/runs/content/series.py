@@ -4,7 +4,7 @@ Never writes; may read a run that is being written, see `history.snapshot`. Impo
 numpy.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,16 @@ from destinations.run_directory.layout import column_of
 from destinations.runs.errors import MetricNotFoundError
 from destinations.runs.streams import Stream, reported, streams_of
 
-__all__ = ["Series", "blocks_in", "count_rows", "joined", "merged_by_step", "read_series", "run_blocks"]
+__all__ = [
+    "Series",
+    "blocks_in",
+    "count_rows",
+    "dataframe_of",
+    "joined",
+    "merged_by_step",
+    "read_series",
+    "run_blocks",
+]
 
 _FIRST_ROWS = 1024
 
@@ -190,6 +199,31 @@ def run_blocks(
         ):
             for block in blocks_in(snapshot, None):
                 yield attrs.evolve(block, writer=stream.writer) if stream.writer else block
+
+
+def dataframe_of(blocks: Iterable[Block], *, has_writers: bool) -> Any:
+    """Returns rows as a `pandas.DataFrame`, see `Run.to_dataframe`.
+
+    Args:
+        blocks: the rows.
+        has_writers: whether a column has the name of the writer of each.
+
+    Raises:
+        ImportError: pandas is not installed.
+    """
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise ImportError(f"to_dataframe needs pandas ({error}). Install pandas, or use blocks().") from error
+    frames = []
+    for block in blocks:
+        columns = {name: values for name, (values, _) in block.columns.items()}
+        steps = pd.Series(block.step, dtype="Int64").mask(block.step == MISSING_STEP)
+        whose = {"writer": block.writer} if has_writers else {}
+        frames.append(pd.DataFrame({"step": steps, "time": block.time, **whose, **columns}))
+    if not frames:
+        return pd.DataFrame({"step": pd.Series(dtype="Int64"), "time": pd.Series(dtype="float64")})
+    return pd.concat(frames, ignore_index=True)
 
 
 def count_rows(folder: Path, rank: int = 0) -> int:
