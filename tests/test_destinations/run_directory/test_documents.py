@@ -409,5 +409,6 @@ def test_a_run_that_was_stopped_says_why(drive, tmp_path):
     session = json.loads((tmp_path / "run" / "sessions.jsonl").read_text().splitlines()[-1])
     assert (data["status"], data["exception"]) == ("stopped", None)
     assert data["stop_reason"] == session["stop_reason"] == "loss is below 0.1; password=[redacted]"
-    (found,) = open_runs(tmp_path)
+    with open_runs(tmp_path) as runs:
+        (found,) = runs
     assert (found.status, found.alive) == ("stopped", False)
