@@ -29,9 +29,9 @@ QUESTIONS = {
         FROM metrics JOIN runs ON metrics.run_id = runs.run_id
         WHERE metrics.metric = 'loss' AND runs."hparams.width" = 64 GROUP BY metrics.step ORDER BY step""",
     "runs without a metric": """
-        SELECT runs.run_id AS run_id FROM runs ANTI JOIN
-        (SELECT run_id FROM metrics WHERE metric = 'late') AS found ON runs.run_id = found.run_id
-        ORDER BY run_id""",
+        SELECT runs.run_id AS run_id FROM runs LEFT JOIN
+        (SELECT DISTINCT run_id AS late_id FROM metrics WHERE metric = 'late') AS found
+        ON runs.run_id = found.late_id WHERE found.late_id IS NULL ORDER BY run_id""",
     "percentile": """
         SELECT value FROM
         (SELECT value, ROW_NUMBER() OVER (ORDER BY value) AS place FROM metrics WHERE metric = 'loss') AS sorted
