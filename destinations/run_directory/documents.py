@@ -36,7 +36,7 @@ from destinations.history.sessions import (
     session_path,
 )
 from destinations.history.sums import summed_line
-from events import plain_config, redact_text
+from events import RunStatus, plain_config, redact_text
 from uploads.disk import DISK, Disk, read_json, read_regular, replace_file
 
 from .layout import (
@@ -167,6 +167,15 @@ class Documents:
         self.stop_reason: str | None = None
         self.ended_at: float | None = None
         """The time of closing; set last of these."""
+
+    def end(self, state: State, at: float) -> None:
+        """Sets how the run and this session ended, given the state of the run."""
+        status = "completed" if state.status is RunStatus.RUNNING else str(state.status)
+        text = None
+        if state.exception is not None and status == "failed":
+            text = f"{type(state.exception).__name__}: {redact_text(str(state.exception))}"
+        reason = None if state.stop_reason is None else redact_text(state.stop_reason)
+        self.close(status, text, reason, at)
 
     def close(self, status: str, exception: str | None, stop_reason: str | None, at: float) -> None:
         """Sets how the run and this session ended."""

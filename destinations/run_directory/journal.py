@@ -9,160 +9,53 @@ beside it, an appended row took a mean of 10 to 194 µs with stalls of 5 ms, a m
 
 **Threading.** Any thread may call `append`. `try_append` takes no lock: one call into the mapping writes the
 whole row, or fails if the segment is full. All else (new names, the next segment, pending rows) happens
-under one lock. `prepare`, `request_sample` and `SegmentReader` belong to the writer thread.
+under one lock. `prepare` and `request_sample` belong to the writer thread.
 
 **Signals.** A handler may log or raise between any two instructions. Therefore the steps of switching to the
 next segment are idempotent: a later call finds what an interrupted one has done, and one assignment activates
 the segment.
 """
 
-import contextlib
 import itertools
 import operator
-import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from marshal import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import adler32
 
 import attrs
 
 from events import RecordError
-from uploads.disk import DISK, Disk, look_twice, read_at
 
-from .folder import remove_temporaries
 from .frames import (
     FLOAT_BYTES,
     FLOAT_TAG,
     HEADER,
-    MAGIC,
     VALUES_AT,
     begin_frame,
     boundary_frame,
-    count_rows,
     encode_frame,
-    follows_frame,
     keys_frame,
     resume_frame,
     rewind_frame,
 )
-from .layout import (
-    POSITION,
-    Position,
-    column_of,
-    number_of_int,
-    segment_number,
-    segment_path,
-    segment_paths,
-    whole_number,
-)
-from .segments import MappedSegment, Segment, end_of_journal
+from .journal_files import JournalFiles, MakeSegment
+from .layout import column_of, number_of_int, whole_number
+from .segments import MappedSegment, Segment
 
 if TYPE_CHECKING:
     from destinations.history.rows import MetricRow
     from events import State
 
-__all__ = [
-    "Journal",
-    "MakeSegment",
-    "SegmentReader",
-    "make_journal",
-    "remove_journal",
-    "sync_journal",
-]
-
-
-def make_journal(folder: Path, disk: Disk = DISK) -> None:
-    """Makes the folder and its parents, and removes temporary files of dead processes; does not sync them."""
-    target, missing = folder, []
-    while not folder.is_dir():
-        missing.append(folder)
-        folder = folder.parent
-    for path in reversed(missing):
-        disk.make_folder(path)
-    remove_temporaries(target, disk=disk)
-
-
-def sync_journal(folder: Path, run_dir: Path, disk: Disk = DISK) -> None:
-    """Syncs the folder and its parents, up to the one that contains the run."""
-    for path in (run_dir.parent, run_dir, folder.parent, folder):
-        disk.sync_folder(path)
-
-
-def remove_journal(folder: Path, disk: Disk = DISK) -> None:
-    """Removes a fully drained journal, and its folders if they are empty."""
-    for path in segment_paths(folder):
-        disk.unlink(path)
-    # Synced before the position goes: without one, segments that a power loss restores would count as new.
-    disk.sync_folder(folder)
-    remove_temporaries(folder, disk=disk)
-    with contextlib.suppress(OSError):
-        with contextlib.suppress(FileNotFoundError):
-            disk.unlink(folder / POSITION)
-        disk.remove_folder(folder)
-        disk.remove_folder(folder.parent)
-
-
-class SegmentReader:
-    """Reads a segment through the open descriptor of the journal, or from its path.
-
-    Args:
-        path: of the segment.
-        journal: the writing end, or None.
-        number: the number of the segment.
-    """
-
-    def __init__(self, path: Path, journal: "Journal | None", number: int) -> None:
-        self._owned = -1
-        self._segment = None
-        if journal is not None:
-            self._segment = next((item for item in list(journal.segments) if item.number == number), None)
-        self._fd = -1 if self._segment is None else self._segment.fileno()
-        if self._fd >= 0:
-            # Duplicated, for the journal may close its own; used as it is if the process has no free
-            # descriptor.
-            with contextlib.suppress(OSError):
-                self._fd = self._owned = os.dup(self._fd)
-        if self._fd < 0:
-            with contextlib.suppress(FileNotFoundError):
-                self._fd = self._owned = look_twice(path, lambda: os.open(path, os.O_RDONLY))
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Returns up to `length` bytes from an offset."""
-        if self._fd < 0:
-            return b""
-        if self._segment is not None and self._segment.size:
-            length = min(length, self._segment.end() - offset)
-        return read_at(self._fd, max(0, length), offset)
-
-    def size(self) -> int:
-        """Returns the size of the file in bytes."""
-        return os.fstat(self._fd).st_size if self._fd >= 0 else 0
-
-    def sync(self, disk: "Disk") -> None:
-        """Syncs the segment."""
-        if self._fd >= 0:
-            disk.sync(self._fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._owned >= 0:
-            os.close(self._owned)
-
-
-MakeSegment = Callable[[Path, int, int], Segment]
-"""Makes a segment from path, number and size."""
+__all__ = ["Journal"]
 
 SEGMENT_BYTES = 1 << 20
 PENDING_BYTES = 64 << 20
 _RETRY_SECONDS = 0.2
-_KEPT_OPEN = 16
 _SAMPLES_KEPT = 4096
 _are_numbers = frozenset({float, int, bool}).issuperset
 _are_floats = frozenset({float}).issuperset
@@ -180,8 +73,6 @@ _FRAMES: dict[str, Callable[..., bytes]] = {
     "resume": resume_frame,
     "boundary": boundary_frame,
 }
-
-_spare_numbers = itertools.count()
 
 
 class _Schema(NamedTuple):
@@ -203,8 +94,6 @@ class _ActiveSegment:
     by_names: dict[tuple[str, ...], _Schema] = attrs.field(factory=dict)
     by_length: dict[int, _Schema] = attrs.field(factory=dict)
     """The schema of the last row of each length; `Journal.try_append` takes no other row."""
-    is_abandoned: bool = False
-    """Whether the next segment does not depend on this one."""
 
     def __attrs_post_init__(self) -> None:
         self.write = self.segment.write
@@ -309,7 +198,6 @@ class Journal:
             self._clock = lambda: float(clock())
         # Guards everything outside the fast path.
         self._lock = threading.RLock()
-        self._spares: deque[Segment] = deque(maxlen=1)
         self._pending: deque[tuple[Any, ...]] = deque()
         self._pending_bytes = 0
         self._retry_at = 0.0
@@ -320,15 +208,10 @@ class Journal:
         """The metrics of this session, in the order of first appearance."""
         self.samples_ns: deque[int] = deque(maxlen=_SAMPLES_KEPT)
         """Durations of sampled calls, in nanoseconds."""
-        self.segments: deque[Segment] = deque()
-        """The undrained segments of this session; the last one is current."""
-        self._rows_of_closed: dict[int, int] = {}
-        self._first_number = _last_number(self._folder) + 1
-        self._first_follows = end_of_journal(self._folder)
-        # The next segment, from being chosen until it is current.
-        self._next: Segment | None = None
-        self._active = [self._following(None, self._segment_bytes)]
-        self._next = None
+        self.files = JournalFiles(self._folder, self._segment_bytes, self._make_segment)
+        """The segments of this session."""
+        self._active = [_ActiveSegment(self.files.following(None))]
+        self.files.is_current()
         self.try_append = _fast_append(self._active, self._state, self._clock)
         """Writes a row of Python's numbers with the names of an earlier one; returns whether it did.
 
@@ -543,7 +426,7 @@ class Journal:
             else:
                 return True
             try:
-                self._rotate(max(self._segment_bytes, self._needed_bytes(entry)))
+                self._rotate(self._needed_bytes(entry))
             except OSError:
                 self._retry_at = time.monotonic() + _RETRY_SECONDS
                 raise
@@ -590,103 +473,28 @@ class Journal:
                 )
 
     def _rotate(self, needed: int) -> None:
-        """Switches to the next segment: the spare, or a new one if the writer thread has not prepared it yet.
-
-        May be interrupted after any step; the next call continues from there.
+        """Switches to the next segment. It may be interrupted anywhere; the next call continues from there.
 
         Raises:
             OSError: no segment can be made.
         """
         before = self._writing
-        following = self._following(before, needed)
+        following = _ActiveSegment(self.files.following(before.segment, needed))
         if before is self._writing:
             self._active[0] = following
-        self._next = None
-
-    def _following(self, before: _ActiveSegment | None, needed: int) -> _ActiveSegment:
-        """Returns the segment that comes after one, in its place in the folder; see `_rotate`."""
-        follows = self._first_follows
-        least = self._first_number
-        if before is not None:
-            # Sealed first: a shorter row must not overtake the one that needs the next segment.
-            end = before.segment.seal()
-            follows = None if before.is_abandoned else (before.segment.number, end)
-            least = before.segment.number + 1
-        following = self._next
-        if following is None or following.size < needed:
-            following = self._next = self._take_spare(needed)
-        number = least
-        while os.path.lexists(path := segment_path(self._folder, number)) and not following.is_at(path):
-            number += 1
-        try:
-            # A file in the way belongs to an unknown chain: no link then.
-            if follows is not None and number == least and following.end() == len(MAGIC):
-                following.write(follows_frame(*follows))
-            following.move(path, number)
-        except OSError:
-            self._next = None
-            following.discard()
-            raise
-        if following not in self.segments:
-            self.segments.append(following)
-        return _ActiveSegment(following)
-
-    def _take_spare(self, needed: int) -> Segment:
-        """Returns an unnumbered segment of at least this size."""
-        with contextlib.suppress(IndexError):
-            spare = self._spares.popleft()
-            # Else it is too small, or was in a deleted folder.
-            if spare.size >= needed and spare.is_at(spare.path):
-                return spare
-            spare.discard()
-        return self._make_segment(self._spare_path(), 0, needed)
-
-    def _spare_path(self) -> Path:
-        """Returns a unique path, of a form that `remove_temporaries` knows."""
-        return self._folder / f".segment.{os.getpid()}-{next(_spare_numbers)}.tmp"
+        self.files.is_current()
 
     # The writer thread.
-
-    def prepare(self) -> None:
-        """Makes the next segment in advance.
-
-        Raises:
-            OSError: the disk is full.
-        """
-        if self._spares or self._is_closed or self._is_stopped:
-            return
-        spare = self._make_segment(self._spare_path(), 0, self._segment_bytes)
-        spare.populate()
-        self._spares.append(spare)
 
     def start_new_segment(self) -> None:
         """Starts a new segment with the next row, independent of this one; any thread may call."""
         with self._lock:
-            self._writing.is_abandoned = True
+            self._writing.segment.is_abandoned = True
             self._writing.segment.seal()
 
     def request_sample(self) -> None:
         """Sends the next row through the slow path, which times it."""
         self._writing.by_length.clear()
-
-    def retire(self) -> None:
-        """Unmaps full segments, and closes the oldest files if there are many."""
-        full = list(self.segments)[:-1]
-        for index, segment in enumerate(full):
-            segment.unmap()
-            if len(full) - index > _KEPT_OPEN and segment.fileno() >= 0:
-                data = os.pread(segment.fileno(), segment.size, 0)
-                self._rows_of_closed[segment.number] = count_rows(data, len(MAGIC))
-                segment.close()
-
-    def rows_of_closed(self, number: int) -> int:
-        """Returns how many rows a segment had that was closed to save descriptors, and is gone."""
-        return self._rows_of_closed.get(number, 0)
-
-    def is_in_place(self) -> bool:
-        """Returns whether the segment that is being written is in its folder."""
-        segments = list(self.segments)
-        return not segments or segments[-1].is_at(segments[-1].path)
 
     def stop_accepting(self) -> None:
         """Ends writing: another run has the folder. Later rows are dropped and counted. Thread-safe."""
@@ -701,9 +509,7 @@ class Journal:
         # The thread that held it does not exist in the child.
         self._lock = threading.RLock()
         self.request_sample()
-        self._spares.clear()
-        for segment in list(self.segments):
-            segment.close()
+        self.files.close(in_child=True)
 
     def close(self) -> None:
         """Ends writing and removes the spare; the segments stay."""
@@ -711,19 +517,7 @@ class Journal:
             self._is_closed = True
             self._writing.segment.seal()
             self.request_sample()
-            unused = [*self._spares, *([self._next] if self._next is not None else [])]
-            self._spares.clear()
-            self._next = None
-        for segment in unused:
-            if segment not in self.segments:
-                segment.discard()
-
-
-def _last_number(folder: Path) -> int:
-    """Returns the highest segment number ever used; the position may name a drained segment that is gone."""
-    position = Position.read(folder / POSITION)
-    states = () if position is None else position.states
-    return max((*map(segment_number, segment_paths(folder)), *(state.segment for state in states)), default=0)
+        self.files.close()
 
 
 def _plain(metrics: Mapping[str, float]) -> dict[str, float]:

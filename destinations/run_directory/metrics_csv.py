@@ -5,20 +5,18 @@ Runs in the writer thread. Appended rows count only once `drain` has written a p
 
 import contextlib
 import errno
-import itertools
 import os
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 
+from destinations.history.aggregate import Floats
 from destinations.history.csv_file import CsvSnapshot
-from destinations.history.row_chain import Keep, RowChain, SealedPart, history_path
-from destinations.history.sealed import Part, part_begun_by
-from destinations.history.sums import BlockSums, CheckedBlocks, read_sums, sums_path
+from destinations.history.row_chain import Keep, SealedPart
+from destinations.history.sealed import part_begun_by
+from destinations.history.sums import BlockSums, CheckedBlocks, Section, Sums, read_sums, sums_path
 from uploads.disk import (
     DISK,
     Disk,
@@ -30,6 +28,7 @@ from uploads.disk import (
     replacement,
 )
 
+from .closed_parts import ClosedParts, rearranged
 from .layout import (
     OWN_COLUMNS,
     CsvState,
@@ -40,13 +39,8 @@ from .layout import (
     header_line,
     parse_header,
     part_numbers,
-    part_path,
-    parts_path,
     read_header,
 )
-
-if TYPE_CHECKING:
-    from .frames import RowBlock
 
 __all__ = [
     "ChangedError",
@@ -60,8 +54,11 @@ _COPY_BYTES = 128 << 10
 Line = Callable[[int | None, int | None, float, tuple[float, ...]], str]
 
 
-class ChangedError(Exception):
+class ChangedError(OSError):
     """Another program has changed the size of the file."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.EBUSY, "another program has changed the file")
 
 
 class RowFormatter:
@@ -88,29 +85,15 @@ class RowFormatter:
             self._after = "," * (len(columns) - first - len(names)) + "\n"
             self.line = self._contiguous
 
-    def lines(self, block: "RowBlock", count: int) -> bytes:
-        """Returns the lines of the first `count` rows of a block, at least one."""
-        steps, epochs, times, values = block.steps, block.epochs, block.times[:count], block.values[:count]
+    def lines(self, steps: list[int], epochs: list[int], times: Floats, values: Floats) -> bytes:
+        """Returns the lines of at least one row: times `(rows,)` and values `(rows, metrics)`, of floats."""
         if not (self._is_contiguous and np.isfinite(times).all()):
-            rows = zip(steps, epochs, times.tolist(), map(tuple, values.tolist()), strict=False)
+            rows = zip(steps, epochs, times.tolist(), map(tuple, values.tolist()), strict=True)
             return "".join([self.line(*row) for row in rows]).encode()
         # A handful of calls for all rows: between them the interpreter lock is free for training.
         line = b"%d,%d,%b" + self._before.encode() + b"%b" + self._after.encode()
         stamps = format_cell_rows(times.round(6)[:, None])
-        return b"".join(map(line.__mod__, zip(steps, epochs, stamps, format_cell_rows(values), strict=False)))
-
-    def wide_line(
-        self,
-        step: int | None,
-        epoch: int | None,
-        time: float,
-        values: "np.ndarray[Any, np.dtype[np.float64]]",
-    ) -> bytes:
-        """Returns the line of floats `(metrics,)`."""
-        if not self._is_contiguous:
-            return self.line(step, epoch, time, tuple(values.tolist())).encode()
-        before = f"{_cell(step)},{_cell(epoch)},{round(time, 6)!r}{self._before}".encode()
-        return b"".join([before, *format_cell_rows(values[None]), self._after.encode()])
+        return b"".join(map(line.__mod__, zip(steps, epochs, stamps, format_cell_rows(values), strict=True)))
 
     def _contiguous(self, step: int | None, epoch: int | None, time: float, values: tuple[float, ...]) -> str:
         cells = format_cells(values)
@@ -142,14 +125,9 @@ class MetricsCsv:
 
     def __init__(self, path: Path, disk: Disk = DISK, *, first_part: int = 1) -> None:
         self.path = path
-        self._first_part = first_part
-        self.folder = parts_path(path)
-        """The folder of the closed parts."""
+        self.parts = ClosedParts(path, disk, first=first_part)
+        """The closed parts before it."""
         self._disk = disk
-        self.chain = RowChain()
-        """Which sessions wrote the rows of this file and of the closed parts."""
-        self.format2_parts = 0
-        """The number of the last closed part of a folder of format 2."""
         self.size = 0
         self.rows = 0
         """The number of rows; of a file that was opened, those added since, until it is set."""
@@ -176,27 +154,28 @@ class MetricsCsv:
         Returns:
             The state of the file, or None if the position does not match it: then all complete lines count.
         """
-        numbers, sums = part_numbers(self.folder), read_sums(self.path)
-        self.format2_parts = max(numbers, default=0) if position is None else position.states[-1].parts
+        parts, sums = self.parts, read_sums(self.path)
+        numbers = part_numbers(parts.folder)
+        parts.format2 = max(numbers, default=0) if position is None else position.states[-1].parts
         try:
             self._fd = self._disk.open(self.path, os.O_RDWR)
         except FileNotFoundError:
-            self._take_history(None if position is None else position.states[-1].history)
+            parts.open(None if position is None else position.states[-1].history)
             return None
         file_size = os.fstat(self._fd).st_size
         header = read_header(self._fd, file_size)
         state = None if position is None else position.state_of(header, file_size)
         if state is not None:
-            self.format2_parts = state.parts
+            parts.format2 = state.parts
         known = state or (None if position is None else position.states[-1])
         try:
-            self._take_history(None if known is None else known.history)
+            parts.open(None if known is None else known.history)
         except BaseException:
             self.close()
             raise
         end = end_of_last_line(self._fd, file_size) if state is None else state.csv_bytes
-        if position is None and end > len(header) and self.chain.view is None:
-            part = part_begun_by(self.parts(), CsvSnapshot(self._fd, header, end))
+        if position is None and end > len(header) and parts.chain.view is None:
+            part = part_begun_by(parts.present(), CsvSnapshot(self._fd, header, end))
             if part is not None:
                 end = len(header)  # They were being closed when the position was lost.
         if end < len(header) or not header:
@@ -209,42 +188,15 @@ class MetricsCsv:
         tail = None if position is None else position.tail_of(header, file_size)
         self.checks = CheckedBlocks(self.path, sums, header, file_size, end, self.read, tail)
         self._sums, self._written = BlockSums.begin(header), None
-        self.rows = sum(map(self._sums.add, self.snapshot().chunks()))
+        self.rows = sum(map(self._sums.add, self.snapshot().chunks())) + self.checks.lost
         if header.endswith(b"\r\n"):
-            lines = (line.replace(b"\r\n", b"\n") for line in self._lines())
+            lines = (chunk.replace(b"\r\n", b"\n") for chunk in self.snapshot().chunks())
             self.accept(self._prepare(header.replace(b"\r\n", b"\n"), lines))
         return state
 
     def state(self, segment: int, offset: int) -> CsvState:
         """Returns the current state of the file for the position."""
-        return _state(self._sums, self.size, segment, offset, self.format2_parts, self.chain.size)
-
-    def _take_history(self, limit: int | None) -> None:
-        self.chain = RowChain.read(self.path, limit)
-        there = part_numbers(self.folder)
-        if not self.chain.size:
-            numbers = (number for number in there if number <= self.format2_parts)
-            self.chain.add_format2(self.path, numbers)
-        last = max((part.number for parts in self.chain.parts.values() for part in parts), default=0)
-        found = (Part.find(self.folder, number) for number in there if number > last)
-        for part in [part for part in found if part is not None]:
-            # It was being closed when its writer was killed: its rows are in the file, or in the journal.
-            # Only a position says so; without one, a history that is cut would look the same.
-            if limit is not None or self._has_rows_of(part):
-                self._disk.unlink(part.path)
-
-    def _has_rows_of(self, part: Part) -> bool:
-        """Returns whether the file has the rows of a part, in the same place."""
-        if self._fd < 0:
-            return False
-        size = os.fstat(self._fd).st_size
-        csv = CsvSnapshot(self._fd, read_header(self._fd, size), end_of_last_line(self._fd, size))
-        return part_begun_by([part], csv) is not None
-
-    @property
-    def closed(self) -> int:
-        """The number of the last closed part before this file; 0 if there is none."""
-        return max((part.number for part, _ in self.chain.preceding()), default=0)
+        return _state(self._sums, self.size, segment, offset, self.parts.format2, self.parts.chain.size)
 
     def formatter(self, names: tuple[str, ...]) -> RowFormatter:
         """Returns the formatter of rows of these names in the present file; it knows the columns it lacks."""
@@ -307,47 +259,6 @@ class MetricsCsv:
         if self._written is not None and self._written[0] > len(self._sums.blocks):
             self._written = None
 
-    def has_rows(self, limit: int, rows: int) -> bool:
-        """Reads the file up to a limit, and returns whether it has the header and so many ends of rows.
-
-        Where it was cut and written on, at least one is missing.
-        """
-        start = len(self._header)
-        is_whole = self.read(0, start) == self._header and os.fstat(self._fd).st_size >= limit
-        return is_whole and self.count_rows(limit) == rows
-
-    def count_rows(self, limit: int) -> int:
-        """Returns the number of rows up to a limit."""
-        return sum(chunk.count(b"\n") for chunk in self._chunks(len(self._header), limit))
-
-    def sound_rows(self, limit: int) -> tuple[int, int]:
-        """Reads the file up to a limit, and returns where its sound rows end, and their number.
-
-        They end where bytes are missing, or are NUL, as where a file that was cut is written on. Without the
-        header there are none.
-        """
-        start = len(self._header)
-        if self.read(0, start) != self._header:
-            return start, 0
-        end, rows = start, 0
-        for chunk in self._chunks(start, limit):
-            sound = chunk.partition(b"\0")[0]
-            rows += sound.count(b"\n")
-            end = start + sound.rfind(b"\n") + 1 if b"\n" in sound else end
-            start += len(sound)
-            if len(sound) < len(chunk):
-                break
-        return end, rows
-
-    def prepare_until(self, end: int) -> "Replacement":
-        """Writes a copy of the rows up to an offset."""
-        return self._prepare(self._header, self._chunks(len(self._header), end))
-
-    def foreign_bytes(self) -> Iterator[bytes]:
-        """Yields what another program put in: what it appended, or all if the header is not ours."""
-        is_ours = self.read(0, len(self._header)) == self._header
-        yield from self._chunks(self.size if is_ours else 0, os.fstat(self._fd).st_size)
-
     def sync(self) -> None:
         """Syncs the file."""
         if self._fd >= 0:
@@ -402,119 +313,71 @@ class MetricsCsv:
             self._disk.sync(fd)
         self._written = None if following else (len(self._sums.blocks), len(content))
 
-    # Sessions.
+    # Rows of the newest session, after those of earlier ones.
 
     @property
     def own_rows(self) -> int:
         """How many rows of the newest session the file has."""
-        return self.rows - (self.chain.view or 0)
+        return self.rows - (self.parts.chain.view or 0)
 
     def own_start(self) -> int:
         """Returns where the rows of the newest session begin."""
-        return self.snapshot().offset_of(self.chain.view or 0)
+        return self.snapshot().offset_of(self.parts.chain.view or 0)
 
-    def write_history(self, *lines: bytes) -> None:
-        """Appends lines to the file of the history; they count once a position says so."""
-        path = history_path(self.path)
-        fd = self._disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
-        try:
-            if os.fstat(fd).st_size > self.chain.size:
-                self._disk.truncate(fd, self.chain.size)
-            self._disk.write(fd, b"".join(lines), self.chain.size)
-            self._disk.sync(fd)
-        finally:
-            os.close(fd)
-        if not self.chain.size:
-            self._disk.sync_folder(path.parent)
-
-    def restore_history(self) -> None:
-        """Writes the file of the history again if another program has deleted it."""
-        path = history_path(self.path)
-        if self.chain.size and not os.path.lexists(path):
-            with replacement(path, durable=True, disk=self._disk) as fd:
-                self._disk.write(fd, bytes(self.chain.content), 0)
-
-    def seal(self, between: Callable[[], None] = lambda: None) -> list[bytes]:
-        """Writes the rows of the newest session as a closed part, and returns its line; none without rows.
+    def seal(self, between: Callable[[], None] = lambda: None) -> SealedPart | None:
+        """Writes the rows of the newest session as a closed part; None without rows.
 
         Raises:
             ChangedError: another program has changed the file meanwhile.
             OSError: the disk is full.
         """
         if self.own_rows <= 0:
-            return []
-        for folder in (self.folder.parent, self.folder):
-            self._disk.make_folder(folder)
-            self._disk.sync_folder(folder.parent)
-        start = self.own_start()
-        content = attrs.evolve(self.snapshot(), begin=start).to_parquet(between)
-        number = max(*part_numbers(self.folder), self._first_part - 1, 0) + 1
-        with replacement(part_path(self.folder, number), durable=True, disk=self._disk) as fd:
-            self._disk.write(fd, content, 0)
+            return None
+        own = attrs.evolve(self.snapshot(), begin=self.own_start())
+        part = self.parts.close(own, self.own_rows, between)
         if not self.is_as_left():
             raise ChangedError
-        session, csv_bytes = self.chain.newest, self.size - start
-        part = SealedPart(number, session, self.own_rows, len(content), zlib.crc32(content), csv_bytes)
-        return [self.chain.part(part)]
+        return part
 
-    def count_format2(self) -> list[bytes]:
-        """Returns lines of the parts of a folder of format 2, which has no history yet."""
-        lines = []
-        for part in self.parts():
-            with contextlib.closing(part.open()) as file:
-                rows = file.packed.count
-                lines.append(self.chain.part(SealedPart(part.number, "", rows, part.size, 0, file.end)))
-        return lines
-
-    def lines_of(self, kept: Iterable[tuple[SealedPart, Keep]], columns: Sequence[str]) -> Iterator[bytes]:
-        """Yields rows of closed parts as lines with these columns, some at a time."""
-        for sealed, keep in kept:
-            part = Part.find(self.folder, sealed.number, keep)
-            if part is None:
-                raise FileNotFoundError(errno.ENOENT, "a closed part is missing", str(self.folder))
-            with contextlib.closing(part.open()) as file:
-                own = parse_header(file.header)
-                for chunk in file.chunks():
-                    yield _rearranged(chunk, own, columns)
-
-    def look_at(self, kept: Iterable[tuple[SealedPart, Keep]]) -> tuple[dict[str, None], int]:
-        """Returns the columns of closed parts, and how many of their rows count."""
-        found: dict[str, None] = {}
-        rows = 0
-        for sealed, keep in kept:
-            if (part := Part.find(self.folder, sealed.number, keep)) is not None:
-                with contextlib.closing(part.open()) as file:
-                    found |= dict.fromkeys(parse_header(file.header))
-                    rows += file.packed.count
-        return found, rows
-
-    def prepare_view(self) -> "Replacement":
-        """Writes the file again as it began, with the rows of earlier sessions."""
-        return self._prepare(
-            self._header, self.lines_of(self.chain.kept(self.chain.before), list(self.columns))
-        )
+    def look_again(self) -> None:
+        """Finds out which rows another program has left in the open file, for `prepare_mended`."""
+        size = os.fstat(self._fd).st_size
+        sums = Sums((Section(self._sums.header, tuple(self._sums.blocks)),))
+        self.size = end_of_last_line(self._fd, min(size, self.size))
+        if self.read(0, len(self._header)) != self._header:
+            self.size = len(self._header)
+        tail = self._sums.tail
+        self.checks = CheckedBlocks(self.path, sums, self._header, size, self.size, self.read, tail)
 
     def prepare_mended(self) -> "tuple[Replacement, int]":
-        """Writes the file again with blank rows for damaged ones, and returns how many these are.
+        """Writes the file again with blank rows for those that are lost, and returns how many these are.
 
-        What it has of earlier sessions comes from their closed parts, if these are whole.
+        So each row keeps its number. What the file has of earlier sessions comes from their closed parts, if
+        these are whole.
         """
-        columns = list(self.columns)
-        lost = 0
+        columns, view, lost = list(self.columns), self.parts.chain.view or 0, 0
+        earlier = b""
+        with contextlib.suppress(OSError):
+            earlier = (
+                b"".join(self.parts.lines_of(self.parts.chain.kept(self.parts.chain.before), columns))
+                if view
+                else b""
+            )
+        is_whole = earlier.count(b"\n") == view
+        left = self.rows - view if is_whole else self.rows
 
-        def sound(chunks: Iterable[bytes]) -> Iterator[bytes]:
-            nonlocal lost
-            for chunk in chunks:
+        def body() -> Iterator[bytes]:
+            nonlocal lost, left
+            if is_whole:
+                yield earlier
+            for chunk in self.snapshot().chunks(self.own_start() if is_whole else None):
+                left -= chunk.count(b"\n")
                 lost += sum(not line.strip(b" ,\n") for line in chunk.splitlines())
                 yield chunk.replace(b" ", b"")
+            lost += left
+            yield (b"," * (len(columns) - 1) + b"\n") * left
 
-        view = self.chain.view or 0
-        with contextlib.suppress(OSError):
-            earlier = b"".join(self.lines_of(self.chain.kept(self.chain.before), columns)) if view else b""
-            if earlier.count(b"\n") == view:
-                own = sound(self.snapshot().chunks(self.own_start()))
-                return self._prepare(self._header, itertools.chain([earlier], own)), lost
-        return self._prepare(self._header, sound(self.snapshot().chunks())), lost
+        return self._prepare(self._header, body()), lost
 
     def prepare_history(
         self, columns: Iterable[str], kept: Sequence[tuple[SealedPart, Keep]], *, with_own: bool
@@ -530,34 +393,11 @@ class MetricsCsv:
         wanted = list(dict.fromkeys((*OWN_COLUMNS, *columns, *(own if with_own else ()))))
 
         def body() -> Iterator[bytes]:
-            yield from self.lines_of(kept, wanted)
+            yield from self.parts.lines_of(kept, wanted)
             for chunk in self.snapshot().chunks(self.own_start()) if with_own else ():
-                yield _rearranged(chunk, own, wanted)
+                yield rearranged(chunk, own, wanted)
 
         return self._prepare(header_line(wanted), body())
-
-    # Parts.
-
-    @property
-    def part_bytes(self) -> int:
-        """The size of all closed parts that are there."""
-        return sum(part.size for part in self.parts())
-
-    def parts(self) -> list[Part]:
-        """Returns the closed parts before this file that are there."""
-        found = (Part.find(self.folder, part.number, keep) for part, keep in self.chain.preceding())
-        return [part for part in found if part is not None]
-
-    def rows_missing(self, part: SealedPart) -> int:
-        """Returns how many rows of a closed part are not there any more."""
-        found = Part.find(self.folder, part.number)
-        try:
-            if found is None:
-                return part.rows
-            with contextlib.closing(found.open()) as file:
-                return max(0, part.rows - int(file.packed.count))
-        except OSError:
-            return part.rows
 
     @property
     def header(self) -> bytes:
@@ -568,13 +408,9 @@ class MetricsCsv:
         """Returns bytes of the file."""
         return read_at(self._fd, length, start)
 
-    def blocks(self, start: int) -> Iterator[bytes]:
-        """Yields the file from an offset on, in blocks of complete lines."""
-        return CsvSnapshot(self._fd, self._header, self.size).chunks(start, _COPY_BYTES)
-
     def restore(self) -> None:
         """Rewrites a deleted file at its path, from the open descriptor."""
-        self.accept(self.prepare_until(self.size))
+        self.accept(self._prepare(self._header, self._chunks(len(self._header))))
 
     def close(self) -> None:
         """Closes the file."""
@@ -590,20 +426,13 @@ class MetricsCsv:
         self._formatters.clear()
         self._names = None
 
-    def _chunks(self, start: int, end: int | None = None) -> Iterator[bytes]:
-        end = self.size if end is None else end
-        while start < end:
-            chunk = os.pread(self._fd, min(_COPY_BYTES, end - start), start)
+    def _chunks(self, start: int) -> Iterator[bytes]:
+        while start < self.size:
+            chunk = os.pread(self._fd, min(_COPY_BYTES, self.size - start), start)
             if not chunk:
                 return
             start += len(chunk)
             yield chunk
-
-    def _lines(self) -> Iterator[bytes]:
-        rest = b""
-        for chunk in self._chunks(len(self._header)):
-            *lines, rest = (rest + chunk).split(b"\n")
-            yield from (line + b"\n" for line in lines)
 
     def _padded(self, commas: bytes) -> Iterator[bytes]:
         """Yields the rows with empty cells appended. Each line feed ends a row: cells are numbers only."""
@@ -690,16 +519,3 @@ def _has_size(path: Path, size: int) -> bool:
         return path.stat().st_size == size
     except OSError:
         return False
-
-
-def _rearranged(chunk: bytes, own: Sequence[str], wanted: Sequence[str]) -> bytes:
-    """Returns lines with other columns; their cells are numbers."""
-    if list(own) == list(wanted):
-        return chunk
-    places = {name: at for at, name in enumerate(own)}
-    order = [places.get(name, -1) for name in wanted]
-    lines = []
-    for line in chunk.split(b"\n")[:-1]:
-        cells = [*line.split(b","), b""]
-        lines.append(b",".join([cells[at] for at in order]))
-    return b"\n".join([*lines, b""])

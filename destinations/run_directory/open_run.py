@@ -244,6 +244,14 @@ class OpenRun:
 
     # The end.
 
+    def end(self, state: State, now: float) -> None:
+        """Notes how the run ended, and how many files other destinations have lost."""
+        files = sum(getattr(one, "lost_files", 0) for one in state.callbacks)
+        if files and self.media is not None:
+            self.media.lost["uploads"] = files
+        if self.documents is not None:
+            self.documents.end(state, now)
+
     def flush(self) -> None:
         """Waits until everything logged is written, at most ten seconds each for media and for metrics."""
         if self._lane is not None:

@@ -33,7 +33,16 @@ from .place import Place
 if TYPE_CHECKING:
     from .claim import Claim
 
-__all__ = ["EarlyRecords", "IfExists", "Opening", "Silence", "TakenPlace", "not_writable", "note_session"]
+__all__ = [
+    "EarlyRecords",
+    "IfExists",
+    "Opening",
+    "Silence",
+    "TakenPlace",
+    "check_ranks",
+    "not_writable",
+    "note_session",
+]
 
 _log = logging.getLogger("destinations")
 
@@ -205,7 +214,7 @@ class Opening:
         run_id: the id that the run was given, or None.
         is_trainer: whether it is the trainer's run, and not a named writer's.
         is_shared: whether several ranks write it, which cannot agree on another place.
-        claim_of: makes the claim on a run in a store, by its URI.
+        claim_of: makes the claim of a rank on a run in a store, by its URI.
         start: begins to write a place.
         leave: closes the folder that is written, and removes it.
         early: the records that wait.
@@ -221,7 +230,7 @@ class Opening:
     run_id: str | None
     is_trainer: bool
     is_shared: bool
-    claim_of: "Callable[[str, State], Claim]"
+    claim_of: "Callable[[str, int], Claim]"
     start: Callable[[TakenPlace], None]
     leave: Callable[[], None]
     early: EarlyRecords
@@ -274,6 +283,19 @@ class Opening:
         if for_good or proof is not None:
             self.settle()
 
+    def train(self) -> None:
+        """Continues a completed run in earnest: what waited for that is written."""
+        if self.is_reopened:
+            self.is_reopened = False
+            self.early.log()
+
+    def end(self) -> None:
+        """Leaves a completed run that was not trained any further as it is."""
+        if self.is_reopened and self.early:
+            where = self.place.folder
+            _log.warning("run folder %s: no batch was trained; its hyperparameters stay.", where)
+            self.early.clear()
+
     def settle(self) -> None:
         """Stays beside the earlier run, for good."""
         earlier, self.earlier = self.earlier, None
@@ -297,7 +319,7 @@ class Opening:
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
             lock.acquire()
-            claim = None if place.uri is None else self.claim_of(place.uri, self.state)
+            claim = None if place.uri is None else self.claim_of(place.uri, self.state.rank)
             if claim is not None:
                 claim.prepare(run_dir, lambda: set_aside(run_dir, lock))
                 check_known(run_dir)
@@ -372,6 +394,12 @@ class Opening:
             )
             return
         raise taken
+
+
+def check_ranks(if_exists: str, *, all_ranks: bool) -> None:
+    """Raises ValueError if several ranks would have to agree on a place."""
+    if if_exists == "new" and all_ranks:
+        raise ValueError('if_exists must not be "new" with all_ranks=True: ranks cannot agree on a name.')
 
 
 def not_writable(place: Place, error: OSError) -> RunPathError:

@@ -1,9 +1,8 @@
 """A closed part: rows of metrics in Parquet, written once, with an index of them in its metadata.
 
 `pack` makes the bytes of a part, and `ParquetRows` reads them. Nothing here knows of run folders. A column
-has the type that gives each cell back as it was, an integer or a float to the last bit: int64, float64, or
-float64 with a column that says which are integers. docs/format.md describes the file; pandas, DuckDB and
-Polars read it too.
+is int64 where all of its cells are integers, and float64 otherwise. docs/format.md describes the file;
+pandas, DuckDB and Polars read it too.
 
 Damage costs the row group that it is in: pages have checksums, which pyarrow compares, and the footer has one
 in front of it, which is compared first, since pyarrow believes a footer.
@@ -63,9 +62,6 @@ _VERSION = 2
 _MAGIC = b"PAR1"
 # Before the checksum of the footer, which other readers pass over.
 _SUM_MARK = b"sum:"
-_INTEGER = r"^-?[0-9]+$"
-_EXACT_FLOAT = 1 << 53
-_BEYOND_INT64 = float(1 << 63)
 _GROUP_ROWS = 8192
 # Of rows of very many metrics, a group has fewer: it is 32 MiB in memory.
 _GROUP_VALUES = 1 << 22
@@ -133,21 +129,16 @@ def pack(
         found = _read_cells(pa, by_name := list(rows()), names)
         names = list(dict.fromkeys([*names, *itertools.chain.from_iterable(by_name)]))
         header = header_line(names)
-    integers = [index for index, (_, flags) in enumerate(found) if flags is not None]
-    table = pa.table(
-        [*(column for column, _ in found), *(found[index][1] for index in integers)],
-        distinct_names([*names, *(f"{names[index]} is an integer" for index in integers)]),
-    )
+    table = pa.table(found, distinct_names(names))
     about = {
         "version": _VERSION,
         "header": header.decode("utf-8", "replace"),
         "csv_bytes": csv_bytes,
-        "integers": integers,
+        "integers": [],  # Columns that earlier versions had behind these.
     }
     encodings = {
         field.name: "BYTE_STREAM_SPLIT" if field.type == pa.float64() else "DELTA_BINARY_PACKED"
         for field in table.schema
-        if field.type != pa.bool_()
     }
     sink = pa.BufferOutputStream()
     with pa.parquet.ParquetWriter(
@@ -167,9 +158,10 @@ def pack(
     return b"".join([data[:at], _SUM_MARK, zlib.crc32(data[at:-8]).to_bytes(4, "little"), data[at:]])
 
 
-def _read_lines(pa: Any, count: int, chunks: Iterable[bytes]) -> list[tuple[Any, Any]] | None:
-    """Returns each column, and which of its cells are integers; None if not all are numbers."""
-    pieces: list[list[tuple[Any, Any]]] = [[] for _ in range(count)]
+def _read_lines(pa: Any, count: int, chunks: Iterable[bytes]) -> list[Any] | None:
+    """Returns the columns of lines; None if not all cells are numbers."""
+    kinds = {pa.int64(), pa.float64(), pa.null()}
+    pieces: list[list[Any]] = [[] for _ in range(count)]
     for chunk in chunks:
         if chunk.translate(None, PLAIN):
             return None
@@ -177,95 +169,43 @@ def _read_lines(pa: Any, count: int, chunks: Iterable[bytes]) -> list[tuple[Any,
             table = _parsed(pa, chunk, count)
         except pa.ArrowInvalid:
             return None
-        whole = []
-        for index, column in enumerate(table.columns):
-            if column.type not in {pa.int64(), pa.float64(), pa.null()}:
+        for piece, column in zip(pieces, table.columns, strict=True):
+            if column.type not in kinds:
                 return None
-            if column.type == pa.float64():
-                values, present = _numpy(column)
-                if (values == np.floor(values))[present].any():
-                    whole.append(index)  # They may be written as integers.
-        texts = dict(zip(whole, _parsed(pa, chunk, count, whole).columns if whole else (), strict=True))
-        for index, (piece, column) in enumerate(zip(pieces, table.columns, strict=True)):
-            piece.append((column, texts.get(index)))
+            piece.append(column)
     return [_joined(pa, piece) for piece in pieces]
 
 
-def _parsed(pa: Any, chunk: bytes, count: int, texts: Sequence[int] | None = None) -> Any:
-    """Returns the cells of lines of plain numbers as a table; or those of some columns as texts."""
-    names = [str(index) for index in range(count)]
-    wanted = None if texts is None else [str(index) for index in texts]
+def _parsed(pa: Any, chunk: bytes, count: int) -> Any:
+    """Returns the cells of lines of plain numbers as a table."""
     return pa.csv.read_csv(
         pa.BufferReader(chunk),
-        pa.csv.ReadOptions(column_names=names, use_threads=False, block_size=len(chunk) + 1),
-        pa.csv.ParseOptions(quote_char=False, ignore_empty_lines=False),
-        pa.csv.ConvertOptions(
-            column_types=None if wanted is None else dict.fromkeys(wanted, pa.string()),
-            include_columns=wanted,
-            null_values=[""],
-            strings_can_be_null=True,
-            check_utf8=False,
-            timestamp_parsers=[],
+        pa.csv.ReadOptions(
+            column_names=[str(index) for index in range(count)],
+            use_threads=False,
+            block_size=len(chunk) + 1,
         ),
+        pa.csv.ParseOptions(quote_char=False, ignore_empty_lines=False),
+        pa.csv.ConvertOptions(null_values=[""], check_utf8=False, timestamp_parsers=[]),
     )
 
 
-def _joined(pa: Any, pieces: list[tuple[Any, Any]]) -> tuple[Any, Any]:
-    """Returns a column, and which cells are integers where others are floats; None where all are alike."""
-    kinds = {column.type for column, _ in pieces} - {pa.null()}
-    kind = pa.int64() if kinds == {pa.int64()} else pa.float64()
-    joined = _whole(pa, kind, [pa.compute.cast(column, kind, safe=False) for column, _ in pieces])
-    if kind == pa.int64():
-        return joined, None
-    integers = []
-    for column, texts in pieces:
-        found = column if column.type == pa.int64() else pa.nulls(len(column), pa.int64())
-        if texts is not None:
-            is_integer = pa.compute.match_substring_regex(texts, _INTEGER)
-            is_integer = pa.compute.and_(is_integer, pa.compute.less(pa.compute.abs(column), _BEYOND_INT64))
-            found = pa.compute.cast(pa.compute.if_else(is_integer, texts, None), pa.int64())
-        integers.append(found)
-    whole = _whole(pa, pa.int64(), integers)
-    if whole.null_count == len(whole):
-        return joined, None
-    # "-0" is an integer, which has no negative zero.
-    joined = pa.compute.if_else(
-        pa.compute.fill_null(pa.compute.equal(whole, 0), fill_value=False), 0.0, joined
-    )
-    return joined, _flags(pa, whole)
-
-
-def _whole(pa: Any, kind: Any, columns: list[Any]) -> Any:
-    arrays = [column.chunks if isinstance(column, pa.ChunkedArray) else [column] for column in columns]
+def _joined(pa: Any, pieces: list[Any]) -> Any:
+    """Returns a column of integers where all of its pieces are, else of floats."""
+    kind = pa.int64() if {piece.type for piece in pieces} - {pa.null()} == {pa.int64()} else pa.float64()
+    arrays = [pa.compute.cast(piece, kind, safe=False).chunks for piece in pieces]
     return pa.concat_arrays([pa.array([], kind), *itertools.chain.from_iterable(arrays)])
 
 
-def _flags(pa: Any, integers: Any) -> Any:
-    """Returns which cells are integers, as bools; or these, where no float has one of them."""
-    bounds = pa.compute.min_max(integers)
-    is_exact = -_EXACT_FLOAT <= bounds["min"].as_py() <= bounds["max"].as_py() <= _EXACT_FLOAT
-    return pa.compute.is_valid(integers) if is_exact else integers
-
-
-def _read_cells(pa: Any, rows: list[Mapping[str, float]], names: Iterable[str]) -> list[tuple[Any, Any]]:
+def _read_cells(pa: Any, rows: list[Mapping[str, float]], names: Iterable[str]) -> list[Any]:
     """Returns the columns of rows as `_read_lines` does."""
     found = []
     for name in dict.fromkeys([*names, *itertools.chain.from_iterable(rows)]):
         cells: list[Any] = [row.get(name) for row in rows]
-        # Beside floats, an integer also is one by its nearest float.
-        convert: Callable[[int], float] = float if any(type(cell) is float for cell in cells) else int
-        are_integers = (type(cell) is int and abs(convert(cell)) < 1 << 63 for cell in cells)
-        integers = pa.array(
-            [cell if is_integer else None for cell, is_integer in zip(cells, are_integers, strict=True)],
-            pa.int64(),
-        )
-        floats = pa.array([None if cell is None else float(cell) for cell in cells], pa.float64())
-        if integers.null_count == len(cells):
-            found.append((floats, None))
-        elif integers.null_count == floats.null_count:
-            found.append((integers, None))
-        else:
-            found.append((floats, _flags(pa, integers)))
+        present = [cell for cell in cells if cell is not None]
+        are_integers = present and all(type(cell) is int and abs(cell) < 1 << 63 for cell in present)
+        kind, convert = (pa.int64(), int) if are_integers else (pa.float64(), float)
+        found.append(pa.array([None if cell is None else convert(cell) for cell in cells], kind))
     return found
 
 
@@ -467,37 +407,30 @@ class ParquetRows:
 
     def cells(self, start: int = 0, end: int | None = None) -> Iterator[tuple[float | None, ...]]:
         """Yields the cells of each row, None where missing, in the order of the header; see `arrays`."""
-        count = len(self._columns)
-        for table in self._tables(tuple(range(count + len(self._integers))), start, end, _BATCH_ROWS):
+        for table in self._tables(tuple(range(len(self._columns))), start, end, _BATCH_ROWS):
             columns: list[list[Any]] = []
-            for column in table[:count]:
+            for column in table:
                 values, present = _numpy(column)
                 found: list[Any] = values.tolist()
                 for place in np.flatnonzero(~present).tolist():
                     found[place] = None
                 columns.append(found)
-            for index, flags in zip(self._integers, table[count:], strict=True):
-                found = columns[index]
-                for place, integer in _integers_of(flags, found):
-                    found[place] = integer
             yield from zip(*columns, strict=True)
 
     def lines(self, start: int = 0, end: int | None = None) -> Iterator[bytes]:
         """Yields the rows as lines of a CSV, some at a time, formatted as the writer does; see `arrays`."""
-        count = len(self._columns)
-        for table in self._tables(tuple(range(count + len(self._integers))), start, end, _BATCH_ROWS):
-            flags = dict(zip(self._integers, table[count:], strict=True))
+        for table in self._tables(tuple(range(len(self._columns))), start, end, _BATCH_ROWS):
             cells: list[list[bytes]] = []
             floats: list[Floats] = []
-            for index, column in enumerate(table[:count]):
+            for column in table:
                 values, present = _numpy(column)
-                if present.all() and index not in flags and values.dtype == np.float64:
+                if present.all() and values.dtype == np.float64:
                     floats.append(values)  # Those side by side are formatted together, which is faster.
                     continue
                 if floats:
                     cells.append(format_cell_rows(np.stack(floats, axis=1)))
                     floats = []
-                cells.append(_texts(values, present, flags.get(index)))
+                cells.append(_texts(values, present))
             if floats:
                 cells.append(format_cell_rows(np.stack(floats, axis=1)))
             yield b"\n".join([*map(b",".join, zip(*cells, strict=True)), b""])
@@ -558,19 +491,20 @@ class ParquetRows:
         self.csv_bytes = int(about["csv_bytes"])
         self.version = int(about["version"])
         self._columns = parse_header(self.header)
-        self._integers = [int(index) for index in about["integers"]]
+        # Behind them, earlier versions said which cells of a column of floats were integers.
+        more = [int(index) for index in about["integers"]]
         if self.version > _VERSION:
             raise OSError(errno.ENOTSUP, "the Parquet file is of a later version of this package. Update it")
         if (
             self.version != (_VERSION if has_sum else 1)
-            or self._footer.num_columns != len(self._columns) + len(self._integers)
-            or not all(0 <= index < len(self._columns) for index in self._integers)
+            or self._footer.num_columns != len(self._columns) + len(more)
+            or not all(0 <= index < len(self._columns) for index in more)
             or not self.header.endswith(b"\n")
             or self.csv_bytes < len(self.header)
         ):
             raise ValueError("its metadata are not those of its columns")
         schema = [self._footer.schema.column(index) for index in range(self._footer.num_columns)]
-        kinds = [{"INT64", "DOUBLE"}] * len(self._columns) + [{"BOOLEAN", "INT64"}] * len(self._integers)
+        kinds = [{"INT64", "DOUBLE"}] * len(self._columns) + [{"BOOLEAN", "INT64"}] * len(more)
         if not all(
             column.physical_type in allowed and not column.max_repetition_level
             for column, allowed in zip(schema, kinds, strict=True)
@@ -648,27 +582,14 @@ def _numpy(column: Any) -> tuple[Numbers, Bools]:
     array = column.chunk(0) if column.num_chunks else column.combine_chunks()
     count, offset = len(array), array.offset
     bits, numbers = array.buffers()
-    size = array.type.bit_width
-    if size == 1:
-        values: Numbers = _bools(numbers, offset, count)
-    else:
-        kind = np.int64 if str(array.type) == "int64" else np.float64
-        values = np.frombuffer(numbers, kind, count, offset * 8) if count else np.empty(0, kind)
+    kind = np.int64 if str(array.type) == "int64" else np.float64
+    values: Numbers = np.frombuffer(numbers, kind, count, offset * 8) if count else np.empty(0, kind)
     present = np.ones(count, np.bool_) if not array.null_count else _bools(bits, offset, count)
     return values, present
 
 
-def _integers_of(flags: Any, values: Sequence[float] | Numbers) -> Iterator[tuple[int, int]]:
-    """Yields the places of cells that are integers where others are floats, and these integers."""
-    found, present = _numpy(flags)
-    if found.dtype == np.int64:
-        yield from zip(np.flatnonzero(present).tolist(), found[present].tolist(), strict=True)
-    else:
-        yield from ((place, int(values[place])) for place in np.flatnonzero(found).tolist())
-
-
-def _texts(values: Numbers, present: Bools, flags: Any) -> list[bytes]:
-    """Returns the cells of a column, empty where missing; see `_integers_of`."""
+def _texts(values: Numbers, present: Bools) -> list[bytes]:
+    """Returns the cells of a column, empty where missing."""
     if values.dtype == np.int64:
         cells = zip(values.tolist(), present.tolist(), strict=True)
         return [b"%d" % value if there else b"" for value, there in cells]
@@ -678,8 +599,6 @@ def _texts(values: Numbers, present: Bools, flags: Any) -> list[bytes]:
         texts = format_cell_rows(np.ascontiguousarray(values[places])[:, None])
         for place, text in zip(places.tolist(), texts, strict=True):
             found[place] = text
-    for place, integer in () if flags is None else _integers_of(flags, values):
-        found[place] = b"%d" % integer
     return found
 
 

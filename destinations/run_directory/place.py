@@ -25,7 +25,7 @@ from uploads import open_store
 from .folder import RunPathError, check_path
 from .layout import WRITERS_FOLDER, is_writer_name
 
-__all__ = ["Place", "check_template", "check_writer", "extended", "local_folder", "place_of"]
+__all__ = ["Place", "check_fork", "check_template", "check_writer", "extended", "local_folder", "place_of"]
 
 
 _MAX_WRITER = 100
@@ -121,6 +121,16 @@ def check_writer(name: str) -> str:
             f"{_MAX_WRITER} characters at most, got {name!r:.200}."
         )
     return name
+
+
+def check_fork(fork_from: object, template: str, writer: str) -> None:
+    """Raises ValueError if a run is to be a fork that has this URI, or is of this writer."""
+    if fork_from is not None and (writer or "://" in template):
+        what = "a writer" if writer else f"the URI {template.partition('?')[0]!r}"
+        raise ValueError(
+            f"fork_from needs a run with a folder of its own, got {what}. "
+            'Write RunDirectory("runs/new", fork_from="digits", mirror="s3://...").'
+        )
 
 
 def place_of(template: str, mirror: str | None, state: State) -> Place:

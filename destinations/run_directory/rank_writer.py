@@ -29,9 +29,9 @@ from .documents import Documents
 from .drain import PART_BYTES, JournalDrain
 from .environment import describe_environment
 from .folder import HeldFolder, RunInUseError, WriterLock, remove_temporaries, with_user_paths
-from .journal import Journal, MakeSegment, make_journal, remove_journal, sync_journal
+from .journal import Journal
+from .journal_files import MakeSegment, make_journal, remove_journal, sync_journal
 from .layout import (
-    ABANDONED_FOLDER,
     MARKED_TAIL_BYTES,
     csv_mark,
     journal_path,
@@ -84,7 +84,7 @@ def _percentile(values: list[int], share: float) -> float | None:
 def _statistics_of(csv: MetricsCsv, between: Callable[[], object], *, by_step: bool) -> Aggregate:
     """Returns the statistics of all rows that belong; calls `between` after each chunk of them."""
     statistics = Aggregate(by_step=by_step)
-    for part in csv.parts():
+    for part in csv.parts.present():
         try:
             with contextlib.closing(part.open()) as file:
                 if by_step:
@@ -96,7 +96,7 @@ def _statistics_of(csv: MetricsCsv, between: Callable[[], object], *, by_step: b
             _log.warning("run folder %s: a part cannot be read: %s", csv.path.parent, error)
         between()
     columns = indexed_columns(parse_header(csv.header))
-    for lines in csv.blocks(len(csv.header)):
+    for lines in csv.snapshot().chunks(chunk_bytes=128 << 10):
         for block in read_blocks(csv.header, [lines], columns):
             block.add_to(statistics)
         between()
@@ -244,7 +244,7 @@ class RankWriter:
         )
         first_part = 1 if self._mirror is None else self._mirror.first_part
         self._csv = MetricsCsv(self._root / metrics_name(self._rank), first_part=first_part)
-        remove_temporaries(self._csv.folder)
+        remove_temporaries(self._csv.parts.folder)
         self.had_rows = os.path.lexists(self._csv.path) or bool(segment_paths(self._folder))
         """Whether earlier sessions left rows."""
         self.journal = self._open_journal()
@@ -255,7 +255,7 @@ class RankWriter:
             self._csv,
             self.journal,
             on_rollback=self._report_rollback,
-            on_change=self._report_change,
+            on_change=self._note_change,
             between=self._between_chunks,
             part_bytes=self._options.part_bytes,
         )
@@ -378,20 +378,10 @@ class RankWriter:
             )
         self._are_statistics_due = True
 
-    def _report_change(self, restored: int, lost: int) -> None:
-        """Reports that another program has changed the CSV, of which the statistics are to be."""
+    def _note_change(self) -> None:
+        """Notes that another program has changed the CSV, of which the statistics are to be."""
         self._failures.last_error = f"another program has changed {metrics_name(self._rank)}"
-        _log.log(
-            logging.ERROR if lost else logging.WARNING,
-            "run folder %s: %s: %d rows were restored from the journal, %d are lost. What it wrote is in %s.",
-            self._run_dir,
-            self._failures.last_error,
-            restored,
-            lost,
-            f"{ABANDONED_FOLDER}/",
-        )
-        self._are_statistics_due = True
-        self._papers.are_due = True
+        self._are_statistics_due = self._papers.are_due = True
 
     # The writer thread.
 
@@ -448,16 +438,17 @@ class RankWriter:
             # Draining may have freed space.
             self.journal.write_pending()
             drained += self._drain.run()
-        if is_last and not self._drain.verify():
+        if is_last:
+            # What another program changed since is mended.
             drained += self._drain.run()
         if self._are_statistics_due:
             self._drain.statistics = _statistics_of(
                 self._csv, self._between_chunks, by_step=not self._options.is_trainer
             )
             self._are_statistics_due = False
-        self.journal.retire()
+        self.journal.files.retire()
         if not is_last:
-            self.journal.prepare()
+            self.journal.files.prepare()
         if drained:
             self._papers.are_due = True
             self.journal.request_sample()
@@ -473,7 +464,7 @@ class RankWriter:
             self._sampled_at = self._csv.rows
             self.journal.request_sample()
         if self._papers.touch(after_seconds=1.0):
-            self.journal.retire()
+            self.journal.files.retire()
 
     def _summary(self) -> tuple[Aggregate, dict[str, int]]:
         """Returns the statistics of the rows, and the mark of the CSV that they are of."""
@@ -482,8 +473,14 @@ class RankWriter:
         if self._csv.exists and not self._are_statistics_due:
             size = self._csv.size
             tail = self._csv.read(max(0, size - MARKED_TAIL_BYTES), min(size, MARKED_TAIL_BYTES))
-            mark = {**csv_mark(self._csv.header, tail, size, self._csv.closed), "rows": self._csv.rows}
+            mark = {**csv_mark(self._csv.header, tail, size, self._csv.parts.last), "rows": self._csv.rows}
         return self._drain.statistics, mark
+
+    def counts(self) -> dict[str, int]:
+        """Returns the rows that wait for the disk, dropped rows, refused values and the sum of all losses."""
+        found = attrs.asdict(self.journal.counts)
+        waiting = found.pop("pending")
+        return {**found, "waiting_rows": waiting, "lost": sum(self.lost().values())}
 
     def lost(self) -> dict[str, int]:
         """Returns the counts of lost records by "rows", "media", "files", "uploads" and "early"."""
@@ -522,14 +519,14 @@ class RankWriter:
             "samples": len(samples),
             "p50_us": _percentile(samples, 0.5),
             "p99_us": _percentile(samples, 0.99),
-            "csv_bytes": self._csv.size + self._csv.part_bytes,
-            "csv_parts": self._csv.closed,
-            "csv_rewrites": drain.rewrites,
+            "csv_bytes": self._csv.size + self._csv.parts.size,
+            "csv_parts": self._csv.parts.last,
+            "csv_rewrites": drain.file.rewrites,
             "waiting_rows": counts.pending,
             "dropped": counts.dropped,
             "refused": counts.refused,
-            "damaged_bytes": drain.damaged_bytes,
-            "safe_on_disk_to_step": drain.durable_step,
+            "damaged_bytes": drain.source.damaged_bytes,
+            "safe_on_disk_to_step": drain.file.durable_step,
             "media": self._media_stats(),
             "errors": dict(self._failures.errors),
             "last_error": self._failures.last_error or None,
@@ -553,10 +550,10 @@ class RankWriter:
             self._lock.release()
 
     def _remove_journal(self) -> None:
-        for segment in list(self.journal.segments):
+        for segment in list(self.journal.files.segments):
             segment.close()
         is_clean = self._is_open and self._is_well and not self.journal.counts.pending
-        if is_clean and self._drain.is_fully_drained():
+        if is_clean and self._drain.source.is_drained():
             if self._csv.exists:
                 self._csv.write_sums(is_last=True)
             remove_journal(self._folder)

@@ -19,7 +19,7 @@ import attrs
 from destinations.base import RecordDestination, closed_state
 from destinations.copies import own_copy
 from destinations.history.snapshot import metric_columns, take_snapshot
-from events import RunStatus, State, WriteRate, check_unknown, redact_text, safe_text
+from events import State, WriteRate, check_unknown, redact_text, safe_text
 from uploads.disk import call_in_forked_children, stop_calling_in_forked_children
 
 from .drain import PART_BYTES
@@ -28,11 +28,11 @@ from .folder import RunDirectoryError, RunNotOpenError, RunPathError, check_path
 from .layout import column_of
 from .media_writer import FileKeeping
 from .open_run import OpenRun
-from .opening import EarlyRecords, IfExists, Opening, Silence, TakenPlace
-from .place import check_template, check_writer, place_of
+from .opening import EarlyRecords, IfExists, Opening, Silence, TakenPlace, check_ranks
+from .place import check_fork, check_template, check_writer, place_of
 from .rank_writer import JournalKind, RankWriter, RunOptions, loss_text
 from .resumption import Continuation
-from .segments import MappedSegment, Segment
+from .segments import MappedSegment
 
 if TYPE_CHECKING:
     from .claim import Claim
@@ -131,6 +131,8 @@ class RunDirectory(RecordDestination):
 
     _warns_of_repeats = True
     _part_bytes = PART_BYTES
+    _make_segment = staticmethod(MappedSegment)
+    _describe_environment = staticmethod(describe_environment)
 
     def __init__(
         self,
@@ -156,22 +158,15 @@ class RunDirectory(RecordDestination):
         check_unknown("RunDirectory", unknown, inspect.signature(RunDirectory).parameters)
         super().__init__(write_rate=write_rate)
         _check_arguments(if_exists, keep_files, journal, tags, notes, flush_seconds, mirror_seconds)
-        if if_exists == "new" and all_ranks:
-            raise ValueError('if_exists must not be "new" with all_ranks=True: ranks cannot agree on a name.')
-        self._is_trainer = writer is None
+        check_ranks(if_exists, all_ranks=all_ranks)
         self._writer_name = "" if writer is None else check_writer(writer)
         self._template, self._mirror_template = check_template(run_dir, mirror, self._writer_name)
-        if fork_from is not None and (writer is not None or "://" in self._template):
-            what = "a writer" if writer is not None else f"the URI {self._template.partition('?')[0]!r}"
-            raise ValueError(
-                f"fork_from needs a run with a folder of its own, got {what}. "
-                'Write RunDirectory("runs/new", fork_from="digits", mirror="s3://...").'
-            )
+        check_fork(fork_from, self._template, self._writer_name)
         self._options = RunOptions(
             run_id=run_id,
             tags=tuple(redact_text(str(tag)) for tag in tags),
             notes=redact_text(notes),
-            is_trainer=self._is_trainer,
+            is_trainer=writer is None,
             flush_seconds=flush_seconds,
             mirror_seconds=mirror_seconds,
             journal=journal,
@@ -197,7 +192,7 @@ class RunDirectory(RecordDestination):
         # Records that were logged before `init`, or while it is not known which folder the run has.
         self._early = EarlyRecords(self._template)
         self._continuation = Continuation(
-            self._clock, is_trainer=self._is_trainer, warns=self._warns_of_repeats
+            self._clock, is_trainer=self._options.is_trainer, warns=self._warns_of_repeats
         )
         self._keeping: FileKeeping = "copy" if self._keep_files == "auto" else self._keep_files
         self.cannot_open = False
@@ -215,7 +210,7 @@ class RunDirectory(RecordDestination):
     def writer(self) -> str:
         """The name of the writer; "" for the trainer of the run."""
         # The one asked for may have been taken.
-        return self._writer_name if self._run is None or self._is_trainer else self._run.run_dir.name
+        return self._writer_name if self._run is None or self._options.is_trainer else self._run.run_dir.name
 
     def move_to(self, run_dir: str | os.PathLike[str], *, tags: Sequence[str] = ()) -> None:
         """Makes the next run use another folder; for trainers that make several runs with one destination.
@@ -291,7 +286,7 @@ class RunDirectory(RecordDestination):
             return
         place = place_of(self._template, self._mirror_template, state)
         check_path(place.folder)
-        others = [one for one in state.callbacks if one is not self and hasattr(one, "can_upload_files")]
+        others = (one for one in state.callbacks if one is not self and hasattr(one, "can_upload_files"))
         if self._keep_files == "auto" and any(one.can_upload_files() for one in others):
             self._keeping = "off"
         self._opening = Opening(
@@ -299,10 +294,10 @@ class RunDirectory(RecordDestination):
             state=state,
             if_exists=self._if_exists,
             run_id=self._options.run_id,
-            is_trainer=self._is_trainer,
+            is_trainer=self._options.is_trainer,
             is_shared=self._all_ranks and state.world_size > 1,
             claim_of=self._claim_of,
-            start=self._start,
+            start=functools.partial(self._start, state),
             leave=self._leave,
             early=self._early,
         )
@@ -321,14 +316,9 @@ class RunDirectory(RecordDestination):
 
     def fit_start(self, state: State, logger: Any) -> None:
         """Abandons the rows that training will repeat, now or once it has repeated the first step."""
-
-        def begin() -> None:
-            if self._opening is not None and self._opening.is_reopened and not state.is_done:
-                self._opening.is_reopened = False
-                self._early.log()
-            self._continuation.fit_start(continues=bool(state.continues_run))
-
-        self._tell(state, begin)
+        self._tell(state, lambda: self._continuation.fit_start(continues=bool(state.continues_run)))
+        if self._opening is not None and not state.is_done:
+            self._opening.train()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the place of the checkpoint: what this session had logged by now belongs to it."""
@@ -341,31 +331,17 @@ class RunDirectory(RecordDestination):
     @property
     def counts(self) -> dict[str, int]:
         """Rows that wait for the disk, dropped rows, refused values and the sum of all losses."""
-        if self._run is None:
-            return {}
-        writer = self._run.writer
-        found = attrs.asdict(writer.journal.counts)
-        found["waiting_rows"] = found.pop("pending")
-        return {**found, "lost": sum(writer.lost().values())}
+        return {} if self._run is None else self._run.writer.counts()
 
     def close(self, state: State, logger: Any) -> None:
         """Records how the run ended; what is logged until `post_close` is still written."""
         self._choose(for_good=True)
-        if self._is_reopened and self._early:
-            _log.warning("run folder %s: no batch was trained; its hyperparameters stay.", self.run_dir)
-            self._early.clear()
-        status = "completed" if state.status is RunStatus.RUNNING else str(state.status)
-        text = None
-        if state.exception is not None and status == "failed":
-            text = f"{type(state.exception).__name__}: {redact_text(str(state.exception))}"
-        reason = None if state.stop_reason is None else redact_text(state.stop_reason)
+        if self._opening is not None:
+            self._opening.end()
         self._continuation.end()
         self._choose_packer()
-        files = sum(getattr(one, "lost_files", 0) for one in state.callbacks)
-        if files and self._run is not None and self._run.media is not None:
-            self._run.media.lost["uploads"] = files
-        if self._run is not None and self._run.documents is not None:
-            self._run.documents.close(status, text, reason, self._clock())
+        if self._run is not None:
+            self._run.end(state, self._clock())
 
     def post_close(self) -> None:
         """Writes the rest and releases the folder.
@@ -383,10 +359,8 @@ class RunDirectory(RecordDestination):
             if run is not None:
                 run.stop(self._close_seconds)
         finally:
-            lost = {} if run is None else run.writer.lost()
-            if text := loss_text({**lost, "early": early.lost}):
-                where = self._template if run is None else run.run_dir
-                _log.warning("run folder %s: lost %s.", where, text)
+            if text := loss_text({"early": early.lost, **({} if run is None else run.writer.lost())}):
+                _log.warning("run folder %s: lost %s.", self._template if run is None else run.run_dir, text)
             if self._opening is not None:
                 self._opening.settle()
             early.close()
@@ -395,11 +369,6 @@ class RunDirectory(RecordDestination):
             self._was_closed = True
 
     # Which folder.
-
-    @property
-    def _is_reopened(self) -> bool:
-        """Whether this is a completed run, and has not trained since: its hyperparameters stay."""
-        return self._opening is not None and self._opening.is_reopened
 
     def _choose(self, *, for_good: bool = False) -> None:
         """Decides which folder the run has, as far as that is known; see `Opening`."""
@@ -419,11 +388,8 @@ class RunDirectory(RecordDestination):
         call()
         self._choose_packer()
 
-    def _start(self, taken: TakenPlace) -> None:
+    def _start(self, state: State, taken: TakenPlace) -> None:
         """Begins to write a place."""
-        state = self._state
-        if state is None:
-            return
         options = attrs.evolve(
             self._options,
             tags=(*self._options.tags, *self._more_tags),
@@ -462,23 +428,21 @@ class RunDirectory(RecordDestination):
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
         """Adds hyperparameters to `hparams.yaml` and the sidecar."""
-        run, is_first_rank = self._run, self._state is None or self._state.rank == 0
-        if is_first_rank and (run is None or self._is_reopened or self.is_undecided):
+        # A completed run keeps its own until it is trained again.
+        is_reopened = self._opening is not None and self._opening.is_reopened
+        if self._run is None or is_reopened or self.is_undecided:
             # They open no folder: what continues the run is often known only after them.
-            kept = own_copy(hyperparameters)
-            self._keep_for_init("hyperparameters", functools.partial(self.log_hyperparameters, kept))
-        if run is not None and not self._is_reopened:
-            run.add_hyperparameters(hyperparameters)
+            again = functools.partial(self.log_hyperparameters, own_copy(hyperparameters))
+            self._keep_for_init("hyperparameters", again)
+        if self._run is not None and not is_reopened:
+            self._run.add_hyperparameters(hyperparameters)
 
     def log_record(self, kind: str, arguments: dict[str, Any]) -> None:
         """Writes a record in the background; see `MediaWriter`."""
-
-        def again() -> Callable[[], None]:
-            # The caller may change the values meanwhile.
-            kept = own_copy(arguments)
-            return lambda: self.log_record(kind, dict(kept))
-
-        if (self._state is None or self._state.rank == 0) and (run := self._open_for("media", again)):
+        # A copy: the caller may change the values meanwhile.
+        if run := self._open_for(
+            "media", lambda: functools.partial(self.log_record, kind, own_copy(arguments))
+        ):
             run.log_record(kind, arguments)
 
     def upload_file(
@@ -507,11 +471,8 @@ class RunDirectory(RecordDestination):
         self, state: State, remote_file_name: str, *, after: Sequence[str] = (), then: Sequence[str] = ()
     ) -> None:
         """Removes files from `artifacts/`, in the background."""
-
-        def again() -> Callable[[], None]:
-            return lambda: self.delete_file(state, remote_file_name, after=after, then=then)
-
-        if self._keeping != "off" and (run := self._open_for("files", again)):
+        again = functools.partial(self.delete_file, state, remote_file_name, after=after, then=then)
+        if self._keeping != "off" and (run := self._open_for("files", lambda: again)):
             run.files.delete(remote_file_name, after=after, then=then, step=run.step)
             run.writer.changed()
 
@@ -577,22 +538,14 @@ class RunDirectory(RecordDestination):
     def _choose_packer(self) -> None:
         """Sets what packs rows into the journal; `log_metrics` where each must be looked at."""
         is_ours = type(self).log_metrics is RunDirectory.log_metrics
-        is_plain = is_ours and not self.is_undecided and not self._continuation.is_watching
-        run = self._run
-        self.try_log_metrics = run.writer.journal.try_append if is_plain and run is not None else _takes_none
+        run = None if self.is_undecided or self._continuation.is_watching else self._run
+        self.try_log_metrics = run.writer.journal.try_append if is_ours and run is not None else _takes_none
 
-    def _claim_of(self, uri: str, state: State) -> "Claim":
+    def _claim_of(self, uri: str, rank: int) -> "Claim":
+        """Returns the claim on a run in a store."""
         from .claim import Claim
 
-        return Claim(uri, state.rank, max(self._options.mirror_seconds, self._options.flush_seconds))
-
-    def _make_segment(self, path: Path, number: int, size: int) -> Segment:
-        """Makes a segment of a mapped journal; raises OSError if the file system maps no files."""
-        return MappedSegment(path, number, size)
-
-    def _describe_environment(self, ranks: dict[str, Any]) -> dict[str, Any]:
-        """Returns the content of `environment.json`; called in a thread of its own."""
-        return describe_environment(ranks)
+        return Claim(uri, rank, max(self._options.mirror_seconds, self._options.flush_seconds))
 
     def forget_in_child(self) -> None:
         """Silences a forked child: threads, lock and files belong to its parent."""

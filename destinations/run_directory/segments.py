@@ -61,6 +61,9 @@ class Segment:
         disk: the disk operations.
     """
 
+    is_abandoned = False
+    """Whether the next segment does not depend on this one."""
+
     write: Callable[[bytes], object]
     """Appends all bytes or none; any thread may call.
 

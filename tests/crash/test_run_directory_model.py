@@ -20,7 +20,8 @@ from destinations.history.sealed import Part
 from destinations.run_directory import read_rows
 from destinations.run_directory.documents import Documents, write_summary
 from destinations.run_directory.drain import PART_BYTES, JournalDrain
-from destinations.run_directory.journal import Journal, make_journal, remove_journal, sync_journal
+from destinations.run_directory.journal import Journal
+from destinations.run_directory.journal_files import make_journal, remove_journal, sync_journal
 from destinations.run_directory.layout import journal_path, part_numbers, parts_path
 from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.run_directory.segments import AppendedSegment
@@ -96,12 +97,12 @@ class Session:
                 self.drain_.run()
             self.disk.is_failing = False
         self.drain_.run()
-        self.journal.retire()
+        self.journal.files.retire()
         self.note("safe")
 
     def die(self):
         """Ends without a word: the next session finds the journal as it is."""
-        for segment in list(self.journal.segments):
+        for segment in list(self.journal.files.segments):
             segment.close()
         self.drain_._csv.close()
 
@@ -109,9 +110,9 @@ class Session:
         self.journal.start_new_segment()
         self.drain()
         self.journal.close()
-        for segment in list(self.journal.segments):
+        for segment in list(self.journal.files.segments):
             segment.close()
-        if self.drain_.is_fully_drained():
+        if self.drain_.source.is_drained():
             remove_journal(self.folder, **self._options)
         self.drain_._csv.close()
 
@@ -138,19 +139,19 @@ def steps_with_columns(disk, run_dir):
             session.log(row(step), step)
             if step % 6 == 5:
                 session.drain()
-                session.journal.prepare()
+                session.journal.files.prepare()
         session.close()
 
 
 def steps_with_new_names(disk, run_dir):
-    """Each row brings a new metric, and the file is closed as a part where it is mostly empty."""
+    """Each row brings a new metric, for which the file is written again."""
     session = Session(run_dir, disk, segment_bytes=1 << 16)
     for step in range(100):
         session.log({f"new{step}": step / 3, "a": 1.5}, step)
         if step in {5, 6, 80, 81}:
             session.drain()
     session.close()
-    check_parts(disk, run_dir, [1])
+    check_parts(disk, run_dir, [])
 
 
 def steps_in_parts(disk, run_dir):
@@ -232,8 +233,8 @@ def steps_that_fill_segments(disk, run_dir):
             session.log({f"a{number}": float(step) for number in range(40)}, step)
             if step == first:
                 session.drain()
-                session.journal.prepare()
-        assert len(session.journal.segments) > 1
+                session.journal.files.prepare()
+        assert len(session.journal.files.segments) > 1
         if first:
             session.close()
         else:

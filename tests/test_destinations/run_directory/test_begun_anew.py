@@ -24,7 +24,7 @@ def _folders(tmp_path, monkeypatch):
 def write(folder, store, value, *, rows=3, part_bytes=100, **options):
     """Writes a run with closed parts and a picture; returns the folder."""
     with Mirrored(folder, store, **options) as run:
-        run.destination._writer._drain._part_bytes = part_bytes
+        run.destination._writer._drain.file.part_bytes = part_bytes
         for step in range(rows):
             run.log({"loss": value + step}, step)
             run.flush()

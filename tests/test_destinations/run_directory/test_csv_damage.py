@@ -13,7 +13,8 @@ from destinations.run_directory import read_rows
 from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.runs import Run, open_runs
 from destinations.runs.content.series import run_blocks
-from destinations.runs.content.sources import ReadPosition, items_of
+from destinations.runs.move.ledger import ReadPosition
+from destinations.runs.move.stored import records_of
 from destinations.runs.summary import computed_summary
 from tests.test_destinations.run_directory.test_parts import Hasty, Writer
 from tests.test_destinations.runs.written import Written
@@ -53,7 +54,7 @@ READINGS = {
     "blocks": lambda run_dir: [
         step for block in run_blocks(run_dir) for step in block.step[block.columns["loss"][1]].tolist()
     ],
-    "send": lambda run_dir: [item.step for item in items_of(run_dir, ReadPosition())],
+    "send": lambda run_dir: [item.step for item in records_of(run_dir, ReadPosition())],
     "series": lambda run_dir: Run.open(run_dir).series("loss").step.tolist(),
     "summary": lambda run_dir: list(range(computed_summary(run_dir, 0)["loss"].count)),
 }
@@ -123,16 +124,16 @@ def test_rows_of_a_killed_run_are_compared(tmp_path, caplog):
 
 
 def test_a_session_keeps_what_it_finds_damaged(copy, caplog):
-    """Its rows are blank from then on, and said for ever; their bytes are in `abandoned/`, and no other row moves."""
+    """Its rows are blank from then on, and said for ever; the file as it was is in `abandoned/`, and no other row moves."""
     path = copy / "metrics.csv"
     block = flip(copy, path.stat().st_size // 3)
-    damaged = path.read_bytes()[block.start : block.end]
+    damaged = path.read_bytes()
     left = read_rows(copy)
 
     with Written(copy, batch=STEPS) as run:
         run.log({"loss": -1.0}, STEPS)
 
-    assert f"Closed parts have all but {block.rows} of them" in caplog.text
+    assert f"{block.rows} rows are lost" in caplog.text
     caplog.clear()
     rows = read_rows(copy)
     assert rows[:-1] == left
@@ -156,7 +157,7 @@ def test_a_session_takes_rows_of_earlier_ones_from_their_parts(copy, caplog):
     with Written(copy, batch=STEPS + 1) as run:
         run.log({"loss": -2.0}, STEPS + 1)
 
-    assert "Closed parts have all but 0 of them" in caplog.text
+    assert "0 rows are lost" in caplog.text
     assert read_rows(copy)[:-1] == expected
     assert Run.open(copy).problems() == []
 

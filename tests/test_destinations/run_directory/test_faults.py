@@ -14,8 +14,6 @@ import threading
 from pathlib import Path
 
 import pytest
-import torch
-from torch.utils.data import DataLoader
 
 from destinations import RunDirectory
 from destinations.background import PeriodicThread
@@ -28,6 +26,7 @@ from destinations.run_directory.layout import journal_path, metrics_name, segmen
 from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.run_directory.rank_writer import RankWriter, RunOptions
 from destinations.run_directory.segments import MappedSegment
+from destinations.runs import Run
 from events import State
 from uploads.disk import Disk, file_system_of, is_network_file_system
 
@@ -303,11 +302,14 @@ def rewrite(path):
     path.write_text("step,theirs\n" + "1,2\n" * 1000)
 
 
+CUTS = {cut, empty, rewrite}
+
+
 @pytest.mark.parametrize("change", [cut, empty, append, replace, rewrite, Path.unlink])
 @pytest.mark.parametrize("when", ["before more rows", "at the end"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_rows_that_another_program_takes_out_are_restored(drive, tmp_path, change, when, rank):
-    """Whatever is done to the CSV: the journal has the rows, or the open descriptor of the file."""
+def test_what_another_program_does_to_the_csv_is_undone_or_counted(drive, tmp_path, change, when, rank):
+    """The open file still has the rows of one that was removed; rows that were cut or overwritten are a loss."""
     run = drive(flush_seconds=1000, rank=rank, all_ranks=True).fit()
     for step in range(100):
         run.log({"a": float(step)}, step)
@@ -315,23 +317,49 @@ def test_rows_that_another_program_takes_out_are_restored(drive, tmp_path, chang
     path = tmp_path / "run" / metrics_name(rank)
 
     change(path)
+    left = {cut: path.read_bytes().count(b"\n") - 1, empty: 0, rewrite: 0}[change] if change in CUTS else 100
     more = range(100, 200) if when == "before more rows" else ()
     for step in more:
         run.log({"a": float(step)}, step)
     run.close()
 
-    assert read_series(tmp_path / "run", "a", rank) == [
-        (step, float(step)) for step in range(100 + len(more))
-    ]
+    steps = [*range(left), *more]
+    assert read_series(tmp_path / "run", "a", rank) == [(step, float(step)) for step in steps]
     assert b"theirs" not in path.read_bytes()
     assert b"\0" not in path.read_bytes()
     kept = b"".join(one.read_bytes() for one in tmp_path.glob("run/abandoned/*.foreign*.csv"))
     assert (b"theirs" in kept) == (change in {append, replace, rewrite})
     summary = json.loads((tmp_path / "run" / summary_name(rank)).read_text())
-    assert summary["metrics"]["a"]["count"] == 100 + len(more)
+    assert [one["count"] for one in summary["metrics"].values()] == ([len(steps)] if steps else [])
     if rank == 0:
-        assert sidecar_of(tmp_path)["lost"] == {}
-        assert sidecar_of(tmp_path)["status"] == "completed"
+        assert sidecar_of(tmp_path)["lost"] == ({"rows": 100 - left} if left < 100 else {})
+        assert sidecar_of(tmp_path)["status"] == ("failed to write" if left < 100 else "completed")
+
+
+def test_a_checkpoint_counts_the_rows_that_were_cut(drive, tmp_path):
+    """A row that is lost keeps its number: a later session continues from where the checkpoint was."""
+    first = drive(flush_seconds=1000).fit()
+    for step in range(10):
+        first.log({"a": float(step)}, step)
+    first.flush()
+    with (tmp_path / "run" / "metrics.csv").open("r+b") as file:
+        file.truncate(len(b"".join(file.read().splitlines(keepends=True)[:6])))
+    for step in range(10, 15):
+        first.log({"a": float(step)}, step)
+    saved = first.destination.state_dict()
+    for step in range(15, 20):
+        first.log({"a": float(step)}, step)
+    first.close()
+
+    second = drive(batch=15)
+    second.engine.run_event("before_load")
+    second.destination.load_state_dict(saved)
+    second.engine.run_event("after_load")
+    second.fit().log({"a": -1.0}, 15)
+    second.close()
+
+    assert [step for step, _ in read_series(tmp_path / "run", "a")] == [*range(5), *range(10, 16)]
+    assert "5 rows of metrics.csv were damaged, and are lost" in Run.open(tmp_path / "run").problems()
 
 
 def sidecar_of(tmp_path):
@@ -341,7 +369,7 @@ def sidecar_of(tmp_path):
 
 @pytest.mark.parametrize("when", ["before more rows", "at the end"])
 def test_rows_of_earlier_sessions_are_restored_from_their_parts(drive, tmp_path, caplog, when):
-    """The file is only a view of them."""
+    """The file is only a view of them; a row of its own that was cut is lost."""
     first = drive().fit()
     for step in range(100):
         first.log({"a": float(step)}, step)
@@ -360,10 +388,9 @@ def test_rows_of_earlier_sessions_are_restored_from_their_parts(drive, tmp_path,
     second.log({"a": 102.0}, 102)
     second.close()
 
-    later = [100, 101, 102] if when == "before more rows" else [100, 102]
+    later = [101, 102] if when == "before more rows" else [102]
     assert [step for step, _ in read_series(tmp_path / "run", "a")] == [*range(100), *later]
-    assert sidecar_of(tmp_path)["lost"] == {}
-    assert sidecar_of(tmp_path)["status"] == "completed"
+    assert sidecar_of(tmp_path)["lost"] == {"rows": 1}
     assert "another program has changed metrics.csv" in caplog.text
 
 
@@ -678,7 +705,7 @@ print("rows", read_series(run, "a") == [(step, float(step)) for step in range(40
     assert "PermissionError" in lines[0]
 
 
-class LogsInWorker(torch.utils.data.Dataset):
+class LogsInWorker:
     """A dataset whose workers log, as a careless one might."""
 
     def __init__(self, run):
@@ -694,7 +721,7 @@ class LogsInWorker(torch.utils.data.Dataset):
         return index
 
 
-class HoldsTheDestination(torch.utils.data.Dataset):
+class HoldsTheDestination:
     """A dataset that takes the destination along to its workers, and logs there."""
 
     def __init__(self, destination):
@@ -717,10 +744,11 @@ def test_forked_workers_write_nothing_and_hang_nowhere(drive, tmp_path):
 
     What a worker logs is left out, the parent's rows are not.
     """
+    data = pytest.importorskip("torch.utils.data")
     run = drive(flush_seconds=0.001).fit()
 
     for round_ in range(3):
-        loader = DataLoader(LogsInWorker(run), num_workers=2, multiprocessing_context="fork")
+        loader = data.DataLoader(LogsInWorker(run), num_workers=2, multiprocessing_context="fork")
         for batch, _ in enumerate(loader):
             run.log({"a": 1.0}, round_ * 8 + batch)
     run.close()
@@ -732,6 +760,7 @@ def test_forked_workers_write_nothing_and_hang_nowhere(drive, tmp_path):
 
 def test_the_first_forked_worker_that_logs_says_that_it_writes_nothing(tmp_path):
     """It says so once for the run: each epoch of a DataLoader forks workers of its own."""
+    pytest.importorskip("torch")
     code = """
 import sys
 from torch.utils.data import DataLoader, Dataset
@@ -769,8 +798,10 @@ def test_spawned_workers_write_nothing(drive, tmp_path):
 
     Logging there is refused, and harms nothing.
     """
+    data = pytest.importorskip("torch.utils.data")
     run = drive(flush_seconds=0.001).fit()
-    loader = DataLoader(HoldsTheDestination(run.destination), num_workers=1, multiprocessing_context="spawn")
+    workers = {"num_workers": 1, "multiprocessing_context": "spawn"}
+    loader = data.DataLoader(HoldsTheDestination(run.destination), **workers)
 
     for step, refusals in enumerate(loader):
         run.log({"a": 1.0}, step)

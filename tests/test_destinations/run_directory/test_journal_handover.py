@@ -23,7 +23,8 @@ from destinations.run_directory import journal as journal_module
 from destinations.run_directory import read_rows
 from destinations.run_directory import segments as segments_module
 from destinations.run_directory.drain import JournalDrain
-from destinations.run_directory.journal import Journal, sync_journal
+from destinations.run_directory.journal import Journal
+from destinations.run_directory.journal_files import sync_journal
 from destinations.run_directory.layout import journal_path, segment_path
 from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.run_directory.segments import AppendedSegment, MappedSegment
@@ -85,12 +86,12 @@ class PreparedInBetween(MappedSegment):
 def test_a_spare_prepared_during_the_change_leaves_the_one_in_use_alone(tmp_path):
     """The writer thread may prepare a spare between two steps of the training thread: no row goes to an unlinked file."""
     written = Written(tmp_path, make_segment=PreparedInBetween)
-    PreparedInBetween.prepare = staticmethod(written.journal.prepare)
-    written.journal.prepare()
+    PreparedInBetween.prepare = staticmethod(written.journal.files.prepare)
+    written.journal.files.prepare()
 
     written.log(range(200))
     seen = written.on_disk()
-    assert len(written.journal.segments) > 2
+    assert len(written.journal.files.segments) > 2
     PreparedInBetween.prepare = staticmethod(lambda: None)
 
     assert seen == rows(range(200))
@@ -101,7 +102,7 @@ def test_a_spare_prepared_during_the_change_leaves_the_one_in_use_alone(tmp_path
 def test_a_file_in_the_way_of_the_next_segment_is_left_alone(tmp_path):
     """Where a number is taken, the next one is used, and no row is lost to readers."""
     written = Written(tmp_path)
-    in_the_way = segment_path(written.folder, written.journal.segments[-1].number + 1)
+    in_the_way = segment_path(written.folder, written.journal.files.segments[-1].number + 1)
     in_the_way.write_bytes(b"somebody's")
 
     written.log(range(100))
@@ -116,17 +117,17 @@ def test_a_spare_that_was_prepared_spares_the_training_thread_a_file(tmp_path):
     """It is the next segment; one that is too small for a wide row is discarded."""
     made = []
     written = Written(tmp_path, make_segment=lambda *one: made.append(one) or MappedSegment(*one))
-    written.journal.prepare()
-    written.journal.prepare()
+    written.journal.files.prepare()
+    written.journal.files.prepare()
     assert len(made) == 2
 
     for step in itertools.count():
         written.log([step])
-        if len(written.journal.segments) > 1:
+        if len(written.journal.files.segments) > 1:
             break
     assert len(made) == 2
 
-    written.journal.prepare()
+    written.journal.files.prepare()
     written.journal.append({f"m{number}": float(number) for number in range(300)}, 1000)
     assert [size for _, _, size in made[:3]] == [SEGMENT_BYTES] * 3
     assert made[3][2] > SEGMENT_BYTES
@@ -156,14 +157,14 @@ def test_of_many_full_segments_the_newest_stay_open(tmp_path):
     """Rows in them are not lost with a deleted folder, and descriptors are bounded; the others are read by name."""
     written = Written(tmp_path)
     step = 0
-    while len(written.journal.segments) < 25:
+    while len(written.journal.files.segments) < 25:
         written.log([step])
         step += 1
 
-    written.journal.retire()
-    written.journal.retire()
+    written.journal.files.retire()
+    written.journal.files.retire()
 
-    is_open = [segment.fileno() >= 0 for segment in written.journal.segments]
+    is_open = [segment.fileno() >= 0 for segment in written.journal.files.segments]
     assert is_open == [False] * 8 + [True] * 17
     if Path("/proc/self/maps").exists():
         assert Path("/proc/self/maps").read_text().count(str(written.folder)) == 1
@@ -464,9 +465,9 @@ KINDS = {"mapped": MappedSegment, "appended": AppendedSegment}
 def at_the_end_of_a_segment(run_dir: Path, kind: str) -> tuple[Written, int]:
     """Returns a journal that has room for one row more in its segment, and the step of that row."""
     written = Written(run_dir, make_segment=KINDS[kind])
-    written.journal.prepare()
+    written.journal.files.prepare()
     step = 0
-    while SEGMENT_BYTES - written.journal.segments[-1].end() > 150:
+    while SEGMENT_BYTES - written.journal.files.segments[-1].end() > 150:
         written.log([step])
         step += 1
     return written, step
@@ -490,7 +491,7 @@ def test_a_ctrl_c_anywhere_in_a_change_of_segments_loses_no_row(tmp_path, kind):
         seen = written.on_disk()
 
         expected = [one for one in rows(range(step + 45)) if one[0] not in caught or one in seen]
-        assert len(written.journal.segments) > 2
+        assert len(written.journal.files.segments) > 2
         assert seen == expected, f"at place {when}"
         if is_done or when % 16 == 0:
             assert written.close() == expected, f"at place {when}"
@@ -551,8 +552,8 @@ def test_threads_that_log_at_once_lose_nothing(tmp_path, kind):
         begin.wait(60)
         while any(thread.is_alive() for thread in threads):
             written.drain.run()
-            written.journal.retire()
-            written.journal.prepare()
+            written.journal.files.retire()
+            written.journal.files.prepare()
             written.journal.request_sample()
         for thread in threads:
             thread.join(60)
@@ -613,7 +614,7 @@ def test_a_fork_in_the_middle_of_a_change_writes_nothing(tmp_path):
 def test_a_child_leaves_the_spare_of_its_parent(tmp_path):
     """Also when it closes what it inherited."""
     written = Written(tmp_path)
-    written.journal.prepare()
+    written.journal.files.prepare()
     (spare,) = written.folder.glob(".*")
 
     written.journal.abandon_in_child()

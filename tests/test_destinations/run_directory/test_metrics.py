@@ -9,13 +9,13 @@ from types import MappingProxyType
 
 import pandas as pd
 import pytest
-import torch
 
 from destinations import RunDirectory
 from destinations.run_directory import RunNotOpenError, read_rows, read_series
 from destinations.run_directory.drain import JournalDrain
 from destinations.run_directory.frames import MAGIC
-from destinations.run_directory.journal import Journal, SegmentReader
+from destinations.run_directory.journal import Journal
+from destinations.run_directory.journal_source import SegmentReader
 from destinations.run_directory.layout import journal_path, part_numbers, parts_path, segment_paths
 from destinations.run_directory.metrics_csv import MetricsCsv
 from events import Engine, Logger, RecordError, State, WriteRate
@@ -361,7 +361,7 @@ def test_one_new_metric_per_step_does_not_rewrite_the_file_each_time(tmp_path):
 
     # A part has some 64 names.
     assert len(part_numbers(parts_path(tmp_path / "metrics.csv"))) < 2000 / 60
-    assert drain.rewrites < 2000 / 9
+    assert drain.file.rewrites < 2000 / 9
     assert [row.metrics for row in read_rows(tmp_path)] == [
         {f"key{step}": float(step)} for step in range(2000)
     ]
@@ -386,9 +386,9 @@ def test_a_segment_is_read_on_when_the_journal_closes_it(tmp_path):
     """The journal closes the oldest of many segments, also while one is being drained."""
     journal = Journal(tmp_path, State("x"))
     journal.append({"a": 1.0}, 0)
-    segment = journal.segments[0]
+    segment = journal.files.segments[0]
 
-    with SegmentReader(segment.path, journal, segment.number) as reader:
+    with SegmentReader(segment.path, journal.files, segment.number) as reader:
         segment.close()
         data = reader.read(0, 32)
 
@@ -419,6 +419,7 @@ class Doubled(RunDirectory):
 
 def test_a_subclass_sees_every_call(drive, tmp_path):
     """Where a subclass has a `log_metrics` of its own, the logger calls that, tensors or not."""
+    torch = pytest.importorskip("torch")
     run = drive(kind=Doubled).fit()
     for step in range(3):
         run.log({"a": 1.5}, step)
@@ -430,6 +431,7 @@ def test_a_subclass_sees_every_call(drive, tmp_path):
 
 def test_whatever_follows_whatever_is_told_apart(drive, tmp_path):
     """Floats, integers, booleans, tensors, text and many elements may follow each other under one name."""
+    torch = pytest.importorskip("torch")
     numbers = [1.5, 7, True, 2**62, torch.tensor(2.5), torch.tensor(3), torch.tensor(False), float("inf")]  # noqa: FBT003
     bad = ["four", torch.tensor([1.0, 2.0]), None, torch.tensor(1j), 1j]
     source = random.Random(3)

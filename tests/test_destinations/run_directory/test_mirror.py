@@ -45,8 +45,8 @@ def _folders(tmp_path, monkeypatch):
 class Patient(RunDirectory):
     """Waits for a sign of another machine without letting time pass."""
 
-    def _claim_of(self, uri, state):
-        return Claim(uri, state.rank, self._options.mirror_seconds, wait=self.wait)
+    def _claim_of(self, uri, rank):
+        return Claim(uri, rank, self._options.mirror_seconds, wait=self.wait)
 
     def wait(self, _seconds):
         pass
@@ -312,7 +312,7 @@ def test_large_documents_are_not_sent_at_each_interval(tmp_path):
 def test_closed_parts_go_once_and_under_names_of_their_session(tmp_path):
     """Two machines never write the same name."""
     with Mirrored(tmp_path / "run", tmp_path / "store") as run:
-        run.destination._writer._drain._part_bytes = 2000
+        run.destination._writer._drain.file.part_bytes = 2000
         for step in range(300):
             run.log({"loss": float(step)}, step)
             if step % 100 == 50:
@@ -329,7 +329,7 @@ def test_parts_of_several_sessions_are_all_there_until_one_is_gone(tmp_path):
     """The numbers between those of two sessions are not missing; within one session, and at the end, they are."""
     for machine in range(3):
         with Mirrored(tmp_path / str(machine) / "run", tmp_path / "store", batch=100 * machine) as run:
-            run.destination._writer._drain._part_bytes = 1000
+            run.destination._writer._drain.file.part_bytes = 1000
             for step in range(100 * machine, 100 * machine + 100):
                 run.log({"loss": float(step)}, step)
                 if step % 25 == 20:
@@ -412,7 +412,7 @@ def test_a_machine_that_comes_back_changes_nothing_of_its_successor(tmp_path, ca
 def test_a_branch_of_several_parts_is_whole(tmp_path):
     """Also where the machine closed parts before and after it was taken over from, and was so at its end."""
     zombie = Mirrored(tmp_path / "one" / "run", tmp_path / "store")
-    zombie.destination._writer._drain._part_bytes = 500
+    zombie.destination._writer._drain.file.part_bytes = 500
     for step in range(30):
         zombie.log({"loss": float(step)}, step)
     zombie.stop_sending()

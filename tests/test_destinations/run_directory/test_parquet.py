@@ -97,7 +97,7 @@ def rows_of_a_group(request, monkeypatch):
 
 @pytest.mark.usefixtures("rows_of_a_group")
 def test_every_number_is_the_one_of_the_csv(tmp_path_factory):
-    """Rows, columns and lines are those of the CSV, bit by bit, but for integers beyond 64 bits."""
+    """Rows, columns and lines are those of the CSV, bit by bit; integers beside floats are floats."""
     folder = tmp_path_factory.mktemp("parts")
 
     @settings(max_examples=times(100, 400), deadline=None)
@@ -124,20 +124,17 @@ def test_every_number_is_the_one_of_the_csv(tmp_path_factory):
 
 
 def rounded(rows):
-    """Returns rows as they may be in a part: floats in the place of integers beyond 64 bits.
-
-    Beside floats also in the place of those of which the nearest float is beyond.
-    """
+    """Returns rows as they are in a part: a column that has a float has floats alone."""
     rows = list(rows)
     found = []
-    mixed = {name for row in rows for name, value in cells_of(row).items() if isinstance(value, float)}
+    mixed = {
+        name
+        for row in rows
+        for name, value in cells_of(row).items()
+        if isinstance(value, float) or isinstance(number_of_int(value), float)
+    }
     for row in rows:
-        cells = {
-            name: (float(value) if name in mixed and abs(float(value)) >= 2.0**63 else number_of_int(value))
-            if isinstance(value, int)
-            else value
-            for name, value in cells_of(row).items()
-        }
+        cells = {name: float(value) if name in mixed else value for name, value in cells_of(row).items()}
         step, epoch, time = (cells.pop(name, None) for name in ("step", "epoch", "time"))
         found.append(MetricRow(None if step is None else int(step), epoch, time, cells))
     return found
@@ -159,7 +156,6 @@ ODD = {
     "an integer of 400 digits": f"1,0,2.0,{10**400}\n",
     "a large integer among floats": f"1,0,2.0,1.5\n2,0,3.0,{2**53 + 1}\n",
     "an integer with a zero before it": "1,0,2.0,007\n",
-    "a negative integer zero": "1,0,2.0,-0\n",
     "a date": "1,0,2.0,2026-01-01\n",
     "an underscore": "1,0,2.0,1_0\n",
     "a space": "1,0,2.0, 1\n",
@@ -176,7 +172,7 @@ def test_odd_lines_are_what_the_reader_of_rows_makes_of_them(tmp_path, line):
 
 
 def test_other_programs_read_the_columns(tmp_path):
-    """They find steps, times and metrics by their names; integers among floats are floats with a flag."""
+    """They find steps, times and metrics by their names; integers among floats are floats."""
     header, lines = b"step,epoch,time,loss,mixed\n", b"0,0,1.5,0.25,\n1,0,2.5,nan,3\n,,,,0.5\n"
     csv, found = converted(header, lines, tmp_path / "part.csv")
     csv.close()
@@ -184,18 +180,27 @@ def test_other_programs_read_the_columns(tmp_path):
 
     table = pq.read_table(tmp_path / "part.parquet")
 
-    assert table.column_names == ["step", "epoch", "time", "loss", "mixed", "mixed is an integer"]
-    assert [str(kind) for kind in table.schema.types] == [
-        "int64",
-        "int64",
-        "double",
-        "double",
-        "double",
-        "bool",
-    ]
+    assert table.column_names == ["step", "epoch", "time", "loss", "mixed"]
+    assert [str(kind) for kind in table.schema.types] == ["int64", "int64", "double", "double", "double"]
     assert table["step"].to_pylist() == [0, 1, None]
     assert table["mixed"].to_pylist() == [None, 3.0, 0.5]
-    assert table["mixed is an integer"].to_pylist() == [False, True, False]
+
+
+def test_a_part_of_an_earlier_version_is_read_without_its_flags(tmp_path):
+    """It said which cells of a column of floats were integers, in a column of bools behind all others."""
+    header = b"step,epoch,time,mixed\n"
+    columns = {"step": [0, 1], "epoch": [0, 0], "time": [1.0, 2.0], "mixed": [3.0, 0.5]}
+    table = pa.table({**columns, "mixed is an integer": [True, False]})
+    index = parquet._index(["step", "epoch", "time", "mixed"], table)
+    about = {"version": 1, "header": header.decode(), "csv_bytes": 100, "integers": [3]}
+    with pq.ParquetWriter(tmp_path / "part.parquet", table.schema, use_dictionary=False) as writer:
+        writer.add_key_value_metadata({"destinations": json.dumps(about), **index})
+        writer.write_table(table)
+
+    with contextlib.closing(ParquetRows(os.open(tmp_path / "part.parquet", os.O_RDONLY))) as found:
+        assert list(found.cells()) == [(0, 0, 1.0, 3.0), (1, 0, 2.0, 0.5)]
+        assert b"".join(found.lines()) == b"0,0,1.0,3.0\n1,0,2.0,0.5\n"
+        assert found.verify() == 0
 
 
 def test_an_index_is_read_by_column(tmp_path):

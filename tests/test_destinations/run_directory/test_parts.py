@@ -36,9 +36,10 @@ from destinations.runs import open_runs
 from destinations.runs.content.follow import Follower
 from destinations.runs.content.rank_reader import RankReader
 from destinations.runs.content.series import read_series, run_blocks
-from destinations.runs.content.sources import ReadPosition, items_of
 from destinations.runs.content.where import Where, values_where
 from destinations.runs.errors import FilterError
+from destinations.runs.move.ledger import ReadPosition
+from destinations.runs.move.stored import records_of
 from destinations.runs.summary import computed_summary
 from destinations.viewer.columns import ColumnCache
 from events import Run, State
@@ -104,7 +105,7 @@ class Writer:
 
     def die(self):
         self.journal.close()
-        for segment in list(self.journal.segments):
+        for segment in list(self.journal.files.segments):
             segment.close()
         self.drain._csv.close()
 
@@ -182,7 +183,7 @@ def written(tmp_path_factory):
 
 def rows_of_items(run_dir):
     """Returns the rows that `send` passes on."""
-    return [(item.step, item.metrics) for item in items_of(run_dir, ReadPosition())]
+    return [(item.step, item.metrics) for item in records_of(run_dir, ReadPosition())]
 
 
 def rows_of_blocks(run_dir):
@@ -680,11 +681,11 @@ def test_a_part_that_could_not_be_closed_does_not_count_when_the_journal_is_gone
     disk.fails_to_replace = "00000001.parquet"
     with pytest.raises(OSError, match="full"):
         writer.drain.run()
-    writer.drain._part_bytes = 1 << 20
+    writer.drain.file.part_bytes = 1 << 20
     writer.log(range(40, 50))
     writer.drain.run()
     writer.die()
-    assert writer.drain.is_fully_drained()
+    assert writer.drain.source.is_drained()
     shutil.rmtree(tmp_path / "journal")
 
     assert [row.step for row in read_rows(tmp_path)] == list(range(50))
@@ -759,8 +760,8 @@ def test_a_part_that_is_the_file_itself_does_not_count(tmp_path):
     assert [row.step for row in read_rows(tmp_path)] == list(range(101))
     with Written(tmp_path, batch=101) as run:
         run.log({"loss": 0.5}, 101)
-    # What the first session left open is a part of it now.
-    assert numbers(tmp_path) == [*before, before[-1] + 1]
+    # What the first session left open is a part of it now; what no history names stays, and does not count.
+    assert numbers(tmp_path) == [*before, before[-1] + 1, before[-1] + 2]
     assert [row.step for row in read_rows(tmp_path)] == list(range(102))
 
 

@@ -93,7 +93,7 @@ def test_what_is_left_out_is_counted_as_damage_once(tmp_path):
     drain = JournalDrain(tmp_path, tmp_path / "journal", MetricsCsv(tmp_path / "metrics.csv"))
 
     assert [drain.run() for _ in range(2)] == [1, 0]
-    assert drain.damaged_bytes == len(two.rstrip(b"\0"))
+    assert drain.source.damaged_bytes == len(two.rstrip(b"\0"))
 
 
 def test_a_segment_that_does_not_say_what_it_follows_counts(tmp_path):

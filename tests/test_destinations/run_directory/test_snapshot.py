@@ -22,7 +22,7 @@ def written(tmp_path):
     csv = MetricsCsv(tmp_path / "metrics.csv")
     yield journal, JournalDrain(tmp_path, folder, csv, journal)
     journal.close()
-    for segment in list(journal.segments):
+    for segment in list(journal.files.segments):
         segment.close()
     csv.close()
 

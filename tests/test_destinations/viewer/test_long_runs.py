@@ -47,7 +47,7 @@ def write(run_dir, steps, odd=SPIKE, **options):
             drain.run()
     drain.run()
     journal.close()
-    for segment in list(journal.segments):
+    for segment in list(journal.files.segments):
         segment.close()
     drain._csv.close()
 

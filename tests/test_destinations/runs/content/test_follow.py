@@ -6,7 +6,8 @@ import pytest
 
 from destinations.run_directory import read_rows
 from destinations.run_directory.drain import JournalDrain
-from destinations.run_directory.journal import Journal, make_journal, remove_journal
+from destinations.run_directory.journal import Journal
+from destinations.run_directory.journal_files import make_journal, remove_journal
 from destinations.run_directory.layout import journal_path, segment_paths
 from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.run_directory.segments import AppendedSegment
@@ -237,7 +238,7 @@ class Writer:
     def close(self):
         """Ends the session; the segment at hand stays, as after a kill."""
         self.journal.close()
-        for segment in list(self.journal.segments):
+        for segment in list(self.journal.files.segments):
             segment.close()
 
 
@@ -262,7 +263,7 @@ def test_a_clock_that_is_set_back_hides_no_row(tmp_path, ends):
         second = follower.poll()
         third = follower.poll()
 
-    assert writer.drain.rewrites == 1
+    assert writer.drain.file.rewrites == 1
     assert cells(first) == logged(range(10))
     assert cells(second) == [
         cell for step in range(10, 150) for cell in ((step, "loss", step / 2), (step, "late", 1.0))
@@ -365,4 +366,4 @@ def test_rows_behind_a_gap_do_not_come(tmp_path):
     assert cells(found) == logged(range(80))
     assert cells(read) == logged(range(80))
     assert cells(read_rows(tmp_path)) == logged(range(80))
-    assert writer.drain.damaged_bytes > 0
+    assert writer.drain.source.damaged_bytes > 0

@@ -1,0 +1,172 @@
+"""`ClosedParts`: the rows that are closed, as Parquet, and the history that says which of them belong.
+
+A closed part never changes. Runs in the writer thread.
+"""
+
+import contextlib
+import errno
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from destinations.history.csv_file import CsvSnapshot
+from destinations.history.row_chain import Keep, RowChain, SealedPart, history_path
+from destinations.history.sealed import Part
+from uploads.disk import DISK, Disk, replacement
+
+from .layout import parse_header, part_numbers, part_path, parts_path
+
+__all__ = ["ClosedParts", "rearranged"]
+
+
+class ClosedParts:
+    """The closed parts of one rank.
+
+    Args:
+        csv: the path of the CSV, whose name they have.
+        disk: the disk operations.
+        first: the least number of a part that is closed from here on.
+
+    Attributes:
+        folder: of the parts.
+        chain: which sessions wrote the rows of the CSV and of the parts.
+        format2: the number of the last part of a folder of format 2.
+    """
+
+    def __init__(self, csv: Path, disk: Disk = DISK, *, first: int = 1) -> None:
+        self.folder = parts_path(csv)
+        self.chain = RowChain()
+        self.format2 = 0
+        self._csv = csv
+        self._disk = disk
+        self._first = first
+
+    def open(self, limit: int | None) -> None:
+        """Reads the history, and removes what no session has closed.
+
+        Args:
+            limit: how many bytes of the history count; None where no position says so.
+        """
+        self.chain = RowChain.read(self._csv, limit)
+        there = part_numbers(self.folder)
+        if not self.chain.size:
+            self.chain.add_format2(self._csv, (number for number in there if number <= self.format2))
+        last = max((part.number for parts in self.chain.parts.values() for part in parts), default=0)
+        # They were being closed when their writer was killed: their rows are in the CSV, or in the journal.
+        # Only a position says so; without one, a history that is cut would look the same.
+        for number in [] if limit is None else there:
+            if number > last and (part := Part.find(self.folder, number)) is not None:
+                self._disk.unlink(part.path)
+
+    @property
+    def last(self) -> int:
+        """The number of the last closed part before the CSV; 0 if there is none."""
+        return max((part.number for part, _ in self.chain.preceding()), default=0)
+
+    @property
+    def size(self) -> int:
+        """The size of all closed parts that are there, in bytes."""
+        return sum(part.size for part in self.present())
+
+    def present(self) -> list[Part]:
+        """Returns the closed parts before the CSV that are there."""
+        found = (Part.find(self.folder, part.number, keep) for part, keep in self.chain.preceding())
+        return [part for part in found if part is not None]
+
+    def rows_missing(self, part: SealedPart) -> int:
+        """Returns how many rows of a closed part are not there any more."""
+        try:
+            is_there = part_path(self.folder, part.number).stat().st_size == part.size
+        except OSError:
+            is_there = False
+        return 0 if is_there else part.rows
+
+    def close(self, rows: CsvSnapshot, count: int, between: Callable[[], None]) -> SealedPart:
+        """Writes rows of the newest session as a part, which counts once the history has its line.
+
+        Args:
+            rows: the rows.
+            count: how many there are.
+            between: called meanwhile.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        for folder in (self.folder.parent, self.folder):
+            self._disk.make_folder(folder)
+            self._disk.sync_folder(folder.parent)
+        content = rows.to_parquet(between)
+        number = max(*part_numbers(self.folder), self._first - 1, 0) + 1
+        with replacement(part_path(self.folder, number), durable=True, disk=self._disk) as fd:
+            self._disk.write(fd, content, 0)
+        return SealedPart(number, self.chain.newest, count, len(content), zlib.crc32(content), rows.size)
+
+    def count_format2(self) -> list[bytes]:
+        """Returns lines of the parts of a folder of format 2; none where it has a history."""
+        lines = []
+        for part in [] if self.chain.size else self.present():
+            with contextlib.closing(part.open()) as file:
+                rows = file.packed.count
+                lines.append(self.chain.part(SealedPart(part.number, "", rows, part.size, 0, file.end)))
+        return lines
+
+    # Rows of earlier sessions, for the CSV.
+
+    def lines_of(self, kept: Iterable[tuple[SealedPart, Keep]], columns: Sequence[str]) -> Iterator[bytes]:
+        """Yields rows as lines with these columns, some at a time."""
+        for sealed, keep in kept:
+            part = Part.find(self.folder, sealed.number, keep)
+            if part is None:
+                raise FileNotFoundError(errno.ENOENT, "a closed part is missing", str(self.folder))
+            with contextlib.closing(part.open()) as file:
+                own = parse_header(file.header)
+                for chunk in file.chunks():
+                    yield rearranged(chunk, own, columns)
+
+    def look_at(self, kept: Iterable[tuple[SealedPart, Keep]]) -> tuple[dict[str, None], int]:
+        """Returns the columns of rows, and how many there are."""
+        found: dict[str, None] = {}
+        rows = 0
+        for sealed, keep in kept:
+            if (part := Part.find(self.folder, sealed.number, keep)) is not None:
+                with contextlib.closing(part.open()) as file:
+                    found |= dict.fromkeys(parse_header(file.header))
+                    rows += file.packed.count
+        return found, rows
+
+    # The history.
+
+    def write_history(self, *lines: bytes) -> None:
+        """Appends lines to the file of the history; they count once a position says so."""
+        path = history_path(self._csv)
+        fd = self._disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
+        try:
+            if os.fstat(fd).st_size > self.chain.size:
+                self._disk.truncate(fd, self.chain.size)
+            self._disk.write(fd, b"".join(lines), self.chain.size)
+            self._disk.sync(fd)
+        finally:
+            os.close(fd)
+        if not self.chain.size:
+            self._disk.sync_folder(path.parent)
+
+    def restore_history(self) -> None:
+        """Writes the file of the history again if another program has deleted it."""
+        path = history_path(self._csv)
+        if self.chain.size and not os.path.lexists(path):
+            with replacement(path, durable=True, disk=self._disk) as fd:
+                self._disk.write(fd, bytes(self.chain.content), 0)
+
+
+def rearranged(chunk: bytes, own: Sequence[str], wanted: Sequence[str]) -> bytes:
+    """Returns lines with other columns; their cells are numbers."""
+    if list(own) == list(wanted):
+        return chunk
+    places = {name: at for at, name in enumerate(own)}
+    order = [places.get(name, -1) for name in wanted]
+    lines = []
+    for line in chunk.split(b"\n")[:-1]:
+        cells = [*line.split(b","), b""]
+        lines.append(b",".join([cells[at] for at in order]))
+    return b"\n".join([*lines, b""])

@@ -1,0 +1,189 @@
+"""`JournalFiles`: the segments of a journal that is written, one after the other, and its folder.
+
+The training thread asks for the next segment; the writer thread has prepared it in advance, so that the other
+one rarely opens a file.
+"""
+
+import contextlib
+import itertools
+import os
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from uploads.disk import DISK, Disk
+
+from .folder import remove_temporaries
+from .frames import MAGIC, count_rows, follows_frame
+from .layout import POSITION, Position, segment_number, segment_path, segment_paths
+from .segments import Segment, end_of_journal
+
+__all__ = ["JournalFiles", "MakeSegment", "make_journal", "remove_journal", "sync_journal"]
+
+MakeSegment = Callable[[Path, int, int], Segment]
+"""Makes a segment from path, number and size."""
+
+_KEPT_OPEN = 16
+_spare_numbers = itertools.count()
+
+
+def make_journal(folder: Path, disk: Disk = DISK) -> None:
+    """Makes the folder and its parents, and removes temporary files of dead processes; does not sync them."""
+    target, missing = folder, []
+    while not folder.is_dir():
+        missing.append(folder)
+        folder = folder.parent
+    for path in reversed(missing):
+        disk.make_folder(path)
+    remove_temporaries(target, disk=disk)
+
+
+def sync_journal(folder: Path, run_dir: Path, disk: Disk = DISK) -> None:
+    """Syncs the folder and its parents, up to the one that contains the run."""
+    for path in (run_dir.parent, run_dir, folder.parent, folder):
+        disk.sync_folder(path)
+
+
+def remove_journal(folder: Path, disk: Disk = DISK) -> None:
+    """Removes a fully drained journal, and its folders if they are empty."""
+    for path in segment_paths(folder):
+        disk.unlink(path)
+    # Synced before the position goes: without one, segments that a power loss restores would count as new.
+    disk.sync_folder(folder)
+    remove_temporaries(folder, disk=disk)
+    with contextlib.suppress(OSError):
+        with contextlib.suppress(FileNotFoundError):
+            disk.unlink(folder / POSITION)
+        disk.remove_folder(folder)
+        disk.remove_folder(folder.parent)
+
+
+class JournalFiles:
+    """The segments of one session.
+
+    **Threading.** `following` is called by one thread at a time, and `prepare` and `retire` by the writer
+    thread. A signal handler that logs may interrupt `following`, and call it again: each of its steps finds
+    what was done before.
+
+    Args:
+        folder: of the journal; must exist.
+        segment_bytes: the size of a segment.
+        make_segment: makes one from path, number and size.
+
+    Attributes:
+        segments: the segments that are not drained; the last one is current.
+    """
+
+    def __init__(self, folder: Path, segment_bytes: int, make_segment: MakeSegment) -> None:
+        self._folder = folder
+        self._segment_bytes = segment_bytes
+        self._make_segment = make_segment
+        self.segments: deque[Segment] = deque()
+        self._spares: deque[Segment] = deque(maxlen=1)
+        # The next segment, from being chosen until it is current.
+        self._next: Segment | None = None
+        self._rows_of_closed: dict[int, int] = {}
+        self._first_number = _last_number(folder) + 1
+        self._first_follows = end_of_journal(folder)
+
+    def following(self, before: Segment | None, least_bytes: int = 0) -> Segment:
+        """Returns the segment that comes after one, in its place in the folder.
+
+        It is the spare, or a new one if the writer thread has not prepared it yet. The caller says so by
+        `is_current` once it writes to it.
+
+        Raises:
+            OSError: no segment can be made.
+        """
+        follows = self._first_follows
+        least = self._first_number
+        if before is not None:
+            # Sealed first: a shorter row must not overtake the one that needs the next segment.
+            end = before.seal()
+            follows = None if before.is_abandoned else (before.number, end)
+            least = before.number + 1
+        needed = max(self._segment_bytes, least_bytes)
+        following = self._next
+        if following is None or following.size < needed:
+            following = self._next = self._take_spare(needed)
+        number = least
+        while os.path.lexists(path := segment_path(self._folder, number)) and not following.is_at(path):
+            number += 1
+        try:
+            # A file in the way belongs to an unknown chain: no link then.
+            if follows is not None and number == least and following.end() == len(MAGIC):
+                following.write(follows_frame(*follows))
+            following.move(path, number)
+        except OSError:
+            self._next = None
+            following.discard()
+            raise
+        if following not in self.segments:
+            self.segments.append(following)
+        return following
+
+    def is_current(self) -> None:
+        """Notes that the segment which `following` has returned is the current one."""
+        self._next = None
+
+    def _take_spare(self, needed: int) -> Segment:
+        """Returns an unnumbered segment of at least this size."""
+        with contextlib.suppress(IndexError):
+            spare = self._spares.popleft()
+            # Else it is too small, or was in a deleted folder.
+            if spare.size >= needed and spare.is_at(spare.path):
+                return spare
+            spare.discard()
+        return self._make_segment(self._spare_path(), 0, needed)
+
+    def _spare_path(self) -> Path:
+        """Returns a unique path, of a form that `remove_temporaries` knows."""
+        return self._folder / f".segment.{os.getpid()}-{next(_spare_numbers)}.tmp"
+
+    def prepare(self) -> None:
+        """Makes the next segment in advance.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        if not self._spares:
+            spare = self._make_segment(self._spare_path(), 0, self._segment_bytes)
+            spare.populate()
+            self._spares.append(spare)
+
+    def retire(self) -> None:
+        """Unmaps full segments, and closes the oldest files if there are many."""
+        full = list(self.segments)[:-1]
+        for index, segment in enumerate(full):
+            segment.unmap()
+            if len(full) - index > _KEPT_OPEN and segment.fileno() >= 0:
+                data = os.pread(segment.fileno(), segment.size, 0)
+                self._rows_of_closed[segment.number] = count_rows(data, len(MAGIC))
+                segment.close()
+
+    def rows_of_closed(self, number: int) -> int:
+        """Returns how many rows a segment had that was closed to save descriptors, and is gone."""
+        return self._rows_of_closed.get(number, 0)
+
+    def are_in_place(self) -> bool:
+        """Returns whether the segment that is being written is in its folder."""
+        segments = list(self.segments)
+        return not segments or segments[-1].is_at(segments[-1].path)
+
+    def close(self, *, in_child: bool = False) -> None:
+        """Removes what was prepared; in a forked child, whose parent has it, only closes all."""
+        unused = [*self._spares, *([self._next] if self._next is not None else [])]
+        self._spares.clear()
+        self._next = None
+        for segment in list(self.segments) if in_child else unused:
+            if in_child:
+                segment.close()
+            elif segment not in self.segments:
+                segment.discard()
+
+
+def _last_number(folder: Path) -> int:
+    """Returns the highest segment number ever used; the position may name a drained segment that is gone."""
+    position = Position.read(folder / POSITION)
+    states = () if position is None else position.states
+    return max((*map(segment_number, segment_paths(folder)), *(state.segment for state in states)), default=0)

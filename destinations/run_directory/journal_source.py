@@ -1,0 +1,282 @@
+"""`JournalSource`: what is in a journal and not drained yet, segment by segment, frame by frame.
+
+Runs in the writer thread.
+"""
+
+import contextlib
+import os
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from destinations.history.rows import Call
+from uploads.disk import Disk, look_twice, read_at
+
+from .frames import (
+    MAGIC,
+    Begin,
+    Boundary,
+    Keys,
+    Resume,
+    Rewind,
+    RowBlock,
+    count_rows,
+    iter_frames,
+    read_row_block,
+)
+from .layout import segment_number, segment_paths
+from .segments import FIRST_BYTES, JournalRecord, continues_from, names_before
+
+if TYPE_CHECKING:
+    from .journal_files import JournalFiles
+
+__all__ = ["CHUNK_ROWS", "JournalSource", "SegmentReader"]
+
+CHUNK_ROWS = 256
+"""The most rows of a block.
+
+They hold the interpreter lock for less than a millisecond with ten floats a row. Smaller blocks would cost
+more in total: each has an overhead of some hundred microseconds.
+"""
+
+Found = JournalRecord | tuple[tuple[str, ...], RowBlock]
+"""A call, many of them as their names and a block, or what is between calls."""
+
+_READ_BYTES = 256 << 10
+# As many new names as are looked for in advance.
+_MOST_COMING = 64
+
+
+class SegmentReader:
+    """Reads a segment through the open descriptor of the journal, or from its path.
+
+    Args:
+        path: of the segment.
+        files: the segments of a live journal, or None.
+        number: the number of the segment.
+    """
+
+    def __init__(self, path: Path, files: "JournalFiles | None", number: int) -> None:
+        self._owned = -1
+        self._segment = None
+        if files is not None:
+            self._segment = next((item for item in list(files.segments) if item.number == number), None)
+        self._fd = -1 if self._segment is None else self._segment.fileno()
+        if self._fd >= 0:
+            # Duplicated, for the journal may close its own; used as it is if the process has no free
+            # descriptor.
+            with contextlib.suppress(OSError):
+                self._fd = self._owned = os.dup(self._fd)
+        if self._fd < 0:
+            with contextlib.suppress(FileNotFoundError):
+                self._fd = self._owned = look_twice(path, lambda: os.open(path, os.O_RDONLY))
+
+    @property
+    def is_segment(self) -> bool:
+        """Whether it begins with the magic bytes; after a power loss it may not, and is ignored."""
+        return self.read(0, len(MAGIC)) == MAGIC
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Returns up to `length` bytes from an offset."""
+        if self._fd < 0:
+            return b""
+        if self._segment is not None and self._segment.size:
+            length = min(length, self._segment.end() - offset)
+        return read_at(self._fd, max(0, length), offset)
+
+    def size(self) -> int:
+        """Returns the size of the file in bytes."""
+        return os.fstat(self._fd).st_size if self._fd >= 0 else 0
+
+    def sync(self, disk: Disk) -> None:
+        """Syncs the segment."""
+        if self._fd >= 0:
+            disk.sync(self._fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._owned >= 0:
+            os.close(self._owned)
+
+
+class JournalSource:
+    """Reads a journal from a place on: the segment and the offset before which everything is drained.
+
+    Args:
+        folder: of the journal.
+        files: the segments of a live one; None to read what a dead process left.
+        disk: the disk operations.
+
+    Attributes:
+        segment: the number of the present segment.
+        offset: in it. The caller moves it as it writes what `frames` yields.
+        end: up to where the segment was read.
+        damaged_bytes: the number of unreadable bytes in segments.
+        missing: rows of segments that are gone.
+    """
+
+    def __init__(self, folder: Path, files: "JournalFiles | None", disk: Disk) -> None:
+        self._folder = folder
+        self._files = files
+        self._disk = disk
+        self.segment = 0
+        self.offset = self.end = len(MAGIC)
+        self.damaged_bytes = 0
+        self.missing = 0
+        self._names: dict[int, tuple[str, ...]] = {}
+        self._names_of_segment = 0
+        self._skipped: set[int] = set()
+        # What was read last, and how much of it was yielded.
+        self._data = b""
+        self._taken = 0
+
+    def segments(self) -> Iterator[None]:
+        """Goes through the segments; each is to be read to its end by `frames` before the next one."""
+        while True:
+            # Listed before it is read: a segment with a successor does not grow any more.
+            listed = self._listed()
+            if not self._enter(self._next(listed, self.segment)):
+                return
+            yield
+            if not self._enter(self._next(listed, self.segment + 1)):
+                return
+
+    def frames(self) -> Generator[tuple[int, int, Found], None, None]:
+        """Yields what is in the present segment, with the offsets where it begins and where it ends."""
+        own = self._own().get(self.segment)
+        at, length = self.offset, _READ_BYTES
+        with self._reader(self.segment) as reader:
+            if not reader.is_segment:
+                if own is not None and self._files is not None:
+                    self.missing += self._files.rows_of_closed(self.segment)
+                return
+            if self._names_of_segment != self.segment:
+                self._names_of_segment = self.segment
+                self._names = names_before(reader.read(0, at), at)
+            while True:
+                self._data, self._taken = reader.read(at, length), 0
+                while (item := self._next_item()) is not None:
+                    start, self._taken, found = item
+                    if found is not None:
+                        yield at + start, at + self._taken, found
+                if not self._taken:
+                    if len(self._data) < length or not any(self._data[:8]):
+                        break
+                    length *= 2  # The frame is larger.
+                at = self.end = at + self._taken
+        if own is None:
+            self.damaged_bytes += len(self._data.rstrip(b"\0"))
+
+    def _next_item(self) -> tuple[int, int, Found | None] | None:
+        """Returns what comes next of the data; None where that is not complete, or its names were lost."""
+        data, at = self._data, self._taken
+        block = read_row_block(data, at, CHUNK_ROWS)
+        if block is not None and len(names := self._names.get(block.schema, ())) == block.values.shape[1]:
+            return at, at + block.size, (names, block)
+        end, record = next(iter_frames(data, at), (0, None))
+        match record:
+            case None:
+                return None
+            case (schema, step, epoch, time, values):
+                names = self._names.get(schema, ())
+                return (
+                    (at, end, Call(names, step, epoch, time, values)) if len(names) == len(values) else None
+                )
+            case Begin() | Rewind() | Resume() | Boundary():
+                return at, end, record
+            case Keys():
+                self._names[record.schema] = record.names
+        return at, end, None
+
+    def coming_names(self) -> list[tuple[str, ...]]:
+        """Returns names that rows have which come soon, and none had before."""
+        found: list[tuple[str, ...]] = []
+        for _, record in iter_frames(self._data, self._taken):
+            if isinstance(record, Keys) and len(found) < _MOST_COMING:
+                found.append(record.names)
+        return found
+
+    def sync(self) -> None:
+        """Syncs the rows that stay in the journal."""
+        for number in self._listed():
+            if number >= self.segment:
+                with self._reader(number) as reader:
+                    reader.sync(self._disk)
+        self._disk.sync_folder(self._folder)
+
+    def remove_drained(self) -> None:
+        """Removes the segments before the present one."""
+        if self._files is not None:
+            while self._files.segments and self._files.segments[0].number < self.segment:
+                segment = self._files.segments.popleft()
+                segment.close()
+                with contextlib.suppress(OSError):
+                    self._disk.unlink(segment.path)
+        for path in segment_paths(self._folder):
+            if segment_number(path) < self.segment:
+                with contextlib.suppress(OSError):
+                    self._disk.unlink(path)
+
+    # For use when writing has ended.
+
+    def is_drained(self) -> bool:
+        """Returns whether there are no more rows."""
+        listed = self._listed()
+        number = self._next(listed, self.segment)
+        return number is None or (self._next(listed, number + 1) is None and not self._rows_left(number))
+
+    def rows_of_deleted(self) -> int:
+        """Returns how many rows are only in segments that were deleted."""
+        own = [] if self._files is None else list(self._files.segments)
+        gone = (one for one in own if one.number >= self.segment and not one.is_at(one.path))
+        return sum(self._rows_left(one.number) for one in gone)
+
+    def _rows_left(self, number: int) -> int:
+        start = self.offset if number == self.segment else len(MAGIC)
+        with self._reader(number) as reader:
+            data = reader.read(0, reader.size()) if reader.is_segment else b""
+        return count_rows(data, start)
+
+    # Which segments there are.
+
+    def _own(self) -> dict[int, Path]:
+        """Returns the segments that are open in this process."""
+        files = self._files
+        return {} if files is None else {item.number: item.path for item in list(files.segments)}
+
+    def _listed(self) -> dict[int, Path]:
+        """Returns the paths of the segments, by their numbers, ascending."""
+        found = {segment_number(path): path for path in segment_paths(self._folder)}
+        return dict(sorted({**found, **self._own()}.items()))
+
+    def _reader(self, number: int) -> SegmentReader:
+        own = self._own()
+        path = own.get(number) or self._listed().get(number, self._folder / "none")
+        return SegmentReader(path, self._files if number in own else None, number)
+
+    def _next(self, listed: dict[int, Path], least: int) -> int | None:
+        """Returns the segment to continue in: the present one, or the first that continues from its end.
+
+        Segments whose predecessor was lost in a power loss are skipped and counted as damage.
+        """
+        own = self._own()
+        for number, path in listed.items():
+            if number < least:
+                continue
+            if number == self.segment or number in own:
+                return number
+            with SegmentReader(path, None, number) as reader:
+                if continues_from(reader.read(0, FIRST_BYTES), (self.segment, self.offset)):
+                    return number
+                if number not in self._skipped:
+                    self._skipped.add(number)
+                    self.damaged_bytes += len(reader.read(0, reader.size()).rstrip(b"\0"))
+        return None
+
+    def _enter(self, number: int | None) -> bool:
+        if number is not None and number != self.segment:
+            self.segment, self.offset = number, len(MAGIC)
+        self.end = self.offset
+        return number is not None
